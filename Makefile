@@ -1,48 +1,48 @@
-# What can be done here. On a fresh Debian or Ubuntu machine, as root or with sudo, both of these
-# do all the set-up that they need; it is quick the second time:
+# Entry points. On a fresh Debian or Ubuntu machine, as root or with sudo, these two install all
+# that they need:
 #
 #   make demo     a volume, a mirror, a fabric and a dying node, in three minutes
 #   make test     everything that must pass
 #
-# Set CARGO_FLAGS for cargo's own options, such as CARGO_FLAGS=--offline.
+# CARGO_FLAGS passes options to cargo, such as CARGO_FLAGS=--offline.
 
-# rustup's place, for a machine that has just been set up.
+# rustup installs here, which the PATH of an open shell lacks.
 export PATH := $(PATH):$(HOME)/.cargo/bin
-# With it, the tests drive the program that users run, and build it once.
+# Tests drive this program, so that it is built once.
 export FLAGSTONE_BIN := $(CURDIR)/target/release/flagstone
 
-# Property tests draw the same cases in every run; give another seed, or an empty one for chance.
+# Seed of the property tests; an empty one draws new cases in every run.
 PROPTEST_RNG_SEED ?= 2026
 ifneq ($(PROPTEST_RNG_SEED),)
 export PROPTEST_RNG_SEED
 endif
 
 CARGO_FLAGS ?=
-# Simulated clusters of `make simulate`, each scenario from each of these seeds.
+# Seeds of each scenario of `make simulate`.
 SEEDS ?= 0..1300
-# Of `make torture`: events in each of its five tests.
+# Events in each of the five tests of `make torture`.
 ROUNDS ?= 200
-# Of `make fuzz`: which target, and how many seconds.
+# Target and seconds of `make fuzz`.
 TARGET ?= all
 TIME ?= 60
-# Of `make demo`: seconds of each of its 29 measurements, and where its file is made.
+# Seconds of each of the 29 measurements of `make demo`, and the directory of its file.
 DEMO_SECONDS ?= 2
 DEMO_DIR ?= target
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint unit simulate torture fuzz fuzz-smoke demo demo-smoke bench clean
+.PHONY: help setup build test lint licenses unit simulate torture fuzz fuzz-smoke demo demo-smoke bench clean
 
 help: ## show this
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-setup: ## install what is missing: packages, and Rust
+setup: ## install missing packages and Rust
 	@scripts/setup.sh
 
 build: setup ## the program, target/release/flagstone
 	cargo build $(CARGO_FLAGS) --release --package flagstone
 
-# One after the other, whatever -j says: they share the CPUs and the disk.
+# In sequence, whatever -j says: they share the CPUs and the disk.
 test: ## everything that must pass
 	@$(MAKE) --no-print-directory setup
 	@$(MAKE) --no-print-directory lint
@@ -53,19 +53,23 @@ test: ## everything that must pass
 	@$(MAKE) --no-print-directory demo-smoke
 	@echo "make test: all passed"
 
-lint: ## formatting and clippy, warnings denied
+lint: ## formatting, clippy with warnings denied, spelling, licenses of dependencies
 	cargo fmt --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	scripts/lint.sh
+
+licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
+	UPDATE_DOCS=1 cargo test $(CARGO_FLAGS) --quiet --package flagstone-tests --test repository
 
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
 	cargo test $(CARGO_FLAGS) --workspace
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1300
-	cargo run $(CARGO_FLAGS) --release --package flagstone-sim -- --seeds $(SEEDS)
+	cargo run $(CARGO_FLAGS) --profile simulation --package flagstone-sim -- --seeds $(SEEDS)
 
-torture: build ## mirrored nodes die, stall, are cut off and run full, under load: ROUNDS=200
+torture: build ## kill, pause, disconnect and fill up mirrored nodes under load: ROUNDS=200
 	FLAGSTONE_MIRROR_ROUNDS=$(ROUNDS) cargo test $(CARGO_FLAGS) --package flagstone-tests \
-	    --test mirror --test mirror_fio -- --nocapture survive fio_finds
+	    --test mirror --test mirror_fio -- --nocapture survive fio_checksums
 
 fuzz: setup ## fuzz for long: TARGET=nvme_target TIME=3600 (seconds)
 	fuzz/run $(TARGET) $(TIME)
@@ -74,25 +78,22 @@ fuzz-smoke: ## every fuzz target for a few seconds
 	fuzz/run all 3
 
 demo: build ## in three minutes: a volume attached, a mirror, a fabric, a dying node; one report
-	cargo run $(CARGO_FLAGS) --quiet --release --package flagstone-demo -- \
-	    --flagstone $(FLAGSTONE_BIN) --dir $(DEMO_DIR) --seconds $(DEMO_SECONDS) $(DEMO_ARGS)
+	$(FLAGSTONE_BIN) lab demo --dir $(DEMO_DIR) --runtime $(DEMO_SECONDS)s --results target/demo $(DEMO_ARGS)
 
 demo-smoke: build
-	cargo run $(CARGO_FLAGS) --quiet --release --package flagstone-demo -- \
-	    --flagstone $(FLAGSTONE_BIN) --dir target --seconds 0.1 --size-mib 64 \
-	    --results target/demo-smoke
+	$(FLAGSTONE_BIN) lab demo --dir target --runtime 100ms --size 64m --results target/demo-smoke
 
-bench: ## what can be measured, with the commands
+bench: ## list the benchmarks and their commands
 	@echo "Each prints ratios measured in one run. Nothing else should use the machine."
 	@echo
 	@echo "The target on our client, against a bare TCP exchange of the same bytes:"
 	@echo "  cargo run --release -p flagstone-benches --bin floor -- --rw read --depth 32"
-	@echo "  (also --rw write, --depth 1 and 128, --device memory, --driver threads)"
+	@echo "  (also --rw write, --depth 1 and 128, --device memory, --io-engine threads)"
 	@echo "What the load generator itself costs:"
 	@echo "  cargo run --release -p flagstone-load --example generator_cost"
 	@echo "A volume on a file against the file itself, over NVMe/TCP and NBD:"
-	@echo "  make demo DEMO_SECONDS=10 DEMO_DIR=/a/directory/on/the/disk DEMO_ARGS='--json demo.json'"
+	@echo "  make demo DEMO_SECONDS=10 DEMO_DIR=/a/directory/on/the/disk   (results in target/demo/summary.json)"
 
-clean: ## all that was built; what was fuzzed stays in fuzz/corpus
+clean: ## delete build output; fuzz/corpus stays
 	cargo clean
 	cargo clean --manifest-path fuzz/Cargo.toml

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install what building, testing and the demo need on a Debian or Ubuntu machine.
+# Install the packages and the Rust toolchain that building, testing and the demo need, on Debian
+# or Ubuntu.
 #
 #   scripts/setup.sh
 #
-# Looks for each program first and installs only what is missing, so that it is quick the second
-# time and needs no root then. Programs that only some tests use are optional: those tests say
-# that they are skipped. Exit status: 0 all that is needed is here; 1 something is not, and how
-# to get it is printed.
+# Installs only missing programs, so that a second run is quick and needs no root. Programs that
+# only some tests use are optional: those tests report that they are skipped. Exit status: 0 all
+# needed programs are here; 1 one is missing, and the script says how to get it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
@@ -17,6 +17,8 @@ needed=(
     /etc/ssl/certs/ca-certificates.crt:ca-certificates
 )
 optional=(
+    # The spell checker of `make lint`.
+    python3:python3 /usr/share/doc/python3-venv:python3-venv
     # NBD clients, and servers to compare with.
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit
     qemu-img:qemu-utils qemu-io:qemu-utils qemu-nbd:qemu-utils
@@ -32,7 +34,7 @@ have() {
     [[ $1 == /* && -e $1 ]] || command -v "$1" >/dev/null
 }
 
-# Packages of the programs in "$@" (PROGRAM:PACKAGE) that are not here, each once.
+# Prints the packages of missing programs in "$@" (PROGRAM:PACKAGE), each once.
 missing_packages() {
     local pair
     for pair in "$@"; do
@@ -48,10 +50,10 @@ as_root() {
     fi
 }
 
-# Whether packages can be installed at all; says why not.
+# Succeeds if packages can be installed; else prints the reason.
 can_install() {
     if ! have apt-get; then
-        echo "setup: no apt-get here: install what these Debian packages hold: $*" >&2
+        echo "setup: no apt-get here: install the programs of these Debian packages: $*" >&2
     elif [ "$(id -u)" != 0 ] && ! have sudo; then
         echo "setup: neither root nor sudo here: as root, run: apt-get install $*" >&2
     else
@@ -63,17 +65,18 @@ can_install() {
 lists_are_fresh=
 apt_install() {
     if [ -z "$lists_are_fresh" ]; then
-        # May fail in part (a source of the user's own); the installation tells.
+        # May fail in part, such as for a user's own source; the installation will show it.
         as_root apt-get update -qq || true
         lists_are_fresh=yes
     fi
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-# The compiler version that Cargo.toml asks for, and the one here ("" if none).
-rust_needed=$(sed -nE 's/^rust-version = "([0-9.]+)"$/\1/p' Cargo.toml)
+# The compiler that rust-toolchain.toml pins, and the one here ("" if none). rustup obeys the file;
+# a compiler without rustup only has to be as new.
+rust_needed=$(sed -nE 's/^channel = "([0-9.]+)"$/\1/p' rust-toolchain.toml)
 rust_here() {
-    have cargo && rustc --version 2>/dev/null | sed -nE 's/^rustc ([0-9.]+).*$/\1/p'
+    have cargo && RUSTUP_AUTO_INSTALL=0 rustc --version 2>/dev/null | sed -nE 's/^rustc ([0-9.]+).*$/\1/p'
 }
 rust_is_new_enough() {
     local here
@@ -85,8 +88,7 @@ install_rust() {
     # Debian 13 and Ubuntu 24.04 have rustup as a package.
     have rustup || ! can_install rustup || apt_install rustup >/dev/null 2>&1 || true
     if have rustup; then
-        rustup toolchain install stable --profile minimal -c clippy -c rustfmt &&
-            rustup default stable
+        rustup toolchain install "$rust_needed" --profile minimal -c clippy -c rustfmt
     fi
     rust_is_new_enough
 }
@@ -107,7 +109,7 @@ fi
 mapfile -t packages < <(missing_packages "${optional[@]}")
 if [ ${#packages[@]} -gt 0 ]; then
     echo "setup: installing, for the tests: ${packages[*]}"
-    # All at once is quickest; one by one saves the rest where one does not exist.
+    # All at once is quickest. One by one installs the others if one does not exist.
     if can_install "${packages[@]}" && ! apt_install "${packages[@]}"; then
         for package in "${packages[@]}"; do
             apt_install "$package" || true

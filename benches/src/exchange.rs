@@ -1,34 +1,34 @@
-//! A closed-loop client over one connection that knows nothing but lengths.
+//! Closed-loop client over one connection that knows only message lengths.
 
 use std::time::Duration;
 
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::{Buf, SendList, buf, time};
 
-/// Size of the buffer that responses are received into, in bytes.
+/// Size of the receive buffer for responses, in bytes.
 const STAGING_BYTES: usize = 1 << 20;
 
-/// What to exchange.
+/// Parameters of an exchange.
 pub struct Exchange {
-    /// Requests, one for each of the queue's places, sent in turn. A request is one or more
-    /// buffers. Responses are taken to come in the order of the requests.
+    /// Requests, one per queue slot, sent in turn. A request is one or more buffers. Responses are
+    /// assumed to come in the order of the requests.
     pub requests: Vec<Vec<Buf>>,
     /// Length of each response, in bytes.
     pub response_bytes: usize,
-    /// How long.
+    /// Duration.
     pub span: Duration,
 }
 
-/// What came of it.
+/// Result of an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Exchanges a second.
+    /// Exchanges per second.
     pub per_second: f64,
     /// Mean time of one exchange, in µs: depth over rate (Little's law).
     pub latency_us: f64,
 }
 
-/// Runs the exchange with as many requests outstanding as there are.
+/// Runs the exchange with all requests outstanding.
 pub async fn drive(stream: &Stream, exchange: &Exchange) -> Outcome {
     let depth = exchange.requests.len();
     let mut list = SendList::new();

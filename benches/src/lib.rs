@@ -1,8 +1,8 @@
-//! Measurements kept as ratios in docs/performance.md.
+//! Benchmarks behind the ratios in docs/performance.md.
 //!
-//! [`exchange`] is a client that does nothing but send requests and count the bytes that come back,
-//! with the batching of a real host. Against the bare server of the `floor` program it shows what
-//! the kernel's TCP costs; against the NVMe/TCP target, what NVMe adds to that.
+//! [`exchange`] is a client that only sends requests and counts received bytes, with the batching
+//! of a real host. Against the bare server of the `floor` program it measures the cost of the
+//! kernel's TCP; against the NVMe/TCP target, the additional cost of NVMe.
 
 pub mod exchange;
 pub mod nvme;

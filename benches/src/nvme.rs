@@ -1,4 +1,4 @@
-//! Just enough of an NVMe/TCP host to have an I/O queue for [`crate::exchange`].
+//! Minimal NVMe/TCP host that creates an I/O queue for [`crate::exchange`].
 
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
@@ -13,7 +13,7 @@ use flagstone_nvme::{Cqe, Nqn, Sqe};
 use flagstone_runtime::net::{Address, Stream};
 use flagstone_runtime::{Buf, buf};
 
-/// A connection that has been initialized.
+/// An initialized connection.
 struct Connection {
     stream: Stream,
     encoder: Encoder,
@@ -29,7 +29,7 @@ impl Connection {
         Connection { stream, encoder: Encoder::new(Digests::default(), 0) }
     }
 
-    /// Sends a command and gives its completion, which must be a success.
+    /// Sends a command and returns its completion, which must be a success.
     async fn run(&self, command: &Sqe, data: &[u8]) -> Cqe {
         self.stream.send_buf(capsule(&self.encoder, command, data.len())).await.expect("sent");
         if !data.is_empty() {
@@ -37,7 +37,7 @@ impl Connection {
         }
         let (result, bytes) = self.stream.recv_exact(buf::alloc(CAPSULE_RESP_BYTES).await).await;
         result.expect("a response");
-        let completion = CapsuleResp::view(&bytes).expect("whole").completion;
+        let completion = CapsuleResp::view(&bytes).expect("complete").completion;
         assert!(completion.status().is_success(), "{}", completion.status());
         completion
     }
@@ -53,8 +53,8 @@ fn capsule(encoder: &Encoder, command: &Sqe, data_bytes: usize) -> Buf {
     copy(&out[..len])
 }
 
-/// An I/O queue of `entries` on a new controller of `subsystem`; the admin queue's connection
-/// beside it, to be kept.
+/// Creates an I/O queue of `entries` on a new controller of `subsystem`. Also returns the admin
+/// queue's connection, which must stay open.
 pub async fn io_queue(address: &Address, subsystem: &Nqn, entries: u32) -> (Stream, Stream) {
     let host = Nqn::new("nqn.2026-01.io.flagstone:bench").expect("a name");
     let admin = Connection::open(address).await;

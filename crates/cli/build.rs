@@ -1,8 +1,8 @@
-//! Puts the git commit into the program, for `--version`.
+//! Build script: puts the git commit into the program, for `--version`.
 //!
-//! `FLAGSTONE_COMMIT` in the environment wins (for packages built without a checkout); otherwise
-//! git is asked; otherwise the commit is `unknown`. Cargo runs this again when HEAD moves, and
-//! only then: every file watched exists, since a missing one would mean a rebuild each time.
+//! `FLAGSTONE_COMMIT` in the environment wins, for packages built without a checkout. Otherwise the
+//! script asks git. Without git the commit is `unknown`. Cargo runs the script again only when HEAD
+//! moves: every watched file exists, because a missing one would cause a rebuild each time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,21 +15,21 @@ fn main() {
     println!("cargo::rustc-env=FLAGSTONE_COMMIT={commit}");
 }
 
-/// One line of a few plain characters: it ends up in a version string.
+/// Whether the text is one short line of plain characters, fit for a version string.
 fn is_commit(text: &str) -> bool {
     let plain = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.+".contains(&b));
     plain && (1..=64).contains(&text.len())
 }
 
 fn commit_of_checkout() -> Option<String> {
-    // Sources unpacked inside an unrelated repository are not of its commit.
+    // Sources unpacked inside an unrelated repository do not belong to its commit.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().ok()?;
     let top_level = PathBuf::from(git(&["rev-parse", "--show-toplevel"])?).canonicalize().ok()?;
     if top_level != root {
         return None;
     }
-    // HEAD changes with the branch, its log with every commit; a branch's own file for those who
-    // keep no logs.
+    // HEAD changes with the branch and its log with every commit. The branch's own file covers
+    // repositories without reflogs.
     let branch = git(&["symbolic-ref", "--quiet", "HEAD"]);
     for name in ["HEAD", "logs/HEAD", "packed-refs"].into_iter().chain(branch.as_deref()) {
         let path = git(&["rev-parse", "--git-path", name]).map(|path| manifest_dir().join(path));

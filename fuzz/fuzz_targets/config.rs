@@ -1,4 +1,4 @@
-//! See [`flagstone_fuzz::config`].
+//! Fuzz target `config`, implemented in [`flagstone_fuzz::config`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_fuzz::config::run(data));

@@ -1,4 +1,4 @@
-//! See [`flagstone_fuzz::fio`].
+//! Fuzz target `fio`, implemented in [`flagstone_fuzz::fio`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_fuzz::fio::run(data));

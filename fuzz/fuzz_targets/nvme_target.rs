@@ -1,4 +1,4 @@
-//! See [`flagstone_fuzz::nvme_target`].
+//! Fuzz target `nvme_target`, implemented in [`flagstone_fuzz::nvme_target`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_fuzz::nvme_target::run(data));

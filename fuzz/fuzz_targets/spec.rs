@@ -1,4 +1,4 @@
-//! See [`flagstone_fuzz::spec`].
+//! Fuzz target `spec`, implemented in [`flagstone_fuzz::spec`].
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_fuzz::spec::run(data));

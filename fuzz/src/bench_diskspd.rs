@@ -1,12 +1,12 @@
-//! diskspd's command lines, and what is made of them.
+//! Fuzz target for diskspd command lines and their translation to fio jobs.
 //!
-//! Input: words, each on a line.
+//! Input: one word per line.
 
 use flagstone_bench::diskspd::{parse, text, translate::translate, xml};
 use flagstone_bench::limits::{BLOCK_BYTES, DEPTH, THREADS};
 
-/// Reads it: what is understood is within the limits, can be told again, and is a job that fio's
-/// options can say; what is not is refused with words.
+/// Parses the command line. An accepted one is within the limits, can be printed again, and is a
+/// job that fio's options can express. Every other one is refused with a message.
 pub fn run(input: &[u8]) {
     let Ok(input) = std::str::from_utf8(input) else { return };
     let words: Vec<String> = input.lines().map(str::to_owned).collect();

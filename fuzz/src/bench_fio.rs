@@ -1,14 +1,14 @@
-//! What fio prints, and its interval logs.
+//! Fuzz target for fio's output and interval logs.
 //!
 //! Input: one byte (0: JSON; 1: a log; 2: a line of results; 3: a suite), then the text.
 
 use flagstone_bench::fio::{output, series};
-use flagstone_bench::job::Job;
-use flagstone_bench::measurement::{Measurement, Side};
-use flagstone_bench::results::Record;
+use flagstone_bench::job::BenchJob;
+use flagstone_bench::measurement::{DirectionResults, Measurement};
+use flagstone_bench::results::ResultRecord;
 use flagstone_bench::suite;
 
-/// Reads it: what is accepted is a measurement whose figures can be compared and shown.
+/// Parses the text. An accepted one is a measurement whose figures can be compared and printed.
 pub fn run(input: &[u8]) {
     let Some((kind, rest)) = input.split_first() else { return };
     let Ok(text) = std::str::from_utf8(rest) else { return };
@@ -29,16 +29,22 @@ fn json(text: &str) {
                 check(side);
             }
             let target = "t=/x".parse().expect("a target");
-            let line = serde_json::to_string(&Record::new("s", &Job::default(), &target, measured));
-            let back: Record = serde_json::from_str(&line.expect("JSON")).expect("it reads back");
+            let line = serde_json::to_string(&ResultRecord::new(
+                "s",
+                &BenchJob::default(),
+                &target,
+                measured,
+            ));
+            let back: ResultRecord =
+                serde_json::from_str(&line.expect("JSON")).expect("it reads back");
             assert!(back.iops >= 0.0);
         }
         Err(detail) => assert!(!detail.is_empty()),
     }
 }
 
-/// Finite, from 0 up, and percentiles in order.
-fn check(side: &Side) {
+/// Checks that figures are finite and not negative, with percentiles in order.
+fn check(side: &DirectionResults) {
     let figures = [
         side.iops,
         side.bytes_per_s,
@@ -60,7 +66,7 @@ fn log(text: &str) {
 }
 
 fn record(text: &str) {
-    if let Ok(record) = serde_json::from_str::<Record>(text) {
+    if let Ok(record) = serde_json::from_str::<ResultRecord>(text) {
         let again = serde_json::to_string(&record).expect("JSON");
         assert!(!again.contains('\n'), "a record is one line");
     }

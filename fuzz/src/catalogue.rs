@@ -1,14 +1,14 @@
-//! Catalogues of cloud disks.
+//! Fuzz target for catalogs of cloud disks.
 //!
-//! Input: the text of a catalogue.
+//! Input: the text of a catalog.
 
-use flagstone_cloud::catalogue::Family;
-use flagstone_cloud::{Catalogue, Configuration, Workload};
+use flagstone_cloud::catalogue::MachineFamily;
+use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
 
-/// Types and families of one catalogue that are tried together.
+/// Number of types and families of one catalog that are tried together.
 const TRIED: usize = 6;
 
-/// Reads the catalogue: whole, or one mistake that can be shown.
+/// Parses the catalog: it is valid as a whole, or has an error that can be displayed.
 pub fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     match Catalogue::parse("own.toml", text) {
@@ -23,9 +23,9 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// What is accepted is whole: whatever is asked of it has an answer or a reason.
+/// Checks an accepted catalog: every query has an answer or a reason.
 fn check(catalogue: &Catalogue) {
-    for table in catalogue.tables(None).expect("all tables of a whole catalogue") {
+    for table in catalogue.tables(None).expect("all tables of an accepted catalog") {
         for row in &table.rows {
             assert_eq!(row.len(), table.columns.len());
         }
@@ -39,7 +39,7 @@ fn check(catalogue: &Catalogue) {
                     Some(_) => 0,
                     None => (size * units.size_bytes as f64) as u64,
                 };
-                let made = Configuration::new(catalogue, kind, bytes, &machine(name, family));
+                let made = DiskConfiguration::new(catalogue, kind, bytes, &machine(name, family));
                 if let Ok(configuration) = made {
                     predict(catalogue, &configuration);
                 }
@@ -48,12 +48,12 @@ fn check(catalogue: &Catalogue) {
     }
 }
 
-fn machine(name: &str, family: &Family) -> String {
+fn machine(name: &str, family: &MachineFamily) -> String {
     let vcpus = family.vcpus.as_ref().and_then(|all| all.first()).copied().unwrap_or(1);
     family.machines.first().cloned().unwrap_or_else(|| format!("{name}-standard-{vcpus}"))
 }
 
-fn predict(catalogue: &Catalogue, configuration: &Configuration) {
+fn predict(catalogue: &Catalogue, configuration: &DiskConfiguration) {
     for (block_bytes, read_percent) in [(4096, 100), (16_384, 0), (262_144, 50)] {
         for depth in [None, Some(8)] {
             let workload = Workload { depth, ..Workload::random(block_bytes, read_percent) };

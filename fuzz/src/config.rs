@@ -1,16 +1,16 @@
-//! Configuration files.
+//! Fuzz target for configuration files.
 //!
-//! Input: the text of a file.
+//! Input: the text of a configuration file.
 
 use std::net::SocketAddr;
 
-use flagstone_control::config::Config;
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS};
-use flagstone_control::listen_spec::ListenSpec;
-use flagstone_control::names;
+use flagstone_config::Config;
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS};
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::names;
 
-/// Reads the file: valid as a whole, or mistakes that can be shown.
+/// Parses the file: it is valid as a whole, or has errors that can be displayed.
 pub fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     match Config::parse("flagstone.toml", text) {
@@ -21,17 +21,17 @@ pub fn run(input: &[u8]) {
                 assert!(!mistake.message.is_empty() && !mistake.help.is_empty());
                 let Some(location) = &mistake.location else { continue };
                 assert!((1..=text.lines().count() + 1).contains(&location.line));
-                // Cut lines are marked at both ends.
+                // Truncated lines are marked at both ends.
                 assert!(location.excerpt.chars().count() <= MAX_SHOWN_LINE_CHARS + 8);
                 assert!(location.column >= 1 && location.length >= 1);
             }
-            let (plain, coloured) = (mistakes.render(false), mistakes.render(true));
-            assert!(!plain.contains('\u{1b}') && coloured.len() >= plain.len());
+            let (plain, colored) = (mistakes.render(false), mistakes.render(true));
+            assert!(!plain.contains('\u{1b}') && colored.len() >= plain.len());
         }
     }
 }
 
-/// What [`Config`] promises of a configuration that it accepted.
+/// Checks the guarantees of an accepted [`Config`].
 fn check(config: &Config) {
     assert!(!config.volumes.is_empty() && !config.server.listen.is_empty());
     for (index, volume) in config.volumes.iter().enumerate() {

@@ -1,30 +1,31 @@
-//! A server and its clients in a simulated world: what a target is told over its connections.
+//! Conversation harness: a server and its clients in a simulated world, with fuzzed bytes on its
+//! connections.
 //!
-//! The real server runs, over the simulated network: bytes are cut at random places, time passes
-//! at once, and a run of the same input is the same history. What is asserted of every server:
-//! when its clients have gone, their connections and tasks are gone too, in bounded time.
+//! The real server runs over the simulated network. Bytes are split at random places, simulated
+//! time costs nothing, and the same input gives the same history. Invariant of every server: after
+//! its clients have left, their connections and tasks end in bounded time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::sim::{Config, NodeId, Simulation};
+use flagstone_runtime::sim::{NodeId, SimConfig, Simulation};
 use flagstone_runtime::{Buf, BufMut, SendList, buf, spawn, spawn_detached, time};
 
 use crate::tamper::{self, Tampering};
 
-/// Pooled memory of the process: more is a finding (the request fails and is answered so).
+/// Limit of the pooled memory. A request beyond it fails and gets an error response, which counts
+/// as a finding.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Time without a byte after which a server is taken to have said all that it will.
+/// Time without a byte after which the server is considered to have sent everything.
 const SETTLED: Duration = Duration::from_millis(5);
-/// A server must have let go of a client that went away in this time: every time-out of it and
-/// then some.
+/// Time within which a server must release a vanished client: longer than all its timeouts.
 const GONE: Duration = Duration::from_secs(300);
-/// What a client receives at a time, in bytes.
+/// Bytes that a client receives at a time.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// One connection as its client has it. Everything that comes is received and kept.
+/// Client side of a connection. Keeps everything it receives.
 pub(crate) struct Client {
     stream: Stream,
     received: Rc<RefCell<Vec<u8>>>,
@@ -36,7 +37,7 @@ impl Client {
         let stream = loop {
             match Stream::connect(address).await {
                 Ok(stream) => break stream,
-                // Not listening yet.
+                // The server does not listen yet.
                 Err(_) => time::sleep(Duration::from_micros(10)).await,
             }
         };
@@ -57,30 +58,30 @@ impl Client {
         Client { stream, received, hung_up }
     }
 
-    /// Whether the server has ended the connection. What it said last may then be cut short: a
-    /// server that ends with bytes unread resets it, as TCP does.
+    /// True once the server has ended the connection. Its last message may be truncated then: a
+    /// server that closes with unread bytes sends a reset, as TCP does.
     pub(crate) fn is_hung_up(&self) -> bool {
         self.hung_up.get()
     }
 
-    /// Sends all of it, unless the server hangs up first.
+    /// Sends all bytes, unless the server hangs up first.
     pub(crate) async fn send(&self, bytes: &[u8]) {
         let mut list = SendList::new();
         for part in bytes.chunks(16 << 10) {
             let Some(part) = Buf::copy_of(part) else { return };
             list.push(part);
         }
-        // A server that hung up does not want the rest.
+        // A server that hung up does not take the rest.
         let _ = self.stream.send_all(list).await;
     }
 
-    /// Sends without waiting for it to be taken: the server may be one that stops reading.
+    /// Sends in the background, because the server may stop reading.
     pub(crate) fn send_beside(self: &Rc<Self>, bytes: Vec<u8>) {
         let this = self.clone();
         drop(spawn(async move { this.send(&bytes).await }));
     }
 
-    /// Waits until the server has nothing more to say for now, and looks at all that it said.
+    /// Waits until the server pauses, and passes everything received so far to `look`.
     pub(crate) async fn settle<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
         loop {
             let before = self.received.borrow().len();
@@ -98,8 +99,8 @@ impl Drop for Client {
     }
 }
 
-/// Runs `serve` on every connection that `client` makes to the address that it is given, until
-/// `client` returns; then checks that nothing is left of its connections.
+/// Runs `serve` on every connection that `client` makes to the given address, until `client`
+/// returns. Then checks that nothing is left of the connections.
 pub(crate) fn run<S, SF, C, CF>(seed: u64, serve: S, client: C)
 where
     S: Fn(Stream) -> SF + 'static,
@@ -112,7 +113,7 @@ where
     world.converse(async move || client(address).await);
 }
 
-/// The same with someone on the way who tampers with what the server says; `client` is ours here.
+/// As [`run`], with a relay that tampers with the server's messages; `client` is Flagstone's own.
 pub(crate) fn run_tampered<S, SF, C, CF>(seed: u64, tampering: Tampering, serve: S, client: C)
 where
     S: Fn(Stream) -> SF + 'static,
@@ -131,7 +132,7 @@ where
 
 const SERVER_PORT: u16 = 4420;
 
-/// A simulated world with one node that serves; clients are the observer's.
+/// A simulated world with one serving node. Clients run on the observer.
 struct World {
     simulation: Simulation,
     node: NodeId,
@@ -140,8 +141,9 @@ struct World {
 impl World {
     fn new(seed: u64) -> World {
         buf::set_memory_limit(MEMORY_BYTES);
-        let mut config = Config::default();
-        // Small pieces of a message in each segment; no rare events that only cost time here.
+        let mut config = SimConfig::default();
+        // Several small pieces of a message per segment, and no rare events that only cost time
+        // here.
         config.network.segment_bytes = 4096;
         config.network.latency.spike_chance = 0.0;
         let simulation = Simulation::new(seed, config);
@@ -166,7 +168,7 @@ impl World {
         address
     }
 
-    /// Has the clients do what they do; then everything of them must go.
+    /// Runs the clients, then checks that everything of them is released.
     fn converse(&self, clients: impl AsyncFnOnce()) {
         let Self { simulation, .. } = self;
         simulation.run_for(Duration::from_millis(1));

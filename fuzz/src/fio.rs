@@ -1,15 +1,16 @@
-//! Results of fio, as `flagstone plan explain` reads, sums and judges them.
+//! Fuzz target for fio results as `flagstone plan explain` parses, sums and evaluates them.
 //!
-//! Input: one byte that chooses the catalogue, then what fio printed.
+//! Input: one byte that selects the catalog, then fio's output.
 
 use flagstone_bench::fio::output;
-use flagstone_bench::fio::phases::{Phase, Rate, phases};
+use flagstone_bench::fio::phases::{FioPhase, PhaseRate, phases};
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::judge::Part;
+use flagstone_cloud::judge::MeasuredRates;
 use flagstone_cloud::limits::TOLERANCE;
-use flagstone_cloud::{Configuration, Measured};
+use flagstone_cloud::{DiskConfiguration, MeasuredRun};
 
-/// Sums are finite and not below 0, no job is lost, and what can be judged is judged in numbers.
+/// Checks that sums are finite and not negative, that no job is lost, and that evaluations have
+/// numbers.
 pub fn run(input: &[u8]) {
     let Some((choice, text)) = input.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -30,19 +31,19 @@ pub fn run(input: &[u8]) {
     }
 }
 
-fn judge(catalogue: &Catalogue, phase: &Phase) {
+fn judge(catalogue: &Catalogue, phase: &FioPhase) {
     for rate in [&phase.read, &phase.write] {
         let latency = rate.latency_us.unwrap_or(0.0);
         for figure in [rate.iops, rate.bytes_per_s, latency, phase.seconds, phase.cpus] {
             assert!(figure.is_finite() && figure >= 0.0);
         }
     }
-    let part = |rate: &Rate| Part {
+    let part = |rate: &PhaseRate| MeasuredRates {
         iops: rate.iops,
         bytes_per_s: rate.bytes_per_s,
         latency_us: rate.latency_us,
     };
-    let measured = Measured {
+    let measured = MeasuredRun {
         read: part(&phase.read),
         write: part(&phase.write),
         jobs: phase.jobs,
@@ -51,14 +52,18 @@ fn judge(catalogue: &Catalogue, phase: &Phase) {
         reach_bytes: phase.reach_bytes,
         cpus: phase.cpus,
         busiest_percent: phase.busiest_percent,
-        ..Measured::default()
+        ..MeasuredRun::default()
     };
     let size_bytes = 500 << 30;
-    let configuration = Configuration::new(catalogue, "pd-ssd", size_bytes, "n2-standard-8");
+    let configuration = DiskConfiguration::new(catalogue, "pd-ssd", size_bytes, "n2-standard-8");
     let configuration = configuration.expect("both catalogues have it");
     if let Ok(found) = catalogue.judge(&configuration, &measured, TOLERANCE) {
-        assert!(found.ratio.is_finite() && found.used.is_finite());
-        let words = found.because.iter().chain(&found.perhaps).map(ToString::to_string);
-        assert!(words.chain(found.remedies.iter().map(ToString::to_string)).all(|w| !w.is_empty()));
+        assert!(found.ratio.is_finite() && found.utilization.is_finite());
+        let words = found.causes.iter().chain(&found.hypotheses).map(ToString::to_string);
+        assert!(
+            words
+                .chain(found.recommendations.iter().map(ToString::to_string))
+                .all(|w| !w.is_empty())
+        );
     }
 }

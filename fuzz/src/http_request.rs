@@ -1,40 +1,55 @@
-//! Requests of the control API, as they come off a socket.
+//! Fuzz target for HTTP API requests: the real service over a pipe.
 //!
-//! Input: the bytes of a connection. Whatever they are, each request in them is understood or
-//! refused, what is understood keeps its bounds, and cutting the bytes short changes nothing but
-//! that more is waited for.
+//! Input: the bytes of one connection, after which its sending side ends. The output is a sequence
+//! of responses with statuses and lengths, and each error is a problem document, except where hyper
+//! answers a head that it cannot parse. Nothing is left waiting.
 
-use flagstone_api::head::{encode, parse};
-use flagstone_api::limits::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_PARAMETERS, MAX_SEGMENTS};
+use std::rc::Rc;
 
-/// Reads requests until the bytes end or are refused.
+use flagstone_server::http::duplex::converse;
+use flagstone_server::http::{Response, Router};
+use serde_json::{Value, json};
+
+/// Routes with every feature of a pattern, method and body.
+fn router() -> Rc<Router> {
+    let mut router = Router::new();
+    router.get("/v1/volumes", "All.", |_| async { Ok(Response::ok(&json!([]))) });
+    router.get("/v1/volumes/{name}", "One.", |call| async move {
+        let name = call.text("name");
+        assert!(!name.is_empty() && !name.chars().any(char::is_control));
+        Ok(Response::ok(&json!([name, call.flag("watch")?])))
+    });
+    router.post("/v1/volumes/{name}/mirror/{action}", "Act.", |call| async move {
+        call.without_query()?;
+        Ok(Response::ok(&call.json::<Value>()?))
+    });
+    Rc::new(router)
+}
+
+/// Converses and checks every response.
 pub fn run(input: &[u8]) {
-    let mut rest = input;
-    loop {
-        let head = match parse(rest) {
-            Ok(Some(head)) => head,
-            // More may always come, but not for ever.
-            Ok(None) => return assert!(rest.len() < MAX_HEAD_BYTES),
-            Err(problem) => {
-                assert!((400..600).contains(&problem.status));
-                let response = problem.response();
-                return assert!(!response.body.is_empty());
-            }
-        };
-        assert!(head.head_bytes > 0 && head.head_bytes <= rest.len().min(MAX_HEAD_BYTES));
-        assert!(head.body_bytes <= MAX_BODY_BYTES);
-        assert!(head.segments.len() <= MAX_SEGMENTS && head.query.len() <= MAX_PARAMETERS);
-        assert_eq!(parse(&rest[..head.head_bytes]).as_ref(), Ok(&Some(head.clone())));
-        assert_eq!(parse(&rest[..head.head_bytes - 1]), Ok(None));
-        let path: String = head.segments.iter().map(|part| format!("/{}", encode(part))).collect();
-        if !path.is_empty() && path.len() < MAX_HEAD_BYTES - 100 {
-            let again = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
-            let again = parse(again.as_bytes()).expect("what was encoded is understood");
-            assert_eq!(again.expect("it is whole").segments, head.segments);
+    let output = converse(&router(), input);
+    let mut rest = &output[..];
+    while !rest.is_empty() {
+        let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n");
+        let end = end.expect("a response has a complete head") + 4;
+        let head = std::str::from_utf8(&rest[..end]).expect("heads are ASCII");
+        let status: u16 =
+            head.strip_prefix("HTTP/1.1 ").expect("the version")[..3].parse().unwrap();
+        assert!((100..600).contains(&status), "{head}");
+        let head = head.to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
+        rest = &rest[end..];
+        // The answer to HEAD has a length without a body: the next response follows at once.
+        if rest.is_empty() || rest.starts_with(b"HTTP/1.1 ") {
+            continue;
         }
-        match rest.get(head.head_bytes + head.body_bytes..) {
-            Some(next) if !next.is_empty() => rest = next,
-            _ => return,
+        let body = &rest[..length];
+        rest = &rest[length..];
+        if status >= 400 {
+            let problem: Value = serde_json::from_slice(body).expect("a problem document");
+            assert_eq!(problem["status"], status);
         }
     }
 }

@@ -1,11 +1,12 @@
-//! What each fuzz target does with its input: one module a target.
+//! Fuzz targets: one module each.
 //!
-//! Each has one function, `run`, that takes any bytes. It must return: a panic, an overflow, a
-//! failed assertion, unbounded memory or an endless loop is a bug. Beside that each asserts what
-//! the code promises, such as that what was accepted can be written again and reads the same.
+//! Each module has one function, `run`, that takes any bytes and must return. A panic, an overflow,
+//! a failed assertion, unbounded memory or an endless loop is a bug. Each target also asserts
+//! guarantees of the code, such as that an accepted message can be encoded again and decodes to the
+//! same value.
 //!
-//! Inputs begin with a byte or two that choose the parameters, so that one corpus covers all of
-//! them; the seeds that show how are made by the package `seeds`.
+//! Inputs begin with a byte or two that select the parameters, so that one corpus covers all of
+//! them. The package `seeds` makes example inputs.
 
 #![forbid(unsafe_code)]
 

@@ -1,27 +1,27 @@
-//! Data of a mirror that travels compressed: what a hostile source sends, and what we send.
+//! Fuzz target for compressed mirror data: hostile input to decompress, and round trips.
 //!
-//! Input: a byte of parameters (1: Zstandard, else LZ4; 2: the rest is data to compress), a length
-//! less 1 (3 bytes, little-endian), then bytes. The length is what the source claims that they inflate
-//! to, or that to which they are repeated before they are compressed.
+//! Input: a byte of parameters (1: Zstandard, otherwise LZ4; 2: the rest is data to compress), a
+//! length less 1 (3 bytes, little-endian), then bytes. The length is the claimed length of the
+//! decompressed data, or the length to which the bytes are repeated before compression.
 //!
-//! What is inflated fills the length that was claimed with what was sent alone, and no byte beyond it;
-//! no other length is filled by it. What was compressed is shorter, and comes back as it was.
+//! Decompression writes exactly the claimed length, only from the input, and no byte beyond it; no
+//! other length succeeds. Compressed data is shorter and decompresses to the original.
 
 use flagstone_nvme::replica::compressed::{COMPRESSED_ALIGN_BYTES, INFLATED_MAX_BYTES};
 use flagstone_replication::Codec;
 use flagstone_replication::codec::{compress, inflate};
-use flagstone_runtime::sim::{Config, Simulation};
+use flagstone_runtime::sim::{SimConfig, Simulation};
 
-/// Before and behind the place to inflate into.
+/// Guard bytes before and after the output buffer.
 const GUARD_BYTES: usize = 64;
-/// What is there and in the place: an earlier use's data.
+/// Initial content of the guards and the buffer, as if left by an earlier use.
 const OLD: u8 = 0xA5;
-/// Other data of an earlier use.
+/// A second initial content.
 const OLDER: u8 = 0x3C;
-/// More than a part of a write, which is the most that is compressed.
+/// More than one part of a write, which is the most that is compressed.
 const DATA_MAX_BYTES: usize = 300 << 10;
 
-/// Inflates, or compresses and inflates.
+/// Decompresses, or compresses and decompresses.
 pub fn run(input: &[u8]) {
     let [parameters, low, middle, high, bytes @ ..] = input else { return };
     let codec = if parameters & 1 == 0 { Codec::Lz4 } else { Codec::Zstd };
@@ -32,19 +32,19 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Inflates into a place in the middle of other memory; `None` if that is refused.
+/// Decompresses into a buffer between guards; `None` if that is refused.
 fn inflated(codec: Codec, bytes: &[u8], len: usize, old: u8) -> Option<Vec<u8>> {
     let mut memory = vec![old; GUARD_BYTES + len + GUARD_BYTES];
     let done = inflate(codec, bytes, &mut memory[GUARD_BYTES..GUARD_BYTES + len]);
     let behind = memory.split_off(GUARD_BYTES + len);
     let place = memory.split_off(GUARD_BYTES);
-    assert!(memory.iter().chain(&behind).all(|byte| *byte == old), "more than was asked for");
+    assert!(memory.iter().chain(&behind).all(|byte| *byte == old), "more than requested");
     done.then_some(place)
 }
 
 fn hostile(codec: Codec, bytes: &[u8], len: usize) {
     let Some(found) = inflated(codec, bytes, len, OLD) else { return };
-    // What was in memory before is nobody's to read.
+    // The result must not depend on the earlier content of the memory.
     assert_eq!(inflated(codec, bytes, len, OLDER), Some(found), "an earlier use's data");
     for other in [len - 1, len + 1] {
         assert_eq!(inflated(codec, bytes, other, OLD), None, "two lengths");
@@ -53,8 +53,8 @@ fn hostile(codec: Codec, bytes: &[u8], len: usize) {
 
 fn round_trip(codec: Codec, bytes: &[u8], len: usize) {
     let data: Vec<u8> = bytes.iter().copied().cycle().take(len).collect();
-    // Its result is a pooled buffer: those are of a core of the runtime.
-    let simulation = Simulation::new(0, Config::default());
+    // Its result is a pooled buffer, which needs a core of the runtime.
+    let simulation = Simulation::new(0, SimConfig::default());
     simulation.block_on(async move {
         let Some(compressed) = compress(codec, &data) else { return };
         let sent = compressed.bytes as usize;

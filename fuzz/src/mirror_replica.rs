@@ -1,33 +1,34 @@
-//! A replica's disks, on which what the mirror wrote there was changed, checksums and all.
+//! Fuzz target for a replica's disks with modified metadata, including its checksums.
 //!
-//! Input: a byte of parameters (1: the log is on a device of its own; 2: the replica was in use when
-//! its node died; 4: its device has grown since; 8: checksums stay as they were), then changes: a
-//! page (data device: counted from the end that the metadata has; from 128: the log's device, from
-//! its beginning), where in it (2 bytes, little-endian), how many bytes, and the bytes.
+//! Input: a byte of parameters (1: separate log device; 2: the replica was in use when its node
+//! died; 4: its device has grown since; 8: checksums are not corrected), then changes. A change is
+//! a page (below 128: of the data device, counted from the end of the metadata; from 128: of the
+//! log device, from its beginning), an offset in the page (2 bytes, little-endian), a length, and
+//! the bytes.
 //!
-//! What is opened has to be sound in itself and of use: it is used, closed, and found again as it
-//! was left. What hosts wrote is as it was.
+//! A replica that opens must be consistent and usable: it is used, closed, and found in the same
+//! state. Host data is unchanged.
 
 use flagstone_blockdev::{FileDevice, FileOptions, IoError, SharedDevice};
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::Uuid;
-use flagstone_mirror::limits::{HOT_MIN, PAGE_BYTES, PEERS_MAX};
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::Shape;
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::limits::{ACTIVE_REGIONS_MIN, PAGE_BYTES, PEERS_MAX};
+use flagstone_mirror::replica::{CreateReplica, Replica};
 use flagstone_nvme::digest::crc32c;
-use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 
 const DATA: &str = "/dev/data";
 const LOG: &str = "/dev/log";
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Of the data device: some pages of hosts' data, and the metadata.
+/// Size of the data device: some pages of host data, and the metadata.
 const DATA_BYTES: u64 = 51 * PAGE;
-/// Of it once it has grown.
+/// Size of the data device after growth.
 const GROWN_BYTES: u64 = 80 * PAGE;
 const LOG_BYTES: u64 = 16 * PAGE;
-/// Pages of metadata that are changed, of either device.
+/// Metadata pages of each device that may be changed.
 const PAGES: u64 = 7;
-/// What hosts wrote.
+/// Fill byte of the host data.
 const WRITTEN: u8 = 0x5A;
 
 /// Opens the replica, and uses it.
@@ -35,13 +36,13 @@ pub fn run(input: &[u8]) {
     let Some((&parameters, changes)) = input.split_first() else { return };
     let is_set = |bit: u8| parameters & bit != 0;
     let separate = is_set(1);
-    let sim = Simulation::new(0, Config::default());
+    let sim = Simulation::new(0, SimConfig::default());
     let node = sim.add_node("node");
     sim.add_disk(node, DATA, DiskConfig::block_device(DATA_BYTES));
     sim.add_disk(node, LOG, DiskConfig::block_device(LOG_BYTES));
     sim.poke(node, DATA, 0, &[WRITTEN; DATA_BYTES as usize]);
     let made = sim.spawn_on(node, make(separate, is_set(2)));
-    let hosts_bytes = sim.block_on(made).expect("nobody ends it");
+    let hosts_bytes = sim.block_on(made).expect("the task is not aborted");
     sim.crash(node);
     sim.restart(node);
     change(&sim, node, changes, !is_set(8));
@@ -49,9 +50,9 @@ pub fn run(input: &[u8]) {
         sim.grow_disk(node, DATA, GROWN_BYTES);
     }
     let used = sim.spawn_on(node, open(separate));
-    let Some(served_bytes) = sim.block_on(used).expect("nobody ends it") else { return };
+    let Some(served_bytes) = sim.block_on(used).expect("the task is not aborted") else { return };
     let theirs = sim.peek(node, DATA, 0, hosts_bytes.min(served_bytes) as usize);
-    assert!(theirs.iter().all(|byte| *byte == WRITTEN), "hosts' data was written to");
+    assert!(theirs.iter().all(|byte| *byte == WRITTEN), "host data was changed");
 }
 
 fn devices(separate: bool) -> (SharedDevice, Option<SharedDevice>) {
@@ -61,26 +62,26 @@ fn devices(separate: bool) -> (SharedDevice, Option<SharedDevice>) {
     (open(DATA), separate.then(|| open(LOG)))
 }
 
-/// Makes a replica; gives the size of its volume, in bytes.
+/// Creates a replica. Returns the size of its volume, in bytes.
 async fn make(separate: bool, in_use: bool) -> u64 {
     let (data, log) = devices(separate);
-    let shape = Shape {
+    let geometry = ReplicaGeometry {
         usable_bytes: PAGE,
         bit_bytes: PAGE as u32,
         region_bytes: PAGE as u32,
-        hot_regions: HOT_MIN,
+        active_regions_max: ACTIVE_REGIONS_MIN,
     };
-    let create = Create { volume: Uuid([7; 16]), with_data: true, shape };
+    let create = CreateReplica { volume: MirrorId([7; 16]), with_data: true, geometry };
     Replica::create(data.clone(), log.clone(), create).await.expect("there is room");
     let replica = Replica::open(data, log).await.expect("it was just made");
     if in_use {
         replica.begin_use(|_| {}).await.expect("sound disks");
-        drop(replica.pin(0, PAGE).await.expect("it is in use"));
+        drop(replica.reference(0, PAGE).await.expect("it is in use"));
     }
     replica.geometry().size_bytes
 }
 
-/// Makes the changes of an input, and mends the checksums of the pages that they touch.
+/// Applies the changes of an input, and corrects the checksums of the changed pages.
 fn change(sim: &Simulation, node: NodeId, mut changes: &[u8], mend: bool) {
     while let Some((&[page, low, high, len], rest)) = changes.split_first_chunk() {
         let (bytes, rest) = rest.split_at(rest.len().min(len.into()));
@@ -101,7 +102,7 @@ fn change(sim: &Simulation, node: NodeId, mut changes: &[u8], mend: bool) {
     }
 }
 
-/// Puts the right checksum where a page of its kind has it: `docs/mirror-format.md`.
+/// Writes the correct checksum for this kind of page: `docs/mirror-format.md`.
 fn seal(page: &mut [u8]) {
     const HOT: &[u8] = b"FSMIRHT\n";
     const HOT_CRC_AT: usize = 60;
@@ -116,7 +117,8 @@ fn seal(page: &mut [u8]) {
     page[HOT_CRC_AT..HOT_CRC_AT + 4].copy_from_slice(&crc32c(&covered).to_le_bytes());
 }
 
-/// Opens it, uses it, and opens it again. Gives the size of its volume in bytes, if it was opened.
+/// Opens the replica, uses it, and opens it again. Returns the size of its volume in bytes, if it
+/// opened.
 async fn open(separate: bool) -> Option<u64> {
     let (data, log) = devices(separate);
     let replica = match Replica::open(data.clone(), log.clone()).await {
@@ -134,8 +136,8 @@ async fn open(separate: bool) -> Option<u64> {
         assert_eq!(error, IoError::Unsupported, "the disks are sound: a counter has ended");
         return Some(size_bytes);
     }
-    let again = Replica::open(data.clone(), log).await.expect("it was closed in order");
-    assert_eq!(again.lost(), None, "its log is the one that was closed");
+    let again = Replica::open(data.clone(), log).await.expect("it was closed cleanly");
+    assert_eq!(again.log_lost(), None, "its log is the one that was closed");
     assert_eq!(check(&again, data.geometry().size_bytes), size_bytes);
     let left = again.superblock();
     assert!(!left.flags.in_use && again.word(0) & 1 == 1);
@@ -143,31 +145,31 @@ async fn open(separate: bool) -> Option<u64> {
     Some(size_bytes)
 }
 
-/// As a source does; marks its first part.
+/// Uses the replica as a source does, and marks its first part.
 async fn use_it(replica: &Replica, size_bytes: u64) -> Result<(), IoError> {
     replica.begin_use(|_| {}).await?;
-    drop(replica.pin(0, replica.longest_piece().min(size_bytes)).await?);
+    drop(replica.reference(0, replica.longest_piece().min(size_bytes)).await?);
     replica.mark(0..1);
     replica.persist_marks().await?;
     replica.end_use(|_| {}).await
 }
 
-/// What is true of every replica; gives the size of its volume in bytes.
+/// Checks the invariants of every replica. Returns the size of its volume, in bytes.
 fn check(replica: &Replica, device_bytes: u64) -> u64 {
     let (superblock, size_bytes) = (replica.superblock(), replica.geometry().size_bytes);
     assert!(size_bytes > 0 && size_bytes < device_bytes && size_bytes.is_multiple_of(PAGE));
     assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock.clone()));
-    let bits = size_bytes.div_ceil(superblock.shape.bit_bytes.into());
+    let bits = size_bytes.div_ceil(superblock.geometry.bit_bytes.into());
     assert!(replica.bits().count() <= bits, "bits beyond the end");
     assert!(replica.room_bytes() >= size_bytes);
     for place in 0..PEERS_MAX {
         let view = replica.view(place);
-        assert_eq!((view.usable_bytes, view.lineage.current), (size_bytes, superblock.current));
+        assert_eq!((view.usable_bytes, view.generations.current), (size_bytes, superblock.current));
     }
     let _ = (superblock.ancestors(), replica.statistics());
-    if let Some(lost) = replica.lost() {
+    if let Some(lost) = replica.log_lost() {
         assert!(!lost.to_string().is_empty());
-        assert_eq!(replica.bits().count(), bits, "a lost log knows nothing");
+        assert_eq!(replica.bits().count(), bits, "a lost log has no records");
     }
     size_bytes
 }

@@ -1,21 +1,21 @@
-//! Our NBD client, against a real server whose words are tampered with on the way.
+//! Fuzz target for the NBD client against a real server whose messages are tampered with.
 //!
-//! Input: one byte of parameters (bit 0: the export is found by its name; bits 7:1: seed of the
-//! network), then what `tamper` reads. As with `nvme_host`, calls must end, and nothing may be
-//! left.
+//! Input: one byte of parameters (bit 0: the client requests the export by name; bits 7:1: seed of
+//! the network), then the input of `tamper`. As with `nvme_host`, calls must end and all resources
+//! must be released.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::MemoryDevice;
-use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, ServerOptions};
 use flagstone_runtime::time;
 
 use crate::conversation;
 use crate::remote;
 use crate::tamper::Tampering;
 
-/// All that a client may take for everything that it is asked here, its time-outs included.
+/// Time limit for all calls of a client, including its timeouts.
 const PATIENCE: Duration = Duration::from_secs(120);
 const EXPORT_BYTES: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ pub fn run(input: &[u8]) {
     let device = MemoryDevice::new(EXPORT_BYTES, 512).expect("a valid size");
     let export = Export::new("db", Arc::new(device));
     let exports = Arc::new(Exports::new([export]).expect("one name"));
-    let server = Server::new(exports, ServerOptions::default(), Drain::new());
+    let server = NbdServer::new(exports, ServerOptions::default(), Drain::new());
     let serve = move |stream| {
         let server = server.clone();
         async move { drop(server.serve(stream).await) }
@@ -44,6 +44,6 @@ pub fn run(input: &[u8]) {
                 remote::use_device(&*device).await;
             }
         };
-        time::timeout(PATIENCE, all).await.expect("a client gives up in time");
+        time::timeout(PATIENCE, all).await.expect("a client times out");
     });
 }

@@ -1,15 +1,16 @@
-//! NBD negotiation: what a client may send before requests.
+//! Fuzz target for NBD negotiation: client bytes before the first request.
 //!
-//! Input: one byte of parameters (bit 0: several exports; bits 7:1: where to cut the stream), then
-//! the client's bytes. The stream is read whole, and again in two parts: the answers are the same.
+//! Input: one byte of parameters (bit 0: several exports; bits 7:1: where to split the stream),
+//! then the client's bytes. The stream is parsed as a whole, and again in two parts: the answers
+//! are equal.
 
 use std::sync::{Arc, OnceLock};
 
 use flagstone_blockdev::NullDevice;
-use flagstone_nbd::handshake::{Handshake, Progress};
+use flagstone_nbd::handshake::{Handshake, HandshakeStep};
 use flagstone_nbd::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_STRING_BYTES};
 use flagstone_nbd::wire::option::{
-    InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, ReplyHeader,
+    InfoRequest, MetaRequest, OPTION_HEADER_BYTES, OptionHeader, OptionReplyHeader,
 };
 use flagstone_nbd::{Export, Exports};
 
@@ -30,7 +31,7 @@ fn exports(several: bool) -> &'static Arc<Exports> {
     }
 }
 
-/// How a negotiation ended.
+/// Result of a negotiation.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Waits,
@@ -38,7 +39,7 @@ enum End {
     Closes(String),
 }
 
-/// Negotiates with the client's bytes, whole and in two parts.
+/// Negotiates with the client's bytes, as a whole and in two parts.
 pub fn run(input: &[u8]) {
     let Some((parameters, stream)) = input.split_first() else { return };
     let exports = exports(parameters & 1 != 0);
@@ -49,7 +50,7 @@ pub fn run(input: &[u8]) {
     codecs(stream);
 }
 
-/// The end, how many bytes were taken, and all that was answered.
+/// Returns the result, the number of consumed bytes, and all answers.
 fn negotiate(exports: &Arc<Exports>, parts: &[&[u8]]) -> (End, usize, Vec<u8>) {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(exports.clone(), &mut out);
@@ -61,21 +62,21 @@ fn negotiate(exports: &Arc<Exports>, parts: &[&[u8]]) -> (End, usize, Vec<u8>) {
             let before = out.len();
             let (used, progress) = handshake.step(&pending, &mut out);
             assert!(used <= pending.len());
-            // Two exports with their descriptions, or all items of one: never more.
+            // At most two exports with their descriptions, or all items of one.
             assert!(out.len() - before <= 8 * MAX_STRING_BYTES);
             taken += used;
             pending.drain(..used);
             match progress {
-                Progress::Again => assert!(used > 0, "no endless loop"),
-                Progress::More => {
+                HandshakeStep::Again => assert!(used > 0, "no endless loop"),
+                HandshakeStep::More => {
                     assert!(pending.len() < OPTION_HEADER_BYTES + MAX_OPTION_BYTES as usize);
                     break;
                 }
-                Progress::Begin(session) => {
+                HandshakeStep::Begin(session) => {
                     let (structured, sized) = (session.structured, session.sized);
                     return (End::Begins { structured, sized }, taken, out);
                 }
-                Progress::Close(refusal) => {
+                HandshakeStep::Close(refusal) => {
                     return (End::Closes(refusal.to_string()), taken, out);
                 }
             }
@@ -85,9 +86,9 @@ fn negotiate(exports: &Arc<Exports>, parts: &[&[u8]]) -> (End, usize, Vec<u8>) {
     (End::Waits, taken, out)
 }
 
-/// The codecs by themselves, and the replies that a client reads.
+/// The codecs on their own, and the replies as read by a client.
 fn codecs(stream: &[u8]) {
-    let _ = (OptionHeader::decode(stream), ReplyHeader::decode(stream));
+    let _ = (OptionHeader::decode(stream), OptionReplyHeader::decode(stream));
     if let Ok(request) = InfoRequest::decode(stream) {
         assert!(request.name.len() <= MAX_STRING_BYTES);
     }

@@ -1,46 +1,47 @@
-//! NBD requests, as a session admits them, and replies, as a client reads them.
+//! Fuzz target for NBD requests as a session admits them, and replies as a client parses them.
 //!
-//! Input: one byte of parameters (bit 0: structured replies; bit 1: the client keeps to block
-//! sizes; bit 2: read-only; bit 3: blocks of 4,096 bytes), then requests one after another.
+//! Input: one byte of parameters (bit 0: structured replies; bit 1: the client respects block
+//! sizes; bit 2: read-only; bit 3: blocks of 4,096 bytes), then consecutive requests.
 
 use std::sync::Arc;
 
 use flagstone_blockdev::{MemoryDevice, NullDevice, SharedDevice};
 use flagstone_nbd::Export;
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
-use flagstone_nbd::session::{Action, Session};
-use flagstone_nbd::wire::reply::{Header, MAX_HEADER_BYTES, put_error};
-use flagstone_nbd::wire::request::{Request, command_flag};
+use flagstone_nbd::session::{NbdSession, RequestAction};
+use flagstone_nbd::wire::reply::{MAX_HEADER_BYTES, ReplyHeader, put_error};
+use flagstone_nbd::wire::request::{NbdRequest, command_flag};
 
 const SIZE_BYTES: u64 = 1 << 30;
 
-/// Reads the requests and has each admitted or refused.
+/// Parses the requests and admits or refuses each.
 pub fn run(input: &[u8]) {
     let Some((parameters, stream)) = input.split_first() else { return };
     let bit = |n: u8| parameters >> n & 1 != 0;
     let block_bytes = if bit(3) { 4096 } else { 512 };
-    // Of the two, the null device cannot discard and the memory device can.
+    // The null device cannot discard, the memory device can.
     let device: SharedDevice = if bit(4) {
         Arc::new(MemoryDevice::new(SIZE_BYTES, block_bytes).expect("a size that is allowed"))
     } else {
         Arc::new(NullDevice::new(SIZE_BYTES, block_bytes).expect("a size that is allowed"))
     };
     let export = Arc::new(Export::new("db", device).read_only(bit(2)));
-    let session = Session::new(export, bit(0), bit(1));
+    let session = NbdSession::new(export, bit(0), bit(1));
     let mut rest = stream;
-    while let Ok(Some(request)) = Request::decode(rest) {
-        assert_eq!(request.encode(), rest[..Request::BYTES]);
+    while let Ok(Some(request)) = NbdRequest::decode(rest) {
+        assert_eq!(request.encode(), rest[..NbdRequest::BYTES]);
         assert!(admitted(&session, &request), "{request:?} was admitted and must not be");
-        rest = &rest[Request::BYTES..];
-        // A payload of any length may be announced: it is read away in pieces, here what is left.
+        rest = &rest[NbdRequest::BYTES..];
+        // A payload may announce any length. A server reads it in pieces; here it is the rest of
+        // the input.
         let payload = usize::try_from(request.payload_bytes()).unwrap_or(usize::MAX);
         rest = &rest[payload.min(rest.len())..];
     }
     replies(stream);
 }
 
-/// Whether what was admitted may be carried out; and every refusal can be told.
-fn admitted(session: &Session, request: &Request) -> bool {
+/// True if an admitted request may be carried out. Checks that every refusal can be sent.
+fn admitted(session: &NbdSession, request: &NbdRequest) -> bool {
     let read_only = session.export.read_only;
     let within = |offset: u64, len: u32| {
         let end = offset.checked_add(u64::from(len));
@@ -49,30 +50,30 @@ fn admitted(session: &Session, request: &Request) -> bool {
     };
     let fua_asked = request.has(command_flag::FUA);
     match session.admit(request) {
-        Ok(Action::Read { offset, len }) => within(offset, len) && len <= MAX_REQUEST_BYTES,
-        Ok(Action::Write { offset, fua }) => {
+        Ok(RequestAction::Read { offset, len }) => within(offset, len) && len <= MAX_REQUEST_BYTES,
+        Ok(RequestAction::Write { offset, fua }) => {
             let len = request.payload_bytes();
             let kept = fua == fua_asked && len <= MAX_REQUEST_BYTES;
             kept && within(offset, len) && !read_only
         }
-        Ok(Action::Trim { offset, len, fua }) => {
+        Ok(RequestAction::Trim { offset, len, fua }) => {
             fua == fua_asked && within(offset, len) && !read_only
         }
-        Ok(Action::Zeroes { offset, len, flags }) => {
+        Ok(RequestAction::Zeroes { offset, len, flags }) => {
             flags.fua == fua_asked && within(offset, len) && !read_only
         }
-        Ok(Action::Flush | Action::Nothing | Action::Disconnect) => true,
+        Ok(RequestAction::Flush | RequestAction::Nothing | RequestAction::Disconnect) => true,
         Err(error) => {
             let mut out = [0; MAX_HEADER_BYTES];
             let len = put_error(&mut out, request.cookie, error);
-            matches!(Header::decode(&out[..len]), Ok(Some(_)))
+            matches!(ReplyHeader::decode(&out[..len]), Ok(Some(_)))
         }
     }
 }
 
 fn replies(stream: &[u8]) {
     let mut rest = stream;
-    while let Ok(Some(header)) = Header::decode(rest) {
+    while let Ok(Some(header)) = ReplyHeader::decode(rest) {
         rest = &rest[header.bytes()..];
     }
 }

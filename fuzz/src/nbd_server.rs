@@ -1,36 +1,36 @@
-//! The NBD server, over its connections.
+//! Fuzz target for the NBD server, over its connections.
 //!
-//! Input: one byte of parameters (bit 0: structured replies; bit 1: the client keeps to block
-//! sizes; bit 2: the input begins with the negotiation, else the harness negotiates; bit 3: blocks
-//! of 4,096 bytes; bits 7:4: seed of the network), then what the client sends.
+//! Input: one byte of parameters (bit 0: structured replies; bit 1: the client respects block
+//! sizes; bit 2: the input begins with the negotiation, otherwise the harness negotiates; bit 3:
+//! blocks of 4,096 bytes; bits 7:4: seed of the network), then the client's bytes.
 //!
-//! Asserted beside what `conversation` asserts: the server's replies are replies, each to a
-//! request that was sent.
+//! In addition to the checks of `conversation`, every reply of the server must be well-formed and
+//! answer a sent request.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::MemoryDevice;
 use flagstone_nbd::wire::option::{info, info_request, option, put_option};
-use flagstone_nbd::wire::reply::Header;
-use flagstone_nbd::wire::request::Request;
-use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
+use flagstone_nbd::wire::reply::ReplyHeader;
+use flagstone_nbd::wire::request::NbdRequest;
+use flagstone_nbd::{Drain, Export, Exports, NbdServer, ServerOptions};
 
 use crate::conversation::{self, Client};
 
-/// Small, so that no request can ask for much.
+/// Small, so that no request can be large.
 const EXPORT_BYTES: u64 = 64 << 10;
-/// The server's greeting.
+/// Length of the server's greeting, in bytes.
 const GREETING_BYTES: usize = 18;
 
-/// Has the conversation that the input describes.
+/// Runs the conversation described by the input.
 pub fn run(input: &[u8]) {
     let Some((&parameters, bytes)) = input.split_first() else { return };
     let bit = |n: u8| parameters >> n & 1 != 0;
     let device = MemoryDevice::new(EXPORT_BYTES, if bit(3) { 4096 } else { 512 });
     let export = Export::new("db", Arc::new(device.expect("a valid size")));
     let exports = Arc::new(Exports::new([export]).expect("one name"));
-    let server = Server::new(exports, ServerOptions::default(), Drain::new());
+    let server = NbdServer::new(exports, ServerOptions::default(), Drain::new());
     let serve = move |stream| {
         let server = server.clone();
         async move { drop(server.serve(stream).await) }
@@ -44,7 +44,7 @@ pub fn run(input: &[u8]) {
         }
         client.send(&negotiation(bit(0), bit(1))).await;
         let begun = client.settle(<[u8]>::len).await;
-        assert!(begun > GREETING_BYTES, "a negotiation that is right succeeds");
+        assert!(begun > GREETING_BYTES, "a valid negotiation succeeds");
         client.send_beside(bytes.to_vec());
         let whole = || !client.is_hung_up();
         client.settle(|received| replies(&received[begun..], bytes, whole())).await;
@@ -61,16 +61,16 @@ fn negotiation(structured: bool, sized: bool) -> Vec<u8> {
     bytes
 }
 
-/// The first reply at least can be told without knowing which request it answers; what is told of
-/// an error, or of no data, is a whole reply.
+/// The first reply can be checked without knowing its request; an error reply, or one without data,
+/// is complete.
 fn replies(received: &[u8], sent: &[u8], whole: bool) {
     if received.is_empty() {
         return;
     }
-    assert!(sent.len() >= Request::BYTES, "a reply without a request");
-    match Header::decode(received) {
+    assert!(sent.len() >= NbdRequest::BYTES, "a reply without a request");
+    match ReplyHeader::decode(received) {
         Ok(Some(header)) => assert!(received.len() >= header.bytes()),
-        Ok(None) => assert!(!whole, "a server cuts no reply short"),
+        Ok(None) => assert!(!whole, "a server truncates no reply"),
         Err(bad) => panic!("not a reply: {bad}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A command capsule, read as every command that it could be.
+//! Fuzz target for command capsules, parsed as every possible command.
 //!
 //! Input: the submission queue entry, 64 bytes, then the in-capsule data.
 
@@ -15,10 +15,10 @@ use flagstone_nvme::replica::{
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
 
-/// A namespace of 1 GiB in blocks of 512 bytes, and one of the most blocks that there can be.
+/// Namespaces of 1 GiB in 512-byte blocks, and of the maximum number of blocks.
 const NAMESPACES_BLOCKS: [u64; 2] = [1 << 21, u64::MAX];
 
-/// Reads the entry and its data in every way.
+/// Parses the entry and its data as every command.
 pub fn run(input: &[u8]) {
     let Some((entry, data)) = input.split_at_checked(Sqe::BYTES) else { return };
     let command = Sqe::view(entry).expect("64 bytes");

@@ -1,12 +1,12 @@
-//! Our NVMe/TCP host, against a real target whose words are tampered with on the way.
+//! Fuzz target for the NVMe/TCP host against a real target whose messages are tampered with.
 //!
-//! Input: one byte of parameters (bits 1:0: digests; bits 7:2: seed of the network), then what
-//! `tamper` reads. Calls may fail or give wrong data (CRC32C finds accidents, not attackers); they
-//! must end, in bounded time and memory, and nothing may be left.
+//! Input: one byte of parameters (bits 1:0: digests; bits 7:2: seed of the network), then the input
+//! of `tamper`. Calls may fail or return wrong data, because CRC32C detects accidents, not attacks.
+//! They must end in bounded time and memory, and release all resources.
 
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvmf::host::{HostOptions, RemoteDevice, discover};
-use flagstone_nvmf::target::serve;
+use flagstone_nvmf_host::{HostOptions, RemoteDevice, discover};
+use flagstone_nvmf_target::serve;
 use flagstone_runtime::net::Address;
 use flagstone_runtime::time;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::nvme_target::{subsystem, target};
 use crate::remote;
 use crate::tamper::Tampering;
 
-/// All that a host may take for everything that it is asked here, its time-outs included.
+/// Time limit for all calls of a host, including its timeouts.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Attaches, uses and detaches a namespace.
@@ -37,7 +37,7 @@ pub fn run(input: &[u8]) {
     let serve = move |stream| serve(target.clone(), stream);
     conversation::run_tampered(u64::from(parameters >> 3), tampering, serve, async |address| {
         let all = use_it(address, options);
-        time::timeout(PATIENCE, all).await.expect("a host gives up in time");
+        time::timeout(PATIENCE, all).await.expect("a host times out");
     });
 }
 

@@ -1,8 +1,8 @@
-//! The byte stream of an NVMe/TCP connection, as a target and as a host read it.
+//! Fuzz target for the byte stream of an NVMe/TCP connection, as parsed by a target and by a host.
 //!
 //! Input: one byte of parameters (bit 0: a host reads; bit 1: header digests; bit 2: data digests;
-//! bits 7:3: alignment), then the stream. Header digests are made right before they are checked in
-//! every second connection that has them (one more byte, bit 0): no mutation finds a CRC.
+//! bits 7:3: alignment), then the stream. With header digests, a further byte selects (bit 0)
+//! whether they are corrected before the check, because no mutation finds a valid CRC.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use flagstone_nvme::{Wire, limits};
 
 const MAX_IN_CAPSULE_BYTES: u32 = 8192;
 const MAX_DATA_BYTES: u32 = 64 * 1024;
-/// Commands that a peer may have outstanding, as a queue's length bounds it.
+/// Maximum number of outstanding commands of a peer, as limited by the queue size.
 const QUEUE_ENTRIES: usize = 16;
 
 struct Connection {
@@ -29,7 +29,7 @@ struct Connection {
     transfers: BTreeMap<u16, Transfer>,
 }
 
-/// Reads a stream until it ends or a PDU ends it.
+/// Reads a stream until its end or a fatal PDU.
 pub fn run(data: &[u8]) {
     let [parameters, mend, stream @ ..] = data else { return };
     let receiver = if parameters & 1 == 0 { Receiver::Controller } else { Receiver::Host };
@@ -51,7 +51,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What ends a connection can be told to the peer, and the peer understands it.
+/// Checks that a violation can be reported to the peer, and that the peer can parse the report.
 fn check_answer(receiver: Receiver, violation: Violation, offending: &[u8]) {
     let Violation::Terminate(fatal) = violation else { return };
     let mut out = [0; limits::TERM_REQ_MAX_BYTES];
@@ -67,7 +67,7 @@ fn check_answer(receiver: Receiver, violation: Violation, offending: &[u8]) {
 }
 
 impl Connection {
-    /// Reads one PDU: its length, or `None` when it is not whole.
+    /// Reads one PDU. Returns its length, or `None` if it is incomplete.
     fn next(&mut self, bytes: &[u8]) -> Result<Option<usize>, Violation> {
         let Some(common) = CommonHeader::view(bytes) else { return Ok(None) };
         let frame = self.rules.check(common)?;
@@ -83,7 +83,7 @@ impl Connection {
         }
         frame.check_header_digest(&header)?;
         self.header(&frame, &header)?;
-        // The data's content is the next reader's; a stream that ends in it has ended.
+        // The next reader checks the data's content. A stream that ends within it has ended.
         let whole = usize::try_from(frame.pdu_bytes()).expect("bounded by the limits");
         Ok((bytes.len() >= whole).then_some(whole))
     }
@@ -119,7 +119,7 @@ impl Connection {
         response.check(self.wanted)?;
         assert!(response.max_h2c_data_bytes.get() >= limits::MAXH2CDATA_MIN_BYTES);
         self.rules = Rules::of_host(response.digests(), self.alignment, MAX_DATA_BYTES);
-        // A host that reads: command identifiers 0 to 7 are outstanding.
+        // Reader of a host: command identifiers 0 to 7 are outstanding.
         for cid in 0..8 {
             self.transfers.insert(cid, Transfer::of_command(cid, 4096 << (cid & 3)));
         }
@@ -145,7 +145,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Our own writer can say what was read, and it reads the same.
+    /// Checks that our writer can encode the parsed PDU, and that it parses to the same value.
     fn written_again(&self, frame: &Frame, header: &[u8]) {
         let digests =
             Digests { header: frame.header_digest_bytes != 0, data: frame.data_digest_bytes != 0 };
@@ -156,7 +156,7 @@ impl Connection {
         let len = len.expect("it fits and is not longer than 2^32");
         let common = CommonHeader::view(&out).expect("8 bytes");
         let again = self.rules.check(common);
-        let again = again.expect("what we write, we accept");
+        let again = again.expect("an encoded PDU parses");
         assert_eq!((again.kind, again.data_bytes), (frame.kind, frame.data_bytes));
         assert_eq!(usize::from(again.data_offset), len);
         again.check_header_digest(&out).expect("our own digest");

@@ -1,6 +1,6 @@
-//! What a controller says of itself, as a host reads it: Identify data, log pages, results.
+//! Fuzz target for controller data as parsed by a host: Identify data, log pages, results.
 //!
-//! Input: one byte that chooses the structure, then its bytes.
+//! Input: one byte that selects the structure, then its bytes.
 
 use flagstone_nvme::command::fabrics::ConnectResult;
 use flagstone_nvme::event::AsyncEvent;
@@ -11,7 +11,7 @@ use flagstone_nvme::log::{DiscoveryEntry, ErrorEntry, SmartHealth, ana};
 use flagstone_nvme::wire::ascii;
 use flagstone_nvme::{Cqe, Nqn, Wire};
 
-/// Reads the structure that the first byte names.
+/// Parses the structure selected by the first byte.
 pub fn run(input: &[u8]) {
     let Some((choice, data)) = input.split_first() else { return };
     match choice % 8 {
@@ -26,7 +26,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// A structure of a page; what a short answer leaves out is 0.
+/// Structure padded to a page: bytes missing from a short answer are 0.
 fn padded<T: Wire + Clone>(data: &[u8]) -> T {
     let mut page = data.to_vec();
     page.resize(data.len().max(T::BYTES), 0);

@@ -1,17 +1,17 @@
-//! The NVMe/TCP target, over its connections.
+//! Fuzz target for the NVMe/TCP target, over its connections.
 //!
-//! Input: one byte that chooses how far the harness goes before the input is sent, one byte of
+//! Input: one byte that selects how far the harness proceeds before it sends the input, one byte of
 //! parameters (bits 1:0: header and data digests; bits 7:2: seed of the network), then:
 //!
 //! - 0: the bytes of a connection from its start;
 //! - 1: bytes on the admin queue of an enabled controller;
 //! - 2: bytes on an I/O queue;
-//! - 3, 4: commands on the admin queue and on an I/O queue, as records: a submission queue entry,
-//!   a byte n, and n x 64 bytes of in-capsule data (zeroes when the input ends). They are sent with
-//!   right digests, and R2Ts are answered with the data that they ask for.
+//! - 3, 4: commands on the admin queue and on an I/O queue, as records: a submission queue entry, a
+//!   byte n, and n x 64 bytes of in-capsule data (zeroes past the end of the input). They are sent
+//!   with correct digests, and R2Ts are answered with the requested data.
 //!
-//! Asserted beside what `conversation` asserts: whatever it is sent, the target itself keeps to the
-//! protocol: every PDU that it sends is one that a host may receive.
+//! In addition to the checks of `conversation`, the target must follow the protocol whatever it
+//! receives: a host must be able to receive every PDU that it sends.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,7 +28,7 @@ use flagstone_nvme::pdu::{
 };
 use flagstone_nvme::property::{Property, PropertySize};
 use flagstone_nvme::{Nqn, Sqe, Wire, digest};
-use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::Address;
 
 use crate::conversation::{self, Client};
@@ -70,7 +70,7 @@ pub(crate) fn subsystem() -> Nqn {
     Nqn::new(SUBSYSTEM).expect("a name")
 }
 
-/// Has the conversation that the input describes.
+/// Runs the conversation described by the input.
 pub fn run(input: &[u8]) {
     let [how, parameters, bytes @ ..] = input else { return };
     let digests = Digests::from_dgst(parameters & 3);
@@ -80,7 +80,7 @@ pub fn run(input: &[u8]) {
     conversation::run(u64::from(parameters >> 2), serve, async |address| {
         converse(&address, how % 5, digests, bytes).await;
     });
-    assert_eq!(observed.controllers(), 0, "a controller outlives its host");
+    assert_eq!(observed.controllers(), 0, "a controller was not released with its host");
 }
 
 async fn converse(address: &Address, how: u8, digests: Digests, bytes: &[u8]) {
@@ -114,7 +114,7 @@ async fn converse(address: &Address, how: u8, digests: Digests, bytes: &[u8]) {
     admin.client.settle(|received| drop(Received::check(received))).await;
 }
 
-/// A connection whose Connect has completed.
+/// A connection with a completed Connect.
 struct Queue {
     client: Rc<Client>,
     encoder: Encoder,
@@ -122,7 +122,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Connects as any host does; of an admin queue, the controller is enabled too.
+    /// Connects as any host does. For an admin queue, also enables the controller.
     async fn connect(address: &Address, digests: Digests, qid: u16, controller: u16) -> Queue {
         let client = Rc::new(Client::connect(address).await);
         let encoder = Encoder::new(digests, 0);
@@ -131,19 +131,19 @@ impl Queue {
         let data = ConnectData::new([7; 16], controller, &subsystem(), &Nqn::from_uuid([7; 16]));
         client.send(&capsule(&encoder, &connect, data.bytes())).await;
         let received = client.settle(Received::check).await;
-        let result = received.results.get(&1).copied().expect("a Connect that is right completes");
+        let result = received.results.get(&1).copied().expect("a valid Connect completes");
         let controller_id = ConnectResult::from_dw0(result).controller_id;
         if qid == 0 {
             let enable = u64::from(ENABLED);
             let set = PropertyCommand::set(2, Property::CC, PropertySize(0), enable).command();
             client.send(&capsule(&encoder, &set, &[])).await;
             let enabled = client.settle(Received::check).await.results.contains_key(&2);
-            assert!(enabled, "a controller that is enabled as the specification says is");
+            assert!(enabled, "enabling follows the specification");
         }
         Queue { client, encoder, controller_id }
     }
 
-    /// The records of the input as capsules.
+    /// Records of the input as capsules.
     fn records(&self, mut input: &[u8]) -> Vec<u8> {
         let mut stream = Vec::new();
         while let Some((entry, rest)) = input.split_at_checked(Sqe::BYTES) {
@@ -159,7 +159,7 @@ impl Queue {
         stream
     }
 
-    /// What an R2T asks for, in two pieces if it can be.
+    /// Data requested by an R2T, in two pieces if possible.
     fn data(&self, r2t: &R2tHeader) -> Vec<u8> {
         let (offset, total) = (r2t.offset.get(), r2t.data_bytes.get());
         let half = if total > 8192 { total / 2 } else { total };
@@ -179,7 +179,7 @@ impl Queue {
     }
 }
 
-/// CC: EN, and the entry sizes 2^6 and 2^4 that NVMe has (IOSQES, IOCQES).
+/// CC: EN, and the entry sizes 2^6 and 2^4 of NVMe (IOSQES, IOCQES).
 const ENABLED: u32 = 1 | 6 << 16 | 4 << 20;
 
 fn capsule(encoder: &Encoder, command: &Sqe, data: &[u8]) -> Vec<u8> {
@@ -197,30 +197,31 @@ fn with_digest(stream: &mut Vec<u8>, encoder: &Encoder, data: &[u8]) {
     }
 }
 
-/// What a target has said on one connection.
+/// Messages received from a target on one connection.
 struct Received {
     results: BTreeMap<u16, u32>,
     r2ts: Vec<R2tHeader>,
-    /// By a TermReq.
+    /// A TermReq ended the connection.
     ended: bool,
 }
 
 impl Received {
-    /// Reads a target's stream as a host does.
+    /// Parses a target's stream as a host does.
     ///
     /// # Panics
-    /// When it is not what a target may send.
+    ///
+    /// If a target may not send it.
     fn check(stream: &[u8]) -> Received {
         let mut all = Received { results: BTreeMap::new(), r2ts: Vec::new(), ended: false };
         let mut rules = Rules::initial(Receiver::Host);
         let mut rest = stream;
         while let Some(common) = CommonHeader::view(rest) {
-            assert!(!all.ended, "a target says nothing after C2HTermReq");
-            let frame = rules.check(common).expect("a target keeps to the protocol");
+            assert!(!all.ended, "a target sends nothing after C2HTermReq");
+            let frame = rules.check(common).expect("a target follows the protocol");
             let whole = frame.pdu_bytes() as usize;
-            // The connection may have been cut in the midst of one.
+            // The connection may have ended within a PDU.
             let Some(pdu) = rest.get(..whole) else { break };
-            frame.check_header_digest(pdu).expect("a right header digest");
+            frame.check_header_digest(pdu).expect("a correct header digest");
             all.take(&frame, pdu, &mut rules);
             rest = &rest[whole..];
         }
@@ -230,37 +231,38 @@ impl Received {
     fn take(&mut self, frame: &Frame, pdu: &[u8], rules: &mut Rules) {
         match frame.kind {
             PduKind::IcResp => {
-                let response = InitializeResponse::view(&pdu[..INITIALIZE_BYTES]).expect("whole");
+                let response =
+                    InitializeResponse::view(&pdu[..INITIALIZE_BYTES]).expect("complete");
                 let both = Digests { header: true, data: true };
-                response.check(both).expect("a right ICResp");
-                // What a target may send in one PDU is what a command may ask for.
+                response.check(both).expect("a valid ICResp");
+                // A target's PDU may carry as much data as a command may request.
                 *rules = Rules::of_host(response.digests(), 0, MDTS_BYTES);
             }
             PduKind::TermReq => {
-                let fatal = TermReqHeader::view(pdu).expect("whole").fatal();
-                assert!((1..=6).contains(&fatal.status.0), "a status that exists: {fatal}");
+                let fatal = TermReqHeader::view(pdu).expect("complete").fatal();
+                assert!((1..=6).contains(&fatal.status.0), "a defined status: {fatal}");
                 self.ended = true;
             }
             PduKind::CapsuleResp => {
-                let completion = &CapsuleResp::view(pdu).expect("whole").completion;
+                let completion = &CapsuleResp::view(pdu).expect("complete").completion;
                 if completion.status().is_success() {
                     self.results.insert(completion.cid.get(), completion.dw0.get());
                 }
             }
             PduKind::Data => {
-                DataHeader::view(pdu).expect("whole").check(frame).expect("a right C2HData");
+                DataHeader::view(pdu).expect("complete").check(frame).expect("a valid C2HData");
                 if frame.data_digest_bytes > 0 {
                     let (data, sent) =
                         pdu[usize::from(frame.data_offset)..].split_at(frame.data_bytes as usize);
-                    assert_eq!(digest::wire_digest(data), *sent, "a right data digest");
+                    assert_eq!(digest::wire_digest(data), *sent, "a correct data digest");
                 }
             }
             PduKind::R2t => {
-                let r2t = R2tHeader::view(pdu).expect("whole");
+                let r2t = R2tHeader::view(pdu).expect("complete");
                 r2t.check(MDTS_BYTES).expect("within the largest command");
                 self.r2ts.push(*r2t);
             }
-            PduKind::IcReq | PduKind::CapsuleCmd => unreachable!("not what a host receives"),
+            PduKind::IcReq | PduKind::CapsuleCmd => unreachable!("a host never receives it"),
         }
     }
 }

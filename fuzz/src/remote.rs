@@ -1,13 +1,13 @@
-//! What the fuzz targets of our own host and client do with a device that they have attached.
+//! Device calls that the fuzz targets of the host and the client make on an attached device.
 
 use flagstone_blockdev::{BlockDevice, ZeroFlags};
 use flagstone_runtime::{Buf, buf};
 
-/// Longest read and write, in bytes: beyond in-capsule data, so that R2Ts are asked for.
+/// Longest read and write, in bytes: larger than in-capsule data, so that R2Ts are used.
 const MOST_BYTES: u64 = 16 << 10;
 
-/// Every call once. What they answer is the server's word, and so not looked at, but a read gives
-/// as much as was asked for.
+/// Makes every call once. Ignores the results, which the server controls, except that a read
+/// returns the requested length.
 pub(crate) async fn use_device(device: &dyn BlockDevice) {
     let geometry = device.geometry();
     let block_bytes = u64::from(geometry.block_bytes);
@@ -20,7 +20,7 @@ pub(crate) async fn use_device(device: &dyn BlockDevice) {
         let data = Buf::copy_of(&vec![0x5a; len]).expect("memory below the limit");
         let _ = device.write(0, data, true).await;
         if let Ok(read) = device.read(0, buf::alloc(len).await).await {
-            assert_eq!(read.len(), len, "a read gives as much as was asked for");
+            assert_eq!(read.len(), len, "a read returns the requested length");
         }
     }
     let _ = device.flush().await;

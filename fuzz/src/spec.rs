@@ -1,18 +1,18 @@
-//! Devices, listen addresses, sizes, durations and names, as they are written down.
+//! Fuzz target for the text form of devices, listen addresses, sizes, durations and names.
 //!
-//! Input: one byte that chooses what it is, then the text.
+//! Input: one byte that selects the kind, then the text.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::listen_spec::ListenSpec;
-use flagstone_control::names::{self, Uuid};
-use flagstone_control::units::{
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::names::{self, Uuid};
+use flagstone_config::units::{
     format_duration, format_size, parse_block_size, parse_duration, parse_size,
 };
 
-/// Reads the text as what the first byte says.
+/// Parses the text as the kind selected by the first byte.
 pub fn run(input: &[u8]) {
     let Some((choice, text)) = input.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -26,7 +26,8 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// What is understood is written so that it is understood the same; else there is a message.
+/// Checks that an accepted value prints to text that parses to the same value; otherwise that there
+/// is a message.
 fn round_trip<T>(text: &str)
 where
     T: FromStr + Display + Debug + PartialEq,

@@ -1,7 +1,7 @@
-//! Someone between a client of ours and a real server, who changes what the server says.
+//! Tampering relay between a client and a real server, which changes the server's messages.
 //!
-//! So an input is small and reaches deep: the server says everything right but for the bytes that
-//! the input names.
+//! An input is small and still reaches deep states, because the server sends correct messages
+//! except for the bytes in the input.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,37 +9,37 @@ use std::rc::Rc;
 use flagstone_runtime::net::{Address, Stream};
 use flagstone_runtime::{Buf, BufMut, buf, spawn};
 
-/// What is received at a time, in bytes.
+/// Bytes received at a time.
 const RECEIVE_BYTES: usize = 16 << 10;
 
-/// What happens behind the bytes that pass unchanged.
+/// Change made after the bytes that pass unchanged.
 #[derive(Clone, Copy, Debug)]
 enum How {
-    /// The server's bytes are replaced by as many others, then all passes again.
+    /// Replaces the same number of the server's bytes, then passes the rest.
     Overwrite,
-    /// Bytes are put in between.
+    /// Inserts bytes.
     Insert,
-    /// Bytes take the place of all that the server would say; the connection stays open.
+    /// Replaces all further bytes of the server; the connection stays open.
     Replace,
-    /// The same, and the connection ends.
+    /// Replaces all further bytes of the server, and ends the connection.
     ReplaceAndEnd,
 }
 
-/// What is changed.
+/// Description of a change.
 #[derive(Debug)]
 pub(crate) struct Tampering {
     how: How,
-    /// Which connection: the first is 0. Others pass unchanged.
+    /// Connection to change, counted from 0. Others pass unchanged.
     connection: u8,
-    /// Bytes of it that pass unchanged.
+    /// Number of its bytes that pass unchanged.
     pass_bytes: usize,
     bytes: Vec<u8>,
     connections: Cell<u8>,
 }
 
 impl Tampering {
-    /// From an input: a byte (bits 1:0 how, bits 3:2 which connection), how many bytes pass (two
-    /// bytes, little-endian), and the bytes.
+    /// Parses an input: a byte (bits 1:0 the change, bits 3:2 the connection), the number of bytes
+    /// that pass (two bytes, little-endian), and the bytes.
     pub(crate) fn parse(input: &[u8]) -> Option<Tampering> {
         let [choice, low, high, bytes @ ..] = input else { return None };
         let how = match choice & 3 {
@@ -58,7 +58,7 @@ impl Tampering {
     }
 }
 
-/// Joins a client to the server, and tampers if this is the connection to tamper with.
+/// Connects a client to the server, and tampers with the selected connection.
 pub(crate) async fn relay(client: Stream, server: Address, tampering: Rc<Tampering>) {
     let number = tampering.connections.get();
     tampering.connections.set(number.saturating_add(1));
@@ -66,7 +66,7 @@ pub(crate) async fn relay(client: Stream, server: Address, tampering: Rc<Tamperi
     let (from, to) = (client.clone(), server.clone());
     let requests = spawn(async move {
         pump(&from, &to, usize::MAX).await;
-        // The server's answers end with it, and so this relay.
+        // Ends the server's answers, and so this relay.
         to.shutdown();
     });
     if number == tampering.connection {
@@ -116,7 +116,7 @@ async fn send(to: &Stream, bytes: &[u8]) -> bool {
     to.send_buf(copy).await.is_ok()
 }
 
-/// Passes bytes on, at most so many; false when either side has ended before.
+/// Passes at most `left` bytes on. Returns false if either side ended earlier.
 async fn pump(from: &Stream, to: &Stream, mut left: usize) -> bool {
     while left > 0 {
         let Some(bytes) = receive(from, left).await else { return false };
@@ -128,7 +128,7 @@ async fn pump(from: &Stream, to: &Stream, mut left: usize) -> bool {
     true
 }
 
-/// Receives bytes and drops them, at most so many; false when the sender has ended before.
+/// Receives and drops at most `left` bytes. Returns false if the sender ended earlier.
 async fn swallow(from: &Stream, mut left: usize) -> bool {
     while left > 0 {
         let Some(bytes) = receive(from, left).await else { return false };

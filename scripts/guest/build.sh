@@ -31,15 +31,15 @@ unavailable() {
 # The kernel packages of this distribution at their newest version, "PACKAGE VERSION" a line.
 # A metapackage (linux-image-amd64, linux-image-generic) depends on the real one.
 kernel_packages() {
-    local image flavour
+    local image flavor
     image=$(apt-cache depends --no-recommends --no-suggests \
         linux-image-amd64 linux-image-generic linux-image-virtual 2>/dev/null |
         sed -nE 's/^ *Depends: (linux-image-[0-9].*)$/\1/p' | sort -u | tail -n 1) || true
     [ -n "$image" ] || return 1
-    flavour=${image#linux-image-}
+    flavor=${image#linux-image-}
     # Ubuntu keeps the modules apart, and nvme-tcp in the second of these packages.
     { apt-cache show --no-all-versions \
-        "$image" "linux-modules-$flavour" "linux-modules-extra-$flavour" 2>/dev/null || true; } |
+        "$image" "linux-modules-$flavor" "linux-modules-extra-$flavor" 2>/dev/null || true; } |
         awk '$1 == "Package:" { package = $2 } $1 == "Version:" { print package, $2 }'
 }
 

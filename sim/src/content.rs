@@ -1,15 +1,15 @@
-//! What versions of sectors look like: content that names its sector and version, so that any of it can
-//! be told wherever it is found.
+//! Sector content: bytes that name their sector and version, so that stale, lost, torn and
+//! misplaced data can be identified.
 
-use flagstone_runtime::sim::Rng;
+use flagstone_runtime::rng::Rng;
 
 /// Unit of tearing, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Versions begin at 1; a sector of zeroes is of this one.
+/// Version of a sector of zeroes. Written versions begin at 1.
 pub(crate) const ZEROES: u32 = 0;
 
-/// The content of a version of a sector.
+/// Content of one version of a sector.
 pub(crate) fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYTES] {
     let mut bytes = [0; SECTOR_BYTES];
     if version == ZEROES {
@@ -19,7 +19,7 @@ pub(crate) fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYT
     let mut rng = Rng::new(seed ^ name);
     let (words, _) = bytes.as_chunks_mut::<8>();
     words[0] = name.to_le_bytes();
-    // One draw a sector: words apart by an odd constant each are as different as is needed here.
+    // One draw per sector: words that differ by an odd constant are different enough here.
     let mut next = rng.next_u64();
     for word in &mut words[1..] {
         *word = next.to_le_bytes();
@@ -28,7 +28,7 @@ pub(crate) fn content(seed: u64, sector: usize, version: u32) -> [u8; SECTOR_BYT
     bytes
 }
 
-/// The version that a sector's bytes are, or what else they are.
+/// Version that a sector's bytes hold, or a description of foreign content.
 pub(crate) fn version_of(seed: u64, sector: usize, bytes: &[u8]) -> Result<u32, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(ZEROES);
@@ -42,7 +42,7 @@ pub(crate) fn version_of(seed: u64, sector: usize, bytes: &[u8]) -> Result<u32, 
         return Err(format!("torn or foreign bytes ({same} of 512 are of version {version})"));
     }
     if found != sector {
-        return Err(format!("what belongs to sector {found}, of version {version}"));
+        return Err(format!("content of sector {found}, version {version}"));
     }
     Ok(version)
 }

@@ -1,14 +1,14 @@
-//! Whole clusters in one thread from one seed.
+//! Deterministic simulator: whole clusters in one thread, reproduced from one seed.
 //!
-//! A [`Scenario`] builds a simulated world, lets the real code run in it under faults, and checks
-//! what a completed command promises: that is its `run`, a function of the seed alone. The program
-//! `simulate` runs many seeds in parallel and prints those that fail; a failing seed replays bit
-//! for bit, and becomes a named regression test.
+//! A [`Scenario`] builds a simulated world, runs the real code in it under faults, and checks the
+//! guarantees of every completed command. Its `run` is a function of the seed only. The program
+//! `simulate` runs many seeds in parallel and prints the failing ones. A failing seed replays bit
+//! for bit and becomes a named regression test.
 //!
-//! Read in this order: [`model`] (what a device may answer), [`load`] (a load that checks it),
-//! [`scenarios`], and last [`runner`].
+//! Reading order: [`model`] (answers that a device may give), [`load`] (workload that checks them),
+//! [`scenarios`], [`runner`].
 //!
-//! A new scenario is one module in [`scenarios`] and one line in [`scenarios::ALL`].
+//! To add a scenario, add one module to [`scenarios`] and one line to [`scenarios::ALL`].
 
 mod content;
 pub mod load;
@@ -16,34 +16,34 @@ pub mod model;
 pub mod runner;
 pub mod scenarios;
 
-/// A kind of world and what must hold in it.
+/// A kind of simulated world and its invariants.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// How it is asked for.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it does and checks, in one line.
+    /// One-line description.
     pub about: &'static str,
-    /// Runs one seed. A broken promise is a panic; what it says is the failure.
+    /// Runs one seed. A violated guarantee panics; the panic message describes the failure.
     pub run: fn(seed: u64) -> Outcome,
 }
 
-/// What a run that kept all promises was worth.
+/// Statistics of a run without a violation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Time that passed in the world, in nanoseconds.
+    /// Simulated time in nanoseconds.
     pub simulated_ns: u64,
-    /// Things that happened in it.
+    /// Number of simulated events.
     pub events: u64,
-    /// Equal for equal histories.
+    /// Hash of the event history: equal for equal histories.
     pub history_hash: u64,
-    /// Reads, writes, messages that were checked.
+    /// Reads, writes and messages that were checked.
     pub checks: u64,
-    /// Crashes, power losses, partitions and the like that were survived.
+    /// Crashes, power losses, partitions and other faults that the run survived.
     pub faults: u64,
 }
 
 impl Outcome {
-    /// The outcome of a world in which `checks` were made and `faults` survived.
+    /// Outcome of a world after `checks` checks and `faults` faults.
     pub fn of(world: &flagstone_runtime::sim::World, checks: u64, faults: u64) -> Outcome {
         Outcome {
             simulated_ns: world.now().as_nanos(),

@@ -1,32 +1,33 @@
-//! A random load against a device that checks every answer against a [`model`](crate::model).
+//! Random workload that checks every answer of a device against a [`model`](crate::model).
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, IoError, SharedDevice, ZeroFlags};
-use flagstone_runtime::sim::Rng;
+use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{buf, random_u64, spawn, time};
 
 use crate::model::{Change, Shared};
 
-/// How to load a device.
+/// Parameters of a load.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Calls in flight at a time.
     pub depth: usize,
     /// Largest call, in bytes; a multiple of the block size.
     pub max_bytes: u64,
-    /// Reads and writes may fail because the disk below does. Else that is a broken promise.
+    /// Tolerate failed reads and writes, because the simulated disk injects errors. Otherwise any
+    /// failure violates a guarantee.
     pub medium_errors: bool,
-    /// Longest pause after a call; none for zero.
+    /// Longest pause after a call; zero for no pause.
     pub pause: Duration,
-    /// Ends the load when set: calls in flight are awaited.
+    /// Stops the load when set, after the calls in flight have completed.
     pub stop: Rc<Cell<bool>>,
 }
 
 impl LoadOptions {
-    /// `depth` calls of up to 64 KiB, none of which may fail.
+    /// Load of `depth` parallel calls of up to 64 KiB that tolerates no errors.
     pub fn new(depth: usize) -> LoadOptions {
         LoadOptions {
             depth,
@@ -38,19 +39,20 @@ impl LoadOptions {
     }
 }
 
-/// Why a load ended.
+/// Reason why a load ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was asked to.
+    /// The stop flag was set.
     Stopped,
-    /// The device failed for good: a failed flush, or it cannot be reached.
+    /// The device failed permanently: a failed flush, or an unreachable device.
     Failed(IoError),
 }
 
-/// Loads a device until it is told to stop or the device fails for good.
+/// Loads a device until the stop flag is set or the device fails permanently.
 ///
 /// # Panics
-/// When a promise is broken.
+///
+/// When the device violates a guarantee.
 pub async fn run(device: SharedDevice, model: Shared, options: LoadOptions) -> Ended {
     model.grow(device.geometry().size_bytes);
     let lanes: Vec<_> = (0..options.depth)
@@ -68,7 +70,7 @@ pub async fn run(device: SharedDevice, model: Shared, options: LoadOptions) -> E
     ended
 }
 
-/// One call after the other.
+/// Issues one call after another.
 async fn lane(device: SharedDevice, model: Shared, options: LoadOptions) -> Ended {
     let mut rng = Rng::new(random_u64());
     let geometry = device.geometry();
@@ -140,7 +142,7 @@ async fn one_call(
     result
 }
 
-/// Ranges of all sizes, most of them short, more of them at the device's start.
+/// Picks a range: mostly short, and more often near the start of the device.
 fn pick_range(geometry: &Geometry, max_bytes: u64, rng: &mut Rng) -> (u64, u64) {
     let block = u64::from(geometry.block_bytes);
     let blocks = geometry.blocks();
@@ -156,7 +158,8 @@ async fn flush(device: &SharedDevice, model: &Shared, medium_errors: bool) -> Re
     match device.flush().await {
         Ok(()) => model.flushed(under_way),
         Err(error) => {
-            // On a sound disk it failed on the way: no flush, and no harm.
+            // The call failed on the way. The disk is sound, so no flush failed and no data was
+            // harmed.
             if medium_errors {
                 model.flush_failed();
             }
@@ -166,13 +169,15 @@ async fn flush(device: &SharedDevice, model: &Shared, medium_errors: bool) -> Re
     Ok(())
 }
 
-/// Reads the whole device and checks it. Unreadable places are tried again.
+/// Reads and checks the whole device. Retries unreadable ranges.
 ///
 /// # Errors
-/// When the device fails for good.
+///
+/// When the device fails permanently.
 ///
 /// # Panics
-/// When a promise is broken.
+///
+/// When the device violates a guarantee.
 pub async fn verify(device: &SharedDevice, model: &Shared) -> Result<(), IoError> {
     const STEP_BYTES: u64 = 32 << 10;
     let mut offset = 0;

@@ -1,4 +1,4 @@
-//! `simulate`: runs seeds of the scenarios; exit code 1 when one breaks a promise.
+//! `simulate`: runs seeds of the scenarios. Exits with status 1 when a seed violates a guarantee.
 
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
@@ -9,17 +9,17 @@ use clap::Parser;
 use flagstone_sim::runner::{Summary, keep_panics_quiet, run_seeds};
 use flagstone_sim::{Scenario, scenarios};
 
-/// Run whole clusters under faults in simulated time, from seeds.
+/// Run simulated clusters under faults, reproducibly from seeds.
 #[derive(Debug, Parser)]
 #[command(name = "simulate", version)]
 struct Arguments {
-    /// Seeds to run: a range such as 0..1000 (without its end), or one seed.
+    /// Seeds to run: a half-open range such as 0..1000, or one seed.
     #[arg(long, default_value = "0..1000", value_parser = parse_seeds)]
     seeds: Range<u64>,
-    /// Scenarios to run, all by default; may be given more than once.
+    /// Scenario to run (repeatable); all by default.
     #[arg(long)]
     scenario: Vec<String>,
-    /// Threads; as many as there are CPUs by default.
+    /// Number of threads; one per CPU by default.
     #[arg(long)]
     threads: Option<usize>,
     /// List the scenarios and exit.
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Simulations of other threads must not make one wait for memory: it would not replay.
+    // The memory limit is shared by all threads. Waiting for another simulation would break replay.
     flagstone_runtime::buf::set_memory_limit(usize::MAX);
     if std::env::var_os("RUST_LOG").is_some() {
         let filter = tracing_subscriber::EnvFilter::from_default_env();

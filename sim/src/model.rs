@@ -1,22 +1,23 @@
-//! What a device may answer, given what it was asked and what it promised.
+//! Device model: the set of answers that a device may give after a sequence of calls and faults.
 //!
-//! The model knows for each sector of 512 bytes which versions a read may return, and which a power
-//! loss may leave. A version is written as content that names its sector, so that lost, stale, torn
-//! and misplaced data are told apart. Sectors are the unit, since a power loss may tear a block.
+//! For each sector of 512 bytes, the model holds the versions that a read may return and the
+//! versions that a power loss may leave. The content of a version names its sector, so the model
+//! detects lost, stale, torn and misplaced data. The unit is a sector because a power loss may tear
+//! a block.
 //!
-//! | event | a read may return | a power loss may leave |
+//! | event | versions a read may return | versions a power loss may leave |
 //! | --- | --- | --- |
-//! | write acknowledged | it | it, or what it might have left before |
-//! | write acknowledged, FUA | it | it |
-//! | write failed or unanswered | it too | it too |
-//! | flush acknowledged | as before | what reads could return when the flush began, and later writes |
-//! | flush failed | as before | what it covered is not made durable by later flushes |
-//! | flush unanswered, on a disk that fails flushes | as before | the same: nobody may have heard of it |
-//! | power lost | what the loss may leave | the same |
-//! | read | what it returned, and nothing else | as before |
+//! | write acknowledged | the new one | the new one, or any possible before |
+//! | write acknowledged, FUA | the new one | the new one |
+//! | write failed or unanswered | the new one as well | the new one as well |
+//! | flush acknowledged | as before | readable when the flush began, and later writes |
+//! | flush failed | as before | later flushes do not make the covered writes durable |
+//! | flush unanswered, on a disk that fails flushes | as before | as for a failed flush |
+//! | power lost | versions left by the loss | the same |
+//! | read | the returned one only | as before |
 //!
-//! Calls in flight never overlap: a caller [`Shared::claim`]s a range, and one that is dropped
-//! before it has reported a result counts as unanswered.
+//! Calls in flight never overlap: a caller must [`Shared::claim`] its range first. A claim that is
+//! dropped without a result counts as unanswered.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -27,31 +28,32 @@ use crate::content::{ZEROES, content, version_of};
 
 #[derive(Debug)]
 struct Sector {
-    /// What a read may return.
+    /// Versions that a read may return.
     visible: Vec<u32>,
-    /// What a power loss may leave, and since when.
+    /// Versions that a power loss may leave, each with the time since when.
     after_loss: Vec<(u64, u32)>,
-    /// Unanswered writes that may yet land at any time.
+    /// Unanswered writes that may still arrive at any time.
     late: Vec<u32>,
-    /// The last durable write by itself: older flushes say nothing about the sector.
+    /// Time of the last write that was durable by itself. Flushes older than it do not apply to the
+    /// sector.
     durable_since: u64,
-    /// A flush of it failed: later ones do not help what was written before.
+    /// A flush of the sector failed. Later flushes do not make earlier writes durable.
     tainted: bool,
-    /// The last time that a flush of it failed: flushes that began before say nothing.
+    /// Time of the last failed flush of the sector. Flushes that began earlier prove nothing.
     tainted_since: u64,
-    /// Nothing was written since the last power loss.
+    /// No write since the last power loss.
     untouched: bool,
     busy: bool,
-    /// The version that the call in flight writes.
+    /// Version that the call in flight writes.
     changing: Option<u32>,
-    /// What is there is not known: it may be any version.
+    /// The content is unknown: a read may return any version.
     unknown: bool,
-    /// The same of what a power loss may leave.
+    /// The content after a power loss is unknown.
     unknown_after_loss: bool,
 }
 
 impl Sector {
-    /// One of zeroes, or one of which nothing is known.
+    /// A sector of zeroes, or one of unknown content.
     fn new(known: bool) -> Sector {
         Sector {
             visible: vec![ZEROES],
@@ -68,7 +70,7 @@ impl Sector {
         }
     }
 
-    fn doubt(&mut self, now: u64, version: u32) {
+    fn may_hold(&mut self, now: u64, version: u32) {
         if !self.visible.contains(&version) {
             self.visible.push(version);
         }
@@ -77,42 +79,42 @@ impl Sector {
     }
 }
 
-/// See the module's head.
+/// Model of one device. The module documentation has the rules.
 #[derive(Debug)]
 pub struct Model {
     seed: u64,
     sectors: Vec<Sector>,
     next_version: u32,
-    /// Power losses so far.
+    /// Number of power losses so far.
     losses: u64,
-    /// Changes dropped without an answer may yet be carried out.
+    /// A dropped change may still be carried out later.
     late_when_dropped: bool,
-    /// Flushes may fail, even such that nobody lives to hear of it.
+    /// Flushes may fail, even when the caller dies before it learns of the failure.
     flushes_fail: bool,
-    /// Counts acknowledgements, so that flushes know what they cover.
+    /// Logical clock: counts acknowledgments, so that a flush knows which writes it covers.
     now: u64,
     checks: u64,
-    /// When the latest change that was acknowledged had begun.
+    /// Start time of the latest acknowledged change.
     promised: Option<u64>,
 }
 
-/// What a change does.
+/// Kind of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A write of new content.
     Write,
     /// A write of zeroes.
     Zero,
-    /// Zeroes or what was there before.
+    /// Zeroes or the previous content.
     Discard,
 }
 
-/// A model, shared by the tasks of a load and by who breaks things.
+/// Handle of a model, shared by the load's tasks and the fault injector.
 #[derive(Clone, Debug)]
 pub struct Shared(Rc<RefCell<Model>>);
 
 impl Shared {
-    /// The model of a device of `bytes` zeroes; `seed` makes its content unlike another run's.
+    /// Model of a device with `bytes` of zeroes. The `seed` gives each run different content.
     pub fn new(seed: u64, bytes: u64) -> Shared {
         let mut sectors = Vec::new();
         sectors.resize_with(bytes as usize / SECTOR_BYTES, || Sector::new(true));
@@ -129,19 +131,19 @@ impl Shared {
         })))
     }
 
-    /// From now on a change that its caller drops may yet be carried out, until
-    /// [`Shared::process_ended`]: the device is served by another process.
+    /// Allows dropped changes to be carried out later, until [`Shared::process_ended`]. For devices
+    /// that another process serves.
     pub fn expect_late_changes(&self) {
         self.0.borrow_mut().late_when_dropped = true;
     }
 
-    /// From now on a flush may fail at the disk while its caller is killed.
+    /// Allows flushes to fail at the disk while the caller is being killed.
     pub fn expect_failed_flushes(&self) {
         self.0.borrow_mut().flushes_fail = true;
     }
 
-    /// A model of its own of what a copy of the device may answer now: what is under way may be
-    /// there or not.
+    /// Independent model of a copy of the device as it may be now. Changes in flight may or may not
+    /// be in the copy.
     pub fn fork(&self) -> Shared {
         let model = self.0.borrow();
         let sectors = model.sectors.iter().map(|sector| {
@@ -159,14 +161,14 @@ impl Shared {
                 unknown_after_loss: sector.unknown_after_loss,
             };
             if let Some(version) = sector.changing {
-                copy.doubt(model.now, version);
+                copy.may_hold(model.now, version);
             }
             copy
         });
         let copy = Model {
             seed: model.seed,
             sectors: sectors.collect(),
-            // Versions of both name different contents.
+            // Keeps the versions of the two models distinct.
             next_version: model.next_version + (1 << 20),
             losses: model.losses,
             late_when_dropped: model.late_when_dropped,
@@ -178,40 +180,39 @@ impl Shared {
         Shared(Rc::new(RefCell::new(copy)))
     }
 
-    /// Any earlier state may be found from now on, sector by sector. A flush comes before the next
-    /// read.
+    /// Allows every earlier state, sector by sector. A flush must come before the next read.
     pub fn forget(&self) {
         for sector in &mut self.0.borrow_mut().sectors {
             (sector.unknown, sector.unknown_after_loss, sector.untouched) = (true, true, true);
         }
     }
 
-    /// The device has grown to this size, if it had not before. What is in the new part is not known.
+    /// Grows the device to `bytes`, if it is smaller. The content of the new part is unknown.
     pub fn grow(&self, bytes: u64) {
         let mut model = self.0.borrow_mut();
         let sectors = model.sectors.len().max(bytes as usize / SECTOR_BYTES);
         model.sectors.resize_with(sectors, || Sector::new(false));
     }
 
-    /// A moment for [`Shared::has_promised_since`].
+    /// Current logical time, for [`Shared::has_promised_since`].
     pub fn moment(&self) -> u64 {
         let mut model = self.0.borrow_mut();
         model.now += 1;
         model.now
     }
 
-    /// True when a change was acknowledged, since the fork, that had begun at this moment or later.
-    /// One that began before may be wherever the device was copied to then.
+    /// True when a change that began at `moment` or later was acknowledged since the fork. A change
+    /// that began earlier may be part of the copy.
     pub fn has_promised_since(&self, moment: u64) -> bool {
         self.0.borrow().promised.is_some_and(|began| began >= moment)
     }
 
-    /// True while a call is under way.
+    /// True while a call is in flight.
     pub fn busy(&self) -> bool {
         self.0.borrow().sectors.iter().any(|sector| sector.busy)
     }
 
-    /// True for two handles of one model.
+    /// True for two handles of the same model.
     pub fn is(&self, other: &Shared) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
@@ -221,13 +222,13 @@ impl Shared {
         (self.0.borrow().sectors.len() * SECTOR_BYTES) as u64
     }
 
-    /// Sectors read and found right.
+    /// Number of sectors that were read and correct.
     pub fn checks(&self) -> u64 {
         self.0.borrow().checks
     }
 
-    /// Takes a range for one call, to change it or (with `None`) to read it; `None` when another
-    /// call has part of it.
+    /// Claims a range for one call: a change, or a read (`None`). Returns `None` when the range
+    /// overlaps a call in flight.
     pub fn claim(&self, offset: u64, len: usize, change: Option<Change>) -> Option<Claim> {
         let first = offset as usize / SECTOR_BYTES;
         let range = first..first + len / SECTOR_BYTES;
@@ -249,10 +250,10 @@ impl Shared {
         Some(Claim { model: self.clone(), range, change, version, losses, began })
     }
 
-    /// A flush begins.
+    /// Starts a flush.
     pub fn begin_flush(&self) -> Flush {
         let model = self.0.borrow();
-        // A failed flush has left doubt about the tainted ones: this one does not end it.
+        // After a failed flush, a later one does not make a tainted sector's content known.
         let known = |sector: &Sector| !sector.tainted && !sector.unknown;
         let (mut versions, mut ends) = (Vec::new(), Vec::with_capacity(model.sectors.len()));
         for sector in &model.sectors {
@@ -265,19 +266,19 @@ impl Shared {
         Flush { model: self.clone(), began, losses, versions, ends, answered: false }
     }
 
-    /// A flush was acknowledged.
+    /// Records an acknowledged flush.
     pub fn flushed(&self, mut flush: Flush) {
         flush.answered = true;
         let ends = std::mem::take(&mut flush.ends);
         let mut model = self.0.borrow_mut();
         if model.losses != flush.losses {
-            // It was carried out before the loss or after: nobody knows.
+            // Unknown whether the flush took effect before the power loss or after it.
             return;
         }
         let mut from = 0;
         for (sector, end) in model.sectors.iter_mut().zip(ends) {
             let visible = &flush.versions[std::mem::replace(&mut from, end)..end];
-            // Nothing is known, or it is tainted.
+            // The content is unknown or tainted.
             if visible.is_empty()
                 || sector.tainted_since > flush.began
                 || sector.durable_since > flush.began
@@ -291,7 +292,7 @@ impl Shared {
         }
     }
 
-    /// A flush failed: the device may have dropped what it covered.
+    /// Records a failed flush: the device may have dropped the writes that it covered.
     pub fn flush_failed(&self) {
         let mut model = self.0.borrow_mut();
         model.now += 1;
@@ -301,8 +302,8 @@ impl Shared {
         }
     }
 
-    /// The process that served the device was killed, or has had time enough to finish: nothing
-    /// that it had in hand comes later.
+    /// Records that the serving process was killed, or had enough time to finish: none of its
+    /// pending changes arrives later.
     pub fn process_ended(&self) {
         for sector in &mut self.0.borrow_mut().sectors {
             for version in std::mem::take(&mut sector.late) {
@@ -313,7 +314,7 @@ impl Shared {
         }
     }
 
-    /// The node that holds the device lost its power.
+    /// Records a power loss of the node that holds the device.
     pub fn power_lost(&self) {
         let mut model = self.0.borrow_mut();
         model.losses += 1;
@@ -334,13 +335,14 @@ impl Shared {
     }
 }
 
-/// A flush under way. Dropped without a result it counts as unanswered.
+/// A flush in flight. If dropped without a result, it counts as unanswered.
 #[derive(Debug)]
 pub struct Flush {
     model: Shared,
     began: u64,
     losses: u64,
-    /// What reads could return when it began, sector after sector, and where each one's ends.
+    /// Readable versions of each sector when the flush began, and the end index of each sector's
+    /// list.
     versions: Vec<u32>,
     ends: Vec<usize>,
     answered: bool,
@@ -354,7 +356,7 @@ impl Drop for Flush {
     }
 }
 
-/// A call under way. Dropped without a result it counts as unanswered.
+/// A call in flight. If dropped without a result, it counts as unanswered.
 #[derive(Debug)]
 pub struct Claim {
     model: Shared,
@@ -366,7 +368,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Fills a write's payload.
+    /// Fills the payload of a write.
     pub fn fill(&self, payload: &mut [u8]) {
         let seed = self.model.0.borrow().seed;
         for (sector, bytes) in self.range.clone().zip(payload.chunks_mut(SECTOR_BYTES)) {
@@ -374,10 +376,10 @@ impl Claim {
         }
     }
 
-    /// The change was acknowledged, durably with `fua`.
+    /// Records an acknowledged change, durable with `fua`.
     pub fn acknowledged(mut self, fua: bool) {
         if !fua && self.losses != self.model.0.borrow().losses {
-            // The answer may be older than the loss of what it acknowledges.
+            // The answer may be older than the power loss that undid the change.
             return self.failed();
         }
         let Some(change) = self.change.take() else { return };
@@ -387,7 +389,7 @@ impl Claim {
         let now = model.now;
         for sector in &mut model.sectors[self.range.clone()] {
             if change == Change::Discard {
-                sector.doubt(now, ZEROES);
+                sector.may_hold(now, ZEROES);
                 continue;
             }
             sector.visible.clear();
@@ -404,8 +406,8 @@ impl Claim {
         }
     }
 
-    /// The call failed, or was not answered and never will be: the change may have been made, in
-    /// part or in whole, by now.
+    /// Records a change that failed or will never be answered: any part of it may have been carried
+    /// out by now.
     pub fn failed(self) {
         let model = self.model.clone();
         let late = std::mem::take(&mut model.0.borrow_mut().late_when_dropped);
@@ -413,14 +415,15 @@ impl Claim {
         model.0.borrow_mut().late_when_dropped = late;
     }
 
-    /// The call failed on its way to the device or back: it may be carried out at any time, if
-    /// [`Shared::expect_late_changes`] was called.
+    /// Records a call that failed on the way to the device or back. After
+    /// [`Shared::expect_late_changes`] it may still be carried out later.
     pub fn lost_on_the_way(self) {}
 
-    /// A read returned these bytes.
+    /// Checks the bytes that a read returned.
     ///
     /// # Panics
-    /// When the device may not answer so: a promise is broken.
+    ///
+    /// When the model does not allow this answer.
     pub fn returned(self, bytes: &[u8]) {
         let mut model = self.model.0.borrow_mut();
         let (seed, losses, now) = (model.seed, model.losses, model.now);
@@ -440,7 +443,7 @@ impl Claim {
                     sector.late.clear();
                 }
                 Ok(version) if allowed(&version) => {
-                    // An answer from before a power loss says nothing about what is left.
+                    // An answer from before a power loss says nothing about the remaining content.
                     if sector.late.is_empty() && self.losses == losses {
                         sector.visible = vec![version];
                         if sector.untouched {
@@ -470,7 +473,7 @@ impl Drop for Claim {
         for sector in &mut model.sectors[self.range.clone()] {
             (sector.busy, sector.changing) = (false, None);
             if self.change.is_some() {
-                sector.doubt(now, self.version);
+                sector.may_hold(now, self.version);
                 if late {
                     sector.late.push(self.version);
                 }

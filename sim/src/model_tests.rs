@@ -19,7 +19,7 @@ fn breaks(test: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn stale_torn_and_misplaced_data_are_told() {
+fn stale_torn_and_misplaced_data_are_detected() {
     let model = Shared::new(1, 1 << 20);
     let old = write(&model, false);
     let new = write(&model, false);
@@ -36,7 +36,7 @@ fn stale_torn_and_misplaced_data_are_told() {
 }
 
 #[test]
-fn a_power_loss_may_lose_what_was_not_flushed_and_nothing_else() {
+fn power_loss_loses_only_unflushed_writes() {
     let model = Shared::new(1, 1 << 20);
     let first = write(&model, false);
     model.flushed(model.begin_flush());
@@ -47,7 +47,7 @@ fn a_power_loss_may_lose_what_was_not_flushed_and_nothing_else() {
     let mixed = [&second[..2048], &first[2048..]].concat();
     assert!(breaks(|| read(&model, &vec![0; BLOCK])));
     read(&model, &mixed);
-    assert!(breaks(|| read(&model, &second)), "what was read stays");
+    assert!(breaks(|| read(&model, &second)), "the content that was read stays");
     model.power_lost();
     read(&model, &mixed);
     let third = write(&model, true);
@@ -57,7 +57,7 @@ fn a_power_loss_may_lose_what_was_not_flushed_and_nothing_else() {
 }
 
 #[test]
-fn an_older_flush_does_not_weaken_a_durable_write() {
+fn older_flush_does_not_weaken_fua_write() {
     let model = Shared::new(1, 1 << 20);
     let first = write(&model, false);
     let flush = model.begin_flush();
@@ -69,7 +69,7 @@ fn an_older_flush_does_not_weaken_a_durable_write() {
 }
 
 #[test]
-fn unanswered_writes_may_be_there_and_late_ones_may_come_at_any_time() {
+fn unanswered_writes_may_arrive_late() {
     let model = Shared::new(1, 1 << 20);
     let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
     assert!(model.claim(512, 512, None).is_none(), "one call at a time");
@@ -93,7 +93,7 @@ fn unanswered_writes_may_be_there_and_late_ones_may_come_at_any_time() {
 }
 
 #[test]
-fn a_failed_flush_is_not_repaired_by_the_next() {
+fn failed_flush_is_not_repaired_by_the_next() {
     let model = Shared::new(1, 1 << 20);
     let first = write(&model, false);
     model.flush_failed();
@@ -104,7 +104,7 @@ fn a_failed_flush_is_not_repaired_by_the_next() {
 }
 
 #[test]
-fn a_flush_that_began_in_doubt_proves_nothing() {
+fn flush_begun_on_tainted_data_proves_nothing() {
     let model = Shared::new(1, 1 << 20);
     let first = write(&model, false);
     model.flush_failed();
@@ -117,7 +117,7 @@ fn a_flush_that_began_in_doubt_proves_nothing() {
 }
 
 #[test]
-fn answers_that_were_on_the_way_at_a_power_loss_say_little() {
+fn answers_in_transit_at_a_power_loss_prove_nothing() {
     let model = Shared::new(1, 1 << 20);
     let claim = model.claim(0, BLOCK, Some(Change::Write)).unwrap();
     let mut bytes = vec![0; BLOCK];
@@ -132,7 +132,7 @@ fn answers_that_were_on_the_way_at_a_power_loss_say_little() {
 }
 
 #[test]
-fn what_was_never_known_a_power_loss_may_bring_back_under_an_unflushed_write() {
+fn power_loss_may_restore_unknown_content() {
     let model = Shared::new(1, 1 << 20);
     let old = write(&model, true);
     write(&model, true);
@@ -149,7 +149,7 @@ fn what_was_never_known_a_power_loss_may_bring_back_under_an_unflushed_write() {
 }
 
 #[test]
-fn a_device_that_grew_holds_anything_until_it_is_written() {
+fn grown_device_has_unknown_content_until_written() {
     let model = Shared::new(1, BLOCK as u64);
     let old = write(&model, true);
     model.grow(2 * BLOCK as u64);
@@ -167,7 +167,7 @@ fn a_device_that_grew_holds_anything_until_it_is_written() {
 }
 
 #[test]
-fn discarded_sectors_are_old_or_zero_and_stay_so() {
+fn discarded_sectors_are_old_or_zero_and_stable() {
     let model = Shared::new(1, 1 << 20);
     let first = write(&model, true);
     model.claim(0, BLOCK, Some(Change::Discard)).unwrap().acknowledged(false);

@@ -1,26 +1,28 @@
-//! Runs many seeds of many scenarios, a simulation a thread, and says which failed.
+//! Seed runner: runs many seeds of many scenarios, one simulation per thread, and collects
+//! failures.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::{Outcome, Scenario};
 
-/// One seed in this many runs twice, and must have the same history both times.
+/// One seed in `REPLAY_EVERY` runs twice and must produce the same history.
 pub const REPLAY_EVERY: u64 = 50;
 
-/// A seed that broke a promise.
+/// A seed that violated a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The scenario.
     pub scenario: &'static str,
     /// The seed.
     pub seed: u64,
-    /// What broke.
+    /// Panic message.
     pub message: String,
 }
 
@@ -35,20 +37,20 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What many seeds of one scenario came to.
+/// Totals over many seeds of one scenario.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    /// Seeds run.
+    /// Number of seeds.
     pub seeds: u64,
-    /// Simulated nanoseconds of all of them.
+    /// Total simulated time in nanoseconds.
     pub simulated_ns: u128,
-    /// Things that happened.
+    /// Number of simulated events.
     pub events: u64,
-    /// Answers checked.
+    /// Number of checked answers.
     pub checks: u64,
-    /// Faults survived.
+    /// Number of survived faults.
     pub faults: u64,
-    /// The seeds that failed, in order.
+    /// Failing seeds, in order.
     pub failures: Vec<Failure>,
 }
 
@@ -68,11 +70,11 @@ impl Summary {
 }
 
 thread_local! {
-    /// Where the last panic of this thread was.
+    /// Location of this thread's last panic.
     static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Panics of simulations are results, not news: they are kept, not printed. For programs that run
+/// Silences the panic output of simulations, which report panics as failures. For programs that run
 /// many seeds; call it once.
 pub fn keep_panics_quiet() {
     std::panic::set_hook(Box::new(|info| {
@@ -91,10 +93,11 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
     if place.is_empty() { text } else { format!("{text} ({place})") }
 }
 
-/// Runs one seed; with `twice` it must have the same history both times.
+/// Runs one seed. With `twice`, runs it a second time and compares the histories.
 ///
 /// # Errors
-/// What broke.
+///
+/// The violated guarantee, or a history that did not repeat.
 pub fn run_seed(scenario: &Scenario, seed: u64, twice: bool) -> Result<Outcome, Failure> {
     let once = || {
         catch_unwind(AssertUnwindSafe(|| (scenario.run)(seed))).map_err(|panic| Failure {
@@ -114,7 +117,7 @@ pub fn run_seed(scenario: &Scenario, seed: u64, twice: bool) -> Result<Outcome, 
     Ok(outcome)
 }
 
-/// Runs all `seeds` on `threads` threads; `progress` is told of each that has run.
+/// Runs all `seeds` on `threads` threads and calls `progress` after each.
 pub fn run_seeds(
     scenario: &Scenario,
     seeds: Range<u64>,
@@ -131,7 +134,7 @@ pub fn run_seeds(
             }
             let alone = seeds.end - seeds.start == 1;
             let result = run_seed(scenario, seed, alone || seed.is_multiple_of(REPLAY_EVERY));
-            let mut summary = summary.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut summary = summary.lock();
             match result {
                 Ok(outcome) => summary.add(&outcome),
                 Err(failure) => {
@@ -143,14 +146,14 @@ pub fn run_seeds(
             progress();
         }
     };
-    // Each simulation is of one thread; these threads know nothing of each other.
+    // Each simulation stays in one thread and shares no state with the others.
     std::thread::scope(|scope| {
         for _ in 1..threads.max(1) {
             scope.spawn(work);
         }
         work();
     });
-    let mut summary = summary.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut summary = summary.into_inner();
     summary.failures.sort_by_key(|failure| failure.seed);
     summary
 }
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_that_does_not_repeat_is_a_failure() {
+    fn nondeterministic_history_is_a_failure() {
         let failure = run_seed(&scenario(never_the_same), 0, true).unwrap_err();
         assert!(failure.message.contains("the second run differs"), "{failure}");
         assert!(run_seed(&scenario(works), 0, true).is_ok());

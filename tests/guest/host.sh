@@ -1,4 +1,4 @@
-# What scripts of the NVMe host share.
+# Functions shared by the scripts of the NVMe host.
 
 # The namespace's block device (nvme0n1). nvme0c0n1 is a hidden multipath leg.
 namespace() {

@@ -1,5 +1,5 @@
-# The server restarts without what the volume is stored on: the host waits, and keeps the volume.
-# Needs ADDRESS, PORT, NQN, and volume.sh. The volume has no data that matters.
+# Restart of the server before the server that stores its volume: the host waits and keeps the
+# volume. Needs ADDRESS, PORT, NQN, and volume.sh. Overwrites the volume's data.
 
 connect() {
     attach
@@ -10,7 +10,7 @@ told_busy() {
     dmesg | grep -q 'controller is busy or not available'
 }
 
-# A host that were let in, and found no namespace, would drop the device under the load.
+# A host that was admitted and found no namespace would drop the device under the load.
 survive() {
     device=$(namespace)
     base=$(writes_done)

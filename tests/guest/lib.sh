@@ -1,10 +1,10 @@
-# What the scripts in the guest share. The host reads and answers on the control line, file
-# descriptor 3 (the second serial port), one line a message:
+# Functions shared by the scripts in the guest. The host reads and answers on the control line, file
+# descriptor 3 (the second serial port), one line per message:
 #
 #   guest  STEP name     a step begins; its output goes to NAME.log on the share
 #   guest  PASS name     it passed
 #   guest  FAIL name     it failed, and the script ends
-#   guest  ASK request   the guest waits until the host has done what is asked
+#   guest  ASK request   the guest waits until the host has done it
 #   host   OK            it is done
 #   host   NO reason     it could not be done
 
@@ -13,7 +13,7 @@ step() {
     step_name=$1
     shift
     echo "STEP $step_name" >&3
-    # Not in a condition: there the shell would ignore -e inside.
+    # Not in a condition, because the shell ignores -e there.
     (
         set -ex
         "$@"
@@ -27,14 +27,14 @@ step() {
     echo "PASS $step_name" >&3
 }
 
-# ask REQUEST...: have the host do something, and wait for it.
+# ask REQUEST...: ask the host to do something, and wait for it.
 ask() {
     echo "ASK $*" >&3
     read -r answer <&3
     [ "$answer" = OK ]
 }
 
-# eventually COMMAND...: wait until it succeeds. The limit is a safety net, not a measurement.
+# eventually COMMAND...: retry until it succeeds. The limit is a safety net, not a measurement.
 eventually() {
     tries=0
     until "$@"; do
@@ -44,7 +44,7 @@ eventually() {
     done 2>/dev/null
 }
 
-# refused COMMAND...: the command must fail. (-e does not see what follows a `!`.)
+# refused COMMAND...: the command must fail. (-e does not apply after a `!`.)
 refused() {
     if "$@"; then
         return 1

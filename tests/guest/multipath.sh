@@ -1,8 +1,8 @@
-# What the Linux kernel's native multipath does with a volume that two nodes mirror, while the role
-# goes from one to the other. Needs ADDRESSES and PORTS (of node 0 and node 1), NQN, and a host that
-# answers: switchover (to the node that is not the source), die (the source is killed, and the other
-# made the source), return (it comes back, and both are in sync). With LINKED=yes the host can cut
-# the link between the nodes too: cut, cut-one-way, unplug, heal.
+# Native multipath of the Linux kernel on a volume mirrored by two nodes, while the source role
+# moves between them. Needs ADDRESSES and PORTS (of node 0 and node 1), NQN, and a host that
+# answers: switchover (to the node that is not the source), die (kill the source and make the other
+# the source), return (restart it, and wait until both are in sync). With LINKED=yes the host can
+# also cut the link between the nodes: cut, cut-one-way, unplug, heal.
 
 has_multipath() {
     [ "$(cat /sys/module/nvme_core/parameters/multipath)" = Y ]
@@ -22,7 +22,7 @@ paths() {
 are_paths() {
     [ "$(paths)" = "$1" ]
 }
-# Port of the node that is to be used: a path that is gone says what it was told last.
+# Port of the node to use. A lost path shows its last known state.
 active_port() {
     for path in /sys/block/nvme*c*n*; do
         controller=/sys/class/nvme/$(basename "$path" | sed -E 's/.*c([0-9]+)n.*/nvme\1/')
@@ -34,20 +34,20 @@ active_port() {
 is_active() {
     [ "$(active_port)" = "$1" ]
 }
-# Writes that paths completed.
+# Writes completed by paths.
 writes_done() {
     cat /sys/block/nvme*c*n*/stat | awk '{ sum += $5 } END { print sum + 0 }'
 }
 has_written() {
     [ "$(writes_done)" -ge "$1" ]
 }
-# more COUNT: so many writes more complete, and the load goes on.
+# more COUNT: wait until COUNT further writes have completed under the load.
 more() {
     base=$(writes_done)
     eventually has_written $((base + $1))
     kill -0 $load
 }
-# Set by who changes the role: the ports of the source and of the target.
+# Set by the functions that move the role: the ports of the source and of the target.
 swap() {
     swapped=$source
     source=$target
@@ -64,12 +64,12 @@ both_paths() {
     eventually are_paths "inaccessible optimized"
     is_active "${PORTS% *}"
     nvme list-subsys
-    # One device, whichever way it is reached.
+    # One device over all paths.
     [ "$(ls -d /dev/nvme*n* | wc -l)" -eq 1 ]
     [ "$(ls -d /sys/class/nvme-subsystem/*/nvme*n* | wc -l)" -ge 1 ]
 }
 
-# Nothing that a host does is to fail while the role goes to and fro under its load.
+# No host I/O may fail while the role moves back and forth under load.
 switchovers() {
     source=${PORTS% *}
     target=${PORTS#* }
@@ -86,7 +86,7 @@ switchovers() {
     wait $load
 }
 
-# The source dies: what the other acknowledged since, and what both had before, is there.
+# The source dies: data acknowledged by the other since then, and data on both before, is kept.
 failover() {
     source=${PORTS% *}
     target=${PORTS#* }
@@ -105,7 +105,7 @@ failover() {
     wait $load
 }
 
-# The nodes lose each other: hosts of the source go on, and the role goes over when both are in sync
+# The nodes lose each other: hosts of the source continue, and the role moves after both are in sync
 # again.
 cuts() {
     source=${PORTS% *}
@@ -129,7 +129,7 @@ cuts() {
 
 no_errors() {
     dmesg >/tmp/dmesg
-    # To wait for a path is right ("requeuing I/O"), to give up is not.
+    # Waiting for a path is correct ("requeuing I/O"), giving up is not.
     refused grep -E 'I/O error|failing I/O' /tmp/dmesg
 }
 

@@ -1,5 +1,5 @@
-# What the Linux kernel's NVMe/TCP host does with a volume, from discovery to disconnect.
-# Needs ADDRESS, PORT, NQN, SIZE_BYTES, and volume.sh. The volume has no data that matters.
+# NVMe/TCP host of the Linux kernel on a volume, from discovery to disconnect. Needs ADDRESS, PORT,
+# NQN, SIZE_BYTES, and volume.sh. Overwrites the volume's data.
 
 discover() {
     nvme discover -t tcp -a "$ADDRESS" -s "$PORT" >/tmp/discovery
@@ -13,7 +13,7 @@ connect() {
     is_live
 }
 
-# field NAME FILE: a number out of nvme-cli's "name : value" lines.
+# field NAME FILE: a number from nvme-cli's "name : value" lines.
 field() {
     sed -nE "s/^$1 *: *([^ ]+).*$/\1/p" "$2"
 }
@@ -30,7 +30,7 @@ identify() {
     block_bytes=$(cat "/sys/block/$(namespace)/queue/logical_block_size")
     [ $(($(field nsze /tmp/id-ns) * block_bytes)) -eq "$SIZE_BYTES" ]
     [ "$(blockdev --getsize64 "/dev/$(namespace)")" -eq "$SIZE_BYTES" ]
-    # Without an identity a host cannot tell a volume from another that took its name.
+    # Without an identity, a host cannot distinguish a volume from another one with the same name.
     nvme ns-descs "/dev/$(namespace)" >/tmp/ns-descs
     cat /tmp/ns-descs
     grep -qE '^(uuid|nguid)' /tmp/ns-descs
@@ -40,7 +40,7 @@ identify() {
     nvme fw-log "/dev/$(controller)"
     nvme effects-log "/dev/$(controller)"
     nvme get-feature "/dev/$(controller)" -f 7
-    # A command that no controller has: refused, and the connection lives.
+    # An invalid command is refused, and the connection stays up.
     refused nvme admin-passthru "/dev/$(controller)" --opcode=0x3c
     is_live
 }
@@ -55,7 +55,7 @@ list() {
 read_write() {
     # Sizes on both sides of the in-capsule limit and of the largest transfer.
     verify_fio --rw=randwrite --bssplit=4k/50:16k/20:64k/20:128k/9:1m/1 --size=48m --iodepth=16
-    # Every write durable (FUA, or a flush after it).
+    # Durable writes (FUA, or a flush after each).
     verify_fio --rw=write --bs=4k --size=1m --sync=dsync
     nvme flush "/dev/$(namespace)"
 }
@@ -74,7 +74,7 @@ filesystem() {
     sed -iE '/  1..$/d' /tmp/sums
     umount /mnt
     fsck.ext4 -f -n "$device"
-    # Drops every cached page of the device: what follows was read from the server.
+    # Drops all cached pages of the device, so that later reads reach the server.
     blockdev --flushbufs "$device"
     mount -t ext4 -o ro "$device" /mnt
     (cd /mnt/files && sha256sum -c /tmp/sums >/dev/null)
@@ -82,16 +82,16 @@ filesystem() {
 }
 
 discard() {
-    # /usr/sbin: the shell would take busybox's own blkdiscard, which cannot write zeroes.
+    # /usr/sbin: the shell would run busybox's blkdiscard, which cannot write zeroes.
     device=/dev/$(namespace)
     [ "$(cat "/sys/block/$(namespace)/queue/discard_max_bytes")" -gt 0 ]
     verify_fio --rw=write --bs=64k --size=8m
-    # What surrounds a discarded range keeps its data.
+    # Data around a discarded range is kept.
     dd if="$device" of=/tmp/before bs=1M skip=4 count=4
     /usr/sbin/blkdiscard --offset 0 --length $((4 << 20)) "$device"
     dd if="$device" of=/tmp/after bs=1M skip=4 count=4 iflag=direct
     cmp /tmp/before /tmp/after
-    # Zeroing is a promise, unlike discard.
+    # Zeroing is guaranteed, unlike discard.
     /usr/sbin/blkdiscard --zeroout --offset 0 --length $((4 << 20)) "$device"
     dd if="$device" bs=1M count=4 iflag=direct | cmp -n $((4 << 20)) - /dev/zero
     /usr/sbin/blkdiscard "$device"
@@ -113,8 +113,8 @@ reset() {
     verify_fio --rw=randwrite --bs=16k --size=4m --iodepth=4
 }
 
-# The server is killed twice while fio writes; nothing that it acknowledged may be missing. The
-# namespace must come back with the identity that it had, or the kernel drops it.
+# The server is killed twice while fio writes; no acknowledged write may be missing. The namespace
+# must return with the same identity, or the kernel drops it.
 restart() {
     base=$(writes_done)
     verify_fio --rw=randwrite --bs=8k --size=48m --iodepth=16 --rate_iops=1000 &

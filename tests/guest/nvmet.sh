@@ -1,12 +1,12 @@
-# Linux's own NVMe/TCP target inside the guest, in place of Flagstone: shows that the scenario
-# in nvme.sh asks of a target no more than the kernel itself gives. Sourced before nvme.sh.
+# Linux's own NVMe/TCP target in the guest, in place of Flagstone. It proves that the scenario in
+# nvme.sh requires no more than the kernel's target provides. Sourced before nvme.sh.
 ADDRESS=127.0.0.1 PORT=4420
 target=/sys/kernel/config/nvmet
 
 listen() {
     ln -s "$target/subsystems/$NQN" "$target/ports/1/subsystems/$NQN"
 }
-# Stands in for killing the server: every connection to the volume is closed, then served again.
+# Simulates a kill of the server: every connection to the volume is closed, then served again.
 ask() {
     [ "$*" = restart ] || return 1
     rm "$target/ports/1/subsystems/$NQN"

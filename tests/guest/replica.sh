@@ -1,28 +1,28 @@
-# Every vendor specific command of a replication subsystem, sent by nvme-cli: to a pair that is in
-# sync, and, in place of a source that is gone, to its target. Needs ADDRESS, PORTS (of node 0, the
-# source, and node 1), SIZE_BYTES, and a host that answers:
+# All vendor-specific commands of a replication subsystem, sent by nvme-cli: to a pair in sync, and,
+# as a replacement of a dead source, to its target. Needs ADDRESS, PORTS (of node 0, the source, and
+# node 1), SIZE_BYTES, and a host that answers:
 #
-#   mirroring                       both are in sync, and have been since they were asked last
-#   about NODE HEX                  this answer to Identify is what the node says of itself
-#   state NODE FIELD VALUE          the node says so of its replica
-#   bitmap NODE HEX BYTES OFFSET    of so many bytes a bit: what the node says is out of date, with
-#                                   the part at OFFSET, and not all
+#   mirroring                       both are in sync, and have been since the last such request
+#   about NODE HEX                  compare this Identify data with the node's status
+#   state NODE FIELD VALUE          check a field of the node's replica status
+#   bitmap NODE HEX BYTES OFFSET    compare a bitmap of BYTES per bit with the node's status: it
+#                                   includes the part at OFFSET, and is not full
 #   checksums NODE OFFSET BYTES PART HEX
-#                                   of each PART of so many bytes of the node's disk
-#   disk NODE OFFSET HEX            this is on the node's disk
-#   crash                           the source, node 1, is killed, then node 0; node 1 starts again
-#   room NODE BYTES                 the node's device is that large now
-#   rejoin                          node 0 starts again, is brought up to date, and equal
+#                                   compare the checksums of each PART of BYTES on the node's disk
+#   disk NODE OFFSET HEX            compare the content of the node's disk
+#   crash                           kill the source, node 1, then node 0; start node 1 again
+#   room NODE BYTES                 resize the node's device to BYTES
+#   rejoin                          start node 0 again, wait until it is in sync, compare the disks
 #
-# After `example` stands a command of docs/nvme-vendor-commands.md, word by word.
+# A command after `example` is copied verbatim from docs/nvme-vendor-commands.md.
 
 volume=nqn.2026-01.io.flagstone:db
 replica=$volume:replica
-# What the examples have as a generation, and what has no place in their dwords.
+# Generation used in the examples, and values that do not fit in their dwords.
 minted=0123456789abcdef
 cd /tmp
 
-# talk_to NODE: whose replica is meant from here on.
+# talk_to NODE: select the node whose replica later commands use.
 talk_to() {
     case $1 in
         0) PORT=${PORTS% *} peer=node-b ;;
@@ -38,7 +38,7 @@ controller_of() {
     done
     return 1
 }
-# The device of the subsystem; nvme0c0n1 is a hidden path.
+# Block device of the subsystem; nvme0c0n1 is a hidden path.
 namespace_of() {
     for entry in /sys/class/nvme-subsystem/nvme-subsys*; do
         if [ "$(cat "$entry/subsysnqn")" = "$1" ]; then
@@ -50,7 +50,7 @@ namespace_of() {
 is_block_device() {
     [ -b "/dev/$(namespace_of "$1")" ]
 }
-# Of the volume, for host.sh.
+# Namespace of the volume, for host.sh.
 namespace() {
     namespace_of "$volume"
 }
@@ -62,8 +62,8 @@ disconnect() {
     eventually is_gone "$1"
 }
 
-# example COMMAND...: runs it with what the document cannot know in its place: where the node is, by
-# what name it knows its peer, and which device the kernel made of it.
+# example COMMAND...: run it with the actual values of this run: the node's address, the name by
+# which it knows its peer, and the device name chosen by the kernel.
 example() {
     for word; do
         shift
@@ -85,7 +85,7 @@ admin() {
 io() {
     nvme io-passthru "/dev/$(namespace_of "$replica")" -n 1 "$@"
 }
-# ends WITH COMMAND...: it fails, and nvme-cli says so.
+# ends STATUS COMMAND...: the command must fail with this NVMe status.
 ends() {
     status=$1
     shift
@@ -95,7 +95,7 @@ ends() {
     cat /tmp/said
     grep -q "^NVMe status: .*($status)$" /tmp/said
 }
-# Statuses, with Do Not Retry; More is added to those of admin commands, as there is a log entry.
+# Statuses, with Do Not Retry. Those of admin commands also have More, because there is a log entry.
 unrelated=0x6701
 active=0x6702
 fenced=0x6703
@@ -120,11 +120,11 @@ bytes() {
 hex() {
     od -An -v -tx1 | tr -d ' \n'
 }
-# Hexadecimal digits as bytes.
+# Converts hexadecimal digits to bytes.
 unhex() {
     printf "$(sed -E 's/(..)/\\x\1/g')"
 }
-# little BYTES NUMBER: as it is on the wire.
+# little BYTES NUMBER: little-endian encoding in hexadecimal.
 little() {
     left=$1
     rest=$2
@@ -134,7 +134,7 @@ little() {
         left=$((left - 1))
     done
 }
-# number FILE FROM COUNT: the other way.
+# number FILE FROM COUNT: decodes a little-endian number.
 number() {
     value=0
     shift=0
@@ -144,7 +144,7 @@ number() {
     done
     echo $value
 }
-# dwords FIRST FILE FROM COUNT: --cdwN= of these bytes.
+# dwords FIRST FILE FROM COUNT: --cdwN= arguments for these bytes.
 dwords() {
     at=$3
     for dword in $(seq "$1" $(($1 + $4 / 4 - 1))); do
@@ -155,8 +155,8 @@ dwords() {
 identify() {
     admin -o 0xc2 -r -l 512 $(dwords 10 "$1" 32 16) -b
 }
-# attach_data EPOCH IN-SYNC VERSION SIZE [GENERATION]: data of Attach, of the source whose Identify is
-# in `source` to the target whose is in `target`, in hexadecimal.
+# attach_data EPOCH IN-SYNC VERSION SIZE [GENERATION]: Attach data in hexadecimal, from the source
+# whose Identify is in `source` to the target whose Identify is in `target`.
 attach_data() {
     theirs=$(hex <target)
     own=$(hex <source)
@@ -169,13 +169,13 @@ repeat() {
         echo -n "$2"
     done
 }
-# 4,096 bytes of a text that ends with its number.
+# 4,096 bytes of text that end with its number.
 text() {
     yes "block $1" | head -c 4096
 }
 
-# A name that is no peer's is not let in. A peer's is, and what Linux reads of a namespace to which
-# nobody is attached fails at once: to try again, on the only path there is, would go on for ever.
+# Only the name of a peer is admitted. After that, Linux's reads of a namespace without an attached
+# source fail at once: retries on the only path would never end.
 connect() {
     [ "$(cat /sys/module/nvme_core/parameters/multipath)" = Y ]
     refused nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$replica" --data-digest
@@ -187,17 +187,17 @@ connect() {
     eventually is_block_device "$replica"
     nvme list-subsys
     refused dd if="/dev/$(namespace_of "$replica")" of=/dev/null bs=4k count=1 iflag=direct
-    # It is in no discovery log.
+    # The subsystem is in no discovery log.
     nvme discover -t tcp -a "$ADDRESS" -s "$PORT" >discovered
     grep -q "^subnqn: *$volume$" discovered
     refused grep -q "^subnqn: *$replica$" discovered
 }
 
-# Commands Supported and Effects: tools and kernels look there before they send what they do not know.
+# Commands Supported and Effects: tools and kernels check it before they send an unknown command.
 effects() {
     nvme get-log "/dev/$(controller_of "$replica")" -i 5 -l 4096 -b >effects-log
     for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8; do
-        # Supported, and changes no blocks, of this namespace.
+        # Supported, changes no blocks, applies to this namespace.
         [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
     done
     for opcode in 0x81 0x84 0x85; do
@@ -210,19 +210,19 @@ identities() {
     example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc -b >target
     ask about 1 "$(hex <target)"
-    # More room than there is data is fine, less is not.
+    # A buffer may be larger than the data, not smaller.
     admin -o 0xc2 -r -l 4096 -b >long
     head -c 512 long | cmp - target
     ends $invalid_length admin -o 0xc2 -r -l 508
     ends $invalid_length admin -o 0xc2
-    # What has no meaning is refused, so that it may get one.
+    # Reserved fields are refused, so that they can get a meaning later.
     ends $invalid_field admin -o 0xc2 -r -l 512 --cdw14=1
     ends $invalid_field admin -o 0xc2 -r -l 512 --cdw2=1
     ends $invalid_opcode admin -o 0xc3
     ends $invalid_opcode nvme admin-passthru "/dev/$(controller_of "$replica")" -o 0xc2 -n 2 -r -l 512
 }
 
-# What only the source that is attached is answered.
+# Commands accepted only from the attached source.
 not_attached() {
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xc6 -n 1 -r -l 4032 --cdw10=0
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xca -n 1 -r -l 128 \
@@ -245,14 +245,14 @@ not_attached() {
         --cdw2=1 --cdw3=100 --cdw12=0x40000007
 }
 
-# refused_attach STATUS HEX: attach.bin is what is sent.
+# refused_attach STATUS HEX: sends HEX as attach.bin, which must be refused.
 refused_attach() {
     echo -n "$2" | unhex >attach.bin
     ends "$1" example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
 }
-# None of this ends the attachment of the source that there is.
+# None of these detaches the current source.
 refused_attaches() {
-    # Who asks: the node that would be the source, as it says itself.
+    # The sender: the node that would be the source, with its own Identify data.
     cp target source
     epoch=$(number target 48 8)
     refused_attach $unrelated "$(attach_data $epoch 1 3 "$SIZE_BYTES")"
@@ -264,27 +264,27 @@ refused_attaches() {
     nvme error-log "/dev/$(controller_of "$replica")" -e 1 >errors
     cat errors
     grep -q '^status_field.*0x4703' errors
-    # Tools show no result of a command that failed: the later epoch is in the log.
+    # Tools show no result of a failed command; the newer epoch is in the log.
     grep -qE "^cs[[:space:]]*: 0x$(printf %x "$epoch")$" errors
     refused_attach $changed "$(attach_data $epoch 1 3 "$SIZE_BYTES" "$(repeat 8 77)")"
     refused_attach $version "$(attach_data $epoch 1 9 "$SIZE_BYTES")"
     refused_attach $version "$(attach_data $epoch 1 1 "$SIZE_BYTES")"
     refused_attach $range "$(attach_data $epoch 1 3 $((2 * SIZE_BYTES)))"
     refused_attach $range "$(attach_data $epoch 1 3 $((SIZE_BYTES - 512)))"
-    # A flag, and a byte, that have no meaning; no volume.
+    # A reserved flag, a reserved byte, no volume.
     refused_attach $invalid_field "$(attach_data $epoch 3 3 "$SIZE_BYTES")"
     refused_attach $invalid_field "$(echo -n "$sound" | sed -E 's/^(.{108})../\101/')"
     refused_attach $invalid_field "$(repeat 16 00)$(echo -n "$sound" | cut -c33-)"
-    # Too little data, and more than any command has.
+    # Too little data, and more than any command takes.
     ends $invalid_length admin -o 0xc1 -w -l 60 -i attach.bin
     head -c 8192 /dev/zero >long
     ends $invalid_field admin -o 0xc1 -w -l 8192 -i long
 }
 
 other_refusals() {
-    # Its data has another generation than the operator saw.
+    # The generation differs from the one in the operator's command.
     ends $changed example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
-    # It has no role that it could hand over, and no room for so much.
+    # It has no role to transfer, and no space for this size.
     ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
     ends $range example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
     ends $invalid_field admin -o 0xd8 --cdw10=512
@@ -292,7 +292,7 @@ other_refusals() {
     ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw12=1
 }
 
-# Hosts write all the while, until they are told that it is enough.
+# Hosts write continuously until they are stopped.
 hosts_write() {
     nvme connect -t tcp -a "$ADDRESS" -s "${PORTS% *}" -n "$volume" --nr-io-queues=2
     eventually is_block_device "$volume"
@@ -305,7 +305,7 @@ hosts_write() {
     ask mirroring
 }
 
-# Their data is what they wrote, and the mirror is as it was.
+# The hosts' data is intact, and the mirror is unchanged.
 undisturbed() {
     touch enough
     eventually test -e written
@@ -314,8 +314,8 @@ undisturbed() {
     disconnect "$replica"
 }
 
-# hello NODE: connects to its replica, and to no other: they have one name, and Linux takes them for
-# two ways to one.
+# hello NODE: connects to its replica only. Both replicas have one name, so Linux would treat them
+# as two paths to one subsystem.
 hello() {
     talk_to "$1"
     nvme connect -t tcp -a "$ADDRESS" -s "$PORT" -n "$replica" --data-digest --nr-io-queues=2 \
@@ -323,7 +323,7 @@ hello() {
     eventually is_block_device "$replica"
 }
 
-# What the one that serves answers, and the role that it gives up.
+# Answers of the serving node, and the transfer of its role.
 hand_over() {
     hello 0
     admin -o 0xc2 -r -l 512 -b >source
@@ -337,7 +337,7 @@ hand_over() {
     )"
     ends $active admin -o 0xd4 $(dwords 12 source 56 8)
     ends $active example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
-    # It is asked by who is no peer, and then by its target.
+    # The request comes from a non-peer, and then from its target.
     example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc
     ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
@@ -351,8 +351,8 @@ hand_over() {
     disconnect "$replica"
 }
 
-# Known data, by hosts, of which the log tells when the source has crashed. The specification of the
-# NVM command set has the checksums of these blocks.
+# Known data, written by hosts and recorded in the log when the source crashes. The NVM command set
+# specification has the checksums of these blocks.
 known=$((1 << 20))
 known_data() {
     nvme connect -t tcp -a "$ADDRESS" -s "${PORTS#* }" -n "$volume" --nr-io-queues=2
@@ -371,7 +371,7 @@ known_data() {
     ask crash
 }
 
-# In the place of the source: node 0, with its own identity.
+# Acts as the source: node 0, with its own identity.
 attach() {
     hello 1
     identify source >target
@@ -380,9 +380,9 @@ attach() {
     example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
     ask state 1 role target
     ask state 1 has_source true
-    # Once more, as a source may whose answer was lost.
+    # A repetition, as from a source that did not receive the answer.
     example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
-    # Ordinary commands are for who is attached.
+    # Ordinary commands are accepted from the attached source.
     blockdev --flushbufs "/dev/$(namespace_of "$replica")"
     dd if="/dev/$(namespace_of "$replica")" bs=16k skip=$((known >> 14)) count=1 iflag=direct | cmp - known.bin
 }
@@ -397,14 +397,14 @@ differences() {
     ends $invalid_field admin -o 0xc6 -r -l 4032 --cdw12=1
 }
 
-# Those of the known data, as the specification has them.
+# Checksums of the known data, from the specification.
 known_sums() {
     for sum in 0x6482d367eb22b64e 0xc0ddba7302eca3ac 0x3e729f5f6750449c 0x9a2df64b8e9e517e; do
         little 8 $sum
     done
 }
 
-# What a source that crashed may not have written durably it shows as no data, until it is copied.
+# Writes that a crashed source may not have made durable have no checksum until they are copied.
 in_doubt() {
     admin -o 0xca -r -l 32 --cdw10=$known --cdw12=16384 --cdw13=4096 -b >sums
     known_sums >known.sums
@@ -429,7 +429,7 @@ checksums() {
     ends $invalid_length admin -o 0xca -r -l 8 --cdw12=8192 --cdw13=4096
 }
 
-# A generation of the examples, then none: the replica is blank, and waits for a source.
+# The generation of the examples, then none: the replica is blank, and waits for a source.
 give_up() {
     old=$(bytes target 56 8 | hex)
     example nvme admin-passthru /dev/nvme1 -o 0xd0 -n 1 --cdw10=0x33221100 --cdw11=0x77665544 \
@@ -441,11 +441,11 @@ give_up() {
     ends $changed admin -o 0xd4 --cdw10=1 --cdw12=0x89abcdef --cdw13=0x01234567
     example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
     ask state 1 generation 0000000000000000
-    # It is done, once.
+    # The second attempt is refused.
     ends $changed admin -o 0xd4 --cdw12=0x89abcdef --cdw13=0x01234567
     identify source >target
     ask about 1 "$(hex <target)"
-    # The session that was attached knows a generation that is gone.
+    # The attached session uses a generation that no longer exists.
     refused_attach $changed "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES" "$old")"
     echo -n "$(attach_data "$(number target 48 8)" 0 0 0)" | unhex >attach.bin
     example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
@@ -461,12 +461,12 @@ begin_resync() {
     ends $invalid_field admin -o 0xc4 --cdw10=1 --cdw11=1
 }
 
-# The kernel has what an nvme-cli sends to an I/O queue: its ioctl has not returned.
+# True once nvme-cli has sent a command to an I/O queue: its ioctl has not returned.
 is_sent() {
     cat /proc/[0-9]*/syscall 2>/dev/null | grep -qE '^16 0x[0-9a-f]+ 0xc0(484e43|504e48) '
 }
 
-# Number 3 goes beside 2, so it is written before that has come; 4 waits for it.
+# Write 3 may run in parallel with 2, so it does not wait for it; 4 waits for 3.
 ordered_writes() {
     text 1 >data1.bin
     io -o 0x81 -w -l 4096 -i data1.bin --cdw10=8 --cdw12=7 --cdw13=1
@@ -479,11 +479,11 @@ ordered_writes() {
     zeroes=$!
     eventually is_sent
     ask disk 1 0 "$(hex <data.bin)"
-    # Number 2, durably, with the block before those of 1: all of it is zero in the end.
+    # Write 2, durable, including the block before those of write 1: all of it is zero at the end.
     io -o 0x81 -w -l 4096 -i data1.bin --cdw10=0 --cdw12=0x40000007 --cdw13=2
     wait $zeroes
     ask disk 1 0 "$(head -c 8192 /dev/zero | hex)"
-    # Beyond the end, of a length that is not said, and with bits that mean nothing.
+    # Out of range, without a length, and with reserved bits.
     last=$((SIZE_BYTES / 512 - 7))
     ends $io_range io -o 0x81 -w -l 4096 -i data.bin --cdw10=$last --cdw12=7 --cdw13=5
     ends $io_range io -o 0x84 --cdw2=8 --cdw10=$last --cdw13=5
@@ -491,12 +491,12 @@ ordered_writes() {
     ends $io_invalid_field io -o 0x81 -w -l 4096 -i data.bin --cdw12=0x80000007 --cdw13=5
     ends $io_invalid_field io -o 0x81 -w -l 4096 -i data.bin --cdw12=7 --cdw2=1 --cdw13=5
     ends $io_invalid_field io -o 0x84 --cdw12=0 --cdw13=5
-    # None of these had the number.
+    # None of the refused writes took the sequence number.
     io -o 0x84 --cdw2=2048 --cdw10=2048 --cdw13=5
     ask disk 1 $known "$(head -c 16384 /dev/zero | hex)"
 }
 
-# A hundred bytes of LZ4 that are 4,096: 71 as they are, which come again and again, and eight more.
+# 100 bytes of LZ4 that decompress to 4,096: 71 literals, repeated, and eight more.
 compressed_write() {
     literal='A replica of the volume, as a Linux host writes it to a target by hand.'
     [ ${#literal} -eq 71 ]
@@ -515,7 +515,7 @@ compressed_write() {
     example nvme io-passthru /dev/nvme1n1 -o 0x85 -n 1 -w -l 100 -i data.lz4 --cdw2=1 --cdw3=100 \
         --cdw12=0x40000007
     ask disk 1 0 "$(hex <inflated)"
-    # An ordered one; then what is no LZ4, is too short or too long for its blocks, or has no codec.
+    # An ordered write; then invalid LZ4, data too short or too long for its blocks, and no codec.
     io -o 0x85 -w -l 100 -i data.lz4 --cdw2=0x80000001 --cdw3=100 --cdw10=8 --cdw12=7 --cdw13=6
     ask disk 1 4096 "$(hex <inflated)"
     head -c 100 /dev/zero | tr '\0' '\377' >nonsense
@@ -529,7 +529,7 @@ compressed_write() {
     ask disk 1 0 "$(hex <inflated)"
 }
 
-# Zeroes behind the volume, which is to have 192 MiB.
+# Zeroes the space after the volume, which will have 192 MiB.
 clear_room() {
     ends $range example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
     ask room 1 $((256 << 20))
@@ -540,7 +540,8 @@ clear_room() {
     [ "$(number target 8 8)" -eq "$SIZE_BYTES" ]
 }
 
-# With what the data comes from the node that was the source is brought up to date when it returns.
+# End of a resync, with the generation by which the former source is brought up to date when it
+# returns.
 end_resync() {
     { bytes source 56 8 && repeat 120 00 | unhex; } >ancestors.bin
     example nvme admin-passthru /dev/nvme1 -o 0xc5 -n 1 -w -l 128 -i ancestors.bin
@@ -550,14 +551,14 @@ end_resync() {
     example nvme admin-passthru /dev/nvme1 -o 0xc4 -n 1 --cdw10=2 --cdw12=0x89abcdef --cdw13=0x01234567
     ask state 1 inconsistent false
     ask state 1 generation $minted
-    # The log is forgotten.
+    # The log is cleared.
     admin -o 0xc6 -r -l 4032 -b | cmp -n 4032 - /dev/zero
     admin -o 0xc4 --cdw10=3 --cdw12=0x76543210 --cdw13=0xfedcba98
     ask state 1 generation fedcba9876543210
     nvme flush "/dev/$(namespace_of "$replica")"
 }
 
-# It serves, and takes nothing of this host any more.
+# It serves hosts, and refuses this host's writes.
 promote() {
     example nvme admin-passthru /dev/nvme1 -o 0xc8 -n 1 --cdw10=12
     ask state 1 active true

@@ -1,6 +1,6 @@
-# A volume that the host has one way to: what scripts about one share. Needs ADDRESS, PORT, NQN.
+# Functions for a volume with one path. Need ADDRESS, PORT, NQN.
 
-# The controller (nvme0) of the one connection. Its number differs from one to the next.
+# Controller (nvme0) of the only connection. Its number differs between connections.
 controller() {
     for entry in /sys/class/nvme/nvme*; do
         if [ "$(cat "$entry/subsysnqn")" = "$NQN" ]; then
@@ -27,8 +27,8 @@ is_live() {
     [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]
 }
 
-# Writes completed, the fifth number of stat. Where multipath has a hidden leg, older kernels
-# count there alone and newer ones on both.
+# Completed writes, the fifth number of stat. With a hidden multipath leg, older kernels count only
+# there, newer ones on both.
 writes_done() {
     awk '$5 > most { most = $5 } END { print most + 0 }' /sys/block/nvme*/stat
 }

@@ -1,6 +1,6 @@
-//! What a host that sends vendor specific commands by hand is answered, against what the nodes say of
-//! themselves and what is on their disks; and the commands that the document prints, against those
-//! that are sent (`tests/guest/replica.sh`, `docs/nvme-vendor-commands.md`).
+//! Verification of vendor-specific commands sent by nvme-cli: compares the answers with the nodes'
+//! own status and their disks, and the documented commands with the commands sent by the test
+//! (`tests/guest/replica.sh`, `docs/nvme-vendor-commands.md`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,13 +12,13 @@ use serde_json::Value;
 use crate::mirror::Pair;
 use crate::tools;
 
-/// Data of Replica Identify, in bytes.
+/// Length of the Replica Identify data, in bytes.
 const IDENTIFY_BYTES: usize = 512;
 
-/// The versions of the link that nodes speak: bytes 0 and 226 of Replica Identify.
+/// Link versions that nodes speak: bytes 0 and 226 of Replica Identify.
 const VERSIONS: [u64; 2] = [2, 3];
 
-/// Two nodes, and what a guest asks of them.
+/// Two nodes, and the checks that a guest requests.
 #[derive(Debug)]
 pub struct Witness {
     /// The nodes.
@@ -26,7 +26,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Of two nodes that mirror.
+    /// Witness of two mirroring nodes.
     pub fn of(pair: Pair) -> Witness {
         Witness { pair }
     }
@@ -34,15 +34,18 @@ impl Witness {
     /// Size of the volume, in bytes.
     ///
     /// # Panics
-    /// If no replica was made.
+    ///
+    /// If no replica exists.
     pub fn size_bytes(&self) -> u64 {
         self.pair.status(0)["replica"]["size_bytes"].as_u64().expect("a replica has a size")
     }
 
-    /// Does what `tests/guest/replica.sh` asks for, or compares what it was answered.
+    /// Performs a step requested by `tests/guest/replica.sh`, or checks an answer that the script
+    /// received.
     ///
     /// # Errors
-    /// What is not as it should be.
+    ///
+    /// The difference from the expected state.
     pub fn answer(&mut self, request: &str) -> Result<(), String> {
         let words: Vec<&str> = request.split(' ').collect();
         match words[..] {
@@ -68,8 +71,8 @@ impl Witness {
                 self.pair.node(1).kill();
                 self.pair.node(0).kill();
                 self.pair.node(1).restart();
-                // It cannot ask whether the other went on.
-                self.says(1, "active", "false")
+                // It cannot ask whether the other node continued.
+                self.says(1, "serving", "false")
             }
             ["room", node, bytes] => {
                 let disk = OpenOptions::new().write(true).open(self.pair.disk(index(node)?));
@@ -86,22 +89,22 @@ impl Witness {
         }
     }
 
-    /// Both are in sync, and no peer was lost since they were started.
+    /// Checks that both are in sync and that no peer was lost since they started.
     fn mirroring(&self) -> Result<(), String> {
         let source = self.pair.source();
         self.pair.wait_for(source, "mirroring");
         let status = self.pair.status(source);
-        same("losses", &status["peers"][0]["losses"], &0.into())
+        same("disconnects", &status["peers"][0]["disconnects"], &0.into())
     }
 
-    /// A node says so of its replica.
+    /// Checks a field in a node's status of its replica.
     fn says(&self, node: usize, field: &str, value: &str) -> Result<(), String> {
         let said = self.pair.status(node)["replica"][field].clone();
         let said = said.as_str().map_or_else(|| said.to_string(), ToOwned::to_owned);
         same(field, &said, &value.to_owned())
     }
 
-    /// An answer to Replica Identify is what the node says of itself.
+    /// Checks that Replica Identify data agrees with the node's status.
     fn about(&self, node: usize, data: &[u8]) -> Result<(), String> {
         same("length", &data.len(), &IDENTIFY_BYTES)?;
         let status = self.pair.status(node);
@@ -115,25 +118,26 @@ impl Witness {
         let role = if data[2] == 1 { "source" } else { "target" };
         same("role", &Value::from(role), &replica["role"])?;
         same("inconsistent", &Value::from(data[3] & 4 != 0), &replica["inconsistent"])?;
-        same("active", &Value::from(data[3] & 16 != 0), &replica["active"])?;
+        same("serving", &Value::from(data[3] & 16 != 0), &replica["serving"])?;
         same("granularity", &little(4, 4).is_power_of_two(), &true)?;
         same("size", &Value::from(little(8, 8)), &replica["size_bytes"])?;
         same("volume", &Value::from(uuid(&data[16..32])), &replica["volume_uuid"])?;
         same("replica", &Value::from(uuid(&data[32..48])), &replica["replica_uuid"])?;
-        same("epoch", &Value::from(little(48, 8)), &replica["epoch"])?;
+        same("role_epoch", &Value::from(little(48, 8)), &replica["role_epoch"])?;
         let generation = format!("{:016x}", little(56, 8));
         same("generation", &Value::from(generation), &replica["generation"])?;
         same("codecs", &data[224], &3)?;
         same("room for its own size", &(little(232, 8) >= little(8, 8)), &true)?;
         let unused = [&data[225..226], &data[228..232], &data[240..]].concat();
-        same("what has no meaning", &unused.iter().any(|byte| *byte != 0), &false)
+        same("reserved bytes are set", &unused.iter().any(|byte| *byte != 0), &false)
     }
 
-    /// A bitmap is what the node says is out of date, with the part at `offset`, and not all.
+    /// Checks that a bitmap agrees with the node's status, includes the block at `offset`, and is
+    /// not full.
     fn bitmap(&self, node: usize, data: &[u8], bit: u64, offset: u64) -> Result<(), String> {
         let at = usize::try_from(offset / bit).map_err(|error| error.to_string())?;
         let set = data.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1);
-        same("the bit of what was written", &set, &true)?;
+        same("the bit of the written block", &set, &true)?;
         let bytes = data.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>() * bit;
         same("less than all", &(bytes < self.size_of(node)), &true)?;
         let status = self.pair.status(node);
@@ -153,7 +157,7 @@ impl Witness {
     }
 }
 
-/// CRC-64/NVME, bit by bit: not the way of what is tested.
+/// CRC-64/NVME, bit by bit: independent of the tested implementation.
 fn crc64(data: &[u8]) -> u64 {
     const REVERSED: u64 = 0x9a6c_9329_ac4b_c9b5;
     let byte = |sum: u64, byte: &u8| {
@@ -184,7 +188,7 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|error| format!("{text:?}: {error}"))
 }
 
-/// Of something that there is: not 0.
+/// Parses a length, which must not be 0.
 fn length(text: &str) -> Result<usize, String> {
     let bytes = number(text)?;
     usize::try_from(bytes)
@@ -207,12 +211,13 @@ fn uuid(bytes: &[u8]) -> String {
     parts.join("-")
 }
 
-/// Every command for nvme-cli that `docs/nvme-vendor-commands.md` prints stands in
-/// `tests/guest/replica.sh` after the word `example`, nothing else does, and every command of the
-/// document's table is among them.
+/// Checks that the nvme-cli commands printed in `docs/nvme-vendor-commands.md` are exactly those
+/// after the word `example` in `tests/guest/replica.sh`, and include every command of the
+/// document's table.
 ///
 /// # Panics
-/// If that is not so.
+///
+/// If they differ.
 pub fn assert_examples_are_run() {
     let root = tools::workspace();
     let read = |path: &str| {
@@ -224,11 +229,11 @@ pub fn assert_examples_are_run() {
     let run = examples(&read("tests/guest/replica.sh"));
     let is_run = |line: &str| run.iter().any(|example| begins(example, line));
     for line in &printed {
-        assert!(is_run(line), "no scenario runs what the document prints: {line}");
+        assert!(is_run(line), "no scenario runs the documented command: {line}");
     }
     for line in &run {
         let is_printed = printed.iter().any(|example| begins(line, example));
-        assert!(is_printed, "the document does not print: {line}");
+        assert!(is_printed, "the document does not have: {line}");
     }
     let opcodes: Vec<String> = document
         .lines()
@@ -244,25 +249,25 @@ pub fn assert_examples_are_run() {
     }
 }
 
-/// Whether a line is a command, with what follows it.
+/// True if a line is this command, with or without arguments.
 fn begins(line: &str, command: &str) -> bool {
     line.strip_prefix(command).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
-/// Lines that end with a backslash go on in the next; spaces are one.
+/// Joins lines that end with a backslash, and collapses spaces.
 fn joined(text: &str) -> Vec<String> {
     let whole = text.replace("\\\n", " ");
     whole.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// The commands in the shell's blocks of a document.
+/// Commands in the shell blocks of a document.
 fn printed(document: &str) -> BTreeSet<String> {
     let blocks = document.split("```sh\n").skip(1);
     let block = |text: &str| joined(text.split("```").next().unwrap_or_default());
     blocks.flat_map(block).filter(|line| line.starts_with("nvme ")).collect()
 }
 
-/// What stands after `example` in a script.
+/// Commands after `example` in a script.
 fn examples(script: &str) -> BTreeSet<String> {
     let after = |line: String| {
         let at = line.find("example nvme ")?;
@@ -276,14 +281,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_those_of_the_specification() {
+    fn crc64_matches_the_specification() {
         // NVM Command Set Specification, test cases of the 64b CRC.
         assert_eq!(crc64(&[0; 4096]), 0x6482_d367_eb22_b64e);
         assert_eq!(crc64(&[0xff; 4096]), 0xc0dd_ba73_02ec_a3ac);
     }
 
     #[test]
-    fn examples_are_found_whatever_their_line_breaks() {
+    fn examples_are_found_across_line_breaks() {
         let document = "```sh\nnvme a \\\n    -b\n```\nnvme c\n```sh\n# said\nnvme d\n```\n";
         let found: Vec<String> = printed(document).into_iter().collect();
         assert_eq!(found, ["nvme a -b", "nvme d"]);

@@ -1,12 +1,12 @@
-//! A Linux kernel under QEMU, in which a script runs as root: the way to test against the
-//! kernel's own NVMe/TCP host without touching the kernel that runs the tests.
+//! Linux guest under QEMU in which a script runs as root. It tests against the kernel's own
+//! NVMe/TCP host without touching the kernel that runs the tests.
 //!
-//! `scripts/guest/build.sh` makes the [`Image`]. [`run`] boots it with a folder shared over 9p,
-//! which holds the scripts of `tests/guest/` and receives their logs, and talks to the script
-//! over a serial port of its own (`tests/guest/lib.sh` has the messages). In the guest, the
-//! 127.0.0.1 of this machine is [`HOST_ADDRESS`].
+//! `scripts/guest/build.sh` builds the [`Image`]. [`run`] boots it with a folder shared over 9p,
+//! which holds the scripts of `tests/guest/` and receives their logs. It talks to the script over a
+//! dedicated serial port (`tests/guest/lib.sh` defines the messages). The guest reaches this
+//! machine's 127.0.0.1 as [`HOST_ADDRESS`].
 //!
-//! No KVM is needed: the processor is emulated. QEMU is killed when a run ends in any way.
+//! KVM is not needed, because the processor is emulated. QEMU is killed when a run ends in any way.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -21,20 +21,21 @@ use crate::place::Place;
 use crate::scratch::Scratch;
 use crate::tools;
 
-/// This machine's 127.0.0.1, as the guest sees it (QEMU's user-mode network).
+/// This machine's 127.0.0.1, as seen by the guest (QEMU's user-mode network).
 pub const HOST_ADDRESS: &str = "10.0.2.2";
 
-/// Longest life of a guest. A safety net: a run takes a minute or two on two idle cores, and many times
-/// that where others use them.
+/// Maximum lifetime of a guest. A safety net: a run takes one or two minutes on two idle cores, and
+/// much longer on busy ones.
 const GUEST_WAIT: Duration = Duration::from_secs(1200);
 
-/// Memory of the guest, MiB. The initramfs takes 100, the page cache of the scripts the most.
+/// Memory of the guest in MiB. The initramfs takes 100; the page cache of the scripts takes most of
+/// the rest.
 const MEMORY_MIB: u32 = 1500;
 
-/// Lines of a log that a failure shows.
+/// Lines of a log shown on failure.
 const LOG_LINES_SHOWN: usize = 60;
 
-/// Status with which `build.sh` says that an image cannot be had on this machine.
+/// Exit status of `build.sh` when an image cannot be built on this machine.
 const UNAVAILABLE: i32 = 77;
 
 /// A kernel and its initramfs.
@@ -45,13 +46,16 @@ pub struct Image {
 }
 
 impl Image {
-    /// Builds the image, or takes the one built before.
+    /// Builds the image, or reuses the existing one.
     ///
     /// # Errors
-    /// Why it cannot be had on this machine (no QEMU, no kernel package, a tool is missing).
+    ///
+    /// Reason why the image cannot be built on this machine (no QEMU, no kernel package, a missing
+    /// tool).
     ///
     /// # Panics
-    /// If the build itself is at fault.
+    ///
+    /// If the build itself fails.
     pub fn build() -> Result<Self, String> {
         if tools::find("qemu-system-x86_64").is_none() {
             return Err("qemu-system-x86_64 not installed; scripts/setup.sh installs it".into());
@@ -70,51 +74,51 @@ impl Image {
     }
 }
 
-/// What runs in the guest.
+/// Script that runs in the guest.
 #[derive(Debug)]
 pub struct Script<'a> {
     /// Files of `tests/guest/`, read in this order by one shell, after `lib.sh`.
     pub files: &'a [&'a str],
-    /// Shell variables that they read.
+    /// Shell variables passed to the script.
     pub variables: &'a [(&'a str, &'a str)],
-    /// Added to the kernel's command line.
+    /// Arguments added to the kernel's command line.
     pub kernel_arguments: &'a str,
 }
 
-/// How a step of a script ended.
+/// Result of a step of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// It succeeded.
     Passed,
     /// A command in it failed.
     Failed,
-    /// The guest ended first.
+    /// The guest ended during the step.
     Unfinished,
 }
 
 /// A step of a script.
 #[derive(Debug)]
 pub struct Step {
-    /// Its name, which is also that of its log.
+    /// Name of the step and of its log.
     pub name: String,
-    /// How it ended.
+    /// Result.
     pub outcome: Outcome,
     began: Instant,
     took: Duration,
 }
 
-/// What happened in the guest.
+/// Report of a guest run.
 #[derive(Debug)]
 pub struct Report {
-    /// The steps, in the order in which they began.
+    /// Steps, in the order in which they began.
     pub steps: Vec<Step>,
-    /// Release of the guest's kernel and its seconds since boot; none if it did not come up.
+    /// Release of the guest's kernel and its seconds since boot; `None` if it did not boot.
     pub booted: Option<String>,
-    /// Status of the script and what init had to say; none if the guest ended before.
+    /// Exit status of the script and message of init; `None` if the guest ended earlier.
     pub exit: Option<String>,
-    /// Requests of the script that the host could not meet.
+    /// Requests of the script that the host refused.
     pub refusals: Vec<String>,
-    /// The guest still ran when its time was over.
+    /// The guest was still running at its time limit.
     pub overdue: bool,
     boot_took: Duration,
     share: PathBuf,
@@ -123,14 +127,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether the script ran to its end, at least one step, every one passed.
+    /// True if the script completed with at least one step, and every step passed.
     pub fn passed(&self) -> bool {
         self.exit.as_deref() == Some("0")
             && !self.steps.is_empty()
             && self.steps.iter().all(|step| step.outcome == Outcome::Passed)
     }
 
-    /// One line a step, with times.
+    /// One line per step, with times.
     pub fn summary(&self) -> String {
         let mut text = match &self.booted {
             Some(booted) => {
@@ -145,7 +149,7 @@ impl Report {
         text
     }
 
-    /// Panics unless [`Report::passed`], with all that helps to see why.
+    /// Panics unless [`Report::passed`], with the summary and the logs.
     pub fn assert_passed(&self) {
         assert!(self.passed(), "{}", self.explain());
     }
@@ -168,7 +172,7 @@ impl Report {
     }
 }
 
-/// Appends the last lines of a log, if there is one.
+/// Appends the last lines of a log, if it exists.
 fn show(text: &mut String, log: &Path) {
     let Ok(bytes) = fs::read(log) else { return };
     let content = String::from_utf8_lossy(&bytes);
@@ -178,8 +182,8 @@ fn show(text: &mut String, log: &Path) {
     let _ = writeln!(text, "--- {name}, last lines\n{}", shown.join("\n"));
 }
 
-/// Boots `image`, runs `script` in it, and calls `answer` with each request of the script: `Ok`
-/// when it is done, else why not.
+/// Boots `image`, runs `script` in it, and calls `answer` for each request of the script. `Ok`
+/// means done, `Err` has the reason for a refusal.
 ///
 /// # Panics
 /// If QEMU cannot be started.
@@ -191,7 +195,7 @@ pub fn run(
     run_at(&Place::default(), image, script, answer)
 }
 
-/// The same of a guest whose network is that of a place.
+/// As [`run`], for a guest that uses the network of `place`.
 ///
 /// # Panics
 /// If QEMU cannot be started.
@@ -232,7 +236,7 @@ pub fn run_at(
 }
 
 impl Report {
-    /// Takes in one message of the guest; `tests/guest/lib.sh` and `scripts/guest/init` send it.
+    /// Handles one message of the guest. `tests/guest/lib.sh` and `scripts/guest/init` send them.
     fn heard(
         &mut self,
         line: &str,
@@ -259,7 +263,7 @@ impl Report {
                     Ok(()) => "OK".to_owned(),
                     Err(reason) => {
                         self.refusals.push(format!("{rest}: {reason}"));
-                        // One line a message.
+                        // Each message is one line.
                         format!("NO {}", reason.replace('\n', " "))
                     }
                 };
@@ -281,7 +285,7 @@ impl Report {
     }
 }
 
-/// Puts the scripts where the guest's init looks for `run.sh`.
+/// Writes the scripts where the guest's init looks for `run.sh`.
 fn fill_share(share: &Path, script: &Script<'_>) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
     fs::create_dir(share).expect("a folder can be made in a fresh one");
@@ -324,7 +328,7 @@ impl Machine {
         let control = child.stdin.take().expect("stdin is a pipe");
         let output = child.stdout.take().expect("stdout is a pipe");
         let (sender, lines) = mpsc::channel();
-        // Ends with the pipe, that is with QEMU, or when nobody listens any more.
+        // Ends with the pipe (with QEMU), or when the receiver is gone.
         thread::spawn(move || {
             let mut output = BufReader::new(output);
             let mut line = Vec::new();
@@ -339,7 +343,7 @@ impl Machine {
         Self { child, control, lines }
     }
 
-    /// Sends a line to the script. If the guest has ended, the reader sees that.
+    /// Sends a line to the script. If the guest has ended, the reader notices.
     fn say(&mut self, line: &str) {
         let _ = writeln!(self.control, "{line}").and_then(|()| self.control.flush());
     }
@@ -352,8 +356,8 @@ impl Drop for Machine {
     }
 }
 
-/// The machine: two emulated cores, the network, the share, the console to a file (ttyS0) and
-/// the control line on QEMU's own standard input and output (ttyS1).
+/// QEMU command line: two emulated cores, the network, the share, the console in a file (ttyS0),
+/// and the control line on QEMU's standard input and output (ttyS1).
 fn qemu(
     mut command: Command,
     image: &Image,
@@ -364,7 +368,7 @@ fn qemu(
     command
         .args(["-M", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
         .args(["-m", &MEMORY_MIB.to_string(), "-nodefaults", "-display", "none", "-no-reboot"])
-        // No boot ROM: it would look for a network to boot from.
+        // No boot ROM, which would try to boot from the network.
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
         .arg("-fsdev")
         .arg(format!("local,id=share,security_model=none,path={}", share.display()))
@@ -376,7 +380,7 @@ fn qemu(
         .arg(&image.kernel)
         .arg("-initrd")
         .arg(&image.initramfs)
-        // A kernel that has faulted ends the run at once.
+        // A kernel fault ends the run at once.
         .args([
             "-append",
             &format!("console=ttyS0 oops=panic panic=-1 {}", script.kernel_arguments),

@@ -1,4 +1,5 @@
-//! HTTP by hand, over a Unix socket or TCP: a request, and all that comes back until the end.
+//! Minimal HTTP client over a Unix socket or TCP: sends one request and reads until the end of the
+//! stream.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,25 +10,26 @@ use serde_json::Value;
 
 use crate::wire;
 
-/// Longest wait for an answer. A safety net: it comes at once.
+/// Longest wait for an answer. A safety net: answers come at once.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
 
-/// An answer.
+/// An HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its status.
+    /// Status code.
     pub status: u16,
-    /// Its head, whole.
+    /// Complete response head.
     pub head: String,
-    /// Its body.
+    /// Response body.
     pub body: String,
 }
 
 impl Answer {
-    /// The body as JSON.
+    /// Body parsed as JSON.
     ///
     /// # Panics
-    /// If it is none.
+    ///
+    /// If the body is not JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
@@ -41,11 +43,12 @@ impl Answer {
     }
 }
 
-/// Sends bytes and gives all that comes back, if the peer ends its side. The bytes may be refused
-/// before all are taken.
+/// Sends bytes and returns everything received until the peer closes its side. The peer may refuse
+/// the bytes before it has read them all.
 ///
 /// # Panics
-/// If the answer does not end.
+///
+/// If the response does not end.
 pub fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> Vec<u8> {
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
@@ -60,7 +63,8 @@ pub fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> Vec<u8> {
 /// Connects to a Unix socket.
 ///
 /// # Panics
-/// If nobody serves it.
+///
+/// If no server listens there.
 pub fn unix(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket);
     let stream = stream.unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
@@ -73,28 +77,31 @@ fn request(method: &str, path: &str) -> String {
     format!("{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n{length}\r\n")
 }
 
-/// Asks over a Unix socket.
+/// Sends a request over a Unix socket.
 ///
 /// # Panics
-/// If what comes back is no answer.
+///
+/// If the response is not valid HTTP.
 pub fn ask(socket: &Path, method: &str, path: &str) -> Answer {
     let answer = exchange(unix(socket), request(method, path).as_bytes());
     Answer::parse(&String::from_utf8_lossy(&answer))
 }
 
-/// Asks over TCP, on this machine.
+/// Sends a request over TCP to this machine.
 ///
 /// # Panics
-/// If what comes back is no answer.
+///
+/// If the response is not valid HTTP.
 pub fn ask_port(port: u16, method: &str, path: &str) -> Answer {
     let answer = exchange(wire::connect(port), request(method, path).as_bytes());
     Answer::parse(&String::from_utf8_lossy(&answer))
 }
 
-/// Asks for a document that is there.
+/// Fetches an existing document.
 ///
 /// # Panics
-/// If it is not.
+///
+/// If the status is not 200.
 #[track_caller]
 pub fn get(socket: &Path, path: &str) -> Value {
     let answer = ask(socket, "GET", path);

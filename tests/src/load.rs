@@ -1,4 +1,4 @@
-//! `flagstone load` as a child process: watched, killed, or awaited with its results.
+//! `flagstone load` as a child process: observed, killed, or awaited with its results.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -18,10 +18,10 @@ use crate::server::binary;
 /// Longest wait for a load to end. A safety net: the loads of these tests take seconds.
 const LOAD_WAIT: Duration = Duration::from_secs(300);
 
-/// Bytes of the header of a verified state (`flagstone_load::verify::journal`).
+/// Header length of a verification state file (`flagstone_load::verify::journal`), in bytes.
 const STATE_HEADER_BYTES: u64 = 64;
 
-/// Bytes of one of its records.
+/// Length of one record of the file, in bytes.
 pub const STATE_RECORD_BYTES: u64 = 16;
 
 /// A running `flagstone load --json`; killed when dropped.
@@ -33,19 +33,19 @@ pub struct Load {
     scratch: Scratch,
 }
 
-/// How a load ended.
+/// Result of a load.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit code; none if a signal ended it.
+    /// Exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it printed, as JSON; null if that is none.
+    /// Output parsed as JSON; null if it is not JSON.
     pub results: Value,
-    /// Its log, and what it was.
+    /// Log, preceded by the command line.
     pub log: String,
 }
 
 impl Load {
-    /// Starts a load of `target` with the arguments in `line`, which blanks part.
+    /// Starts a load of `target` with the space-separated arguments in `line`.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -53,7 +53,7 @@ impl Load {
         Self::start_at(&Place::default(), target, line, None)
     }
 
-    /// Like [`Load::start`], verified, with the verified state kept in, or taken from, `state`.
+    /// As [`Load::start`], verified, with the verification state in the file `state`.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -61,7 +61,7 @@ impl Load {
         Self::start_at(&Place::default(), target, line, Some(state))
     }
 
-    /// Like [`Load::start`], at a place of its own; verified if there is a `state`.
+    /// As [`Load::start`], in `place`; verified if `state` is given.
     ///
     /// # Panics
     /// If the program cannot be started.
@@ -82,7 +82,7 @@ impl Load {
             .unwrap_or_else(|error| panic!("starting {what}: {error}"));
         let mut pipe = child.stdout.take().expect("stdout is a pipe");
         let (sender, output) = mpsc::channel();
-        // Ends with the pipe, that is with the child.
+        // Ends with the pipe, that is, with the child.
         thread::spawn(move || {
             let mut text = String::new();
             let _ = pipe.read_to_string(&mut text);
@@ -91,16 +91,17 @@ impl Load {
         Self { child, output, what, scratch }
     }
 
-    /// Records in the verified state that the load keeps in `state`, so far.
+    /// Current number of records in the verification state file `state`.
     pub fn records_now(state: &Path) -> u64 {
         let bytes = fs::metadata(state).map_or(0, |file| file.len());
         bytes.saturating_sub(STATE_HEADER_BYTES) / STATE_RECORD_BYTES
     }
 
-    /// Waits until the verified state that the load keeps in `state` has `records` records.
+    /// Waits until the verification state file `state` has `records` records.
     ///
     /// # Panics
-    /// If the load ends before.
+    ///
+    /// If the load ends earlier.
     pub fn wait_for_records(&mut self, state: &Path, records: u64) {
         let bytes = STATE_HEADER_BYTES + records * STATE_RECORD_BYTES;
         let (child, scratch, what) = (&mut self.child, &self.scratch, &self.what);
@@ -116,22 +117,23 @@ impl Load {
         }
     }
 
-    /// The process, as `/proc` knows it.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Kills the load as `kill -9` does.
+    /// Kills the load with SIGKILL.
     pub fn kill(&mut self) {
-        // Fails only for a process that has already been waited for.
+        // Fails only if the process was already waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Waits until the load ends by itself.
+    /// Waits until the load exits.
     ///
     /// # Panics
-    /// If it does not.
+    ///
+    /// If it does not exit in time.
     pub fn wait(mut self) -> Ended {
         let Ok(printed) = self.output.recv_timeout(LOAD_WAIT) else {
             panic!("{} does not end\n{}", self.what, log(&self.scratch));
@@ -152,11 +154,11 @@ impl Drop for Load {
 }
 
 impl Ended {
-    /// Panics unless the load did all that it was asked, and found nothing wrong. Gives the
-    /// results back.
+    /// Panics unless the load completed without errors. Returns the results.
     ///
     /// # Panics
-    /// See above; with all that helps to see why.
+    ///
+    /// On any error, with the command line, the log and the results.
     #[track_caller]
     pub fn assert_complete(self) -> Value {
         let Self { code, results, log } = self;
@@ -177,10 +179,11 @@ impl Ended {
     }
 }
 
-/// What a verified state has recorded so far.
+/// Records of a verification state file.
 ///
 /// # Panics
-/// If there is none at `path`.
+///
+/// If there is no such file at `path`.
 pub fn records(path: &Path) -> Vec<RecordKind> {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let records = bytes.get(STATE_HEADER_BYTES as usize..).unwrap_or_default();
@@ -190,14 +193,14 @@ pub fn records(path: &Path) -> Vec<RecordKind> {
             2 => RecordKind::Durable,
             3 => RecordKind::FlushBegan,
             4 => RecordKind::FlushCompleted,
-            // The end of a file whose writer was killed.
+            // Truncated record of a killed writer.
             _ => RecordKind::Unfinished,
         }
     });
     kinds.collect()
 }
 
-/// Kinds of records of a verified state.
+/// Kinds of records in a verification state file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordKind {
     /// A write was acknowledged.
@@ -208,7 +211,7 @@ pub enum RecordKind {
     FlushBegan,
     /// A flush was acknowledged.
     FlushCompleted,
-    /// Cut off by a kill.
+    /// Truncated by a kill.
     Unfinished,
 }
 

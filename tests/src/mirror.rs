@@ -15,66 +15,69 @@ use crate::scratch::Scratch;
 use crate::server::{NQN_PREFIX, Server, binary};
 use crate::tools;
 
-/// The volume's name.
+/// Name of the volume.
 pub const VOLUME: &str = "db";
 
 const NAMES: [&str; 2] = ["node-a", "node-b"];
 
-/// What two nodes are made of.
+/// Setup of two nodes.
 #[derive(Debug, Default)]
 pub struct Setup<'a> {
-    /// Size of the files that they mirror.
+    /// Size of each mirrored file, in bytes.
     pub size_bytes: u64,
-    /// In the table of the mirror, such as `mode = "async"`.
+    /// Options in the mirror table, such as `mode = "async"`.
     pub options: &'a str,
-    /// In the table of the peer, such as `compression = "lz4"`.
+    /// Options in the peer table, such as `compression = "lz4"`.
     pub peer: &'a str,
-    /// In the table of the volume on each node, such as `emulate = { latency = "1ms" }`.
+    /// Options in the volume table of each node, such as `disk_model = { latency = "1ms" }`.
     pub volume: [&'a str; 2],
-    /// What parts them; they are on this machine's loopback without.
+    /// Network between the nodes; this machine's loopback if `None`.
     pub network: Option<Network>,
-    /// A file system with little room that one of them uses; it needs a network.
+    /// Small file system used by one node; requires a network.
     pub small: Option<Small>,
 }
 
-/// A file system with little room.
+/// A small file system.
 #[derive(Clone, Copy, Debug)]
 pub struct Small {
-    /// The node that uses it.
+    /// Node that uses it.
     pub node: usize,
-    /// For the log, rather than for the data.
+    /// Holds the intent log rather than the data.
     pub log: bool,
-    /// All that fits in.
+    /// Capacity in bytes.
     pub room_bytes: u64,
 }
 
-/// Two nodes; what they are made of goes with them.
+/// Two mirroring nodes. Dropping them removes their setup.
 #[derive(Debug)]
 pub struct Pair {
     nodes: [Server; 2],
-    /// Where hosts reach them.
+    /// Addresses for hosts.
     hosts: [String; 2],
     disks: [PathBuf; 2],
     small: Option<Small>,
     scratch: Scratch,
-    /// After the nodes: they end first.
+    /// Declared after the nodes, so it is dropped after them.
     network: Option<Network>,
 }
 
 impl Pair {
-    /// Starts both, of files of `size_bytes`, with the log beside them, and `options` in the
-    /// table of the mirror (such as `mode = "async"`). Nothing is mirrored yet.
+    /// Starts both nodes on files of `size_bytes`, each with its intent log beside its data.
+    /// `options` go to the mirror table, such as `mode = "async"`. Mirroring does not start
+    /// yet.
     ///
     /// # Panics
-    /// If one does not come to serve.
+    ///
+    /// If a node does not start to serve.
     pub fn start(size_bytes: u64, options: &str) -> Pair {
         Pair::set_up(Setup { size_bytes, options, ..Setup::default() })
     }
 
-    /// The same of a setup.
+    /// As [`Pair::start`], from a setup.
     ///
     /// # Panics
-    /// If one does not come to serve.
+    ///
+    /// If a node does not start to serve.
     pub fn set_up(setup: Setup<'_>) -> Pair {
         let Setup { size_bytes, options, peer: way, volume, network, small } = setup;
         let scratch = Scratch::new();
@@ -113,7 +116,7 @@ impl Pair {
             let text = format!(
                 "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
                  timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
-                 bitmap = {log:?}{comma}{options} }}\n{}\ndevice = {disk:?}\n",
+                 intent_log = {log:?}{comma}{options} }}\n{}\ndevice = {disk:?}\n",
                 volume[index]
             );
             let file = scratch.join(&format!("{node}.toml"));
@@ -131,23 +134,25 @@ impl Pair {
         Pair { nodes, hosts, disks, small, scratch, network }
     }
 
-    /// The same, mirrored and in sync: node 0 is the source.
+    /// As [`Pair::start`], mirroring and in sync, with node 0 as the source.
     ///
     /// # Panics
-    /// If it does not come to that.
+    ///
+    /// If the nodes do not get in sync.
     pub fn in_sync(size_bytes: u64, options: &str) -> Pair {
-        Pair::set_up(Setup { size_bytes, options, ..Setup::default() }).synchronised()
+        Pair::set_up(Setup { size_bytes, options, ..Setup::default() }).synchronized()
     }
 
-    /// The same with a link that can be cut; none, and `test` is said to be skipped, where networks
-    /// cannot be made.
+    /// As [`Pair::in_sync`], with a link that can be cut. Skips `test` and returns `None` where
+    /// networks cannot be created.
     ///
     /// # Panics
-    /// If it does not come to that.
+    ///
+    /// If the nodes do not get in sync.
     pub fn linked(test: &str, setup: Setup<'_>) -> Option<Pair> {
         match Network::make() {
             Ok(network) => {
-                Some(Pair::set_up(Setup { network: Some(network), ..setup }).synchronised())
+                Some(Pair::set_up(Setup { network: Some(network), ..setup }).synchronized())
             }
             Err(reason) => {
                 tools::unable(test, &format!("networks cannot be made here: {reason}"));
@@ -156,19 +161,20 @@ impl Pair {
         }
     }
 
-    /// Fills most of the first node's disk with this text, before anything is mirrored.
+    /// Fills most of the first node's disk with this text, before mirroring starts.
     ///
     /// # Panics
-    /// If it cannot be written.
+    ///
+    /// If the disk cannot be written.
     pub fn written(self, text: &str) -> Pair {
         use std::io::Write as _;
         let mut disk = std::fs::OpenOptions::new()
             .write(true)
             .open(&self.disks[0])
             .expect("a node's disk can be written");
-        let size = disk.metadata().expect("it is there").len();
+        let size = disk.metadata().expect("it exists").len();
         let chunk = text.repeat((1 << 20) / text.len());
-        // The end is for the mirror's own structures.
+        // The end is reserved for the mirror's metadata.
         for _ in 0..(size / 4 * 3) >> 20 {
             disk.write_all(chunk.as_bytes()).expect("there is room");
         }
@@ -176,49 +182,52 @@ impl Pair {
         self
     }
 
-    /// Makes the first node the source and the other its target, and waits until both are equal.
+    /// Makes the first node the source and the other its target, and waits until they are in sync.
     ///
     /// # Panics
-    /// If it does not come to that.
-    pub fn synchronised(self) -> Pair {
+    ///
+    /// If the nodes do not get in sync.
+    pub fn synchronized(self) -> Pair {
         self.order(0, "create", &["--source"]);
         self.order(1, "create", &["--target"]);
         self.wait_for(0, "mirroring");
         self
     }
 
-    /// A node.
+    /// Server of a node.
     pub fn node(&mut self, node: usize) -> &mut Server {
         &mut self.nodes[node]
     }
 
-    /// A node's name.
+    /// Name of a node.
     pub fn name(&self, node: usize) -> &'static str {
         NAMES[node]
     }
 
-    /// Whether they have a link that can be cut.
+    /// True if the nodes have a link that can be cut.
     pub fn is_linked(&self) -> bool {
         self.network.is_some()
     }
 
-    /// A node's disk, where the volume's data is at its beginning.
+    /// Disk of a node, with the volume's data at its beginning.
     pub fn disk(&self, node: usize) -> &Path {
         &self.disks[node]
     }
 
-    /// The network that parts them.
+    /// Network between the nodes.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no network.
     pub fn network(&self) -> &Network {
         self.network.as_ref().expect("it was set up with a network")
     }
 
-    /// Gives the small file system more room, or less.
+    /// Changes the capacity of the small file system.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no small file system.
     pub fn make_room(&self, room_bytes: u64) {
         let small = self.small.expect("it was set up with a small file system");
         let folder = self.scratch.join("small");
@@ -226,10 +235,11 @@ impl Pair {
         self.network().node(small.node).run("mount", &line);
     }
 
-    /// Takes all room that is left in the small file system.
+    /// Fills all free space of the small file system.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no small file system.
     pub fn fill_small(&self) {
         let small = self.small.expect("it was set up with a small file system");
         let filler = self.scratch.join("small").join("filler");
@@ -239,37 +249,40 @@ impl Pair {
         assert!(full.is_err_and(|said| said.contains("No space")), "it is full");
     }
 
-    /// Frees what [`Pair::fill_small`] took.
+    /// Frees the space taken by [`Pair::fill_small`].
     ///
     /// # Panics
-    /// If there is no small file system, or nothing took it.
+    ///
+    /// If there is no small file system, or it was not filled.
     pub fn clear_small(&self) {
         let filler = self.scratch.join("small").join("filler");
         let place = self.network().node(self.small_node());
         place.run("rm", &[filler.to_str().expect("temporary paths are UTF-8")]);
     }
 
-    /// The node whose file system is small.
+    /// Node with the small file system.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no small file system.
     pub fn small_node(&self) -> usize {
         self.small.expect("it was set up with a small file system").node
     }
 
-    /// Has the disks hold nothing of a part of the volume that no verified load uses, as a host does
-    /// that discards it.
+    /// Discards a part of the volume that no verified load uses, as a host would.
     ///
     /// # Panics
-    /// If it cannot be done.
+    ///
+    /// If the discard fails.
     pub fn empty_part(&self) {
         self.use_part("trim");
     }
 
-    /// Writes all over the same part.
+    /// Overwrites all of the same part.
     ///
     /// # Panics
-    /// If hosts see an error.
+    ///
+    /// If a host would see an error.
     pub fn write_part(&self) {
         self.use_part("write");
     }
@@ -279,44 +292,45 @@ impl Pair {
         Load::start_at(&self.host(), &self.both_paths(), &line, None).wait().assert_complete();
     }
 
-    /// The volume as a host reaches it by both nodes.
+    /// Load target with the paths to both nodes.
     pub fn both_paths(&self) -> String {
         format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", self.hosts.join(","))
     }
 
-    /// Where hosts reach a node, as address and port.
+    /// Host address and port of a node.
     pub fn host_address(&self, node: usize) -> (&str, &str) {
         self.hosts[node].split_once(':').expect("an address and a port")
     }
 
-    /// The same by one.
+    /// Load target with the path to one node.
     pub fn path(&self, node: usize) -> String {
         self.nodes[node].nvme_uri(VOLUME)
     }
 
-    /// A verified load, from where hosts are.
+    /// Starts a verified load where hosts run.
     ///
     /// # Panics
+    ///
     /// If it cannot be started.
     pub fn load(&self, target: &str, line: &str, state: &Path) -> Load {
         Load::start_at(&self.host(), target, line, Some(state))
     }
 
-    /// Where programs of hosts run.
+    /// Place where host programs run.
     pub fn host(&self) -> Place {
         self.network.as_ref().map_or_else(Place::default, |network| network.host().clone())
     }
 
-    /// A file of this test's own.
+    /// A file in this test's directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }
 
-    /// Runs `flagstone mirror ACTION db` on a node; gives what it printed as JSON, or what it said
-    /// when it failed.
+    /// Runs `flagstone mirror ACTION db` on a node and returns its JSON output.
     ///
     /// # Errors
-    /// Its words.
+    ///
+    /// The error output of a failed command.
     pub fn try_order(&self, node: usize, action: &str, more: &[&str]) -> Result<Value, String> {
         let output = Command::new(binary())
             .args(["mirror", action, VOLUME, "--json", "--api"])
@@ -331,10 +345,11 @@ impl Pair {
         Ok(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}")))
     }
 
-    /// The same of an order that is carried out.
+    /// As [`Pair::try_order`], for a command that must succeed.
     ///
     /// # Panics
-    /// If it is not.
+    ///
+    /// If the command fails.
     pub fn order(&self, node: usize, action: &str, more: &[&str]) -> Value {
         let done = self.try_order(node, action, more);
         done.unwrap_or_else(|said| {
@@ -342,48 +357,51 @@ impl Pair {
         })
     }
 
-    /// Makes a node the source, whose source is gone or silent: it waits until it has noticed.
+    /// Waits until a node has noticed that its source is lost, then makes it the source.
     ///
     /// # Panics
-    /// If it is refused.
+    ///
+    /// If the failover is refused.
     pub fn fail_over_to(&self, node: usize) {
         self.order(node, "failover", &["--yes"]);
     }
 
-    /// What a node says of the mirror.
+    /// Mirror status of a node.
     pub fn status(&self, node: usize) -> Value {
         self.order(node, "status", &[])
     }
 
-    /// The state towards the peer, as a node says.
+    /// State towards the peer, as reported by a node.
     pub fn state(&self, node: usize) -> String {
         self.status(node)["state"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until a node says this.
+    /// Waits until a node reports this state.
     ///
     /// # Panics
-    /// If it does not come to that.
+    ///
+    /// If the node does not reach the state.
     pub fn wait_for(&self, node: usize, state: &str) {
         let holds = || self.state(node) == state;
         until(&format!("{} is {state}", NAMES[node]), holds, || self.explain());
     }
 
-    /// What both nodes say, and have said.
+    /// Status and logs of both nodes, for failure messages.
     fn explain(&self) -> String {
         let said = [0, 1].map(|node| format!("{:?}", self.try_order(node, "status", &[])));
         format!("{}\n{}\n{}", said.join("\n"), self.nodes[0].output(), self.nodes[1].output())
     }
 
-    /// Waits until one of the nodes serves and both are in sync; gives which.
+    /// Waits until one node serves and both are in sync. Returns the serving node.
     ///
     /// # Panics
-    /// If it does not come to that.
+    ///
+    /// If the nodes do not get there.
     pub fn source(&self) -> usize {
         let mut found = None;
         let serves = |node: &usize| {
             let status = self.status(*node);
-            status["state"] == "mirroring" && status["replica"]["active"] == true
+            status["state"] == "mirroring" && status["replica"]["serving"] == true
         };
         let one = || {
             found = [0, 1].into_iter().find(serves);
@@ -393,28 +411,30 @@ impl Pair {
         found.expect("it was waited for")
     }
 
-    /// Stops a node's process in its tracks, or lets it go on: a stall, not a death.
+    /// Stops a node's process (SIGSTOP), or continues it: a stall, not a death.
     ///
     /// # Panics
-    /// If it does not run.
+    ///
+    /// If the process does not run.
     pub fn stall(&self, node: usize, stalled: bool) {
         let signal = if stalled { Signal::STOP } else { Signal::CONT };
         let pid = Pid::from_raw(self.nodes[node].pid() as i32).expect("a process has a number");
-        kill_process(pid, signal).expect("a child that was not waited for can be signalled");
+        kill_process(pid, signal).expect("an unreaped child can be signaled");
     }
 
-    /// Compares the legs while hosts go on: they hold the same.
+    /// Compares the legs while hosts continue: they must be equal.
     ///
     /// # Panics
-    /// If they do not.
+    ///
+    /// If they differ.
     #[track_caller]
     pub fn assert_equal_legs(&self, source: usize) {
         let mut verify = Value::Null;
         let compared = || {
-            // A source that waits for nothing may not have noticed yet that its peer was away.
+            // An asynchronous source may not have noticed yet that its peer was away.
             self.wait_for(source, "mirroring");
             match self.try_order(source, "verify", &[]) {
-                Err(said) if said.contains("is not in sync") => return false,
+                Err(said) if said.contains("not in sync") => return false,
                 ordered => drop(ordered.unwrap_or_else(|said| panic!("{said}"))),
             }
             let ended = || {
@@ -432,10 +452,11 @@ impl Pair {
         assert_eq!(verify["compared_bytes"].as_u64(), size, "{verify:#}");
     }
 
-    /// Stops both in order, the source first, and compares what they left on their disks.
+    /// Stops both nodes cleanly, the source first, and compares their disks.
     ///
     /// # Panics
-    /// If one does not end well, or they differ.
+    ///
+    /// If a node does not stop cleanly, or the disks differ.
     pub fn end(mut self, source: usize) {
         self.wait_for(source, "mirroring");
         let size = self.status(source)["replica"]["size_bytes"].as_u64().expect("a size");
@@ -443,7 +464,7 @@ impl Pair {
             let status = self.nodes[node].terminate();
             assert!(status.success(), "{status}\n{}", self.nodes[node].output());
         }
-        // Where both can be seen: one may lie in a file system of its node's own.
+        // A place that sees both disks: one may be in a file system of its node's mount namespace.
         let place = match (&self.network, self.small) {
             (Some(network), Some(small)) => network.node(small.node).clone(),
             _ => Place::default(),
@@ -452,10 +473,11 @@ impl Pair {
         place.run("cmp", &["-n", &size.to_string(), a, b]);
     }
 
-    /// All that a load was promised, as its state tells, is what a node serves.
+    /// Checks that a node serves every acknowledged write of a load, according to its state file.
     ///
     /// # Panics
-    /// If it is not.
+    ///
+    /// If a write is missing.
     #[track_caller]
     pub fn assert_kept(&self, node: usize, state: &str) {
         let line = "--rw randread --depth 4 --bs 64k --after-crash client";

@@ -1,7 +1,7 @@
-//! What may happen to two nodes that mirror a volume while a host uses it.
+//! Events that hit two mirroring nodes while a host uses the volume.
 //!
-//! Nothing here waits for a time: what comes next comes when the load has recorded so many writes
-//! more, or when a node says that it has noticed.
+//! Nothing here waits for a fixed time. The next step comes when the load has recorded a number of
+//! further writes, or when a node reports that it has noticed the event.
 
 use std::path::Path;
 
@@ -10,50 +10,50 @@ use crate::mirror::Pair;
 use crate::process::until;
 use crate::rng::Rng;
 
-/// What may happen.
+/// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The source dies, the target is made the source, the dead one comes back.
+    /// The source dies, the target becomes the source, the dead node comes back.
     SourceDies,
     /// The target dies and comes back.
     TargetDies,
     /// Both die.
     BothDie,
-    /// The role goes over, planned.
+    /// Planned switchover.
     Switchover,
-    /// The target stands still, and goes on.
+    /// The target stalls and continues.
     TargetStalls,
-    /// The source stands still until the target has given it up, and goes on.
+    /// The source stalls until the target considers it lost, and continues.
     SourceStalls,
-    /// The operator pauses the mirror, and has it go on.
+    /// The operator pauses the mirror and resumes it.
     Pause,
-    /// The target dies, comes back, and one side dies while it is brought up to date.
+    /// The target dies and comes back, and one side dies during the resync.
     ResyncDies,
-    /// The role goes over, and the new source dies at once, and comes back.
+    /// Switchover; the new source dies at once and comes back.
     SwitchoverDies,
-    /// What the source sends is dropped without a word, later it arrives again.
+    /// Messages from the source are dropped silently, and later arrive again.
     CutFromSource,
-    /// What the target sends is dropped.
+    /// Messages from the target are dropped silently.
     CutFromTarget,
-    /// Both.
+    /// Messages in both directions are dropped silently.
     Cut,
-    /// The link's card goes down at the source.
+    /// The source's network interface goes down.
     Unplugged,
-    /// The link lets little through.
+    /// The link is slow.
     Slow,
-    /// The link comes and goes.
+    /// The link goes down and up repeatedly.
     Flaps,
-    /// The link is cut, and the source dies and comes back before it is whole again.
+    /// The link is cut, and the source restarts before the link is restored.
     CutSourceRestarts,
-    /// The link is cut, and the target dies and comes back before it is whole again.
+    /// The link is cut, and the target restarts before the link is restored.
     CutTargetRestarts,
-    /// The role is asked for while the link is cut, in vain.
+    /// A switchover is requested while the link is cut, and fails.
     CutSwitchover,
-    /// The disk of one node runs full, whichever role that has, and has room again later.
+    /// The disk of one node, source or target, runs full and later has space again.
     DiskFull,
 }
 
-/// Those that need no network of the nodes' own.
+/// Events that need no separate network.
 pub const EVENTS: [Event; 9] = [
     Event::SourceDies,
     Event::TargetDies,
@@ -66,7 +66,7 @@ pub const EVENTS: [Event; 9] = [
     Event::SwitchoverDies,
 ];
 
-/// Those that a host of one node, which never dies, sees nothing of.
+/// Events that a host attached to only one node, which never dies, does not notice.
 pub const TARGET_EVENTS: [Event; 11] = [
     Event::TargetDies,
     Event::TargetStalls,
@@ -81,9 +81,9 @@ pub const TARGET_EVENTS: [Event; 11] = [
     Event::CutSwitchover,
 ];
 
-/// Those that lose nothing of an asynchronous mirror: nobody takes over from a source that is lost.
-/// Nor does that one come back out of the target's sight: it may not have noticed that the link was
-/// cut before it died, and then serves when it has asked the target.
+/// Events that lose no data of an asynchronous mirror: there is no failover from a lost source. Nor
+/// does the source restart while it cannot reach the target: it may have died before it noticed the
+/// cut, and then serves only after asking the target.
 pub const LOSSLESS_EVENTS: [Event; 12] = [
     Event::Cut,
     Event::CutFromSource,
@@ -99,7 +99,7 @@ pub const LOSSLESS_EVENTS: [Event; 12] = [
     Event::Pause,
 ];
 
-/// Those of the link, which may be cut.
+/// Events of a link that can be cut.
 pub const LINK_EVENTS: [Event; 9] = [
     Event::Cut,
     Event::CutFromSource,
@@ -112,29 +112,29 @@ pub const LINK_EVENTS: [Event; 9] = [
     Event::CutSwitchover,
 ];
 
-/// Those of a node whose disk is small ([`crate::mirror::Small`]).
+/// Events of a node with a small disk ([`crate::mirror::Small`]).
 pub const SMALL_EVENTS: [Event; 1] = [Event::DiskFull];
 
-/// Time, as events know it: writes of the host.
+/// Clock of events, which counts the host's writes.
 pub struct Clock<'a>(Box<Wait<'a>>);
 
-/// Waits for so many writes more.
+/// Waits for a number of further writes.
 type Wait<'a> = dyn FnMut(&Pair, u64) + 'a;
 
 impl<'a> Clock<'a> {
-    /// Of a load that writes all the time and keeps its verified state in `state`.
+    /// Clock of a continuously writing load whose verification state file is `state`.
     pub fn of_load(load: &'a mut Load, state: &'a Path) -> Clock<'a> {
         Clock(Box::new(|_, writes| {
             load.wait_for_records(state, Load::records_now(state) + writes);
         }))
     }
 
-    /// Of another host: `later` waits until it has done so many writes more.
+    /// Clock of another host: `later` waits for a number of further writes.
     pub fn new(later: impl FnMut(&Pair, u64) + 'a) -> Clock<'a> {
         Clock(Box::new(later))
     }
 
-    /// Waits until the host has done so many writes more.
+    /// Waits until the host has completed `writes` further writes.
     pub fn later(&mut self, pair: &Pair, writes: u64) {
         (self.0)(pair, writes);
     }
@@ -147,22 +147,23 @@ impl std::fmt::Debug for Clock<'_> {
 }
 
 impl Event {
-    /// Who may serve after it, when `source` did before; none for either.
+    /// Serving node after the event, when `source` served before; `None` if either may serve.
     pub fn source_after(self, source: usize) -> Option<usize> {
         match self {
             Event::SourceDies | Event::Switchover => Some(1 - source),
-            // A source that dies in sync, and comes back: either.
+            // A source that dies in sync and comes back: either node may serve.
             Event::BothDie | Event::ResyncDies | Event::SwitchoverDies => None,
-            // The role is handed over if it was the source's disk.
+            // The role is transferred if the source's disk ran full.
             Event::DiskFull => None,
             _ => Some(source),
         }
     }
 
-    /// Lets it happen; what is left of it is over when this returns, but for the resync.
+    /// Performs the event. Its effects are over when this returns, except for the resync.
     ///
     /// # Panics
-    /// If a node does not do what it has to.
+    ///
+    /// If a node does not behave as required.
     pub fn happen(self, pair: &mut Pair, source: usize, rng: &mut Rng, clock: &mut Clock<'_>) {
         let target = 1 - source;
         let some = 100 + rng.below(200);
@@ -264,17 +265,17 @@ impl Event {
     }
 }
 
-/// The small disk runs full under writes; when it has been found so, the role is where there is room,
-/// and the disk has room again, which nobody tells the node.
+/// Fills the small disk under writes. Once the nodes have noticed, the role is on the node with
+/// space. Then the disk has space again, without any notice to its node.
 fn fill_disk(pair: &Pair, source: usize, some: u64, clock: &mut Clock<'_>) {
     let target = 1 - source;
-    let lost = |pair: &Pair| pair.status(source)["peers"][0]["losses"].as_u64();
+    let lost = |pair: &Pair| pair.status(source)["peers"][0]["disconnects"].as_u64();
     let before = lost(pair);
     pair.empty_part();
     pair.fill_small();
     pair.write_part();
     if pair.small_node() == source {
-        let left = || pair.status(source)["replica"]["local_failed"] == true;
+        let left = || pair.status(source)["replica"]["local_device_failed"] == true;
         until("the source has left its leg", left, || format!("{:#}", pair.status(source)));
         pair.order(source, "switchover", &["--to", pair.name(target)]);
     } else {
@@ -285,16 +286,17 @@ fn fill_disk(pair: &Pair, source: usize, some: u64, clock: &mut Clock<'_>) {
     pair.clear_small();
 }
 
-/// How many events a test lets happen: `FLAGSTONE_MIRROR_ROUNDS`, else each of so many once.
+/// Number of events of a test: `FLAGSTONE_MIRROR_ROUNDS`, or one of each of the `kinds`.
 ///
 /// # Panics
-/// If that is not a number.
+///
+/// If the variable is not a number.
 pub fn rounds(kinds: usize) -> u64 {
     let set = std::env::var("FLAGSTONE_MIRROR_ROUNDS");
     set.map_or(kinds as u64, |text| text.parse().expect("FLAGSTONE_MIRROR_ROUNDS is a number"))
 }
 
-/// Waits until a node has noticed that its source is gone.
+/// Waits until a node has noticed that its source is lost.
 fn left(pair: &Pair, node: usize) {
     let gone = || pair.status(node)["replica"]["has_source"] == false;
     until("the target gives its source up", gone, || format!("{:#}", pair.status(node)));

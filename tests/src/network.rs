@@ -1,4 +1,4 @@
-//! Two nodes and a host, each with a network of its own, and cables between them that can be cut.
+//! Network namespaces of two nodes and a host, connected by virtual cables that can be cut.
 //!
 //! ```text
 //!        host 198.51.100.2          host 198.51.100.6
@@ -7,30 +7,30 @@
 //!            192.0.2.1 ---- link ---- 192.0.2.2
 //! ```
 //!
-//! What is cut is the link between the nodes: hosts reach both all the time. Networks need root;
-//! [`Network::make`] says what is missing.
+//! Only the link between the nodes is cut: hosts always reach both. Namespaces need root;
+//! [`Network::make`] reports missing prerequisites.
 
 use crate::place::{Namespaces, Place};
 
-/// The nodes' addresses on the link.
+/// Addresses of the nodes on the link.
 pub const LINK: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 
-/// The nodes' addresses for hosts.
+/// Addresses of the nodes for hosts.
 pub const HOSTS: [&str; 2] = ["198.51.100.1", "198.51.100.5"];
 
-/// The ports there: by them a host can tell the nodes apart.
+/// Ports for hosts, by which a host can tell the nodes apart.
 pub const HOST_PORTS: [u16; 2] = [4420, 4421];
 
-/// The host's own on the same cables.
+/// Addresses of the host on the same cables.
 const HOST: [&str; 2] = ["198.51.100.2", "198.51.100.6"];
 
-/// Addresses of the cards at the ends of the link.
+/// MAC addresses of the interfaces at the ends of the link.
 const CARDS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 
-/// The address of no card: what is sent to it is dropped where it arrives, without a word.
+/// MAC address that no interface has: frames sent to it are dropped silently.
 const NO_CARD: &str = "02:00:00:00:00:ff";
 
-/// See the module.
+/// The network; the module documentation has a diagram.
 #[derive(Debug)]
 pub struct Network {
     nodes: [Namespaces; 2],
@@ -38,10 +38,11 @@ pub struct Network {
 }
 
 impl Network {
-    /// Makes them.
+    /// Creates the network.
     ///
     /// # Errors
-    /// Why that is not possible here.
+    ///
+    /// Reason why it cannot be created here.
     pub fn make() -> Result<Network, String> {
         let nodes = [Namespaces::make()?, Namespaces::make()?];
         let network = Network { nodes, host: Namespaces::make()? };
@@ -56,43 +57,46 @@ impl Network {
         Ok(network)
     }
 
-    /// Where a node runs.
+    /// Place of a node.
     pub fn node(&self, node: usize) -> &Place {
         self.nodes[node].place()
     }
 
-    /// Where programs of hosts run.
+    /// Place of host programs.
     pub fn host(&self) -> &Place {
         self.host.place()
     }
 
-    /// Has what `node` sends by the link arrive, or be dropped at the other end: nobody is told.
+    /// Lets frames that `node` sends over the link arrive, or drops them silently at the other end.
     fn reach(&self, node: usize, arrives: bool) {
         let card = if arrives { CARDS[1 - node] } else { NO_CARD };
         let to = ["neigh", "replace", LINK[1 - node], "lladdr", card];
         self.node(node).run("ip", &[&to[..], &["dev", "mirror", "nud", "permanent"]].concat());
     }
 
-    /// Drops what `node` sends by the link, without a word to anybody, until [`Network::heal`].
+    /// Drops frames that `node` sends over the link silently, until [`Network::heal`].
     ///
     /// # Panics
-    /// If it cannot be done.
+    ///
+    /// If the command fails.
     pub fn cut(&self, node: usize) {
         self.reach(node, false);
     }
 
-    /// Takes the link's card of `node` down: both sides are told that there is no way.
+    /// Takes the link interface of `node` down: both sides notice the loss of carrier.
     ///
     /// # Panics
-    /// If it cannot be done.
+    ///
+    /// If the command fails.
     pub fn unplug(&self, node: usize) {
         self.node(node).run("ip", &["link", "set", "mirror", "down"]);
     }
 
-    /// Lets no more than this through the link in each direction.
+    /// Limits the link's bandwidth in each direction.
     ///
     /// # Panics
-    /// If it cannot be done.
+    ///
+    /// If the command fails.
     pub fn slow(&self, bits_per_second: u64) {
         let rate = bits_per_second.to_string();
         let shape = ["rate", &rate, "burst", "64kb", "latency", "100ms"];
@@ -102,14 +106,15 @@ impl Network {
         }
     }
 
-    /// The link is as it was at first.
+    /// Restores the link's initial state.
     ///
     /// # Panics
-    /// If it cannot be done.
+    ///
+    /// If the command fails.
     pub fn heal(&self) {
         for node in [0, 1] {
             let place = self.node(node);
-            // There may be none.
+            // There may be no queuing discipline.
             let _ = place.try_run("tc", &["qdisc", "del", "dev", "mirror", "root"]);
             place.run("ip", &["link", "set", "mirror", "up"]);
             self.reach(node, true);
@@ -117,7 +122,7 @@ impl Network {
     }
 }
 
-/// One end of a cable: where, the card's name there, and its address.
+/// One end of a cable: namespaces, interface name and address.
 type End<'a> = (&'a Namespaces, &'a str, &'a str);
 
 fn cable(one: End<'_>, other: End<'_>) -> Result<(), String> {
@@ -125,7 +130,7 @@ fn cable(one: End<'_>, other: End<'_>) -> Result<(), String> {
     let peer = ["peer", "name", other.1, "netns", &pid];
     let line = [&["link", "add", one.1, "type", "veth"][..], &peer].concat();
     one.0.place().try_run("ip", &line)?;
-    // Where that works so does the rest.
+    // If this works, the rest does too.
     for (at, card, address) in [one, other] {
         at.place().run("ip", &["address", "add", &format!("{address}/30"), "dev", card]);
         at.place().run("ip", &["link", "set", card, "up"]);

@@ -1,7 +1,7 @@
-//! Where a program runs: on this machine as it is, or with networks and mounts of its own.
+//! Place where a program runs: this machine as it is, or separate network and mount namespaces.
 //!
-//! Namespaces need root. Each is held by a process that reads a pipe of the test's: however the
-//! test ends, the pipe ends with it, and the namespaces with their last program.
+//! Namespaces need root. Each is held by a process that reads a pipe of the test. However the test
+//! ends, the pipe closes, that process ends, and the namespaces disappear with their last program.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 
 use crate::tools;
 
-/// Where a program runs.
+/// Place where a program runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place(Vec<String>);
 
 impl Place {
-    /// The command that runs `program` here. It is the process that is started: its number, and
-    /// the signals that it is sent, are its own.
+    /// Command that runs `program` here. The spawned process is the program itself, so its process
+    /// ID and signals are its own.
     pub fn command(&self, program: &Path) -> Command {
         let Some((first, rest)) = self.0.split_first() else { return Command::new(program) };
         let mut command = Command::new(first);
@@ -23,10 +23,11 @@ impl Place {
         command
     }
 
-    /// Runs a tool here to its end; gives what it printed.
+    /// Runs a tool here to its end. Returns its output.
     ///
     /// # Errors
-    /// What it was, and what it said.
+    ///
+    /// The command line and the error output.
     pub fn try_run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         let path = tools::find(program).ok_or_else(|| format!("{program} is not installed"))?;
         let output = self.command(&path).args(arguments).stdin(Stdio::null()).output();
@@ -38,16 +39,17 @@ impl Place {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The same of what has worked before.
+    /// As [`Place::try_run`], for a tool that must succeed.
     ///
     /// # Panics
+    ///
     /// If it fails.
     pub fn run(&self, program: &str, arguments: &[&str]) -> String {
         self.try_run(program, arguments).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
-/// A process in namespaces of its own, which lasts as long as this.
+/// A process that holds namespaces, for the lifetime of this value.
 #[derive(Debug)]
 pub struct Namespaces {
     holder: Child,
@@ -55,11 +57,12 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes a network of its own, with nothing but the loopback, and mounts of its own, which are
-    /// those of this machine until something is mounted there.
+    /// Creates a network namespace with only the loopback, and a mount namespace that starts as a
+    /// copy of this machine's.
     ///
     /// # Errors
-    /// What is missing.
+    ///
+    /// The missing prerequisite.
     pub fn make() -> Result<Namespaces, String> {
         let [unshare, nsenter] = ["unshare", "nsenter"]
             .map(|tool| tools::find(tool).ok_or_else(|| format!("{tool} is not installed")));
@@ -91,12 +94,12 @@ impl Namespaces {
         Ok(made)
     }
 
-    /// To run programs there.
+    /// Place for programs in these namespaces.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// The process that holds them.
+    /// Process that holds the namespaces.
     pub fn pid(&self) -> u32 {
         self.holder.id()
     }

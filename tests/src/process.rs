@@ -1,28 +1,29 @@
-//! A process as `/proc` shows it, and waiting for it to come to a state.
+//! Process state from `/proc`, and waits for a condition.
 
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest wait of [`until`]. A safety net: what is waited for takes well under a second.
+/// Longest wait of [`until`]. A safety net: the conditions become true within a second.
 const STATE_WAIT: Duration = Duration::from_secs(120);
 
-/// Pause between two looks of [`until`].
+/// Interval between two checks of [`until`].
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true.
 ///
 /// # Panics
-/// If it does not come to hold, with what `explain` says.
+///
+/// If it does not become true, with the text of `explain`.
 pub fn until(what: &str, mut holds: impl FnMut() -> bool, explain: impl FnOnce() -> String) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < STATE_WAIT, "waited in vain: {what}\n{}", explain());
+        assert!(begun.elapsed() < STATE_WAIT, "timed out waiting until {what}\n{}", explain());
         thread::sleep(LOOK_PAUSE);
     }
 }
 
-/// Bytes of memory that a process has resident now.
+/// Current resident memory of a process, in bytes.
 ///
 /// # Panics
 /// If there is no such process.
@@ -30,7 +31,7 @@ pub fn resident_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmRSS:")
 }
 
-/// The most bytes of memory that a process has had resident so far.
+/// Peak resident memory of a process, in bytes.
 ///
 /// # Panics
 /// If there is no such process.
@@ -38,7 +39,7 @@ pub fn resident_peak_bytes(pid: u32) -> u64 {
     status_bytes(pid, "VmHWM:")
 }
 
-/// The bytes of a process's resident memory that are pages of files, its program above all.
+/// Resident memory backed by files, mainly the program itself, in bytes.
 ///
 /// # Panics
 /// If there is no such process.
@@ -53,17 +54,17 @@ fn status_bytes(pid: u32, field: &str) -> u64 {
     kibibytes.unwrap_or_else(|| panic!("no {field} of process {pid} in:\n{status}")) << 10
 }
 
-/// CPU time that a process has used, user and system, all threads, in clock ticks.
+/// CPU time used by a process, user and system, all threads, in clock ticks.
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = read(pid, "stat");
-    // proc(5): utime and stime are fields 14 and 15; the name, field 2, may hold anything.
+    // proc(5): utime and stime are fields 14 and 15; the name, field 2, may contain any character.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
     let ticks: Vec<u64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
     assert_eq!(ticks.len(), 2, "process {pid}: {stat}");
     ticks.iter().sum()
 }
 
-/// CPU time that a process uses in `span` of time, in clock ticks; longer if the machine is busy.
+/// CPU time that a process uses during `span` (longer on a busy machine), in clock ticks.
 ///
 /// # Panics
 /// If there is no such process.
@@ -73,7 +74,7 @@ pub fn cpu_ticks_during(pid: u32, span: Duration) -> u64 {
     cpu_ticks(pid) - before
 }
 
-/// File descriptors that a process has open.
+/// Number of open file descriptors of a process.
 ///
 /// # Panics
 /// If there is no such process.

@@ -1,21 +1,22 @@
-//! A directory that exists as long as a test does.
+//! Scratch directory that lives as long as a test.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A fresh directory, removed with all that it holds when dropped.
+/// A new directory, removed with its content on drop.
 ///
-/// Its path is short: Unix sockets, whose paths end at 107 bytes, are made in it.
+/// Its path is short, because it holds Unix sockets, whose paths are limited to 107 bytes.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes a directory under the system's directory for temporary files.
+    /// Creates a directory in the system's temporary directory.
     ///
     /// # Panics
-    /// If no directory can be made there.
+    ///
+    /// If the directory cannot be created.
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -24,7 +25,7 @@ impl Scratch {
                 std::env::temp_dir().join(format!("flagstone-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Ok(()) => return Self(path),
-                // Left by a test process that was killed, and had the same number.
+                // Left by a killed test process with the same process ID.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => panic!("making {}: {error}", path.display()),
             }
@@ -36,15 +37,16 @@ impl Scratch {
         &self.0
     }
 
-    /// The path of `name` in the directory.
+    /// Path of `name` in the directory.
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Makes a sparse file of `size_bytes` zeroes, and returns its path.
+    /// Creates a sparse file of `size_bytes` zeroes. Returns its path.
     ///
     /// # Panics
-    /// If the file cannot be made.
+    ///
+    /// If the file cannot be created.
     pub fn disk(&self, name: &str, size_bytes: u64) -> PathBuf {
         let path = self.join(name);
         File::create_new(&path)
@@ -53,10 +55,11 @@ impl Scratch {
         path
     }
 
-    /// Makes a file of `size_bytes` that no part of equals another at the same offset in a block:
-    /// a 64-bit counter times an odd number, so that lost, stale and misplaced blocks all show.
+    /// Creates a file of `size_bytes` without repeating blocks: a 64-bit counter times an odd
+    /// number, so that lost, stale and misplaced blocks are detected.
     ///
     /// # Panics
+    ///
     /// If the file cannot be written.
     pub fn pattern(&self, name: &str, size_bytes: u64) -> PathBuf {
         let path = self.join(name);
@@ -79,8 +82,7 @@ impl Default for Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A test that failed may have left something that cannot be removed; its own message
-        // matters more.
+        // A failed test may leave a file that cannot be removed. Its own message matters more.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,8 +1,8 @@
 //! `flagstone serve` as a child process: started on free ports, killed, restarted, stopped.
 //!
-//! The server tells the ports that it took, one line a listener on standard output:
-//! `listening on nvme-tcp://127.0.0.1:41234`. What it logs on standard error is kept in a file
-//! and shown when a test fails.
+//! The server prints its ports on standard output, one line per listener: `listening on
+//! nvme-tcp://127.0.0.1:41234`. Its log on standard error goes to a file, which is shown when a
+//! test fails.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -24,16 +24,18 @@ use crate::wire;
 /// Longest wait for the server to print a line or to exit. A safety net: it takes milliseconds.
 const SERVER_WAIT: Duration = Duration::from_secs(60);
 
-/// Names the `flagstone` program to test, in place of one built from this workspace.
+/// Environment variable with the `flagstone` program to test, instead of one built from this
+/// workspace.
 pub const BINARY: &str = "FLAGSTONE_BIN";
 
-/// What a volume's NQN starts with when its configuration names none.
+/// Prefix of a volume's NQN when its configuration has none.
 pub const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
 
-/// The `flagstone` program: the one that [`BINARY`] names, else built from this workspace, once,
-/// in the profile of this test. Building it here means that a test never runs a stale program.
+/// The `flagstone` program: [`BINARY`], or one built from this workspace, once, in the profile of
+/// this test. Building it here ensures that no test runs a stale program.
 ///
 /// # Panics
+///
 /// If the program cannot be built.
 pub fn binary() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -53,7 +55,7 @@ fn build() -> PathBuf {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "building flagstone: {}", output.status);
-    // One JSON message a line; the program's path is in its compiler-artifact message.
+    // One JSON message per line; the compiler-artifact message has the program's path.
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
@@ -62,7 +64,7 @@ fn build() -> PathBuf {
         .expect("cargo names the program that it built")
 }
 
-/// The profile of this test program, from where cargo put it: `target/PROFILE/deps/NAME`.
+/// Profile of this test program, from cargo's path `target/PROFILE/deps/NAME`.
 fn profile() -> String {
     let program = std::env::current_exe().expect("a program knows its path");
     let folder = program.ancestors().nth(2).and_then(Path::file_name);
@@ -79,9 +81,9 @@ pub struct Server {
     lines: Receiver<String>,
     printed: Vec<String>,
     volumes: Vec<String>,
-    /// Where it listens, with the ports that it took, in the order asked for.
+    /// Addresses of its listeners, with the actual ports, in the order of the arguments.
     listening: Vec<String>,
-    /// Further arguments, such as `--cores 2`.
+    /// Additional arguments, such as `--cores 2`.
     arguments: Vec<String>,
     place: Place,
     scratch: Scratch,
@@ -92,31 +94,36 @@ impl Server {
     /// 127.0.0.1, and waits until it serves.
     ///
     /// # Panics
-    /// If it does not come to serve, with what it printed.
+    ///
+    /// If it does not start to serve, with its output.
     pub fn start(volumes: &[&str]) -> Self {
         Self::start_on(volumes, &["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"])
     }
 
-    /// Like [`Server::start`], on the given listeners. Port 0 is a free one, kept for its restarts.
+    /// As [`Server::start`], on the given listeners. Port 0 becomes a free port, which restarts
+    /// keep.
     ///
     /// # Panics
-    /// If it does not come to serve, with what it printed.
+    ///
+    /// If it does not start to serve, with its output.
     pub fn start_on(volumes: &[&str], listeners: &[&str]) -> Self {
         Self::start_with(volumes, listeners, &[])
     }
 
-    /// Like [`Server::start_on`], with further arguments of `flagstone serve`.
+    /// As [`Server::start_on`], with additional arguments of `flagstone serve`.
     ///
     /// # Panics
-    /// If it does not come to serve, with what it printed.
+    ///
+    /// If it does not start to serve, with its output.
     pub fn start_with(volumes: &[&str], listeners: &[&str], arguments: &[&str]) -> Self {
         Self::start_at(&Place::default(), volumes, listeners, arguments)
     }
 
-    /// Like [`Server::start_with`], at a place of its own.
+    /// As [`Server::start_with`], in `place`.
     ///
     /// # Panics
-    /// If it does not come to serve, with what it printed.
+    ///
+    /// If it does not start to serve, with its output.
     pub fn start_at(
         place: &Place,
         volumes: &[&str],
@@ -135,7 +142,7 @@ impl Server {
         server
     }
 
-    /// Collects the addresses until there is one for every listener asked for.
+    /// Collects addresses until every requested listener has one.
     fn wait_until_serving(&mut self) {
         let asked = std::mem::take(&mut self.listening);
         for listener in &asked {
@@ -158,10 +165,11 @@ impl Server {
         }
     }
 
-    /// The address of the first listener of `scheme` (`nvme-tcp`, `nbd`, `nbd+unix`), whole.
+    /// Complete address of the first listener of `scheme` (`nvme-tcp`, `nbd`, `nbd+unix`).
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no such listener.
     pub fn address(&self, scheme: &str) -> &str {
         self.listening
             .iter()
@@ -169,17 +177,18 @@ impl Server {
             .unwrap_or_else(|| panic!("no {scheme} among {:?}", self.listening))
     }
 
-    /// The TCP port of the first listener of `scheme`.
+    /// TCP port of the first listener of `scheme`.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// If there is no such listener.
     pub fn port(&self, scheme: &str) -> u16 {
         let address = self.address(scheme);
         let port = address.rsplit(':').next().and_then(|port| port.parse().ok());
         port.unwrap_or_else(|| panic!("no port in {address}"))
     }
 
-    /// What an NBD client calls `export`, over TCP if the server listens there.
+    /// NBD URI of `export`, over TCP if the server listens there.
     pub fn nbd_uri(&self, export: &str) -> String {
         match self.listening.iter().find_map(|address| address.strip_prefix("nbd+unix://")) {
             Some(socket) => format!("nbd+unix:///{export}?socket={socket}"),
@@ -187,15 +196,16 @@ impl Server {
         }
     }
 
-    /// The socket of its API, unless `--api` was among the arguments.
+    /// Socket of its API, unless the arguments include `--api`.
     pub fn api(&self) -> PathBuf {
         api_path(&self.scratch)
     }
 
-    /// Reads what it prints until a line begins with `prefix`, and gives the rest of that line.
+    /// Reads its output until a line begins with `prefix`. Returns the rest of that line.
     ///
     /// # Panics
-    /// If no such line comes.
+    ///
+    /// If there is no such line.
     pub fn printed_after(&mut self, prefix: &str) -> String {
         loop {
             let found = self.printed.iter().find_map(|line| line.strip_prefix(prefix));
@@ -209,13 +219,14 @@ impl Server {
         }
     }
 
-    /// The process, as `/proc` knows it.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Descriptors that the server has open when nobody is connected. Counted while one host of
-    /// NVMe/TCP is: some are made just after the addresses are printed, all before it is answered.
+    /// Number of open descriptors without connections. Counted while one NVMe/TCP host is
+    /// connected: the server opens some descriptors just after it prints the addresses, and all of
+    /// them before it answers.
     ///
     /// # Panics
     /// If the server does not answer.
@@ -225,17 +236,18 @@ impl Server {
         descriptors(self.pid()) - 1
     }
 
-    /// Kills the server as `kill -9` does: it gets no chance to finish anything.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
-        // Fails only for a process that has already been waited for.
+        // Fails only if the process was already waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Kills the server if it runs, and starts it again with the same volumes on the same ports.
+    /// Kills the server if it runs, and starts it again with the same volumes and ports.
     ///
     /// # Panics
-    /// If it does not come to serve again.
+    ///
+    /// If it does not start to serve again.
     pub fn restart(&mut self) {
         self.kill();
         let before = self.listening.clone();
@@ -245,12 +257,12 @@ impl Server {
         assert_eq!(self.listening, before, "the same addresses as before");
     }
 
-    /// What an NVMe/TCP host calls the subsystem of `volume`.
+    /// NVMe/TCP URI of the subsystem of `volume`.
     pub fn nvme_uri(&self, volume: &str) -> String {
         format!("{}/{NQN_PREFIX}{volume}", self.address("nvme-tcp"))
     }
 
-    /// Asks the server to stop (SIGTERM), and waits until it has.
+    /// Stops the server with SIGTERM and waits until it has exited.
     ///
     /// # Panics
     /// If it does not stop.
@@ -258,14 +270,14 @@ impl Server {
         self.stop(Signal::TERM)
     }
 
-    /// Sends a signal that asks the server to stop, and waits until it has.
+    /// Sends a stop signal to the server and waits until it has exited.
     ///
     /// # Panics
     /// If it does not stop.
     pub fn stop(&mut self, signal: Signal) -> ExitStatus {
         let pid = Pid::from_child(&self.child);
-        kill_process(pid, signal).expect("a child that was not waited for can be signalled");
-        // Its standard output ends when it exits: an event, and `wait` has no time limit.
+        kill_process(pid, signal).expect("an unreaped child can be signaled");
+        // Its standard output ends when it exits. That is an event, while `wait` has no timeout.
         loop {
             match self.lines.recv_timeout(SERVER_WAIT) {
                 Ok(line) => self.printed.push(line),
@@ -278,7 +290,7 @@ impl Server {
         self.child.wait().expect("a child can be waited for")
     }
 
-    /// What the server has printed and logged so far, through all its restarts.
+    /// Output and log of the server so far, through all its restarts.
     pub fn output(&self) -> String {
         let log = fs::read_to_string(log_path(&self.scratch)).unwrap_or_default();
         format!("--- server's stdout\n{}\n--- server's log\n{log}", self.printed.join("\n"))
@@ -294,8 +306,8 @@ impl Drop for Server {
     }
 }
 
-/// A listener with port 0, with a port that it still finds free when it starts again: one that the
-/// kernel chose may by then be that of somebody's connection.
+/// Replaces port 0 of a listener by a port that is still free after a restart. A port that the
+/// kernel chose may by then belong to an outgoing connection.
 fn on_kept_port(listener: &str) -> String {
     match listener.strip_suffix(":0") {
         Some(address) => {
@@ -314,8 +326,8 @@ fn api_path(scratch: &Scratch) -> PathBuf {
     scratch.join("api.sock")
 }
 
-/// Starts the program; its standard output comes line by line, its log is appended to a file of
-/// `scratch`, where its API's socket is too.
+/// Starts the program. Its standard output arrives line by line; its log is appended to a file in
+/// `scratch`, which also holds its API socket.
 fn spawn(
     place: &Place,
     volumes: &[String],
@@ -334,7 +346,7 @@ fn spawn(
         command.args(["--listen", listener]);
     }
     command.args(arguments);
-    // Not the place of a server that really serves on this machine.
+    // Not the default path, which belongs to a real server on this machine.
     if !arguments.iter().any(|argument| argument == "--api") {
         command.arg("--api").arg(api_path(scratch));
     }
@@ -346,10 +358,10 @@ fn spawn(
         .unwrap_or_else(|error| panic!("starting {}: {error}", binary().display()));
     let output = child.stdout.take().expect("stdout is a pipe");
     let (sender, lines) = mpsc::channel();
-    // Ends with the pipe, that is with the child.
+    // Ends with the pipe, that is, with the child.
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            // Reads on when nobody listens, so that the child never blocks on a full pipe.
+            // Continues to read without a receiver, so that the child never blocks on a full pipe.
             let _ = sender.send(line);
         }
     });

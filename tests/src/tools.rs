@@ -1,36 +1,37 @@
-//! Programs of others: whether they are here, running them, saying that a test is skipped.
+//! External programs: finds and runs them, and skips tests when they are missing.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Set to have a test that would be skipped fail instead, as a machine that has everything wants.
+/// Environment variable that makes a skipped test fail, for machines with all tools installed.
 pub const NO_SKIP: &str = "FLAGSTONE_TESTS_NO_SKIP";
 
-/// The workspace's folder, in which `scripts/` is.
+/// Workspace folder, which contains `scripts/`.
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is one folder down")
 }
 
-/// Says on the terminal, whether or not the test runner captures output, that `test` is skipped.
+/// Prints on the terminal that `test` is skipped, even if the test runner captures output.
 ///
 /// # Panics
+///
 /// If [`NO_SKIP`] is set in the environment.
 pub fn skip(test: &str, reason: &str) {
     assert!(std::env::var_os(NO_SKIP).is_none(), "{test} would be skipped: {reason}");
-    // Not eprintln!: that is shown for failed tests alone.
+    // Not eprintln!, which is shown only for failed tests.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
-/// The same where the machine does not allow what the test needs, such as networks of its own, so
-/// that nothing can be installed for it: it never fails the test.
+/// As [`skip`], for restrictions of the machine that no installation can fix, such as missing
+/// network namespaces. Never fails the test.
 pub fn unable(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
-/// Where `program` is, looked for in `PATH` and then where system programs live, which is not in
-/// every user's `PATH`.
+/// Path of `program`, from `PATH` and then the system directories, which are not in every user's
+/// `PATH`.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -39,8 +40,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// Whether `test` can run: true if every one of `programs` is here, else the test is said to be
-/// skipped.
+/// True if all `programs` are installed; otherwise reports that `test` is skipped.
 pub fn have(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<&str> =
         programs.iter().copied().filter(|program| find(program).is_none()).collect();
@@ -51,19 +51,21 @@ pub fn have(test: &str, programs: &[&str]) -> bool {
     false
 }
 
-/// Runs a program to its end and returns what it printed on standard output.
+/// Runs a program to its end and returns its standard output.
 ///
 /// # Panics
-/// If the program is missing or fails, with all that it printed.
+///
+/// If the program is missing or fails, with all its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);
     assert!(output.status.success(), "{}", describe(program, arguments, &output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a program that is expected to fail, and returns what it printed.
+/// Runs a program that must fail, and returns its output.
 ///
 /// # Panics
+///
 /// If the program is missing, succeeds, or is killed by a signal.
 pub fn run_refused(program: &str, arguments: &[&str]) -> String {
     let output = output(program, arguments);

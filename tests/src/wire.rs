@@ -1,5 +1,5 @@
-//! The first bytes that hosts and clients say, made by hand: for tests that must say half of it,
-//! or something else.
+//! First bytes of NVMe/TCP and NBD connections, built by hand, for tests that send incomplete or
+//! invalid handshakes.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -8,16 +8,17 @@ use std::time::Duration;
 /// Longest wait for bytes or the end of a stream. A safety net: they come at once.
 const STREAM_WAIT: Duration = Duration::from_secs(60);
 
-/// Bytes of an ICReq, and of the ICResp that answers it (NVMe/TCP 3.6.2.2, 3.6.2.3).
+/// Length of an ICReq, and of the ICResp that answers it (NVMe/TCP 3.6.2.2, 3.6.2.3).
 const NVME_INITIALIZED_BYTES: usize = 128;
 
-/// Bytes that an NBD server says first: two magic numbers and the handshake flags.
+/// Length of an NBD server's greeting: two magic numbers and the handshake flags.
 const NBD_GREETING_BYTES: usize = 18;
 
 /// Connects to a port of this machine.
 ///
 /// # Panics
-/// If nobody listens there.
+///
+/// If no server listens there.
 pub fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port));
     let stream = stream.unwrap_or_else(|error| panic!("connecting to port {port}: {error}"));
@@ -33,30 +34,32 @@ pub fn nvme_initialize() -> [u8; 128] {
     pdu
 }
 
-/// Initializes a fresh NVMe/TCP connection, and waits for the answer.
+/// Initializes a new NVMe/TCP connection, and waits for the answer.
 ///
 /// # Errors
-/// The stream's.
+///
+/// Errors of the stream.
 pub fn nvme_open(stream: &mut (impl Read + Write)) -> io::Result<()> {
     stream.write_all(&nvme_initialize())?;
     stream.read_exact(&mut [0; NVME_INITIALIZED_BYTES])
 }
 
-/// A command capsule with a Connect of I/O queue `queue` and its data in the capsule. The names
-/// are those of `subsystem` and of a host of these tests.
+/// Command capsule with a Connect for I/O queue `queue`, with in-capsule data. The names are those
+/// of `subsystem` and of a test host.
 ///
 /// # Panics
-/// If the name is longer than a name may be.
+///
+/// If the name is too long.
 pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
     const DATA_BYTES: usize = 1024;
     const CAPSULE_BYTES: usize = 72;
     let mut pdu = vec![0; CAPSULE_BYTES + DATA_BYTES];
-    // Common header: CapsuleCmd, header length, data offset, length of the whole.
+    // Common header: CapsuleCmd, header length, data offset, total length.
     pdu[0] = 4;
     pdu[2] = CAPSULE_BYTES as u8;
     pdu[3] = CAPSULE_BYTES as u8;
     pdu[4..8].copy_from_slice(&((CAPSULE_BYTES + DATA_BYTES) as u32).to_le_bytes());
-    // The command: Fabrics, SGLs, type Connect; data in the capsule, at offset 0.
+    // Command: Fabrics, SGLs, type Connect, in-capsule data at offset 0.
     let command = &mut pdu[8..];
     command[0] = 0x7F;
     command[1] = 0x40;
@@ -65,7 +68,7 @@ pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
     command[39] = 0x01;
     command[42..44].copy_from_slice(&queue.to_le_bytes());
     command[44..46].copy_from_slice(&(entries - 1).to_le_bytes());
-    // Its data: host identifier, controller identifier (any), names.
+    // Connect data: host identifier, controller identifier (any), names.
     let data = &mut pdu[CAPSULE_BYTES..];
     data[..16].copy_from_slice(b"flagstone tests!");
     data[16..18].copy_from_slice(&0xFFFF_u16.to_le_bytes());
@@ -75,8 +78,7 @@ pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
     pdu
 }
 
-/// A client's flags, and the option that opens `export` (`NBD_OPT_GO`, without information
-/// requests).
+/// Client flags, and the option that opens `export` (`NBD_OPT_GO`, without information requests).
 ///
 /// # Panics
 /// If the name is longer than 4 GiB.
@@ -93,17 +95,18 @@ pub fn nbd_go(export: &str) -> Vec<u8> {
     bytes
 }
 
-/// Opens `export` on a fresh connection, to the end of the negotiation.
+/// Opens `export` on a new connection, up to the end of the negotiation.
 ///
 /// # Errors
-/// The stream's, and `InvalidData` if the server refuses.
+///
+/// Errors of the stream, and `InvalidData` if the server refuses.
 pub fn nbd_open(stream: &mut (impl Read + Write), export: &str) -> io::Result<()> {
     /// `NBD_REP_ACK`; errors have the highest bit set.
     const ACK: u32 = 1;
     stream.read_exact(&mut [0; NBD_GREETING_BYTES])?;
     stream.write_all(&nbd_go(export))?;
     loop {
-        // A magic number, the option, the kind of reply, its length.
+        // Magic number, option, reply type, length.
         let mut header = [0; 20];
         stream.read_exact(&mut header)?;
         let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
@@ -117,7 +120,7 @@ pub fn nbd_open(stream: &mut (impl Read + Write), export: &str) -> io::Result<()
     }
 }
 
-/// A write request of `len_bytes` at `offset`, without its data.
+/// Write request of `len_bytes` at `offset`, without its data.
 pub fn nbd_write(offset: u64, len_bytes: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
     bytes.extend(0_u16.to_be_bytes());

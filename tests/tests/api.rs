@@ -1,5 +1,5 @@
-//! The control API and the metrics of a real server, asked by hand, by curl and by
-//! `flagstone status`; and `docs/api.md` against what is served.
+//! Control API and metrics of a real server, through raw HTTP, curl and `flagstone status`; and
+//! `docs/api.md` compared with the served documents.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -34,7 +34,7 @@ fault = { write_error_every = 2 }
 device = "memory:64MiB"
 "#;
 
-/// A server of [`VOLUMES`], with a file of its own.
+/// Server of [`VOLUMES`], with its own file.
 fn serve() -> (Server, Scratch) {
     let scratch = Scratch::new();
     let file = scratch.join("flagstone.toml");
@@ -55,7 +55,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The value of a sample of metrics.
+/// Value of a metrics sample.
 fn sample(metrics: &str, sample: &str) -> f64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     let value = line.unwrap_or_else(|| panic!("no {sample} in:\n{metrics}"));
@@ -63,13 +63,17 @@ fn sample(metrics: &str, sample: &str) -> f64 {
 }
 
 #[test]
-fn what_went_through_a_volume_is_told_everywhere() {
+fn volume_counters_agree_in_api_and_metrics() {
     let (mut server, _scratch) = serve();
     let api = server.api();
     for target in [server.nvme_uri("db"), server.nbd_uri("db")] {
         let line = "--rw randrw --threads 2 --depth 8 --bs 4k --ios 5000 --verify";
         Load::start(&target, line).wait().assert_complete();
     }
+    // The server may still be closing the connection of a client that has exited.
+    let connections = || get(&api, "/v1/volumes/db")["connections"].clone();
+    let detached = || connections() == serde_json::json!([]);
+    until("both are detached", detached, || format!("{:#}", connections()));
     let volume = get(&api, "/v1/volumes/db");
     let (read, write) = (&volume["io"]["read"], &volume["io"]["write"]);
     let reads = read["count"].as_u64().unwrap();
@@ -87,11 +91,11 @@ fn what_went_through_a_volume_is_told_everywhere() {
     assert_eq!((&limits[0]["name"], &limits[1]["name"]), (&Value::Null, &Value::from("machine")));
     assert!(limits[0]["passed"].as_u64().unwrap() + limits[0]["delayed"].as_u64().unwrap() > 9_999);
     assert_eq!(volume["layers"], serde_json::json!(["limit", "shared_limit"]));
-    // The list has the same document.
+    // The list contains the same document.
     let all = get(&api, "/v1/volumes");
     assert_eq!(all["volumes"][0], volume);
     assert_eq!(all["volumes"][1]["name"], "faulty");
-    // And the metrics the same numbers, on both sockets.
+    // The metrics have the same numbers, on both sockets.
     let address = server.printed_after("metrics on http://");
     let port = address.strip_suffix("/metrics").and_then(|address| address.rsplit(':').next());
     let port = port.and_then(|port| port.parse().ok()).expect(&address);
@@ -106,14 +110,14 @@ fn what_went_through_a_volume_is_told_everywhere() {
         let limit = "flagstone_limit_waiting{limit=\"machine\",volume=\"\"}";
         assert_eq!(sample(&answer.body, limit), 0.0);
     }
-    // What whoever comes over TCP may not ask.
+    // Requests that are refused over TCP.
     for (method, path) in [("GET", "/v1/"), ("GET", "/v1/volumes"), ("POST", "/v1/reload")] {
         assert_eq!(ask_port(port, method, path).status, 404, "{path}");
     }
 }
 
 #[test]
-fn who_is_attached_is_told_while_they_are() {
+fn attached_hosts_are_listed() {
     let (server, _scratch) = serve();
     let api = server.api();
     let connections = || get(&api, "/v1/volumes/db")["connections"].clone();
@@ -121,7 +125,7 @@ fn who_is_attached_is_told_while_they_are() {
     let line = "--rw randread --depth 4 --time 10m";
     let mut loads =
         [server.nvme_uri("db"), server.nbd_uri("db")].map(|target| Load::start(&target, line));
-    // A host connects its queues one after the other.
+    // A host connects its queues one after another.
     let both = || {
         let now = connections();
         now.as_array().map(Vec::len) == Some(2) && now[0]["ready"] == true && now[0]["queues"] == 2
@@ -146,7 +150,7 @@ fn who_is_attached_is_told_while_they_are() {
 }
 
 #[test]
-fn failed_calls_are_counted_as_such() {
+fn failed_calls_are_counted_as_errors() {
     let (server, _scratch) = serve();
     let line = "--rw randwrite --depth 1 --ios 10 --errors-max 100";
     Load::start(&server.nvme_uri("faulty"), line).wait();
@@ -158,7 +162,7 @@ fn failed_calls_are_counted_as_such() {
 }
 
 #[test]
-fn a_reload_tells_what_it_did_or_every_mistake() {
+fn reload_reports_changes_or_all_errors() {
     let (server, scratch) = serve();
     let api = server.api();
     let file = scratch.join("flagstone.toml");
@@ -173,10 +177,10 @@ fn a_reload_tells_what_it_did_or_every_mistake() {
     write(VOLUMES.replace("iops = 50000", "iops = 40000"));
     let expected = serde_json::json!({ "limits_changed": 1, "restart_needed": false });
     assert_eq!(ask(&api, "POST", "/v1/reload").json(), expected);
-    // Again is no change.
+    // A second reload changes nothing.
     let expected = serde_json::json!({ "limits_changed": 0, "restart_needed": false });
     assert_eq!(ask(&api, "POST", "/v1/reload").json(), expected);
-    // What is in the query would go unheard.
+    // Query parameters are refused, because they would be ignored.
     let answer = ask(&api, "POST", "/v1/reload?dry_run=true");
     assert_eq!(answer.status, 422, "{answer:?}");
     let answer = ask(&api, "GET", "/v1/reload");
@@ -185,7 +189,7 @@ fn a_reload_tells_what_it_did_or_every_mistake() {
 }
 
 #[test]
-fn what_is_not_there_says_what_is() {
+fn missing_documents_list_the_existing_ones() {
     let (server, _scratch) = serve();
     let problem = ask(&server.api(), "GET", "/v1/volumes/dbx").json();
     assert_eq!(
@@ -198,12 +202,12 @@ fn what_is_not_there_says_what_is() {
 }
 
 #[test]
-fn the_socket_is_private_and_goes_with_the_server() {
+fn api_socket_is_private_and_removed_on_exit() {
     let mut server = Server::start(&["db=memory:8MiB"]);
     let api = server.api();
     let mode = fs::metadata(&api).expect("the socket is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Another server cannot take it, and the first keeps it.
+    // Another server cannot take the socket, and the first keeps it.
     let other = Command::new(binary())
         .args(["serve", "--volume", "db=memory:8MiB", "--listen", "nbd://127.0.0.1:0", "--api"])
         .arg(&api)
@@ -212,7 +216,7 @@ fn the_socket_is_private_and_goes_with_the_server() {
     assert_eq!(other.status.code(), Some(1));
     assert!(text(&other.stderr).contains("another server has it"), "{}", text(&other.stderr));
     assert_eq!(get(&api, "/v1/")["process_id"], server.pid());
-    // A killed server's socket is replaced, one that stops takes its own away.
+    // The socket of a killed server is replaced. A server that stops removes its socket.
     server.kill();
     assert!(api.exists());
     server.restart();
@@ -222,7 +226,7 @@ fn the_socket_is_private_and_goes_with_the_server() {
 }
 
 #[test]
-fn any_bytes_are_survived_while_hosts_are_served() {
+fn api_survives_garbage_while_hosts_are_served() {
     let (server, _scratch) = serve();
     let api = server.api();
     let line = "--rw randrw --depth 8 --ios 20000 --verify";
@@ -238,7 +242,7 @@ fn any_bytes_are_survived_while_hosts_are_served() {
         bytes.extend((0..rng.below(3000)).map(|_| rng.below(256) as u8));
         let mut stream = unix(&api);
         let _ = stream.write_all(&bytes);
-        // A request that is not whole ends with its sender's side.
+        // An incomplete request ends when its sender closes its side.
         let side = if round % 2 == 0 { Shutdown::Write } else { Shutdown::Both };
         let _ = stream.shutdown(side);
         let answer = exchange(stream, b"");
@@ -249,7 +253,7 @@ fn any_bytes_are_survived_while_hosts_are_served() {
 }
 
 #[test]
-fn curl_asks_as_the_documentation_says() {
+fn documented_curl_commands_work() {
     if !tools::have("the API by curl", &["curl"]) {
         return;
     }
@@ -262,7 +266,7 @@ fn curl_asks_as_the_documentation_says() {
     assert_eq!(volumes["volumes"][0]["name"], "db");
     let posted = curl(&["-X", "POST", "http://localhost/v1/reload"]);
     assert!(posted.contains("\"limits_changed\": 0"), "{posted}");
-    // Two on one connection, one with a body that is waited for.
+    // Two requests on one connection, one with a body that the server waits for.
     let url = "http://localhost/v1/reload";
     let large = "x".repeat(50_000);
     let both = curl(&["-H", "Expect: 100-continue", "--data", &large, url, url]);
@@ -272,7 +276,7 @@ fn curl_asks_as_the_documentation_says() {
 }
 
 #[test]
-fn status_shows_what_the_api_tells() {
+fn status_prints_the_api_document() {
     let (server, _scratch) = serve();
     let line = "--rw randrw --depth 8 --ios 2000";
     Load::start(&server.nvme_uri("db"), line).wait().assert_complete();
@@ -296,10 +300,10 @@ fn status_shows_what_the_api_tells() {
     assert!(lines.iter().any(|line| line.starts_with(&["db", "64MiB", "0"])), "{shown}");
     let shown = text(&status(&server, &["db"]).stdout);
     for part in [
-        "volume db: 64MiB, blocks of 4096 B, read and written",
+        "volume db: 64MiB, blocks of 4096 B, read-write",
         "on memory:64MiB through limit, shared_limit",
         server.address("nvme-tcp"),
-        "nobody",
+        "none",
         "writes",
         "limit machine: 0 wait",
     ] {
@@ -311,14 +315,14 @@ fn status_shows_what_the_api_tells() {
     let output = status(&server, &["dbx"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stderr).contains("there is no volume `dbx`\n  there is: db, faulty"),
+        text(&output.stderr).contains("there is no volume `dbx`\n  available: db, faulty"),
         "{}",
         text(&output.stderr)
     );
 }
 
 #[test]
-fn status_watches_rates() {
+fn status_watch_prints_rates() {
     let (server, _scratch) = serve();
     let mut load = Load::start(&server.nvme_uri("db"), "--rw randwrite --depth 4 --time 10m");
     let mut watch = Command::new(binary())
@@ -332,7 +336,7 @@ fn status_watches_rates() {
     let is_rate = |line: &String| {
         let cells: Vec<&str> = line.split_whitespace().collect();
         let rate = cells[1].replace(',', "").parse::<f64>();
-        // MB/s are the next cell, without a unit; a total has one.
+        // MB/s is the next cell, without a unit; a total has one.
         cells.len() == 7 && rate.is_ok_and(|rate| rate > 0.0) && cells[2].parse::<f64>().is_ok()
     };
     assert!(writes.any(|line| is_rate(&line)), "it ended without a rate");
@@ -342,7 +346,7 @@ fn status_watches_rates() {
 }
 
 #[test]
-fn without_a_server_status_says_where_it_looked() {
+fn status_without_server_names_the_sockets() {
     let scratch = Scratch::new();
     let ask = |arguments: &[&str]| {
         let output = Command::new(binary())
@@ -358,30 +362,31 @@ fn without_a_server_status_says_where_it_looked() {
     let socket = socket.to_str().expect("temporary paths are UTF-8");
     let (code, said) = ask(&["--api", socket]);
     assert_eq!(code, Some(1));
-    for part in [socket, "there is no such socket", "flagstone serve", "--api PATH"] {
+    for part in [socket, "no such socket", "flagstone serve", "--api PATH"] {
         assert!(said.contains(part), "no {part} in:\n{said}");
     }
 }
 
 #[test]
-fn the_documentation_tells_of_everything_that_is_served() {
+fn api_page_documents_everything_served() {
     let (server, _scratch) = serve();
     let api = server.api();
     let path = tools::workspace().join("docs/api.md");
     let doc = fs::read_to_string(&path).expect("docs/api.md exists");
-    let told = |what: &str| assert!(doc.contains(what), "docs/api.md does not tell of {what}");
+    let documented =
+        |what: &str| assert!(doc.contains(what), "docs/api.md does not mention {what}");
     for resource in get(&api, "/v1/")["resources"].as_array().expect("a list") {
-        let [method, path, about] =
-            ["method", "path", "about"].map(|key| resource[key].as_str().unwrap());
-        told(&format!("`{method} {path}`"));
-        told(about);
+        let [method, path, description] =
+            ["method", "path", "description"].map(|key| resource[key].as_str().unwrap());
+        documented(&format!("`{method} {path}`"));
+        documented(description);
     }
     let metrics = ask(&api, "GET", "/metrics").body;
     let mut families = 0;
     for line in metrics.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
         let (name, help) = line.split_once(' ').expect("a name and a help");
         let kind = metrics.lines().find_map(|line| line.strip_prefix(&format!("# TYPE {name} ")));
-        told(&format!("| `{name}` | {} | {help} |", kind.expect(name)));
+        documented(&format!("| `{name}` | {} | {help} |", kind.expect(name)));
         families += 1;
     }
     assert!(families > 10);
@@ -396,14 +401,14 @@ fn the_documentation_tells_of_everything_that_is_served() {
         &volume["listeners"][1],
     ] {
         for key in document.as_object().expect("an object").keys() {
-            told(&format!("`{key}`"));
+            documented(&format!("`{key}`"));
         }
     }
 }
 
-/// A path that no test makes: the default is not for tests.
+/// The default path, which no test creates.
 #[test]
-fn no_api_is_no_socket() {
+fn api_off_creates_no_socket() {
     let scratch = Scratch::new();
     let volume = format!("db={}", scratch.disk("disk", 8 << 20).display());
     let server = Server::start_with(&[&volume], &["nbd://127.0.0.1:0"], &["--api", "none"]);

@@ -1,4 +1,4 @@
-//! The program from its command line: what it takes, what it prints, and its exit codes.
+//! Command line of the program: arguments, output and exit codes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -19,7 +19,7 @@ fn flagstone(arguments: &[&str]) -> Output {
     command.output().unwrap_or_else(|error| panic!("running {command:?}: {error}"))
 }
 
-/// Runs the program, which is to end with `code`; what it prints on standard output and error.
+/// Runs the program, which must exit with `code`. Returns its standard output and error.
 #[track_caller]
 fn expect(code: i32, arguments: &[&str]) -> (String, String) {
     let output = flagstone(arguments);
@@ -50,7 +50,7 @@ fn version_names_the_commit() {
 }
 
 #[test]
-fn completions_are_scripts_of_their_shells() {
+fn completions_are_valid_shell_scripts() {
     for (shell, marks) in [
         ("bash", ["complete -F", "--after-crash"]),
         ("zsh", ["#compdef flagstone", "--after-crash"]),
@@ -60,7 +60,7 @@ fn completions_are_scripts_of_their_shells() {
         for mark in marks {
             assert!(printed.contains(mark), "{shell}: no {mark} in:\n{printed}");
         }
-        // The shell itself judges, where it is here.
+        // The shell itself checks the script, if installed.
         if tools::find(shell).is_some() {
             let scratch = Scratch::new();
             let script = scratch.join("script");
@@ -72,7 +72,7 @@ fn completions_are_scripts_of_their_shells() {
 }
 
 #[test]
-fn wrong_command_lines_end_with_2_and_do_nothing() {
+fn invalid_command_lines_exit_with_2() {
     let scratch = Scratch::new();
     let disk = scratch.pattern("disk", SIZE_BYTES);
     let before = fs::read(&disk).unwrap();
@@ -83,7 +83,7 @@ fn wrong_command_lines_end_with_2_and_do_nothing() {
         &[],
         &["serve", "--volume", "db"],
         &["serve", "--volume", &format!("db={disk}"), "--listen", "nvme-tcp://nowhere"],
-        &["serve", "--volume", &format!("db={disk}"), "--memory", "1MiB"],
+        &["serve", "--volume", &format!("db={disk}"), "--buffer-memory", "1MiB"],
         &["load", disk],
         &["load", disk, "--rw", "randwrite", "--bs", "1000"],
         &["load", disk, "--rw", "randwrite", "--after-crash", "server"],
@@ -98,7 +98,7 @@ fn wrong_command_lines_end_with_2_and_do_nothing() {
 }
 
 #[test]
-fn what_cannot_be_done_ends_with_1() {
+fn failures_exit_with_1() {
     let scratch = Scratch::new();
     let missing = scratch.join("missing");
     let missing = missing.to_str().unwrap();
@@ -107,7 +107,7 @@ fn what_cannot_be_done_ends_with_1() {
     let volume = format!("db={missing}");
     let (_, said) = expect(1, &["serve", "--volume", &volume, "--listen", "nbd://127.0.0.1:0"]);
     assert!(said.contains(missing), "{said}");
-    // A server that was there, and whose port nobody has taken since it went.
+    // Address of a stopped server, whose port is not in use.
     let mut server = Server::start(&["db=memory:8MiB"]);
     let targets = [server.nvme_uri("db"), server.nbd_uri("db")];
     let unknown = [server.nvme_uri("dbx"), server.nbd_uri("dbx")];
@@ -123,7 +123,7 @@ fn what_cannot_be_done_ends_with_1() {
 }
 
 #[test]
-fn a_configuration_file_is_checked_and_served() {
+fn configuration_file_is_checked_and_served() {
     let scratch = Scratch::new();
     let disk = scratch.disk("disk", SIZE_BYTES);
     let file = scratch.join("flagstone.toml");
@@ -141,7 +141,7 @@ fn a_configuration_file_is_checked_and_served() {
     let report = json(&expect(0, &["check", file, "--json"]).0);
     assert_eq!(report["ok"], true, "{report:#}");
 
-    // A volume of the command line beside those of the file.
+    // A volume of the command line in addition to the file's volumes.
     let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
     let server = Server::start_with(&["extra=memory:8MiB"], &listeners, &[file]);
     for (target, blocks) in [
@@ -155,7 +155,7 @@ fn a_configuration_file_is_checked_and_served() {
         assert_eq!(results["device"]["size_bytes"], SIZE_BYTES, "{target}: {results:#}");
         assert_eq!(results["device"]["block_bytes"], blocks, "{target}: {results:#}");
     }
-    // A volume that is read alone.
+    // A read-only volume.
     let target = server.nbd_uri("scratch");
     Load::start(&target, "--rw randread --ios 100").wait().assert_complete();
     let ended = Load::start(&target, "--rw randwrite --ios 100").wait();
@@ -163,7 +163,7 @@ fn a_configuration_file_is_checked_and_served() {
 }
 
 #[test]
-fn a_wrong_configuration_is_explained() {
+fn invalid_configuration_is_explained() {
     let scratch = Scratch::new();
     let file = scratch.join("wrong.toml");
     fs::write(&file, "[server]\nlisen = []\ncores = 0\n[volume.db]\ndevice = \"nul:1GiB\"\n")
@@ -177,13 +177,13 @@ fn a_wrong_configuration_is_explained() {
     let report = json(&expect(2, &["check", file, "--json"]).0);
     assert_eq!(report["ok"], false, "{report:#}");
     assert_eq!(report["mistakes"].as_array().map(Vec::len), Some(3), "{report:#}");
-    // Serving it says the same.
+    // `serve` reports the same.
     assert_eq!(expect(2, &["serve", file]).1, said);
     expect(2, &["check", scratch.join("missing.toml").to_str().unwrap()]);
 }
 
 #[test]
-fn a_load_of_a_file_reports_as_text_and_as_json() {
+fn load_of_a_file_reports_text_and_json() {
     let scratch = Scratch::new();
     let disk = scratch.disk("disk", SIZE_BYTES);
     let disk = disk.to_str().unwrap();
@@ -205,7 +205,7 @@ fn a_load_of_a_file_reports_as_text_and_as_json() {
 }
 
 #[test]
-fn a_load_that_trims_frees_what_a_file_holds() {
+fn load_with_trim_frees_file_space() {
     let scratch = Scratch::new();
     let disk = scratch.pattern("disk", SIZE_BYTES);
     let path = disk.to_str().unwrap();
@@ -223,7 +223,7 @@ fn a_load_that_trims_frees_what_a_file_holds() {
 }
 
 #[test]
-fn an_interrupted_load_ends_with_4_and_reports_its_part() {
+fn interrupted_load_exits_with_4_and_reports() {
     let scratch = Scratch::new();
     let (disk, state) = (scratch.disk("disk", SIZE_BYTES), scratch.join("state"));
     let line = "--rw randwrite --time 1h --depth 4";
@@ -237,15 +237,15 @@ fn an_interrupted_load_ends_with_4_and_reports_its_part() {
     assert!(ended.results["total"]["ios"].as_u64() >= Some(100), "{:#}", ended.results);
 }
 
-/// What a check after a crash is for: a block that is not what was flushed is found, whatever has
-/// become of it, over every path to it.
+/// Purpose of a check after a crash: it detects a block that differs from the flushed content, over
+/// every path to it.
 #[test]
-fn damage_between_a_run_and_its_check_ends_with_3() {
+fn corruption_before_the_check_exits_with_3() {
     const BLOCK_BYTES: usize = 4096;
     let scratch = Scratch::new();
     let disk = scratch.disk("disk", SIZE_BYTES);
     let (path, state) = (disk.to_str().unwrap(), scratch.join("state"));
-    // All blocks twice, in order: what is flushed of each is its last write.
+    // Writes all blocks twice, in order, so the flushed content of each is its last write.
     let line = "--rw write --ios 4096 --depth 16 --flush-every 64";
     Load::start_verified(path, line, &state).wait().assert_complete();
     let check = |target: &str, side: &str| {

@@ -1,4 +1,4 @@
-//! Two executor cores: connections of several hosts on both, and verified data over all of them.
+//! Two executor cores: connections of several hosts on both cores, with verified data.
 
 use flagstone_tests::load::Load;
 use flagstone_tests::scratch::Scratch;
@@ -17,7 +17,7 @@ fn serve() -> (Server, Scratch) {
 fn one_load_over_two_connections_on_two_cores() {
     let (server, _scratch) = serve();
     for target in [server.nvme_uri("db"), server.nbd_uri("db")] {
-        // Two threads, each with a connection of its own to the server.
+        // Two threads, each with its own connection to the server.
         let line = "--rw randrw --threads 2 --depth 16 --ios 20000 --verify --flush-every 16";
         let results = Load::start(&target, line).wait().assert_complete();
         assert_eq!(results["total"]["ios"], 20000, "{target}: {results:#}");
@@ -26,7 +26,7 @@ fn one_load_over_two_connections_on_two_cores() {
 }
 
 #[test]
-fn loads_over_both_protocols_at_once_outlive_a_kill_of_the_server() {
+fn loads_over_both_protocols_survive_a_server_kill() {
     let (mut server, scratch) = serve();
     let (nvme, nbd) = (server.nvme_uri("db"), server.nbd_uri("db"));
     let targets = [(&nvme, "--queues 2"), (&nbd, ""), (&nvme, "--queues 2"), (&nbd, "")];

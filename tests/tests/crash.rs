@@ -1,26 +1,26 @@
-//! kill -9 of the server, of the load, and of both, in the midst of verified loads, again and
-//! again: nothing that was promised is lost.
+//! Repeated kill -9 of the server, of the load, and of both, during verified loads: no acknowledged
+//! durable write is lost.
 //!
-//! A kill comes when the load has recorded a random number of acknowledgements, never after a
-//! time. `FLAGSTONE_CRASH_ROUNDS` sets how many kills, `FLAGSTONE_CRASH_SEED` where they come.
+//! A kill comes when the load has recorded a random number of acknowledgments, never after a fixed
+//! time. `FLAGSTONE_CRASH_ROUNDS` sets the number of kills, `FLAGSTONE_CRASH_SEED` their positions.
 
 use std::path::Path;
 
 use flagstone_tests::load::{Load, RecordKind, records};
-use flagstone_tests::rng::Rng;
+use flagstone_tests::rng::{self, Rng};
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::Server;
 
 const SIZE_BYTES: u64 = 16 << 20;
 
-/// Kills of one test.
+/// Number of kills of one test.
 fn rounds() -> u64 {
     let text = std::env::var("FLAGSTONE_CRASH_ROUNDS").unwrap_or_else(|_| "20".into());
     text.parse().expect("FLAGSTONE_CRASH_ROUNDS is a number")
 }
 
 fn rng() -> Rng {
-    Rng::from_env("FLAGSTONE_CRASH_SEED", 20)
+    rng::from_env("FLAGSTONE_CRASH_SEED", 20)
 }
 
 fn serve() -> (Server, Scratch) {
@@ -29,14 +29,13 @@ fn serve() -> (Server, Scratch) {
     (Server::start(&[&volume]), scratch)
 }
 
-/// Loads `target` while its server is killed and restarted; the load is to complete as if nothing
-/// had happened.
+/// Loads `target` while its server is killed and restarted. The load must complete without errors.
 fn outlives_kills(server: &mut Server, target: &str, line: &str, scratch: &Scratch) {
-    /// Writes between two kills, on average.
+    /// Average number of writes between two kills.
     const WRITES: u64 = 1000;
     let (rounds, mut rng) = (rounds(), rng());
     let state = scratch.join("state");
-    // Every write leaves a record or more, and the last kill comes before the last writes.
+    // Every write leaves at least one record, and the last kill comes before the last writes.
     let writes = (rounds + 1) * WRITES;
     let mut load = Load::start_verified(target, &format!("{line} --ios {writes}"), &state);
     for round in 0..rounds {
@@ -49,14 +48,14 @@ fn outlives_kills(server: &mut Server, target: &str, line: &str, scratch: &Scrat
 }
 
 #[test]
-fn an_nvme_load_with_flushes_outlives_kills_of_the_server() {
+fn nvme_load_with_flushes_survives_server_kills() {
     let (mut server, scratch) = serve();
     let target = server.nvme_uri("db");
     outlives_kills(&mut server, &target, "--rw randwrite --depth 16 --flush-every 8", &scratch);
 }
 
 #[test]
-fn an_nvme_load_over_several_queues_outlives_kills_of_the_server() {
+fn nvme_load_over_queues_survives_server_kills() {
     let (mut server, scratch) = serve();
     let target = server.nvme_uri("db");
     let line = "--rw randwrite --depth 32 --queues 4 --fua";
@@ -64,13 +63,13 @@ fn an_nvme_load_over_several_queues_outlives_kills_of_the_server() {
 }
 
 #[test]
-fn an_nbd_load_with_fua_outlives_kills_of_the_server() {
+fn nbd_load_with_fua_survives_server_kills() {
     let (mut server, scratch) = serve();
     let target = server.nbd_uri("db");
     outlives_kills(&mut server, &target, "--rw randwrite --depth 16 --fua", &scratch);
 }
 
-/// Who is killed, in which order.
+/// Processes to kill, and the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victims {
     Load,
@@ -78,14 +77,15 @@ enum Victims {
     LoadThenServer,
 }
 
-/// Kills the load of `target`, and the server with it or not, and looks for what was promised.
+/// Kills the load of `target`, with or without the server, and checks that no guaranteed write is
+/// lost.
 fn keeps_promises(server: &mut Server, target: &str, durability: &str, scratch: &Scratch) {
-    /// Records before a kill: at least so many, and at most as many more.
+    /// Records before a kill: at least this many, and at most twice as many.
     const RECORDS: u64 = 500;
     let mut rng = rng();
     for round in 0..rounds() {
         let state = scratch.join(&format!("state-{round}"));
-        // A short range is written over and over: old generations lie there to be found.
+        // Rewrites a short range repeatedly, so that stale versions would be found.
         let line = format!("--rw randrw --read-percent 20 --depth 16 --time 1h {durability}");
         let line = format!("{line} --size 2MiB --offset {}MiB --seed {round}", 2 * rng.below(8));
         let mut load = Load::start_verified(target, &line, &state);
@@ -109,13 +109,13 @@ fn keeps_promises(server: &mut Server, target: &str, durability: &str, scratch: 
     }
 }
 
-/// The state tells of promises that count, and the volume keeps them.
+/// Checks that the state has durable writes, and that the volume holds them.
 fn assert_promises(target: &str, side: &str, state: &Path, what: &str) {
     let kinds = records(state);
     let promises = kinds
         .iter()
         .filter(|kind| matches!(kind, RecordKind::Durable | RecordKind::FlushCompleted));
-    assert!(promises.count() > 0, "{what}: nothing durable was promised");
+    assert!(promises.count() > 0, "{what}: no durable write was acknowledged");
     let check = format!("--rw randread --depth 16 --bs 64k --after-crash {side}");
     let ended = Load::start_verified(target, &check, state).wait();
     assert_eq!(ended.code, Some(0), "{what}: {}\n{:#}", ended.log, ended.results);
@@ -126,37 +126,37 @@ fn assert_promises(target: &str, side: &str, state: &Path, what: &str) {
 }
 
 #[test]
-fn what_an_nvme_host_flushed_outlives_kills_of_all() {
+fn flushed_nvme_writes_survive_kills_of_all() {
     let (mut server, scratch) = serve();
     let target = server.nvme_uri("db");
     keeps_promises(&mut server, &target, "--flush-every 8", &scratch);
 }
 
 #[test]
-fn what_an_nvme_host_wrote_with_fua_outlives_kills_of_all() {
+fn nvme_fua_writes_survive_kills_of_all() {
     let (mut server, scratch) = serve();
     let target = server.nvme_uri("db");
     keeps_promises(&mut server, &target, "--fua", &scratch);
 }
 
 #[test]
-fn what_an_nbd_client_flushed_outlives_kills_of_all() {
+fn flushed_nbd_writes_survive_kills_of_all() {
     let (mut server, scratch) = serve();
     let target = server.nbd_uri("db");
     keeps_promises(&mut server, &target, "--flush-every 8", &scratch);
 }
 
 #[test]
-fn what_an_nbd_client_wrote_with_fua_outlives_kills_of_all() {
+fn nbd_fua_writes_survive_kills_of_all() {
     let (mut server, scratch) = serve();
     let target = server.nbd_uri("db");
     keeps_promises(&mut server, &target, "--fua", &scratch);
 }
 
-/// NBD does not tell a server that crashed from a network that failed. So a client whose unflushed
-/// writes were acknowledged before must not be told that a later flush made them durable.
+/// NBD cannot distinguish a crashed server from a failed network. So a client with acknowledged but
+/// unflushed writes must not learn from a later flush that they are durable.
 #[test]
-fn an_nbd_load_learns_that_unflushed_writes_may_be_lost() {
+fn nbd_load_reports_possible_loss_of_unflushed_writes() {
     let (mut server, scratch) = serve();
     let (target, state) = (server.nbd_uri("db"), scratch.join("state"));
     let line = "--rw randwrite --depth 16 --time 1h --size 2MiB --flush-every 1000";

@@ -1,5 +1,5 @@
-//! A server that is told to stop ends in order: what it acknowledged is there, clients see the end
-//! of their streams, and those that wait for it go on when it is back.
+//! Clean shutdown of a server: acknowledged data is kept, clients see the end of their streams, and
+//! waiting clients continue when the server is back.
 
 use std::io::Read as _;
 
@@ -20,7 +20,7 @@ fn serve() -> (Server, Scratch) {
     (Server::start(&[&volume]), scratch)
 }
 
-/// Stops the server, which ends well and had to cut nobody off.
+/// Stops the server, which must exit cleanly without cutting off any client.
 fn stop(server: &mut Server, signal: Signal) {
     let status = server.stop(signal);
     assert_eq!(status.code(), Some(0), "{signal:?}: {status}\n{}", server.output());
@@ -29,14 +29,14 @@ fn stop(server: &mut Server, signal: Signal) {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_stop() {
+fn acknowledged_writes_survive_a_clean_stop() {
     for signal in SIGNALS {
         let (mut server, scratch) = serve();
         let parts = [(server.nvme_uri("db"), "0"), (server.nbd_uri("db"), "16MiB")];
         let mut loads: Vec<_> = parts
             .iter()
             .map(|(target, offset)| {
-                // No flush: the stop itself makes all of it durable.
+                // No flush: the shutdown itself makes all writes durable.
                 let line = format!(
                     "--rw randwrite --bs 16k --depth 32 --time 1h --size 4MiB --offset {offset}"
                 );
@@ -53,7 +53,7 @@ fn what_was_acknowledged_is_there_after_a_stop() {
         }
         server.restart();
         for ((_, state), (target, _)) in loads.iter().zip(&parts) {
-            // Nothing that was acknowledged may be missing, whatever was not flushed.
+            // No acknowledged write may be missing, flushed or not.
             let check = "--rw randread --depth 16 --bs 16k --after-crash client";
             let results = Load::start_verified(target, check, state).wait();
             assert_eq!(results.code, Some(0), "{signal:?}: {}\n{:#}", results.log, results.results);
@@ -63,7 +63,7 @@ fn what_was_acknowledged_is_there_after_a_stop() {
 }
 
 #[test]
-fn loads_go_on_after_a_stop_and_a_start() {
+fn loads_continue_after_stop_and_start() {
     let (mut server, scratch) = serve();
     let parts =
         [(server.nvme_uri("db"), "0", "--flush-every 8"), (server.nbd_uri("db"), "16MiB", "--fua")];
@@ -77,7 +77,7 @@ fn loads_go_on_after_a_stop_and_a_start() {
             (Load::start_verified(target, &line, &state), state)
         })
         .collect();
-    // Every write leaves a record, or two with FUA.
+    // Every write leaves one record, or two with FUA.
     for (round, signal) in [(1, Signal::TERM), (2, Signal::INT), (3, Signal::TERM)] {
         for (load, state) in &mut loads {
             load.wait_for_records(state, round * 1500);
@@ -98,8 +98,8 @@ fn idle_clients_see_the_end_of_their_streams() {
         let connect = |scheme| wire::connect(server.port(scheme));
         let mut clients = Vec::new();
         for scheme in ["nvme-tcp", "nbd"] {
-            // Connections are accepted in order: when the second was answered, the first, which
-            // says nothing, is served too.
+            // Connections are accepted in order. When the second one is answered, the first, silent
+            // one is served too.
             clients.push((scheme, "silent", connect(scheme)));
             let mut stream = connect(scheme);
             match scheme {
@@ -111,7 +111,7 @@ fn idle_clients_see_the_end_of_their_streams() {
         stop(&mut server, signal);
         for (scheme, client, mut stream) in clients {
             let mut rest = Vec::new();
-            // An end in order is an end of file. A reset would be an error.
+            // A clean end is an end of file. A reset would be an error.
             if let Err(error) = stream.read_to_end(&mut rest) {
                 panic!("{signal:?}, {client} client of {scheme}: {error}");
             }

@@ -1,6 +1,6 @@
-//! What a server costs while it does nothing, what a connection costs, and that the ceiling of
-//! memory holds under a flood. Bounds are above what was measured, by so much that another
-//! allocator or kernel does not pass them; what is measured is printed.
+//! Resource use of an idle server and of a connection, and the memory ceiling under a flood. The
+//! bounds exceed the measured values enough to allow for another allocator or kernel. The tests
+//! print the measured values.
 
 use std::fs;
 use std::time::Duration;
@@ -15,16 +15,17 @@ use flagstone_tests::server::Server;
 const MIB: u64 = 1 << 20;
 const SIZE_BYTES: u64 = 256 * MIB;
 
-/// An idle server that has served nobody, with one volume.
+/// Resident memory of a new idle server with one volume.
 const IDLE_BYTES: u64 = 32 * MIB;
 
-/// An idle server after loads: the buffers that it keeps for the next ones are in it.
+/// Resident memory of an idle server after loads, including the buffers that it keeps for the next
+/// ones.
 const IDLE_AFTER_LOADS_BYTES: u64 = 64 * MIB;
 
-/// An idle connection of queues for 128 requests.
+/// Memory of an idle connection with queues for 128 requests.
 const IDLE_CONNECTION_BYTES: u64 = MIB;
 
-/// An I/O connection with 128 requests in progress on a file, beyond their payloads.
+/// Memory of an I/O connection with 128 requests in progress on a file, without their payloads.
 const BUSY_CONNECTION_BYTES: u64 = MIB;
 
 fn serve(arguments: &[&str]) -> (Server, Scratch) {
@@ -38,7 +39,7 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
 }
 
-/// Waits until no connection is left of those made since there were `before` descriptors.
+/// Waits until all connections made since the count `before` are closed.
 fn wait_for_descriptors(server: &Server, before: usize) {
     let pid = server.pid();
     let explain = || format!("{} descriptors, not {before}\n{}", descriptors(pid), server.output());
@@ -46,7 +47,7 @@ fn wait_for_descriptors(server: &Server, before: usize) {
 }
 
 #[test]
-fn an_idle_server_is_small_and_uses_no_cpu() {
+fn idle_server_is_small_and_uses_no_cpu() {
     let (server, _scratch) = serve(&["--cores", "1"]);
     let pid = server.pid();
     let (fresh, open) = (resident_bytes(pid), server.idle_descriptors());
@@ -66,21 +67,22 @@ fn an_idle_server_is_small_and_uses_no_cpu() {
     println!("resident, after loads: {:.1} MiB", mib(loaded));
     assert!(loaded <= IDLE_AFTER_LOADS_BYTES, "{loaded} B resident after loads");
 
-    // Two seconds in which nothing happens: however long they really are, asleep is asleep.
+    // Two idle seconds. On a busy machine the span is longer, but an idle server uses no CPU either
+    // way.
     let used = cpu_ticks_during(pid, Duration::from_secs(2));
     assert!(used <= 2, "an idle server used {used} clock ticks");
 }
 
 #[test]
-fn an_idle_connection_costs_little() {
+fn idle_connection_uses_little_memory() {
     const CONNECTIONS: u16 = 100;
     let (server, _scratch) = serve(&["--cores", "1"]);
     let pid = server.pid();
-    // The first load has the server make what it makes once.
+    // The first load makes the server allocate everything that it allocates only once.
     Load::start(&server.nvme_uri("db"), "--rw randread --ios 1000").wait().assert_complete();
     let (before, open) = (resident_bytes(pid), server.idle_descriptors());
 
-    // A read an hour from the second on: its queues are there and idle.
+    // One read per hour after the first: the queues exist and are idle.
     let queues = format!("--rw randread --depth 128 --queues {CONNECTIONS} --rate 1 --time 1h");
     let load = Load::start(&server.nvme_uri("db"), &queues);
     let all = open + usize::from(CONNECTIONS) + 1;
@@ -96,13 +98,13 @@ fn an_idle_connection_costs_little() {
 }
 
 #[test]
-fn a_busy_connection_costs_little_beyond_its_payloads() {
+fn busy_connection_uses_little_beyond_payloads() {
     const CONNECTIONS: u64 = 16;
     const DEPTH: u64 = 128;
     let (server, _scratch) = serve(&["--cores", "1"]);
     let pid = server.pid();
     let before = resident_bytes(pid);
-    // Each thread has an association of its own: an admin queue and one I/O queue.
+    // Each thread has its own association: an admin queue and one I/O queue.
     let line = format!("--rw randrw --threads {CONNECTIONS} --depth {DEPTH} --ios 40000");
     Load::start(&server.nvme_uri("db"), &line).wait().assert_complete();
     let grown = resident_peak_bytes(pid) - before;
@@ -116,32 +118,34 @@ fn a_busy_connection_costs_little_beyond_its_payloads() {
 }
 
 #[test]
-fn the_ceiling_of_memory_holds_under_a_flood_of_reads_and_all_of_it_completes() {
+fn memory_ceiling_holds_under_a_flood_of_reads() {
     flood("randread");
 }
 
 #[test]
-fn the_ceiling_of_memory_holds_under_a_flood_of_writes_and_all_of_it_completes() {
+fn memory_ceiling_holds_under_a_flood_of_writes() {
     flood("randrw --verify");
 }
 
-/// Asks a server for far more memory than it may take.
+/// Requests far more buffer memory than the server may use.
 fn flood(rw: &str) {
     const CEILING_BYTES: u64 = 64 * MIB;
-    /// What is not under the ceiling, beside the pages of the program and its libraries: stacks and
-    /// rings, and what 16 + 4 + 4 connections and their requests take beside buffers.
+    /// Memory outside the ceiling, in addition to the pages of the program and its libraries:
+    /// stacks, rings, and the state of 16 + 4 + 4 connections and their requests without buffers.
     const FIXED_BYTES: u64 = 6 * MIB;
     let scratch = Scratch::new();
     let file = scratch.join("flagstone.toml");
     let disk = scratch.disk("disk", SIZE_BYTES);
-    let text =
-        format!("[server]\nmemory = \"64MiB\"\n[volume.db]\ndevice = \"{}\"\n", disk.display());
+    let text = format!(
+        "[server]\nbuffer_memory = \"64MiB\"\n[volume.db]\ndevice = \"{}\"\n",
+        disk.display()
+    );
     fs::write(&file, text).unwrap();
     let listeners = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
     let server = Server::start_with(&[], &listeners, &[file.to_str().unwrap()]);
     let pid = server.pid();
 
-    // 4 × 64 × 1 MiB and 4 × 16 × 4 MiB: half a gibibyte that hosts want at once.
+    // 4 × 64 × 1 MiB and 4 × 16 × 4 MiB: hosts request 512 MiB at once.
     let (nvme, nbd) = (server.nvme_uri("db"), server.nbd_uri("db"));
     let loads: Vec<_> = (0..8)
         .map(|number| {
@@ -149,7 +153,7 @@ fn flood(rw: &str) {
                 0 => (&nvme, "--bs 1m --depth 64 --queues 4 --ios 300"),
                 _ => (&nbd, "--bs 4m --depth 16 --ios 80"),
             };
-            // Each its own part, so that each can be verified.
+            // Each load has its own part, so that each can be verified.
             let line = format!("--rw {rw} {line} --size 32MiB --offset {}MiB", number * 32);
             Load::start(target, &line)
         })
@@ -157,7 +161,7 @@ fn flood(rw: &str) {
     for load in loads {
         load.wait().assert_complete();
     }
-    // The program's own pages come once and stay, so that all of them are in the peak by now.
+    // The program's own pages stay resident, so all of them are in the peak by now.
     let (peak, program) = (resident_peak_bytes(pid), resident_file_bytes(pid));
     let peak = peak - program;
     println!(

@@ -1,14 +1,14 @@
-//! The Linux kernel's NVMe/TCP host against Flagstone, in a guest under QEMU.
+//! Linux kernel's NVMe/TCP host against Flagstone, in a guest under QEMU.
 //!
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
-//! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect. Those
-//! of a volume that two nodes mirror are in `tests/guest/multipath.sh`, those of one whose server
-//! restarts without what it is stored on in `tests/guest/late.sh`.
+//! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
+//! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
+//! `tests/guest/late.sh` those for a volume whose server restarts before its backing server.
 //!
-//! In `tests/guest/replica.sh` nvme-cli sends all vendor specific commands of a replication
-//! subsystem, those that `docs/nvme-vendor-commands.md` prints word by word, and takes the place of a
-//! mirror's source with them. What it is answered is compared here with what the nodes say of
-//! themselves, and with their disks ([`flagstone_tests::by_hand`]).
+//! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
+//! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
+//! mirror. The answers are compared with the nodes' status and their disks
+//! ([`flagstone_tests::by_hand`]).
 
 use flagstone_tests::by_hand::{self, Witness};
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
@@ -20,7 +20,7 @@ use flagstone_tests::tools;
 const SIZE_BYTES: u64 = 128 << 20;
 
 #[test]
-fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
+fn linux_host_survives_server_restarts() {
     let image = match Image::build() {
         Ok(image) => image,
         Err(reason) => return tools::skip("the Linux kernel's NVMe/TCP host", &reason),
@@ -53,10 +53,10 @@ fn linux_host_uses_a_volume_and_survives_restarts_of_the_server() {
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
 }
 
-/// A server that comes back before the one that stores its volume keeps the host waiting, which does
-/// not lose the device, nor a write.
+/// A server that starts before its backing server keeps the host waiting. The host
+/// loses neither the device nor a write.
 #[test]
-fn linux_host_keeps_a_volume_that_comes_later_than_its_server() {
+fn linux_host_keeps_a_late_volume() {
     let image = match Image::build() {
         Ok(image) => image,
         Err(reason) => return tools::skip("a volume that comes late to Linux", &reason),
@@ -90,8 +90,8 @@ fn linux_host_keeps_a_volume_that_comes_later_than_its_server() {
     report.assert_passed();
 }
 
-/// The kernel's own multipath follows a mirrored volume from node to node, and what uses the volume
-/// sees no error: planned switchovers, the death of the source, and its return.
+/// The kernel's own multipath follows a mirrored volume from node to node. Its user sees no error
+/// through planned switchovers, the death of the source, and its return.
 #[test]
 fn linux_multipath_follows_a_mirrored_volume() {
     let image = match Image::build() {
@@ -102,7 +102,7 @@ fn linux_multipath_follows_a_mirrored_volume() {
     let pair = Pair::linked("cut links under the Linux kernel's multipath", setup);
     let mut pair = pair.unwrap_or_else(|| Pair::in_sync(SIZE_BYTES, ""));
     let linked = pair.is_linked();
-    // This machine's loopback is not the guest's.
+    // The guest cannot use this machine's loopback address.
     let address = |node| if linked { pair.host_address(node).0 } else { HOST_ADDRESS };
     let addresses = [0, 1].map(address).join(" ");
     let ports = [0, 1].map(|node| pair.host_address(node).1).join(" ");
@@ -151,19 +151,19 @@ fn linux_multipath_follows_a_mirrored_volume() {
     pair.end(source);
 }
 
-/// All vendor specific commands of a replication subsystem, by nvme-cli: a pair that mirrors is not
-/// disturbed by what is refused, and a host that is none of ours brings a target up to date and makes
-/// it the source.
+/// All vendor-specific commands of a replication subsystem, sent by nvme-cli. Refused commands do
+/// not disturb a mirroring pair, and a foreign host brings a target up to date and makes it the
+/// source.
 #[test]
 fn nvme_cli_sends_every_vendor_command() {
     let image = match Image::build() {
         Ok(image) => image,
         Err(reason) => return tools::skip("vendor specific commands by nvme-cli", &reason),
     };
-    // The examples are of blocks of 512 bytes, whatever the disk here has.
+    // The examples assume blocks of 512 bytes, whatever this machine's disk has.
     let volume = ["block_size = 512"; 2];
     let pair = Pair::set_up(Setup { size_bytes: SIZE_BYTES, volume, ..Setup::default() });
-    let mut witness = Witness::of(pair.synchronised());
+    let mut witness = Witness::of(pair.synchronized());
     let ports = [0, 1].map(|node| witness.pair.host_address(node).1.to_owned()).join(" ");
     let script = Script {
         files: &["host.sh", "replica.sh"],
@@ -172,7 +172,7 @@ fn nvme_cli_sends_every_vendor_command() {
             ("PORTS", &ports),
             ("SIZE_BYTES", &witness.size_bytes().to_string()),
         ],
-        // As it is by default: a host that has one path of several takes care which errors it repeats.
+        // The default: a host with one of several paths must choose which errors it retries.
         kernel_arguments: "nvme_core.multipath=Y",
     };
     let report = guest::run(&image, &script, |request| witness.answer(request));
@@ -181,14 +181,14 @@ fn nvme_cli_sends_every_vendor_command() {
     witness.pair.end(1);
 }
 
-/// The commands that the document prints are those that the scenario runs.
+/// The scenario runs exactly the commands printed in the documentation.
 #[test]
-fn the_examples_of_vendor_commands_are_those_that_are_run() {
+fn documented_vendor_commands_are_run() {
     by_hand::assert_examples_are_run();
 }
 
-/// The scenario must ask of a target no more than Linux's own gives: if this fails, the scenario
-/// is wrong, and not Flagstone.
+/// The scenario must pass against Linux's own target too. If this fails, the scenario is wrong, not
+/// Flagstone.
 #[test]
 #[ignore = "checks the scenario, not Flagstone; run it after a change of tests/guest"]
 fn linux_own_target_passes_the_same_scenario() {
@@ -199,8 +199,8 @@ fn linux_own_target_passes_the_same_scenario() {
     let script = Script {
         files: &["nvmet.sh", "host.sh", "volume.sh", "nvme.sh"],
         variables: &[("NQN", &format!("{NQN_PREFIX}db")), ("SIZE_BYTES", &SIZE_BYTES.to_string())],
-        // Host and target in one kernel: pages that the host sends without a copy arrive as they
-        // are, and Linux 6.1 takes such a page for a leak and stops.
+        // Host and target run in one kernel: pages sent without a copy arrive as they are, and
+        // Linux 6.1 treats such a page as a leak and stops.
         kernel_arguments: "hardened_usercopy=off",
     };
     let report = guest::run(&image, &script, |_| Err("the script serves itself".into()));
@@ -208,17 +208,17 @@ fn linux_own_target_passes_the_same_scenario() {
     report.assert_passed();
 }
 
-/// A target that is not there is reported by the kernel and by the harness, step by step.
+/// An unreachable target is reported by the kernel and by the harness, step by step.
 #[test]
 #[ignore = "checks the harness, not Flagstone; run it after a change of tests/src/guest.rs"]
-fn a_refused_connection_fails_the_first_step_alone() {
+fn refused_connection_fails_only_the_first_step() {
     let image = match Image::build() {
         Ok(image) => image,
         Err(reason) => return tools::skip("a refused connection", &reason),
     };
     let script = Script {
         files: &["host.sh", "volume.sh", "nvme.sh"],
-        // Port 1 of the loopback: nothing may listen there without being root.
+        // Port 1 of the loopback: only root may listen there.
         variables: &[("ADDRESS", HOST_ADDRESS), ("PORT", "1"), ("NQN", NQN_PREFIX)],
         kernel_arguments: "",
     };

@@ -1,6 +1,6 @@
-//! Volumes that are stored on another server, which is not there when theirs starts: they come when
-//! that one does, and nothing else has to wait for them.
-#![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
+//! Volumes stored on another server that is not reachable when theirs starts: they appear when it
+//! does, and nothing else waits for them.
+#![allow(clippy::disallowed_methods, reason = "the program connects to a real listener")]
 
 use std::fs;
 use std::io::Read as _;
@@ -21,7 +21,7 @@ const LISTENERS: [&str; 2] = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
 
 const VERIFIED: &str = "--rw randwrite --bs 4k --depth 8 --ios 2000 --verify --size 8MiB";
 
-/// A server of the volumes `db` and `log`, which was there and is not any more: its ports are known.
+/// Stopped server of the volumes `db` and `log`, whose ports are known.
 fn gone() -> (Server, Scratch) {
     let scratch = Scratch::new();
     let volume = |name: &str| format!("{name}={}", scratch.disk(name, 16 << 20).display());
@@ -30,7 +30,7 @@ fn gone() -> (Server, Scratch) {
     (server, scratch)
 }
 
-/// A server of a configuration.
+/// Starts a server with a configuration.
 fn serve(scratch: &Scratch, text: &str) -> Server {
     let file = scratch.join("flagstone.toml");
     fs::write(&file, text).expect("the configuration can be written");
@@ -42,7 +42,7 @@ fn waiting(api: &Path, volume: &str) -> Value {
     get(api, &format!("/v1/volumes/{volume}"))["waiting"].clone()
 }
 
-/// The value of a metric of a volume.
+/// Value of a volume's metric.
 fn metric(api: &Path, family: &str, volume: &str) -> u64 {
     let metrics = ask(api, "GET", "/metrics").body;
     let sample = format!("{family}{{volume=\"{volume}\"}} ");
@@ -63,7 +63,7 @@ fn status(server: &Server, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Why a host cannot use a target.
+/// Reason why a host cannot use a target.
 fn refusal(target: &str) -> String {
     let ended = Load::start(target, "--rw randread --ios 1").wait();
     assert_eq!(ended.code, Some(1), "{}", ended.log);
@@ -71,7 +71,7 @@ fn refusal(target: &str) -> String {
 }
 
 #[test]
-fn a_volume_comes_when_the_server_that_stores_it_does() {
+fn volume_appears_with_its_backing_server() {
     let (mut far, _disks) = gone();
     let scratch = Scratch::new();
     let text = format!(
@@ -81,7 +81,7 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
         far.nvme_uri("db"),
         far.nbd_uri("log"),
     );
-    // Without the wait the server does not come to serve.
+    // Without the wait, the server does not start to serve.
     let server = serve(&scratch, &text);
     let api = server.api();
     for target in [server.nvme_uri("own"), server.nbd_uri("own")] {
@@ -96,7 +96,7 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
         assert!(metric(&api, "flagstone_volume_open_failures_total", name) > 0);
         assert!(status(&server, &[]).contains(&format!("{name} is not served yet")));
         assert!(status(&server, &[name]).contains(&format!("volume {name}: not served yet")));
-        // What a host is told has it come again.
+        // The host gets a retryable error.
         let said = refusal(&server.nvme_uri(name));
         assert!(said.contains("Connect Controller Busy"), "{said}");
         let said = refusal(&server.nbd_uri(name));
@@ -104,7 +104,7 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
     }
     assert!(waiting(&api, "own").is_null());
     assert_eq!(metric(&api, "flagstone_volume_waiting", "own"), 0);
-    assert!(server.output().contains("this is tried again"), "{}", server.output());
+    assert!(server.output().contains("this is retried"), "{}", server.output());
 
     far.restart();
     for name in ["nvme", "nbd"] {
@@ -124,10 +124,10 @@ fn a_volume_comes_when_the_server_that_stores_it_does() {
 }
 
 #[test]
-fn servers_that_wait_for_each_other_come_one_after_the_other() {
+fn chained_servers_come_up_in_order() {
     let (mut last, _disks) = gone();
     let middle = Server::start(&[&format!("db={}", last.nvme_uri("db"))]);
-    // It is reached, and takes nobody yet. An export without a name is its only one.
+    // It is reachable, but refuses hosts for now. An export without a name is its only one.
     let nameless = middle.nbd_uri("");
     let firsts = [
         (middle.nvme_uri("db"), "Controller Busy"),
@@ -148,7 +148,7 @@ fn servers_that_wait_for_each_other_come_one_after_the_other() {
 }
 
 #[test]
-fn a_subsystem_of_several_has_those_that_are_there() {
+fn subsystem_shows_its_available_volumes() {
     let (mut far, _disks) = gone();
     let scratch = Scratch::new();
     let text = format!(
@@ -168,7 +168,7 @@ fn a_subsystem_of_several_has_those_that_are_there() {
 }
 
 #[test]
-fn a_server_that_waits_ends_when_it_is_told_to() {
+fn waiting_server_stops_on_request() {
     let (far, _disks) = gone();
     let volumes = [format!("db={}", far.nvme_uri("db")), format!("log={}", far.nbd_uri("log"))];
     let mut server = Server::start(&volumes.each_ref().map(String::as_str));
@@ -177,8 +177,8 @@ fn a_server_that_waits_ends_when_it_is_told_to() {
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_while_it_opens_its_volumes_stops() {
-    // Whoever connects to it waits for an answer.
+fn server_stops_while_opening_its_volumes() {
+    // Clients that connect to it wait for an answer.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = silent.local_addr().expect("bound");
     let volume = format!("db=nvme-tcp://{address}/{NQN_PREFIX}db");
@@ -192,13 +192,13 @@ fn a_server_that_is_told_to_stop_while_it_opens_its_volumes_stops() {
     kill_process(Pid::from_child(&server), Signal::TERM).expect("it runs");
     let mut printed = String::new();
     let mut out = server.stdout.take().expect("a pipe");
-    out.read_to_string(&mut printed).expect("what it prints is text");
+    out.read_to_string(&mut printed).expect("the output is text");
     assert_eq!(server.wait().expect("it ends").code(), Some(0));
-    assert_eq!(printed, "", "it began to serve all the same");
+    assert_eq!(printed, "", "it began to serve anyway");
 }
 
 #[test]
-fn a_mistake_ends_the_start() {
+fn configuration_error_fails_the_start() {
     let (mut far, disks) = gone();
     far.restart();
     let scratch = Scratch::new();
@@ -212,7 +212,7 @@ fn a_mistake_ends_the_start() {
         (format!("device = \"{no_export}\""), "has no export"),
         (format!("block_size = 512\ndevice = \"{known}\""), "block_size = 512 cannot be had"),
         (format!("device = {missing:?}"), "missing"),
-        // Also behind one that is not reached.
+        // Also behind an unreachable device.
         (format!("stripe.devices = [\"{nowhere}x\", {missing:?}]"), "missing"),
     ];
     for (table, expected) in cases {

@@ -1,6 +1,6 @@
-//! A mirrored volume one of whose nodes keeps its data, or its log, on another server: without that
-//! server the node waits, serves nobody, and comes back as what it is by then.
-#![allow(clippy::disallowed_methods, reason = "a real listener is what the program meets")]
+//! Mirrored volume with one node whose data or log is on another server. Without that server, the
+//! node waits and does not serve. Afterwards it returns in the state that it has by then.
+#![allow(clippy::disallowed_methods, reason = "the program connects to a real listener")]
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use flagstone_tests::server::{Server, binary};
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// A node of the mirror of volume `db`.
+/// A node of the mirrored volume `db`.
 fn node(scratch: &Scratch, name: &str, ports: (u16, u16), device: &str) -> Server {
     let log = scratch.join(&format!("{name}.intent"));
     node_with_log(scratch, name, ports, device, log.to_str().expect("UTF-8"))
 }
 
-/// The same, with its log on a device of its own.
+/// A node with its log on a separate device.
 fn node_with_log(
     scratch: &Scratch,
     name: &str,
@@ -34,12 +34,12 @@ fn node_with_log(
     Server::start_with(&[], &[&format!("nvme-tcp://127.0.0.1:{}", ports.0)], &[file])
 }
 
-/// Writes a node's configuration: what it is when its server is started next.
+/// Writes a node's configuration, for the next start of its server.
 fn configure(scratch: &Scratch, name: &str, peer_port: u16, device: &str, log: &str) -> PathBuf {
     let peer = if name == "a" { "b" } else { "a" };
     let text = format!(
         "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{peer_port}\"\n\
-         timeout = \"1s\"\n[volume.db]\nmirror = {{ peer = \"{peer}\", bitmap = {log:?} }}\n\
+         timeout = \"1s\"\n[volume.db]\nmirror = {{ peer = \"{peer}\", intent_log = {log:?} }}\n\
          device = \"{device}\"\n[volume.other]\ndevice = \"memory:16MiB\"\n"
     );
     let file = scratch.join(&format!("{name}.toml"));
@@ -47,7 +47,7 @@ fn configure(scratch: &Scratch, name: &str, peer_port: u16, device: &str, log: &
     file
 }
 
-/// `flagstone mirror ACTION db` on a node: whether it was done, and what it said.
+/// Runs `flagstone mirror ACTION db` on a node. Returns success and output.
 fn mirror(node: &Server, line: &str) -> (bool, String) {
     let mut words = line.split_whitespace();
     let output = Command::new(binary())
@@ -81,7 +81,7 @@ fn write(node: &Server, scratch: &Scratch, state: &str, offset: &str) {
     load.wait().assert_complete();
 }
 
-/// All that was written under a state is what the node serves.
+/// Checks that the node serves every write recorded in a state file.
 fn read_back(node: &Server, scratch: &Scratch, state: &str) {
     let line = "--rw randread --depth 4 --bs 64k --after-crash client";
     let ended = Load::start_verified(&node.nvme_uri("db"), line, &scratch.join(state)).wait();
@@ -89,14 +89,14 @@ fn read_back(node: &Server, scratch: &Scratch, state: &str) {
     assert_eq!(ended.results["verify"]["violations"], 0, "{:#}", ended.results);
 }
 
-/// Waits until the reason for which a node's volume is not served has these words in it.
+/// Waits until a node's reason for not serving the volume contains `words`.
 fn wait_for_reason(node: &Server, words: &str) {
     let reason = || get(&node.api(), "/v1/volumes/db")["waiting"]["reason"].clone();
     let is = || reason().as_str().is_some_and(|reason| reason.contains(words));
     until(&format!("it waits for {words}"), is, || node.output());
 }
 
-/// A mirrored volume that was written to: the server that stores it for node A, and both nodes.
+/// A mirrored volume with some writes: the server that stores node A's data, and both nodes.
 fn mirror_on_another_server(scratch: &Scratch) -> (Server, Server, Server) {
     let volume = format!("leg={}", scratch.disk("far", SIZE_BYTES).display());
     let far = Server::start(&[&volume]);
@@ -112,17 +112,17 @@ fn mirror_on_another_server(scratch: &Scratch) -> (Server, Server, Server) {
 }
 
 #[test]
-fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
+fn node_without_device_waits_and_returns_as_target() {
     let scratch = Scratch::new();
     let (mut far, mut a, b) = mirror_on_another_server(&scratch);
     a.kill();
     far.kill();
     a.restart();
-    // It serves what it can, and says of the other what it waits for.
+    // It serves the other volume, and reports the cause of the wait.
     Load::start(&a.nvme_uri("other"), "--rw randwrite --ios 100").wait().assert_complete();
     assert_eq!(get(&a.api(), "/v1/volumes/db")["mirror"], serde_json::Value::Null);
     let (done, said) = mirror(&a, "status");
-    assert!(!done && said.contains("waits for its device"), "{said}");
+    assert!(!done && said.contains("waiting for its device"), "{said}");
     let refused = ask(&a.api(), "POST", "/v1/volumes/db/mirror/failover");
     assert!(refused.head.contains("409"), "{refused:?}");
 
@@ -130,11 +130,11 @@ fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
     read_back(&b, &scratch, "first");
     write(&b, &scratch, "second", "16MiB");
 
-    // It does not take up again what it was.
+    // It does not resume its former role.
     far.restart();
     wait_for(&b, "mirroring");
     let replica = &get(&a.api(), "/v1/volumes/db")["mirror"]["replica"];
-    assert_eq!((&replica["role"], &replica["active"]), (&"target".into(), &false.into()));
+    assert_eq!((&replica["role"], &replica["serving"]), (&"target".into(), &false.into()));
     order(&a, "switchover");
     for state in ["first", "second"] {
         read_back(&a, &scratch, state);
@@ -143,10 +143,10 @@ fn a_node_without_its_device_waits_and_is_a_target_after_a_failover() {
     assert_eq!(status.code(), Some(0), "{status}\n{}", a.output());
 }
 
-/// A log that cannot be reached is waited for, and is as good as before when it is there; a log that is
-/// there and empty is lost, and all is compared.
+/// An unreachable log is waited for, and is unchanged when it returns. A blank log counts as lost,
+/// and the resync compares everything.
 #[test]
-fn a_node_without_the_log_of_its_mirror_waits() {
+fn node_without_its_intent_log_waits() {
     let scratch = Scratch::new();
     let disk = scratch.disk("log", 1 << 20);
     let mut far = Server::start(&[&format!("log={}", disk.display())]);
@@ -177,7 +177,8 @@ fn a_node_without_the_log_of_its_mirror_waits() {
         assert!(!done && said.contains("the write-intent log"), "{said}");
         assert!(!a.output().contains(lost), "{}", a.output());
         far.restart();
-        // The target of a source that crashed serves: it may have what that one had in hand.
+        // The target of a crashed source serves, because it may have the writes that were in
+        // flight.
         wait_for(&b, "mirroring");
         order(&a, "switchover");
         wait_for(&a, "mirroring");
@@ -186,10 +187,10 @@ fn a_node_without_the_log_of_its_mirror_waits() {
     assert!(a.output().contains(lost), "{}", a.output());
 }
 
-/// A name of the log's device that was mistyped, and is that of something else: nothing is written there,
-/// and the volume comes when the name is mended, or when what is there was wiped on purpose.
+/// A mistyped log device that has other content: nothing is written to it. The volume starts once
+/// the name is corrected, or once the content is wiped on purpose.
 #[test]
-fn what_a_mistyped_bitmap_names_is_not_overwritten() {
+fn mistyped_intent_log_device_is_not_overwritten() {
     let scratch = Scratch::new();
     let [one, two] = free_ports().expect("ports are free");
     let [near_a, near_b] = ["near-a", "near-b"].map(|name| scratch.disk(name, SIZE_BYTES));
@@ -201,7 +202,7 @@ fn what_a_mistyped_bitmap_names_is_not_overwritten() {
     wait_for(&a, "mirroring");
     write(&a, &scratch, "first", "0");
 
-    // What makes an ext2 of it: the magic, and a number of inodes.
+    // Minimal signature of an ext2 file system: the magic number and an inode count.
     let disk = scratch.disk("precious", 4 << 20);
     let mut precious = vec![0; 4 << 20];
     (precious[1024], precious[1080], precious[1081]) = (8, 0x53, 0xef);
@@ -214,14 +215,15 @@ fn what_a_mistyped_bitmap_names_is_not_overwritten() {
     Load::start(&a.nvme_uri("other"), "--rw randwrite --ios 100").wait().assert_complete();
     wait_for(&a, "not-found");
     let (_, said) = mirror(&a, "status");
-    // It is broken into lines as wide as the terminal.
+    // The message is wrapped to the width of the terminal.
     let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in [disk, "no write-intent log", "ext2 at byte 1080", "remove it", "start the server"]
+    for part in
+        [disk, "no write-intent log", "ext2 at byte 1080", "remove it", "restart the server"]
     {
         assert!(said.contains(part), "no `{part}`: {said}");
     }
     assert!(a.output().contains("ext2 at byte 1080"), "{}", a.output());
-    assert!(fs::read(disk).expect("it is there") == precious, "it was written to");
+    assert!(fs::read(disk).expect("it exists") == precious, "it was written to");
 
     let lost = "the log of volume `db` was lost";
     for (log, is_lost) in [(&own, false), (&wrong, true)] {
@@ -231,7 +233,7 @@ fn what_a_mistyped_bitmap_names_is_not_overwritten() {
         }
         configure(&scratch, "a", two, near_a, log);
         a.restart();
-        // Either is the source then: the target may have gone on alone.
+        // Either may be the source then, because the target may have run degraded.
         let both = || [&a, &b].map(|node| state(node) == "mirroring");
         until("they mirror", || both().contains(&true), || a.output() + &b.output());
         if both()[1] {
@@ -243,10 +245,10 @@ fn what_a_mistyped_bitmap_names_is_not_overwritten() {
     }
 }
 
-/// The device has come, and the replica on it cannot be opened for now: it is tried again, and nobody
-/// has to start the server anew.
+/// The device has appeared, but its replica cannot be opened yet. The server retries without a
+/// restart.
 #[test]
-fn a_replica_that_cannot_be_opened_yet_is_tried_again() {
+fn replica_open_is_retried() {
     let scratch = Scratch::new();
     let (mut far, mut a, b) = mirror_on_another_server(&scratch);
     a.kill();
@@ -259,7 +261,7 @@ fn a_replica_that_cannot_be_opened_yet_is_tried_again() {
     let attempts = || get(&a.api(), "/v1/volumes/db")["waiting"]["attempts"].as_u64();
     let before = attempts();
     until("it is tried again", || attempts() > before, || a.output());
-    assert!(a.output().contains("this has to be mended"), "{}", a.output());
+    assert!(a.output().contains("this needs a repair"), "{}", a.output());
 
     fs::remove_dir(&log).and_then(|()| fs::rename(&kept, &log)).expect("the log can be moved");
     wait_for(&b, "mirroring");

@@ -1,8 +1,7 @@
-//! Volumes with a limit, and one that emulates a disk, as fio sees them over NBD.
+//! Volumes with a rate limit, and one with a disk model, measured by fio over NBD.
 //!
-//! The bounds are the law's, by fio's own clock: a limited volume never gives more than its rate in
-//! the time that passed, however fast or slow this machine is. That it gives as much, to 1 %, is
-//! tested in simulated time, where nothing else runs.
+//! The bounds apply to fio's own clock: a limited volume never exceeds its rate over the elapsed
+//! time, on a machine of any speed. Simulated time tests that it reaches the rate, to 1 %.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -41,12 +40,12 @@ device = "memory:64MiB"
 
 [volume.emulated]
 limit = { iops = 5000 }
-emulate = { latency = "4ms" }
+disk_model = { latency = "4ms" }
 device = "memory:64MiB"
 "#;
 
-/// What a limiter may be ahead: its tolerance (5 ms), what fio's whole milliseconds hide at either
-/// end, and one I/O.
+/// Maximum lead of a limiter: its tolerance (5 ms), fio's rounding to milliseconds at both ends,
+/// and one I/O.
 const AHEAD_MS: f64 = 7.0;
 
 fn can_run(test: &str) -> bool {
@@ -69,7 +68,7 @@ fn serve() -> (Server, Scratch) {
     (Server::start_with(&[], &["nbd://127.0.0.1:0"], &[&file]), scratch)
 }
 
-/// What a job did in one direction.
+/// Results of a job in one direction.
 #[derive(Debug)]
 struct Did {
     ios: f64,
@@ -77,7 +76,7 @@ struct Did {
     ms: f64,
 }
 
-/// Runs one fio with the jobs given, each with its own options, and returns what each did.
+/// Runs one fio with the given jobs, each with its own options. Returns the result of each job.
 fn fio(scratch: &Scratch, jobs: &[&[&str]]) -> Vec<Value> {
     let folder = format!("--aux-path={}", scratch.path().display());
     let mut line = vec!["--output-format=json", "--ioengine=nbd", "--thread", &folder];
@@ -98,7 +97,7 @@ fn did(job: &Value, direction: &str) -> Did {
 }
 
 #[test]
-fn iops_and_throughput_are_never_more_than_the_limit() {
+fn iops_and_throughput_never_exceed_the_limit() {
     if !can_run("fio on limited volumes") {
         return;
     }
@@ -124,7 +123,7 @@ fn iops_and_throughput_are_never_more_than_the_limit() {
 }
 
 #[test]
-fn reads_and_writes_share_a_budget() {
+fn reads_and_writes_share_one_limit() {
     if !can_run("fio on a volume with a shared budget") {
         return;
     }
@@ -140,7 +139,7 @@ fn reads_and_writes_share_a_budget() {
 }
 
 #[test]
-fn connections_share_a_limit_fairly_whatever_their_depth() {
+fn connections_share_a_limit_fairly_at_any_depth() {
     if !can_run("fio on volumes that share a limit") {
         return;
     }
@@ -153,15 +152,15 @@ fn connections_share_a_limit_fairly_whatever_their_depth() {
     let jobs = fio(&scratch, &[&deep, &shallow]);
     let [deep, shallow] = [0, 1].map(|job| did(&jobs[job], "write"));
     let both = deep.ios + shallow.ios;
-    // The jobs need not begin at the same time.
+    // The jobs may begin at different times.
     let ms = deep.ms + shallow.ms;
     assert!(both <= 0.6 * (ms + AHEAD_MS) + 1.0, "{deep:?} {shallow:?}");
-    // In the order of arrival it would be 2 of 66.
+    // In order of arrival it would get 2 of 66.
     assert!(shallow.ios > both / 5.0, "{deep:?} {shallow:?}");
 }
 
 #[test]
-fn numbers_change_while_hosts_are_at_work() {
+fn limits_change_under_load() {
     if !can_run("fio while a limit is changed") {
         return;
     }
@@ -171,29 +170,29 @@ fn numbers_change_while_hosts_are_at_work() {
     let job = ["--name=one", &uri, "--rw=randread", "--bs=4k", "--iodepth=16"];
     let hang_up = || {
         let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
-        kill_process(pid.expect("it runs"), Signal::HUP).expect("it can be told");
+        kill_process(pid.expect("it runs"), Signal::HUP).expect("the signal can be sent");
     };
     let told = |line: &str, times: usize| {
         let heard = || server.output().matches(line).count() >= times;
         until(&format!("the server says: {line}"), heard, || server.output());
     };
-    // A mistake changes nothing.
+    // An invalid configuration changes nothing.
     fs::write(&file, VOLUMES.replace("iops = 600", "iops = 0")).expect("it can be written");
     hang_up();
-    told("nothing is changed", 1);
+    told("nothing was changed", 1);
     let slow = did(&fio(&scratch, &[&job])[0], "read");
     assert!(slow.ios <= 0.6 * (slow.ms + AHEAD_MS) + 1.0, "{slow:?}");
-    // A higher number is taken: more than the old one would allow.
+    // A higher limit takes effect: the volume exceeds the old one.
     fs::write(&file, VOLUMES.replace("iops = 600", "iops = 6000")).expect("it can be written");
     hang_up();
-    told("limits have its numbers", 1);
+    told("reloaded the configuration and applied its limits", 1);
     let fast = did(&fio(&scratch, &[&job])[0], "read");
     assert!(fast.ios <= 6.0 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
     assert!(fast.ios > 0.6 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
 }
 
 #[test]
-fn an_emulated_disk_is_as_slow_as_it_says_and_says_so() {
+fn disk_model_has_its_latency_and_is_reported() {
     if !can_run("fio on an emulated disk") {
         return;
     }
@@ -209,23 +208,24 @@ fn an_emulated_disk_is_as_slow_as_it_says_and_says_so() {
         let jobs =
             fio(&scratch, &[&["--name=depth", &uri, "--rw=randread", "--bs=4k", &depth_option]]);
         let reads = did(&jobs[0], "read");
-        // Little's law: so many in flight, 4 ms each.
+        // Little's law: `depth` in flight, 4 ms each.
         let most = f64::from(depth) * (reads.ms + 1.0) / 4.0;
         assert!(reads.ios <= most + f64::from(depth), "depth {depth}: {reads:?}");
-        // From before it was sent: how late fio is scheduled does not shorten it.
-        let least_ns = jobs[0]["read"]["lat_ns"]["min"].as_f64().expect("fio tells the latency");
+        // The minimum is measured from before the send, so scheduling delays of fio cannot shorten
+        // it.
+        let least_ns = jobs[0]["read"]["lat_ns"]["min"].as_f64().expect("fio reports the latency");
         assert!(least_ns >= 3_900_000.0, "depth {depth}: {least_ns} ns");
     }
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_does_not_wait_for_its_limits() {
+fn server_stop_does_not_wait_for_rate_limits() {
     if !can_run("fio on a server that stops") {
         return;
     }
     let scratch = Scratch::new();
     let file = scratch.join("flagstone.toml");
-    // What is asked for at once would take hours.
+    // The requests in flight would take hours.
     let text = "[volume.slow]\nlimit = { iops = 1, io_size = 512 }\ndevice = \"memory:64MiB\"\n";
     fs::write(&file, text).expect("it can be written");
     let file = file.to_str().expect("temporary paths are UTF-8").to_owned();

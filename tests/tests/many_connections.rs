@@ -1,5 +1,5 @@
-//! A thousand connections that say half of something, or nonsense, and go: the server has nothing
-//! left of them, and serves on.
+//! A thousand incomplete or invalid connections: the server releases all their resources and
+//! continues to serve.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -9,37 +9,38 @@ use rustix::net::sockopt::set_socket_linger;
 
 use flagstone_tests::load::Load;
 use flagstone_tests::process::{descriptors, resident_bytes, until};
-use flagstone_tests::rng::Rng;
+use flagstone_tests::rng::{self, Rng};
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::wire;
 
 const SIZE_BYTES: u64 = 16 << 20;
 
-/// Connections whose traces are looked for.
+/// Number of checked connections.
 const CONNECTIONS: usize = 1000;
 
-/// Connections before them, after which the server has made what it makes once.
+/// Number of earlier connections, after which the server has allocated everything that it allocates
+/// only once.
 const WARM_UP: usize = 300;
 
-/// Connections that are open at the same time, at most; fewer than either protocol admits.
+/// Maximum number of connections open at a time; fewer than either protocol admits.
 const OPEN_AT_ONCE: usize = 64;
 
-/// What memory may have grown by: less than 4 KiB, one page, for each of the connections.
+/// Allowed memory growth, in bytes: less than one page of 4 KiB per connection.
 const GROWTH_BYTES: u64 = 3 << 20;
 
-/// How far a connection gets before it is dropped.
+/// Progress of a connection before it is dropped.
 #[derive(Debug, Clone, Copy)]
 enum Manners {
     Silent,
     Garbage,
-    /// A part of what a host or client says first, up to all of it.
+    /// Part of the host's or client's first message, or all of it.
     Cut,
-    /// All of it, answered.
+    /// Complete handshake, answered.
     Initialized,
-    /// And a command or request, cut somewhere.
+    /// Handshake, then a truncated command or request.
     InCommand,
-    /// And nonsense.
+    /// Handshake, then garbage.
     ThenGarbage,
 }
 
@@ -52,12 +53,13 @@ const MANNERS: [Manners; 6] = [
     Manners::ThenGarbage,
 ];
 
-/// Connects and gets as far as `manners` say. The server may hang up whenever it likes; then the
-/// rest is not said.
+/// Connects and proceeds as far as `manners` says. The server may hang up at any time, and then the
+/// rest is not sent.
 fn misbehave(server: &Server, scheme: &str, manners: Manners, rng: &mut Rng) -> TcpStream {
     let mut stream = wire::connect(server.port(scheme));
     let garbage_bytes = rng.below(3000) as usize;
-    let garbage = rng.bytes(garbage_bytes);
+    let mut garbage = vec![0; garbage_bytes];
+    rng.fill(&mut garbage);
     let (first, command) = match scheme {
         "nbd" => (wire::nbd_go("db"), wire::nbd_write(0, 1 << 20)),
         _ => (
@@ -82,12 +84,12 @@ fn misbehave(server: &Server, scheme: &str, manners: Manners, rng: &mut Rng) -> 
             }
         }
     };
-    // Refused half-way is as good.
+    // A refusal in the middle of the write is fine.
     let _ = stream.write_all(&said);
     stream
 }
 
-/// Makes `count` connections and drops them in another order, some in order and some by a reset.
+/// Opens `count` connections and closes them in another order, some cleanly and some by a reset.
 fn come_and_go(server: &Server, count: usize, rng: &mut Rng) {
     let mut open: Vec<TcpStream> = Vec::new();
     for _ in 0..count {
@@ -104,13 +106,13 @@ fn come_and_go(server: &Server, count: usize, rng: &mut Rng) {
 }
 
 #[test]
-fn a_thousand_rude_connections_leave_nothing_behind() {
+fn thousand_malformed_connections_leak_nothing() {
     let scratch = Scratch::new();
     let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
     let server = Server::start(&[&volume]);
     let pid = server.pid();
     let open = server.idle_descriptors();
-    let mut rng = Rng::from_env("FLAGSTONE_CONNECTIONS_SEED", 1000);
+    let mut rng = rng::from_env("FLAGSTONE_CONNECTIONS_SEED", 1000);
     let settle = || {
         let explain = || format!("{} descriptors, not {open}", descriptors(pid));
         until("the connections end", || descriptors(pid) == open, explain);

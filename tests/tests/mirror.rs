@@ -1,27 +1,27 @@
-//! A mirrored volume on two real nodes under verified loads: nodes are killed and stalled, the role
-//! goes over planned and forced, and nothing that was promised is lost.
+//! Mirrored volume on two real nodes under verified loads: nodes are killed and stalled, the role
+//! moves by switchover and failover, and no acknowledged write is lost.
 //!
-//! What happens comes when the load has recorded a number of acknowledgements, never after a time.
-//! `FLAGSTONE_MIRROR_ROUNDS` sets how often, `FLAGSTONE_MIRROR_SEED` what.
+//! Events come when the load has recorded a number of acknowledgments, never after a fixed time.
+//! `FLAGSTONE_MIRROR_ROUNDS` sets their number, `FLAGSTONE_MIRROR_SEED` their choice.
 
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup, Small};
 use flagstone_tests::mirror_events::{
     Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, SMALL_EVENTS, rounds,
 };
-use flagstone_tests::rng::Rng;
+use flagstone_tests::rng;
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// Writes between two events, on average.
+/// Average number of writes between two events.
 const WRITES: u64 = 500;
 
-/// A host that writes by both paths sees no error, and reads what it wrote, whatever happens, and
-/// both nodes hold the same after each event.
+/// A host that writes over both paths sees no error and reads its writes back, whatever happens.
+/// Both nodes are equal after each event.
 fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
-    let (rounds, mut rng) = (rounds(events.len()), Rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
+    let (rounds, mut rng) = (rounds(events.len()), rng::from_env("FLAGSTONE_MIRROR_SEED", seed));
     let state = pair.file("state");
-    // It goes on while nodes come together again, however long that takes.
+    // It runs while the nodes reconnect, however long that takes.
     let line = format!("--rw randwrite --depth 8 --size 16MiB --rate 4000 --ios 1000000000 {line}");
     let mut load = pair.load(&pair.both_paths(), &line, &state);
     let mut source = 0;
@@ -39,7 +39,7 @@ fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
         source = serves;
         pair.assert_equal_legs(source);
     }
-    // It runs to here, with no error; what it was promised is there.
+    // No error up to here, and all acknowledged writes are present.
     clock.later(&pair, WRITES);
     drop(clock);
     load.kill();
@@ -48,28 +48,28 @@ fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
 }
 
 #[test]
-fn a_synchronous_mirror_survives_deaths_and_stalls_under_load() {
+fn synchronous_mirror_survives_deaths_and_stalls() {
     survives(Pair::in_sync(SIZE_BYTES, ""), &EVENTS, "", 1);
 }
 
 #[test]
-fn a_mirror_that_acknowledges_from_memory_survives_with_flushes() {
+fn memory_acknowledging_mirror_survives_with_flushes() {
     survives(Pair::in_sync(SIZE_BYTES, "ack = \"memory\""), &EVENTS, "--flush-every 8", 2);
 }
 
-/// Cut in either direction or both, without a word or with one, slow, and coming and going; nodes
-/// that die meanwhile; and a disk that runs full. Hosts reach both nodes all the time.
+/// Cuts in either direction or both, silent or not; slow and flapping links; nodes that die
+/// meanwhile; and a disk that runs full. Hosts always reach both nodes.
 #[test]
-fn a_mirror_survives_a_link_that_is_cut() {
+fn synchronous_mirror_survives_link_cuts() {
     let small = Some(Small { node: 1, log: false, room_bytes: 2 * SIZE_BYTES });
     let setup = Setup { size_bytes: SIZE_BYTES, small, ..Setup::default() };
     let Some(pair) = Pair::linked("a link that is cut", setup) else { return };
     survives(pair, &[&LINK_EVENTS[..], &EVENTS, &SMALL_EVENTS].concat(), "", 3);
 }
 
-/// The same of an asynchronous mirror, as long as no source is lost for good.
+/// As above for an asynchronous mirror, without permanent loss of a source.
 #[test]
-fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
+fn asynchronous_mirror_survives_link_cuts() {
     let options = "mode = \"async\", queue = \"32MiB\"";
     let small = Some(Small { node: 1, log: false, room_bytes: 2 * SIZE_BYTES });
     let setup = Setup { size_bytes: SIZE_BYTES, options, small, ..Setup::default() };
@@ -77,9 +77,9 @@ fn an_asynchronous_mirror_survives_a_link_that_is_cut() {
     survives(pair, &[&LOSSLESS_EVENTS[..], &SMALL_EVENTS].concat(), "", 5);
 }
 
-/// How to attach a volume is told when there is one.
+/// The output has attach instructions once the volume is served.
 #[test]
-fn commands_to_attach_are_printed_when_there_is_a_replica() {
+fn attach_commands_are_printed_with_a_replica() {
     let mut pair = Pair::start(SIZE_BYTES, "");
     pair.node(0).printed_after("  no replica here yet: ");
     assert!(!pair.node(0).output().contains("nvme connect"));
@@ -88,8 +88,8 @@ fn commands_to_attach_are_printed_when_there_is_a_replica() {
     pair.node(0).printed_after("  nvme connect -t tcp");
 }
 
-/// Writes to both nodes without the other's knowing, each while the other is dead; what each of
-/// them was promised is in `a` and `b`. Node 1 serves at the end, and node 0 has come back.
+/// Writes to each node while the other is dead, so that they diverge. The state files `a` and `b`
+/// record the acknowledged writes of each. At the end node 1 serves, and node 0 is back.
 fn part(pair: &mut Pair) {
     let load = |pair: &Pair, node: usize, name: &str| {
         let state = pair.file(name);
@@ -105,16 +105,16 @@ fn part(pair: &mut Pair) {
     pair.node(0).restart();
 }
 
-/// Both were written without the other: both keep what they have until somebody chooses.
+/// Both have degraded writes: both keep their data until an operator chooses.
 #[test]
-fn split_brain_is_told_and_resolved_by_choice_alone() {
+fn split_brain_is_reported_and_resolved_by_operator() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");
     part(&mut pair);
     for node in [0, 1] {
         pair.wait_for(node, "split-brain");
     }
     pair.assert_kept(1, "b");
-    // One side gives up.
+    // One side discards its data.
     pair.order(0, "demote", &[]);
     pair.order(1, "resolve", &["--keep", "mine", "--yes"]);
     pair.wait_for(1, "mirroring");
@@ -122,11 +122,11 @@ fn split_brain_is_told_and_resolved_by_choice_alone() {
     pair.assert_equal_legs(1);
 }
 
-/// The same where the configuration chooses, once one of them does not serve: the other keeps what
-/// it has, and this one gives up what was written there alone, and says so.
+/// Automatic resolution: once one of them does not serve, the other keeps its data. This node
+/// discards its degraded writes and reports it.
 #[test]
-fn split_brain_ends_for_the_node_that_serves_where_that_is_configured() {
-    let mut pair = Pair::in_sync(SIZE_BYTES, "split_brain = \"keep-serving\"");
+fn keep_serving_policy_ends_split_brain() {
+    let mut pair = Pair::in_sync(SIZE_BYTES, "after_split_brain = \"keep-serving\"");
     part(&mut pair);
     for node in [0, 1] {
         pair.wait_for(node, "split-brain");
@@ -136,23 +136,23 @@ fn split_brain_ends_for_the_node_that_serves_where_that_is_configured() {
     pair.assert_kept(1, "b");
     pair.assert_equal_legs(1);
     let status = pair.status(0);
-    assert_eq!(status["peers"][0]["given_up"], 1, "{status:#}");
-    assert!(status["peers"][0]["given_up_bytes"].as_u64() > Some(0), "{status:#}");
+    assert_eq!(status["peers"][0]["discards"], 1, "{status:#}");
+    assert!(status["peers"][0]["discarded_bytes"].as_u64() > Some(0), "{status:#}");
 }
 
-/// What shrinks travels compressed, and is the same at the other end.
+/// Compressible data is sent compressed, and arrives unchanged.
 #[test]
-fn what_is_mirrored_travels_compressed() {
+fn mirrored_data_is_sent_compressed() {
     for codec in ["lz4", "zstd"] {
         let peer = format!("compression = \"{codec}\"");
         let setup = Setup { size_bytes: SIZE_BYTES, peer: &peer, ..Setup::default() };
-        let pair = Pair::set_up(setup).written("what is written often ").synchronised();
+        let pair = Pair::set_up(setup).written("what is written often ").synchronized();
         let link = pair.status(0)["peers"][0]["link"].clone();
         assert_eq!(link["compression"], codec, "{link:#}");
         let bytes = |name: &str| link[name].as_u64().expect("a number");
         assert!(bytes("data_bytes") >= SIZE_BYTES / 2, "{link:#}");
         assert!(bytes("sent_bytes") < bytes("data_bytes") / 10, "{codec}: {link:#}");
-        // What hardly shrinks goes as it is, beside what does.
+        // Incompressible data is sent as it is, mixed with compressible data.
         let state = pair.file("state");
         let line = "--rw randwrite --depth 8 --ios 500 --size 8MiB";
         pair.load(&pair.path(0), line, &state).wait().assert_complete();
@@ -161,9 +161,9 @@ fn what_is_mirrored_travels_compressed() {
     }
 }
 
-/// An asynchronous target catches up, and a planned switchover loses nothing.
+/// An asynchronous target catches up, and a planned switchover loses no data.
 #[test]
-fn an_asynchronous_mirror_hands_over_everything() {
+fn asynchronous_switchover_loses_nothing() {
     let pair = Pair::in_sync(SIZE_BYTES, "mode = \"async\", queue = \"32MiB\"");
     let state = pair.file("state");
     let line = "--rw randwrite --depth 16 --ios 3000 --size 8MiB";
@@ -173,27 +173,27 @@ fn an_asynchronous_mirror_hands_over_everything() {
     pair.assert_equal_legs(1);
 }
 
-/// A queue that is full again and again, and more writes on the way than the link has slots: none
-/// takes the slot that an earlier one needs, for which it would wait at the target.
+/// The queue is often full, and more writes are in flight than the link has slots. No write takes
+/// the slot that an earlier one needs, or it would wait at the target for that write.
 #[test]
-fn an_asynchronous_mirror_with_a_slow_target_is_slow_and_does_not_stop() {
-    let slow = "emulate = { write_latency = \"3ms\", read_latency = \"100us\" }";
+fn asynchronous_mirror_with_slow_target_does_not_stall() {
+    let slow = "disk_model = { write_latency = \"3ms\", read_latency = \"100us\" }";
     let options = "mode = \"async\", queue = \"32MiB\"";
     let setup = Setup { size_bytes: SIZE_BYTES, options, volume: ["", slow], ..Setup::default() };
-    let pair = Pair::set_up(setup).synchronised();
+    let pair = Pair::set_up(setup).synchronized();
     let state = pair.file("state");
     let line = "--rw randwrite --bs 8k --depth 24 --ios 20000 --size 16MiB";
     pair.load(&pair.path(0), line, &state).wait().assert_complete();
     let peer = pair.status(0)["peers"][0].clone();
-    assert_eq!(peer["losses"], 0, "{peer:#}");
+    assert_eq!(peer["disconnects"], 0, "{peer:#}");
     pair.assert_kept(0, "state");
     pair.assert_equal_legs(0);
 }
 
-/// Makes the device of a node larger, as an administrator does.
+/// Enlarges the device of a node, as an administrator does.
 fn enlarge(pair: &Pair, node: usize, bytes: u64) {
     let path = pair.file(["node-a.disk", "node-b.disk"][node]);
-    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it is there");
+    let file = std::fs::OpenOptions::new().write(true).open(path).expect("it exists");
     file.set_len(bytes).expect("a sparse file can be as large");
 }
 
@@ -202,20 +202,21 @@ fn size_of(pair: &Pair, node: usize) -> u64 {
     status["replica"]["size_bytes"].as_u64().unwrap_or_else(|| panic!("{status:#}"))
 }
 
-/// The volume grows under a load that sees no error; a node that restarts after its device grew
-/// finds its replica; the new part is one volume with the rest, on both.
+/// The volume grows under a load that sees no error. A node that restarts after its device grew
+/// finds its replica. The new part belongs to the volume on both nodes.
 #[test]
 fn resize_during_activity() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");
     let state = pair.file("state");
-    // It goes on until the end, however long that takes.
+    // It runs until the end, however long that takes.
     let line = "--rw randwrite --depth 8 --size 16MiB --rate 4000 --ios 1000000000";
     let mut load = Load::start_verified(&pair.both_paths(), line, &state);
     load.wait_for_records(&state, WRITES);
     let before = size_of(&pair, 0);
     let same = pair.order(0, "grow", &[]);
     assert_eq!(same["changed"], false, "{same:#}");
-    // One node's device alone, which restarts: nothing has grown, and nothing is lost.
+    // Only one node's device grows, and the node restarts: the volume has not grown, and no data is
+    // lost.
     enlarge(&pair, 1, 3 * SIZE_BYTES);
     pair.node(1).kill();
     load.wait_for_records(&state, 2 * WRITES);
@@ -223,13 +224,13 @@ fn resize_during_activity() {
     pair.wait_for(0, "mirroring");
     let same = pair.order(0, "grow", &[]);
     assert_eq!(same["changed"], false, "{same:#}");
-    assert!(same["said"].as_str().is_some_and(|said| said.contains("node-a")), "{same:#}");
-    // Both.
+    assert!(same["outcome"].as_str().is_some_and(|outcome| outcome.contains("node-a")), "{same:#}");
+    // Both devices.
     enlarge(&pair, 0, 2 * SIZE_BYTES);
     let dry = pair.order(0, "grow", &["--dry-run"]);
     assert_eq!((&dry["changed"], size_of(&pair, 0)), (&true.into(), before), "{dry:#}");
     let refused = pair.try_order(1, "grow", &[]).expect_err("a target");
-    assert!(refused.contains("ask on the node that does"), "{refused}");
+    assert!(refused.contains("on the node that does"), "{refused}");
     let smaller = pair.try_order(0, "grow", &["--size", "16MiB"]).expect_err("it is smaller");
     assert!(smaller.contains("does not shrink"), "{smaller}");
     let larger = pair.try_order(0, "grow", &["--size", "65MiB"]).expect_err("no room");
@@ -248,26 +249,26 @@ fn resize_during_activity() {
     assert!(after == size_of(&pair, 1) && (60 << 20..64 << 20).contains(&after), "{after}");
     load.kill();
     pair.assert_kept(0, "state");
-    // The new part is written by both paths, and hosts that were there have not gone.
+    // The new part is written over both paths, and connected hosts stay connected.
     let line = "--rw randwrite --depth 4 --bs 64k --ios 2000";
-    let whole = pair.file("whole");
+    let whole = pair.file("all");
     Load::start_verified(&pair.both_paths(), line, &whole).wait().assert_complete();
     pair.order(1, "switchover", &[]);
     pair.wait_for(1, "mirroring");
-    pair.assert_kept(1, "whole");
+    pair.assert_kept(1, "all");
     pair.assert_equal_legs(1);
-    // And once more from the other side, whose device is larger.
+    // Then again from the other side, whose device is larger.
     enlarge(&pair, 0, 4 * SIZE_BYTES);
     pair.order(1, "grow", &[]);
     pair.wait_for(1, "mirroring");
     assert!(size_of(&pair, 1) > after);
     assert_eq!(size_of(&pair, 0), size_of(&pair, 1));
-    pair.assert_kept(1, "whole");
+    pair.assert_kept(1, "all");
     pair.assert_equal_legs(1);
     for node in [0, 1] {
         assert!(pair.node(node).terminate().success());
         pair.node(node).restart();
     }
     let source = pair.source();
-    pair.assert_kept(source, "whole");
+    pair.assert_kept(source, "all");
 }

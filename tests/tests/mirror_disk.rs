@@ -1,5 +1,4 @@
-//! Two nodes that mirror a volume, and a file system on one of them that runs full: thin devices
-//! and sparse files promise more than there is.
+//! Two mirroring nodes, one on a file system that runs full, as thin devices and sparse files may.
 
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup, Small};
@@ -10,17 +9,16 @@ use serde_json::Value;
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// Less than the load writes to.
+/// Less than the load writes, in bytes.
 const LITTLE_BYTES: u64 = 8 << 20;
 
-/// Enough for everything.
+/// Enough for everything, in bytes.
 const ENOUGH_BYTES: u64 = 64 << 20;
 
-/// Writes all over 16 MiB: to three quarters of it, which is more than there is room for, and no more
-/// than that takes. A write goes through the threads of three processes and back. Where other programs
-/// keep the processors busy each of those steps waits its turn for some milliseconds: with seven programs
-/// for each processor a test here took a minute, for 4,000 writes. Nothing waited for a time-out; a thread
-/// of a server had run for an eighth of a second, and been kept waiting for a processor for seven.
+/// Random writes over 16 MiB: they touch three quarters of it, which exceeds the space, without
+/// taking longer than needed. Each write passes through the threads of three processes and back. On
+/// a busy machine each step waits some milliseconds for a processor: with seven other programs per
+/// processor, a test took a minute for 4,000 writes, without any timeout involved.
 const LOAD: &str = "--rw randwrite --bs 16k --depth 8 --size 16MiB --ios 1500";
 
 fn pair(test: &str, small: Small) -> Option<Pair> {
@@ -33,20 +31,20 @@ fn has(pair: &Pair, node: usize, what: &str, found: impl Fn(&Value) -> bool) {
     until(what, holds, || format!("{:#}", pair.status(node)));
 }
 
-/// A target without room is a lost leg: hosts notice nothing, what it lacks is known, and it is
-/// copied when there is room, without anybody's word.
+/// A target without space is a lost leg. Hosts notice nothing, its missing blocks are tracked, and
+/// they are copied when there is space, without a command.
 #[test]
-fn a_target_whose_disk_is_full_is_left_behind_until_there_is_room() {
+fn target_with_full_disk_falls_behind_until_it_has_space() {
     let small = Small { node: 1, log: false, room_bytes: LITTLE_BYTES };
     let Some(pair) = pair("a target with a full disk", small) else { return };
     let state = pair.file("state");
     pair.load(&pair.both_paths(), LOAD, &state).wait().assert_complete();
     let status = pair.status(0);
     assert_ne!(status["state"], "mirroring", "{status:#}");
-    assert!(status["peers"][0]["losses"].as_u64() > Some(0), "{status:#}");
+    assert!(status["peers"][0]["disconnects"].as_u64() > Some(0), "{status:#}");
     assert!(status["peers"][0]["out_of_date_bytes"].as_u64() > Some(0), "{status:#}");
     pair.assert_kept(0, "state");
-    // What it has is of no moment in time: it cannot take over, whatever happens.
+    // The target is inconsistent, so it can never take over.
     has(&pair, 1, "the target knows", |status| status["replica"]["inconsistent"] == true);
     assert!(pair.try_order(1, "failover", &["--yes"]).is_err());
     pair.make_room(ENOUGH_BYTES);
@@ -57,15 +55,17 @@ fn a_target_whose_disk_is_full_is_left_behind_until_there_is_room() {
     pair.end(1);
 }
 
-/// A source without room leaves its own leg: the target carries the volume through the source, and
-/// hosts notice nothing. With room, and started again, it is brought up to date.
+/// A source without space abandons its own leg. The target serves the volume through the source,
+/// and hosts notice nothing. After a restart with space, the source is brought up to date.
 #[test]
-fn a_source_whose_disk_is_full_goes_on_with_the_target_alone() {
+fn source_with_full_disk_is_served_by_its_peer() {
     let small = Small { node: 0, log: false, room_bytes: LITTLE_BYTES };
     let Some(mut pair) = pair("a source with a full disk", small) else { return };
     let state = pair.file("state");
     pair.load(&pair.both_paths(), LOAD, &state).wait().assert_complete();
-    has(&pair, 0, "the source left its leg", |status| status["replica"]["local_failed"] == true);
+    has(&pair, 0, "the source left its leg", |status| {
+        status["replica"]["local_device_failed"] == true
+    });
     pair.assert_kept(0, "state");
     pair.make_room(ENOUGH_BYTES);
     pair.node(0).restart();
@@ -75,15 +75,18 @@ fn a_source_whose_disk_is_full_goes_on_with_the_target_alone() {
     pair.end(source);
 }
 
-/// The same, and the role is handed over first, as its advice is: hosts follow without an error.
+/// As above, but the role is transferred first, as the status recommends. Hosts follow without an
+/// error.
 #[test]
-fn a_source_whose_disk_is_full_hands_the_volume_over() {
+fn source_with_full_disk_switches_over() {
     let small = Small { node: 0, log: false, room_bytes: LITTLE_BYTES };
     let Some(mut pair) = pair("a source with a full disk hands over", small) else { return };
     let state = pair.file("state");
     let line = "--rw randwrite --bs 16k --depth 8 --size 16MiB --rate 4000 --ios 1000000000";
     let mut load = pair.load(&pair.both_paths(), line, &state);
-    has(&pair, 0, "the source left its leg", |status| status["replica"]["local_failed"] == true);
+    has(&pair, 0, "the source left its leg", |status| {
+        status["replica"]["local_device_failed"] == true
+    });
     pair.order(0, "switchover", &["--to", "node-b"]);
     load.wait_for_records(&state, Load::records_now(&state) + 500);
     pair.make_room(ENOUGH_BYTES);
@@ -96,30 +99,31 @@ fn a_source_whose_disk_is_full_hands_the_volume_over() {
     pair.end(1);
 }
 
-/// The log takes all its room when it is made: what runs full afterwards does not fail it, also not
-/// when its server begins anew, and crashed.
+/// The log allocates all its space when it is created. A file system that runs full later does not
+/// fail it, not even after a crash and restart of its server.
 #[test]
-fn a_disk_that_runs_full_does_not_fail_the_log_on_it() {
+fn full_disk_does_not_fail_an_existing_log() {
     let small = Small { node: 0, log: true, room_bytes: 64 << 10 };
     let Some(mut pair) = pair("a full disk of the log", small) else { return };
     pair.fill_small();
     let line = "--rw randwrite --bs 16k --depth 8 --ios 1000";
     pair.load(&pair.path(0), line, &pair.file("state")).wait().assert_complete();
-    // With marks, and regions that are hot.
+    // With out-of-sync blocks and active regions.
     pair.node(1).kill();
-    pair.load(&pair.path(0), line, &pair.file("alone")).wait().assert_complete();
+    pair.load(&pair.path(0), line, &pair.file("degraded")).wait().assert_complete();
     pair.node(0).restart();
     pair.node(1).restart();
     pair.wait_for(0, "mirroring");
-    pair.assert_kept(0, "alone");
-    assert_eq!(pair.status(0)["replica"]["log"]["failures"], 0);
+    pair.assert_kept(0, "degraded");
+    assert_eq!(pair.status(0)["replica"]["intent_log"]["failures"], 0);
     pair.assert_equal_legs(0);
     pair.end(0);
 }
 
-/// A log that finds no room when it is made is told of, and the volume is not served without it.
+/// A log that finds no space when it is created is reported, and the volume is not served without
+/// it.
 #[test]
-fn a_replica_is_not_made_without_room_for_its_log() {
+fn replica_is_not_created_without_space_for_its_log() {
     let test = "no room for a log";
     let small = Small { node: 0, log: true, room_bytes: 4 << 10 };
     let network = match Network::make() {

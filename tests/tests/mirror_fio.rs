@@ -1,5 +1,5 @@
-//! A mirrored volume under fio, whose checksums know nothing of ours, over its nbd engine: the
-//! target dies and stalls, and the link is cut. `FLAGSTONE_MIRROR_ROUNDS` sets how often.
+//! Mirrored volume under fio's nbd engine, with checksums independent of Flagstone: the target dies
+//! and stalls, and the link is cut. `FLAGSTONE_MIRROR_ROUNDS` sets the number of events.
 
 use std::fs::File;
 use std::process::{Child, Stdio};
@@ -7,12 +7,12 @@ use std::process::{Child, Stdio};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
 use flagstone_tests::mirror_events::{Clock, TARGET_EVENTS, rounds};
 use flagstone_tests::process::until;
-use flagstone_tests::rng::Rng;
+use flagstone_tests::rng;
 use flagstone_tests::tools::{find, have, run, skip};
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// One fio after the other: each writes 8 MiB at random and reads it back.
+/// A sequence of fio runs: each writes 8 MiB at random and reads it back.
 struct Fio {
     child: Child,
     uri: String,
@@ -45,7 +45,7 @@ impl Fio {
             .expect("fio can be started")
     }
 
-    /// Looks whether it has ended, which must be well; then the next one begins.
+    /// Starts the next fio if the current one has ended, which must be without errors.
     fn look(&mut self, pair: &Pair) {
         let Some(status) = self.child.try_wait().expect("a child can be looked at") else { return };
         let log = || std::fs::read_to_string(pair.file("fio.log")).unwrap_or_default();
@@ -54,7 +54,7 @@ impl Fio {
         self.child = Fio::spawn(pair, &self.uri, self.begun);
     }
 
-    /// Waits until the source has taken so many writes more.
+    /// Waits until the source has received `writes` further writes.
     fn later(&mut self, pair: &Pair, writes: u64) {
         let count = || pair.status(0)["replica"]["writes"].as_u64().expect("a number");
         let until_count = count() + writes;
@@ -74,7 +74,7 @@ impl Drop for Fio {
 }
 
 #[test]
-fn fio_finds_its_checksums_whatever_happens_to_target_and_link() {
+fn fio_checksums_hold_through_target_and_link_faults() {
     let test = "fio on a mirrored volume";
     if !have(test, &["fio"]) {
         return;
@@ -84,7 +84,7 @@ fn fio_finds_its_checksums_whatever_happens_to_target_and_link() {
     }
     let setup = Setup { size_bytes: SIZE_BYTES, ..Setup::default() };
     let Some(mut pair) = Pair::linked(test, setup) else { return };
-    let mut rng = Rng::from_env("FLAGSTONE_MIRROR_SEED", 4);
+    let mut rng = rng::from_env("FLAGSTONE_MIRROR_SEED", 4);
     let uri = pair.node(0).nbd_uri(VOLUME);
     let mut fio = Fio::start(&pair, uri);
     let mut clock = Clock::new(|pair, writes| fio.later(pair, writes));
@@ -98,7 +98,7 @@ fn fio_finds_its_checksums_whatever_happens_to_target_and_link() {
         pair.assert_equal_legs(0);
     }
     drop(clock);
-    // Whole runs, of which one was read back after the last event.
+    // Complete runs, at least one of which was read back after the last event.
     let last = fio.begun + 2;
     let ended = || {
         fio.look(&pair);

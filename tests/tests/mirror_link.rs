@@ -1,5 +1,5 @@
-//! Two nodes that mirror a volume over a link of its own, which is cut: what the operator sees of
-//! it, what hosts notice, and what is copied afterwards. Random cuts are in `mirror.rs`.
+//! Two mirroring nodes with a separate link that is cut: the operator's view, the effect on hosts,
+//! and the copied blocks afterwards. Random cuts are in `mirror.rs`.
 
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
@@ -7,14 +7,14 @@ use flagstone_tests::process::until;
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// What a bit of the log stands for.
+/// Bytes per bit of the log's bitmap.
 const GRANULARITY_BYTES: u64 = 64 << 10;
 
 fn linked(test: &str, options: &str) -> Option<Pair> {
     Pair::linked(test, Setup { size_bytes: SIZE_BYTES, options, ..Setup::default() })
 }
 
-/// Writes all over the volume, so that what is copied later can be told from everything.
+/// Writes all over the volume, so that a partial copy can be distinguished from a full one.
 fn fill(pair: &Pair) {
     let line = "--rw write --bs 64k --depth 8 --ios 512";
     pair.load(&pair.path(0), line, &pair.file("fill")).wait().assert_complete();
@@ -26,10 +26,10 @@ fn peer_number(pair: &Pair, node: usize, member: &str) -> u64 {
     number.unwrap_or_else(|| panic!("no {member} in {status:#}"))
 }
 
-/// A link that drops everything without a word is noticed within its time-out; hosts of the source
-/// go on, and only what they write meanwhile is copied when the link is whole again.
+/// A link that drops everything silently is detected within its timeout. Hosts of the source
+/// continue, and only their writes are copied after the link is restored.
 #[test]
-fn only_what_changed_is_copied_after_a_silent_cut() {
+fn silent_link_cut_copies_only_changes() {
     let Some(pair) = linked("a silent cut", "") else { return };
     fill(&pair);
     for both in [true, false] {
@@ -39,7 +39,7 @@ fn only_what_changed_is_copied_after_a_silent_cut() {
         }
         let line = "--rw randwrite --depth 4 --size 2MiB --ios 300";
         let state = pair.file(if both { "both" } else { "one" });
-        // Hosts wait for the time-out at most, and see no error.
+        // Hosts wait at most for the timeout, and see no error.
         pair.load(&pair.path(0), line, &state).wait().assert_complete();
         pair.wait_for(0, "resync-pending");
         let lacks = peer_number(&pair, 0, "out_of_date_bytes");
@@ -54,30 +54,31 @@ fn only_what_changed_is_copied_after_a_silent_cut() {
     pair.end(0);
 }
 
-/// Nothing is written while the link is cut: both are lost to each other, and in sync again when it
-/// is whole, with nothing copied.
+/// No writes during the cut: both report the other as disconnected, and are in sync again after the
+/// cut, with nothing copied.
 #[test]
-fn an_idle_link_that_was_cut_copies_nothing() {
+fn idle_link_cut_copies_nothing() {
     let Some(pair) = linked("an idle link", "") else { return };
     fill(&pair);
     for node in [0, 1] {
         pair.network().cut(node);
     }
-    // By the keep-alive alone.
+    // Detected by the keep-alive only.
     pair.wait_for(0, "disconnected");
     let gone = || pair.status(1)["replica"]["has_source"] == false;
     until("the target gives its source up", gone, || format!("{:#}", pair.status(1)));
     pair.network().heal();
     pair.wait_for(0, "mirroring");
     assert_eq!(peer_number(&pair, 0, "out_of_date_bytes"), 0);
-    assert_eq!(peer_number(&pair, 0, "losses"), 1);
+    assert_eq!(peer_number(&pair, 0, "disconnects"), 1);
     pair.end(0);
 }
 
-/// With `strict` a write waits for the peer, however long that is gone, and is on both sides then.
+/// With `on_peer_loss = "block"`, a write waits for the peer, however long it is gone, and is then
+/// on both sides.
 #[test]
-fn a_strict_mirror_holds_writes_while_the_link_is_cut() {
-    let Some(pair) = linked("a strict mirror", "when_peer_lost = \"strict\"") else { return };
+fn on_peer_loss_block_blocks_writes_during_a_cut() {
+    let Some(pair) = linked("on_peer_loss = block", "on_peer_loss = \"block\"") else { return };
     let state = pair.file("state");
     let line = "--rw randwrite --depth 4 --size 4MiB --ios 2000";
     let mut load = pair.load(&pair.path(0), line, &state);
@@ -85,9 +86,9 @@ fn a_strict_mirror_holds_writes_while_the_link_is_cut() {
     for node in [0, 1] {
         pair.network().cut(node);
     }
-    let holds = || pair.status(0)["replica"]["held"] != 0 && pair.state(0) != "mirroring";
-    until("writes are held", holds, || format!("{:#}", pair.status(0)));
-    // At the gate or on their way back: none comes through any more.
+    let holds = || pair.status(0)["replica"]["blocked"] != 0 && pair.state(0) != "mirroring";
+    until("writes are blocked", holds, || format!("{:#}", pair.status(0)));
+    // Writes blocked at admission or on their way back: no further one completes.
     let before = Load::records_now(&state);
     for _ in 0..20 {
         assert_ne!(pair.state(0), "mirroring");
@@ -99,14 +100,14 @@ fn a_strict_mirror_holds_writes_while_the_link_is_cut() {
     pair.end(0);
 }
 
-/// A target that cannot be reached is not made the source by a switchover, and one that still hears
-/// its source is not by a failover; when the link is cut long enough it is, by an operator's word.
+/// Neither a switchover to an unreachable target nor a failover to a target that still hears its
+/// source succeeds. Once the link has been cut long enough, an operator's failover does.
 #[test]
-fn a_cut_link_makes_a_split_brain_only_by_an_operators_word() {
+fn link_cut_needs_operator_for_split_brain() {
     let Some(pair) = linked("a cut link and roles", "") else { return };
     fill(&pair);
     let said = pair.try_order(1, "failover", &["--yes"]).expect_err("the source is alive");
-    for part in ["waiting for it to be found dead", "so it is alive", "mirror failover db --force"]
+    for part in ["waiting up to the link's timeout", "still responds", "mirror failover db --force"]
     {
         assert!(said.contains(part), "{said}");
     }
@@ -126,7 +127,7 @@ fn a_cut_link_makes_a_split_brain_only_by_an_operators_word() {
     for node in [0, 1] {
         pair.wait_for(node, "split-brain");
     }
-    // Each keeps what it has until one is chosen.
+    // Each keeps its data until an operator chooses.
     pair.assert_kept(0, "a");
     pair.assert_kept(1, "b");
     pair.order(1, "demote", &[]);

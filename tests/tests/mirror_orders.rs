@@ -1,5 +1,5 @@
-//! What an operator types about a mirror, and how it ends: nothing is done that was not meant, and
-//! exit codes tell scripts what happened.
+//! Mirror commands of an operator and their results: nothing unintended is done, and exit codes
+//! inform scripts.
 
 use std::process::{Child, Command, Output, Stdio};
 
@@ -22,7 +22,7 @@ fn code(output: &Output) -> Option<i32> {
     output.status.code()
 }
 
-/// A verify under way, which compares as fast as is said.
+/// Starts a watched verify, at the configured speed.
 fn watched(pair: &mut Pair, line: &str) -> Child {
     let verify = command(pair, 0, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let verify = verify.expect("the program can be started");
@@ -31,9 +31,9 @@ fn watched(pair: &mut Pair, line: &str) -> Child {
     verify
 }
 
-/// A mistyped name of the log's device may be that of any disk.
+/// A mistyped log device may be any disk.
 #[test]
-fn a_log_is_not_made_over_something_else() {
+fn log_is_not_created_over_other_content() {
     let pair = Pair::start(SIZE_BYTES, "");
     let log = pair.file("node-a.intent");
     let precious = vec![b'x'; 1 << 20];
@@ -41,24 +41,24 @@ fn a_log_is_not_made_over_something_else() {
     for dry in [&["--source", "--dry-run"][..], &["--source"]] {
         let said = pair.try_order(0, "create", dry).expect_err("something is there");
         assert!(said.contains("node-a.intent would overwrite"), "{said}");
-        assert!(std::fs::read(&log).expect("it is there") == precious, "it was overwritten");
+        assert!(std::fs::read(&log).expect("it exists") == precious, "it was overwritten");
     }
-    std::fs::remove_file(&log).expect("it is there");
+    std::fs::remove_file(&log).expect("it exists");
     pair.order(0, "create", &["--source", "--dry-run"]);
-    assert!(!log.exists(), "nothing was to be done");
+    assert!(!log.exists(), "nothing should be done");
     pair.order(0, "create", &["--source"]);
     pair.order(1, "create", &["--target"]);
     pair.wait_for(0, "mirroring");
-    // A log of the past is no obstacle.
+    // An old log is no obstacle.
     pair.order(1, "delete", &["--yes"]);
     pair.order(1, "create", &["--target", "--destroy-data", "--yes"]);
     pair.wait_for(0, "mirroring");
     pair.end(0);
 }
 
-/// A verify that was watched succeeds when it has compared everything and found no difference.
+/// A watched verify succeeds when it has compared everything and found no difference.
 #[test]
-fn a_verify_that_does_not_come_to_its_end_is_no_success() {
+fn unfinished_verify_is_not_a_success() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");
     let all = command(&mut pair, 0, "verify --watch --interval 100ms").output();
     let all = all.expect("the program can be started");
@@ -70,16 +70,16 @@ fn a_verify_that_does_not_come_to_its_end_is_no_success() {
     let mut left = watched(&mut pair, slow);
     pair.node(1).kill();
     assert_eq!(left.wait().expect("a child").code(), Some(1));
-    // To look at it is no verify.
+    // Showing its progress does not start a verify.
     let status = command(&mut pair, 0, "status").output().expect("the program can be started");
     assert_eq!(code(&status), Some(0));
     let text = String::from_utf8_lossy(&status.stdout);
-    assert!(text.contains("it ended early"), "{text}");
+    assert!(text.contains("stopped early"), "{text}");
 }
 
-/// What is asked for in the query would go unheard, and the action be carried out.
+/// Query parameters would be ignored and the action carried out, so they are refused.
 #[test]
-fn a_dry_run_that_is_asked_for_in_the_query_does_nothing() {
+fn dry_run_in_the_query_string_is_refused() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");
     let api = pair.node(0).api();
     let path = format!("/v1/volumes/{VOLUME}/mirror/pause?dry_run=true");
@@ -89,12 +89,12 @@ fn a_dry_run_that_is_asked_for_in_the_query_does_nothing() {
     assert_eq!(pair.state(0), "mirroring");
 }
 
-/// A dry run says what the order itself would: whose data is given up serves no hosts.
+/// A dry run predicts the command's result: the discarding side does not serve hosts.
 #[test]
-fn a_choice_in_a_split_brain_is_foreseen_as_it_ends() {
+fn dry_run_predicts_the_split_brain_choice() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");
     let line = "--rw randwrite --depth 4 --ios 50";
-    // Each serves while the other is not there.
+    // Each serves while the other is down.
     pair.node(0).kill();
     pair.fail_over_to(1);
     pair.load(&pair.path(1), line, &pair.file("one")).wait().assert_complete();
@@ -104,7 +104,7 @@ fn a_choice_in_a_split_brain_is_foreseen_as_it_ends() {
     pair.load(&pair.path(0), line, &pair.file("other")).wait().assert_complete();
     pair.node(1).restart();
     pair.wait_for(0, "split-brain");
-    let serves = || pair.status(1)["replica"]["active"] == true;
+    let serves = || pair.status(1)["replica"]["serving"] == true;
     until("both serve", serves, String::new);
     for more in [&["--keep", "mine", "--dry-run"][..], &["--keep", "mine", "--yes"]] {
         let said = pair.try_order(0, "resolve", more).expect_err("the other serves hosts");
@@ -120,34 +120,34 @@ fn a_choice_in_a_split_brain_is_foreseen_as_it_ends() {
     pair.end(0);
 }
 
-/// A server starts though a file of a log was cut off, or something else is in its place.
+/// A server starts even if a log file was truncated or replaced by something else.
 #[test]
-fn a_log_that_has_no_room_does_not_end_the_start_of_its_server() {
+fn log_without_space_does_not_fail_the_server_start() {
     let mut pair = Pair::start(SIZE_BYTES, "");
     pair.order(0, "create", &["--source"]);
     let log = pair.file("node-a.intent");
     let large = std::fs::metadata(&log).expect("it was made").len();
-    let active = |pair: &Pair| pair.status(0)["replica"]["active"] == true;
+    let active = |pair: &Pair| pair.status(0)["replica"]["serving"] == true;
     pair.node(0).kill();
-    let file = std::fs::OpenOptions::new().write(true).open(&log).expect("it is there");
+    let file = std::fs::OpenOptions::new().write(true).open(&log).expect("it exists");
     file.set_len(9000).expect("it can be cut off");
     pair.node(0).restart();
     until("it serves", || active(&pair), || pair.status(0).to_string());
     let status = pair.status(0);
     let out_of_date = status["peers"][0]["out_of_date_bytes"].as_u64();
     assert!(out_of_date >= status["replica"]["size_bytes"].as_u64(), "{status:#}");
-    assert_eq!(file.metadata().expect("it is there").len(), large);
+    assert_eq!(file.metadata().expect("it exists").len(), large);
     pair.node(0).kill();
     let precious = b"/dev/sda1 / ext4 defaults 0 1\n";
     std::fs::write(&log, precious).expect("there is room");
     pair.node(0).restart();
-    pair.node(0).printed_after("  not served: its replica, or room for its log, is not found");
+    pair.node(0).printed_after("  not served: its replica, or space for its log, was not found");
     let status = pair.status(0);
     assert_eq!(status["state"], "not-found", "{status:#}");
     assert!(status["next"][0].as_str().is_some_and(|next| next.contains("is no log")));
-    assert_eq!(std::fs::read(&log).expect("it is there"), precious, "it was overwritten");
+    assert_eq!(std::fs::read(&log).expect("it exists"), precious, "it was overwritten");
     pair.node(0).kill();
-    std::fs::remove_file(&log).expect("it is there");
+    std::fs::remove_file(&log).expect("it exists");
     pair.node(0).restart();
     until("it serves", || active(&pair), || pair.status(0).to_string());
 }

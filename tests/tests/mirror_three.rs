@@ -1,4 +1,4 @@
-//! A volume on three real nodes: the source has two targets.
+//! Mirrored volume on three real nodes: the source has two targets.
 
 #![allow(clippy::disallowed_methods, reason = "free ports are found without the runtime")]
 
@@ -66,7 +66,7 @@ impl Three {
         serde_json::from_slice(&output.stdout).expect("it prints JSON")
     }
 
-    /// The state towards a peer, as a node says.
+    /// State towards a peer, as reported by a node.
     fn state(&self, node: usize, peer: usize) -> String {
         let status = self.order(node, "status", &[]);
         let peers = status["peers"].as_array().expect("it has peers");
@@ -83,12 +83,12 @@ impl Three {
     fn assert_equal_on_disk(mut self, source: usize) {
         let size = self.order(source, "status", &[])["replica"]["size_bytes"].as_u64();
         let size = usize::try_from(size.expect("a size")).expect("it is small");
-        // The source first: it lacks nothing then, and its targets have lost no peer.
+        // The source first: then it lacks no data, and its targets have lost no peer.
         for node in [source, (source + 1) % 3, (source + 2) % 3] {
             let status = self.nodes[node].terminate();
             assert!(status.success(), "{status}\n{}", self.nodes[node].output());
         }
-        let legs = self.disks.each_ref().map(|disk| std::fs::read(disk).expect("it is there"));
+        let legs = self.disks.each_ref().map(|disk| std::fs::read(disk).expect("it exists"));
         assert!(legs[0][..size].iter().any(|byte| *byte != 0), "it was written to");
         for leg in 1..3 {
             assert!(legs[leg][..size] == legs[0][..size], "{} differs", NAMES[leg]);
@@ -96,10 +96,11 @@ impl Three {
     }
 }
 
-/// The role goes from node to node, planned and forced, under a verified load by all three paths:
-/// the host sees no error and reads what it wrote, and all legs are the same in the end.
+/// The role moves from node to node by switchover and failover, under a verified load over all
+/// three paths. The host sees no error and reads its writes back, and all legs are equal at the
+/// end.
 #[test]
-fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
+fn source_with_two_targets_switches_dies_and_returns() {
     let mut three = Three::start();
     three.order(0, "create", &["--source"]);
     for target in [1, 2] {
@@ -120,7 +121,7 @@ fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
     for target in [0, 2] {
         three.wait_for(1, target, "mirroring");
     }
-    // Between two targets there is nothing to say.
+    // Two targets have no relation to each other.
     three.wait_for(0, 2, "target");
     go_on(&mut load);
     three.nodes[1].kill();
@@ -130,22 +131,22 @@ fn a_source_with_two_targets_hands_over_dies_and_comes_back() {
     three.nodes[1].restart();
     three.wait_for(2, 1, "mirroring");
     go_on(&mut load);
-    // A target that was left behind before is known by whoever is the source after.
+    // A target left behind under an earlier source is recognized by the next source.
     three.order(2, "pause", &["--peer", NAMES[1]]);
     go_on(&mut load);
     three.order(2, "switchover", &["--to", NAMES[0]]);
     three.wait_for(0, 1, "mirroring");
     three.wait_for(0, 2, "mirroring");
     go_on(&mut load);
-    // Asked on the one that is to serve, while both targets could. What was asked of it as a source
-    // holds when it is one again.
+    // Run on the node that is to serve, while both targets could. Its desired states as a source
+    // apply again once it is the source.
     three.order(2, "continue", &["--peer", NAMES[1]]);
     let asked = three.order(2, "switchover", &[]);
-    assert_eq!(asked["mirror"]["replica"]["active"], true, "{asked:#}");
+    assert_eq!(asked["mirror"]["replica"]["serving"], true, "{asked:#}");
     for target in [0, 1] {
         three.wait_for(2, target, "mirroring");
     }
-    // A target tells whose it is, also one that had no part in that.
+    // A target reports its source, even if it took no part in the switchover.
     let source = three.order(1, "status", &[])["replica"]["source"].clone();
     assert_eq!(source, NAMES[2]);
     three.order(0, "switchover", &[]);

@@ -1,5 +1,5 @@
-//! NBD clients that we did not write, against Flagstone over TCP and over a Unix socket:
-//! libnbd's nbdinfo and nbdcopy, qemu-img and qemu-io, fio's nbd engine.
+//! Independent NBD clients against Flagstone over TCP and over a Unix socket: libnbd's nbdinfo and
+//! nbdcopy, qemu-img and qemu-io, fio's nbd engine.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const SIZE_BYTES: u64 = 32 << 20;
 
-/// A server of one volume, `db`, on a new sparse file, and the folder that holds the file.
+/// Server of one volume, `db`, on a new sparse file, and the folder that holds the file.
 fn serve(transport: Transport) -> (Server, Scratch) {
     let scratch = Scratch::new();
     let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
@@ -38,7 +38,7 @@ fn path(path: &Path) -> &str {
 }
 
 fn assert_same(one: &Path, other: &Path) {
-    // Not assert_eq!: it would print megabytes.
+    // Not assert_eq!, which would print megabytes.
     assert!(
         fs::read(one).unwrap() == fs::read(other).unwrap(),
         "{} and {} differ",
@@ -74,7 +74,7 @@ fn nbdinfo_reports_the_export() {
 }
 
 #[test]
-fn nbdinfo_lists_every_export_and_is_refused_one_that_is_not_there() {
+fn nbdinfo_lists_exports_and_is_refused_a_missing_one() {
     if !have("nbdinfo --list", &["nbdinfo"]) {
         return;
     }
@@ -95,18 +95,18 @@ fn nbdinfo_lists_every_export_and_is_refused_one_that_is_not_there() {
     assert_eq!(listed, [("db", Some(16 << 20)), ("logs", Some(8 << 20))], "{info:#}");
 
     run_refused("nbdinfo", &["--json", &server.nbd_uri("nothing")]);
-    // And the server goes on.
+    // The server continues to serve.
     run("nbdinfo", &["--size", &server.nbd_uri("logs")]);
 }
 
-/// An export that waits for its device is told from one that is not there, and is not in the way of
-/// who lists the others.
+/// An export that waits for its device is reported differently from a missing one, and does not
+/// break the list of exports.
 #[test]
-fn an_export_that_waits_is_refused_and_others_are_listed() {
+fn waiting_export_is_refused_and_others_are_listed() {
     if !have("an export that waits", &["nbdinfo", "qemu-img"]) {
         return;
     }
-    // Nobody listens there.
+    // No server listens there.
     let late = "late=nbd://127.0.0.1:1/late";
     let server = Server::start_on(&["db=memory:16MiB", late], &["nbd://127.0.0.1:0"]);
     let text = run("nbdinfo", &["--list", "--json", server.address("nbd")]);
@@ -139,7 +139,7 @@ fn nbdcopy_round_trip_returns_every_byte() {
 }
 
 #[test]
-fn what_nbdcopy_flushed_outlives_a_kill() {
+fn data_flushed_by_nbdcopy_survives_a_kill() {
     if !have("nbdcopy, kill", &["nbdcopy"]) {
         return;
     }
@@ -168,7 +168,7 @@ fn qemu_img_converts_and_compares() {
             serde_json::from_str(&run("qemu-img", &["info", "--output=json", &uri])).unwrap();
         assert_eq!(info["virtual-size"], SIZE_BYTES, "{info:#}");
 
-        // An image with data in its middle alone: the rest is written as zeroes.
+        // An image with data only in its middle: the rest is written as zeroes.
         let raw = scratch.join("raw");
         let pattern = scratch.pattern("pattern", SIZE_BYTES / 4);
         let mut image = vec![0; SIZE_BYTES as usize / 4];
@@ -178,7 +178,7 @@ fn qemu_img_converts_and_compares() {
         let qcow2 = scratch.join("qcow2");
         run("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", path(&raw), path(&qcow2)]);
 
-        // Over old data, so that zeroes that were not written would show.
+        // Over old data, so that missing zeroes would be detected.
         run("qemu-io", &["-f", "raw", "-c", &format!("write -P 0x5a 0 {SIZE_BYTES}"), &uri]);
         run("qemu-img", &["convert", "-n", "-f", "qcow2", "-O", "raw", path(&qcow2), &uri]);
         run("qemu-img", &["compare", "-f", "raw", "-F", "raw", path(&raw), &uri]);
@@ -190,7 +190,7 @@ fn qemu_img_converts_and_compares() {
     }
 }
 
-/// Runs qemu-io commands on the volume in order; each `read -P` compares what it reads.
+/// Runs qemu-io commands on the volume in order; each `read -P` checks the data.
 fn qemu_io(uri: &str, commands: &[&str]) {
     let arguments: Vec<&str> = ["-f", "raw", "-d", "unmap"]
         .into_iter()
@@ -216,7 +216,7 @@ fn qemu_io_patterns_zeroes_discards_and_durable_writes() {
                 "write -P 0xbb 1M 1M",
                 "read -P 0xaa 0 1M",
                 "read -P 0xbb 1M 1M",
-                // Zeroes, with and without leave to unmap; the neighbours keep their data.
+                // Zeroes, with and without permission to unmap; the neighbors keep their data.
                 "write -z 64k 64k",
                 "write -z -u 256k 64k",
                 "read -P 0xaa 0 64k",
@@ -235,7 +235,7 @@ fn qemu_io_patterns_zeroes_discards_and_durable_writes() {
                 "flush",
                 "read -P 0xdd 2M 16k",
                 "read -P 0 2113536 64k",
-                // What a discarded range holds is not promised; what is around it is.
+                // The content of a discarded range is undefined; the content around it is kept.
                 "discard 1M 512k",
                 "read -P 0xaa 320k 704k",
                 "read -P 0xbb 1536k 512k",
@@ -255,7 +255,7 @@ fn qemu_io_patterns_zeroes_discards_and_durable_writes() {
         );
         // Written by one client, read by another.
         qemu_io(&uri, &["read -P 0xee 1M 512k", "read -P 0x23 4224k 64k"]);
-        // qemu-io does notice what is not there, or the reads above would prove nothing.
+        // qemu-io must detect wrong data, or the reads above would prove nothing.
         run_refused("qemu-io", &["-f", "raw", "-c", "read -P 0x99 1M 4k", &uri]);
     }
 }

@@ -1,17 +1,17 @@
-//! The floor: a bare TCP exchange of the bytes of an NVMe/TCP command, with the batching of the
-//! target and the host, and no NVMe in it; and the target on the same client, as a ratio of it.
+//! Floor benchmark: a bare TCP exchange of the bytes of an NVMe/TCP command, with the batching of
+//! the target and the host but without NVMe; and the target with the same client, as a ratio of it.
 //!
-//! A read is 72 B there and 24 + 4,096 B back, a write the reverse: 72 + 4,096 B there, 24 B back.
-//! The server runs on one core, the client on another; both use Flagstone's runtime.
+//! A read sends 72 B and receives 24 + 4,096 B. A write sends 72 + 4,096 B and receives 24 B. The
+//! server runs on one core, the client on another; both use Flagstone's runtime.
 //!
 //! `floor [--rw read|write] [--block BYTES] [--depth N] [--seconds S] [--rounds N]
-//!        [--device null|memory|PATH] [--driver io_uring|threads] [--only floor|target|counted]`
+//!        [--device null|memory|PATH] [--io-engine io_uring|threads] [--only floor|target|counted]`
 //!
-//! `counted` is the target with the layer that counts on the device, as `flagstone serve` has it;
-//! `--only counted` runs it beside the target. A file at PATH is read and written through the page
-//! cache, within its first GiB.
+//! `counted` is the target with the stats layer on the device, as in `flagstone serve`; `--only
+//! counted` runs it beside the target. A file at PATH is accessed through the page cache, within
+//! its first GiB.
 //!
-//! Rounds of all are interleaved, so that a drift of the machine meets both.
+//! Rounds are interleaved, so that drift of the machine affects all of them.
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the two runtimes")]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,12 +20,13 @@ use std::time::Duration;
 
 use flagstone_benches::exchange::{Exchange, Outcome, drive};
 use flagstone_benches::nvme;
+use flagstone_blockdev::StatsLayer;
 use flagstone_blockdev::{FileDevice, FileOptions, MemoryDevice, NullDevice, SharedDevice};
-use flagstone_control::counted::Counted;
 use flagstone_nvme::Nqn;
-use flagstone_nvmf::target::{self, NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use flagstone_nvmf_target as target;
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
 use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::{Buf, BufMut, Config, DriverChoice, SendList, buf, run, spawn_detached};
+use flagstone_runtime::{Buf, BufMut, IoEngine, RuntimeConfig, SendList, buf, run, spawn_detached};
 
 const REQUEST_BYTES: usize = 72;
 const RESPONSE_BYTES: usize = 24;
@@ -41,7 +42,7 @@ struct Plan {
     rounds: usize,
     device: String,
     only: Option<String>,
-    driver: DriverChoice,
+    io_engine: IoEngine,
 }
 
 impl Plan {
@@ -62,7 +63,7 @@ impl Plan {
             rounds: 3,
             device: "null".to_owned(),
             only: None,
-            driver: DriverChoice::Auto,
+            io_engine: IoEngine::Auto,
         };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
@@ -76,8 +77,8 @@ impl Plan {
                 "--rounds" => plan.rounds = number()? as usize,
                 "--device" => plan.device = value,
                 "--only" => plan.only = Some(value),
-                "--driver" if value == "threads" => plan.driver = DriverChoice::Threads,
-                "--driver" => plan.driver = DriverChoice::IoUring,
+                "--io-engine" if value == "threads" => plan.io_engine = IoEngine::Threads,
+                "--io-engine" => plan.io_engine = IoEngine::IoUring,
                 _ => return Err(format!("unknown flag {flag}")),
             }
         }
@@ -101,7 +102,7 @@ fn parts(header: usize, payload: usize) -> Vec<Buf> {
     parts
 }
 
-/// The bare server.
+/// Server of the bare TCP exchange.
 async fn serve_floor(stream: Stream, plan: &Plan) {
     let response = parts(RESPONSE_BYTES, plan.back() - RESPONSE_BYTES);
     let mut have = 0;
@@ -139,7 +140,7 @@ fn new_target(plan: &Plan, counted: bool) -> Arc<Target> {
             FileDevice::open(path, &options).expect("a file")
         }
     };
-    let device = if counted { Arc::new(Counted::new(device).0) } else { device };
+    let device = if counted { Arc::new(StatsLayer::new(device).0) } else { device };
     let target = Target::new(TargetConfig::default()).expect("the default is valid");
     let nqn = Nqn::new(NQN).expect("a name");
     let serial = "floor".to_owned();
@@ -150,16 +151,16 @@ fn new_target(plan: &Plan, counted: bool) -> Arc<Target> {
     target
 }
 
-/// Runs `serve` on one core and `measure` on another, and gives what was measured.
+/// Runs `serve` on one core and `measure` on another. Returns the measurement.
 fn measured(
     plan: &Plan,
     serve: impl AsyncFnOnce(Listener) + Send + 'static,
     measure: impl AsyncFnOnce(&Address) -> Outcome,
 ) -> Outcome {
-    let config = Config { driver: plan.driver, ..Config::default() };
+    let config = RuntimeConfig { io_engine: plan.io_engine, ..RuntimeConfig::default() };
     let (sender, receiver) = mpsc::channel();
     let server = std::thread::spawn(move || {
-        run(&Config { pin_from: Some(0), ..config }, || async {
+        run(&RuntimeConfig { pin_from: Some(0), ..config }, || async {
             let any = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
             let listener = Listener::bind(&any).expect("a free port");
             sender.send(listener.address().clone()).expect("the client waits");
@@ -167,7 +168,7 @@ fn measured(
         })
     });
     let address = receiver.recv().expect("the server has started");
-    let client = Config { pin_from: Some(1), ..config };
+    let client = RuntimeConfig { pin_from: Some(1), ..config };
     let outcome = run(&client, || measure(&address)).unwrap_or_else(|error| panic!("{error}"));
     server.join().expect("no panic").unwrap_or_else(|error| panic!("{error}"));
     outcome

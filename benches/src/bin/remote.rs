@@ -1,11 +1,11 @@
-//! What the fabric costs: a null device served by the target on one core, used by the host on
+//! Fabric cost benchmark: a null device served by the target on one core and used by the host on
 //! another, over loopback.
 //!
-//! Prints IOPS and the CPU time of the host's core for each command, which does not depend on how
-//! busy the machine is otherwise. Compare with `floor`, the same bytes without NVMe.
+//! Prints IOPS and the CPU time of the host's core per command, which does not depend on other load
+//! of the machine. Compare with `floor`, which exchanges the same bytes without NVMe.
 //!
 //! `remote [--rw read|write] [--block BYTES] [--depth N] [--queues N] [--seconds S]
-//! [--driver io_uring|threads]`
+//! [--io-engine io_uring|threads]`
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the two runtimes")]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, NullDevice};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf::host::{HostOptions, RemoteDevice};
-use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::{Config, DriverChoice, buf, run, spawn, spawn_detached, time};
+use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run, spawn, spawn_detached, time};
 
 const SIZE_BYTES: u64 = 1 << 40;
 
@@ -28,7 +28,7 @@ struct Plan {
     depth: u16,
     queues: u16,
     seconds: u64,
-    driver: DriverChoice,
+    io_engine: IoEngine,
 }
 
 impl Plan {
@@ -39,7 +39,7 @@ impl Plan {
             depth: 128,
             queues: 1,
             seconds: 3,
-            driver: DriverChoice::Auto,
+            io_engine: IoEngine::Auto,
         };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
@@ -51,8 +51,8 @@ impl Plan {
                 "--depth" => plan.depth = number()? as u16,
                 "--queues" => plan.queues = number()? as u16,
                 "--seconds" => plan.seconds = number()?,
-                "--driver" if value == "threads" => plan.driver = DriverChoice::Threads,
-                "--driver" => plan.driver = DriverChoice::IoUring,
+                "--io-engine" if value == "threads" => plan.io_engine = IoEngine::Threads,
+                "--io-engine" => plan.io_engine = IoEngine::IoUring,
                 _ => return Err(format!("unknown flag {flag}")),
             }
         }
@@ -123,7 +123,7 @@ async fn measure(device: &Arc<RemoteDevice>, plan: Plan) -> (f64, f64) {
         .collect();
     let mut done = 0;
     for worker in workers {
-        done += worker.await.expect("nobody aborts it");
+        done += worker.await.expect("the task is not aborted");
     }
     let spent = cpu_time() - cpu;
     (done as f64 / begin.elapsed().as_secs_f64(), spent.as_secs_f64() / done as f64)
@@ -135,13 +135,13 @@ fn main() {
         std::process::exit(2);
     });
     let (sender, receiver) = mpsc::channel();
-    let config = Config { driver: plan.driver, ..Config::default() };
+    let config = RuntimeConfig { io_engine: plan.io_engine, ..RuntimeConfig::default() };
     let server = std::thread::Builder::new()
         .name("target".to_owned())
-        .spawn(move || run(&Config { pin_from: Some(0), ..config }, || serve_null(sender)));
+        .spawn(move || run(&RuntimeConfig { pin_from: Some(0), ..config }, || serve_null(sender)));
     let server = server.expect("a thread");
     let address = receiver.recv().expect("the server has started");
-    let (iops, cpu) = run(&Config { pin_from: Some(1), ..config }, || async {
+    let (iops, cpu) = run(&RuntimeConfig { pin_from: Some(1), ..config }, || async {
         let queue_depth = (plan.depth / plan.queues).clamp(1, 1023);
         let options = HostOptions { queues: plan.queues, queue_depth, ..HostOptions::default() };
         let device =

@@ -1,19 +1,18 @@
-//! What reading, comparing and reporting many results costs: give it a file of fio's json+, a
-//! number and where the report goes.
+//! Cost of reading, comparing and reporting many results, from one file of fio's json+.
 //!
 //! `cargo run --release -p flagstone-bench --example parse_results -- FIO.json 1000 report.html`
 
 use std::path::Path;
 
-use flagstone_bench::compare::{Comparison, Figure};
+use flagstone_bench::compare::{ComparedMetric, Comparison};
 use flagstone_bench::fio::output;
-use flagstone_bench::job::Job;
+use flagstone_bench::job::BenchJob;
 use flagstone_bench::measurement::Measurement;
 use flagstone_bench::os::{Stopwatch, read_text};
-use flagstone_bench::report::{Report, Run};
-use flagstone_bench::results::Record;
+use flagstone_bench::report::{HtmlReport, Run};
+use flagstone_bench::results::ResultRecord;
 use flagstone_bench::table::Form;
-use flagstone_bench::target::Target;
+use flagstone_bench::target::BenchTarget;
 
 fn main() {
     let mut words = std::env::args().skip(1);
@@ -26,9 +25,9 @@ fn main() {
     for at in 0..count {
         let parsed = output::parse(&text).expect("it is fio's");
         let measured = Measurement::of_output(&parsed);
-        let target: Target = ["a=/a", "b=/b"][at % 2].parse().expect("a target");
-        let job = Job { name: format!("job{}", at / 10), ..Job::default() };
-        records.push(Record::new("parse", &job, &target, measured));
+        let target: BenchTarget = ["a=/a", "b=/b"][at % 2].parse().expect("a target");
+        let job = BenchJob { name: format!("job{}", at / 10), ..BenchJob::default() };
+        records.push(ResultRecord::new("parse", &job, &target, measured));
     }
     let parsed_s = watch.seconds();
     if let Some(page) = &page {
@@ -38,15 +37,15 @@ fn main() {
             records: records.clone(),
             plan: None,
             environments: Vec::new(),
-            extras: None,
+            additional_sections: None,
         };
-        let html = Report::new(vec![run]).html();
+        let html = HtmlReport::new(vec![run]).html();
         println!("{} bytes of report at {:.2} s", html.len(), watch.seconds());
         std::fs::write(page, html).expect("it can be written");
     }
     let comparison = Comparison::of_targets(records);
     let mut tables = comparison.summary().write(Form::Text).len();
-    for figure in Figure::ALL {
+    for figure in ComparedMetric::ALL {
         tables += comparison.figure(figure).write(Form::Text).len();
     }
     let status = read_text(Path::new("/proc/self/status"), 1 << 20).unwrap_or_default();

@@ -1,42 +1,43 @@
-//! Attaching a namespace through the kernel's own NVMe/TCP initiator, so that fio measures what
-//! every program on the machine would get; and saying why where that cannot be.
+//! Kernel attachment: connects a namespace with the kernel's NVMe/TCP initiator, so that fio
+//! measures the path that every program on the machine would use.
 //!
-//! What is promised: what we connected is disconnected when it goes out of scope, also after an
-//! interruption; what was connected before is used and left alone.
+//! Invariants: a connection made here is disconnected when its [`Attached`] is dropped, after an
+//! interruption too; an existing connection is used and left alone. Where attaching is not possible
+//! the reason is returned, not an error.
 
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flagstone_control::device_spec::{DeviceSpec, Host, NvmeTcpSpec};
+use flagstone_config::device_spec::{DeviceSpec, Host, NvmeTcpSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::fio::arguments::shell;
 use crate::limits::{CONTROLLERS, FIO_SAID_BYTES};
-use crate::os::{self, Ended, Interrupt, read_text};
+use crate::os::{self, Interrupt, ProcessOutput, read_text};
 
-/// More than an attribute in sysfs has.
+/// Upper bound of an attribute in sysfs, in bytes.
 const ATTRIBUTE_BYTES: u64 = 1 << 16;
-/// How long the kernel may take to show the namespace once it is connected, in seconds.
+/// How long the kernel may take to show the namespace after the connect, in seconds.
 const PATIENCE_S: f64 = 10.0;
-/// The namespace of an address that names none.
+/// Namespace of an address without one.
 const NAMESPACE_DEFAULT: u32 = 1;
 
-/// Who drives `nvme-tcp://` targets.
+/// Driver of `nvme-tcp://` targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Choice {
-    /// The kernel where it can, else our own generator.
+pub enum InitiatorChoice {
+    /// The kernel where possible, else our own generator.
     #[default]
     Auto,
-    /// The kernel, or nobody.
+    /// The kernel; an error where that is not possible.
     Kernel,
-    /// Our own generator.
+    /// Our own generator, `flagstone load`.
     Flagstone,
 }
 
-/// The kernel's initiator, as far as this machine has one.
+/// The kernel's NVMe/TCP initiator on this machine.
 #[derive(Clone, Debug)]
 pub struct Initiator {
     nvme: PathBuf,
@@ -52,7 +53,7 @@ impl Default for Initiator {
 }
 
 impl Initiator {
-    /// This machine's.
+    /// The initiator of this machine.
     pub fn of_machine() -> Initiator {
         Initiator {
             nvme: "nvme".into(),
@@ -62,7 +63,7 @@ impl Initiator {
         }
     }
 
-    /// One with programs of its own, whose kernel shows itself below `root`: for tests.
+    /// An initiator with other programs and another root of sysfs and /dev, for tests.
     pub fn at(nvme: &Path, modprobe: &Path, root: &Path, is_root: bool) -> Initiator {
         Initiator { nvme: nvme.into(), modprobe: modprobe.into(), root: root.into(), is_root }
     }
@@ -71,8 +72,8 @@ impl Initiator {
         self.root.join("dev/nvme-fabrics").exists()
     }
 
-    /// Why nothing can be attached here; `None` if it can be tried. The kernel's module is loaded if
-    /// need be.
+    /// Reason why nothing can be attached here; `None` if it can be tried. Loads the kernel module
+    /// if necessary.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -97,8 +98,8 @@ impl Initiator {
         Ok(None)
     }
 
-    /// Attaches a namespace, or finds it attached. The inner error says why it could not be, and
-    /// nothing is connected then.
+    /// Attaches a namespace, or finds it attached. The inner error is the reason why it could not
+    /// be attached; nothing is connected then.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -140,11 +141,16 @@ impl Initiator {
         Ok(Err(format!("it was connected, and the kernel shows no namespace {namespace} of it")))
     }
 
-    fn run(&self, program: &Path, words: &[String], interrupt: &Interrupt) -> Result<Ended, Error> {
+    fn run(
+        &self,
+        program: &Path,
+        words: &[String],
+        interrupt: &Interrupt,
+    ) -> Result<ProcessOutput, Error> {
         os::run(Command::new(program).args(words), ATTRIBUTE_BYTES, interrupt, &mut || {})
     }
 
-    /// The controllers that are connected there, with their directories.
+    /// Connected controllers of this subsystem and address, with their sysfs directories.
     fn controllers(
         &self,
         spec: &NvmeTcpSpec,
@@ -165,7 +171,7 @@ impl Initiator {
         })
     }
 
-    /// The controller that is connected there, and the device of its namespace.
+    /// The connected controller that has the namespace, and the block device of the namespace.
     fn find(&self, spec: &NvmeTcpSpec, ip: IpAddr, namespace: u32) -> Option<(String, PathBuf)> {
         let mut all = self.controllers(spec, ip);
         all.find_map(|(name, path)| Some((name, self.namespace_of(&path, namespace)?)))
@@ -185,7 +191,7 @@ impl Initiator {
     }
 }
 
-/// `nvme connect` of an address.
+/// Arguments of `nvme connect` for an address.
 fn connect_words(spec: &NvmeTcpSpec, ip: IpAddr) -> Vec<String> {
     let mut words = vec![
         "connect".to_owned(),
@@ -209,8 +215,8 @@ fn connect_words(spec: &NvmeTcpSpec, ip: IpAddr) -> Vec<String> {
     words
 }
 
-/// The `nvme connect` that attaching an address begins with, as one would type it; `None` if it
-/// cannot be understood or resolved.
+/// The `nvme connect` command line for an address; `None` if the address is invalid or cannot be
+/// resolved.
 pub fn connect_command(uri: &str) -> Option<String> {
     let Ok(DeviceSpec::NvmeTcp(spec)) = uri.parse() else { return None };
     let ip = resolve(&spec)?;
@@ -227,8 +233,8 @@ fn resolve(spec: &NvmeTcpSpec) -> Option<IpAddr> {
     }
 }
 
-/// Whether a controller's `address`, such as `traddr=10.0.0.1,trsvcid=4420,src_addr=10.0.0.2`, is
-/// this one.
+/// Whether a controller's `address` attribute, such as
+/// `traddr=10.0.0.1,trsvcid=4420,src_addr=10.0.0.2`, has this address and port.
 fn is_at(address: &str, ip: IpAddr, port: u16) -> bool {
     let field = |name: &str| {
         let of = |part: &str| part.trim().strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
@@ -238,8 +244,8 @@ fn is_at(address: &str, ip: IpAddr, port: u16) -> bool {
         && field("trsvcid").and_then(|text| text.parse::<u16>().ok()) == Some(port)
 }
 
-/// The block device of a namespace's name in a controller's directory: `nvme1n2` is its own, and
-/// `nvme1c3n2`, a path of several, belongs to `nvme1n2`.
+/// Block device of an entry in a controller's directory: `nvme1n2` is the device itself, and
+/// `nvme1c3n2` is one path of the multipath device `nvme1n2`.
 fn block_device(name: &str) -> Option<String> {
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let (before, namespace) = name.strip_prefix("nvme")?.rsplit_once('n')?;
@@ -250,8 +256,8 @@ fn block_device(name: &str) -> Option<String> {
     is_one.then(|| format!("nvme{subsystem}n{namespace}"))
 }
 
-/// The inner error is why a program failed, or could not be started.
-fn succeeded(ended: Result<Ended, Error>) -> Result<Result<(), String>, Error> {
+/// The inner error is the reason why the program failed or could not be started.
+fn succeeded(ended: Result<ProcessOutput, Error>) -> Result<Result<(), String>, Error> {
     match ended {
         Ok(ended) if ended.status.success() => Ok(Ok(())),
         Ok(ended) => {
@@ -263,22 +269,23 @@ fn succeeded(ended: Result<Ended, Error>) -> Result<Result<(), String>, Error> {
     }
 }
 
-/// A namespace that the kernel has attached.
+/// A namespace that the kernel has attached; dropping it detaches what was connected here.
 #[derive(Debug)]
 pub struct Attached {
     controller: String,
     device: PathBuf,
-    /// The program that connected it, and disconnects it again; none if it was there before.
+    /// The `nvme` program that connected it and disconnects it on drop; none if it was attached
+    /// before.
     made_by: Option<PathBuf>,
 }
 
 impl Attached {
-    /// The block device.
+    /// Path of the block device.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// Whether it was attached before, by somebody else.
+    /// Whether it was attached before.
     pub fn was_there(&self) -> bool {
         self.made_by.is_none()
     }
@@ -291,7 +298,7 @@ impl Drop for Attached {
     }
 }
 
-/// Nobody is left who could do anything about a failure.
+/// A failure is ignored: no caller can act on it.
 fn disconnect(nvme: &Path, controller: &str) {
     let mut command = Command::new(nvme);
     command.arg("disconnect").arg(format!("--device={controller}"));

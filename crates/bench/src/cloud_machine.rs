@@ -1,26 +1,25 @@
-//! The machine type, such as `n2-standard-8`, as the cloud says on which this program runs.
+//! Cloud machine type: the type of the machine, such as `n2-standard-8`, from the cloud's metadata.
 //!
-//! The firmware's names tell whose machine it is; only then is that cloud's metadata server asked,
-//! on its link-local address, for the type and nothing else. It promises to say nothing rather than
-//! a guess, to take no longer than [`PATIENCE`] for each step, and to keep nothing that names the
-//! machine, its project or its user.
+//! The firmware identifies the cloud. Only then is the metadata server asked, on its link-local
+//! address, for the machine type. The result is `None` rather than a guess. Each step takes at most
+//! [`PATIENCE`]. Nothing that identifies the machine, its project or its user is kept.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// For connecting, and for each read and write: the server is in the host below.
+/// Timeout of the connect and of each read and write; the server is on the same host.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// More than an answer has, in bytes.
+/// Upper bound of an answer, in bytes.
 const ANSWER_BYTES: u64 = 16 << 10;
-/// More than a type's name has.
+/// Upper bound of a machine type's length.
 const TYPE_CHARACTERS: usize = 64;
-/// Where all three clouds have their metadata server (link-local, RFC 3927).
+/// Metadata server of all three clouds (link-local, RFC 3927).
 const ADDRESS: ([u8; 4], u16) = ([169, 254, 169, 254], 80);
-/// What the firmware of each machine of Azure says as its chassis' asset tag.
+/// Chassis asset tag of every machine of Azure.
 const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
-/// What the firmware says.
+/// Identification strings of the firmware.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Firmware<'a> {
     /// `sys_vendor`.
@@ -31,16 +30,16 @@ pub struct Firmware<'a> {
     pub tag: &'a str,
 }
 
-/// How a cloud tells the type.
+/// Source of the machine type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source<'a> {
-    /// The firmware's product name is it.
+    /// The firmware's product name is the machine type.
     Named(&'a str),
-    /// The metadata server is asked: the path, and the header that it wants.
+    /// The metadata server has it: the path, and the required header.
     Asked { path: &'static str, header: &'static str },
 }
 
-/// The type; none where this is no machine of a cloud that is known, or its server does not answer.
+/// The machine type; none on unknown machines, or if the metadata server does not answer.
 pub fn machine_type(firmware: Firmware<'_>) -> Option<String> {
     match source(firmware)? {
         Source::Named(name) => checked(name),
@@ -58,7 +57,7 @@ fn source(firmware: Firmware<'_>) -> Option<Source<'_>> {
         }),
         // On Nitro: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/identify_ec2_instances.html
         "Amazon EC2" => Some(Source::Named(product)),
-        // Machines of one's own Hyper-V have the same vendor.
+        // Hyper-V machines outside of Azure have the same vendor.
         "Microsoft Corporation" if tag == AZURE_TAG => Some(Source::Asked {
             path: "/metadata/instance/compute/vmSize?api-version=2021-02-01&format=text",
             header: "Metadata: true",
@@ -71,7 +70,7 @@ fn ask(address: SocketAddr, path: &str, header: &str) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     stream.set_write_timeout(Some(PATIENCE)).ok()?;
-    // HTTP/1.0: the answer ends with the connection, and is not in chunks.
+    // HTTP/1.0: the answer ends with the connection and is not chunked.
     let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{header}\r\n\r\n", address.ip());
     stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
@@ -82,11 +81,11 @@ fn ask(address: SocketAddr, path: &str, header: &str) -> Option<String> {
 fn answered(text: &str) -> Option<String> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.lines().next()?.split(' ').nth(1)?;
-    // Google's is projects/NUMBER/machineTypes/TYPE.
+    // Google's answer is projects/NUMBER/machineTypes/TYPE.
     (status == "200").then(|| checked(body.trim().rsplit('/').next()?)).flatten()
 }
 
-/// What may be a type's name.
+/// The name, if it has the form of a machine type.
 fn checked(name: &str) -> Option<String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_name = (1..=TYPE_CHARACTERS).contains(&name.len()) && name.chars().all(fits);

@@ -1,91 +1,92 @@
-//! Results side by side: medians with confidence, overheads and ratios as the published reports
-//! have them, and whether there is a difference at all.
+//! Comparison of results: medians with confidence intervals, overheads and ratios as in the
+//! published reports, and the significance of differences.
 
 use std::collections::BTreeMap;
 
-use crate::job::Pattern;
-use crate::nature::Nature;
-use crate::results::Record;
+use crate::job::JobPattern;
+use crate::provenance::Provenance;
+use crate::results::ResultRecord;
 use crate::stats::{
-    Interval, mann_whitney, median, median_interval, median_ratio_interval, noise_percent,
-    shown_percent,
+    ConfidenceInterval, coefficient_of_variation_percent, mann_whitney, median, median_interval,
+    median_ratio_interval, shown_percent,
 };
 use crate::table::Table;
 use crate::units::{format_number, format_size};
 
-/// Below this a difference counts as shown.
+/// Significance level: a smaller p-value counts as a difference.
 pub const SIGNIFICANT: f64 = 0.05;
 
-/// What is compared.
+/// Metric that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figure {
-    /// 10^6 bytes a second.
+pub enum ComparedMetric {
+    /// Throughput in MB/s, 10^6 bytes.
     Throughput,
-    /// Requests a second.
+    /// Requests per second.
     Iops,
-    /// Mean latency.
+    /// Mean latency in ms.
     Latency,
 }
 
-impl Figure {
-    /// All of them.
-    pub const ALL: [Figure; 3] = [Figure::Throughput, Figure::Iops, Figure::Latency];
+impl ComparedMetric {
+    /// All metrics.
+    pub const ALL: [ComparedMetric; 3] =
+        [ComparedMetric::Throughput, ComparedMetric::Iops, ComparedMetric::Latency];
 
-    /// With its unit.
+    /// Name with the unit.
     pub fn name(self) -> &'static str {
         match self {
-            Figure::Throughput => "MB/s",
-            Figure::Iops => "IOPS",
-            Figure::Latency => "mean latency, ms",
+            ComparedMetric::Throughput => "MB/s",
+            ComparedMetric::Iops => "IOPS",
+            ComparedMetric::Latency => "mean latency, ms",
         }
     }
 
-    /// The figure of a result.
-    pub fn of(self, record: &Record) -> f64 {
+    /// Value of the metric in a result.
+    pub fn of(self, record: &ResultRecord) -> f64 {
         match self {
-            Figure::Throughput => record.mb_per_s,
-            Figure::Iops => record.iops,
-            Figure::Latency => record.latency_mean_us / 1e3,
+            ComparedMetric::Throughput => record.mb_per_s,
+            ComparedMetric::Iops => record.iops,
+            ComparedMetric::Latency => record.latency_mean_us / 1e3,
         }
     }
 
     fn decimals(self) -> usize {
         match self {
-            Figure::Throughput => 2,
-            Figure::Iops => 0,
-            Figure::Latency => 3,
+            ComparedMetric::Throughput => 2,
+            ComparedMetric::Iops => 0,
+            ComparedMetric::Latency => 3,
         }
     }
 }
 
-/// Repetitions of one job on one thing.
+/// Repetitions of one job on one target.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cell {
-    /// Their figures.
+pub struct RepeatedFigure {
+    /// Values of the metric.
     pub values: Vec<f64>,
-    /// Their median.
+    /// Median.
     pub median: f64,
-    /// 95 % confidence of it, of three or more.
-    pub interval: Option<Interval>,
-    /// Standard deviation over mean, of two or more.
-    pub noise_percent: Option<f64>,
+    /// 95 % confidence interval of the median; from three repetitions on.
+    pub interval: Option<ConfidenceInterval>,
+    /// Coefficient of variation, in %; from two repetitions on.
+    pub coefficient_of_variation_percent: Option<f64>,
 }
 
-impl Cell {
-    /// Of figures; `None` of none.
-    pub(crate) fn new(values: Vec<f64>) -> Option<Cell> {
-        Some(Cell {
+impl RepeatedFigure {
+    /// `None` without values.
+    pub(crate) fn new(values: Vec<f64>) -> Option<RepeatedFigure> {
+        Some(RepeatedFigure {
             median: median(&values)?,
             interval: median_interval(&values),
-            noise_percent: noise_percent(&values),
+            coefficient_of_variation_percent: coefficient_of_variation_percent(&values),
             values,
         })
     }
 
-    fn text(&self, figure: Figure) -> String {
+    fn text(&self, figure: ComparedMetric) -> String {
         let number = |value| format_number(value, figure.decimals());
         match self.interval {
-            Some(Interval { low, high }) => {
+            Some(ConfidenceInterval { low, high }) => {
                 format!("{} [{}–{}]", number(self.median), number(low), number(high))
             }
             None => format!("{} [n={}]", number(self.median), self.values.len()),
@@ -93,111 +94,115 @@ impl Cell {
     }
 }
 
-/// Whether two things differ.
+/// Result of the significance test.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Verdict {
-    /// They do, with this chance that it is an accident.
+pub enum DifferenceVerdict {
+    /// A difference with this p-value.
     Differs(f64),
-    /// It could not be shown.
+    /// No significant difference.
     NotShown {
-        /// The chance of what was seen between things that do not differ.
+        /// The p-value.
         p: f64,
-        /// The difference, in % of the first, that such repetitions show 4 times of 5.
+        /// Difference, in % of the first, that these repetitions would show with a power of 80 %.
         shown_percent: Option<f64>,
     },
-    /// So few repetitions can show nothing.
+    /// Too few repetitions for any significant result.
     TooFew,
 }
 
-impl Verdict {
-    /// Compares two sets of repetitions, the second being what the first is compared with.
-    pub fn of(a: &[f64], b: &[f64]) -> Verdict {
+impl DifferenceVerdict {
+    /// Compares two sets of repetitions; `b` is the baseline.
+    pub fn of(a: &[f64], b: &[f64]) -> DifferenceVerdict {
         match mann_whitney(a, b) {
-            None => Verdict::TooFew,
-            Some(found) if found.p_least >= SIGNIFICANT => Verdict::TooFew,
-            Some(found) if found.p < SIGNIFICANT => Verdict::Differs(found.p),
-            Some(found) => Verdict::NotShown { p: found.p, shown_percent: shown_percent(b, a) },
+            None => DifferenceVerdict::TooFew,
+            Some(found) if found.p_least >= SIGNIFICANT => DifferenceVerdict::TooFew,
+            Some(found) if found.p < SIGNIFICANT => DifferenceVerdict::Differs(found.p),
+            Some(found) => {
+                DifferenceVerdict::NotShown { p: found.p, shown_percent: shown_percent(b, a) }
+            }
         }
     }
 
     pub(crate) fn text(self) -> String {
         match self {
-            Verdict::Differs(p) if p < 0.001 => "differs (p < 0.001)".to_owned(),
-            Verdict::Differs(p) => format!("differs (p = {p:.3})"),
-            Verdict::NotShown { p, shown_percent: Some(percent) } => {
+            DifferenceVerdict::Differs(p) if p < 0.001 => "differs (p < 0.001)".to_owned(),
+            DifferenceVerdict::Differs(p) => format!("differs (p = {p:.3})"),
+            DifferenceVerdict::NotShown { p, shown_percent: Some(percent) } => {
                 format!("no difference shown (p = {p:.2}; {percent:.1} % would be)")
             }
-            Verdict::NotShown { p, .. } => format!("no difference shown (p = {p:.2})"),
-            Verdict::TooFew => "too few repetitions to tell".to_owned(),
+            DifferenceVerdict::NotShown { p, .. } => format!("no difference shown (p = {p:.2})"),
+            DifferenceVerdict::TooFew => "too few repetitions to tell".to_owned(),
         }
     }
 }
 
-/// Things to compare, each with its records: the first is what the others are compared with.
+/// Targets with their results; the first one is the baseline of the others.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     names: Vec<String>,
-    natures: Vec<Nature>,
-    jobs: Vec<Row>,
+    natures: Vec<Provenance>,
+    jobs: Vec<JobRow>,
 }
 
-/// A job, and its records on each thing.
+/// A job with its results on each target.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
+pub(crate) struct JobRow {
     pub(crate) job: String,
-    pub(crate) rw: Pattern,
+    pub(crate) rw: JobPattern,
     pub(crate) block_bytes: u64,
     pub(crate) depth: u32,
     pub(crate) threads: u32,
     pub(crate) disks: u32,
-    pub(crate) records: Vec<Vec<Record>>,
+    pub(crate) records: Vec<Vec<ResultRecord>>,
 }
 
-impl Row {
-    /// Of one disk's threads together.
+impl JobRow {
+    /// Requests in flight of one disk's threads together.
     pub(crate) fn in_flight(&self) -> u64 {
         u64::from(self.depth) * u64::from(self.threads)
     }
 
-    /// A figure of all repetitions on a thing.
-    pub(crate) fn values(&self, at: usize, figure: Figure) -> Vec<f64> {
+    /// Values of a metric of all repetitions on a target.
+    pub(crate) fn values(&self, at: usize, figure: ComparedMetric) -> Vec<f64> {
         self.records[at].iter().map(|record| figure.of(record)).collect()
     }
 
-    /// Its median on a thing.
-    pub(crate) fn median(&self, at: usize, figure: Figure) -> Option<f64> {
+    /// Median of a metric on a target.
+    pub(crate) fn median(&self, at: usize, figure: ComparedMetric) -> Option<f64> {
         median(&self.values(at, figure))
     }
 }
 
-/// A job that became slower.
+/// A job that became slower than the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slower {
     /// The job.
     pub job: String,
-    /// What is slower.
+    /// The slower target.
     pub name: String,
-    /// Which figure.
-    pub figure: Figure,
-    /// By how much, in % of the first's median.
+    /// The metric.
+    pub figure: ComparedMetric,
+    /// By how much, in % of the baseline's median.
     pub percent: f64,
 }
 
 impl Comparison {
-    /// Of things with names. Jobs stand in the order in which they are first met.
-    pub fn new(things: Vec<(String, Vec<Record>)>) -> Comparison {
-        let nature =
-            |of: &[Record]| of.iter().map(|record| record.nature).max().unwrap_or_default();
-        let natures: Vec<Nature> = things.iter().map(|(_, records)| nature(records)).collect();
+    /// A comparison of named targets. Jobs are in the order of their first result.
+    pub fn new(things: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
+        let provenance = |of: &[ResultRecord]| {
+            of.iter().map(|record| record.provenance).max().unwrap_or_default()
+        };
+        let natures: Vec<Provenance> =
+            things.iter().map(|(_, records)| provenance(records)).collect();
         let named = things.iter().zip(&natures);
         let names = named.map(|((name, _), of)| format!("{name}{}", of.suffix())).collect();
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
-        let mut jobs: Vec<Row> = Vec::new();
+        let mut jobs: Vec<JobRow> = Vec::new();
         let count = things.len();
         for (at, (_, records)) in things.into_iter().enumerate() {
             for record in records {
                 let place = *places.entry(record.job.clone()).or_insert_with(|| {
-                    jobs.push(Row {
+                    jobs.push(JobRow {
                         job: record.job.clone(),
                         rw: record.rw,
                         block_bytes: record.block_bytes,
@@ -214,9 +219,9 @@ impl Comparison {
         Comparison { names, natures, jobs }
     }
 
-    /// The targets of one campaign, in the order in which they are met.
-    pub fn of_targets(records: Vec<Record>) -> Comparison {
-        let mut things: Vec<(String, Vec<Record>)> = Vec::new();
+    /// The targets of one campaign, in the order of their first result.
+    pub fn of_targets(records: Vec<ResultRecord>) -> Comparison {
+        let mut things: Vec<(String, Vec<ResultRecord>)> = Vec::new();
         for record in records {
             match things.iter_mut().find(|(name, _)| *name == record.target) {
                 Some((_, list)) => list.push(record),
@@ -226,13 +231,13 @@ impl Comparison {
         Comparison::new(things)
     }
 
-    /// Of runs with names: the targets of a single one, or else each target of each run, by the
-    /// run's name and, where it has several, its own.
-    pub fn of_runs(mut runs: Vec<(String, Vec<Record>)>) -> Comparison {
+    /// Named runs: the targets of a single run, or else each target of each run, by the run's name
+    /// and, if it has several targets, the target's.
+    pub fn of_runs(mut runs: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
         if runs.len() == 1 {
             return Comparison::of_targets(runs.remove(0).1);
         }
-        let mut things: Vec<(String, Vec<Record>)> = Vec::new();
+        let mut things: Vec<(String, Vec<ResultRecord>)> = Vec::new();
         for (run, records) in runs {
             let several = records.iter().any(|record| record.target != records[0].target);
             for record in records {
@@ -246,23 +251,23 @@ impl Comparison {
         Comparison::new(things)
     }
 
-    /// What is compared; what is not known to be a real disk is marked.
+    /// Names of the targets, with the mark of their provenance.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Whether they are real disks, in the order of the names.
-    pub fn natures(&self) -> &[Nature] {
+    /// Provenance of the targets, in the order of the names.
+    pub fn natures(&self) -> &[Provenance] {
         &self.natures
     }
 
     /// Jobs in order.
-    pub(crate) fn rows(&self) -> &[Row] {
+    pub(crate) fn rows(&self) -> &[JobRow] {
         &self.jobs
     }
 
-    /// One figure of everything with the first: medians, ratio, overhead, verdict.
-    pub fn figure(&self, figure: Figure) -> Table {
+    /// Table of one metric: medians, ratio, overhead and significance against the baseline.
+    pub fn figure(&self, figure: ComparedMetric) -> Table {
         let mut head = vec!["job".to_owned(), self.names[0].clone()];
         for name in &self.names[1..] {
             head.extend([
@@ -275,13 +280,13 @@ impl Comparison {
         let mut rows = Vec::new();
         for row in &self.jobs {
             let first = row.values(0, figure);
-            let base = Cell::new(first.clone());
+            let base = RepeatedFigure::new(first.clone());
             let absent = || "-".to_owned();
             let mut cells =
                 vec![row.job.clone(), base.as_ref().map_or_else(absent, |c| c.text(figure))];
             for at in 1..self.names.len() {
                 let values = row.values(at, figure);
-                let cell = Cell::new(values.clone());
+                let cell = RepeatedFigure::new(values.clone());
                 cells.push(cell.as_ref().map_or_else(absent, |cell| cell.text(figure)));
                 match (&base, &cell) {
                     (Some(base), Some(cell)) => {
@@ -290,7 +295,7 @@ impl Comparison {
                         cells.push(
                             overhead.map_or_else(absent, |percent| format!("{percent:.2} %")),
                         );
-                        cells.push(Verdict::of(&values, &first).text());
+                        cells.push(DifferenceVerdict::of(&values, &first).text());
                     }
                     _ => cells.extend([absent(), absent(), absent()]),
                 }
@@ -300,8 +305,8 @@ impl Comparison {
         Table { title: format!("{} (median, 95 % confidence)", figure.name()), head, rows }
     }
 
-    /// The published form of a mirror's cost: throughput and latency by size of the write, of one
-    /// thing, the mirror, against the first.
+    /// Overhead of a mirror in the published form: throughput and latency by write size, of the
+    /// target `other` against the baseline.
     pub fn overhead(&self, other: usize) -> Option<Table> {
         let (plain, mirror) = (&self.names[0], self.names.get(other)?);
         let names = [
@@ -319,10 +324,10 @@ impl Comparison {
         for row in &self.jobs {
             let of = |at, figure| row.median(at, figure);
             let (Some(mirror), Some(plain), Some(mirror_ms), Some(plain_ms)) = (
-                of(other, Figure::Throughput),
-                of(0, Figure::Throughput),
-                of(other, Figure::Latency),
-                of(0, Figure::Latency),
+                of(other, ComparedMetric::Throughput),
+                of(0, ComparedMetric::Throughput),
+                of(other, ComparedMetric::Latency),
+                of(0, ComparedMetric::Latency),
             ) else {
                 continue;
             };
@@ -330,7 +335,7 @@ impl Comparison {
                 let found = overhead_percent(figure, with, base);
                 found.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.2} %"))
             };
-            let values = |at| row.values(at, Figure::Throughput);
+            let values = |at| row.values(at, ComparedMetric::Throughput);
             table.rows.push(vec![
                 format!(
                     "{} ({}, {} in flight)",
@@ -340,32 +345,37 @@ impl Comparison {
                 ),
                 format_number(mirror, 2),
                 format_number(plain, 2),
-                percent(Figure::Throughput, mirror, plain),
+                percent(ComparedMetric::Throughput, mirror, plain),
                 format!("{mirror_ms:.3}"),
                 format!("{plain_ms:.3}"),
-                percent(Figure::Latency, mirror_ms, plain_ms),
-                Verdict::of(&values(other), &values(0)).text(),
+                percent(ComparedMetric::Latency, mirror_ms, plain_ms),
+                DifferenceVerdict::of(&values(other), &values(0)).text(),
             ]);
         }
         (!table.rows.is_empty()).then_some(table)
     }
 
-    /// What is slower than the first by more than a share, and surely so: fewer IOPS or a longer
+    /// Significant losses of more than `percent_most` against the baseline: fewer IOPS or a longer
     /// mean latency.
     pub fn slower(&self, percent_most: f64) -> Vec<Slower> {
         let mut out = Vec::new();
         for row in &self.jobs {
             for at in 1..self.names.len() {
-                for figure in [Figure::Iops, Figure::Latency] {
+                for figure in [ComparedMetric::Iops, ComparedMetric::Latency] {
                     let (first, values) = (row.values(0, figure), row.values(at, figure));
                     let (Some(base), Some(other)) = (median(&first), median(&values)) else {
                         continue;
                     };
-                    if base <= 0.0 || !matches!(Verdict::of(&values, &first), Verdict::Differs(_)) {
+                    if base <= 0.0
+                        || !matches!(
+                            DifferenceVerdict::of(&values, &first),
+                            DifferenceVerdict::Differs(_)
+                        )
+                    {
                         continue;
                     }
                     let change = 100.0 * (other - base) / base;
-                    let percent = if figure == Figure::Latency { change } else { -change };
+                    let percent = if figure == ComparedMetric::Latency { change } else { -change };
                     if percent > percent_most {
                         let (job, name) = (row.job.clone(), self.names[at].clone());
                         out.push(Slower { job, name, figure, percent });
@@ -376,33 +386,35 @@ impl Comparison {
         out
     }
 
-    /// Jobs whose repetitions are too few for a verdict against the first.
+    /// Jobs with too few repetitions for a significance test against the baseline.
     pub fn undecidable(&self) -> Vec<String> {
-        let few = |row: &&Row| {
-            let first = row.values(0, Figure::Iops);
-            (1..self.names.len())
-                .any(|at| Verdict::of(&row.values(at, Figure::Iops), &first) == Verdict::TooFew)
+        let few = |row: &&JobRow| {
+            let first = row.values(0, ComparedMetric::Iops);
+            (1..self.names.len()).any(|at| {
+                DifferenceVerdict::of(&row.values(at, ComparedMetric::Iops), &first)
+                    == DifferenceVerdict::TooFew
+            })
         };
         self.jobs.iter().filter(few).map(|row| row.job.clone()).collect()
     }
 }
 
-fn ratio(cell: &Cell, base: &Cell) -> String {
+fn ratio(cell: &RepeatedFigure, base: &RepeatedFigure) -> String {
     if base.median <= 0.0 {
         return "-".to_owned();
     }
     let text = format!("{:.3}", cell.median / base.median);
     match median_ratio_interval(&cell.values, &base.values) {
-        Some(Interval { low, high }) => format!("{text} [{low:.3}–{high:.3}]"),
+        Some(ConfidenceInterval { low, high }) => format!("{text} [{low:.3}–{high:.3}]"),
         None => text,
     }
 }
 
-/// The published overheads: of throughput, what is lost of the first's; of latency, what is more
-/// than the first's, as a share of the longer one.
-pub(crate) fn overhead_percent(figure: Figure, other: f64, base: f64) -> Option<f64> {
+/// Overheads as published: of throughput, the loss as a share of the baseline; of latency, the
+/// increase as a share of the longer latency.
+pub(crate) fn overhead_percent(figure: ComparedMetric, other: f64, base: f64) -> Option<f64> {
     let (lost, whole) = match figure {
-        Figure::Latency => (other - base, other),
+        ComparedMetric::Latency => (other - base, other),
         _ => (base - other, base),
     };
     (whole > 0.0).then(|| 100.0 * lost / whole)
@@ -411,19 +423,26 @@ pub(crate) fn overhead_percent(figure: Figure, other: f64, base: f64) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Job;
+    use crate::job::BenchJob;
     use crate::measurement::Measurement;
-    use crate::target::Target;
+    use crate::target::BenchTarget;
 
-    fn records(target: &str, job: &str, mb: &[f64], ms: f64) -> Vec<Record> {
-        let target: Target = format!("{target}=/x").parse().unwrap();
-        let job = Job { name: job.to_owned(), pattern: Pattern::RandWrite, ..Job::default() };
+    fn records(target: &str, job: &str, mb: &[f64], ms: f64) -> Vec<ResultRecord> {
+        let target: BenchTarget = format!("{target}=/x").parse().unwrap();
+        let job = BenchJob {
+            name: job.to_owned(),
+            pattern: JobPattern::RandWrite,
+            ..BenchJob::default()
+        };
         let of = |mb: &f64| {
             let mut measurement = Measurement::default();
             measurement.total.bytes_per_s = mb * 1e6;
             measurement.total.iops = mb * 100.0;
             measurement.total.latency_mean_us = ms * 1e3 / mb;
-            Record { nature: Nature::Real, ..Record::new("s", &job, &target, measurement) }
+            ResultRecord {
+                provenance: Provenance::Real,
+                ..ResultRecord::new("s", &job, &target, measurement)
+            }
         };
         mb.iter().map(of).collect()
     }
@@ -459,20 +478,20 @@ mod tests {
     #[test]
     fn what_is_not_known_to_be_real_is_marked_wherever_its_name_stands() {
         let mut all = records("plain", "8k", &[1.0], 1.0);
-        for nature in [Nature::Emulated, Nature::Real] {
-            let name = format!("{nature:?}");
+        for provenance in [Provenance::Emulated, Provenance::Real] {
+            let name = format!("{provenance:?}");
             let marked = records(&name, "8k", &[1.0], 1.0).into_iter();
-            all.extend(marked.map(|record| Record { nature, ..record }));
+            all.extend(marked.map(|record| ResultRecord { provenance, ..record }));
         }
         let found = Comparison::of_targets(all);
         assert_eq!(found.names(), ["plain", "Emulated [EMULATED]", "Real"]);
         assert!(found.overhead(1).unwrap().head[1].ends_with("[EMULATED]"));
-        assert!(found.figure(Figure::Iops).head.contains(&found.names()[1]));
+        assert!(found.figure(ComparedMetric::Iops).head.contains(&found.names()[1]));
     }
 
     #[test]
     fn runs_are_named_where_there_are_several() {
-        let run = |targets: &[&str]| -> Vec<Record> {
+        let run = |targets: &[&str]| -> Vec<ResultRecord> {
             targets.iter().flat_map(|target| records(target, "8k", &[1.0, 2.0], 1.0)).collect()
         };
         let of = |runs| Comparison::of_runs(runs).names().to_vec();
@@ -484,7 +503,7 @@ mod tests {
     #[test]
     fn ratios_and_summary() {
         let found = published();
-        let table = found.figure(Figure::Throughput);
+        let table = found.figure(ComparedMetric::Throughput);
         assert_eq!(table.head[..4], ["job", "plain", "mirror", "ratio"]);
         assert!(table.rows[0][3].starts_with("0.608 [0.608–0.608]"), "{:?}", table.rows[0]);
         assert_eq!(found.summary().rows.len(), 4);

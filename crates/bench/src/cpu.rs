@@ -1,8 +1,8 @@
-//! How busy the CPUs of this machine are, from `/proc/stat`.
+//! CPU usage of this machine, from `/proc/stat`.
 
 use serde::{Deserialize, Serialize};
 
-/// Counts of one CPU since the system started, in the system's ticks.
+/// Counters of one CPU since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticks {
     user: u64,
@@ -10,18 +10,18 @@ pub struct Ticks {
     idle: u64,
 }
 
-/// Of each CPU, in the order of their numbers.
+/// Counters of all CPUs, by CPU number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot(Vec<Ticks>);
 
-/// How busy a CPU was, in %.
+/// Usage of a CPU, in %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuUse {
     /// In programs.
     pub user_percent: f64,
-    /// In the kernel, with interrupts and what a hypervisor took.
+    /// In the kernel, including interrupts and steal time.
     pub kernel_percent: f64,
-    /// Idle, or waiting for I/O.
+    /// Idle, including waits for I/O.
     pub idle_percent: f64,
 }
 
@@ -31,7 +31,7 @@ impl CpuUse {
         self.user_percent + self.kernel_percent
     }
 
-    /// The mean of several.
+    /// Mean of several CPUs.
     pub fn mean(cpus: &[CpuUse]) -> CpuUse {
         let of = |pick: fn(&CpuUse) -> f64| {
             cpus.iter().map(pick).sum::<f64>() / cpus.len().max(1) as f64
@@ -45,14 +45,14 @@ impl CpuUse {
 }
 
 impl Snapshot {
-    /// Of now; empty where the system does not tell.
+    /// Current counters; empty if `/proc/stat` cannot be read.
     pub fn take() -> Snapshot {
         let path = std::path::Path::new("/proc/stat");
         crate::os::read_text(path, 16 << 20)
             .map_or_else(|_| Snapshot::default(), |text| parse(&text))
     }
 
-    /// What each CPU did from `earlier` to this one; empty if they are not of the same CPUs.
+    /// Usage of each CPU since `earlier`; empty if the number of CPUs differs.
     pub fn since(&self, earlier: &Snapshot) -> Vec<CpuUse> {
         if self.0.len() != earlier.0.len() {
             return Vec::new();
@@ -79,7 +79,7 @@ fn parse(text: &str) -> Snapshot {
             return None;
         }
         let mut numbers = rest.split_whitespace().skip(1).map(|word| word.parse().unwrap_or(0u64));
-        // user nice system idle iowait irq softirq steal; guests' time is in user and nice.
+        // user nice system idle iowait irq softirq steal; guest time is included in user and nice.
         let [user, nice, system, idle, wait, irq, softirq, steal] =
             std::array::from_fn(|_| numbers.next().unwrap_or(0));
         let sum = |parts: &[u64]| parts.iter().fold(0u64, |sum, part| sum.saturating_add(*part));

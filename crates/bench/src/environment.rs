@@ -1,5 +1,5 @@
-//! What a measurement was made on: without it, numbers are rumours. Nothing here names the machine
-//! or its user.
+//! Environment of a measurement: the machine and its disks. Nothing recorded here identifies the
+//! machine or its user.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -9,60 +9,60 @@ use serde::{Deserialize, Serialize};
 
 use crate::cloud_machine::{Firmware, machine_type};
 use crate::os::read_text;
-use crate::target::{Place, Target};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// More than any file of sysfs or procfs that is read here.
+/// Upper bound of a file in sysfs or procfs, in bytes.
 const FILE_BYTES: u64 = 4 << 20;
 
-/// A machine and what was used of it.
+/// A machine and the disks that were used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
-    /// Such as `Linux 6.1.0 x86_64`.
+    /// Kernel and architecture, such as `Linux 6.1.0 x86_64`.
     pub kernel: String,
-    /// The CPU's own name.
+    /// Model of the CPU.
     pub cpu_model: String,
-    /// How many this program may use.
+    /// CPUs that this program may use.
     pub cpus: usize,
-    /// Frequency governor, where there is one.
+    /// Frequency governor, if there is one.
     pub cpu_governor: Option<String>,
     /// Memory, in bytes.
     pub memory_bytes: u64,
     /// Vendor and product of the machine, such as `Google Google Compute Engine`.
     pub machine: Option<String>,
-    /// Such as `n2-standard-8`, where a cloud says so.
+    /// Machine type from the cloud's metadata, such as `n2-standard-8`.
     #[serde(default)]
     pub machine_type: Option<String>,
-    /// Such as `fio-3.33`.
+    /// Version of fio, such as `fio-3.33`.
     pub fio: Option<String>,
     /// I/O engine of jobs that name none.
     pub engine: Option<String>,
     /// Version of this program.
     pub flagstone: String,
-    /// Each disk by its name in the target.
-    pub disks: BTreeMap<String, Disk>,
+    /// The disks, by address.
+    pub disks: BTreeMap<String, DiskRecord>,
 }
 
 /// A disk, or the disk under a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Disk {
+pub struct DiskRecord {
     /// `device`, `file` or `served`.
     pub kind: String,
-    /// Of the device or file, in bytes.
+    /// Size of the device or file, in bytes.
     pub size_bytes: Option<u64>,
-    /// What drives a served one: the kernel, fio or our own generator, and why.
+    /// Driver of a served disk, with the reason for the choice.
     #[serde(default)]
     pub initiator: Option<String>,
     /// The kernel's name of the block device.
     pub device: Option<String>,
-    /// The disk's own name.
+    /// Model of the disk.
     pub model: Option<String>,
-    /// File system of a file, with the options that it is mounted with.
+    /// File system and mount options of a file.
     pub mount: Option<String>,
-    /// Files of `queue/` in sysfs: scheduler, nr_requests and the like.
+    /// Attributes of `queue/` in sysfs, such as `scheduler` and `nr_requests`.
     pub queue: BTreeMap<String, String>,
 }
 
-/// What of a disk's queue costs or brings performance.
+/// Attributes of a block device's queue that affect performance.
 const QUEUE: [&str; 9] = [
     "scheduler",
     "nr_requests",
@@ -81,8 +81,8 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Looks at this machine and the targets' disks.
-pub fn record(targets: &[Target], fio: Option<&crate::fio::Fio>) -> Environment {
+/// Records this machine and the disks of the targets.
+pub fn record(targets: &[BenchTarget], fio: Option<&crate::fio::Fio>) -> Environment {
     let uname = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let info = text("/proc/cpuinfo").unwrap_or_default();
@@ -122,21 +122,21 @@ fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(of)
 }
 
-pub(crate) fn disk(place: &Place) -> Disk {
-    let served = || Disk { kind: "served".to_owned(), ..Disk::default() };
+pub(crate) fn disk(place: &DiskAddress) -> DiskRecord {
+    let served = || DiskRecord { kind: "served".to_owned(), ..DiskRecord::default() };
     let Some(path) = place.path() else { return served() };
     let Ok(metadata) = std::fs::metadata(path) else {
-        return Disk { kind: "file".to_owned(), ..Disk::default() };
+        return DiskRecord { kind: "file".to_owned(), ..DiskRecord::default() };
     };
     let is_device = metadata.file_type().is_block_device();
     let number = if is_device { metadata.rdev() } else { metadata.dev() };
     let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     let sysfs = whole_disk(&format!("/sys/dev/block/{number}"));
-    let mut disk = Disk {
+    let mut disk = DiskRecord {
         kind: if is_device { "device" } else { "file" }.to_owned(),
         size_bytes: crate::os::size_of(path).ok(),
         mount: if is_device { None } else { mount_of(&number) },
-        ..Disk::default()
+        ..DiskRecord::default()
     };
     if let Some(sysfs) = sysfs {
         disk.device = sysfs.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -150,7 +150,7 @@ pub(crate) fn disk(place: &Place) -> Disk {
     disk
 }
 
-/// The directory of the whole disk: a partition's is inside of it.
+/// sysfs directory of the whole disk of a partition.
 fn whole_disk(path: &str) -> Option<PathBuf> {
     let real = std::fs::canonicalize(path).ok()?;
     if real.join("partition").exists() { real.parent().map(Path::to_owned) } else { Some(real) }
@@ -178,8 +178,8 @@ mod tests {
     fn this_machine() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0; 1000]).unwrap();
-        let target: Target = file.path().to_str().unwrap().parse().unwrap();
-        let served: Target = "nbd://h/e".parse().unwrap();
+        let target: BenchTarget = file.path().to_str().unwrap().parse().unwrap();
+        let served: BenchTarget = "nbd://h/e".parse().unwrap();
         let found = record(&[target, served], None);
         assert!(found.kernel.starts_with("Linux ") && found.cpus > 0 && found.memory_bytes > 0);
         assert_eq!(found.disks["nbd://h/e"].kind, "served");

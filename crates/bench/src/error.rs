@@ -1,4 +1,4 @@
-//! What can go wrong, and what the user can do about it.
+//! Errors of a benchmark, with the next step for the user.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,141 +6,141 @@ use std::path::PathBuf;
 /// An error of a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request makes no sense; nothing was done.
+    /// The request is invalid; nothing was done.
     #[error("{0}")]
     Usage(String),
-    /// There is no fio.
+    /// fio is not installed.
     #[error(
         "there is no fio here: install it (apt install fio, dnf install fio, zypper install fio), \
          or name it with FIO=/path/to/fio"
     )]
     FioMissing,
-    /// The fio that is here, or that was named, cannot be started.
+    /// fio was found or named but cannot be started.
     #[error(
         "{program} cannot be run as fio: {cause}; name another with FIO=/path/to/fio, or install fio \
          (apt install fio, dnf install fio, zypper install fio) and unset FIO"
     )]
     FioNotRun {
-        /// As it was named, or found on the path.
+        /// The program, as it was named or found.
         program: String,
-        /// Why, in the system's words and ours.
+        /// The reason.
         cause: String,
     },
-    /// A program that was taken for fio does not answer.
+    /// The program does not answer `--version`.
     #[error(
         "{program} did not say its version within {limit_s} s, and was ended: it is not fio, or cannot \
          work here; see what `{program} --version` waits for, or name another with FIO=/path/to/fio"
     )]
     FioSilent {
-        /// As it was named, or found on the path.
+        /// The program, as it was named or found.
         program: String,
-        /// How long it was waited for, in seconds.
+        /// Time limit, in seconds.
         limit_s: f64,
     },
-    /// A program that was taken for fio is another one.
+    /// The program is not fio.
     #[error(
         "{program} is not fio: asked for its version it printed {printed}; install fio (apt install \
          fio, dnf install fio, zypper install fio), or name the program with FIO=/path/to/fio"
     )]
     NotFio {
-        /// As it was named, or found on the path.
+        /// The program, as it was named or found.
         program: String,
-        /// The first line of what it printed, cut and harmless.
+        /// First line of its output, shortened and without control characters.
         printed: String,
     },
-    /// fio is older than what is needed.
+    /// fio is too old.
     #[error(
         "{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio"
     )]
     FioTooOld {
-        /// What it calls itself.
+        /// Version that was found.
         found: String,
-        /// The oldest that will do.
+        /// Oldest version that is supported.
         needed: &'static str,
     },
-    /// fio ended with an error.
+    /// fio failed.
     #[error("fio failed ({status}) at: {command}\n{said}")]
     FioFailed {
-        /// How it ended.
+        /// Exit status.
         status: String,
-        /// What was run.
+        /// Command line.
         command: String,
-        /// What it said.
+        /// Its messages.
         said: String,
     },
-    /// What fio printed is not what it should be.
+    /// fio's output is invalid.
     #[error("cannot read what fio printed: {detail}\nat: {command}\n{said}")]
     FioOutput {
-        /// What is wrong with it.
+        /// The mistake.
         detail: String,
-        /// What was run.
+        /// Command line.
         command: String,
-        /// What it said beside.
+        /// Its messages.
         said: String,
     },
-    /// Flagstone's own load generator failed.
+    /// `flagstone load` failed.
     #[error("flagstone load failed ({status}) at: {command}\n{said}")]
     LoadFailed {
-        /// How it ended.
+        /// Exit status.
         status: String,
-        /// What was run.
+        /// Command line.
         command: String,
-        /// What it said.
+        /// Its messages.
         said: String,
     },
-    /// A served volume that cannot be looked at or filled.
+    /// A served volume cannot be inspected or filled.
     #[error("{what}: {problem}")]
     Served {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What its client says, with its name.
+        /// The client's message, with the volume's address.
         problem: String,
     },
-    /// A target whose data would be destroyed.
+    /// A target is protected, because writing would destroy data.
     #[error("{target} is not written to: {found}\n{remedy}")]
     Guarded {
-        /// As it was named.
+        /// The target, as it was named.
         target: String,
         /// What is on it.
         found: String,
-        /// What to do.
+        /// The next step for the user.
         remedy: String,
     },
-    /// A file that cannot be read or written.
+    /// A file operation failed.
     #[error("{what} {}: {cause}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason.
         cause: io::Error,
     },
-    /// A results file with something else in it.
+    /// A results file is invalid.
     #[error("{}:{line}: {detail}", path.display())]
     Results {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The mistake.
         detail: String,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why it failed.
+        /// The reason.
         cause: io::Error,
     },
-    /// The user wants to stop.
+    /// The user interrupted.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// Whether it says that there is no fio here that can be used: what needs none goes on.
+    /// Whether no usable fio is here; work that needs none may continue.
     pub fn is_lack_of_fio(&self) -> bool {
         matches!(
             self,
@@ -163,7 +163,7 @@ impl Error {
         move |cause| Error::File { what, path, cause }
     }
 
-    /// For `map_err` of another operation.
+    /// For `map_err` of other system calls.
     pub fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::System { what, cause }
     }

@@ -1,30 +1,30 @@
-//! Our own load generator, for served volumes that the kernel has not attached: `flagstone load`
-//! as a program of its own, so that its CPU time and its memory are its own.
+//! Our own load generator for served volumes: `flagstone load` as a separate process, so that its
+//! CPU time and memory are its own.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-use flagstone_load::results::{Outcome, Results};
+use flagstone_load::results::{LoadOutcome, LoadResults};
 
 use crate::error::Error;
 use crate::fio::arguments::shell;
-use crate::job::{Buffers, Job};
+use crate::job::{BenchJob, Buffers};
 use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::measurement::Measurement;
 use crate::os::{self, Interrupt};
 
-/// The program that has the generator.
+/// The program with the generator.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    /// Where it is.
+    /// Path of the program.
     pub program: PathBuf,
 }
 
-/// What `flagstone` is called with.
+/// Arguments of `flagstone` for a job.
 ///
 /// # Errors
-/// What the generator cannot do, by name.
-pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
+/// What the generator does not support, by name.
+pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
     job.check().map_err(Error::Usage)?;
     let refused = |what: &str| {
         Err(Error::Usage(format!(
@@ -58,8 +58,8 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     if job.offset_bytes > 0 {
         add("--offset", job.offset_bytes.to_string());
     }
-    // Threads of the generator begin in parts of the range, one after the other: where the
-    // increments are.
+    // Threads of the generator start in consecutive parts of the range, which matches the
+    // increments.
     let parts = (increment > 0).then(|| increment.saturating_mul(job.threads.into()));
     if let Some(size) = parts.into_iter().chain(job.size_bytes).min() {
         add("--size", size.to_string());
@@ -76,19 +76,19 @@ pub fn arguments(job: &Job, uri: &str) -> Result<Vec<String>, Error> {
     Ok(words)
 }
 
-/// All that came of one run.
+/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct LoadRun {
-    /// What it printed.
-    pub results: Results,
-    /// As one would type it.
+    /// Parsed output.
+    pub results: LoadResults,
+    /// Command line.
     pub command: String,
-    /// Time in which it stood still, in seconds: see [`os::Ended::paused_s`].
+    /// Time in which it stood still, in seconds: see [`os::ProcessOutput::paused_s`].
     pub paused_s: f64,
 }
 
 impl LoadRun {
-    /// What was measured.
+    /// The measurement.
     pub fn measurement(&self) -> Measurement {
         Measurement { paused_s: self.paused_s, ..Measurement::of_load(&self.results) }
     }
@@ -98,10 +98,10 @@ impl Generator {
     /// Measures one job.
     ///
     /// # Errors
-    /// [`Error::LoadFailed`] with what it said, or [`Error::Interrupted`].
+    /// [`Error::LoadFailed`] with the generator's messages, or [`Error::Interrupted`].
     pub fn measure(
         &self,
-        job: &Job,
+        job: &BenchJob,
         uri: &str,
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
@@ -109,8 +109,7 @@ impl Generator {
         self.run(&arguments(job, uri)?, interrupt, tick)
     }
 
-    /// The size of a served volume, in bytes, `nbd://` or `nvme-tcp://`: one read says that it can
-    /// be reached, and how large it is.
+    /// Size of a served volume, `nbd://` or `nvme-tcp://`, in bytes, from the results of one read.
     ///
     /// # Errors
     /// As [`Generator::measure`].
@@ -137,9 +136,9 @@ impl Generator {
         if !ended.status.success() {
             return Err(failed(ended.said(FIO_SAID_BYTES)));
         }
-        let results: Results = serde_json::from_str(&ended.output)
+        let results: LoadResults = serde_json::from_str(&ended.output)
             .map_err(|error| failed(format!("its results cannot be read: {error}")))?;
-        if results.outcome != Outcome::Complete {
+        if results.outcome != LoadOutcome::Complete {
             return Err(failed(format!("it ended as {:?}", results.outcome)));
         }
         Ok(LoadRun { results, command, paused_s: ended.paused_s })
@@ -149,19 +148,19 @@ impl Generator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Pattern;
+    use crate::job::JobPattern;
 
     #[test]
     fn a_job_for_our_own_generator() {
-        let job = Job {
-            pattern: Pattern::RandRw,
+        let job = BenchJob {
+            pattern: JobPattern::RandRw,
             write_percent: 30,
             depth: 8,
             threads: 2,
             rate_iops: Some(10),
             sync: true,
             seed: Some(3),
-            ..Job::default()
+            ..BenchJob::default()
         };
         let words = arguments(&job, "nvme-tcp://h/n").unwrap().join(" ");
         assert_eq!(
@@ -169,13 +168,15 @@ mod tests {
             "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
              --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
         );
-        let parts = Job { pattern: Pattern::Read, offset_increment_bytes: 1 << 20, ..job.clone() };
+        let parts =
+            BenchJob { pattern: JobPattern::Read, offset_increment_bytes: 1 << 20, ..job.clone() };
         let words = arguments(&parts, "nvme-tcp://h/n").unwrap().join(" ");
         assert!(words.contains("--threads 2") && words.contains("--size 2097152"), "{words}");
-        let random = Job { offset_increment_bytes: 1 << 20, ..job.clone() };
+        let random = BenchJob { offset_increment_bytes: 1 << 20, ..job.clone() };
         assert!(arguments(&random, "nvme-tcp://h/n").is_err());
         let extra = vec![("prio".to_owned(), "7".to_owned())];
-        let error = arguments(&Job { extra, ..job }, "nvme-tcp://h/n").unwrap_err().to_string();
+        let error =
+            arguments(&BenchJob { extra, ..job }, "nvme-tcp://h/n").unwrap_err().to_string();
         assert!(error.contains("`prio`") && error.contains("nvme connect"), "{error}");
     }
 }

@@ -1,22 +1,22 @@
-//! Nothing is destroyed by surprise: every target is looked at before anything writes to it.
+//! Data protection: every target is inspected before anything writes to it.
 //!
-//! What is in use (mounted, swap, a part of another device) is never written to. What holds data
-//! is written to only if the user named it once more. A file is free if this program made it, which
-//! a note beside it says ([`marker`]), and if it is still the same file.
+//! A disk that is in use (mounted, swap, part of another device) is never written to. A disk with
+//! data is written to only with the user's explicit consent. A file is free if this program made
+//! it, which a marker beside it records ([`marker`]), and if it is still the same file.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_host::inspect::{Target as Kind, Use};
+use flagstone_host::inspect::{InspectTarget as Kind, Use};
 use flagstone_host::{DeviceUse, inspect};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::target::{Place, Target};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// What the note beside a file says of it.
+/// Contents of a marker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Marker {
     made_by: String,
@@ -24,19 +24,19 @@ struct Marker {
     inode: u64,
 }
 
-/// Who made it.
+/// Creator in markers.
 const MADE_BY: &str = "flagstone bench";
-/// More than a note ever has.
+/// Upper bound of a marker, in bytes.
 const MARKER_BYTES: u64 = 4096;
 
-/// Where the note of a file is.
+/// Path of a file's marker.
 pub fn marker(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".flagstone-bench");
     PathBuf::from(name)
 }
 
-/// Notes that a file was made here.
+/// Writes the marker of a file.
 ///
 /// # Errors
 /// The system's.
@@ -49,7 +49,7 @@ pub fn mark(path: &Path) -> Result<(), Error> {
     fs::write(&beside, text).map_err(Error::file("cannot write", beside))
 }
 
-/// Whether this very file was made here.
+/// Whether the marker names exactly this file.
 pub fn is_ours(path: &Path) -> bool {
     let Ok(text) = crate::os::read_text(&marker(path), MARKER_BYTES) else { return false };
     let Ok(note) = serde_json::from_str::<Marker>(&text) else { return false };
@@ -57,25 +57,29 @@ pub fn is_ours(path: &Path) -> bool {
     note.made_by == MADE_BY && fs::metadata(path).is_ok_and(same)
 }
 
-/// What may be done with a disk.
+/// State of a disk that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is not there yet: a file to be made.
+pub enum GuardVerdict {
+    /// A file that does not exist yet.
     Absent,
     /// It may be written to.
     Free,
 }
 
-/// Judges all disks of a target before anything is run. `destroy` are the targets that the user
-/// named once more, each exactly as the disk is written.
+/// Checks all disks of a target. `destroy` are the addresses of disks whose data may be destroyed,
+/// exactly as written.
 ///
 /// # Errors
-/// [`Error::Guarded`] with what was found.
-pub fn check(target: &Target, writes: bool, destroy: &[String]) -> Result<Vec<Verdict>, Error> {
+/// [`Error::Guarded`] with the findings.
+pub fn check(
+    target: &BenchTarget,
+    writes: bool,
+    destroy: &[String],
+) -> Result<Vec<GuardVerdict>, Error> {
     target.disks.iter().map(|disk| judge(disk, writes, destroy)).collect()
 }
 
-fn judge(disk: &Place, writes: bool, destroy: &[String]) -> Result<Verdict, Error> {
+fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVerdict, Error> {
     let name = disk.to_string();
     let agreed = destroy.contains(&name);
     let refused =
@@ -85,12 +89,12 @@ fn judge(disk: &Place, writes: bool, destroy: &[String]) -> Result<Verdict, Erro
             let remedy = format!("if its data may be destroyed, say --destroy-data={name}");
             return refused("a served volume cannot be looked into from here".to_owned(), remedy);
         }
-        return Ok(Verdict::Free);
+        return Ok(GuardVerdict::Free);
     };
     let found = match inspect(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
-            return Ok(Verdict::Absent);
+            return Ok(GuardVerdict::Absent);
         }
         Err(error) => return refused(error.to_string(), "nothing was done".to_owned()),
     };
@@ -101,7 +105,7 @@ fn judge(disk: &Place, writes: bool, destroy: &[String]) -> Result<Verdict, Erro
         );
     }
     if !writes {
-        return Ok(Verdict::Free);
+        return Ok(GuardVerdict::Free);
     }
     if let Some(use_) = found.uses.iter().find(|use_| is_in_progress(use_)) {
         return refused(
@@ -113,7 +117,7 @@ fn judge(disk: &Place, writes: bool, destroy: &[String]) -> Result<Verdict, Erro
         Some(what) if !agreed => {
             refused(what, format!("if its data may be destroyed, say --destroy-data={name}"))
         }
-        _ => Ok(Verdict::Free),
+        _ => Ok(GuardVerdict::Free),
     }
 }
 
@@ -121,7 +125,7 @@ fn is_in_progress(use_: &Use) -> bool {
     !matches!(use_, Use::Partitions { .. } | Use::Signature { .. })
 }
 
-/// What would be lost.
+/// Data that would be lost.
 fn holds(found: &DeviceUse) -> Option<String> {
     match found.target {
         Kind::File { .. } if is_ours(&found.path) => None,
@@ -139,15 +143,15 @@ fn holds(found: &DeviceUse) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn judged(path: &Path, writes: bool, destroy: &[String]) -> Result<Verdict, Error> {
-        judge(&Place::Path(path.to_owned()), writes, destroy)
+    fn judged(path: &Path, writes: bool, destroy: &[String]) -> Result<GuardVerdict, Error> {
+        judge(&DiskAddress::Path(path.to_owned()), writes, destroy)
     }
 
     #[test]
     fn a_file_that_bench_did_not_make_is_refused_until_it_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
-        assert_eq!(judged(&path, true, &[]).unwrap(), Verdict::Absent);
+        assert_eq!(judged(&path, true, &[]).unwrap(), GuardVerdict::Absent);
         fs::write(&path, "data").unwrap();
         let error = judged(&path, true, &[]).unwrap_err().to_string();
         assert!(
@@ -155,8 +159,8 @@ mod tests {
             "{error}"
         );
         assert!(judged(&path, true, &["precious".to_owned()]).is_err(), "not the exact name");
-        assert_eq!(judged(&path, true, &[path.display().to_string()]).unwrap(), Verdict::Free);
-        assert_eq!(judged(&path, false, &[]).unwrap(), Verdict::Free, "reads destroy nothing");
+        assert_eq!(judged(&path, true, &[path.display().to_string()]).unwrap(), GuardVerdict::Free);
+        assert_eq!(judged(&path, false, &[]).unwrap(), GuardVerdict::Free, "reads destroy nothing");
     }
 
     #[test]
@@ -165,8 +169,8 @@ mod tests {
         let path = directory.path().join("ours");
         fs::write(&path, "data").unwrap();
         mark(&path).unwrap();
-        assert_eq!(judged(&path, true, &[]).unwrap(), Verdict::Free);
-        // Another file of that name, while the first still has its inode.
+        assert_eq!(judged(&path, true, &[]).unwrap(), GuardVerdict::Free);
+        // Another file with that name, while the first one still has its inode.
         let other = directory.path().join("other");
         fs::write(&other, "precious").unwrap();
         fs::rename(&path, directory.path().join("kept")).unwrap();
@@ -180,7 +184,7 @@ mod tests {
         assert!(judged(directory.path(), false, &[]).is_err());
         assert!(judged(Path::new("/dev/no-such-device"), true, &[]).is_err(), "no file in /dev");
         assert!(judged(Path::new("/dev/null"), false, &[]).is_err());
-        let served = Place::Nbd("nbd://h/e".to_owned());
+        let served = DiskAddress::Nbd("nbd://h/e".to_owned());
         assert!(judge(&served, true, &[]).is_err() && judge(&served, false, &[]).is_ok());
         assert!(judge(&served, true, &["nbd://h/e".to_owned()]).is_ok());
     }

@@ -1,4 +1,4 @@
-//! Latencies as fio bins them.
+//! Latency histogram with fio's bins.
 
 use crate::limits::HISTOGRAM_BINS;
 
@@ -10,8 +10,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// From pairs of nanoseconds and counts, in any order, also with the same latency twice.
-    /// `None` if there are too many, or the counts cannot be added.
+    /// From pairs of nanoseconds and counts, in any order and with duplicates. `None` if there are
+    /// too many, or if the counts overflow.
     pub fn new(mut bins: Vec<(u64, u64)>) -> Option<Histogram> {
         if bins.len() > HISTOGRAM_BINS {
             return None;
@@ -28,12 +28,12 @@ impl Histogram {
         Some(Histogram { bins, count })
     }
 
-    /// Both together.
+    /// Sum of both.
     pub fn merged(&self, other: &Histogram) -> Option<Histogram> {
         Histogram::new(self.bins.iter().chain(&other.bins).copied().collect())
     }
 
-    /// How many latencies there are.
+    /// Number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -43,7 +43,7 @@ impl Histogram {
         &self.bins
     }
 
-    /// The latency that `percent` of all are not above, in ns; `None` if there are none.
+    /// Percentile in ns; `None` without samples.
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let rank = (self.count as f64 * percent.clamp(0.0, 100.0) / 100.0).ceil() as u64;
         let mut seen = 0;

@@ -1,4 +1,4 @@
-//! What is measured: one type for jobs of suites, of users' files and of diskspd's command lines.
+//! Measurement jobs: one type for the jobs of suites, of users' files and of diskspd command lines.
 
 use std::fmt;
 
@@ -6,70 +6,70 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_BYTES, DEPTH, THREADS};
 
-/// Order and kind of the requests, by fio's names.
+/// Order and direction of the requests, with fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Pattern {
-    /// Reads, one after the other.
+pub enum JobPattern {
+    /// Sequential reads.
     Read,
-    /// Writes, one after the other.
+    /// Sequential writes.
     Write,
-    /// Reads at random places.
+    /// Random reads.
     RandRead,
-    /// Writes at random places.
+    /// Random writes.
     RandWrite,
-    /// Reads and writes, one after the other.
+    /// Sequential reads and writes.
     #[serde(alias = "readwrite")]
     Rw,
-    /// Reads and writes at random places.
+    /// Random reads and writes.
     RandRw,
 }
 
-impl Pattern {
-    /// fio's name of it.
+impl JobPattern {
+    /// fio's name.
     pub fn name(self) -> &'static str {
         match self {
-            Pattern::Read => "read",
-            Pattern::Write => "write",
-            Pattern::RandRead => "randread",
-            Pattern::RandWrite => "randwrite",
-            Pattern::Rw => "rw",
-            Pattern::RandRw => "randrw",
+            JobPattern::Read => "read",
+            JobPattern::Write => "write",
+            JobPattern::RandRead => "randread",
+            JobPattern::RandWrite => "randwrite",
+            JobPattern::Rw => "rw",
+            JobPattern::RandRw => "randrw",
         }
     }
 
-    /// Whether any request is a write: mixed ones count.
+    /// Whether any request may be a write.
     pub fn writes(self) -> bool {
-        !matches!(self, Pattern::Read | Pattern::RandRead)
+        !matches!(self, JobPattern::Read | JobPattern::RandRead)
     }
 
-    /// Whether the places are random.
+    /// Whether the access is random.
     pub fn is_random(self) -> bool {
-        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
+        matches!(self, JobPattern::RandRead | JobPattern::RandWrite | JobPattern::RandRw)
     }
 
     /// Whether there are both reads and writes.
     pub fn is_mixed(self) -> bool {
-        matches!(self, Pattern::Rw | Pattern::RandRw)
+        matches!(self, JobPattern::Rw | JobPattern::RandRw)
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for JobPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// What is written.
+/// Contents of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Buffers {
     /// Random data that fio changes a little for each request.
     #[default]
     Scrambled,
-    /// New random data for each request: what no disk can compress or deduplicate.
+    /// New random data for each request, which cannot be compressed or deduplicated.
     Random,
-    /// Zeroes.
+    /// Zeros.
     Zero,
     /// These bytes, repeated.
     Pattern(Vec<u8>),
@@ -77,65 +77,65 @@ pub enum Buffers {
     File(String),
 }
 
-/// One measurement to make.
+/// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Job {
+pub struct BenchJob {
     /// Unique in its suite; letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Order and kind of the requests.
-    pub pattern: Pattern,
-    /// Bytes of one request.
+    /// Order and direction of the requests.
+    pub pattern: JobPattern,
+    /// Bytes of a request.
     pub block_bytes: u64,
-    /// Writes among a hundred requests of a mixed pattern.
+    /// Percent of writes in a mixed pattern.
     pub write_percent: u8,
     /// Requests in flight of each thread.
     pub depth: u32,
-    /// Threads, each with its own requests; on each disk of a target of several.
+    /// Threads, on each disk of the target.
     pub threads: u32,
-    /// How many disks of the target are used at once; all of them if 0.
+    /// Disks of the target that are used at once; 0 is all of them.
     pub disks: u32,
-    /// Time before anything is counted, in ms.
+    /// Warm-up before the measurement, in ms.
     pub ramp_ms: u64,
-    /// Time that is measured, in ms.
+    /// Length of the measurement, in ms.
     pub runtime_ms: u64,
-    /// Where on the target to begin, in bytes.
+    /// Start of the accessed range, in bytes.
     pub offset_bytes: u64,
-    /// How much of the target to use from there on, in bytes; the rest of it if `None`.
+    /// Size of the accessed range, in bytes; up to the end of the target if `None`.
     pub size_bytes: Option<u64>,
-    /// How much later each thread begins, in bytes.
+    /// Distance between the ranges of threads, in bytes.
     pub offset_increment_bytes: u64,
-    /// Bytes that a sequential pattern leaves out after each request.
+    /// Bytes that a sequential pattern skips after each request.
     #[serde(default)]
     pub skip_bytes: u64,
-    /// Interval of the time series, in ms; what suits the runtime if `None`.
+    /// Interval of the time series, in ms; derived from the runtime if `None`.
     #[serde(default)]
     pub interval_ms: Option<u64>,
     /// Bypasses the page cache.
     pub direct: bool,
     /// Each write is durable when it completes (`O_DSYNC`).
     pub sync: bool,
-    /// What is written.
+    /// Contents of writes.
     pub buffers: Buffers,
-    /// Most requests a second of each thread.
+    /// Rate limit of each thread, in requests per second.
     pub rate_iops: Option<u64>,
-    /// Visits each block once before any twice, as fio does if not told otherwise.
+    /// Accesses each block once before any block twice, as fio does by default.
     pub random_map: bool,
-    /// Seed of the random places; a new one each time if `None`.
+    /// Seed of random offsets; a new one for each run if `None`.
     pub seed: Option<u64>,
     /// fio's I/O engine; the best that works here if `None`.
     pub engine: Option<String>,
-    /// Results of each thread by itself, not of all together.
+    /// Results for each thread instead of their sum.
     pub per_thread: bool,
-    /// Further options of fio as they are.
+    /// Further options of fio.
     pub extra: Vec<(String, String)>,
 }
 
-impl Default for Job {
-    fn default() -> Job {
-        Job {
+impl Default for BenchJob {
+    fn default() -> BenchJob {
+        BenchJob {
             name: "job".to_owned(),
-            pattern: Pattern::RandRead,
+            pattern: JobPattern::RandRead,
             block_bytes: 4096,
             write_percent: 50,
             depth: 1,
@@ -161,9 +161,9 @@ impl Default for Job {
     }
 }
 
-/// Options of fio that a job may add: none of them reaches beyond the target that was checked, runs
-/// a program, or stands for a field of its own. It is a list of what is allowed because fio takes
-/// abbreviations, which no list of what is forbidden would catch.
+/// Options of fio that a job may add: none of them accesses anything but the checked target, runs a
+/// program, or overrides a field of [`BenchJob`]. It is an allowlist because fio accepts abbreviations,
+/// which no denylist would catch.
 const EXTRA: &[&str] = &[
     "blockalign",
     "bsrange",
@@ -215,12 +215,12 @@ const EXTRA: &[&str] = &[
     "verify_fatal",
 ];
 
-/// fio's I/O engines that a job may name: those that do I/O on the target, and nothing else.
+/// I/O engines that a job may name: they access the target and nothing else.
 const ENGINES: &[&str] =
     &["io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "sync", "vsync"];
 
-impl Job {
-    /// Whether it changes the target.
+impl BenchJob {
+    /// Whether it writes to the target.
     pub fn writes(&self) -> bool {
         self.pattern.writes() && !(self.pattern.is_mixed() && self.write_percent == 0)
     }
@@ -230,7 +230,7 @@ impl Job {
         u64::from(self.depth) * u64::from(self.threads)
     }
 
-    /// Says what is wrong with it.
+    /// Validates the job.
     ///
     /// # Errors
     /// The first mistake, as a sentence that names the job.
@@ -282,28 +282,31 @@ mod tests {
 
     #[test]
     fn mixed_modes_count_as_writes() {
-        let job = |pattern, write_percent| Job { pattern, write_percent, ..Job::default() };
-        assert!(job(Pattern::RandRw, 1).writes() && job(Pattern::Rw, 50).writes());
-        assert!(job(Pattern::Write, 0).writes(), "the percentage is of mixed patterns alone");
-        assert!(!job(Pattern::RandRw, 0).writes() && !job(Pattern::Read, 100).writes());
+        let job =
+            |pattern, write_percent| BenchJob { pattern, write_percent, ..BenchJob::default() };
+        assert!(job(JobPattern::RandRw, 1).writes() && job(JobPattern::Rw, 50).writes());
+        assert!(job(JobPattern::Write, 0).writes(), "the percentage is of mixed patterns alone");
+        assert!(!job(JobPattern::RandRw, 0).writes() && !job(JobPattern::Read, 100).writes());
     }
 
     #[test]
     fn options_that_reach_past_the_target_are_refused() {
         for key in ["filename", "filenam", "rw", "exec_prerun", "directory", "a b", ""] {
             let extra = vec![(key.to_owned(), "1".to_owned())];
-            assert!(Job { extra, ..Job::default() }.check().is_err(), "{key}");
+            assert!(BenchJob { extra, ..BenchJob::default() }.check().is_err(), "{key}");
         }
         let extra = vec![("iomem".to_owned(), "mmaphuge".to_owned())];
-        assert_eq!(Job { extra, ..Job::default() }.check(), Ok(()));
-        assert!(Job { name: "a/b".to_owned(), ..Job::default() }.check().is_err());
+        assert_eq!(BenchJob { extra, ..BenchJob::default() }.check(), Ok(()));
+        assert!(BenchJob { name: "a/b".to_owned(), ..BenchJob::default() }.check().is_err());
         for engine in ["external:/x.so", "exec", "filedelete"] {
             assert!(
-                Job { engine: Some(engine.to_owned()), ..Job::default() }.check().is_err(),
+                BenchJob { engine: Some(engine.to_owned()), ..BenchJob::default() }
+                    .check()
+                    .is_err(),
                 "{engine}"
             );
         }
-        assert!(Job { depth: 0, ..Job::default() }.check().is_err());
-        assert!(Job { runtime_ms: 0, ..Job::default() }.check().is_err());
+        assert!(BenchJob { depth: 0, ..BenchJob::default() }.check().is_err());
+        assert!(BenchJob { runtime_ms: 0, ..BenchJob::default() }.check().is_err());
     }
 }

@@ -1,26 +1,28 @@
-//! Measuring block storage with fio: what to measure, making it right, and what it means.
+//! Benchmark: measures block storage with fio and `flagstone load`, stores the results, compares
+//! and reports them.
 //!
-//! What it promises:
-//! - data is never destroyed by surprise ([`guard`]);
-//! - what is measured is kept as soon as it is measured, and a run that was interrupted goes on
-//!   where it stopped ([`results`], [`campaign`]);
-//! - what fio, files and users say is checked and bounded, and what goes wrong is told with what to
-//!   do ([`error`]);
-//! - noise is shown, and a difference is claimed only where there is one ([`stats`], [`compare`]).
+//! Invariants:
+//! - data is destroyed only with consent ([`guard`]);
+//! - a result is stored as soon as it is measured, and an interrupted run can be resumed
+//!   ([`results`], [`campaign`]);
+//! - output of fio, files and arguments are validated and bounded; errors name the next step
+//!   ([`error`]);
+//! - noise is shown, and a difference is reported only if it is significant ([`stats`],
+//!   [`compare`]);
+//! - results of emulated disks are marked as such everywhere ([`provenance`]).
 //!
-//! Read in this order: [`job`] and [`target`] (what to measure on what), [`suite`] (jobs as data),
-//! [`fio`] (the command line, the program, its output), [`measurement`], [`campaign`], [`results`],
-//! [`compare`], [`report`]. [`nature`] keeps emulated results from being taken for real ones.
-//! [`attach`] is the kernel's NVMe/TCP, [`server`] who serves what is measured, and what it costs them.
-//! [`diskspd`] does another program's command lines. [`os`] is the edge where other programs are run.
+//! Reading order: [`job`] and [`target`], [`suite`] (jobs as data), [`fio`] (command line, program,
+//! output), [`measurement`], [`campaign`], [`results`], [`compare`], [`report`]. [`attach`] uses
+//! the kernel's NVMe/TCP initiator, [`server`] finds the serving processes and their CPU time.
+//! [`diskspd`] executes diskspd command lines. [`os`] is the only module that runs programs.
 
 pub mod attach;
 pub mod campaign;
+pub mod caveats;
 pub mod cloud_machine;
 pub mod compare;
 pub mod cpu;
 pub mod diskspd;
-pub mod doubts;
 pub mod environment;
 pub mod error;
 pub mod fio;
@@ -30,10 +32,10 @@ pub mod histogram;
 pub mod job;
 pub mod limits;
 pub mod measurement;
-pub mod nature;
 pub mod os;
 mod pauses;
 pub mod precondition;
+pub mod provenance;
 pub mod published;
 #[cfg(feature = "report")]
 pub mod report;

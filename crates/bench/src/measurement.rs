@@ -1,19 +1,19 @@
-//! What was measured, whoever measured it.
+//! Measurement: results of one job on one target, independent of the tool.
 
 use std::collections::BTreeMap;
 
-use flagstone_load::results::{OpKind, OperationResults, Results};
+use flagstone_load::results::{LoadResults, OpKind, OperationResults};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::CpuUse;
-use crate::fio::output::{Latency, Output};
+use crate::fio::output::{FioLatency, Output};
 use crate::fio::program::FioRun;
 use crate::fio::series::Series;
 use crate::histogram::Histogram;
 use crate::limits::SERIES_POINTS;
 use crate::server::ServerUse;
 
-/// The percentiles that are kept, with their names.
+/// Percentiles that are stored, with their names.
 pub const PERCENTILES: [(&str, f64); 12] = [
     ("1", 1.0),
     ("5", 5.0),
@@ -29,40 +29,39 @@ pub const PERCENTILES: [(&str, f64); 12] = [
     ("99.999", 99.999),
 ];
 
-/// A percentile says something if at least so many requests lie beyond it; of fewer it is an
-/// accident.
+/// Requests that must lie beyond a percentile for it to be meaningful.
 const BEYOND_LEAST: f64 = 5.0;
 
-/// Whether so many requests are enough for a percentile to say something.
+/// Whether the number of requests is enough for a percentile.
 pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
     ios * (100.0 - percent) / 100.0 > BEYOND_LEAST * 0.999
 }
 
-/// One direction, or both.
+/// Results of one direction, or of both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Side {
-    /// Requests that were measured.
+pub struct DirectionResults {
+    /// Number of requests.
     pub ios: u64,
-    /// Their bytes.
+    /// Bytes.
     pub bytes: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
     /// Mean latency, in µs.
     pub latency_mean_us: f64,
-    /// Its standard deviation, in µs.
+    /// Standard deviation of the latency, in µs.
     pub latency_stddev_us: f64,
-    /// The least, in µs.
+    /// Minimum latency, in µs.
     pub latency_min_us: f64,
-    /// The greatest, in µs.
+    /// Maximum latency, in µs.
     pub latency_max_us: f64,
-    /// Percentiles in µs by their names in [`PERCENTILES`], those that are known.
+    /// Known percentiles in µs, by their names in [`PERCENTILES`].
     pub percentiles_us: BTreeMap<String, f64>,
 }
 
-impl Side {
-    /// 10^6 bytes a second.
+impl DirectionResults {
+    /// 10^6 bytes per second.
     pub fn mb_per_s(&self) -> f64 {
         self.bytes_per_s / 1e6
     }
@@ -72,10 +71,10 @@ impl Side {
         self.percentiles_us.get(name).copied()
     }
 
-    fn of_load(results: &OperationResults) -> Side {
+    fn of_load(results: &OperationResults) -> DirectionResults {
         let latency = &results.latency_us;
         let percentiles = latency.percentiles();
-        Side {
+        DirectionResults {
             ios: results.ios,
             bytes: results.bytes,
             iops: results.iops,
@@ -89,33 +88,33 @@ impl Side {
     }
 }
 
-/// One measurement.
+/// Results of one measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Reads and writes together.
-    pub total: Side,
+    pub total: DirectionResults,
     /// Reads.
-    pub read: Side,
+    pub read: DirectionResults,
     /// Writes.
-    pub write: Side,
-    /// Length of an interval of [`Measurement::series_iops`], in ms.
+    pub write: DirectionResults,
+    /// Interval of [`Measurement::series_iops`], in ms.
     pub series_interval_ms: u64,
     /// IOPS over time, reads and writes together.
     pub series_iops: Vec<f64>,
-    /// How busy this machine's CPUs were, on average.
+    /// Mean usage of this machine's CPUs.
     pub cpu: Option<CpuUse>,
-    /// CPU time of the generator for a request, in µs.
+    /// CPU time of the generator per request, in µs.
     pub cpu_us_per_io: Option<f64>,
-    /// What the server's processes used, if it is on this machine.
+    /// CPU time of the serving processes, if they are on this machine.
     #[serde(default)]
     pub server: Option<ServerUse>,
-    /// Time in which what measured stood still, in seconds: stopped by a signal, or with the whole
-    /// machine. It is in the time measured.
+    /// Part of the measured time in which the generator stood still, in seconds: stopped by a
+    /// signal, or with the whole machine.
     #[serde(default)]
     pub paused_s: f64,
 }
 
-/// Latencies of several jobs, or of both directions, as one.
+/// Sum of latencies of several jobs or directions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LatencySum {
     weight: f64,
@@ -128,13 +127,13 @@ pub(crate) struct LatencySum {
 }
 
 impl LatencySum {
-    /// Adds latencies; `ios` is how many, if they do not say.
-    pub(crate) fn add(&mut self, latency: &Latency, ios: u64) {
+    /// Adds latencies; `ios` is the count for those without one.
+    pub(crate) fn add(&mut self, latency: &FioLatency, ios: u64) {
         let weight = if latency.count > 0 { latency.count } else { ios } as f64;
         if weight == 0.0 || latency.max == 0.0 {
             return;
         }
-        // Mean and variance of both parts together (Chan, Golub, LeVeque, 1979).
+        // Mean and variance of the union (Chan, Golub, LeVeque, 1979).
         let (total, apart) = (self.weight + weight, latency.mean - self.mean_ns);
         self.squares_ns +=
             latency.stddev.powi(2) * weight + apart.powi(2) * self.weight * weight / total;
@@ -143,7 +142,7 @@ impl LatencySum {
         self.min_ns = Some(self.min_ns.map_or(latency.min, |least| least.min(latency.min)));
         self.max_ns = self.max_ns.max(latency.max);
         self.bins = self.bins.merged(&latency.bins).unwrap_or_default();
-        // Percentiles that were printed cannot be added: they stand if there is one part alone.
+        // Printed percentiles cannot be added: they are kept only for a single part.
         let is_first = self.weight == weight;
         self.printed = is_first.then(|| latency.percentile.clone());
     }
@@ -174,14 +173,14 @@ impl LatencySum {
     }
 
     pub(crate) fn percentile_us(&self, percent: f64) -> Option<f64> {
-        let latency = Latency {
+        let latency = FioLatency {
             min: self.min_ns.unwrap_or(0.0),
             max: self.max_ns,
             percentile: self.printed.clone().unwrap_or_default(),
-            ..Latency::default()
+            ..FioLatency::default()
         };
         let nanos = match self.bins.percentile_ns(percent) {
-            // A bin's middle may lie outside of what was seen.
+            // The middle of a bin may lie outside of the observed range.
             Some(nanos) => Some((nanos as f64).clamp(latency.min, latency.max.max(latency.min))),
             None => latency.percentile_ns(percent),
         };
@@ -199,11 +198,11 @@ struct Sum {
 }
 
 impl Sum {
-    fn side(self) -> Side {
+    fn side(self) -> DirectionResults {
         let percentile = |(name, percent): &(&str, f64)| {
             Some(((*name).to_owned(), self.latency.percentile_us(*percent)?))
         };
-        Side {
+        DirectionResults {
             ios: self.ios,
             bytes: self.bytes,
             iops: self.iops,
@@ -218,7 +217,7 @@ impl Sum {
 }
 
 impl Measurement {
-    /// From what fio said: all jobs together.
+    /// Results of a run of fio: the sum of all jobs.
     pub fn of_fio(run: &FioRun) -> Measurement {
         let mut measured = Measurement::of_output(&run.output);
         let mut series = Series::default();
@@ -234,7 +233,7 @@ impl Measurement {
         measured
     }
 
-    /// From fio's JSON alone, as if each of its jobs were one thread.
+    /// Results of fio's JSON only, as if each job were one thread.
     pub fn of_output(output: &Output) -> Measurement {
         let (mut read, mut write, mut total) = (Sum::default(), Sum::default(), Sum::default());
         let mut cpu_us = 0.0;
@@ -261,15 +260,15 @@ impl Measurement {
         }
     }
 
-    /// From our own generator's results; that it stood still is known where it was run.
-    pub fn of_load(results: &Results) -> Measurement {
+    /// Results of our own generator. The caller adds the time in which it stood still.
+    pub fn of_load(results: &LoadResults) -> Measurement {
         let of = |kind: OpKind| {
             let found = results.operations.iter().find(|o| o.operation == Some(kind));
-            found.map(Side::of_load).unwrap_or_default()
+            found.map(DirectionResults::of_load).unwrap_or_default()
         };
         let samples: Vec<f64> = results.samples.iter().map(|sample| sample.iops).collect();
         Measurement {
-            total: results.total.as_ref().map(Side::of_load).unwrap_or_default(),
+            total: results.total.as_ref().map(DirectionResults::of_load).unwrap_or_default(),
             read: of(OpKind::Read),
             write: of(OpKind::Write),
             series_interval_ms: 1000,
@@ -285,8 +284,8 @@ impl Measurement {
     }
 }
 
-/// fio before 3.3 gives KiB alone; then it is what requests and time say.
-fn bytes_per_s(side: &crate::fio::output::Side) -> f64 {
+/// Byte rate; fio before 3.3 has none, so it is derived from bytes and time.
+fn bytes_per_s(side: &crate::fio::output::FioDirection) -> f64 {
     match (side.bw_bytes, side.runtime) {
         (0.0, 0) => 0.0,
         (0.0, ms) => side.io_bytes as f64 * 1e3 / ms as f64,
@@ -307,7 +306,7 @@ mod tests {
         )
     }
 
-    /// What fio printed of 256 reads in flight at 140 a second, after a warm-up.
+    /// Output of fio with 256 reads in flight at 140 per second, after a warm-up.
     #[test]
     fn requests_in_flight_at_the_end_of_the_warm_up_count() {
         let text = r#"{"fio version": "fio-3.33", "jobs": [{"jobname": "a", "read": {"io_bytes": 3915776,
@@ -331,7 +330,7 @@ mod tests {
         assert!((measured.read.latency_stddev_us - 3f64.sqrt()).abs() < 1e-9);
         assert_eq!(measured.read.percentile_us("25"), Some(2.0));
         assert_eq!(measured.total.percentile_us("99.99"), Some(6.0));
-        assert_eq!(measured.write, Side::default());
+        assert_eq!(measured.write, DirectionResults::default());
         assert_eq!(measured.cpu_us_per_io, Some(100_000.0));
     }
 }

@@ -1,8 +1,7 @@
-//! The edge of this crate: other programs, the clock and the files of the system.
+//! Operating system interface: other programs, clock, files.
 //!
-//! A benchmark waits for programs that it starts, outside of any executor and never in a
-//! simulation, so here, and here alone, the workspace's bans of the system's own clock, sleep and
-//! files do not hold.
+//! A benchmark waits for programs outside of any executor and never in a simulation. So the
+//! workspace's bans of the standard library's clock, sleep and files do not apply in this module.
 #![allow(clippy::disallowed_methods)]
 
 use std::fs::File;
@@ -21,22 +20,22 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::error::Error;
 use crate::pauses::Pauses;
 
-/// How often a running program is looked at.
+/// Polling interval for a running program.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a program that was asked to end may take before it is killed.
+/// Grace period of a program that was asked to end, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Whether the user wants to stop.
+/// Interruption by the user.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// One that nothing raises.
+    /// An interruption that is never raised.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }
 
-    /// Catches SIGINT, SIGTERM and SIGHUP from now on.
+    /// Catches SIGINT, SIGTERM and SIGHUP.
     ///
     /// # Errors
     /// The system's.
@@ -49,7 +48,7 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Raises it, as a signal would.
+    /// Raises it, like a signal.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -59,7 +58,7 @@ impl Interrupt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Fails once the user wants to stop.
+    /// Fails once it is raised.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -68,21 +67,21 @@ impl Interrupt {
     }
 }
 
-/// How a program ended and what it printed.
+/// Exit status and output of a program.
 #[derive(Debug)]
-pub struct Ended {
-    /// How.
+pub struct ProcessOutput {
+    /// Exit status.
     pub status: ExitStatus,
-    /// On standard output.
+    /// Standard output.
     pub output: String,
-    /// On standard error.
+    /// Standard error.
     pub errors: String,
     /// Time in which it stood still, in seconds: stopped by a signal, or with the whole machine.
     pub paused_s: f64,
 }
 
-impl Ended {
-    /// What it said of its failure: the end of it, with nothing in it that a terminal would obey.
+impl ProcessOutput {
+    /// The last `most_bytes` of its messages, without control characters.
     pub fn said(&self, most_bytes: usize) -> String {
         let said = if self.errors.trim().is_empty() { &self.output } else { &self.errors };
         let said = said.trim();
@@ -92,7 +91,7 @@ impl Ended {
     }
 }
 
-/// A text without what a terminal would obey.
+/// A text without control characters of terminals.
 pub(crate) fn harmless(text: &str) -> String {
     text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "?")
 }
@@ -128,7 +127,7 @@ impl Running {
         }
     }
 
-    /// Asks it to end as Ctrl-C would.
+    /// Sends SIGINT.
     fn ask_to_end(&self) {
         if let Some(pid) =
             i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw)
@@ -138,25 +137,25 @@ impl Running {
     }
 }
 
-/// Runs a program to its end; `tick` is called again and again meanwhile. It is in a process group
-/// of its own, so that Ctrl-C reaches it through us alone. What it prints goes to files: it never
-/// waits for us to read. No more than `most_bytes` of it are read.
+/// Runs a program to its end; `tick` is called repeatedly meanwhile. The program has its own
+/// process group, so that Ctrl-C reaches only this process. Its output goes to files, so it never
+/// blocks on us; at most `most_bytes` of it are read.
 ///
 /// # Errors
-/// That it cannot be started ([`CANNOT_START`]), [`Error::Interrupted`] (it has ended then), and the
-/// system's. That the program failed is in [`Ended`].
+/// The program cannot be started ([`CANNOT_START`]), [`Error::Interrupted`] (it has ended then),
+/// and system errors. A failure of the program is in [`ProcessOutput`].
 pub fn run(
     command: &mut Command,
     most_bytes: u64,
     interrupt: &Interrupt,
     tick: &mut dyn FnMut(),
-) -> Result<Ended, Error> {
+) -> Result<ProcessOutput, Error> {
     let ended = run_until(command, most_bytes, interrupt, &|_| false, tick)?;
     ended.ok_or(Error::Interrupted)
 }
 
-/// The same of a program that ends by itself within `limit`, in which neither it nor this one was
-/// stopped. `None` when it did not, and was ended.
+/// Like [`run`], with a time limit that excludes pauses. `None` if the program did not end in time;
+/// it has been terminated then.
 ///
 /// # Errors
 /// As [`run`].
@@ -165,7 +164,7 @@ pub fn run_within(
     most_bytes: u64,
     interrupt: &Interrupt,
     limit: Duration,
-) -> Result<Option<Ended>, Error> {
+) -> Result<Option<ProcessOutput>, Error> {
     let watch = Stopwatch::start();
     let is_late = |pauses: &Pauses| watch.seconds() - pauses.seconds() > limit.as_secs_f64();
     let ended = run_until(command, most_bytes, interrupt, &is_late, &mut || {})?;
@@ -175,17 +174,17 @@ pub fn run_within(
     Ok(ended)
 }
 
-/// What the error of a program that cannot be started says was tried.
+/// Operation in the error of a program that cannot be started.
 pub(crate) const CANNOT_START: &str = "cannot start a program";
 
-/// `None` when it did not end by itself, but as the user wants it, or for it was late.
+/// `None` if it was interrupted or late, and was terminated.
 fn run_until(
     command: &mut Command,
     most_bytes: u64,
     interrupt: &Interrupt,
     is_late: &dyn Fn(&Pauses) -> bool,
     tick: &mut dyn FnMut(),
-) -> Result<Option<Ended>, Error> {
+) -> Result<Option<ProcessOutput>, Error> {
     let keep = || tempfile::tempfile().map_err(Error::system("cannot make a temporary file"));
     let (mut output, mut errors) = (keep()?, keep()?);
     let copy = |file: &File| file.try_clone().map_err(Error::system("cannot copy a descriptor"));
@@ -203,7 +202,7 @@ fn run_until(
     };
     let output = read(&mut output, most_bytes)?;
     let errors = read(&mut errors, most_bytes)?;
-    Ok(Some(Ended { status, output, errors, paused_s: running.pauses.seconds() }))
+    Ok(Some(ProcessOutput { status, output, errors, paused_s: running.pauses.seconds() }))
 }
 
 fn read(file: &mut File, most_bytes: u64) -> Result<String, Error> {
@@ -217,7 +216,7 @@ fn read(file: &mut File, most_bytes: u64) -> Result<String, Error> {
 /// Reads a text file of at most `most_bytes`.
 ///
 /// # Errors
-/// The system's; that it is larger, or no UTF-8.
+/// A system error; the file is larger, or is not UTF-8.
 pub fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
     let mut text = String::new();
     let read = File::open(path)?.take(most_bytes + 1).read_to_string(&mut text)?;
@@ -228,7 +227,7 @@ pub fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// Reads up to `length` bytes at an offset; fewer at the end.
+/// Reads up to `length` bytes at an offset, fewer at the end of the file.
 ///
 /// # Errors
 /// The system's.
@@ -248,8 +247,8 @@ pub fn size_of(path: &Path) -> io::Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
 }
 
-/// What was written to a file or block device so far, in bytes, as the kernel counts it: the space
-/// that a file has, all that a device was ever sent. `None` where that is not told.
+/// Bytes written to a file or block device, as the kernel counts them: the allocated space of a
+/// file, the total of a device since boot. `None` if unknown.
 pub fn written_bytes(path: &Path) -> Option<u64> {
     let metadata = std::fs::metadata(path).ok()?;
     if !metadata.file_type().is_block_device() {
@@ -261,12 +260,12 @@ pub fn written_bytes(path: &Path) -> Option<u64> {
     Some(sectors.saturating_mul(STAT_SECTOR_BYTES))
 }
 
-/// Unit of `st_blocks` and of sectors in sysfs, whatever the device's own is.
+/// Unit of `st_blocks` and of sectors in sysfs, on every device.
 const STAT_SECTOR_BYTES: u64 = 512;
-/// Sectors written, in a device's `stat` (the kernel's Documentation/block/stat.rst).
+/// Index of the sectors written in a device's `stat` (Documentation/block/stat.rst of the kernel).
 const STAT_SECTORS_WRITTEN: usize = 6;
 
-/// Looks again and again until there is something, for so many seconds at most; `None` after them.
+/// Polls until `look` returns a value, for at most `seconds_most`; `None` after that.
 ///
 /// # Errors
 /// [`Error::Interrupted`].
@@ -288,7 +287,7 @@ pub fn wait_for<T>(
     }
 }
 
-/// Whether an address is one of this machine: the kernel binds to no other.
+/// Whether an address belongs to this machine: the kernel binds only to own addresses.
 pub fn is_own_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
@@ -298,17 +297,17 @@ pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// A clock that began when it was made.
+/// A running stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Begins now.
+    /// Starts it.
     pub fn start() -> Stopwatch {
         Stopwatch(Instant::now())
     }
 
-    /// Seconds since.
+    /// Elapsed seconds.
     pub fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }
@@ -335,7 +334,7 @@ mod tests {
         assert!(matches!(ended, Err(Error::Interrupted)));
     }
 
-    /// The program is stopped until it is seen to be, continued, and ends when that was looked at.
+    /// The program is stopped until that is observed, continued, and ends after the next poll.
     #[test]
     fn a_program_that_is_stopped_in_the_midst_is_found_out() {
         let directory = tempfile::tempdir().unwrap();
@@ -349,7 +348,7 @@ mod tests {
             let pid = pid.trim();
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             if is_continued {
-                // It was looked at between the last tick and this one.
+                // It was polled between the last tick and this one.
                 std::fs::write(at("end"), "").unwrap();
             } else if stat.contains(") T ") {
                 let sent = Command::new("kill").args(["-CONT", pid]).status();
@@ -360,8 +359,8 @@ mod tests {
         assert!(ended.status.success() && ended.paused_s > 0.0, "{ended:?}");
     }
 
-    /// One that does not end by itself is ended, also where it does not do as it is asked; and the
-    /// user's wish is told from that.
+    /// A program that ignores the request to end is killed; an interruption is distinguished from
+    /// the time limit.
     #[test]
     fn a_program_that_does_not_end_is_not_waited_for_beyond_the_limit() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,22 +1,20 @@
-//! Time in which a program that is measured stood still: it was stopped by a signal, or it and we
-//! were, by one, by a frozen container, or with the whole machine, which slept.
+//! Pause detection: time in which a measured program stood still, stopped by a signal, by a frozen
+//! container, or by a suspended machine.
 //!
-//! Neither what fio reports nor its own clock tells. A job that is bounded by time counts on while
-//! it is stopped, and ends when it would have: only its requests are missing. A machine that sleeps
-//! stops the monotonic clock, by which fio measures, and us with it. So the kernel is asked whether
-//! the program was stopped or continued since the last look, by `waitid(2)`, which keeps that until
-//! it is asked; and that we ourselves were not run is seen by the clock that goes on in a suspended
-//! machine.
+//! Neither fio's output nor its clock shows such pauses. A time-bounded job keeps counting while it
+//! is stopped, and only its requests are missing. Suspend stops the monotonic clock that fio uses.
+//! So `waitid(2)` is asked whether the program was stopped or continued since the last poll, and a
+//! late poll by the boot-time clock shows that this process did not run either.
 
 use std::time::Duration;
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use rustix::time::{ClockId, clock_gettime};
 
-/// A look that comes so much later than it was meant to comes of no busy CPU: somebody held us up.
+/// Lateness of a poll that is not explained by a busy CPU.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Looks at a child of this process again and again.
+/// Pauses of a child process.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     child: Option<Pid>,
@@ -26,14 +24,14 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Of a child by its number, from now on.
+    /// Starts observing a child, by its process id.
     pub(crate) fn begin(child: u32) -> Pauses {
         let child = i32::try_from(child).ok().and_then(Pid::from_raw);
         Pauses { child, is_stopped: false, last_look: now(), paused: Duration::ZERO }
     }
 
-    /// Waits by `sleep`, and looks whether it stood still meanwhile. That the caller is late by
-    /// itself, as its terminal makes it wait, is no pause.
+    /// Waits by `sleep`, then polls. Only lateness of the sleep itself counts: a caller that is
+    /// slow between two waits is not a pause.
     pub(crate) fn wait(&mut self, span: Duration, sleep: impl FnOnce(Duration)) {
         let before = now();
         sleep(span);
@@ -48,16 +46,16 @@ impl Pauses {
         self.last_look = at;
     }
 
-    /// How long it stood still, in seconds.
+    /// Sum of all pauses, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.paused.as_secs_f64()
     }
 
-    /// Whether it is stopped, or was since the last look.
+    /// Whether the child is stopped, or was since the last poll.
     fn was_stopped(&mut self) -> bool {
         let mut was = self.is_stopped;
         let news = WaitIdOptions::STOPPED | WaitIdOptions::CONTINUED | WaitIdOptions::NOHANG;
-        // It may have been stopped and then continued. An error is a child that has ended.
+        // It may have been stopped and then continued. An error means that the child has ended.
         for _ in 0..2 {
             let Some(Ok(Some(status))) = self.child.map(|pid| waitid(WaitId::Pid(pid), news))
             else {
@@ -69,7 +67,7 @@ impl Pauses {
     }
 }
 
-/// Goes on while the machine sleeps.
+/// Boot-time clock, which includes suspend.
 fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -84,10 +82,10 @@ mod tests {
         let ms = Duration::from_millis;
         let mut pauses = Pauses::begin(0);
         pauses.last_look = ms(1000);
-        // The terminal made us wait, and a busy CPU for a moment.
+        // A blocked terminal and a briefly busy CPU are not pauses.
         pauses.looked(ms(9500), ms(9020), false);
         assert_eq!(pauses.seconds(), 0.0);
-        // The machine slept, and the program was stopped meanwhile.
+        // The machine was suspended, and the program was stopped meanwhile.
         pauses.looked(ms(14_500), ms(9520), true);
         assert_eq!(pauses.seconds(), 5.0);
         pauses.looked(ms(14_520), ms(14_520), true);

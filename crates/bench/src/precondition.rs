@@ -1,5 +1,5 @@
-//! Targets before they are measured: reads of what was never written do not reach a disk, and
-//! writes to it cost what later ones do not. [`crate::served`] does the same of served volumes.
+//! Preparation of targets before a measurement: reads of unwritten ranges do not reach a disk, and
+//! first writes cost more than later ones. [`crate::served`] does the same for served volumes.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,17 +9,17 @@ use crate::error::Error;
 use crate::guard;
 use crate::os;
 
-/// Places that are looked at to see whether a disk has been filled.
+/// Samples that are read to decide whether a disk is filled.
 const SAMPLES: u64 = 64;
-/// Bytes of each.
+/// Bytes of a sample.
 pub(crate) const SAMPLE_BYTES: usize = 4096;
 
-/// Makes a file that holds nothing yet, of its whole size and with its note, so that a fill that is
-/// interrupted is known as unfinished, and the file as ours. The note comes before the size: after a
-/// crash in between the file is empty, and an empty file is nobody's.
+/// Creates a sparse file of the full size with its marker, so that an interrupted fill is
+/// recognized as unfinished and the file as ours. The marker is written before the size: a crash
+/// between both leaves an empty file without data to protect.
 ///
 /// # Errors
-/// That its file system has no room for it; the system's. A file that was not there is not left.
+/// No space on the file system; system errors. A new file is removed again.
 pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
     let before = std::fs::metadata(path);
     check_room(&[path], size_bytes)?;
@@ -28,25 +28,26 @@ pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
         .and_then(|file| guard::mark(path).map(|()| file))
         .and_then(|file| file.set_len(size_bytes).map_err(Error::file("cannot make", path)));
     if made.is_err() && before.is_err() {
-        // What is not there cannot be removed, and what was is not touched.
+        // Removal errors of a file that was not created are harmless; an older file is left
+        // untouched.
         let _ = std::fs::remove_file(path);
         let _ = std::fs::remove_file(guard::marker(path));
     }
     made
 }
 
-/// Whether file systems have room for files of a size that are to be made: a fill that finds out
-/// halfway has taken the room from everybody else.
+/// Checks that file systems have space for new files of this size. A fill that fails halfway would
+/// have taken the space from other users.
 ///
 /// # Errors
-/// That one has not.
+/// A file system without enough space.
 pub fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
     let mut wanted: BTreeMap<u64, u64> = BTreeMap::new();
     for path in paths {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         let own = std::fs::metadata(path).map_or(0, |metadata| metadata.blocks() * 512);
-        // What is not known is found out by the fill.
+        // Unknown space is found out by the fill.
         let Ok(device) = std::fs::metadata(parent).map(|metadata| metadata.dev()) else { continue };
         let Ok(found) = rustix::fs::statvfs(parent) else { continue };
         let all = wanted.entry(device).or_default();
@@ -66,7 +67,7 @@ pub fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether data is everywhere that is looked: at places spread over the whole, and its end.
+/// Whether all samples, spread over the whole disk and at its end, have data.
 pub fn is_filled(path: &Path, size_bytes: u64) -> bool {
     places(size_bytes, SAMPLE_BYTES as u64).all(|offset| {
         os::read_at(path, offset, SAMPLE_BYTES)
@@ -74,8 +75,7 @@ pub fn is_filled(path: &Path, size_bytes: u64) -> bool {
     })
 }
 
-/// Where is looked, in bytes from the beginning: at samples of so many, as devices read whole
-/// blocks.
+/// Offsets of the samples in bytes, aligned to the sample size, because devices read whole blocks.
 pub(crate) fn places(size_bytes: u64, sample: u64) -> impl Iterator<Item = u64> {
     let last = size_bytes.saturating_sub(sample);
     (0..=SAMPLES).map(move |at| {
@@ -95,7 +95,7 @@ mod tests {
         let refused = make(&path, 1 << 60).unwrap_err().to_string();
         assert!(refused.contains("f of 1152921504.61 GB does not fit"), "{refused}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
-        // Each of many may fit by itself.
+        // Each of several files may fit while their sum does not.
         let free = rustix::fs::statvfs(directory.path()).unwrap();
         let third = free.f_bavail * free.f_frsize / 3;
         let names = ["a", "b", "c", "d"].map(|name| directory.path().join(name));

@@ -1,22 +1,22 @@
-//! The tables of the published experiments, from one's own results and as they were published, so
-//! that both can be read side by side. The first is [`Comparison::overhead`].
+//! Published tables of the experiments, and the same tables from own results. The table of a mirror
+//! is [`Comparison::overhead`].
 
-use crate::compare::{Comparison, Figure, Row};
-use crate::job::Pattern;
+use crate::compare::{ComparedMetric, Comparison, JobRow};
+use crate::job::JobPattern;
 use crate::table::Table;
 use crate::units::{format_number, format_size};
 
-/// A published table, and where it is from.
+/// A published table with its source.
 struct Published {
-    /// The suite that measures the same.
+    /// Suite that measures the same.
     suite: &'static str,
-    /// What and whose it is.
+    /// Title with the source.
     title: &'static str,
     head: &'static [&'static str],
     rows: &'static [&'static [&'static str]],
 }
 
-/// What was published.
+/// Published tables.
 const PUBLISHED: [Published; 3] = [
     Published {
         suite: "mirror",
@@ -66,7 +66,7 @@ const PUBLISHED: [Published; 3] = [
     },
 ];
 
-/// What was published of what a suite measures.
+/// The published table of a suite.
 pub fn published(suite: &str) -> Option<Table> {
     let found = PUBLISHED.iter().find(|published| published.suite == suite)?;
     let mut table = Table::new(found.title, found.head);
@@ -75,12 +75,12 @@ pub fn published(suite: &str) -> Option<Table> {
     Some(table)
 }
 
-/// Local against fabric, by the number of disks: a table for each block size and depth that was
-/// measured on several numbers of disks.
+/// Local disks against the fabric by number of disks: one table for each block size and depth that
+/// was measured on several numbers of disks.
 pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
     let Some(name) = comparison.names().get(other) else { return Vec::new() };
     let first = &comparison.names()[0];
-    let key = |row: &Row| (row.block_bytes, row.depth, row.threads);
+    let key = |row: &JobRow| (row.block_bytes, row.depth, row.threads);
     let mut tables = Vec::new();
     let mut seen = Vec::new();
     for row in comparison.rows() {
@@ -88,12 +88,12 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
             continue;
         }
         seen.push(key(row));
-        let same: Vec<&Row> = comparison.rows().iter().filter(|r| key(r) == key(row)).collect();
+        let same: Vec<&JobRow> = comparison.rows().iter().filter(|r| key(r) == key(row)).collect();
         let mut disks: Vec<u32> = same.iter().map(|row| row.disks).collect();
         disks.sort_unstable();
         disks.dedup();
-        let mut patterns: Vec<Pattern> = same.iter().map(|row| row.rw).collect();
-        // Writes stand first, as published.
+        let mut patterns: Vec<JobPattern> = same.iter().map(|row| row.rw).collect();
+        // Writes precede reads, as published.
         patterns.sort_unstable_by_key(|pattern| std::cmp::Reverse(*pattern));
         patterns.dedup();
         if disks.len() < 2 {
@@ -116,7 +116,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
                 let found = same.iter().find(|row| (row.disks, row.rw) == (count, *pattern));
                 cells.extend(thousands(found.copied(), other));
             }
-            // Where neither measured it there is nothing to compare.
+            // A row without any result is omitted.
             if cells[1..].iter().any(|cell| cell != "-") {
                 table.rows.push(cells);
             }
@@ -128,8 +128,8 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
     tables
 }
 
-fn thousands(row: Option<&Row>, other: usize) -> [String; 3] {
-    let iops = |at| row.and_then(|row| row.median(at, Figure::Iops));
+fn thousands(row: Option<&JobRow>, other: usize) -> [String; 3] {
+    let iops = |at| row.and_then(|row| row.median(at, ComparedMetric::Iops));
     let text = |value: Option<f64>| {
         value.map_or_else(|| "-".to_owned(), |value| format_number(value / 1e3, 1))
     };
@@ -141,8 +141,8 @@ fn thousands(row: Option<&Row>, other: usize) -> [String; 3] {
     [text(first), text(other), share]
 }
 
-/// IOPS by the size of the disk: `gb` is each thing's size in GB (10^9 bytes), where it is known.
-/// The formula is a standard persistent disk's, as in the published walk-through.
+/// IOPS by disk size: `gb` is the size of each target in GB (10^9 bytes), where known. The formula
+/// is that of standard persistent disks in the published walk-through.
 pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
     let head =
         ["on", "job", "size, GB", "IOPS", "IOPS a GB", "0.75 IOPS a GB", "measured over that"];
@@ -151,7 +151,9 @@ pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
     for row in comparison.rows() {
         for (at, name) in comparison.names().iter().enumerate() {
             let size = gb.get(at).copied().flatten().filter(|gb| *gb > 0.0);
-            let (Some(gb), Some(iops)) = (size, row.median(at, Figure::Iops)) else { continue };
+            let (Some(gb), Some(iops)) = (size, row.median(at, ComparedMetric::Iops)) else {
+                continue;
+            };
             let small = |value: f64| format_number(value, if value < 10.0 { 2 } else { 0 });
             table.rows.push(vec![
                 name.clone(),
@@ -170,20 +172,23 @@ pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Job;
+    use crate::job::BenchJob;
     use crate::measurement::Measurement;
-    use crate::nature::Nature;
-    use crate::results::Record;
+    use crate::provenance::Provenance;
+    use crate::results::ResultRecord;
     use crate::suite;
-    use crate::target::Target;
+    use crate::target::BenchTarget;
 
-    fn record(target: &str, pattern: Pattern, disks: u32, iops: f64) -> Record {
-        let target: Target = format!("{target}=/a,/b,/c,/d").parse().unwrap();
+    fn record(target: &str, pattern: JobPattern, disks: u32, iops: f64) -> ResultRecord {
+        let target: BenchTarget = format!("{target}=/a,/b,/c,/d").parse().unwrap();
         let name = format!("{pattern}-x{disks}");
-        let job = Job { name, pattern, disks, depth: 32, ..Job::default() };
+        let job = BenchJob { name, pattern, disks, depth: 32, ..BenchJob::default() };
         let mut measurement = Measurement::default();
         measurement.total.iops = iops;
-        Record { nature: Nature::Real, ..Record::new("fabric", &job, &target, measurement) }
+        ResultRecord {
+            provenance: Provenance::Real,
+            ..ResultRecord::new("fabric", &job, &target, measurement)
+        }
     }
 
     #[test]
@@ -196,10 +201,10 @@ mod tests {
             (4, [398e3, 368e3, 659e3, 384e3]),
         ];
         for (disks, [write, write_tcp, read, read_tcp]) in measured {
-            all.push(record("local", Pattern::RandWrite, disks, write));
-            all.push(record("NVMe/TCP", Pattern::RandWrite, disks, write_tcp));
-            all.push(record("local", Pattern::RandRead, disks, read));
-            all.push(record("NVMe/TCP", Pattern::RandRead, disks, read_tcp));
+            all.push(record("local", JobPattern::RandWrite, disks, write));
+            all.push(record("NVMe/TCP", JobPattern::RandWrite, disks, write_tcp));
+            all.push(record("local", JobPattern::RandRead, disks, read));
+            all.push(record("NVMe/TCP", JobPattern::RandRead, disks, read_tcp));
         }
         let comparison = Comparison::of_targets(all);
         let [table] = &by_disks(&comparison, 1)[..] else { panic!("one block size and depth") };
@@ -212,25 +217,25 @@ mod tests {
         }
     }
 
-    /// As where runs of several suites are put side by side.
+    /// Rows of runs of several suites side by side.
     #[test]
     fn what_neither_measured_has_no_row() {
         let all = vec![
-            record("first", Pattern::Read, 1, 1e3),
-            record("fabric", Pattern::RandWrite, 1, 2e3),
-            record("fabric", Pattern::RandWrite, 2, 4e3),
-            record("other", Pattern::Read, 1, 1e3),
-            record("part", Pattern::RandWrite, 1, 1e3),
+            record("first", JobPattern::Read, 1, 1e3),
+            record("fabric", JobPattern::RandWrite, 1, 2e3),
+            record("fabric", JobPattern::RandWrite, 2, 4e3),
+            record("other", JobPattern::Read, 1, 1e3),
+            record("part", JobPattern::RandWrite, 1, 1e3),
         ];
         let comparison = Comparison::of_targets(all);
         let rows = |other| by_disks(&comparison, other).iter().map(|t| t.rows.len()).collect();
         let found: [Vec<usize>; 3] = [rows(1), rows(2), rows(3)];
         assert_eq!(found, [vec![2], vec![1], vec![1]], "first and other read one disk alone");
         let of_fabric = vec![
-            record("first", Pattern::Read, 4, 1e3),
-            record("second", Pattern::Read, 4, 1e3),
-            record("fabric", Pattern::RandWrite, 1, 2e3),
-            record("fabric", Pattern::RandWrite, 2, 4e3),
+            record("first", JobPattern::Read, 4, 1e3),
+            record("second", JobPattern::Read, 4, 1e3),
+            record("fabric", JobPattern::RandWrite, 1, 2e3),
+            record("fabric", JobPattern::RandWrite, 2, 4e3),
         ];
         let rows = by_disks(&Comparison::of_targets(of_fabric), 1);
         assert!(rows.len() == 1 && rows[0].rows.len() == 1 && rows[0].rows[0][0] == "4");
@@ -239,8 +244,8 @@ mod tests {
 
     #[test]
     fn the_published_table_of_sizes() {
-        let mut all = vec![record("small", Pattern::RandRead, 1, 309.0)];
-        all.push(record("large", Pattern::RandRead, 1, 745.0));
+        let mut all = vec![record("small", JobPattern::RandRead, 1, 309.0)];
+        all.push(record("large", JobPattern::RandRead, 1, 745.0));
         let comparison = Comparison::of_targets(all);
         let table = by_size(&comparison, &[Some(200.0), Some(600.0)]).unwrap();
         for (ours, theirs) in table.rows.iter().zip(published("provisioned-iops").unwrap().rows) {

@@ -1,7 +1,6 @@
-//! Results in a directory that a person can read: `campaign.json` (what was to be done),
-//! `environment.json` (on what), `results.jsonl` (a line a measurement, appended as it is made),
-//! and `raw/` (what fio printed). The form is described in `docs/results.md`; a change that a
-//! reader could notice beyond new fields raises [`SCHEMA_VERSION`].
+//! Results directory: `campaign.json` (the plan), `environment.json`, `results.jsonl` (one line for
+//! each measurement, appended when it is done), and `raw/` (the tools' output). `docs/results.md`
+//! describes the format; a change other than new members raises [`SCHEMA_VERSION`].
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -9,89 +8,94 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::campaign::Plan;
+use crate::campaign::CampaignPlan;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::fio::arguments::shell;
-use crate::job::{Job, Pattern};
+use crate::job::{BenchJob, JobPattern};
 use crate::limits::{ENVIRONMENTS, RESULT_LINE_BYTES, RESULTS_BYTES};
 use crate::measurement::Measurement;
-use crate::nature::Nature;
+use crate::provenance::Provenance;
 use crate::stats::WINDOW;
-use crate::target::Target;
+use crate::target::BenchTarget;
 
 /// Version of the JSON forms.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// One line of `results.jsonl`. The main figures stand at the top so that a table of them is one
-/// line of pandas; all of them are in `measurement`.
+/// One line of `results.jsonl`. The main figures are at the top level, so that pandas reads them as
+/// a table; all figures are in `measurement`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// [`SCHEMA_VERSION`].
+pub struct ResultRecord {
+    /// Version of the JSON form.
     pub schema_version: u32,
-    /// The suite.
+    /// Name of the suite.
     pub suite: String,
-    /// The job.
+    /// Name of the job.
     pub job: String,
-    /// The target's name.
+    /// Name of the target.
     pub target: String,
-    /// Its disks as they were written.
+    /// Addresses of its disks, as written.
     pub address: String,
-    /// Whether it is a real disk.
+    /// Provenance of the target.
     #[serde(default)]
-    pub nature: Nature,
-    /// Which repetition, from 0.
+    pub provenance: Provenance,
+    /// Repetition, from 0.
     pub repetition: u32,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix_s: f64,
-    /// Order and kind of the requests.
-    pub rw: Pattern,
+    /// Order and direction of the requests.
+    pub rw: JobPattern,
     /// Bytes of a request.
     pub block_bytes: u64,
-    /// In flight of each thread.
+    /// Requests in flight of each thread.
     pub depth: u32,
     /// Threads on each disk.
     pub threads: u32,
     /// Disks used at once.
     pub disks: u32,
-    /// Time measured, in ms.
+    /// Length of the measurement, in ms.
     pub runtime_ms: u64,
-    /// Reads and writes a second.
+    /// Requests per second.
     pub iops: f64,
-    /// 10^6 bytes a second, reads and writes.
+    /// 10^6 bytes per second.
     pub mb_per_s: f64,
-    /// Mean latency of reads and writes, in µs.
+    /// Mean latency, in µs.
     pub latency_mean_us: f64,
-    /// Median latency.
+    /// Median latency, in µs.
     pub latency_p50_us: Option<f64>,
-    /// 99th percentile.
+    /// 99th percentile of the latency, in µs.
     pub latency_p99_us: Option<f64>,
-    /// 99.9th percentile.
+    /// 99.9th percentile of the latency, in µs.
     pub latency_p99_9_us: Option<f64>,
-    /// 99.99th percentile.
+    /// 99.99th percentile of the latency, in µs.
     pub latency_p99_99_us: Option<f64>,
-    /// What measured it.
+    /// Tool that measured it.
     pub tool: String,
-    /// The command to repeat it.
+    /// Command line that repeats it.
     pub command: String,
-    /// File in `raw/` with what the tool printed.
+    /// File in `raw/` with the tool's output.
     pub raw: Option<String>,
-    /// Everything.
+    /// All figures.
     pub measurement: Measurement,
 }
 
-impl Record {
+impl ResultRecord {
     /// A record of a measurement.
-    pub fn new(suite: &str, job: &Job, target: &Target, measurement: Measurement) -> Record {
+    pub fn new(
+        suite: &str,
+        job: &BenchJob,
+        target: &BenchTarget,
+        measurement: Measurement,
+    ) -> ResultRecord {
         let total = &measurement.total;
         let at = |name| total.percentile_us(name);
-        Record {
+        ResultRecord {
             schema_version: SCHEMA_VERSION,
             suite: suite.to_owned(),
             job: job.name.clone(),
             target: target.name.clone(),
             address: target.address(),
-            nature: Nature::default(),
+            provenance: Provenance::default(),
             repetition: 0,
             started_unix_s: 0.0,
             rw: job.pattern,
@@ -117,7 +121,7 @@ impl Record {
 
 /// A directory of results.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct ResultStore {
     directory: PathBuf,
 }
 
@@ -125,13 +129,13 @@ fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string_pretty(value).expect("it is always JSON") + "\n"
 }
 
-impl Store {
-    /// Begins a new one; the directory may exist, but no results in it.
+impl ResultStore {
+    /// Creates a new one; the directory may exist, but without a campaign.
     ///
     /// # Errors
-    /// The system's; that there is a campaign in it already.
-    pub fn create(directory: &Path, plan: &Plan) -> Result<Store, Error> {
-        let store = Store { directory: directory.to_owned() };
+    /// The directory has a campaign, or cannot be written.
+    pub fn create(directory: &Path, plan: &CampaignPlan) -> Result<ResultStore, Error> {
+        let store = ResultStore { directory: directory.to_owned() };
         if store.path("campaign.json").exists() {
             return Err(Error::Usage(format!(
                 "{} has results already: resume it, or name another directory",
@@ -144,16 +148,16 @@ impl Store {
         Ok(store)
     }
 
-    /// One that is there; gives its plan too.
+    /// Opens an existing one; returns its plan too.
     ///
     /// # Errors
-    /// That there is none, or that its plan cannot be read.
-    pub fn open(directory: &Path) -> Result<(Store, Plan), Error> {
-        let store = Store { directory: directory.to_owned() };
+    /// No campaign, or an invalid plan.
+    pub fn open(directory: &Path) -> Result<(ResultStore, CampaignPlan), Error> {
+        let store = ResultStore { directory: directory.to_owned() };
         let path = store.path("campaign.json");
         let text = crate::os::read_text(&path, RESULT_LINE_BYTES as u64)
             .map_err(Error::file("cannot read", &path))?;
-        let plan: Plan = serde_json::from_str(&text).map_err(|error| Error::Results {
+        let plan: CampaignPlan = serde_json::from_str(&text).map_err(|error| Error::Results {
             path: path.clone(),
             line: error.line(),
             detail: error.to_string(),
@@ -162,12 +166,12 @@ impl Store {
         Ok((store, plan))
     }
 
-    /// Takes a run away in which nothing was measured: of a failed beginning nothing stays.
+    /// Removes a run without results, after a failed start.
     pub fn discard(self) {
         if self.path("results.jsonl").exists() {
             return;
         }
-        // A directory with anything else in it is not empty, and stays.
+        // A directory with other files is not empty and stays.
         for name in ["campaign.json", "environment.json"] {
             let _ = fs::remove_file(self.path(name));
         }
@@ -175,7 +179,7 @@ impl Store {
         let _ = fs::remove_dir(&self.directory);
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -189,7 +193,7 @@ impl Store {
         fs::write(&path, text).map_err(Error::file("cannot write", path))
     }
 
-    /// Records what the measurements are made on; earlier records of a resumed run are kept beside.
+    /// Stores the environment; different ones of a resumed run are kept side by side.
     ///
     /// # Errors
     /// The system's.
@@ -206,10 +210,10 @@ impl Store {
         self.write(&name, &text)
     }
 
-    /// What the measurements were made on, in the order in which it was recorded.
+    /// All environments, in the order in which they were stored.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// A file that cannot be read.
     pub fn environments(&self) -> Result<Vec<Environment>, Error> {
         let mut found = Vec::new();
         for at in 1..=ENVIRONMENTS {
@@ -233,7 +237,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Keeps what a tool printed; gives the file's name.
+    /// Stores a tool's output; returns the name of the file.
     ///
     /// # Errors
     /// The system's.
@@ -249,11 +253,11 @@ impl Store {
         Ok(name)
     }
 
-    /// Adds a record: it is on the disk when this returns.
+    /// Appends a record and syncs it to disk.
     ///
     /// # Errors
     /// The system's.
-    pub fn append(&self, record: &Record) -> Result<(), Error> {
+    pub fn append(&self, record: &ResultRecord) -> Result<(), Error> {
         let line = serde_json::to_string(record).expect("a record is always JSON") + "\n";
         let path = self.path("results.jsonl");
         let write = || {
@@ -264,11 +268,11 @@ impl Store {
         write().map_err(Error::file("cannot write", &path))
     }
 
-    /// All records so far. A last line that a crash cut off is cut away from the file.
+    /// All records. An incomplete last line, left by a crash, is removed from the file.
     ///
     /// # Errors
     /// As [`read`].
-    pub fn records(&self) -> Result<Vec<Record>, Error> {
+    pub fn records(&self) -> Result<Vec<ResultRecord>, Error> {
         let path = self.path("results.jsonl");
         if !path.exists() {
             return Ok(Vec::new());
@@ -285,14 +289,14 @@ impl Store {
     }
 }
 
-/// What goes on with a run.
+/// Command line that resumes a run.
 pub fn resume_command(directory: &Path) -> String {
     let words = ["bench", "resume"].map(str::to_owned);
     shell("flagstone", &[&words[..], &[directory.display().to_string()]].concat())
 }
 
-/// A directory of this name, or with a number behind it, that no run is in: two runs of a second
-/// have one each.
+/// The directory of this name, or with a number appended, that does not exist yet: two runs may
+/// start in the same second.
 pub fn free_directory(name: &Path) -> PathBuf {
     let mut free = name.to_owned();
     for number in 2.. {
@@ -304,16 +308,16 @@ pub fn free_directory(name: &Path) -> PathBuf {
     free
 }
 
-/// The file of lines of a directory, or that file itself.
+/// The file of lines in a directory, or that file itself.
 pub(crate) fn file(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("results.jsonl") } else { path.to_owned() }
 }
 
-/// The records of a directory, or of a file of lines.
+/// Records of a directory, or of a file of lines.
 ///
 /// # Errors
-/// What cannot be read, with its line.
-pub fn read(path: &Path) -> Result<Vec<Record>, Error> {
+/// The file and line that cannot be read.
+pub fn read(path: &Path) -> Result<Vec<ResultRecord>, Error> {
     let file = file(path);
     let is_run = path.join("campaign.json").exists();
     let records = match is_run && !file.exists() {
@@ -331,23 +335,23 @@ pub fn read(path: &Path) -> Result<Vec<Record>, Error> {
     Ok(records)
 }
 
-/// The records that results are: of a run that went on until it was steady, the last rounds that
-/// were judged together; of any other, all.
-pub fn settled(records: Vec<Record>, plan: &Plan) -> Vec<Record> {
+/// The records that count as results: the last rounds that were judged together in a run with
+/// steady state, else all.
+pub fn settled(records: Vec<ResultRecord>, plan: &CampaignPlan) -> Vec<ResultRecord> {
     if !plan.steady_state {
         return records;
     }
-    let rounds = |of: &Record| {
-        let same = |r: &&Record| (&r.job, &r.target) == (&of.job, &of.target);
+    let rounds = |of: &ResultRecord| {
+        let same = |r: &&ResultRecord| (&r.job, &r.target) == (&of.job, &of.target);
         records.iter().filter(same).map(|r| r.repetition).max().unwrap_or(0)
     };
-    let first = |record: &Record| (rounds(record) + 1).saturating_sub(WINDOW as u32);
+    let first = |record: &ResultRecord| (rounds(record) + 1).saturating_sub(WINDOW as u32);
     let keep: Vec<_> = records.iter().map(|record| record.repetition >= first(record)).collect();
     records.into_iter().zip(keep).filter_map(|(record, keep)| keep.then_some(record)).collect()
 }
 
-/// Records, and how many bytes the whole lines have.
-fn read_lines(path: &Path) -> Result<(Vec<Record>, u64), Error> {
+/// Records, and the size of the complete lines in bytes.
+fn read_lines(path: &Path) -> Result<(Vec<ResultRecord>, u64), Error> {
     let text =
         crate::os::read_text(path, RESULTS_BYTES).map_err(Error::file("cannot read", path))?;
     let (mut records, mut whole_bytes) = (Vec::new(), 0);
@@ -360,7 +364,7 @@ fn read_lines(path: &Path) -> Result<(Vec<Record>, u64), Error> {
         if line.len() > RESULT_LINE_BYTES {
             return Err(broken("the line is too long".to_owned()));
         }
-        let record: Record =
+        let record: ResultRecord =
             serde_json::from_str(line).map_err(|error| broken(format!("no result: {error}")))?;
         if record.schema_version > SCHEMA_VERSION {
             return Err(broken(format!(
@@ -381,20 +385,23 @@ fn read_lines(path: &Path) -> Result<(Vec<Record>, u64), Error> {
 mod tests {
     use super::*;
 
-    fn record(repetition: u32) -> Record {
-        let target: Target = "a=/x,/y".parse().unwrap();
+    fn record(repetition: u32) -> ResultRecord {
+        let target: BenchTarget = "a=/x,/y".parse().unwrap();
         let mut measurement = Measurement::default();
         measurement.total.iops = 1000.25;
         measurement.total.percentiles_us.insert("99".to_owned(), 1.5);
-        Record { repetition, ..Record::new("s", &Job::default(), &target, measurement) }
+        ResultRecord {
+            repetition,
+            ..ResultRecord::new("s", &BenchJob::default(), &target, measurement)
+        }
     }
 
     #[test]
     fn a_line_that_was_cut_off_costs_itself_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let mut plan = Plan::example();
+        let mut plan = CampaignPlan::example();
         plan.destroy.push("/x".to_owned());
-        let store = Store::create(directory.path(), &plan).unwrap();
+        let store = ResultStore::create(directory.path(), &plan).unwrap();
         assert!(store.records().unwrap().is_empty());
         store.append(&record(0)).unwrap();
         let path = directory.path().join("results.jsonl");
@@ -405,8 +412,8 @@ mod tests {
         assert_eq!(store.records().unwrap(), [record(0)]);
         store.append(&record(1)).unwrap();
         assert_eq!(store.records().unwrap(), [record(0), record(1)]);
-        assert!(Store::create(directory.path(), &plan).is_err(), "nothing is overwritten");
-        let resumed = Store::open(directory.path()).unwrap().1;
+        assert!(ResultStore::create(directory.path(), &plan).is_err(), "nothing is overwritten");
+        let resumed = ResultStore::open(directory.path()).unwrap().1;
         assert!(resumed.destroy.is_empty(), "consent is given anew");
         plan.destroy.clear();
         assert_eq!(resumed, plan);
@@ -416,7 +423,7 @@ mod tests {
     fn a_run_without_results_says_how_to_go_on_or_goes() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run");
-        let store = Store::create(&path, &Plan::example()).unwrap();
+        let store = ResultStore::create(&path, &CampaignPlan::example()).unwrap();
         assert_eq!(free_directory(&path), directory.path().join("run-2"));
         let error = read(&path).unwrap_err().to_string();
         assert!(error.ends_with(&format!("bench resume {}", path.display())), "{error}");
@@ -424,15 +431,19 @@ mod tests {
         assert!(!path.exists());
         assert_eq!(free_directory(&path), path);
 
-        let store = Store::create(&path, &Plan::example()).unwrap();
+        let store = ResultStore::create(&path, &CampaignPlan::example()).unwrap();
         store.append(&record(0)).unwrap();
         store.discard();
-        assert_eq!(Store::open(&path).unwrap().0.records().unwrap().len(), 1, "nothing is lost");
+        assert_eq!(
+            ResultStore::open(&path).unwrap().0.records().unwrap().len(),
+            1,
+            "nothing is lost"
+        );
     }
 
     #[test]
     fn of_rounds_the_last_are_the_results() {
-        let mut plan = Plan::example();
+        let mut plan = CampaignPlan::example();
         let all: Vec<_> = (0..8).map(record).collect();
         assert_eq!(settled(all.clone(), &plan).len(), 8);
         plan.steady_state = true;

@@ -1,33 +1,33 @@
-//! Served volumes before they are measured: looked at and filled through their server, in this
-//! process, so that it is known how far a fill is.
+//! Preparation of served volumes: inspects and fills them through their server, in this process, so
+//! that the progress of a fill is known.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, SharedDevice};
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::stack::{OpenOptions, open_device};
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_runtime::time::timeout;
-use flagstone_runtime::{Config as RuntimeConfig, buf, random_u64, run as run_cores, spawn};
+use flagstone_runtime::{RuntimeConfig, buf, random_u64, run as run_cores, spawn};
+use flagstone_stack::{OpenOptions, open_device};
 
 use crate::error::Error;
 use crate::os::Interrupt;
 use crate::precondition::{SAMPLE_BYTES, places};
 
-/// Memory for the few requests that are in flight, in bytes.
+/// Buffer memory, in bytes.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Bytes of one request of a fill.
+/// Block size of a fill, in bytes.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
-/// Requests of a fill in flight.
+/// Requests in flight of a fill.
 const FILL_DEPTH: u16 = 8;
-/// How often a fill is looked at.
+/// Polling interval of a fill.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Whether data is everywhere that is looked, as of a file.
+/// Whether all samples have data.
 ///
 /// # Errors
-/// [`Error::Served`] where it cannot be read, and the user's interruption.
+/// [`Error::Served`] if it cannot be read, and the user's interruption.
 pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
     let options =
         OpenOptions { read_only: true, block_bytes: None, queues: None, queue_depth: None };
@@ -38,18 +38,18 @@ pub fn is_filled(name: &str, interrupt: &Interrupt) -> Result<bool, Error> {
     Ok(found)
 }
 
-/// Writes the first `size_bytes` once, in order, with data that no disk can compress or has already,
-/// and makes them durable. `tick` is called again and again with how many are written.
+/// Writes the first `size_bytes` once, sequentially, with incompressible data, and flushes. `tick`
+/// is called repeatedly with the bytes written.
 ///
 /// # Errors
-/// [`Error::Served`] where it cannot be written, and the user's interruption.
+/// [`Error::Served`] if it cannot be written, and the user's interruption.
 pub fn fill(
     name: &str,
     size_bytes: u64,
     interrupt: &Interrupt,
     tick: &mut dyn FnMut(u64),
 ) -> Result<(), Error> {
-    // Blocks of 512 bytes where the size needs them, the volume's own where it does not.
+    // Blocks of 512 bytes only where the size requires them.
     let block_bytes = (!size_bytes.is_multiple_of(4096)).then_some(512);
     let queue_depth = Some(FILL_DEPTH);
     let options = OpenOptions { read_only: false, block_bytes, queues: None, queue_depth };
@@ -78,7 +78,7 @@ pub fn fill(
     interrupt.check()
 }
 
-/// Opens a volume and does something with it, on a runtime of one core of its own.
+/// Opens a volume and works on it, on a runtime with one core.
 fn on<T>(
     what: &'static str,
     name: &str,
@@ -88,7 +88,7 @@ fn on<T>(
     let failed = |problem: String| Error::Served { what, problem };
     let spec: DeviceSpec = name.parse().map_err(|error| failed(format!("{name}: {error}")))?;
     let runtime =
-        RuntimeConfig { cores: 1, memory_bytes: MEMORY_BYTES, ..RuntimeConfig::default() };
+        RuntimeConfig { cores: 1, buffer_memory_bytes: MEMORY_BYTES, ..RuntimeConfig::default() };
     let done = run_cores(&runtime, || async {
         let device = open_device(&spec, options).await.map_err(|error| error.to_string())?;
         work(device).await.map_err(|error| format!("{name}: {error}"))
@@ -111,16 +111,16 @@ async fn has_data(device: &SharedDevice, interrupt: &Interrupt) -> Result<bool, 
     Ok(true)
 }
 
-/// A fill that several writers do together.
+/// A fill by several writers.
 struct Fill {
     device: SharedDevice,
     size_bytes: u64,
-    /// Where the next request begins.
+    /// Offset of the next request, in bytes.
     next: Cell<u64>,
     written_bytes: Cell<u64>,
-    /// State of the random numbers that are written.
+    /// Random number generator.
     random: Cell<u64>,
-    /// The first error: the writers end.
+    /// First error; it ends all writers.
     failed: RefCell<Option<IoError>>,
 }
 
@@ -131,7 +131,7 @@ impl Fill {
         Fill { device, size_bytes, next, written_bytes, random, failed }
     }
 
-    /// Takes one request after the other until there is none left, or one failed.
+    /// Writes requests until none is left or one failed.
     async fn write_rest(&self) {
         while self.failed.borrow().is_none() {
             let offset = self.next.get();
@@ -170,7 +170,7 @@ impl Fill {
 mod tests {
     use super::*;
 
-    /// A file stands for a served volume: both are opened as devices.
+    /// A file in place of a served volume: both are opened as devices.
     #[test]
     fn a_fill_writes_all_once_and_tells_how_far_it_is() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,61 +1,61 @@
-//! Which processes of this machine serve a volume, and the CPU time that they use meanwhile.
+//! Serving processes of a volume on this machine, and their CPU time during a measurement.
 //!
-//! A served volume has an address; the kernel tells who listens there (`/proc/net`, `/proc/PID/fd`).
-//! That holds of any server, asks nothing of it, and needs the same rights as its control API: its
-//! user's, or root's. Of a server on another machine, or of another user, nothing is known, which is
-//! no error: its CPU use is then left out of the results.
+//! The kernel lists the listeners of the volume's address (`/proc/net`, `/proc/PID/fd`), so any
+//! server is supported without its help. It takes the rights of the server's user, or of root. A
+//! server on another machine or of another user is not found, which is not an error: the results
+//! then have no server CPU time.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 
-use flagstone_control::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
+use flagstone_config::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::{CpuUse, Snapshot};
 use crate::limits::SERVER_PROCESSES;
 use crate::os::{Stopwatch, is_own_address, read_text};
-use crate::target::Place;
+use crate::target::DiskAddress;
 
-/// More than `/proc/net/tcp` has with 100,000 sockets.
+/// Upper bound of `/proc/net/tcp`, in bytes: 100,000 sockets.
 const SOCKETS_BYTES: u64 = 32 << 20;
-/// Ticks of `/proc/PID/stat` in a second: the kernel's `USER_HZ`, the same on all that Rust runs on.
+/// Ticks per second in `/proc/PID/stat`: the kernel's `USER_HZ`, equal on all platforms of Rust.
 const TICKS_PER_S: f64 = 100.0;
-/// State of a TCP socket that listens, as `/proc/net/tcp` writes it.
+/// State of a listening TCP socket in `/proc/net/tcp`.
 const TCP_LISTENS: &str = "0A";
-/// Flags of a Unix socket that listens, as `/proc/net/unix` writes them.
+/// Flags of a listening Unix socket in `/proc/net/unix`.
 const UNIX_LISTENS: &str = "00010000";
 
-/// CPU time of the processes that serve a volume.
+/// CPU time of the serving processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerUse {
-    /// The program's name.
+    /// Name of the program.
     pub program: String,
-    /// In the program, in % of one CPU: 150 are one CPU and a half.
+    /// CPU time in user mode, in % of one CPU.
     pub user_percent: f64,
-    /// In the kernel for it, in % of one CPU.
+    /// CPU time in the kernel, in % of one CPU.
     pub kernel_percent: f64,
 }
 
 impl ServerUse {
-    /// In the program and the kernel, in % of one CPU.
+    /// CPU time in total, in % of one CPU.
     pub fn busy_percent(&self) -> f64 {
         self.user_percent + self.kernel_percent
     }
 
-    /// CPU time for a request, in µs, at so many a second.
+    /// CPU time per request, in µs.
     pub fn us_per_io(&self, iops: f64) -> Option<f64> {
         (iops > 0.0).then(|| self.busy_percent() * 1e4 / iops)
     }
 }
 
-/// Processes of this machine that serve something.
+/// Serving processes on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers(BTreeSet<u32>);
 
 impl Servers {
-    /// Those that serve these disks; none for paths, and where it cannot be told.
-    pub fn of(disks: &[Place]) -> Servers {
+    /// Processes that serve these disks; none for paths, and where unknown.
+    pub fn of(disks: &[DiskAddress]) -> Servers {
         let mut sockets = BTreeSet::new();
         for disk in disks {
             match disk.to_string().parse() {
@@ -76,32 +76,32 @@ impl Servers {
     }
 }
 
-/// What the machine and the server did while it was measured.
+/// CPU usage during a measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metered {
-    /// This machine's CPUs, on average; `None` where the system does not tell.
+    /// Mean of this machine's CPUs; `None` if unknown.
     pub host: Option<CpuUse>,
-    /// The server's processes; `None` if nothing is known of them, or one of them has ended.
+    /// The serving processes; `None` if unknown, or if one of them has ended.
     pub server: Option<ServerUse>,
 }
 
-/// Measures this machine and processes of it from the end of the warm-up on.
+/// Meter of CPU usage from the end of the warm-up on.
 #[derive(Debug)]
-pub struct Meter<'a> {
+pub struct CpuMeter<'a> {
     servers: &'a Servers,
     ramp_s: f64,
     watch: Stopwatch,
     begun: Option<(f64, Snapshot, Ticks)>,
 }
 
-impl Meter<'_> {
-    /// Of these, from so long after now on.
-    pub fn new(servers: &Servers, ramp_ms: u64) -> Meter<'_> {
+impl CpuMeter<'_> {
+    /// A meter of this machine and these processes, with the warm-up in ms.
+    pub fn new(servers: &Servers, ramp_ms: u64) -> CpuMeter<'_> {
         let watch = Stopwatch::start();
-        Meter { servers, ramp_s: ramp_ms as f64 / 1e3, watch, begun: None }
+        CpuMeter { servers, ramp_s: ramp_ms as f64 / 1e3, watch, begun: None }
     }
 
-    /// Time passes.
+    /// Called repeatedly; takes the first reading after the warm-up.
     pub fn tick(&mut self) {
         let now = self.watch.seconds();
         if self.begun.is_none() && now >= self.ramp_s {
@@ -109,7 +109,7 @@ impl Meter<'_> {
         }
     }
 
-    /// What they used since; nothing if the warm-up never ended.
+    /// Usage since the end of the warm-up; empty if the warm-up has not ended.
     pub fn end(self) -> Metered {
         let Some((from, cpus, before)) = self.begun else { return Metered::default() };
         let cpus = Snapshot::take().since(&cpus);
@@ -133,7 +133,7 @@ fn server_use(before: &Ticks, now: Ticks, seconds: f64) -> Option<ServerUse> {
     })
 }
 
-/// CPU time of processes since they began, in the system's ticks.
+/// CPU time of processes since their start, in ticks.
 #[derive(Debug, Default)]
 struct Ticks {
     program: String,
@@ -159,16 +159,16 @@ impl Ticks {
     }
 }
 
-/// Name, and time in the program and the kernel, of a `/proc/PID/stat` (proc(5)): the name stands
-/// in parentheses and may have any characters, so the last one ends it.
+/// Name, and time in user mode and in the kernel, from `/proc/PID/stat` (proc(5)). The name is in
+/// parentheses and may contain any characters, so its end is the last parenthesis.
 fn times(stat: &str) -> Option<(String, u64, u64)> {
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-    // The state is the third field, the times are the 14th and 15th.
+    // The state is the third field; the times are the 14th and 15th.
     let mut fields = rest.split_whitespace().skip(11);
     Some((name.to_owned(), fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// Inodes of the sockets that listen at an address of this machine.
+/// Inodes of the listening sockets at an address of this machine.
 fn tcp_listeners(address: &HostPort) -> Vec<u64> {
     let resolved: Vec<SocketAddr> = match &address.host {
         Host::Ip(ip) => vec![SocketAddr::new(*ip, address.port)],
@@ -190,7 +190,7 @@ fn tcp_listeners(address: &HostPort) -> Vec<u64> {
     inodes
 }
 
-/// Sockets of a table that listen on a port, on one of these addresses or on all.
+/// Sockets of a table that listen on a port, at one of these addresses or at all.
 fn listening(table: &str, port: u16, addresses: &[IpAddr]) -> Vec<u64> {
     let of = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -208,7 +208,7 @@ fn is_for(listens_on: IpAddr, addresses: &[IpAddr]) -> bool {
     listens_on.is_unspecified() || addresses.iter().any(|ip| ip.to_canonical() == listens_on)
 }
 
-/// An address as the kernel prints it: words of the machine's own byte order.
+/// An address in the kernel's format: hexadecimal words in native byte order.
 fn hex_address(hex: &str) -> Option<IpAddr> {
     let word = |at: usize| u32::from_str_radix(hex.get(at..at + 8)?, 16).ok();
     match hex.len() {
@@ -235,7 +235,7 @@ fn unix_listeners(path: &Path) -> Vec<u64> {
     text.lines().filter_map(of).collect()
 }
 
-/// Processes that have one of these sockets, as far as we may look.
+/// Processes that have one of these sockets open, as far as permissions allow.
 fn owners(sockets: &BTreeSet<u64>) -> BTreeSet<u32> {
     let names: BTreeSet<String> = sockets.iter().map(|inode| format!("socket:[{inode}]")).collect();
     let mut found = BTreeSet::new();
@@ -270,7 +270,8 @@ mod tests {
     #[test]
     fn the_process_that_listens_is_found() {
         let own = Servers([std::process::id()].into());
-        let of = |text: String| Servers::of(&text.parse::<crate::target::Target>().unwrap().disks);
+        let of =
+            |text: String| Servers::of(&text.parse::<crate::target::BenchTarget>().unwrap().disks);
         for address in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let port = listener.local_addr().unwrap().port();
@@ -309,7 +310,7 @@ mod tests {
     #[test]
     fn use_is_of_the_time_that_was_measured() {
         let own = Servers([std::process::id()].into());
-        let mut meter = Meter::new(&own, 0);
+        let mut meter = CpuMeter::new(&own, 0);
         meter.tick();
         let metered = meter.end();
         assert!(metered.host.is_some());
@@ -318,11 +319,11 @@ mod tests {
         let used = ServerUse { user_percent: 100.0, kernel_percent: 50.0, ..used };
         assert_eq!(used.us_per_io(100_000.0), Some(15.0));
         assert_eq!(used.us_per_io(0.0), None);
-        let mut early = Meter::new(&own, 1_000_000);
+        let mut early = CpuMeter::new(&own, 1_000_000);
         early.tick();
         assert_eq!(early.end(), Metered::default(), "the warm-up is not over");
         let gone = Servers([u32::MAX].into());
-        let mut meter = Meter::new(&gone, 0);
+        let mut meter = CpuMeter::new(&gone, 0);
         meter.tick();
         assert_eq!(meter.end().server, None);
     }

@@ -1,4 +1,4 @@
-//! Suites: the jobs of a campaign as a documented TOML file, built in or the user's.
+//! Suites: jobs of a campaign in a TOML file, built in or the user's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,30 +6,30 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::job::{Buffers, Job, Pattern};
+use crate::job::{BenchJob, Buffers, JobPattern};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
 use crate::units::{format_size, parse_size, parse_time_ms};
 
-/// Jobs, and how they are to be repeated.
+/// Jobs and their repetition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
-    /// One word.
+    /// Name, one word.
     pub name: String,
-    /// One line.
+    /// Title, one line.
     pub title: String,
-    /// What it measures, for people.
+    /// Description for people.
     pub about: String,
-    /// How often each job is measured on each target.
+    /// Measurements of each job on each target.
     pub repetitions: u32,
-    /// Whether targets are filled with incompressible data first, where that is needed.
+    /// Whether targets are filled with incompressible data first, where necessary.
     pub precondition: bool,
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
-    /// In order.
-    pub jobs: Vec<Job>,
+    /// Jobs, in order.
+    pub jobs: Vec<BenchJob>,
 }
 
-/// The suites that are built in: names and files.
+/// Built-in suites: names and files.
 pub const BUILT_IN: [(&str, &str); 8] = [
     ("quick", include_str!("../suites/quick.toml")),
     ("latency", include_str!("../suites/latency.toml")),
@@ -77,7 +77,7 @@ struct RawSuite {
 #[serde(deny_unknown_fields)]
 struct RawJob {
     name: Option<String>,
-    rw: Option<List<Pattern>>,
+    rw: Option<List<JobPattern>>,
     bs: Option<List<String>>,
     depth: Option<List<u32>>,
     threads: Option<List<u32>>,
@@ -99,10 +99,10 @@ struct RawJob {
     fio: BTreeMap<String, String>,
 }
 
-/// The suite of that name, or of that file.
+/// The built-in suite of this name, or the suite in this file.
 ///
 /// # Errors
-/// That there is none, or what is wrong with it.
+/// No such suite, or an invalid file.
 pub fn find(name: &str) -> Result<Suite, Error> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(own, _)| *own == name) {
         return parse(text, name);
@@ -117,10 +117,10 @@ pub fn find(name: &str) -> Result<Suite, Error> {
     parse(&text, name)
 }
 
-/// Reads a suite's text; `origin` is for messages.
+/// Parses a suite; `origin` is for messages.
 ///
 /// # Errors
-/// What is wrong with it, with the place.
+/// The mistake and its place.
 pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
     let wrong = |what: String| Error::Usage(format!("suite {origin}: {what}"));
     let raw: RawSuite = toml_edit::de::from_str(text)
@@ -153,7 +153,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
     })
 }
 
-/// The job, with the suite's defaults where it says nothing.
+/// The job with the suite's defaults where it has no value.
 fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
     let (d, j) = (defaults.clone(), job.clone());
     let mut fio = d.fio;
@@ -182,7 +182,7 @@ fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
     }
 }
 
-/// The part of a job's name that tells it from the others of its list.
+/// Part of a job's name for one item of a list.
 type Part = Option<String>;
 
 fn axis<T: Clone>(
@@ -199,8 +199,8 @@ fn axis<T: Clone>(
     }
 }
 
-/// Multiplies the lists of a job out.
-fn expand(raw: &RawJob, jobs: &mut Vec<Job>) -> Result<(), String> {
+/// Multiplies out the lists of a job.
+fn expand(raw: &RawJob, jobs: &mut Vec<BenchJob>) -> Result<(), String> {
     let base = base(raw)?;
     let mut sizes = Vec::new();
     for (text, _) in axis(&raw.bs, "4k".to_owned(), String::clone) {
@@ -243,7 +243,7 @@ fn expand(raw: &RawJob, jobs: &mut Vec<Job>) -> Result<(), String> {
                                 true => format!("{pattern}-{}", format_size(*block_bytes)),
                                 false => parts.join("-"),
                             };
-                            jobs.push(Job {
+                            jobs.push(BenchJob {
                                 name,
                                 pattern: *pattern,
                                 block_bytes: *block_bytes,
@@ -262,9 +262,9 @@ fn expand(raw: &RawJob, jobs: &mut Vec<Job>) -> Result<(), String> {
     Ok(())
 }
 
-/// What has no lists.
-fn base(raw: &RawJob) -> Result<Job, String> {
-    let mut job = Job::default();
+/// The options that are not lists.
+fn base(raw: &RawJob) -> Result<BenchJob, String> {
+    let mut job = BenchJob::default();
     let time = |text: &Option<String>, default| text.as_deref().map_or(Ok(default), parse_time_ms);
     let size = |text: &Option<String>| text.as_deref().map(parse_size).transpose();
     job.ramp_ms = time(&raw.ramp, job.ramp_ms)?;
@@ -297,7 +297,7 @@ mod tests {
         for (name, text) in BUILT_IN {
             let suite = parse(text, name).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(suite.name, name);
-            // Fewer could never show that two targets differ.
+            // Fewer could not show a difference between two targets.
             let least = crate::stats::REPETITIONS_LEAST as u32;
             assert!(!suite.title.is_empty() && suite.repetitions >= least, "{name}");
         }

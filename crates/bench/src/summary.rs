@@ -1,14 +1,14 @@
-//! Each job on each thing by itself: its medians, and what it cost in CPU time.
+//! Summary of results: medians and CPU time of each job on each target.
 
 use crate::compare::Comparison;
 use crate::measurement::are_enough;
-use crate::results::Record;
-use crate::stats::{median, noise_percent};
+use crate::results::ResultRecord;
+use crate::stats::{coefficient_of_variation_percent, median};
 use crate::table::Table;
 use crate::units::format_number;
 
 impl Comparison {
-    /// Everything of each job on each thing.
+    /// Medians of each job on each target.
     pub fn summary(&self) -> Table {
         let head = [
             "job",
@@ -16,7 +16,7 @@ impl Comparison {
             "n",
             "IOPS",
             "MB/s",
-            "noise",
+            "CV",
             "mean ms",
             "p50 ms",
             "p99 ms",
@@ -27,19 +27,21 @@ impl Comparison {
         let mut table = Table::new("medians of n repetitions", &head);
         for row in self.rows() {
             let named = self.names().iter().zip(&row.records);
-            // A job that needs more disks than a thing has was not measured there.
+            // A target without enough disks has no results of a job.
             for (name, records) in named.filter(|(_, records)| !records.is_empty()) {
-                let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+                let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
                     median(&records.iter().filter_map(pick).collect::<Vec<_>>())
                 };
                 let text = |value: Option<f64>, decimals| {
                     value.map_or_else(|| "-".to_owned(), |value| format_number(value, decimals))
                 };
-                let ms =
-                    |pick: fn(&Record) -> Option<f64>| text(middle(&|r| Some(pick(r)? / 1e3)), 3);
-                // As in the plots: what few requests lie beyond is an accident. 0 is not known.
+                let ms = |pick: fn(&ResultRecord) -> Option<f64>| {
+                    text(middle(&|r| Some(pick(r)? / 1e3)), 3)
+                };
+                // Percentiles with few slower requests are omitted, as in the plots. 0 requests
+                // means unknown.
                 let ios = middle(&|r| Some(r.measurement.total.ios as f64)).unwrap_or(0.0);
-                let rare = |percent, pick: fn(&Record) -> Option<f64>| match ios {
+                let rare = |percent, pick: fn(&ResultRecord) -> Option<f64>| match ios {
                     ios if ios > 0.0 && !are_enough(ios, percent) => "-".to_owned(),
                     _ => ms(pick),
                 };
@@ -54,7 +56,7 @@ impl Comparison {
                     records.len().to_string(),
                     text(median(&iops), 0),
                     text(middle(&|r| Some(r.mb_per_s)), 2),
-                    percent(noise_percent(&iops)),
+                    percent(coefficient_of_variation_percent(&iops)),
                     ms(|r| Some(r.latency_mean_us)),
                     ms(|r| r.latency_p50_us),
                     rare(99.0, |r| r.latency_p99_us),
@@ -67,8 +69,8 @@ impl Comparison {
         table
     }
 
-    /// What it cost in CPU time, where that is known: on the machine that measured, for a request of
-    /// the generator, and in the processes that served it, if they are on the same machine.
+    /// CPU time, where known: of the machine that measured, per request of the generator, and of
+    /// the serving processes on the same machine.
     pub fn cpu(&self) -> Option<Table> {
         let head = [
             "job",
@@ -82,7 +84,7 @@ impl Comparison {
         let mut table = Table::new("CPU use (medians)", &head);
         for row in self.rows() {
             for (name, records) in self.names().iter().zip(&row.records) {
-                let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+                let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
                     median(&records.iter().filter_map(pick).collect::<Vec<_>>())
                 };
                 let text = |value: Option<f64>, unit: &str| {
@@ -110,14 +112,14 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Job;
+    use crate::job::BenchJob;
     use crate::measurement::Measurement;
 
     #[test]
     fn what_was_not_measured_has_no_row() {
         let record = |job: &str, target: &str| {
-            let job = Job { name: job.to_owned(), ..Job::default() };
-            Record::new("s", &job, &target.parse().unwrap(), Measurement::default())
+            let job = BenchJob { name: job.to_owned(), ..BenchJob::default() };
+            ResultRecord::new("s", &job, &target.parse().unwrap(), Measurement::default())
         };
         let records =
             vec![record("one", "a=/x"), record("one", "b=/y,/z"), record("two", "b=/y,/z")];
@@ -135,7 +137,7 @@ mod tests {
                 measurement.total.percentiles_us.insert(name.to_owned(), us);
             }
             let target = "a=/x".parse().unwrap();
-            let records = vec![Record::new("s", &Job::default(), &target, measurement)];
+            let records = vec![ResultRecord::new("s", &BenchJob::default(), &target, measurement)];
             Comparison::of_targets(records).summary().rows[0][7..11].to_vec()
         };
         assert_eq!(of(50_000), ["1.000", "2.000", "3.000", "4.000"]);

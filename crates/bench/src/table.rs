@@ -4,36 +4,36 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// A table: a head and rows of as many cells.
+/// A table: a head and rows of the same number of cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// Above it.
+    /// Title.
     pub title: String,
-    /// Its first row.
+    /// Column headings.
     pub head: Vec<String>,
-    /// The others.
+    /// Rows.
     pub rows: Vec<Vec<String>>,
 }
 
-/// How tables are written.
+/// Format of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Columns aligned with blanks.
+    /// Aligned columns.
     Text,
-    /// GitHub's.
+    /// GitHub's Markdown.
     Markdown,
     /// RFC 4180.
     Csv,
 }
 
 impl Table {
-    /// An empty one.
+    /// An empty table.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
         Table { title: title.into(), head, rows: Vec::new() }
     }
 
-    /// Writes it.
+    /// The table in a format.
     pub fn write(&self, form: Form) -> String {
         match form {
             Form::Text => self.text(),
@@ -46,11 +46,11 @@ impl Table {
         std::iter::once(&self.head).chain(&self.rows)
     }
 
-    /// Whether all of a column, which is not the first, are numbers, or dashes where there are none:
-    /// they stand at its right then.
+    /// Whether a column other than the first holds only numbers, or dashes in place of unknown
+    /// ones. Such columns are right-aligned.
     pub(crate) fn is_figures(&self, at: usize) -> bool {
         let starts_as_number =
-            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-' || c == '±');
+            |cell: &String| cell.starts_with(|c: char| c.is_ascii_digit() || "+-±".contains(c));
         at > 0 && self.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
     }
 
@@ -93,8 +93,8 @@ impl Table {
         out
     }
 
-    /// For programs: numbers without separators, units in the head, what is not known left empty,
-    /// and an interval as columns of its own.
+    /// CSV for programs: numbers without separators, units in the head, unknown values empty, and
+    /// an interval in separate columns.
     fn csv(&self) -> String {
         let cell = |text: &str| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -111,7 +111,7 @@ impl Table {
         (0..=self.rows.len()).map(row).collect()
     }
 
-    /// A column as CSV has it, its head first: three of them if it has intervals.
+    /// A column in CSV, head first; three columns if it has intervals.
     fn csv_columns(&self, at: usize) -> Vec<Vec<String>> {
         let head = self.head[at].clone();
         let cells: Vec<&str> =
@@ -150,15 +150,15 @@ impl Table {
     }
 }
 
-/// A number without separators of thousands, if it is one.
+/// The text without separators of thousands, if it is a number.
 fn number(text: &str) -> Option<String> {
-    // How far something may be off (`± 2.1`) is a number, too.
+    // A tolerance (`± 2.1`) is a number too.
     let plain = text.trim_start_matches("± ").replace(',', "");
-    let is_plain = plain.chars().all(|c| c.is_ascii_digit() || ".-".contains(c));
+    let is_plain = plain.chars().all(|c| c.is_ascii_digit() || ".-+".contains(c));
     (is_plain && plain.parse::<f64>().is_ok()).then_some(plain)
 }
 
-/// Several as one text. CSV has no headings: a line of `# title` stands before each.
+/// Several tables as one text. CSV has no headings, so a line `# title` precedes each table.
 pub fn write_all(tables: &[Table], form: Form) -> String {
     let text = |table: &Table| match form {
         Form::Csv => format!("# {}\r\n{}", table.title, table.write(form)),

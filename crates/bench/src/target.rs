@@ -1,5 +1,4 @@
-//! What is measured on: a device, a file, a served volume, or several of them as one; named, so
-//! that results can be put side by side.
+//! Targets: a device, a file, a served volume, or several as one, with a name for comparisons.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,54 +8,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::DISKS;
 
-/// One disk.
+/// Address of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// A block device or a file of this machine, driven by fio.
+pub enum DiskAddress {
+    /// A block device or file of this machine, measured with fio.
     Path(PathBuf),
-    /// An export, `nbd://…`, driven by fio's nbd engine.
+    /// An export, `nbd://…`, measured with fio's nbd engine.
     Nbd(String),
-    /// A namespace, `nvme-tcp://…`, driven by the kernel and fio, or by our own load generator.
+    /// A namespace, `nvme-tcp://…`, measured through the kernel and fio, or with our own generator.
     NvmeTcp(String),
 }
 
-impl Place {
-    /// The path, if it has one.
+impl DiskAddress {
+    /// The path, of a device or file.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Place::Path(path) => Some(path),
+            DiskAddress::Path(path) => Some(path),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DiskAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Path(path) => write!(f, "{}", path.display()),
-            Place::Nbd(uri) | Place::NvmeTcp(uri) => f.write_str(uri),
+            DiskAddress::Path(path) => write!(f, "{}", path.display()),
+            DiskAddress::Nbd(uri) | DiskAddress::NvmeTcp(uri) => f.write_str(uri),
         }
     }
 }
 
-/// One thing to measure: `[NAME=]DISK[,DISK…]`.
+/// A target: `[NAME=]DISK[,DISK…]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    /// What tables call it.
+pub struct BenchTarget {
+    /// Name in tables.
     pub name: String,
-    /// Its disks, all of one kind.
-    pub disks: Vec<Place>,
+    /// Disks, all of one kind.
+    pub disks: Vec<DiskAddress>,
 }
 
-impl Target {
-    /// The disks as they were written.
+impl BenchTarget {
+    /// Addresses of the disks, as written.
     pub fn address(&self) -> String {
-        self.disks.iter().map(Place::to_string).collect::<Vec<_>>().join(",")
+        self.disks.iter().map(DiskAddress::to_string).collect::<Vec<_>>().join(",")
     }
 }
 
-fn place(text: &str) -> Result<Place, String> {
+fn place(text: &str) -> Result<DiskAddress, String> {
     if text.is_empty() {
         return Err("a target's disk is empty".to_owned());
     }
@@ -64,21 +63,21 @@ fn place(text: &str) -> Result<Place, String> {
         return Err("a target with a line break".to_owned());
     }
     if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
-        return Ok(Place::Nbd(text.to_owned()));
+        return Ok(DiskAddress::Nbd(text.to_owned()));
     }
     if text.starts_with("nvme-tcp://") {
-        return Ok(Place::NvmeTcp(text.to_owned()));
+        return Ok(DiskAddress::NvmeTcp(text.to_owned()));
     }
     match text.split_once("://") {
         Some((scheme, _)) => Err(format!("`{scheme}://` is no target: nbd:// or nvme-tcp://")),
-        None => Ok(Place::Path(PathBuf::from(text))),
+        None => Ok(DiskAddress::Path(PathBuf::from(text))),
     }
 }
 
-impl FromStr for Target {
+impl FromStr for BenchTarget {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Target, String> {
+    fn from_str(text: &str) -> Result<BenchTarget, String> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_. ".contains(c);
         let (name, rest) = match text.split_once('=') {
             Some((name, rest)) if !name.is_empty() && name.chars().all(is_name) => (name, rest),
@@ -92,7 +91,7 @@ impl FromStr for Target {
         if disks.iter().any(|disk| std::mem::discriminant(disk) != kind) {
             return Err(format!("{text}: disks of one target are of one kind"));
         }
-        Ok(Target { name: name.to_owned(), disks })
+        Ok(BenchTarget { name: name.to_owned(), disks })
     }
 }
 
@@ -100,7 +99,7 @@ impl FromStr for Target {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Target, String> {
+    fn parse(text: &str) -> Result<BenchTarget, String> {
         text.parse()
     }
 
@@ -110,8 +109,8 @@ mod tests {
         assert_eq!((target.name.as_str(), target.disks.len()), ("local", 2));
         assert_eq!(target.address(), "/dev/nvme0n1,/dev/nvme0n2");
         assert_eq!(parse("./f").unwrap().name, "./f");
-        assert!(matches!(parse("x=nbd://h:1/e").unwrap().disks[0], Place::Nbd(_)));
-        assert!(matches!(parse("nvme-tcp://h/nqn").unwrap().disks[0], Place::NvmeTcp(_)));
+        assert!(matches!(parse("x=nbd://h:1/e").unwrap().disks[0], DiskAddress::Nbd(_)));
+        assert!(matches!(parse("nvme-tcp://h/nqn").unwrap().disks[0], DiskAddress::NvmeTcp(_)));
         let strange = parse("/a/b=c").unwrap();
         assert_eq!(strange.disks[0].path(), Some(Path::new("/a/b=c")), "no name has a slash");
     }

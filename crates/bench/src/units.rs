@@ -1,10 +1,10 @@
-//! Sizes and times as fio writes them: `4k` is 4,096 bytes, `1m` of time is a minute.
+//! Sizes, times and numbers in fio's notation: `4k` is 4,096 bytes, `1m` of time is a minute.
 
-/// Reads a size in bytes: a whole number with `k`, `m`, `g` or `t` (powers of 1,024, as in fio),
+/// Parses a size in bytes: a whole number with `k`, `m`, `g` or `t` (powers of 1,024, as in fio),
 /// optionally followed by `b` or `iB`.
 ///
 /// # Errors
-/// What is wrong with it, as a sentence.
+/// The mistake, as a sentence.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let digits = lower.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -21,7 +21,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// Writes a size with the largest unit that divides it: `64k`.
+/// Formats a size with the largest unit that divides it: `64k`.
 pub fn format_size(bytes: u64) -> String {
     for (shift, unit) in [(40, "t"), (30, "g"), (20, "m"), (10, "k")] {
         if bytes != 0 && bytes.is_multiple_of(1 << shift) {
@@ -31,10 +31,10 @@ pub fn format_size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// Reads a time in milliseconds: a number with `ms`, `s` (also when there is no unit), `m` or `h`.
+/// Parses a time in milliseconds: a number with `ms`, `s` (the default), `m` or `h`.
 ///
 /// # Errors
-/// What is wrong with it, as a sentence.
+/// The mistake, as a sentence.
 pub fn parse_time_ms(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no time: write such as 500ms, 30s or 2m");
     let lower = text.trim().to_ascii_lowercase();
@@ -50,7 +50,7 @@ pub fn parse_time_ms(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(wrong)
 }
 
-/// Writes a time for people: `1 h 05 min`, `2 min 03 s`, `12 s`.
+/// Formats a duration for people: `1 h 05 min`, `2 min 03 s`, `12 s`.
 pub fn format_seconds(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
@@ -60,7 +60,7 @@ pub fn format_seconds(seconds: f64) -> String {
     }
 }
 
-/// Writes a time of day, in UTC, as it may stand in the name of a file: `20261121-081500`.
+/// Formats a time in UTC for the name of a file: `20261121-081500`.
 pub fn format_utc(unix_seconds: f64) -> String {
     let whole = unix_seconds.max(0.0) as u64;
     let (days, seconds) = (whole / 86_400, whole % 86_400);
@@ -77,7 +77,7 @@ pub fn format_utc(unix_seconds: f64) -> String {
     format!("{year:04}{month:02}{day_of_month:02}-{hour:02}{minute:02}{:02}", seconds % 60)
 }
 
-/// Writes a number with commas between thousands and `decimals` digits after the point.
+/// Formats a number with commas between thousands and `decimals` digits after the point.
 pub fn format_number(value: f64, decimals: usize) -> String {
     let text = format!("{:.decimals$}", value.abs());
     let (whole, fraction) =

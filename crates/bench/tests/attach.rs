@@ -1,25 +1,25 @@
-//! `nvme-tcp://` targets through the kernel, with an `nvme` of our own that makes the files that the
-//! kernel would show: the commands, what is found of them, and that all is taken back.
+//! Tests of `nvme-tcp://` targets through the kernel, with a fake `nvme` that creates the files of
+//! the kernel: commands, detection, and removal of connections.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_bench::attach::{Choice, Initiator};
-use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
+use flagstone_bench::attach::{Initiator, InitiatorChoice};
+use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::environment::Environment;
 use flagstone_bench::error::Error;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::os::Interrupt;
-use flagstone_bench::results::{Record, Store};
+use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::stats::Steady;
 use flagstone_bench::suite;
 
 const URI: &str = "nvme-tcp://127.0.0.1:4420/nqn.2026-01.io.flagstone:v?queues=2";
 
-/// Notes what it is called with, and does to the files below it what the kernel would: `nvme7` with
-/// a namespace of two paths, `nvme3n1`. A file `fail` or `empty` makes it fail, or show no
+/// Fake `nvme`: logs its arguments, and creates or removes the kernel's files of `nvme7` with the
+/// namespace `nvme3n1` on two paths. A file `fail` makes it fail, a file `empty` makes it show no
 /// namespace.
 const FAKE_NVME: &str = r#"#!/bin/sh
 here=$(dirname "$0")
@@ -42,7 +42,7 @@ disconnect) rm -rf "$here/sys/class/nvme/nvme7" "$here/dev/nvme3n1" ;;
 esac
 "#;
 
-/// A machine with the fake.
+/// A machine with the fake programs.
 struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -114,7 +114,7 @@ fn what_was_connected_is_disconnected() {
                    --nqn=nqn.2026-01.io.flagstone:v --nr-io-queues=2";
     assert_eq!(machine.said(), [connect]);
 
-    // What is there already is used, and left alone.
+    // An existing connection is used and left alone.
     let again = initiator.attach(URI, &never).expect("nobody interrupts").expect("it is there");
     assert!(again.was_there() && again.device() == attached.device());
     drop(again);
@@ -138,7 +138,7 @@ fn an_interruption_leaves_nothing_connected() {
     let machine = Machine::new();
     fs::write(machine.path("empty"), "").expect("it can be written");
     let interrupt = Interrupt::never();
-    // It is raised while nvme connect runs, or while we wait for the namespace.
+    // Raised while `nvme connect` runs, or while the namespace is awaited.
     let raise = interrupt.clone();
     let said = machine.path("said");
     let initiator = machine.initiator();
@@ -167,24 +167,30 @@ impl Watcher for Notes {
     }
     fn begin(&mut self, _: &str, _: f64) {}
     fn tick(&mut self) {}
-    fn done(&mut self, _: &Record) {}
+    fn done(&mut self, _: &ResultRecord) {}
     fn steadiness(&mut self, _: &str, _: &str, _: u32, _: Option<Steady>) {}
 }
 
-fn plan(machine: &Machine) -> (Plan, Store) {
+fn plan(machine: &Machine) -> (CampaignPlan, ResultStore) {
     let mut suite = suite::find("quick").expect("it is built in");
     suite.repetitions = 1;
     suite.jobs.truncate(1);
     for job in &mut suite.jobs {
-        // Files of tests may be on file systems without direct I/O.
+        // The tests' file system may lack direct I/O.
         (job.ramp_ms, job.runtime_ms, job.direct) = (0, 100, false);
     }
-    let plan = Plan::new(&suite, vec![format!("v={URI}").parse().expect("a target")], 1 << 20);
-    let store = Store::create(&machine.path("results"), &plan).expect("it is new");
+    let plan =
+        CampaignPlan::new(&suite, vec![format!("v={URI}").parse().expect("a target")], 1 << 20);
+    let store = ResultStore::create(&machine.path("results"), &plan).expect("it is new");
     (plan, store)
 }
 
-fn run(machine: &Machine, plan: &Plan, store: &Store, fio: &Fio) -> (Result<Ending, Error>, Notes) {
+fn run(
+    machine: &Machine,
+    plan: &CampaignPlan,
+    store: &ResultStore,
+    fio: &Fio,
+) -> (Result<CampaignEnd, Error>, Notes) {
     let mut notes = Notes::default();
     let generator = Generator { program: "/no/such/program".into() };
     let (initiator, interrupt) = (machine.initiator(), Interrupt::never());
@@ -208,7 +214,7 @@ fn fio_measures_the_device_and_results_name_the_address() {
     let machine = Machine::new();
     let (plan, store) = plan(&machine);
     let (ended, notes) = run(&machine, &plan, &store, &fio);
-    assert_eq!(ended.expect("it ends"), Ending::Complete, "{:?}", notes.0);
+    assert_eq!(ended.expect("it ends"), CampaignEnd::Complete, "{:?}", notes.0);
     assert!(notes.0.iter().any(|note| note.contains("through the kernel, as ")), "{:?}", notes.0);
     let records = store.records().expect("results");
     assert_eq!((records.len(), records[0].address.as_str()), (1, URI));
@@ -229,18 +235,18 @@ fn who_may_not_use_the_kernel_hears_why() {
     let machine = Machine::new();
     fs::write(machine.path("fail"), "").expect("it can be written");
     let (mut plan, store) = plan(&machine);
-    // There is no generator here either: the note comes first.
+    // The generator is missing too: the note comes first.
     let (ended, notes) = run(&machine, &plan, &store, &fio);
     assert!(ended.is_err());
     let note = notes.0.first().expect("a note");
     assert!(note.contains("our own generator") && note.contains("could not add new"), "{note}");
 
-    plan.initiator = Choice::Kernel;
+    plan.initiator = InitiatorChoice::Kernel;
     let (ended, _) = run(&machine, &plan, &store, &fio);
     let error = ended.expect_err("there is no other way").to_string();
     assert!(error.contains("cannot be measured through the kernel: it could not be"), "{error}");
 
-    plan.initiator = Choice::Auto;
+    plan.initiator = InitiatorChoice::Auto;
     let two = format!("v={URI},{URI}1");
     plan.targets = vec![two.parse().expect("a target")];
     let (ended, _) = run(&machine, &plan, &store, &fio);

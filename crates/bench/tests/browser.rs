@@ -1,22 +1,22 @@
-//! The report in a real browser, light and dark, and printed: pictures of it are what the style
-//! says. Without Chromium they say so and pass; structure and content are the tests of `report.rs`.
+//! Screenshots and print of the report in a real browser, light and dark, compared with the style.
+//! Without Chromium the tests are skipped. Structure and content are tested in `report.rs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flagstone_bench::job::Job;
+use flagstone_bench::job::BenchJob;
 use flagstone_bench::measurement::Measurement;
-use flagstone_bench::nature::Nature;
 use flagstone_bench::os::{self, Interrupt, Stopwatch};
-use flagstone_bench::report::{Report, Run};
-use flagstone_bench::results::Record;
-use flagstone_bench::target::Target;
+use flagstone_bench::provenance::Provenance;
+use flagstone_bench::report::{HtmlReport, Run};
+use flagstone_bench::results::ResultRecord;
+use flagstone_bench::target::BenchTarget;
 
-/// Debian's package of that name. A `chromium` of other systems may be a sandbox that sees no
+/// Debian's package of that name. A `chromium` of other systems may be sandboxed without access to
 /// temporary files.
 const BROWSER: &str = "chromium-headless-shell";
-/// A browser that has made nothing of a page after so many seconds never will.
+/// Time limit for a page, in seconds.
 const PATIENCE_S: f64 = 120.0;
 const WIDTH: u32 = 1000;
 const HEIGHT: u32 = 1400;
@@ -36,12 +36,14 @@ fn has_browser() -> bool {
     has
 }
 
-/// Two targets, one of them emulated.
+/// A report of two targets, one of them emulated.
 fn page(directory: &Path) -> PathBuf {
     let mut lines = String::new();
     for repetition in 0..4 {
-        for (name, nature, iops) in [("a", Nature::Real, 9000.0), ("b", Nature::Emulated, 7000.0)] {
-            let target: Target = format!("{name}=/dev/{name}").parse().expect("a target");
+        for (name, provenance, iops) in
+            [("a", Provenance::Real, 9000.0), ("b", Provenance::Emulated, 7000.0)]
+        {
+            let target: BenchTarget = format!("{name}=/dev/{name}").parse().expect("a target");
             let mut measured = Measurement::default();
             measured.total.ios = 100_000;
             measured.total.iops = iops + f64::from(repetition);
@@ -51,20 +53,24 @@ fn page(directory: &Path) -> PathBuf {
             }
             measured.series_interval_ms = 100;
             measured.series_iops = vec![iops; 50];
-            let job = Job { name: "one".to_owned(), ..Job::default() };
-            let record = Record { repetition, nature, ..Record::new("s", &job, &target, measured) };
+            let job = BenchJob { name: "one".to_owned(), ..BenchJob::default() };
+            let record = ResultRecord {
+                repetition,
+                provenance,
+                ..ResultRecord::new("s", &job, &target, measured)
+            };
             lines += &(serde_json::to_string(&record).expect("JSON") + "\n");
         }
     }
     let results = directory.join("results.jsonl");
     fs::write(&results, lines).expect("it can be written");
-    let html = Report::new(vec![Run::read(&results).expect("it can be read")]).html();
+    let html = HtmlReport::new(vec![Run::read(&results).expect("it can be read")]).html();
     let page = directory.join("page.html");
     fs::write(&page, html).expect("it can be written");
     page
 }
 
-/// Runs the browser on a page. It has no network to ask, and nothing of it stays.
+/// Runs the browser on a page, without network access and with a temporary profile.
 fn browse(page: &Path, options: &[String]) {
     let profile = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(BROWSER);
@@ -85,7 +91,7 @@ fn browse(page: &Path, options: &[String]) {
     assert!(ended.status.success(), "{}", ended.said(2000));
 }
 
-/// A picture: how wide it is, and its pixels.
+/// Width and pixels of a screenshot.
 fn picture(path: &Path) -> (usize, Vec<[u8; 3]>) {
     let file = std::io::Cursor::new(fs::read(path).expect("the browser wrote it"));
     let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
@@ -104,7 +110,7 @@ fn both_themes_are_drawn() {
     }
     let directory = tempfile::tempdir().expect("a directory");
     let page = page(directory.path());
-    // The browser's own numbers of the themes.
+    // The browser's numbers of the themes.
     for (theme, ground, notice) in [(1, LIGHT, NOTICE_LIGHT), (0, DARK, NOTICE_DARK)] {
         let shot = directory.path().join(format!("{theme}.png"));
         let options = [
@@ -119,11 +125,11 @@ fn both_themes_are_drawn() {
         assert!(of(notice) * 100 > pixels.len(), "the notice has its own");
         let other = if ground == LIGHT { DARK } else { LIGHT };
         assert!(of(other) * 20 < pixels.len(), "of the other theme there is nothing but ink");
-        // Nothing reaches over the page's edges, or is cut off by them.
+        // Nothing crosses the edges of the page or is cut off by them.
         for row in pixels.chunks(width) {
             assert_eq!((row[0], row[width - 1]), (ground, ground));
         }
-        // There is something in both of the page's halves: tables above, plots below.
+        // Both halves of the page have content: tables above, plots below.
         let inked = |rows: &[[u8; 3]]| rows.iter().filter(|pixel| **pixel != ground).count();
         let (above, below) = pixels.split_at(pixels.len() / 2);
         assert!(inked(above) * 50 > above.len() && inked(below) * 200 > below.len());

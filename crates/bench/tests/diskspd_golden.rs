@@ -1,13 +1,14 @@
-//! diskspd's reports from a fixed run of fio, compared byte by byte: existing parsers read them by
-//! column and by element. What diskspd 2.2's own source fixes of the form (headings, widths, order,
-//! format strings) is asserted by itself, so that a new golden file cannot drift away from it.
+//! Byte-exact comparison of diskspd's reports from a fixed run of fio: existing parsers read them
+//! by column and element. The parts of the format that diskspd 2.2's source fixes (headings,
+//! widths, order, format strings) have separate assertions, so that a new golden file cannot drift
+//! from them.
 
 use std::fs;
 use std::path::Path;
 
 use flagstone_bench::cpu::CpuUse;
 use flagstone_bench::diskspd::report::System;
-use flagstone_bench::diskspd::{Profile, Report, parse};
+use flagstone_bench::diskspd::{DiskspdReport, Profile, parse};
 use flagstone_bench::fio::output;
 use flagstone_bench::fio::program::FioRun;
 use flagstone_bench::fio::series::Series;
@@ -66,14 +67,14 @@ fn profile(line: &str) -> Profile {
     parse(&words).expect("it is right").profile
 }
 
-fn report(profile: &Profile) -> Report<'_> {
+fn report(profile: &Profile) -> DiskspdReport<'_> {
     let system = System {
         computer: "host".to_owned(),
         started_unix_s: 1_795_247_333.0,
         cpus: 2,
         power_scheme: "performance".to_owned(),
     };
-    Report::new(profile, system, &run(), &[1 << 20, 1 << 20]).expect("four threads")
+    DiskspdReport::new(profile, system, &run(), &[1 << 20, 1 << 20]).expect("four threads")
 }
 
 fn golden(name: &str, found: &str) {
@@ -250,7 +251,7 @@ fn a_pool_of_threads_is_told_as_diskspd_tells_it() {
     assert!(!text.contains("request count"), "{text}");
 }
 
-/// The lines of diskspd's own unit tests.
+/// Expected lines from diskspd's own unit tests.
 #[test]
 fn distributions_are_told_as_diskspd_tells_them() {
     let percent = profile("-b4K -t2 -rdpct10/10:10/10:0/10 a b");
@@ -267,7 +268,8 @@ fn distributions_are_told_as_diskspd_tells_them() {
         "{text}"
     );
     let system = System { cpus: 2, ..System::default() };
-    found = Report::new(&percent, system, &run(), &[100 << 10, 100 << 10]).expect("four threads");
+    found = DiskspdReport::new(&percent, system, &run(), &[100 << 10, 100 << 10])
+        .expect("four threads");
     let text = found.text();
     assert!(
         text.contains(

@@ -1,25 +1,25 @@
-//! The whole way with the real fio, on files: from a suite to results and tables, interrupted and
-//! resumed; and a diskspd command line to its reports. Without fio they say so and pass.
+//! End-to-end tests with the real fio on files: from a suite to results and tables, interrupted and
+//! resumed; and a diskspd command line to its reports. Without fio they are skipped.
 
 use std::path::Path;
 use std::process::Command;
 
 use flagstone_bench::attach::Initiator;
-use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
-use flagstone_bench::compare::{Comparison, Figure};
+use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
+use flagstone_bench::compare::{ComparedMetric, Comparison};
 use flagstone_bench::diskspd::report::System;
 use flagstone_bench::diskspd::translate::translate;
-use flagstone_bench::diskspd::{Report, parse};
+use flagstone_bench::diskspd::{DiskspdReport, parse};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::guard;
-use flagstone_bench::nature::Nature;
 use flagstone_bench::os::Interrupt;
-use flagstone_bench::results::{self, Record, Store};
+use flagstone_bench::provenance::Provenance;
+use flagstone_bench::results::{self, ResultRecord, ResultStore};
 use flagstone_bench::stats::Steady;
 use flagstone_bench::suite::{self, BUILT_IN};
 use flagstone_bench::table::Form;
-use flagstone_bench::target::Target;
+use flagstone_bench::target::BenchTarget;
 
 const FILE_BYTES: u64 = 4 << 20;
 
@@ -33,7 +33,7 @@ fn fio() -> Option<Fio> {
     }
 }
 
-/// Stops a campaign after so many results.
+/// Interrupts a campaign after a number of results.
 #[derive(Default)]
 struct Watch {
     interrupt: Interrupt,
@@ -50,7 +50,7 @@ impl Watcher for Watch {
         assert!(remaining_s > 0.0);
     }
     fn tick(&mut self) {}
-    fn done(&mut self, _: &Record) {
+    fn done(&mut self, _: &ResultRecord) {
         self.done += 1;
         if Some(self.done) == self.stop_after {
             self.interrupt.raise();
@@ -61,8 +61,8 @@ impl Watcher for Watch {
     }
 }
 
-fn plan(directory: &Path) -> Plan {
-    let target = |name: &str| -> Target {
+fn plan(directory: &Path) -> CampaignPlan {
+    let target = |name: &str| -> BenchTarget {
         format!("{name}={}", directory.join(name).display()).parse().expect("a target")
     };
     let mut suite = suite::find("quick").expect("it is built in");
@@ -70,13 +70,13 @@ fn plan(directory: &Path) -> Plan {
     suite.jobs.truncate(2);
     for job in &mut suite.jobs {
         (job.ramp_ms, job.runtime_ms) = (0, 100);
-        // Files of tests may be on file systems without direct I/O.
+        // The tests' file system may lack direct I/O.
         job.direct = false;
     }
-    Plan::new(&suite, vec![target("a"), target("b")], FILE_BYTES)
+    CampaignPlan::new(&suite, vec![target("a"), target("b")], FILE_BYTES)
 }
 
-fn run(plan: &Plan, store: &Store, fio: &Fio, watch: &mut Watch) -> Ending {
+fn run(plan: &CampaignPlan, store: &ResultStore, fio: &Fio, watch: &mut Watch) -> CampaignEnd {
     let generator = Generator { program: "/no/such/program".into() };
     let interrupt = watch.interrupt.clone();
     let initiator = Initiator::of_machine();
@@ -97,15 +97,15 @@ fn a_campaign_goes_on_where_it_was_interrupted() {
     let directory = tempfile::tempdir().expect("a directory");
     let plan = plan(directory.path());
     let results = directory.path().join("results");
-    let store = Store::create(&results, &plan).expect("it is new");
+    let store = ResultStore::create(&results, &plan).expect("it is new");
     let mut watch = Watch { stop_after: Some(5), ..Watch::default() };
-    assert_eq!(run(&plan, &store, &fio, &mut watch), Ending::Interrupted);
+    assert_eq!(run(&plan, &store, &fio, &mut watch), CampaignEnd::Interrupted);
     assert_eq!(results::read(&results).expect("results").len(), 5);
 
-    let (store, resumed) = Store::open(&results).expect("a campaign");
+    let (store, resumed) = ResultStore::open(&results).expect("a campaign");
     assert_eq!(resumed, plan);
     let mut watch = Watch::default();
-    assert_eq!(run(&resumed, &store, &fio, &mut watch), Ending::Complete);
+    assert_eq!(run(&resumed, &store, &fio, &mut watch), CampaignEnd::Complete);
     assert_eq!(watch.done, 2 * 4 * 2 - 5);
 
     let records = results::read(&results).expect("results");
@@ -117,10 +117,10 @@ fn a_campaign_goes_on_where_it_was_interrupted() {
     let writes = &records[15].measurement;
     assert!(writes.write.ios > 0 && writes.read.ios == 0 && writes.cpu.is_some());
     let comparison = Comparison::of_targets(records);
-    // In memory, where the tests' directory is, names say so.
+    // In memory, where the tests' directory is, names carry a mark.
     let named = |at: usize, name: &str| comparison.names()[at].starts_with(name);
     assert!(named(0, "a") && named(1, "b") && comparison.names().len() == 2);
-    let text = comparison.figure(Figure::Iops).write(Form::Markdown);
+    let text = comparison.figure(ComparedMetric::Iops).write(Form::Markdown);
     assert!(text.contains("difference shown") || text.contains("differs"), "{text}");
     assert!(results.join("environment.json").is_file());
 }
@@ -132,18 +132,18 @@ fn rounds_are_added_until_they_are_steady() {
     let mut plan = plan(directory.path());
     plan.jobs.truncate(1);
     plan.targets.truncate(1);
-    // A rate far below what any machine can do is steady, whatever else runs on it.
+    // A rate that any machine reaches is steady, independent of other load.
     plan.jobs[0].rate_iops = Some(100);
     plan.jobs[0].depth = 1;
     plan.steady_state = true;
     plan.repetitions = 1;
-    let store = Store::create(&directory.path().join("results"), &plan).expect("it is new");
+    let store = ResultStore::create(&directory.path().join("results"), &plan).expect("it is new");
     let mut watch = Watch::default();
-    assert_eq!(run(&plan, &store, &fio, &mut watch), Ending::Complete);
+    assert_eq!(run(&plan, &store, &fio, &mut watch), CampaignEnd::Complete);
     assert!((5..=25).contains(&watch.done) && watch.judged == watch.done, "{}", watch.done);
 }
 
-/// Each suite's kinds of jobs, short, through the whole of a campaign on files.
+/// Each suite's kinds of jobs, shortened, through a whole campaign on files.
 #[test]
 fn every_suite_runs_on_files() {
     let Some(fio) = fio() else { return };
@@ -151,25 +151,25 @@ fn every_suite_runs_on_files() {
         let directory = tempfile::tempdir().expect("a directory");
         let disks: Vec<_> =
             ["a", "b"].map(|disk| directory.path().join(disk).display().to_string()).into();
-        let target: Target = format!("t={}", disks.join(",")).parse().expect("a target");
+        let target: BenchTarget = format!("t={}", disks.join(",")).parse().expect("a target");
         let mut suite = suite::find(name).expect("it is built in");
         suite.repetitions = 1;
         suite.jobs.retain(|job| job.disks <= 2);
         suite.jobs.dedup_by_key(|job| (job.pattern, job.sync, job.disks));
         for job in &mut suite.jobs {
             (job.ramp_ms, job.runtime_ms) = (0, 100);
-            // Files of tests may be on file systems without direct I/O.
+            // The tests' file system may lack direct I/O.
             job.direct = false;
         }
-        let plan = Plan::new(&suite, vec![target], FILE_BYTES);
-        let store = Store::create(&directory.path().join("r"), &plan).expect("it is new");
+        let plan = CampaignPlan::new(&suite, vec![target], FILE_BYTES);
+        let store = ResultStore::create(&directory.path().join("r"), &plan).expect("it is new");
         let mut watch = Watch::default();
-        assert_eq!(run(&plan, &store, &fio, &mut watch), Ending::Complete, "{name}");
+        assert_eq!(run(&plan, &store, &fio, &mut watch), CampaignEnd::Complete, "{name}");
         let records = store.records().expect("results");
         assert_eq!(records.len(), plan.steps().len(), "{name}");
         for record in records {
             assert!(record.iops > 0.0 && record.latency_p99_us.is_some(), "{name}: {record:?}");
-            assert_ne!(record.nature, Nature::Unknown, "{name}");
+            assert_ne!(record.provenance, Provenance::Unknown, "{name}");
         }
     }
 }
@@ -179,10 +179,10 @@ fn fio_accepts_every_kind_of_job_of_every_suite() {
     let Some(fio) = fio() else { return };
     for (name, _) in BUILT_IN {
         let mut jobs = suite::find(name).expect("it is built in").jobs;
-        // Jobs that differ in their numbers alone are one kind.
+        // Jobs that differ only in numbers are one kind.
         jobs.dedup_by_key(|job| (job.pattern, job.sync));
         for job in jobs {
-            let target: Target = "/dev/a,/dev/b,/dev/c,/dev/d".parse().expect("a target");
+            let target: BenchTarget = "/dev/a,/dev/b,/dev/c,/dev/d".parse().expect("a target");
             let options = fio.options(&job, &target).expect("fio can do it");
             let program = std::env::var_os("FIO").unwrap_or_else(|| "fio".into());
             let ended = Command::new(program)
@@ -201,7 +201,7 @@ fn a_diskspd_command_line() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("data & more");
     let never = Interrupt::never();
-    let target: Target = path.to_str().expect("a plain path").parse().expect("a target");
+    let target: BenchTarget = path.to_str().expect("a plain path").parse().expect("a target");
     std::fs::write(&path, []).expect("it can be made");
     guard::mark(&path).expect("it can be noted");
     fio.fill(&target, Some(FILE_BYTES), &never, &mut || {}).expect("it is filled");
@@ -213,7 +213,7 @@ fn a_diskspd_command_line() {
     let run = fio.measure(&found.job, &found.target, &never, &mut || {}).expect("it is measured");
     let system =
         System { computer: "test".to_owned(), started_unix_s: 0.0, cpus: 1, ..System::default() };
-    let report = Report::new(&profile, system, &run, &[FILE_BYTES]).expect("two threads");
+    let report = DiskspdReport::new(&profile, system, &run, &[FILE_BYTES]).expect("two threads");
 
     let text = report.text();
     let rows: Vec<_> = text.lines().filter(|line| line.ends_with("(4MiB)")).collect();

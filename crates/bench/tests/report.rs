@@ -1,24 +1,26 @@
-//! The report as its reader gets it: complete, well-formed, without anything from outside; what is
-//! not real is marked wherever it stands; and the report of 1,000 results is small.
+//! Tests of the report: complete, well-formed, self-contained; marks of provenance everywhere; and
+//! its size for 1,000 results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flagstone_bench::campaign::Plan;
-use flagstone_bench::environment::{Disk, Environment};
+use flagstone_bench::campaign::CampaignPlan;
+use flagstone_bench::environment::{DiskRecord, Environment};
 use flagstone_bench::measurement::{Measurement, PERCENTILES};
-use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::Stopwatch;
-use flagstone_bench::report::{Album, Drawing, Drawn, Extras, Report, Run, by_size, comparison};
-use flagstone_bench::results::{Record, Store};
+use flagstone_bench::provenance::{Origin, Provenance};
+use flagstone_bench::report::{
+    AdditionalSections, CombinedReport, Drawing, Drawn, HtmlReport, Run, by_size, comparison,
+};
+use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::suite;
 use flagstone_bench::table::Table;
 
-/// Numbers that differ and are always the same.
+/// Deterministic pseudorandom numbers.
 struct Numbers(u64);
 
 impl Numbers {
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     fn next(&mut self) -> f64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -44,19 +46,21 @@ fn measurement(iops: f64, block_bytes: u64, points: usize, numbers: &mut Numbers
     measured
 }
 
-/// A run of the suite `mirror`, with the published figures and some noise.
-fn mirror(directory: &Path, nature: Nature) -> PathBuf {
+/// A run of the suite `mirror` with the published figures and some noise.
+fn mirror(directory: &Path, provenance: Provenance) -> PathBuf {
     let targets =
         ["plain=/dev/sdb", "mirrored=nbd://host/<m>"].map(|t| t.parse().expect("it is right"));
     let suite = suite::find("mirror").expect("it is built in");
-    let mut plan = Plan::new(&suite, targets.into(), 1 << 30);
-    if nature == Nature::Emulated {
-        let origin =
-            Origin { nature, stack: "[volume.m]\nemulate = { latency = \"1ms\" } # </pre>".into() };
+    let mut plan = CampaignPlan::new(&suite, targets.into(), 1 << 30);
+    if provenance == Provenance::Emulated {
+        let origin = Origin {
+            provenance,
+            stack: "[volume.m]\nemulate = { latency = \"1ms\" } # </pre>".into(),
+        };
         plan.origins.insert("nbd://host/<m>".to_owned(), origin);
     }
     let results = directory.join("mirror");
-    let store = Store::create(&results, &plan).expect("it is new");
+    let store = ResultStore::create(&results, &plan).expect("it is new");
     let mut environment = Environment {
         kernel: "Linux 6.1.0 x86_64".to_owned(),
         cpu_model: "a CPU".to_owned(),
@@ -64,13 +68,17 @@ fn mirror(directory: &Path, nature: Nature) -> PathBuf {
         fio: Some("fio-3.33".to_owned()),
         ..Environment::default()
     };
-    let mut disk =
-        Disk { kind: "device".to_owned(), size_bytes: Some(500_000_000_000), ..Disk::default() };
+    let mut disk = DiskRecord {
+        kind: "device".to_owned(),
+        size_bytes: Some(500_000_000_000),
+        ..DiskRecord::default()
+    };
     disk.queue.insert("scheduler".to_owned(), "[none] mq-deadline".to_owned());
     environment.disks.insert("/dev/sdb".to_owned(), disk);
-    environment
-        .disks
-        .insert("nbd://host/<m>".to_owned(), Disk { kind: "served".to_owned(), ..Disk::default() });
+    environment.disks.insert(
+        "nbd://host/<m>".to_owned(),
+        DiskRecord { kind: "served".to_owned(), ..DiskRecord::default() },
+    );
     store.environment(&environment).expect("it is kept");
     let mut numbers = Numbers(1);
     for step in plan.steps() {
@@ -78,7 +86,7 @@ fn mirror(directory: &Path, nature: Nature) -> PathBuf {
         let mb = [[240.02, 240.01], [96.80, 58.87], [37.54, 29.34]][step.job][step.target];
         let iops = mb * 1e6 / job.block_bytes as f64 * (0.995 + 0.01 * numbers.next());
         let measured = measurement(iops, job.block_bytes, 100, &mut numbers);
-        let record = Record {
+        let record = ResultRecord {
             repetition: step.repetition,
             started_unix_s: 1_795_247_333.0,
             tool: "fio-3.33".to_owned(),
@@ -87,15 +95,15 @@ fn mirror(directory: &Path, nature: Nature) -> PathBuf {
                 job.name,
                 target.address()
             ),
-            nature: if step.target == 0 { Nature::Real } else { nature },
-            ..Record::new("mirror", job, target, measured)
+            provenance: if step.target == 0 { Provenance::Real } else { provenance },
+            ..ResultRecord::new("mirror", job, target, measured)
         };
         store.append(&record).expect("it is kept");
     }
     results
 }
 
-/// The body is well-formed XML too, so that any mistake in our markup is found.
+/// Parses the body as XML, to find mistakes in the markup.
 fn parsed(html: &str) -> roxmltree::Document<'_> {
     let from = html.find("<body>").expect("a body");
     let to = html.find("</body>").expect("its end") + "</body>".len();
@@ -106,7 +114,7 @@ fn text_of(node: roxmltree::Node<'_, '_>) -> String {
     node.descendants().filter(roxmltree::Node::is_text).filter_map(|n| n.text()).collect()
 }
 
-/// The sections, what stands in each, and the heads of the tables: no numbers and no pixels.
+/// Sections, their contents and the heads of the tables, without numbers and pixels.
 fn structure(document: &roxmltree::Document<'_>) -> String {
     let mut out = String::new();
     for node in document.descendants() {
@@ -145,8 +153,8 @@ fn structure(document: &roxmltree::Document<'_>) -> String {
 #[test]
 fn the_report_of_a_mirror() {
     let directory = tempfile::tempdir().expect("a directory");
-    let run = Run::read(&mirror(directory.path(), Nature::Emulated)).expect("it can be read");
-    let html = Report::new(vec![run]).html();
+    let run = Run::read(&mirror(directory.path(), Provenance::Emulated)).expect("it can be read");
+    let html = HtmlReport::new(vec![run]).html();
     let document = parsed(&html);
     let found = structure(&document);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/report-structure.txt");
@@ -156,7 +164,7 @@ fn the_report_of_a_mirror() {
     let golden = fs::read_to_string(&path).expect("it is there");
     assert!(found == golden, "the structure differs (UPDATE_GOLDEN=1 writes it); now:\n{found}");
 
-    // The published overheads come out again, but for the noise.
+    // The published overheads are reproduced, except for the noise.
     let cell = |table: &str, row: usize, at: usize| {
         let table =
             document.descendants().find(|n| n.attribute("id") == Some(table)).expect("a table");
@@ -178,8 +186,8 @@ fn the_report_of_a_mirror() {
 #[test]
 fn it_needs_nothing_from_outside_and_is_text_whatever_results_say() {
     let directory = tempfile::tempdir().expect("a directory");
-    let run = Run::read(&mirror(directory.path(), Nature::Emulated)).expect("it can be read");
-    let html = Report::new(vec![run]).html();
+    let run = Run::read(&mirror(directory.path(), Provenance::Emulated)).expect("it can be read");
+    let html = HtmlReport::new(vec![run]).html();
     for from_outside in ["src=", "@import", "url(", "<link", "<iframe", "<object", "http-equiv"] {
         assert!(!html.contains(from_outside), "{from_outside}");
     }
@@ -211,21 +219,21 @@ fn it_needs_nothing_from_outside_and_is_text_whatever_results_say() {
 
 #[test]
 fn what_is_not_real_is_marked_wherever_it_stands() {
-    for (nature, mark) in [
-        (Nature::Emulated, "[EMULATED]"),
-        (Nature::Memory, "[MEMORY]"),
-        (Nature::Served, "[served]"),
+    for (provenance, mark) in [
+        (Provenance::Emulated, "[EMULATED]"),
+        (Provenance::Memory, "[MEMORY]"),
+        (Provenance::Served, "[served]"),
     ] {
         let directory = tempfile::tempdir().expect("a directory");
-        let run = Run::read(&mirror(directory.path(), nature)).expect("it can be read");
-        let report = Report::new(vec![run]);
+        let run = Run::read(&mirror(directory.path(), provenance)).expect("it can be read");
+        let report = HtmlReport::new(vec![run]);
         let html = report.html();
         assert!(html.contains("class=\"notice\""));
         let document = parsed(&html);
         for kind in ["caption", "td", "th", "text", "title"] {
             for node in document.descendants().filter(|n| n.has_tag_name(kind)) {
                 let text = text_of(node);
-                // The address is what the user wrote.
+                // The address is the user's text.
                 let bare = text.replace("nbd://host/<m>", "");
                 assert!(!bare.contains("mirrored") || bare.contains(mark), "{kind}: {text}");
             }
@@ -237,7 +245,7 @@ fn what_is_not_real_is_marked_wherever_it_stands() {
             let path = entry.expect("an entry").path();
             found += 1;
             let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-            if name.starts_with("published") || name.ends_with(".png") {
+            if name.starts_with("published") {
                 continue;
             }
             let text = fs::read_to_string(&path).expect("text");
@@ -246,15 +254,15 @@ fn what_is_not_real_is_marked_wherever_it_stands() {
         assert_eq!(found, count);
     }
     let directory = tempfile::tempdir().expect("a directory");
-    let run = Run::read(&mirror(directory.path(), Nature::Real)).expect("it can be read");
+    let run = Run::read(&mirror(directory.path(), Provenance::Real)).expect("it can be read");
     assert!(
-        !Report::new(vec![run]).html().contains("class=\"notice\""),
+        !HtmlReport::new(vec![run]).html().contains("class=\"notice\""),
         "real disks have no notice"
     );
 }
 
-/// What an experiment adds, with texts that would be markup if they were not escaped.
-fn extras() -> Extras {
+/// Additional sections with text that would be markup if it were not escaped.
+fn additional_sections() -> AdditionalSections {
     let mut table = Table::new("Ours <b>beside</b> theirs [EMULATED]", &["size", "MB/s"]);
     table.rows.push(vec!["</table><script>".to_owned(), "1.5".to_owned()]);
     let lines = Drawn::Lines {
@@ -269,13 +277,13 @@ fn extras() -> Extras {
         panels: vec![lines],
         ..Drawing::default()
     };
-    Extras::new("An experiment")
+    AdditionalSections::new("An experiment")
         .with_picture(drawing)
         .with_tables("beside", vec![table])
-        .with_doubts(&["<script src=x>doubt</script>".to_owned()])
+        .with_caveats(&["<script src=x>caveat</script>".to_owned()])
 }
 
-/// Every name in the page is that of one element.
+/// Every id in the page is unique.
 fn names_are_unique(document: &roxmltree::Document<'_>) {
     let mut ids: Vec<_> = document.descendants().filter_map(|n| n.attribute("id")).collect();
     ids.sort_unstable();
@@ -286,10 +294,10 @@ fn names_are_unique(document: &roxmltree::Document<'_>) {
 #[test]
 fn an_experiments_own_tables_and_pictures_come_first() {
     let directory = tempfile::tempdir().expect("a directory");
-    let results = mirror(directory.path(), Nature::Emulated);
-    let read = || Report::new(vec![Run::read(&results).expect("it can be read")]);
+    let results = mirror(directory.path(), Provenance::Emulated);
+    let read = || HtmlReport::new(vec![Run::read(&results).expect("it can be read")]);
     assert!(!read().html().contains("id=\"experiment\""), "nothing was added yet");
-    extras().write(&results).expect("it can be written");
+    additional_sections().write(&results).expect("it can be written");
     let report = read();
     let html = report.html();
     assert_eq!(html, read().html(), "made again, it is the same");
@@ -301,11 +309,11 @@ fn an_experiments_own_tables_and_pictures_come_first() {
     assert!(at("table: Ours <b>beside</b> theirs") < at("h2: Results"));
     let items: Vec<_> =
         document.descendants().filter(|n| n.has_tag_name("li")).map(text_of).collect();
-    assert!(items.contains(&"<script src=x>doubt</script>".to_owned()), "{items:?}");
+    assert!(items.contains(&"<script src=x>caveat</script>".to_owned()), "{items:?}");
     assert_eq!((html.matches("<script").count(), html.matches("<b>").count()), (1, 0));
     let files = directory.path().join("files");
     report.write_files(&files).expect("they can be written");
-    for name in ["lab-timeline.svg", "lab-timeline.png", "lab-beside.md", "lab-beside.csv"] {
+    for name in ["lab-timeline.svg", "lab-beside.md", "lab-beside.csv"] {
         assert!(files.join(name).exists(), "{name}");
     }
 }
@@ -313,10 +321,10 @@ fn an_experiments_own_tables_and_pictures_come_first() {
 #[test]
 fn an_album_has_the_summary_first_and_each_run_after() {
     let directory = tempfile::tempdir().expect("a directory");
-    let results = mirror(directory.path(), Nature::Emulated);
-    extras().write(&results).expect("it can be written");
+    let results = mirror(directory.path(), Provenance::Emulated);
+    additional_sections().write(&results).expect("it can be written");
     let runs = [(); 2].map(|()| Run::read(&results).expect("it can be read"));
-    let html = Album::new(&extras(), runs.into()).html();
+    let html = CombinedReport::new(&additional_sections(), runs.into()).html();
     let document = parsed(&html);
     names_are_unique(&document);
     let found = structure(&document);
@@ -332,20 +340,22 @@ fn an_album_has_the_summary_first_and_each_run_after() {
     }
 }
 
-/// A run of the suite `provisioned-iops` of one disk, which has the same path on every machine.
+/// A run of the suite `provisioned-iops` on one disk, whose path is the same on every machine.
 fn provisioned(directory: &Path, gb: u64, iops: f64) -> PathBuf {
     let suite = suite::find("provisioned-iops").expect("it is built in");
     let target = "/dev/sdb".parse().expect("it is right");
-    let plan = Plan::new(&suite, vec![target], 1 << 30);
+    let plan = CampaignPlan::new(&suite, vec![target], 1 << 30);
     let results = directory.join(format!("{gb}gb"));
-    let store = Store::create(&results, &plan).expect("it is new");
-    let disk = Disk { size_bytes: Some(gb * 1_000_000_000), ..Disk::default() };
+    let store = ResultStore::create(&results, &plan).expect("it is new");
+    let disk = DiskRecord { size_bytes: Some(gb * 1_000_000_000), ..DiskRecord::default() };
     let mut environment = Environment::default();
     environment.disks.insert("/dev/sdb".to_owned(), disk);
     store.environment(&environment).expect("it is kept");
     let (job, target) = (&plan.jobs[0], &plan.targets[0]);
     let measured = measurement(iops, job.block_bytes, 1, &mut Numbers(3));
-    store.append(&Record::new("provisioned-iops", job, target, measured)).expect("it is kept");
+    store
+        .append(&ResultRecord::new("provisioned-iops", job, target, measured))
+        .expect("it is kept");
     results
 }
 
@@ -358,7 +368,7 @@ fn a_disk_has_the_size_that_its_own_run_saw() {
     let table = by_size(&runs, &comparison(&runs)).expect("sizes are known");
     let figures: Vec<_> = table.rows.iter().map(|row| [&row[2], &row[3], &row[6]]).collect();
     assert_eq!(figures, [["200", "309", "2.06"], ["600", "745", "1.66"]]);
-    let other = [Run::read(&mirror(directory.path(), Nature::Real)).expect("it can be read")];
+    let other = [Run::read(&mirror(directory.path(), Provenance::Real)).expect("it can be read")];
     assert_eq!(by_size(&other, &comparison(&other)), None, "it measured something else");
 }
 
@@ -368,7 +378,7 @@ fn the_report_of_a_thousand_results_is_small() {
     let path = directory.path().join("results.jsonl");
     let targets = ["a=/dev/a", "b=/dev/b"].map(|t| t.parse().expect("it is right"));
     let suite = suite::find("sweep").expect("it is built in");
-    let mut plan = Plan::new(&suite, targets.into(), 1 << 30);
+    let mut plan = CampaignPlan::new(&suite, targets.into(), 1 << 30);
     plan.repetitions = 13;
     let mut numbers = Numbers(2);
     let mut text = String::new();
@@ -378,10 +388,10 @@ fn the_report_of_a_thousand_results_is_small() {
             measurement(1e4 * (1.0 + numbers.next()), job.block_bytes, 600, &mut numbers);
         let command =
             format!("fio --name={} {}", job.name, "--an-option=of-some-length ".repeat(30));
-        let record = Record {
+        let record = ResultRecord {
             repetition: step.repetition,
             command,
-            ..Record::new("sweep", job, target, measured)
+            ..ResultRecord::new("sweep", job, target, measured)
         };
         text += &(serde_json::to_string(&record).expect("JSON") + "\n");
     }
@@ -389,9 +399,9 @@ fn the_report_of_a_thousand_results_is_small() {
     let watch = Stopwatch::start();
     let run = Run::read(&path).expect("it can be read");
     assert_eq!(run.records.len(), 1040);
-    let html = Report::new(vec![run]).html();
+    let html = HtmlReport::new(vec![run]).html();
     println!("{} bytes in {:.2} s", html.len(), watch.seconds());
-    // 5 MB of a thousand.
+    // 5 MB for a thousand results.
     assert!(html.len() / 1040 < 5_000, "{}", html.len());
     parsed(&html);
 }

@@ -1,35 +1,35 @@
-//! A device that takes its time: for labs, and for tests that need a call to be in flight.
+//! Delay layer: delays calls, for labs and for tests that need a call in flight.
 //!
-//! Promises: a call reaches the child no earlier than its fixed delay after it was made, and no
-//! later than the fixed delay and the jitter; calls do not queue behind each other, so with jitter
-//! they overtake each other. Time and chance are the runtime's, so simulated runs replay.
+//! Invariants: a call reaches the child no earlier than the fixed delay after it was made, and no
+//! later than the fixed delay plus the jitter. Calls do not queue behind each other, so with jitter
+//! they overtake each other. Time and randomness come from the runtime, so simulated runs replay.
 
 use std::time::Duration;
 
 use flagstone_runtime::{Buf, BufMut, random_u64, time};
 
 use crate::limits::DELAY_MAX_SECONDS;
-use crate::{BlockDevice, ConfigError, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Geometry, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
 
-/// Time added to a call.
+/// Delay of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Latency {
-    /// At least this much, at most 60 s.
+pub struct DelayTime {
+    /// Minimum, at most 60 s.
     pub fixed: Duration,
-    /// And up to this much more, evenly distributed, at most 60 s.
+    /// Additional random delay up to this, evenly distributed, at most 60 s.
     pub jitter: Duration,
 }
 
-impl Latency {
-    /// Always the same.
-    pub fn fixed(fixed: Duration) -> Latency {
-        Latency { fixed, jitter: Duration::ZERO }
+impl DelayTime {
+    /// A constant delay.
+    pub fn fixed(fixed: Duration) -> DelayTime {
+        DelayTime { fixed, jitter: Duration::ZERO }
     }
 
-    fn check(self) -> Result<(), ConfigError> {
+    fn check(self) -> Result<(), LayerConfigError> {
         let max = Duration::from_secs(DELAY_MAX_SECONDS);
         match [self.fixed, self.jitter].into_iter().find(|part| *part > max) {
-            Some(part) => Err(ConfigError::Delay(part)),
+            Some(part) => Err(LayerConfigError::Delay(part)),
             None => Ok(()),
         }
     }
@@ -47,40 +47,40 @@ impl Latency {
     }
 }
 
-/// Delays for each kind of call; none by default.
+/// Delays per kind of call; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DelayConfig {
-    /// Of reads.
-    pub read: Latency,
-    /// Of writes and write-zeroes.
-    pub write: Latency,
-    /// Of flushes.
-    pub flush: Latency,
-    /// Of discards.
-    pub discard: Latency,
+    /// Reads.
+    pub read: DelayTime,
+    /// Writes and write-zeroes.
+    pub write: DelayTime,
+    /// Flushes.
+    pub flush: DelayTime,
+    /// Discards.
+    pub discard: DelayTime,
 }
 
-/// See the module's promises.
-pub struct Delay {
+/// Layer that delays calls.
+pub struct DelayLayer {
     child: SharedDevice,
     config: DelayConfig,
 }
 
-impl Delay {
+impl DelayLayer {
     /// Delays calls to `child`.
     ///
     /// # Errors
-    /// [`ConfigError::Delay`] for more than 60 s.
-    pub fn new(child: SharedDevice, config: DelayConfig) -> Result<Delay, ConfigError> {
+    /// [`LayerConfigError::Delay`] for more than 60 s.
+    pub fn new(child: SharedDevice, config: DelayConfig) -> Result<DelayLayer, LayerConfigError> {
         for latency in [config.read, config.write, config.flush, config.discard] {
             latency.check()?;
         }
-        Ok(Delay { child, config })
+        Ok(DelayLayer { child, config })
     }
 
     fn after<T: 'static>(
         &self,
-        latency: Latency,
+        latency: DelayTime,
         call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         if latency.is_zero() {
@@ -95,13 +95,13 @@ impl Delay {
     }
 }
 
-impl std::fmt::Debug for Delay {
+impl std::fmt::Debug for DelayLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Delay({:?})", self.config)
+        write!(f, "DelayLayer({:?})", self.config)
     }
 }
 
-impl BlockDevice for Delay {
+impl BlockDevice for DelayLayer {
     fn geometry(&self) -> Geometry {
         self.child.geometry()
     }
@@ -149,13 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_takes_its_time() {
+    fn each_kind_of_call_has_its_delay() {
         block_on(async {
-            let latency =
-                |ms| Latency { fixed: Duration::from_millis(ms), jitter: Duration::from_millis(1) };
+            let latency = |ms| DelayTime {
+                fixed: Duration::from_millis(ms),
+                jitter: Duration::from_millis(1),
+            };
             let config =
                 DelayConfig { read: latency(4), flush: latency(2), ..DelayConfig::default() };
-            let device = Delay::new(null(), config).unwrap();
+            let device = DelayLayer::new(null(), config).unwrap();
             let start = time::now();
             device.read(0, buf::alloc(512).await).await.unwrap();
             assert!(start.elapsed() >= Duration::from_millis(4));
@@ -169,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn picks_are_within_bounds() {
+    fn delays_are_within_bounds() {
         block_on(async {
             let latency =
-                Latency { fixed: Duration::from_nanos(10), jitter: Duration::from_nanos(3) };
+                DelayTime { fixed: Duration::from_nanos(10), jitter: Duration::from_nanos(3) };
             let mut seen = [0; 4];
             for _ in 0..1000 {
                 seen[latency.pick().as_nanos() as usize - 10] += 1;
@@ -184,9 +186,9 @@ mod tests {
 
     #[test]
     fn very_long_delays_are_refused() {
-        let read = Latency::fixed(Duration::from_secs(61));
+        let read = DelayTime::fixed(Duration::from_secs(61));
         let config = DelayConfig { read, ..DelayConfig::default() };
-        let error = Delay::new(null(), config).unwrap_err();
+        let error = DelayLayer::new(null(), config).unwrap_err();
         assert!(error.to_string().contains("at most 60 s"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! [`BlockDevice`], and what a completed call promises.
+//! [`BlockDevice`]: the trait of all devices and layers, and the promises of a completed call.
 //!
 //! | completed | promise |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //! | write_zeroes | as a write of zeroes |
 //! | any error | only the range of the failed call is in doubt, never data that was promised |
 //!
-//! Calls that overlap in time may take effect in either order, whole blocks each. A caller that
-//! needs an order waits for one before it makes the next.
+//! Calls that overlap in time may take effect in either order, block by block. A caller that needs
+//! an order waits for the first call before it makes the second.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use flagstone_runtime::{Buf, BufMut};
 
 use crate::{IoError, IoFuture};
 
-/// Shape and abilities of a device. Constant while the device is open, except that
+/// Geometry and capabilities of a device. Constant while the device is open, except that
 /// [`BlockDevice::refresh`] may find it larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -28,27 +28,28 @@ pub struct Geometry {
     /// Unit that the medium writes without read-modify-write, in bytes; a multiple of
     /// `block_bytes`.
     pub physical_block_bytes: u32,
-    /// Transfers of a multiple of this run best, in bytes (a stripe's width); 0 when unknown.
+    /// Transfers of a multiple of this length are fastest, in bytes (the width of a stripe); 0 if
+    /// unknown.
     pub optimal_io_bytes: u32,
-    /// Memory alignment that avoids a copy, in bytes. Others work, more slowly.
+    /// Memory alignment that avoids a copy, in bytes. Other alignments work, more slowly.
     pub memory_align_bytes: u32,
-    /// A completed write may be lost by a power failure until a flush.
+    /// A power failure may lose a completed write until a flush.
     pub volatile_cache: bool,
     /// Writes fail with [`IoError::ReadOnly`].
     pub read_only: bool,
-    /// `discard` gives space back.
+    /// `discard` frees space.
     pub can_discard: bool,
-    /// What was discarded reads as zeroes.
+    /// Discarded blocks read as zeroes.
     pub discard_zeroes: bool,
     /// `write_zeroes` is faster than writing zeroes.
     pub can_write_zeroes: bool,
 }
 
-/// Largest length of one read or write, in bytes; of discards and zeroes the device's size.
+/// Largest length of one read or write, in bytes. Discards and zeroes may cover the whole device.
 pub const MAX_TRANSFER_BYTES: usize = flagstone_runtime::limits::BUF_MAX_BYTES;
 
 impl Geometry {
-    /// A plain device of `size_bytes` in blocks of `block_bytes`, without a volatile cache, that can
+    /// A device of `size_bytes` in blocks of `block_bytes`, without a volatile cache, that can
     /// discard and write zeroes.
     pub fn new(size_bytes: u64, block_bytes: u32) -> Geometry {
         Geometry {
@@ -86,7 +87,7 @@ impl Geometry {
         }
     }
 
-    /// As [`Geometry::check`] for one read or write, whose length is bounded too.
+    /// Same as [`Geometry::check`] for one read or write, with its limit of length.
     ///
     /// # Errors
     /// Also [`IoError::Misaligned`] beyond [`MAX_TRANSFER_BYTES`].
@@ -97,7 +98,7 @@ impl Geometry {
         self.check(offset, len as u64)
     }
 
-    /// As [`Geometry::check`] for a call that changes data.
+    /// Same as [`Geometry::check`] for a call that changes data.
     ///
     /// # Errors
     /// Also [`IoError::ReadOnly`].
@@ -112,7 +113,7 @@ impl Geometry {
 /// How to write zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZeroFlags {
-    /// Durable when completed, as a write with `fua`.
+    /// Durable when completed, like a write with `fua`.
     pub fua: bool,
     /// The range may be deallocated (NVMe DEAC, NBD without NO_HOLE).
     pub may_deallocate: bool,
@@ -120,34 +121,35 @@ pub struct ZeroFlags {
     pub fast_only: bool,
 }
 
-/// A device of numbered bytes, read and written in blocks. See the module for what calls promise.
+/// A device of bytes, read and written in blocks. The module states the promises of its calls.
 ///
-/// Calls may be made from any core and any number at a time; each call's future stays on its core.
-/// Offsets and lengths are bytes and multiples of [`Geometry::block_bytes`]; anything else fails
-/// with [`IoError::Misaligned`] or [`IoError::OutOfRange`] and has no effect.
+/// Calls may be made from any core, and concurrently; the future of a call stays on its core.
+/// Offsets and lengths are in bytes and multiples of [`Geometry::block_bytes`]. Any other value
+/// fails with [`IoError::Misaligned`] or [`IoError::OutOfRange`] without effect.
 pub trait BlockDevice: Send + Sync + 'static {
-    /// Shape and abilities.
+    /// Geometry and capabilities.
     fn geometry(&self) -> Geometry;
 
-    /// Looks how large it is now. If it was made larger since it was opened, its geometry has the
-    /// new size from here on; it never gets smaller. May block for a moment: not for the data path.
+    /// Queries the current size. If the device was enlarged since it was opened, the geometry
+    /// reports the new size from now on; it never shrinks. May block for a moment: not for the data
+    /// path.
     fn refresh(&self) {}
 
-    /// True once a flush has failed such that nothing is promised any more before the device was closed
-    /// and opened again: changes and flushes fail with [`IoError::Poisoned`].
+    /// True after a failed flush that makes the device unusable until it is closed and opened
+    /// again: changes and flushes fail with [`IoError::Poisoned`].
     fn must_reopen(&self) -> bool {
         false
     }
 
-    /// What a read of the range would return, where that is known without reading and lies in
-    /// memory already: holes, which read as zeroes. `None` is no statement; then [`Self::read`]
-    /// tells. Front ends ask first and save a buffer, its filling and a copy.
-    fn known(&self, offset: u64, len: usize) -> Option<Buf> {
+    /// The content of the range, if it is known without I/O and already in memory: holes, which
+    /// read as zeroes. `None` means unknown; then call [`Self::read`]. Front ends try this first,
+    /// which saves a buffer and a copy.
+    fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         let _ = (offset, len);
         None
     }
 
-    /// Fills all of `buf` from `offset` and gives it back.
+    /// Fills all of `buf` from `offset` and returns it.
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
 
     /// Writes `data` at `offset`; durable when completed with `fua`.
@@ -163,7 +165,7 @@ pub trait BlockDevice: Send + Sync + 'static {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()>;
 }
 
-/// A device that may be shared by cores and layers.
+/// A device that cores and layers may share.
 pub type SharedDevice = Arc<dyn BlockDevice>;
 
 #[cfg(test)]

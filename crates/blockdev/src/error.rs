@@ -1,6 +1,6 @@
-//! Why a device refuses or fails a call.
+//! I/O errors of devices.
 
-/// The kinds of failure that front ends tell apart: each maps to one NVMe status and one NBD errno.
+/// The failures that front ends distinguish: each maps to one NVMe status and one NBD errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IoError {
     /// The range is not within the device. NVMe: LBA Out of Range. NBD: EINVAL (ENOSPC for writes).
@@ -9,13 +9,13 @@ pub enum IoError {
     /// Offset or length is not a multiple of the block size, or is zero or too large.
     #[error("the range is not aligned to the device's blocks, empty, or too long")]
     Misaligned,
-    /// The device takes no writes.
+    /// The device is read-only.
     #[error("the device is read-only")]
     ReadOnly,
-    /// The medium has no room (thin file systems). NVMe: Capacity Exceeded. NBD: ENOSPC.
+    /// The medium has no space (thin file systems). NVMe: Capacity Exceeded. NBD: ENOSPC.
     #[error("no space left on the device below")]
     NoSpace,
-    /// The device cannot do this at all, or not as fast as was demanded.
+    /// The device does not support the call, or not at the requested speed.
     #[error("the device does not support this")]
     Unsupported,
     /// The medium could not be read.
@@ -24,19 +24,19 @@ pub enum IoError {
     /// The medium could not be written.
     #[error("write fault")]
     WriteFault,
-    /// A flush failed earlier, so what was written may be lost: the device fails until reopened.
+    /// A flush failed earlier, so written data may be lost: the device fails until it is reopened.
     #[error("the device failed a flush and must be reopened")]
     Poisoned,
-    /// The path to the device is gone or did not answer in time; the outcome of a write is unknown.
+    /// The path to the device is lost or timed out; the outcome of a write is unknown.
     #[error("the device cannot be reached")]
     Unreachable,
-    /// Memory for the request cannot be had now.
+    /// No memory for the request at present.
     #[error("out of memory for requests")]
     NoMemory,
 }
 
 impl IoError {
-    /// The kind that a failed system call on a file or disk stands for.
+    /// Maps the error of a system call on a file or disk.
     pub fn from_os(error: &std::io::Error, writing: bool) -> IoError {
         // Numbers of <errno.h>, the same on every Linux architecture.
         const EIO: i32 = 5;

@@ -1,19 +1,20 @@
-//! A device that fails as it is told: for tests.
+//! Fault layer: injects errors, for tests.
 //!
-//! Promises: a failed call has no effect on the child; calls that are not to fail go to the child
-//! as they are; from one core, the same seed and calls give the same faults. A failed flush poisons
-//! the device as it does a real one: changes and flushes fail until [`FaultControl::reopen`].
+//! Invariants: a failed call has no effect on the child; other calls pass through unchanged. On one
+//! core, the same seed and calls give the same faults. A failed flush poisons the layer as it would
+//! a real device: changes and flushes fail until [`FaultControl::reopen`].
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use flagstone_runtime::{Buf, BufMut};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::limits::FAULT_MAX_RANGES;
-use crate::rng::Rng;
-use crate::{BlockDevice, ConfigError, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
+use flagstone_runtime::rng::Rng;
 
-/// How often calls of a kind fail.
+/// Rate of failing calls of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FaultRate {
     /// Never.
@@ -21,15 +22,15 @@ pub enum FaultRate {
     Never,
     /// Every n-th call, 1 for each.
     Every(u64),
-    /// So many in a million, at random.
+    /// This many in a million, at random.
     PerMillion(u32),
 }
 
 impl FaultRate {
-    fn check(self) -> Result<(), ConfigError> {
+    fn check(self) -> Result<(), LayerConfigError> {
         match self {
-            FaultRate::Every(0) => Err(ConfigError::FaultPeriod),
-            FaultRate::PerMillion(rate @ 1_000_001..) => Err(ConfigError::FaultRate(rate)),
+            FaultRate::Every(0) => Err(LayerConfigError::FaultPeriod),
+            FaultRate::PerMillion(rate @ 1_000_001..) => Err(LayerConfigError::FaultRate(rate)),
             _ => Ok(()),
         }
     }
@@ -43,7 +44,7 @@ impl FaultRate {
     }
 }
 
-/// What fails; nothing by default.
+/// Faults of a layer; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultConfig {
     /// Determines the random faults.
@@ -56,7 +57,7 @@ pub struct FaultConfig {
     pub flush: FaultRate,
 }
 
-/// Calls that were made and that were failed on purpose.
+/// Counts of calls and of injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
     /// Reads.
@@ -67,11 +68,11 @@ pub struct FaultCounters {
     pub flushes: u64,
     /// Discards.
     pub discards: u64,
-    /// Reads that were failed.
+    /// Failed reads.
     pub read_faults: u64,
-    /// Writes, write-zeroes and discards that were failed.
+    /// Failed writes, write-zeroes and discards.
     pub write_faults: u64,
-    /// Flushes that were failed.
+    /// Failed flushes.
     pub flush_faults: u64,
 }
 
@@ -166,7 +167,7 @@ impl State {
         Err(error)
     }
 
-    /// Why every change fails now.
+    /// The error with which every change fails at present.
     fn refusal(&self) -> Option<IoError> {
         match (self.unreachable, self.poisoned) {
             (true, _) => Some(IoError::Unreachable),
@@ -181,34 +182,34 @@ struct Shared(Mutex<State>);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
-/// See the module's promises.
-pub struct Fault {
+/// Layer that injects faults.
+pub struct FaultLayer {
     child: SharedDevice,
     shared: Arc<Shared>,
 }
 
-/// Tells a [`Fault`] what to do, from any core, while it is in use.
+/// Controls a [`FaultLayer`] while it is in use, from any core.
 #[derive(Clone, Debug)]
 pub struct FaultControl(Arc<Shared>);
 
-impl Fault {
+impl FaultLayer {
     /// Wraps `child`.
     ///
     /// # Errors
-    /// [`ConfigError`] for a rate above 1,000,000 in a million or a period of 0.
+    /// [`LayerConfigError`] for a rate above 1,000,000 in a million or a period of 0.
     pub fn new(
         child: SharedDevice,
         config: FaultConfig,
-    ) -> Result<(Fault, FaultControl), ConfigError> {
+    ) -> Result<(FaultLayer, FaultControl), LayerConfigError> {
         for rate in [config.read, config.write, config.flush] {
             rate.check()?;
         }
         let shared = Arc::new(Shared(Mutex::new(State::new(&config))));
-        Ok((Fault { child, shared: shared.clone() }, FaultControl(shared)))
+        Ok((FaultLayer { child, shared: shared.clone() }, FaultControl(shared)))
     }
 }
 
@@ -216,7 +217,7 @@ impl FaultControl {
     /// Fails reads that touch the range (bytes), until [`FaultControl::heal`].
     ///
     /// # Panics
-    /// Beyond 1,024 ranges.
+    /// After 1,024 ranges.
     pub fn fail_reads(&self, range: Range<u64>) {
         add_range(&mut self.0.lock().reads.ranges, range);
     }
@@ -224,7 +225,7 @@ impl FaultControl {
     /// Fails writes and write-zeroes that touch the range (bytes), until [`FaultControl::heal`].
     ///
     /// # Panics
-    /// Beyond 1,024 ranges.
+    /// After 1,024 ranges.
     pub fn fail_writes(&self, range: Range<u64>) {
         add_range(&mut self.0.lock().writes.ranges, range);
     }
@@ -244,12 +245,12 @@ impl FaultControl {
         self.0.lock().flushes.next = 1;
     }
 
-    /// Fails everything with [`IoError::Unreachable`], or no longer.
+    /// Starts or stops failing every call with [`IoError::Unreachable`].
     pub fn set_unreachable(&self, unreachable: bool) {
         self.0.lock().unreachable = unreachable;
     }
 
-    /// Ends the poison of a failed flush, as opening a real device again does.
+    /// Clears the poison of a failed flush, as reopening a real device does.
     pub fn reopen(&self) {
         self.0.lock().poisoned = false;
     }
@@ -261,7 +262,7 @@ impl FaultControl {
         (state.poisoned, state.unreachable) = (false, false);
     }
 
-    /// What was called and failed so far.
+    /// Calls and faults so far.
     pub fn counters(&self) -> FaultCounters {
         self.0.lock().counters
     }
@@ -272,18 +273,18 @@ fn add_range(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     ranges.push(range);
 }
 
-/// The range of a call; one that is out of bounds is for the child to refuse.
+/// The range of a call. If it is out of bounds, the child refuses it.
 fn range_of(offset: u64, len: u64) -> Range<u64> {
     offset..offset.saturating_add(len)
 }
 
-impl std::fmt::Debug for Fault {
+impl std::fmt::Debug for FaultLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Fault({:?})", self.shared.lock())
+        write!(f, "FaultLayer({:?})", self.shared.lock())
     }
 }
 
-impl BlockDevice for Fault {
+impl BlockDevice for FaultLayer {
     fn geometry(&self) -> Geometry {
         self.child.geometry()
     }
@@ -344,20 +345,20 @@ mod tests {
     use super::*;
     use crate::MemoryDevice;
 
-    fn device(config: FaultConfig) -> (Fault, FaultControl) {
-        Fault::new(Arc::new(MemoryDevice::new(1 << 20, 512).unwrap()), config).unwrap()
+    fn device(config: FaultConfig) -> (FaultLayer, FaultControl) {
+        FaultLayer::new(Arc::new(MemoryDevice::new(1 << 20, 512).unwrap()), config).unwrap()
     }
 
     fn now<T>(call: IoFuture<T>) -> Result<T, IoError> {
         call.try_now().ok().expect("memory answers at once")
     }
 
-    fn write(device: &Fault, offset: u64, value: u8) -> Result<(), IoError> {
+    fn write(device: &FaultLayer, offset: u64, value: u8) -> Result<(), IoError> {
         let data = Buf::copy_of(&[value; 512]).unwrap();
         now(device.write(offset, data, false))
     }
 
-    fn read(device: &Fault, offset: u64) -> Result<u8, IoError> {
+    fn read(device: &FaultLayer, offset: u64) -> Result<u8, IoError> {
         now(device.read(offset, buf::try_alloc(512).unwrap())).map(|buf| buf[0])
     }
 
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_poisons_until_reopened() {
+    fn failed_flush_poisons_until_reopened() {
         let (device, control) = device(FaultConfig::default());
         control.fail_next_flush();
         assert_eq!(now(device.flush()), Err(IoError::WriteFault));
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_strike_as_often_as_asked() {
+    fn fault_rates_match_configuration() {
         let read_rate = FaultRate::PerMillion(250_000);
         let config = FaultConfig {
             seed: 1,
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_fails_everything_until_it_is_back() {
+    fn unreachable_device_fails_all_calls() {
         let (device, control) = device(FaultConfig::default());
         control.set_unreachable(true);
         assert_eq!(read(&device, 0), Err(IoError::Unreachable));
@@ -432,9 +433,13 @@ mod tests {
     #[test]
     fn impossible_rates_are_refused() {
         let child = || Arc::new(MemoryDevice::new(1 << 20, 512).unwrap());
-        let refused =
-            |read| Fault::new(child(), FaultConfig { read, ..FaultConfig::default() }).unwrap_err();
-        assert_eq!(refused(FaultRate::Every(0)), ConfigError::FaultPeriod);
-        assert_eq!(refused(FaultRate::PerMillion(1_000_001)), ConfigError::FaultRate(1_000_001));
+        let refused = |read| {
+            FaultLayer::new(child(), FaultConfig { read, ..FaultConfig::default() }).unwrap_err()
+        };
+        assert_eq!(refused(FaultRate::Every(0)), LayerConfigError::FaultPeriod);
+        assert_eq!(
+            refused(FaultRate::PerMillion(1_000_001)),
+            LayerConfigError::FaultRate(1_000_001)
+        );
     }
 }

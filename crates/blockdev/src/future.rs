@@ -1,4 +1,4 @@
-//! What a device call returns: a future that often is ready at once.
+//! [`IoFuture`]: the result of a device call, often ready immediately.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,8 +8,8 @@ use flagstone_runtime::LocalBox;
 
 use crate::IoError;
 
-/// The outcome of a device call, now or later. It holds all that it needs, so it may outlive the
-/// reference that it was made from; it stays on its core. Dropping it does not undo the call.
+/// The outcome of a device call, now or later. It owns its resources, so it may outlive the
+/// reference on which the call was made; it stays on its core. Dropping it does not undo the call.
 pub struct IoFuture<T>(State<T>);
 
 enum State<T> {
@@ -18,20 +18,20 @@ enum State<T> {
 }
 
 impl<T> IoFuture<T> {
-    /// An outcome that is known already: costs nothing.
+    /// An outcome that is already known, at no cost.
     pub fn ready(result: Result<T, IoError>) -> IoFuture<T> {
         IoFuture(State::Ready(Some(result)))
     }
 
-    /// An outcome that `future` will find, in pooled memory.
+    /// The outcome of `future`, in pooled memory.
     pub fn later(future: impl Future<Output = Result<T, IoError>> + 'static) -> IoFuture<T> {
         IoFuture(State::Later(LocalBox::new(future)))
     }
 
-    /// The outcome, if it is known without waiting: front ends answer such calls at once.
+    /// The outcome, if it is known without waiting: front ends answer such calls immediately.
     ///
     /// # Errors
-    /// Gives the future back when it must be awaited.
+    /// Returns the future if it must be awaited.
     pub fn try_now(self) -> Result<Result<T, IoError>, IoFuture<T>> {
         match self.0 {
             State::Ready(Some(result)) => Ok(result),

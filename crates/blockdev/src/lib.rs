@@ -1,14 +1,15 @@
-//! The one idea that all of Flagstone is built on: everything is a [`BlockDevice`].
+//! Block devices: the [`BlockDevice`] trait, on which all of Flagstone is built, with its leaves
+//! and simple layers.
 //!
-//! A volume is a small stack of devices. Leaves talk to the runtime or to memory, layers wrap other
-//! devices and know nothing of what kind they are. Front ends speak a protocol and turn it into
-//! calls on one device.
+//! A volume is a small stack of devices. Leaves use the runtime or memory; layers wrap other
+//! devices without knowing their type. Front ends translate a protocol into calls on one device.
 //!
-//! Read [`device`] first: it says what a completed call promises. Then the leaves: [`null`],
-//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`swap`];
-//! and what all of them have to pass: [`conformance`].
+//! Read [`device`] first, which states the promises of a completed call. Then the leaves: [`null`],
+//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`], [`reopenable`]. The
+//! module `conformance` (feature of the same name) contains the checks that all of them must pass.
 
 pub mod config;
+#[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod delay;
 pub mod device;
@@ -20,19 +21,20 @@ pub mod limits;
 pub mod memory;
 pub mod null;
 mod pieces;
-mod rng;
+pub mod reopenable;
+pub mod stats;
 pub mod stripe;
-pub mod swap;
 mod window;
 
-pub use config::ConfigError;
-pub use delay::{Delay, DelayConfig, Latency};
+pub use config::LayerConfigError;
+pub use delay::{DelayConfig, DelayLayer, DelayTime};
 pub use device::{BlockDevice, Geometry, SharedDevice, ZeroFlags};
 pub use error::IoError;
-pub use fault::{Fault, FaultConfig, FaultControl, FaultCounters, FaultRate};
+pub use fault::{FaultConfig, FaultControl, FaultCounters, FaultLayer, FaultRate};
 pub use file::{FileDevice, FileOptions};
 pub use future::IoFuture;
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
-pub use stripe::Stripe;
-pub use swap::Swap;
+pub use reopenable::ReopenableDevice;
+pub use stats::StatsLayer;
+pub use stripe::StripeDevice;

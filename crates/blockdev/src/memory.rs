@@ -1,43 +1,43 @@
-//! A device in memory: sparse, shared by cores, gone with the process.
+//! Memory device: sparse, shared by cores, lost with the process.
 //!
-//! Promises: every call is complete when it returns; memory is taken in chunks at the first write
-//! and given back by a discard or zeroes of the whole chunk, so a large empty device costs next to
-//! nothing; never-written blocks read as zeroes; a block is never seen half written.
+//! Invariants: every call is complete when it returns. Memory is allocated in chunks at the first
+//! write and freed by a discard or zeroes of the whole chunk, so a large empty device costs almost
+//! nothing. Unwritten blocks read as zeroes. A block is never seen half written.
 //!
-//! Each chunk has a lock of its own, held for the copy: some microseconds at most. Cores that work
-//! on different chunks never meet.
+//! Each chunk has its own lock, held for the copy: some microseconds at most. Cores that work on
+//! different chunks do not contend.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use flagstone_runtime::{Buf, BufMut};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::check_size;
 use crate::limits::{MEMORY_CHUNK_BYTES, MEMORY_CHUNKS_PER_PAGE, MEMORY_MAX_BYTES};
 use crate::pieces::pieces;
-use crate::{BlockDevice, ConfigError, Geometry, IoError, IoFuture, ZeroFlags};
+use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, ZeroFlags};
 
 const PAGE_BYTES: u64 = MEMORY_CHUNK_BYTES * MEMORY_CHUNKS_PER_PAGE;
 
-/// A chunk's memory, once it was written.
+/// Memory of a chunk, once written.
 struct Chunk(RwLock<Option<Box<[u8]>>>);
 
-// A copy cannot panic half-way, so a poisoned lock protects sound data still.
 impl Chunk {
     fn read(&self) -> RwLockReadGuard<'_, Option<Box<[u8]>>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Option<Box<[u8]>>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+        self.0.write()
     }
 }
 
-/// See the module's promises.
+/// A device in memory.
 pub struct MemoryDevice {
     geometry: Geometry,
     directory: Box<[OnceLock<Box<[Chunk]>>]>,
-    /// Bytes that chunks may still take.
+    /// Bytes that chunks may still allocate.
     free_bytes: AtomicU64,
     limit_bytes: u64,
 }
@@ -46,25 +46,25 @@ impl MemoryDevice {
     /// A device of `size_bytes` zeroes in blocks of `block_bytes`.
     ///
     /// # Errors
-    /// [`ConfigError`] unless the block size is a power of two from 512 to 65,536 and the size a
-    /// positive multiple of it of at most 64 TiB.
-    pub fn new(size_bytes: u64, block_bytes: u32) -> Result<MemoryDevice, ConfigError> {
+    /// [`LayerConfigError`] unless the block size is a power of two from 512 to 65,536 and the size
+    /// a positive multiple of it of at most 64 TiB.
+    pub fn new(size_bytes: u64, block_bytes: u32) -> Result<MemoryDevice, LayerConfigError> {
         MemoryDevice::with_limit(size_bytes, block_bytes, u64::MAX)
     }
 
-    /// As [`MemoryDevice::new`], where writes that would make the chunks take more than
-    /// `limit_bytes` of memory fail with [`IoError::NoSpace`].
+    /// Same as [`MemoryDevice::new`], with a limit of memory: writes that would allocate more than
+    /// `limit_bytes` fail with [`IoError::NoSpace`].
     ///
     /// # Errors
-    /// As [`MemoryDevice::new`].
+    /// The errors of [`MemoryDevice::new`].
     pub fn with_limit(
         size_bytes: u64,
         block_bytes: u32,
         limit_bytes: u64,
-    ) -> Result<MemoryDevice, ConfigError> {
+    ) -> Result<MemoryDevice, LayerConfigError> {
         check_size(size_bytes, block_bytes)?;
         if size_bytes > MEMORY_MAX_BYTES {
-            return Err(ConfigError::MemorySize(size_bytes));
+            return Err(LayerConfigError::MemorySize(size_bytes));
         }
         let pages = size_bytes.div_ceil(PAGE_BYTES);
         Ok(MemoryDevice {
@@ -75,12 +75,12 @@ impl MemoryDevice {
         })
     }
 
-    /// Memory that the chunks hold now, in bytes.
+    /// Memory allocated by the chunks, in bytes.
     pub fn held_bytes(&self) -> u64 {
         self.limit_bytes - self.free_bytes.load(Ordering::Relaxed)
     }
 
-    /// The chunk at `offset`, unless nothing was ever written near it.
+    /// The chunk at `offset`, if its directory page was allocated.
     fn chunk(&self, offset: u64) -> Option<&Chunk> {
         let page = self.directory[(offset / PAGE_BYTES) as usize].get()?;
         Some(&page[(offset % PAGE_BYTES / MEMORY_CHUNK_BYTES) as usize])
@@ -96,7 +96,7 @@ impl MemoryDevice {
         &page[(offset % PAGE_BYTES / MEMORY_CHUNK_BYTES) as usize]
     }
 
-    /// A chunk of zeroes within the limit.
+    /// A zeroed chunk, if the limit permits.
     fn allocate(&self) -> Result<Box<[u8]>, IoError> {
         let reserve = |free: u64| free.checked_sub(MEMORY_CHUNK_BYTES);
         self.free_bytes
@@ -140,7 +140,7 @@ impl MemoryDevice {
         Ok(())
     }
 
-    /// Zeroes a range; chunks that it covers whole give their memory back.
+    /// Zeroes a range; chunks that it covers completely are freed.
     fn clear(&self, offset: u64, len: u64) {
         for page in pieces(offset, len, PAGE_BYTES) {
             if self.directory[(page.offset / PAGE_BYTES) as usize].get().is_none() {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_taken_when_written_and_given_back_when_cleared() {
+    fn memory_is_allocated_on_write_and_freed_on_discard() {
         let device = MemoryDevice::new(TIB, 512).unwrap();
         assert_eq!(read(&device, TIB - 512, 512), [0; 512]);
         assert_eq!(device.held_bytes(), 0);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_chunk_may_be_short() {
+    fn last_chunk_may_be_short() {
         let device = MemoryDevice::new(65 * KIB, 512).unwrap();
         write(&device, 64 * KIB, 1024, 5).unwrap();
         assert_eq!(read(&device, 64 * KIB, 1024), [5; 1024]);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_limit_there_is_no_space_until_some_is_given_back() {
+    fn memory_limit_reports_no_space_until_freed() {
         let device = MemoryDevice::with_limit(TIB, 4096, 2 * MEMORY_CHUNK_BYTES).unwrap();
         write(&device, 0, 4096, 1).unwrap();
         write(&device, TIB / 2, 4096, 2).unwrap();
@@ -275,6 +275,6 @@ mod tests {
     #[test]
     fn sizes_beyond_the_directory_are_refused() {
         let error = MemoryDevice::new(MEMORY_MAX_BYTES + 512, 512).unwrap_err();
-        assert_eq!(error, ConfigError::MemorySize(MEMORY_MAX_BYTES + 512));
+        assert_eq!(error, LayerConfigError::MemorySize(MEMORY_MAX_BYTES + 512));
     }
 }

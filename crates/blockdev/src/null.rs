@@ -1,15 +1,16 @@
-//! A device of zeroes that forgets what is written: for measuring everything else.
+//! Null device: reads zeroes and drops writes, to measure the rest of the stack.
 //!
-//! Promises: reads return zeroes, writes succeed and are dropped, nothing is stored or allocated,
-//! every call is complete when it returns. It breaks the promise of writes on purpose.
+//! Invariants: reads return zeroes, writes succeed and are dropped, nothing is stored or allocated,
+//! every call is complete when it returns. It deliberately breaks the promise that written data can
+//! be read back.
 
 use flagstone_runtime::limits::ZEROES_BYTES;
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::config::check_size;
-use crate::{BlockDevice, ConfigError, Geometry, IoFuture, ZeroFlags};
+use crate::{BlockDevice, Geometry, IoFuture, LayerConfigError, ZeroFlags};
 
-/// See the module's promises.
+/// A device of zeroes.
 #[derive(Debug)]
 pub struct NullDevice {
     geometry: Geometry,
@@ -19,9 +20,9 @@ impl NullDevice {
     /// A device of `size_bytes` in blocks of `block_bytes`.
     ///
     /// # Errors
-    /// [`ConfigError`] unless the block size is a power of two from 512 to 65,536 and the size a
-    /// positive multiple of it below 2^63.
-    pub fn new(size_bytes: u64, block_bytes: u32) -> Result<NullDevice, ConfigError> {
+    /// [`LayerConfigError`] unless the block size is a power of two from 512 to 65,536 and the size
+    /// a positive multiple of it below 2^63.
+    pub fn new(size_bytes: u64, block_bytes: u32) -> Result<NullDevice, LayerConfigError> {
         check_size(size_bytes, block_bytes)?;
         Ok(NullDevice { geometry: Geometry::new(size_bytes, block_bytes) })
     }
@@ -32,7 +33,7 @@ impl BlockDevice for NullDevice {
         self.geometry
     }
 
-    fn known(&self, offset: u64, len: usize) -> Option<Buf> {
+    fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         let is_valid = len <= ZEROES_BYTES && self.geometry.check_transfer(offset, len).is_ok();
         is_valid.then(|| buf::zeroes(len))
     }

@@ -1,11 +1,11 @@
-//! Cutting a range at the multiples of a unit.
+//! Splitting of a range at the multiples of a unit.
 
 /// A part of a range that lies within one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Where it begins, in bytes.
+    /// Start, in bytes.
     pub(crate) offset: u64,
-    /// Its length, in bytes; at most the unit.
+    /// Length, in bytes; at most the unit.
     pub(crate) len: u64,
 }
 

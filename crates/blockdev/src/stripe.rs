@@ -1,10 +1,10 @@
-//! Several devices as one, chunk by chunk in turn (RAID-0).
+//! Stripe: several devices as one, chunk by chunk in turn (RAID-0).
 //!
-//! Promises: chunk `c` of the stripe is chunk `c / n` of child `c % n`, so the layout on disk
-//! depends on the order of the children and the chunk alone; a request within a chunk goes to its
-//! child as it is; a larger one is cut at the chunks and its parts run at the same time, a bounded
-//! number of them; of several failures the one at the lowest offset is returned, when no part is in
-//! flight any more. The loss of a child loses the stripe.
+//! Invariants: chunk `c` of the stripe is chunk `c / n` of child `c % n`, so the layout on disk
+//! depends only on the order of the children and the chunk size. A request within a chunk passes to
+//! its child unchanged. A larger one is split at the chunks and its parts run concurrently, a
+//! bounded number at a time. Of several failures, the one at the lowest offset is returned, when no
+//! part is in flight any more. The loss of a child loses the stripe.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use flagstone_runtime::{Buf, BufMut};
 use crate::limits::{DEVICE_MAX_BYTES, STRIPE_MAX_CHILDREN, STRIPE_MAX_CHUNK_BYTES};
 use crate::pieces::{Piece, pieces};
 use crate::window::run_all;
-use crate::{BlockDevice, ConfigError, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
 
-/// See the module's promises.
-pub struct Stripe {
+/// Stripe over several devices.
+pub struct StripeDevice {
     geometry: Geometry,
     map: Map,
     children: Arc<[SharedDevice]>,
 }
 
-/// Which byte of the stripe is where.
+/// Mapping of stripe offsets to children.
 #[derive(Clone, Copy, Debug)]
 struct Map {
     chunk_bytes: u64,
@@ -30,19 +30,19 @@ struct Map {
 }
 
 impl Map {
-    /// The child and its offset for an offset of the stripe.
+    /// The child, and the offset on it, for an offset of the stripe.
     fn locate(self, offset: u64) -> (usize, u64) {
         let (chunk, within) = (offset / self.chunk_bytes, offset % self.chunk_bytes);
         let (row, child) = (chunk / self.children, chunk % self.children);
         (child as usize, row * self.chunk_bytes + within)
     }
 
-    /// True when the range lies within one chunk.
+    /// True if the range lies within one chunk.
     fn is_whole(self, offset: u64, len: u64) -> bool {
         offset % self.chunk_bytes + len <= self.chunk_bytes
     }
 
-    /// The part of a range of the stripe that lies on a child: always one range.
+    /// The part of a range of the stripe that lies on a child: always a single range.
     fn extent(self, child: u64, offset: u64, len: u64) -> Option<Piece> {
         let end = offset + len;
         let start = self.boundary(child, offset);
@@ -50,7 +50,7 @@ impl Map {
         (len > 0).then_some(Piece { offset: start, len })
     }
 
-    /// How many of the child's bytes lie before `offset` of the stripe.
+    /// Number of bytes of the child before `offset` of the stripe.
     fn boundary(self, child: u64, offset: u64) -> u64 {
         let (chunk, within) = (offset / self.chunk_bytes, offset % self.chunk_bytes);
         let (row, current) = (chunk / self.children, chunk % self.children);
@@ -63,40 +63,43 @@ impl Map {
     }
 }
 
-impl Stripe {
+impl StripeDevice {
     /// Stripes over `children` in chunks of `chunk_bytes`. Each child contributes as many whole
-    /// chunks as the smallest has.
+    /// chunks as the smallest one has.
     ///
     /// # Errors
-    /// [`ConfigError`] unless there are 1 to 256 children, the chunk is a multiple of the largest
-    /// block size among them and at most 1 GiB, and each child has one chunk at least.
-    pub fn new(children: Vec<SharedDevice>, chunk_bytes: u64) -> Result<Stripe, ConfigError> {
+    /// [`LayerConfigError`] unless there are 1 to 256 children, the chunk is a multiple of the
+    /// largest block size among them and at most 1 GiB, and each child has at least one chunk.
+    pub fn new(
+        children: Vec<SharedDevice>,
+        chunk_bytes: u64,
+    ) -> Result<StripeDevice, LayerConfigError> {
         if children.is_empty() || children.len() > STRIPE_MAX_CHILDREN {
-            return Err(ConfigError::Children(children.len()));
+            return Err(LayerConfigError::Children(children.len()));
         }
         let geometry = combine(&children, chunk_bytes)?;
         let map = Map { chunk_bytes, children: children.len() as u64 };
-        Ok(Stripe { geometry, map, children: children.into() })
+        Ok(StripeDevice { geometry, map, children: children.into() })
     }
 }
 
-fn combine(children: &[SharedDevice], chunk_bytes: u64) -> Result<Geometry, ConfigError> {
+fn combine(children: &[SharedDevice], chunk_bytes: u64) -> Result<Geometry, LayerConfigError> {
     let all = || children.iter().map(|child| child.geometry());
     let max = |of: fn(Geometry) -> u32| all().map(of).max().unwrap_or(0);
     let block = max(|child| child.block_bytes);
     let chunk_fits = chunk_bytes > 0 && chunk_bytes.is_multiple_of(u64::from(block));
     if !chunk_fits || chunk_bytes > STRIPE_MAX_CHUNK_BYTES {
-        return Err(ConfigError::Chunk { chunk: chunk_bytes, block });
+        return Err(LayerConfigError::Chunk { chunk: chunk_bytes, block });
     }
     let count = children.len() as u64;
     let smallest = all().map(|child| child.size_bytes).min().unwrap_or(0);
     if smallest < chunk_bytes {
-        return Err(ConfigError::ChildTooSmall { size: smallest, chunk: chunk_bytes });
+        return Err(LayerConfigError::ChildTooSmall { size: smallest, chunk: chunk_bytes });
     }
     let size = u128::from(smallest / chunk_bytes * chunk_bytes) * u128::from(count);
     let size_bytes = u64::try_from(size).unwrap_or(u64::MAX);
     if size_bytes > DEVICE_MAX_BYTES {
-        return Err(ConfigError::DeviceSize(size_bytes));
+        return Err(LayerConfigError::DeviceSize(size_bytes));
     }
     let physical = max(|child| child.physical_block_bytes).max(block);
     Ok(Geometry {
@@ -113,7 +116,7 @@ fn combine(children: &[SharedDevice], chunk_bytes: u64) -> Result<Geometry, Conf
     })
 }
 
-/// Reads chunk by chunk and joins the parts again.
+/// Reads chunk by chunk and joins the parts.
 async fn read_split(
     children: &[SharedDevice],
     map: Map,
@@ -154,7 +157,7 @@ async fn write_split(
     run_all(calls, drop).await
 }
 
-impl Stripe {
+impl StripeDevice {
     /// Calls each child with its part of the range.
     fn on_extents(
         &self,
@@ -179,13 +182,13 @@ impl Stripe {
     }
 }
 
-impl std::fmt::Debug for Stripe {
+impl std::fmt::Debug for StripeDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Stripe({:?})", self.map)
+        write!(f, "StripeDevice({:?})", self.map)
     }
 }
 
-impl BlockDevice for Stripe {
+impl BlockDevice for StripeDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -249,7 +252,7 @@ mod tests {
     use crate::{MemoryDevice, NullDevice};
 
     #[test]
-    fn extents_are_exactly_the_bytes_that_locate_finds() {
+    fn stripe_extents_match_locate() {
         for (chunk_bytes, children) in [(1, 1), (3, 2), (4, 3), (5, 4)] {
             let map = Map { chunk_bytes, children };
             for offset in 0..50 {
@@ -277,9 +280,9 @@ mod tests {
     }
 
     #[test]
-    fn geometry_is_that_of_the_smallest_and_coarsest_child() {
+    fn geometry_follows_smallest_and_coarsest_child() {
         let memory = Arc::new(MemoryDevice::new(100 << 10, 512).unwrap());
-        let stripe = Stripe::new(vec![memory, null(1 << 20, 4096)], 12 << 10).unwrap();
+        let stripe = StripeDevice::new(vec![memory, null(1 << 20, 4096)], 12 << 10).unwrap();
         let geometry = stripe.geometry();
         assert_eq!(geometry.size_bytes, 2 * (96 << 10));
         assert_eq!((geometry.block_bytes, geometry.optimal_io_bytes), (4096, 24 << 10));
@@ -287,17 +290,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_striped_is_refused() {
+    fn invalid_stripes_are_refused() {
         let refused =
-            |children: Vec<SharedDevice>, chunk| Stripe::new(children, chunk).unwrap_err();
-        assert_eq!(refused(Vec::new(), 4096), ConfigError::Children(0));
+            |children: Vec<SharedDevice>, chunk| StripeDevice::new(children, chunk).unwrap_err();
+        assert_eq!(refused(Vec::new(), 4096), LayerConfigError::Children(0));
         let small = || null(8192, 4096);
-        assert_eq!(refused(vec![small(); 257], 4096), ConfigError::Children(257));
-        assert_eq!(refused(vec![small()], 0), ConfigError::Chunk { chunk: 0, block: 4096 });
-        assert_eq!(refused(vec![small()], 512), ConfigError::Chunk { chunk: 512, block: 4096 });
+        assert_eq!(refused(vec![small(); 257], 4096), LayerConfigError::Children(257));
+        assert_eq!(refused(vec![small()], 0), LayerConfigError::Chunk { chunk: 0, block: 4096 });
+        assert_eq!(
+            refused(vec![small()], 512),
+            LayerConfigError::Chunk { chunk: 512, block: 4096 }
+        );
         let error = refused(vec![small()], 12288);
-        assert_eq!(error, ConfigError::ChildTooSmall { size: 8192, chunk: 12288 });
+        assert_eq!(error, LayerConfigError::ChildTooSmall { size: 8192, chunk: 12288 });
         let huge = null(1 << 62, 4096);
-        assert_eq!(refused(vec![huge; 4], 4096), ConfigError::DeviceSize(u64::MAX));
+        assert_eq!(refused(vec![huge; 4], 4096), LayerConfigError::DeviceSize(u64::MAX));
     }
 }

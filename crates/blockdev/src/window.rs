@@ -1,5 +1,4 @@
-//! Awaiting several calls at once, in order, with a bounded number in flight and no memory from the
-//! heap.
+//! Window of concurrent calls: awaited in order, bounded in number, without heap allocation.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -24,9 +23,10 @@ impl<T> Slot<T> {
     }
 }
 
-/// Up to [`WINDOW`] calls in flight; their results come out in the order in which they were pushed.
+/// Up to [`WINDOW`] calls in flight; their results are returned in the order in which they were
+/// pushed.
 pub(crate) struct Window<T> {
-    /// A ring: the oldest call is at `head`.
+    /// Ring buffer: the oldest call is at `head`.
     slots: [Slot<T>; WINDOW],
     head: usize,
     len: usize,
@@ -45,7 +45,7 @@ impl<T> Window<T> {
         self.len == 0
     }
 
-    /// Adds a call. It makes progress while [`Window::pop`] is awaited.
+    /// Adds a call. It progresses while [`Window::pop`] is awaited.
     pub(crate) fn push(&mut self, call: IoFuture<T>) {
         assert!(!self.is_full(), "the caller pops before it pushes more");
         self.slots[(self.head + self.len) % WINDOW] = match call.try_now() {
@@ -55,7 +55,7 @@ impl<T> Window<T> {
         self.len += 1;
     }
 
-    /// Drives all calls until the oldest is done, and takes it out.
+    /// Drives all calls until the oldest is done, and removes it.
     pub(crate) async fn pop(&mut self) -> Result<T, IoError> {
         assert!(!self.is_empty(), "there is a call to wait for");
         poll_fn(|cx| {
@@ -79,9 +79,9 @@ impl<T> Window<T> {
     }
 }
 
-/// Makes the calls that `calls` yields, many at once, and hands each result to `done` in order.
-/// After a failure no more are made; those in flight are awaited, and the first failure, in order
-/// of the calls, is returned.
+/// Makes the calls that `calls` yields, several concurrently, and passes each result to `done` in
+/// order. After a failure it makes no more calls, waits for those in flight, and returns the first
+/// failure in the order of the calls.
 pub(crate) async fn run_all<T>(
     mut calls: impl Iterator<Item = IoFuture<T>>,
     mut done: impl FnMut(T),
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Call number `number`, which takes a while that depends on it, and notes how many are in
+    /// Call number `number`, whose duration depends on its number. Records how many calls are in
     /// flight.
     fn call(number: usize, in_flight: &Rc<Cell<(usize, usize)>>, fail: bool) -> IoFuture<usize> {
         let in_flight = in_flight.clone();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_and_a_window_is_in_flight() {
+    fn window_keeps_order_and_depth() {
         block_on(async {
             let in_flight = Rc::new(Cell::new((0, 0)));
             let mut seen = Vec::new();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_calls_once_those_in_flight_are_done() {
+    fn window_failure_waits_for_calls_in_flight() {
         block_on(async {
             let in_flight = Rc::new(Cell::new((0, 0)));
             let made = Cell::new(0);

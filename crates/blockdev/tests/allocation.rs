@@ -1,4 +1,4 @@
-//! In the steady state a read or write takes no memory from the heap.
+//! Heap allocation: a read or write allocates nothing in the steady state.
 #![allow(missing_docs)]
 
 mod common;
@@ -6,12 +6,14 @@ mod common;
 use std::sync::Arc;
 
 use common::Files;
-use flagstone_blockdev::{FileOptions, IoFuture, MemoryDevice, NullDevice, SharedDevice, Stripe};
-use flagstone_runtime::{Config, DriverChoice, buf, run};
+use flagstone_blockdev::{
+    FileOptions, IoFuture, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
+};
+use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run};
 
 const BLOCK_BYTES: u64 = 4096;
 const SIZE_BYTES: u64 = 4 << 20;
-/// Containers of the runtime that grow by doubling may do so late; an allocation a call would be
+/// Containers of the runtime that grow by doubling may do so late; one allocation per call would be
 /// thousands.
 const SLACK: u64 = 16;
 
@@ -20,10 +22,10 @@ fn memory() -> SharedDevice {
 }
 
 fn stripe(chunk_bytes: u64) -> SharedDevice {
-    Arc::new(Stripe::new(vec![memory(), memory()], chunk_bytes).unwrap())
+    Arc::new(StripeDevice::new(vec![memory(), memory()], chunk_bytes).unwrap())
 }
 
-/// Reads and writes, several at once, of a length in bytes, and flushes now and then.
+/// Concurrent reads and writes of `len` bytes, with occasional flushes.
 async fn calls(device: &SharedDevice, rounds: u64, len: u64) {
     for round in 0..rounds {
         let offset = |number: u64| (round * 7 + number * 13) * BLOCK_BYTES % (SIZE_BYTES - len);
@@ -42,18 +44,13 @@ async fn calls(device: &SharedDevice, rounds: u64, len: u64) {
     }
 }
 
-/// Heap allocations of this thread in a whole run of so many rounds.
-fn allocations(
-    driver: DriverChoice,
-    make: &impl Fn() -> SharedDevice,
-    rounds: u64,
-    len: u64,
-) -> u64 {
-    let config = Config { driver, ..Config::default() };
+/// Heap allocations of this thread in a run of `rounds`.
+fn allocations(driver: IoEngine, make: &impl Fn() -> SharedDevice, rounds: u64, len: u64) -> u64 {
+    let config = RuntimeConfig { io_engine: driver, ..RuntimeConfig::default() };
     let counted = allocation_counter::measure(|| {
         run(&config, async || {
             let device = make();
-            // Takes the memory device's chunks.
+            // Allocates the chunks of the memory device.
             for block in 0..SIZE_BYTES / BLOCK_BYTES {
                 let data = buf::try_alloc(BLOCK_BYTES as usize).unwrap().freeze();
                 device.write(block * BLOCK_BYTES, data, false).await.unwrap();
@@ -65,38 +62,38 @@ fn allocations(
     counted.count_total
 }
 
-fn check(name: &str, driver: DriverChoice, len: u64, make: impl Fn() -> SharedDevice) {
+fn check(name: &str, driver: IoEngine, len: u64, make: impl Fn() -> SharedDevice) {
     let few = allocations(driver, &make, 100, len);
     let many = allocations(driver, &make, 2100, len);
     assert!(many < few + SLACK, "{name}: {} allocations in 6,000 calls", many - few);
 }
 
 #[test]
-fn the_counter_counts() {
+fn allocation_counter_counts() {
     let boxed = allocation_counter::measure(|| drop(std::hint::black_box(Box::new([1; 100]))));
     assert_eq!(boxed.count_total, 1);
 }
 
 #[test]
-fn devices_that_answer_at_once_allocate_nothing() {
+fn immediate_devices_allocate_nothing() {
     let null = || Arc::new(NullDevice::new(SIZE_BYTES, 512).unwrap()) as SharedDevice;
-    check("null", DriverChoice::Threads, BLOCK_BYTES, null);
-    check("memory", DriverChoice::Threads, BLOCK_BYTES, memory);
-    check("stripe, whole", DriverChoice::Threads, BLOCK_BYTES, || stripe(2 * BLOCK_BYTES));
-    check("stripe, split", DriverChoice::Threads, 4 * BLOCK_BYTES, || stripe(BLOCK_BYTES));
+    check("null", IoEngine::Threads, BLOCK_BYTES, null);
+    check("memory", IoEngine::Threads, BLOCK_BYTES, memory);
+    check("stripe, whole", IoEngine::Threads, BLOCK_BYTES, || stripe(2 * BLOCK_BYTES));
+    check("stripe, split", IoEngine::Threads, 4 * BLOCK_BYTES, || stripe(BLOCK_BYTES));
 }
 
 #[test]
-fn a_file_device_allocates_nothing() {
-    let config = Config { driver: DriverChoice::IoUring, ..Config::default() };
+fn file_device_allocates_nothing() {
+    let config = RuntimeConfig { io_engine: IoEngine::IoUring, ..RuntimeConfig::default() };
     if let Err(error) = run(&config, async || {}) {
         return eprintln!("skipped: {error}");
     }
     let files = Files::new();
     let file = || files.device(SIZE_BYTES, &FileOptions::default());
-    check("file", DriverChoice::IoUring, BLOCK_BYTES, file);
+    check("file", IoEngine::IoUring, BLOCK_BYTES, file);
     let striped = || -> SharedDevice {
-        Arc::new(Stripe::new(vec![file(), file()], 2 * BLOCK_BYTES).unwrap())
+        Arc::new(StripeDevice::new(vec![file(), file()], 2 * BLOCK_BYTES).unwrap())
     };
-    check("stripe of files", DriverChoice::IoUring, 4 * BLOCK_BYTES, striped);
+    check("stripe of files", IoEngine::IoUring, 4 * BLOCK_BYTES, striped);
 }

@@ -1,4 +1,4 @@
-//! Every leaf and every layer passes the suite, on every driver, in both usual block sizes.
+//! Conformance of every leaf and layer, on every driver, with both usual block sizes.
 #![allow(missing_docs)]
 
 mod common;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use common::{Files, on_each_driver};
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
-    BlockDevice, Delay, DelayConfig, Fault, FaultConfig, FileDevice, FileOptions, Latency,
-    MemoryDevice, NullDevice, SharedDevice, Stripe,
+    BlockDevice, DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FileDevice,
+    FileOptions, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
 };
 
 const BLOCK_SIZES: [u32; 2] = [512, 4096];
 const MIB: u64 = 1 << 20;
 
-/// Large enough for the largest transfer at several places; neither a power of two nor of whole
-/// chunks.
+/// Large enough for the longest transfer at several offsets; neither a power of two nor a multiple
+/// of the chunk size.
 const LARGE_BYTES: u64 = 36 * MIB + 4096;
 
 fn share(device: impl BlockDevice) -> SharedDevice {
@@ -33,7 +33,7 @@ fn memory(size_bytes: u64, block_bytes: u32) -> SharedDevice {
     share(MemoryDevice::new(size_bytes, block_bytes).unwrap())
 }
 
-/// Disks promise a sector, no more.
+/// Disks guarantee whole sectors only.
 fn of_disk(options: Options) -> Options {
     Options { whole_blocks: false, ..options }
 }
@@ -116,13 +116,13 @@ fn file_device_keeps_durable_data() {
 #[test]
 fn stripe_of_memory() {
     on_each_driver(async |_| {
-        // One child; chunks of a block; chunks that are no power of two; more children than calls
-        // are in flight at once.
+        // One child; chunks of one block; chunks that are not a power of two; more children than
+        // calls in flight.
         for (children, chunk) in [(1, 65536), (2, 4096), (3, 20480), (20, 12288)] {
             for block in BLOCK_SIZES {
                 let make = async || {
                     let child = |number| memory(2 * MIB + number * 65536, block);
-                    share(Stripe::new((0..children).map(child).collect(), chunk).unwrap())
+                    share(StripeDevice::new((0..children).map(child).collect(), chunk).unwrap())
                 };
                 let boundaries_bytes = vec![chunk, chunk * children];
                 let options = Options { boundaries_bytes, ..Options::quick(6) };
@@ -136,7 +136,7 @@ fn stripe_of_memory() {
 async fn large_stripe() {
     let make = async || {
         let children = (0..3).map(|_| memory(12 * MIB + 12288, 512)).collect();
-        share(Stripe::new(children, 4096).unwrap())
+        share(StripeDevice::new(children, 4096).unwrap())
     };
     conformance::run(make, Options::default()).await;
 }
@@ -149,7 +149,7 @@ fn mixed_stripe(files: &Files) -> SharedDevice {
         memory(4 * MIB, 512),
         files.device(3 * MIB + 4096, &FileOptions { block_bytes: Some(512), ..file }),
     ];
-    share(Stripe::new(children, 28 << 10).unwrap())
+    share(StripeDevice::new(children, 28 << 10).unwrap())
 }
 
 #[test]
@@ -164,10 +164,10 @@ fn stripe_of_files_and_memory() {
 fn delay() {
     on_each_driver(async |_| {
         for block in BLOCK_SIZES {
-            let latency = Latency { fixed: Duration::ZERO, jitter: Duration::from_micros(50) };
+            let latency = DelayTime { fixed: Duration::ZERO, jitter: Duration::from_micros(50) };
             let config =
                 DelayConfig { read: latency, write: latency, flush: latency, discard: latency };
-            let make = async || share(Delay::new(memory(MIB, block), config).unwrap());
+            let make = async || share(DelayLayer::new(memory(MIB, block), config).unwrap());
             conformance::run(make, Options::quick(8)).await;
         }
     });
@@ -177,23 +177,24 @@ fn delay() {
 fn fault_without_faults() {
     on_each_driver(async |_| {
         for block in BLOCK_SIZES {
-            let make =
-                async || share(Fault::new(memory(MIB, block), FaultConfig::default()).unwrap().0);
+            let make = async || {
+                share(FaultLayer::new(memory(MIB, block), FaultConfig::default()).unwrap().0)
+            };
             conformance::run(make, Options::quick(9)).await;
         }
     });
 }
 
 #[test]
-fn layers_upon_layers() {
+fn stacked_layers() {
     on_each_driver(async |files| {
         let make = async || {
-            let latency = Latency { fixed: Duration::ZERO, jitter: Duration::from_micros(20) };
+            let latency = DelayTime { fixed: Duration::ZERO, jitter: Duration::from_micros(20) };
             let config = DelayConfig { write: latency, ..DelayConfig::default() };
-            let slow = share(Delay::new(mixed_stripe(files), config).unwrap());
-            let (fault, _) = Fault::new(slow, FaultConfig::default()).unwrap();
+            let slow = share(DelayLayer::new(mixed_stripe(files), config).unwrap());
+            let (fault, _) = FaultLayer::new(slow, FaultConfig::default()).unwrap();
             let other = memory(8 * MIB, 4096);
-            share(Stripe::new(vec![other, share(fault)], 64 << 10).unwrap())
+            share(StripeDevice::new(vec![other, share(fault)], 64 << 10).unwrap())
         };
         conformance::run(make, of_disk(Options::quick(10))).await;
     });

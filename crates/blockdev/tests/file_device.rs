@@ -1,4 +1,4 @@
-//! What only a file device promises.
+//! File device: behavior beyond the promises of every device.
 #![allow(missing_docs)]
 
 mod common;
@@ -10,7 +10,7 @@ use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions};
 use flagstone_runtime::{Buf, buf};
 
 #[test]
-fn what_lies_beyond_the_end_of_a_truncated_file_is_zeroes() {
+fn truncated_file_reads_zeroes_beyond_end() {
     on_each_real_driver(async |files| {
         for direct in [true, false] {
             let path = files.fresh();
@@ -39,7 +39,7 @@ fn geometry_follows_size_and_options() {
         std::fs::write(&path, vec![0; 100_000]).unwrap();
         let device = FileDevice::open(&path, &FileOptions::default()).unwrap();
         let geometry = device.geometry();
-        // A file system with larger units for O_DIRECT rounds down to those.
+        // A file system with larger O_DIRECT units rounds down to them.
         let block = u64::from(geometry.block_bytes);
         assert_eq!(geometry.size_bytes, 100_000 / block * block);
         assert!(geometry.volatile_cache && !geometry.read_only);
@@ -51,7 +51,7 @@ fn geometry_follows_size_and_options() {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn open_errors_explain_the_cause() {
     on_each_real_driver(async |files| {
         let (missing, small) = (files.fresh(), files.fresh());
         let plain = FileOptions::default();
@@ -69,7 +69,7 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn one_file_is_served_once() {
+fn file_is_locked_against_second_open() {
     on_each_real_driver(async |files| {
         let path = files.fresh();
         let options = FileOptions { create_bytes: Some(1 << 20), ..FileOptions::default() };

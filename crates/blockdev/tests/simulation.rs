@@ -1,4 +1,4 @@
-//! What a file device promises of a disk that loses power and fails, in simulated time.
+//! File device on a simulated disk that fails and loses power.
 #![allow(missing_docs)]
 
 use std::cell::RefCell;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, ZeroFlags};
-use flagstone_runtime::sim::{Config, DiskConfig, DiskFaults, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, random_u64};
 
 const DISK: &str = "/dev/disk";
 const BLOCK_BYTES: u64 = 512;
 const TASKS: u64 = 6;
 const BLOCKS_PER_TASK: u64 = 8;
-/// Histories that the tests go through; each takes milliseconds.
+/// Number of simulated histories; each takes milliseconds.
 const SEEDS: u64 = 200;
 
-/// What a block may hold after a power loss: what is durable, or anything written since.
+/// Possible values of a block after a power loss: the durable one, or any written since.
 #[derive(Clone, Default)]
 struct Block {
     durable: u8,
@@ -33,14 +33,14 @@ fn open(direct: bool) -> Arc<FileDevice> {
 }
 
 fn start(seed: u64) -> (Simulation, NodeId) {
-    let sim = Simulation::new(seed, Config::default());
+    let sim = Simulation::new(seed, SimConfig::default());
     let node = sim.add_node("server");
     sim.add_disk(node, DISK, DiskConfig::block_device(1 << 20));
     (sim, node)
 }
 
-/// Writes, zeroes and flushes the blocks of one task until a call fails, and notes what was
-/// promised.
+/// Writes, zeroes and flushes the blocks of one task until a call fails, and records which values
+/// are durable.
 async fn work(device: Arc<FileDevice>, ledger: Ledger, task: u64) -> Result<(), IoError> {
     let mine = task * BLOCKS_PER_TASK..(task + 1) * BLOCKS_PER_TASK;
     for step in 1u64.. {
@@ -79,7 +79,7 @@ async fn work(device: Arc<FileDevice>, ledger: Ledger, task: u64) -> Result<(), 
     Ok(())
 }
 
-/// All that was completed is durable.
+/// All completed changes are durable.
 fn settle(block: &mut Block) {
     block.durable = block.newest;
     block.since.clear();
@@ -141,7 +141,7 @@ fn durable_data_survives_power_loss() {
 }
 
 #[test]
-fn a_flush_that_succeeds_beside_one_that_fails_tells_the_truth() {
+fn concurrent_flushes_report_own_outcome() {
     for seed in 0..SEEDS {
         let faults = DiskFaults { flush_errors: 0.2, write_errors: 0.01, ..DiskFaults::default() };
         history(seed, faults);
@@ -149,7 +149,7 @@ fn a_flush_that_succeeds_beside_one_that_fails_tells_the_truth() {
 }
 
 #[test]
-fn a_failed_flush_poisons_the_device_until_it_is_opened_again() {
+fn failed_flush_poisons_file_device_until_reopened() {
     for direct in [true, false] {
         let (sim, node) = start(1);
         let world = sim.world();
@@ -182,7 +182,7 @@ fn a_failed_flush_poisons_the_device_until_it_is_opened_again() {
 }
 
 #[test]
-fn errors_of_the_disk_keep_their_kind() {
+fn disk_errors_keep_their_kind() {
     let (sim, node) = start(1);
     let world = sim.world();
     let (bad_read, bad_write) = (4096..4608, 8192..8704);
@@ -205,9 +205,9 @@ fn errors_of_the_disk_keep_their_kind() {
 }
 
 #[test]
-fn disks_that_cannot_deallocate_or_zero_are_written_zeroes() {
+fn zeroes_are_written_without_punch_support() {
     for (can_deallocate, can_zero) in [(false, false), (false, true), (true, false)] {
-        let sim = Simulation::new(1, Config::default());
+        let sim = Simulation::new(1, SimConfig::default());
         let node = sim.add_node("server");
         let disk = DiskConfig { can_deallocate, can_zero, ..DiskConfig::block_device(1 << 20) };
         sim.add_disk(node, DISK, disk);

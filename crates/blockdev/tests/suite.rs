@@ -1,69 +1,71 @@
-//! The suite catches the devices that it is there to catch: each test breaks one promise.
+//! Self-test of the conformance kit: each test device breaks one promise, and the suite must
+//! notice.
 #![allow(missing_docs)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
     BlockDevice, Geometry, IoError, IoFuture, MemoryDevice, SharedDevice, ZeroFlags,
 };
 use flagstone_runtime::{Buf, BufMut, block_on, buf, task};
+use parking_lot::Mutex;
 
 const SIZE_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bug {
     None,
-    /// A write now and then is acknowledged and lost.
+    /// Occasionally loses an acknowledged write.
     LosesWrites,
-    /// A write now and then goes to the block beside.
+    /// Occasionally writes to the next block.
     Misdirects,
-    /// The blocks of a long write change place.
+    /// Swaps the blocks of a long write.
     SwapsBlocks,
-    /// Reads leave the end of the buffer as it was.
+    /// Reads leave the end of the buffer unfilled.
     ShortReads,
-    /// Writes take effect in halves of a block, with other calls between.
+    /// Writes take effect in halves of a block, with other calls in between.
     TearsBlocks,
-    /// Nobody checks bounds: offsets wrap around.
+    /// Does not check bounds: offsets wrap around.
     WrapsAround,
-    /// Zeroes stop a block early.
+    /// Zeroes end one block early.
     ShortZeroes,
-    /// Zeroes go a block too far.
+    /// Zeroes end one block late.
     LongZeroes,
-    /// Zeroes are refused though nobody asked for speed.
+    /// Refuses zeroes without `fast_only`.
     RefusesZeroes,
-    /// A discard is an error where it is not supported.
+    /// Reports an error for an unsupported discard.
     RefusesDiscard,
-    /// Discarded blocks hold whatever was there.
+    /// Discarded blocks expose other data.
     DiscardExposesOthers,
-    /// Discarded blocks change from read to read.
+    /// Discarded blocks change between reads.
     DiscardIsUnstable,
-    /// Memory must be aligned.
+    /// Refuses unaligned memory.
     RefusesMemory,
-    /// Flushes are refused.
+    /// Refuses flushes.
     RefusesFlush,
-    /// Writes with FUA are lost.
+    /// Loses writes with FUA.
     LosesDurableWrites,
-    /// A device that calls itself read-only takes writes.
+    /// Reports read-only but accepts writes.
     WritesReadOnly,
-    /// The size is no multiple of the block.
+    /// The size is not a multiple of the block size.
     OddSize,
 }
 
-/// Memory with a bug.
+/// Memory device with a bug.
 struct Broken {
     memory: Arc<MemoryDevice>,
     bug: Bug,
     calls: AtomicU64,
-    /// A range to discard later, and the reads of it since.
+    /// A discarded range, and the number of reads of it since.
     discarded: Mutex<Option<(u64, u64, u32)>>,
 }
 
 impl Broken {
     fn discard_late(&self, at: u64) {
-        let mut discarded = self.discarded.lock().unwrap();
+        let mut discarded = self.discarded.lock();
         if let Some((offset, len, reads)) = &mut *discarded
             && *offset == at
         {
@@ -164,9 +166,9 @@ impl BlockDevice for Broken {
         match self.bug {
             Bug::RefusesDiscard => IoFuture::ready(Err(IoError::Unsupported)),
             Bug::DiscardExposesOthers => self.memory.write(offset, copy(&[9; 512]), false),
-            // What is discarded is gone at the second read after.
+            // Discarded data disappears at the second read.
             Bug::DiscardIsUnstable => {
-                *self.discarded.lock().unwrap() = Some((offset, len, 0));
+                *self.discarded.lock() = Some((offset, len, 0));
                 IoFuture::ready(Ok(()))
             }
             _ => self.memory.discard(offset, len),
@@ -197,12 +199,12 @@ fn passes(bug: Bug) -> bool {
 }
 
 #[test]
-fn a_device_without_bugs_passes() {
+fn correct_device_passes_suite() {
     assert!(passes(Bug::None));
 }
 
 #[test]
-fn each_bug_is_caught() {
+fn suite_catches_each_bug() {
     let bugs = [
         Bug::LosesWrites,
         Bug::Misdirects,

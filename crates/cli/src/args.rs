@@ -1,16 +1,17 @@
-//! The command line: what each command takes, with its ranges and defaults.
+//! Command-line definitions: the options of `serve`, `load`, `check` and `completions`, with their
+//! ranges and defaults.
 //!
-//! Devices, sizes and durations are read by the same functions as in the configuration file.
-//! Options that change a configuration are kept as text and judged together with the file, so
-//! that all mistakes are reported at once.
+//! Devices, sizes and durations use the parsers of the configuration file. Options that change a
+//! configuration stay text and are checked together with the file, so that all mistakes are
+//! reported at once.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
-use flagstone_control::config::{Arguments, Config, Diagnostics};
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::units::{format_size, parse_block_size, parse_duration};
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::units::{format_size, parse_block_size, parse_duration};
+use flagstone_config::{Arguments, Config, Diagnostics};
 
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
@@ -27,7 +28,7 @@ pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTO
 #[derive(Debug, Parser)]
 #[command(name = "flagstone", version = VERSION, propagate_version = false, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -35,25 +36,25 @@ pub struct Cli {
 /// The commands that the program runs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve volumes over NVMe/TCP and NBD until told to stop (SIGTERM, Ctrl-C)
+    /// Serve volumes over NVMe/TCP and NBD until SIGTERM or Ctrl-C
     Serve(ServeArgs),
-    /// Say what a running server serves, to whom, and what goes through it
+    /// Show the volumes of a running server, their hosts and their traffic
     Status(StatusArgs),
-    /// Make, watch and command the mirrors of volumes
+    /// Create, watch and control the mirrors of volumes
     Mirror(MirrorArgs),
-    /// Measure a device, or verify it, with our own load generator
+    /// Measure or verify a device with the built-in load generator
     Load(LoadArgs),
-    /// Say what is wrong with a configuration, without serving anything
+    /// Check a configuration file without serving anything
     Check(CheckArgs),
-    /// Say what cloud disks will do: limits, prices, and the limit that binds
+    /// Predict the limits and prices of cloud disks, and the limit that binds
     Plan(PlanArgs),
-    /// Say what of this host's settings costs performance, and change it when asked
+    /// Find host settings that cost performance, and change them on request
     Doctor(DoctorArgs),
     /// Measure disks and volumes with fio, and compare the results
     Bench(BenchArgs),
     /// Run the published experiments on this machine, with emulated disks and links
     Lab(LabArgs),
-    /// Print the completion script of a shell
+    /// Print a shell completion script
     Completions(CompletionsArgs),
 }
 
@@ -83,45 +84,45 @@ pub struct ServeArgs {
     /// A volume, in addition to the file's (repeatable)
     #[arg(long = "volume", value_name = "NAME=DEVICE")]
     pub volumes: Vec<String>,
-    /// An address to serve on, in place of the file's (repeatable)
+    /// An address to serve on, instead of the file's (repeatable)
     #[arg(long = "listen", value_name = "URL")]
     pub listen: Vec<String>,
     /// Executor threads
     #[arg(long, value_name = "N")]
     pub cores: Option<String>,
-    /// Hard ceiling of pooled I/O buffers
+    /// Upper limit of pooled I/O buffers
     #[arg(long, value_name = "SIZE")]
-    pub memory: Option<String>,
-    /// How I/O reaches the kernel: auto, io_uring or threads
-    #[arg(long, value_name = "DRIVER")]
-    pub driver: Option<String>,
-    /// Longest busy wait before an executor sleeps; 0 turns it off
+    pub buffer_memory: Option<String>,
+    /// I/O engine: auto, io_uring or threads
+    #[arg(long, value_name = "ENGINE")]
+    pub io_engine: Option<String>,
+    /// Longest busy wait before an executor sleeps; 0 turns busy polling off
     #[arg(long, value_name = "DURATION")]
-    pub spin: Option<String>,
-    /// Unix socket of the control API, which `flagstone status` asks; none for no API
+    pub busy_poll: Option<String>,
+    /// Unix socket of the control API that flagstone status uses; none for no API
     #[arg(long, value_name = "PATH")]
     pub api: Option<String>,
-    /// TCP address that gives metrics to Prometheus; none for no such address
+    /// TCP address of the Prometheus metrics; none for no metrics
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
-    /// Form of the log on standard error; RUST_LOG says what is in it
+    /// Format of the log on standard error; RUST_LOG filters it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub log: LogFormat,
 }
 
 impl ServeArgs {
-    /// The configuration that these arguments and their file make.
+    /// Builds the configuration from the file and these options.
     ///
     /// # Errors
-    /// Every mistake in them.
+    /// All mistakes in them.
     pub fn config(&self) -> Result<Config, Diagnostics> {
         let arguments = Arguments {
             volumes: self.volumes.clone(),
             listen: self.listen.clone(),
             cores: self.cores.clone(),
-            memory: self.memory.clone(),
-            driver: self.driver.clone(),
-            spin: self.spin.clone(),
+            buffer_memory: self.buffer_memory.clone(),
+            io_engine: self.io_engine.clone(),
+            busy_poll: self.busy_poll.clone(),
             api: self.api.clone(),
             metrics: self.metrics.clone(),
         };
@@ -132,69 +133,69 @@ impl ServeArgs {
     }
 }
 
-/// The order and kind of a load's requests, by fio's names.
+/// Order and kind of a load's requests, by fio's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Pattern {
-    /// Reads, one after the other
+pub enum LoadPattern {
+    /// Sequential reads
     Read,
-    /// Writes, one after the other
+    /// Sequential writes
     Write,
-    /// Reads at random places
+    /// Random reads
     Randread,
-    /// Writes at random places
+    /// Random writes
     Randwrite,
-    /// Reads and writes, one after the other
+    /// Sequential reads and writes
     #[value(alias = "rw")]
     Readwrite,
-    /// Reads and writes at random places
+    /// Random reads and writes
     Randrw,
-    /// Discards, one after the other
+    /// Sequential discards
     Trim,
-    /// Discards at random places
+    /// Random discards
     Randtrim,
 }
 
-impl Pattern {
+impl LoadPattern {
     /// Whether any request is a write.
     pub fn writes(self) -> bool {
-        !matches!(self, Pattern::Read | Pattern::Randread) && !self.trims()
+        !matches!(self, LoadPattern::Read | LoadPattern::Randread) && !self.trims()
     }
 
     /// Whether any request is a read.
     pub fn reads(self) -> bool {
-        !matches!(self, Pattern::Write | Pattern::Randwrite) && !self.trims()
+        !matches!(self, LoadPattern::Write | LoadPattern::Randwrite) && !self.trims()
     }
 
     /// Whether the requests are discards.
     pub fn trims(self) -> bool {
-        matches!(self, Pattern::Trim | Pattern::Randtrim)
+        matches!(self, LoadPattern::Trim | LoadPattern::Randtrim)
     }
 
-    /// Whether the places are random.
+    /// Whether the offsets are random.
     pub fn is_random(self) -> bool {
-        use Pattern::{Randread, Randrw, Randtrim, Randwrite};
+        use LoadPattern::{Randread, Randrw, Randtrim, Randwrite};
         matches!(self, Randread | Randwrite | Randrw | Randtrim)
     }
 }
 
-/// How I/O of a load reaches the kernel.
+/// I/O engine of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadDriver {
-    /// io_uring, or threads where it is forbidden
+pub enum LoadIoEngine {
+    /// io_uring, or threads where io_uring is not permitted
     Auto,
-    /// io_uring or nothing
+    /// io_uring, or fail
     #[value(name = "io_uring")]
     IoUring,
-    /// Plain threads
+    /// Blocking calls on threads
     Threads,
 }
 
-/// Which side a crash took, and so what may be lost.
+/// The side that crashed, which decides what may be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum AfterCrash {
-    /// The generator: nothing that was acknowledged may be lost
+    /// The generator: no acknowledged write may be lost
     Client,
-    /// The server or its power: writes that were not flushed may be lost
+    /// The server or its power: unflushed writes may be lost
     Server,
 }
 
@@ -205,77 +206,77 @@ pub struct LoadArgs {
     pub target: DeviceSpec,
     /// Order and kind of the requests
     #[arg(long, value_enum, value_name = "PATTERN")]
-    pub rw: Pattern,
+    pub rw: LoadPattern,
     /// Bytes of one request: a multiple of 512 up to 32MiB; as in fio, 4k is 4,096
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = request_bytes)]
     pub bs: u32,
-    /// Requests in progress on each thread
+    /// Requests in flight on each thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8192))]
     pub depth: u16,
-    /// How long; 10s if neither this nor --ios is given, and whichever ends first if both are
+    /// Run time; 10s if neither this nor --ios is given, and whichever ends first if both are
     #[arg(long, value_name = "DURATION", value_parser = run_time)]
     pub time: Option<Duration>,
-    /// How many requests, of all threads together
+    /// Number of requests, of all threads together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub ios: Option<u64>,
-    /// Bytes of the device to use, from --offset on; all of it if not given
+    /// Bytes of the device to use from --offset on; to its end if not given
     #[arg(long, value_name = "SIZE", value_parser = block_multiple)]
     pub size: Option<u64>,
-    /// Where on the device to begin
+    /// First byte of the device to use
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = block_multiple)]
     pub offset: u64,
-    /// Executor threads, each with --depth requests in progress
+    /// Executor threads, each with --depth requests in flight
     #[arg(long, alias = "cores", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
-    /// Reads among a hundred requests, for readwrite and randrw
+    /// Percentage of reads, for readwrite and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub read_percent: u8,
     /// Write a pattern and check it: finds lost, torn, stale and misplaced blocks
     #[arg(long)]
     pub verify: bool,
-    /// With --verify: keep what was acknowledged in this file, to be checked after a crash
+    /// With --verify: record acknowledged writes in this file, for a check after a crash
     #[arg(long, value_name = "FILE", requires = "verify")]
     pub verify_state: Option<PathBuf>,
-    /// Write nothing: check the device against --verify-state after a crash of one side
+    /// Only check the device against --verify-state after a crash of one side
     #[arg(long, value_enum, value_name = "SIDE", requires = "verify_state")]
     pub after_crash: Option<AfterCrash>,
-    /// Runs before the counting and --time begin; not with --verify
+    /// Warm-up before counting and --time start; not with --verify
     #[arg(long, value_name = "DURATION", value_parser = run_time)]
     pub ramp: Option<Duration>,
     /// Force unit access: every write is durable when it completes
     #[arg(long)]
     pub fua: bool,
-    /// A flush after each N writes
+    /// Flush after every N writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub flush_every: Option<u32>,
-    /// Failed requests to bear; one more ends the load
+    /// Failed requests to tolerate; one more stops the load
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub errors_max: u64,
-    /// How I/O reaches the kernel
-    #[arg(long, value_enum, value_name = "DRIVER", default_value = "auto")]
-    pub driver: LoadDriver,
-    /// Seed of the places and the pattern; the same seed makes the same requests
+    /// I/O engine
+    #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
+    pub io_engine: LoadIoEngine,
+    /// Seed of offsets and pattern; the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// I/O queues of each thread, for nvme-tcp: devices alone; 1 if not given
+    /// I/O queues per thread, only for nvme-tcp: devices; 1 if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     pub queues: Option<u16>,
-    /// Most requests a second, of all threads together; no limit if not given
+    /// Maximum requests per second, of all threads together; unlimited if not given
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate: Option<u64>,
-    /// Results as JSON on standard output
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// How long a load runs when neither `--time` nor `--ios` is given.
+/// Run time of a load without `--time` and `--ios`.
 pub const DEFAULT_LOAD_TIME: Duration = Duration::from_secs(10);
 
 /// Largest request of a load, in bytes: the largest that any device here takes.
 pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
 
 impl LoadArgs {
-    /// When to stop by the clock; `None` to stop by `--ios` alone.
+    /// Run time; `None` if only `--ios` ends the load.
     pub fn run_time(&self) -> Option<Duration> {
         match (self.time, self.ios) {
             (None, None) => Some(DEFAULT_LOAD_TIME),
@@ -331,21 +332,21 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_hold_together() {
+    fn clap_definitions_are_consistent() {
         Cli::command().debug_assert();
         Serve::command().debug_assert();
         Load::command().debug_assert();
     }
 
     #[test]
-    fn a_load_like_fios() {
+    fn load_options_match_fio() {
         let args = load("null:1TiB --rw randread --bs 4k --depth 32 --time 10s").expect("right");
         assert_eq!(args.target, DeviceSpec::Null { size_bytes: 1 << 40 });
         assert_eq!((args.bs, args.depth, args.threads), (4096, 32, 1));
         assert_eq!(args.run_time(), Some(Duration::from_secs(10)));
         assert!(args.rw.is_random() && args.rw.reads() && !args.rw.writes());
         let args = load("./f --rw rw --cores 2 --ios 5 --offset 1m").expect("right");
-        assert_eq!((args.rw, args.threads, args.offset), (Pattern::Readwrite, 2, 1 << 20));
+        assert_eq!((args.rw, args.threads, args.offset), (LoadPattern::Readwrite, 2, 1 << 20));
         assert!(args.rw.reads() && args.rw.writes() && !args.rw.trims());
         for (word, random) in [("trim", false), ("randtrim", true)] {
             let rw = load(&format!("./f --rw {word}")).expect("right").rw;
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn mistaken_loads_say_what_to_write() {
+    fn invalid_load_options_name_accepted_values() {
         for (line, part) in [
             ("nul:1TiB --rw read", "unknown kind of device"),
             ("null:1TiB --rw random", "randread"),
@@ -378,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn serving_without_a_file() {
+    fn serve_without_configuration_file() {
         let words = "serve --volume db=memory:1GiB --volume log=null:1TiB \
                      --listen nvme-tcp://127.0.0.1:0 --cores 2 --log json";
         let serve = Serve::try_parse_from(words.split_whitespace()).expect("right").args;

@@ -1,15 +1,15 @@
-//! `flagstone check FILE`: says what is wrong with a configuration, without serving anything.
+//! `flagstone check FILE`: validates a configuration without serving anything.
 
 use std::io;
 
-use flagstone_control::config::{Arguments, Config, Diagnostics};
+use flagstone_config::{Arguments, Config, Diagnostics};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
 use crate::exit::Exit;
 use crate::output::{complain, print, wants_color};
 
-/// Runs the command: mistakes go to standard error as text, or to standard output as JSON.
+/// Runs the command. Mistakes go to standard error as text, or to standard output as JSON.
 pub fn run(args: &CheckArgs) -> Exit {
     let name = args.file.display().to_string();
     match (Config::read(&args.file, &Arguments::default()), args.json) {

@@ -1,46 +1,54 @@
-//! Columns that stand under each other.
+//! Text tables: aligned columns without borders, two spaces apart.
+//!
+//! Lines have no trailing spaces, so that recorded outputs survive an editor that strips them.
 
-/// The side on which a column's cells begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    Left,
-    Right,
+pub(crate) use comfy_table::CellAlignment::{self, Left, Right};
+use comfy_table::{ColumnConstraint, Table, Width, presets};
+
+/// The head and the rows, one string for each line. Each column is as wide as its widest cell.
+pub(crate) fn lines(head: &[(&str, CellAlignment)], rows: &[Vec<String>]) -> Vec<String> {
+    let alignments: Vec<CellAlignment> = head.iter().map(|(_, alignment)| *alignment).collect();
+    let mut table = table(rows);
+    table.set_header(head.iter().map(|(name, _)| *name));
+    aligned(table, &alignments)
 }
 
-/// The head, a rule of dashes and the rows, as lines without spaces at their ends. Rows have as many
-/// cells as the head; each column is as wide as its widest cell.
-pub(crate) fn lines(head: &[(&str, Side)], rows: &[Vec<String>]) -> Vec<String> {
-    let widths: Vec<usize> = head
-        .iter()
-        .enumerate()
-        .map(|(column, (name, _))| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([name.chars().count()]).max().unwrap_or(0)
-        })
-        .collect();
-    let line = |cells: &[String]| {
-        let padded =
-            cells.iter().zip(head).zip(&widths).map(|((cell, (_, side)), width)| match side {
-                Side::Left => format!("{cell:<width$}"),
-                Side::Right => format!("{cell:>width$}"),
-            });
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let names: Vec<String> = head.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-    let mut out = vec![line(&names), line(&rule)];
-    out.extend(rows.iter().map(|row| line(row)));
-    out
+/// Rows without a head.
+pub(crate) fn rows(alignments: &[CellAlignment], rows: &[Vec<String>]) -> Vec<String> {
+    aligned(table(rows), alignments)
 }
 
-/// A text in lines of at most `most` characters, as far as its words are not longer.
-pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
+/// Like [`lines`], with all columns to the left and cells wrapped at `width` characters.
+pub(crate) fn wrapped_lines(head: &[&str], rows: &[Vec<String>], width: u16) -> Vec<String> {
+    let mut table = table(rows);
+    table.set_header(head);
+    for column in table.column_iter_mut() {
+        column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(width + 2)));
+    }
+    aligned(table, &vec![Left; head.len()])
+}
+
+fn table(rows: &[Vec<String>]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).add_rows(rows);
+    table
+}
+
+fn aligned(mut table: Table, alignments: &[CellAlignment]) -> Vec<String> {
+    for (column, alignment) in table.column_iter_mut().zip(alignments) {
+        column.set_padding((0, 2)).set_cell_alignment(*alignment);
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// Breaks a text at spaces into lines of at most `width` characters. A longer word is a line.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("there is always one");
         if line.is_empty() {
             line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() <= most {
+        } else if line.chars().count() + 1 + word.chars().count() <= width {
             line.push(' ');
             line.push_str(word);
         } else {
@@ -52,19 +60,30 @@ pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Side, lines, wrapped};
+    use super::*;
+
+    fn cells(cells: &[&str]) -> Vec<String> {
+        cells.iter().map(|cell| (*cell).to_owned()).collect()
+    }
 
     #[test]
-    fn long_texts_go_on_below() {
+    fn texts_wrap_at_spaces() {
         assert_eq!(wrapped("from 10 GiB to", 7), ["from 10", "GiB to"]);
         assert_eq!(wrapped("hyperdisk-balanced", 7), ["hyperdisk-balanced"]);
         assert_eq!(wrapped("", 7), [""]);
     }
 
     #[test]
-    fn cells_stand_under_each_other() {
-        let rows = [vec!["a".to_owned(), "10".to_owned()], vec!["bcd".to_owned(), "9".to_owned()]];
-        let head = [("of", Side::Left), ("n", Side::Right)];
-        assert_eq!(lines(&head, &rows), ["of    n", "---  --", "a    10", "bcd   9"]);
+    fn numbers_align_to_the_right() {
+        let body = [cells(&["a", "10"]), cells(&["bcd", "9"])];
+        assert_eq!(lines(&[("of", Left), ("n", Right)], &body), ["of    n", "a    10", "bcd   9"]);
+        assert_eq!(rows(&[Left, Right], &body), ["a    10", "bcd   9"]);
+    }
+
+    #[test]
+    fn long_cells_wrap_in_their_column() {
+        let body = [cells(&["a", "from 10 GiB to"]), cells(&["b", "x"])];
+        let expected = ["of  n", "a   from 10", "    GiB to", "b   x"];
+        assert_eq!(wrapped_lines(&["of", "n"], &body, 7), expected);
     }
 }

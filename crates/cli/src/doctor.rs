@@ -1,55 +1,55 @@
-//! `flagstone doctor`: says what of the host's settings costs performance, and changes it.
+//! `flagstone doctor`: finds host settings that cost performance, and changes them.
 
 use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use flagstone_host::apply::{Outcome, undo};
-use flagstone_host::checks::{Expectations, Workload};
-use flagstone_host::doctor::{REPORT_VERSION, Report, diagnose, resolve};
+use flagstone_host::apply::{ChangeOutcome, undo};
+use flagstone_host::checks::{Expectations, TuningGoal};
+use flagstone_host::doctor::{DoctorReport, REPORT_VERSION, diagnose, resolve};
 use flagstone_host::report;
 use flagstone_host::root::Root;
 
 use crate::exit::Exit;
 use crate::output::{complain, print, wants_color};
 
-/// What the disks are to be good at.
+/// Tuning goal of the disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoctorWorkload {
-    /// Small I/O at random places
+    /// Small random I/O
     Iops,
-    /// Large I/O, one after the other
+    /// Large sequential I/O
     Throughput,
 }
 
 /// Arguments of `flagstone doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Disks to look at, such as /dev/sdb; all if none is named
+    /// Disks to check, such as /dev/sdb; all if none is given
     #[arg(value_name = "DEVICE")]
     pub devices: Vec<String>,
-    /// What the disks are to be good at; read-ahead is judged only if this is given
+    /// Tuning goal of the disks; read-ahead is checked only with this
     #[arg(long, value_enum, value_name = "WORKLOAD")]
     pub workload: Option<DoctorWorkload>,
-    /// I/O operations a second that are expected: enough CPUs and queue depth for them?
+    /// Expected IOPS, to check the number of CPUs and the queue depth
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iops: Option<u64>,
-    /// Judge the network too, as a server of volumes wants it
+    /// Check the network too, for a server of volumes
     #[arg(long)]
     pub server: bool,
-    /// Make the safe changes after showing them, with a journal of what was before
+    /// Make the safe changes after showing them, with a journal for --undo
     #[arg(long)]
     pub apply: bool,
-    /// With --apply: keep the changes over a restart, as a udev rule and a sysctl file
+    /// With --apply: keep the changes across restarts, as a udev rule and a sysctl file
     #[arg(long, requires = "apply")]
     pub persist: bool,
-    /// Give back what was before --apply and --persist
+    /// Restore the settings from before --apply and --persist
     #[arg(long, conflicts_with_all = ["apply", "devices", "workload", "iops", "server"])]
     pub undo: bool,
-    /// Report as JSON on standard output
+    /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
-    /// Look at the files of a host below this directory, such as one recorded
+    /// Use the host files below this directory, such as a recorded host
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
 }
@@ -57,12 +57,12 @@ pub struct DoctorArgs {
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> Exit {
     if !args.root.is_dir() {
-        complain(&format!("flagstone: error: {}: no directory\n", args.root.display()));
+        complain(&format!("flagstone: error: {}: not a directory\n", args.root.display()));
         return Exit::Usage;
     }
     let root = Root::new(&args.root);
     if args.undo {
-        return give_back(args, &root);
+        return undo_changes(args, &root);
     }
     let names = args.devices.iter().map(|device| resolve(&root, device));
     let mut named = match names.collect::<Result<Vec<_>, _>>() {
@@ -75,8 +75,8 @@ pub fn run(args: &DoctorArgs) -> Exit {
     named.sort();
     named.dedup();
     let workload = args.workload.map(|workload| match workload {
-        DoctorWorkload::Iops => Workload::Iops,
-        DoctorWorkload::Throughput => Workload::Throughput,
+        DoctorWorkload::Iops => TuningGoal::Iops,
+        DoctorWorkload::Throughput => TuningGoal::Throughput,
     });
     let expected = Expectations { workload, iops: args.iops, server: args.server, named };
     let mut report = diagnose(&root, &expected);
@@ -94,7 +94,7 @@ pub fn run(args: &DoctorArgs) -> Exit {
     }
 }
 
-fn change(args: &DoctorArgs, root: &Root, report: &mut Report) -> Exit {
+fn change(args: &DoctorArgs, root: &Root, report: &mut DoctorReport) -> Exit {
     match report.apply(root, args.persist) {
         Ok(()) => ended(report.changes.as_deref().unwrap_or_default()),
         Err(error) => {
@@ -104,15 +104,13 @@ fn change(args: &DoctorArgs, root: &Root, report: &mut Report) -> Exit {
     }
 }
 
-fn give_back(args: &DoctorArgs, root: &Root) -> Exit {
+fn undo_changes(args: &DoctorArgs, root: &Root) -> Exit {
     match undo(root) {
         Ok(outcomes) if args.json => {
             let report = serde_json::json!({ "version": REPORT_VERSION, "changes": outcomes });
             print(&json(&report), ended(&outcomes))
         }
-        Ok(outcomes) => {
-            print(&changes(Some(&outcomes), "nothing to give back\n"), ended(&outcomes))
-        }
+        Ok(outcomes) => print(&changes(Some(&outcomes), "nothing to undo\n"), ended(&outcomes)),
         Err(error) => {
             complain(&format!("flagstone: error: {error}\n"));
             Exit::Failed
@@ -120,14 +118,14 @@ fn give_back(args: &DoctorArgs, root: &Root) -> Exit {
     }
 }
 
-fn ended(outcomes: &[Outcome]) -> Exit {
-    match outcomes.iter().any(Outcome::is_failure) {
+fn ended(outcomes: &[ChangeOutcome]) -> Exit {
+    match outcomes.iter().any(ChangeOutcome::is_failure) {
         true => Exit::Failed,
         false => Exit::Success,
     }
 }
 
-fn changes(outcomes: Option<&[Outcome]>, none: &str) -> String {
+fn changes(outcomes: Option<&[ChangeOutcome]>, none: &str) -> String {
     match outcomes {
         None => String::new(),
         Some([]) => format!("\n{none}"),

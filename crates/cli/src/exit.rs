@@ -1,28 +1,28 @@
-//! How the program ends: one code for each thing that a script would do differently.
+//! Exit statuses of the program: one for each case that a script handles differently.
 
 use std::process::ExitCode;
 
-/// The exit codes, documented in `docs/cli.md`. A panic, which is a bug, ends with 101; a signal
-/// that is not handled with 128 and its number, as the shell reports it.
+/// Exit statuses, documented in `docs/cli.md`. A panic ends the process with SIGABRT. A shell reports
+/// an unhandled signal as 128 plus its number, so a panic as 134.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// It did what it was asked; a server was told to stop and did so in order.
+    /// Success; a stopped server has drained.
     Success = 0,
     /// The operation failed: a device, an address or a connection.
     Failed = 1,
-    /// The command line or the configuration is wrong; nothing was done.
+    /// Wrong command line or configuration; nothing was done.
     Usage = 2,
-    /// Data that was read is not what was written.
+    /// Verification found wrong data.
     VerifyFailed = 3,
-    /// It was interrupted before it was done; what was printed is of the part that was.
+    /// Interrupted; the output covers the completed part.
     Interrupted = 4,
-    /// Something is slower than it may be.
+    /// Slower than `--fail-if-slower` allows.
     Slower = 5,
 }
 
 impl Exit {
-    /// All of them, in the order of their codes.
+    /// All statuses, in numerical order.
     pub const ALL: [Exit; 6] = [
         Exit::Success,
         Exit::Failed,
@@ -37,17 +37,15 @@ impl Exit {
         self as u8
     }
 
-    /// What it means, as documented.
+    /// The meaning, as documented.
     pub fn meaning(self) -> &'static str {
         match self {
-            Exit::Success => "done; or a server was told to stop and has drained",
+            Exit::Success => "success; or a stopped server has drained",
             Exit::Failed => "the operation failed: a device, an address or a connection",
             Exit::Usage => "wrong command line or configuration; nothing was done",
-            Exit::VerifyFailed => "data that was read is not what was written",
-            Exit::Interrupted => {
-                "interrupted before it was done; what is printed is of the part that was"
-            }
-            Exit::Slower => "it is slower than `--fail-if-slower` allows",
+            Exit::VerifyFailed => "verification found wrong data",
+            Exit::Interrupted => "interrupted; the output covers the completed part",
+            Exit::Slower => "slower than `--fail-if-slower` allows",
         }
     }
 }

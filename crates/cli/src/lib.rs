@@ -1,5 +1,5 @@
-//! The parts of the `flagstone` program: its arguments, one module a command, and what the
-//! commands share (exit codes, logs, output). `docs/cli.md` is checked against [`args`].
+//! Library of the `flagstone` program: one module for each command, and their common parts
+//! (options, exit statuses, logs, output). A test compares `docs/cli.md` with [`args`].
 
 pub mod args;
 pub mod bench;
@@ -13,6 +13,7 @@ pub mod load;
 pub mod logging;
 pub mod mirror;
 pub mod output;
+pub mod panic;
 pub mod plan;
 pub mod serve;
 pub mod status;

@@ -1,39 +1,41 @@
-//! `flagstone load`: measures a device with our own closed-loop load generator, or verifies it.
+//! `flagstone load`: measures or verifies a device with the closed-loop load generator.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use flagstone_control::device_spec::DeviceSpec;
-use flagstone_control::stack::{OpenOptions, open_device};
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_load::job::{BlockSize, Crash, Verify};
-use flagstone_load::{Job, Outcome, Pattern as JobPattern, Progress, Results, RunError, Stop};
-use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, run as run_cores, signal, spawn};
+use flagstone_load::{
+    AccessPattern, LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop,
+};
+use flagstone_runtime::{IoEngine, RuntimeConfig, run as run_cores, signal, spawn};
+use flagstone_stack::{OpenOptions, open_device};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::args::{AfterCrash, LoadArgs, LoadDriver, Pattern};
+use crate::args::{AfterCrash, LoadArgs, LoadIoEngine, LoadPattern};
 use crate::exit::Exit;
 use crate::logging::{self, LogFormat};
 use crate::output::{complain, print};
 
-/// Queue entries of remote devices: enough for the deepest queue of one core.
+/// Queue entries of remote devices: the deepest queue of one core.
 const QUEUE_DEPTH_MAX: u16 = 1023;
 
 /// Runs the command.
 pub fn run(args: &LoadArgs) -> Exit {
     if args.queues.is_some() && !matches!(args.target, DeviceSpec::NvmeTcp(_)) {
-        return fail("--queues is for nvme-tcp:// devices alone: leave it out", Exit::Usage);
+        return fail("--queues is only for nvme-tcp:// devices: leave it out", Exit::Usage);
     }
     if let Err(error) = logging::init(LogFormat::Text) {
         return fail(&error, Exit::Usage);
     }
     let config = RuntimeConfig {
         cores: args.threads.into(),
-        driver: match args.driver {
-            LoadDriver::Auto => DriverChoice::Auto,
-            LoadDriver::IoUring => DriverChoice::IoUring,
-            LoadDriver::Threads => DriverChoice::Threads,
+        io_engine: match args.io_engine {
+            LoadIoEngine::Auto => IoEngine::Auto,
+            LoadIoEngine::IoUring => IoEngine::IoUring,
+            LoadIoEngine::Threads => IoEngine::Threads,
         },
-        memory_bytes: MEMORY_BYTES,
+        buffer_memory_bytes: MEMORY_BYTES,
         ..RuntimeConfig::default()
     };
     let results = match run_cores(&config, || measure(args)) {
@@ -48,10 +50,10 @@ pub fn run(args: &LoadArgs) -> Exit {
     print(&text, exit_of(&results))
 }
 
-/// Ceiling of the generator's pooled buffers, in bytes.
+/// Upper limit of the generator's pooled buffers, in bytes.
 const MEMORY_BYTES: usize = 1 << 30;
 
-struct Problem {
+struct LoadFailure {
     text: String,
     exit: Exit,
 }
@@ -61,17 +63,17 @@ fn fail(text: &str, exit: Exit) -> Exit {
     exit
 }
 
-fn exit_of(results: &Results) -> Exit {
+fn exit_of(results: &LoadResults) -> Exit {
     match results.outcome {
-        Outcome::Complete => Exit::Success,
-        Outcome::VerifyFailed => Exit::VerifyFailed,
-        Outcome::Stopped => Exit::Interrupted,
-        Outcome::Unresponsive | Outcome::IoErrors => Exit::Failed,
+        LoadOutcome::Complete => Exit::Success,
+        LoadOutcome::VerifyFailed => Exit::VerifyFailed,
+        LoadOutcome::Stopped => Exit::Interrupted,
+        LoadOutcome::Unresponsive | LoadOutcome::IoErrors => Exit::Failed,
     }
 }
 
-async fn measure(args: &LoadArgs) -> Result<Results, Problem> {
-    let failed = |text: String| Problem { text, exit: Exit::Failed };
+async fn measure(args: &LoadArgs) -> Result<LoadResults, LoadFailure> {
+    let failed = |text: String| LoadFailure { text, exit: Exit::Failed };
     signal::catch_termination().map_err(|error| failed(error.to_string()))?;
     let options = OpenOptions {
         read_only: !(args.rw.writes() || args.rw.trims()) || args.after_crash.is_some(),
@@ -94,17 +96,17 @@ async fn measure(args: &LoadArgs) -> Result<Results, Problem> {
     bar.clear();
     results.map_err(|error| {
         let exit = if matches!(error, RunError::Job(_)) { Exit::Usage } else { Exit::Failed };
-        Problem { text: error.to_string(), exit }
+        LoadFailure { text: error.to_string(), exit }
     })
 }
 
-/// Blocks of 512 bytes where the load needs them, the device's own where it does not.
+/// Blocks of 512 bytes where the load needs them, else the device's own.
 fn block_bytes(args: &LoadArgs) -> Option<u32> {
     let sizes = [args.bs.into(), args.offset, args.size.unwrap_or(0)];
     (!sizes.iter().all(|size: &u64| size.is_multiple_of(4096))).then_some(512)
 }
 
-fn job(args: &LoadArgs) -> Job {
+fn job(args: &LoadArgs) -> LoadJob {
     let recorded = args.after_crash.zip(args.verify_state.clone());
     let verify = match recorded {
         Some((crash, state)) => {
@@ -116,16 +118,16 @@ fn job(args: &LoadArgs) -> Job {
         }
         None => args.verify.then(|| Verify::Written { state: args.verify_state.clone() }),
     };
-    Job {
+    LoadJob {
         pattern: match args.rw {
-            Pattern::Read => JobPattern::Read,
-            Pattern::Write => JobPattern::Write,
-            Pattern::Randread => JobPattern::RandRead,
-            Pattern::Randwrite => JobPattern::RandWrite,
-            Pattern::Readwrite => JobPattern::Rw,
-            Pattern::Randrw => JobPattern::RandRw,
-            Pattern::Trim => JobPattern::Trim,
-            Pattern::Randtrim => JobPattern::RandTrim,
+            LoadPattern::Read => AccessPattern::Read,
+            LoadPattern::Write => AccessPattern::Write,
+            LoadPattern::Randread => AccessPattern::RandRead,
+            LoadPattern::Randwrite => AccessPattern::RandWrite,
+            LoadPattern::Readwrite => AccessPattern::Rw,
+            LoadPattern::Randrw => AccessPattern::RandRw,
+            LoadPattern::Trim => AccessPattern::Trim,
+            LoadPattern::Randtrim => AccessPattern::RandTrim,
         },
         read_percent: args.read_percent,
         block_sizes: vec![BlockSize { bytes: args.bs as usize, weight: 1 }],
@@ -146,7 +148,7 @@ fn job(args: &LoadArgs) -> Job {
     }
 }
 
-/// Progress on a terminal; nothing elsewhere, so that logs stay readable.
+/// Progress bar on a terminal; nothing elsewhere, to keep logs readable.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -165,7 +167,7 @@ impl Bar {
         Bar(bar)
     }
 
-    fn show(&self, progress: &Progress) {
+    fn show(&self, progress: &LoadProgress) {
         self.0.set_position(progress.elapsed.as_secs());
         let what = if progress.reads_back { "reading back, " } else { "" };
         let wrong = match (progress.errors, progress.violations) {

@@ -1,4 +1,4 @@
-//! Logs: structured, to standard error, filtered by `RUST_LOG`.
+//! Logs: structured, on standard error, filtered by `RUST_LOG`.
 
 use std::io;
 
@@ -7,22 +7,22 @@ use tracing_subscriber::EnvFilter;
 
 use crate::output::wants_color;
 
-/// Form of the log.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// A line for people, coloured on a terminal.
+    /// Text for people, colored on a terminal.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What is logged when `RUST_LOG` is not set.
+/// Filter without `RUST_LOG`.
 const DEFAULT_FILTER: &str = "info";
 
-/// Starts logging. Called once, before the first message.
+/// Starts logging. Call once, before the first message.
 ///
 /// # Errors
-/// `RUST_LOG` that is not understood, or logging that was started before, as a text for people.
+/// `RUST_LOG` is invalid, or logging has already started. The error is a message for people.
 pub fn init(format: LogFormat) -> Result<(), String> {
     let directives = std::env::var("RUST_LOG").unwrap_or_default();
     let builder =
@@ -49,11 +49,11 @@ mod tests {
     use super::filter;
 
     #[test]
-    fn filters_are_read_strictly() {
+    fn log_filter_is_validated() {
         assert_eq!(filter("").expect("the default").to_string(), "info");
         assert_eq!(filter("warn").expect("a level").to_string(), "warn");
-        assert!(filter("flagstone_nvmf=debug,warn").is_ok());
-        let error = filter("flagstone_nvmf=loud").expect_err("no such level");
+        assert!(filter("flagstone_nvmf_target=debug,warn").is_ok());
+        let error = filter("flagstone_nvmf_target=loud").expect_err("no such level");
         assert!(error.starts_with("RUST_LOG is not understood"), "{error}");
     }
 }

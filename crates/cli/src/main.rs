@@ -4,10 +4,13 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use flagstone_cli::args::{Cli, Command};
-use flagstone_cli::{bench, check, completions, doctor, lab, load, mirror, plan, serve, status};
+use flagstone_cli::{
+    bench, check, completions, doctor, lab, load, mirror, panic, plan, serve, status,
+};
 
 fn main() -> ExitCode {
-    // Clap prints its own errors, and leaves with code 2, which is also `Exit::Usage`.
+    panic::install_hook();
+    // Clap prints its own errors and exits with status 2, which equals `Exit::Usage`.
     let exit = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Load(args) => load::run(&args),

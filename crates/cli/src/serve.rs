@@ -1,10 +1,10 @@
-//! `flagstone serve`: serves the volumes of a configuration until it is told to stop.
+//! `flagstone serve`: serves the volumes of a configuration until it is stopped.
 
 use std::io::{self, Write as _};
 
-use flagstone_control::config::{Config, Driver};
-use flagstone_control::serve::{ServeError, serve};
-use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, StartError, run as run_cores};
+use flagstone_config::Config;
+use flagstone_runtime::{RuntimeConfig, StartError, run as run_cores};
+use flagstone_server::serve::{ServeError, serve};
 
 use crate::args::ServeArgs;
 use crate::exit::Exit;
@@ -40,7 +40,7 @@ fn flatten(started: Result<Result<(), ServeError>, StartError>) -> Result<(), St
     started.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
-/// Prints what is served. A reader that has gone is no reason to stop serving.
+/// Prints the served addresses. A closed pipe does not stop the server.
 fn announce(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -50,13 +50,9 @@ fn runtime_config(config: &Config) -> RuntimeConfig {
     let server = &config.server;
     RuntimeConfig {
         cores: server.cores.map_or(0, |cores| cores as usize),
-        driver: match server.driver {
-            Driver::Auto => DriverChoice::Auto,
-            Driver::IoUring => DriverChoice::IoUring,
-            Driver::Threads => DriverChoice::Threads,
-        },
-        spin_ns: u64::try_from(server.spin.as_nanos()).unwrap_or(u64::MAX),
-        memory_bytes: usize::try_from(server.memory_bytes).unwrap_or(usize::MAX),
+        io_engine: server.io_engine,
+        busy_poll_ns: u64::try_from(server.busy_poll.as_nanos()).unwrap_or(u64::MAX),
+        buffer_memory_bytes: usize::try_from(server.buffer_memory_bytes).unwrap_or(usize::MAX),
         pin_from: None,
     }
 }

@@ -1,10 +1,10 @@
-//! `flagstone doctor` as scripts see it, on a recorded host.
+//! `flagstone doctor` end to end, on a recorded host.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A host with one SSD, whose scheduler and whose read-ahead are not right.
+/// A host with one SSD that has the wrong scheduler and read-ahead.
 const FILES: [(&str, &str); 10] = [
     ("proc/sys/kernel/osrelease", "6.1.0"),
     ("proc/loadavg", "0.00 0.00 0.00 1/2 3"),
@@ -47,7 +47,7 @@ fn json(output: &Output) -> serde_json::Value {
 }
 
 #[test]
-fn it_shows_changes_and_gives_back() {
+fn doctor_applies_and_undoes() {
     let host = host();
     let read = |file: &str| fs::read_to_string(host.path().join(file)).expect("it is there");
     let looked = doctor(host.path(), &["/dev/sda", "--workload", "throughput"]);
@@ -79,11 +79,11 @@ fn it_shows_changes_and_gives_back() {
     assert_eq!(read("sys/block/sda/queue/read_ahead_kb"), "128\n");
     assert!(!host.path().join("etc/udev/rules.d/99-flagstone-doctor.rules").exists());
     let again = doctor(host.path(), &["--undo"]);
-    assert_eq!((again.status.code(), text(&again)), (Some(0), "\nnothing to give back\n"));
+    assert_eq!((again.status.code(), text(&again)), (Some(0), "\nnothing to undo\n"));
 }
 
 #[test]
-fn the_json_has_the_documented_keys() {
+fn doctor_json_is_documented() {
     let host = host();
     let report = json(&doctor(host.path(), &["--json", "--iops", "6000"]));
     let keys = |value: &serde_json::Value| {
@@ -99,7 +99,7 @@ fn the_json_has_the_documented_keys() {
     for object in [&report, &report["host"], &report["expected"], finding, &scheduler["changes"][0]]
     {
         for key in keys(object) {
-            assert!(page.contains(&format!("`{key}`")), "docs/doctor.md does not tell {key}");
+            assert!(page.contains(&format!("`{key}`")), "docs/doctor.md lacks {key}");
         }
     }
     assert_eq!(report["version"], 1);
@@ -107,7 +107,7 @@ fn the_json_has_the_documented_keys() {
 }
 
 #[test]
-fn mistakes_change_nothing() {
+fn doctor_mistakes_change_nothing() {
     let host = host();
     for arguments in [
         &["/dev/sdz"][..],

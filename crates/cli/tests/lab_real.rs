@@ -1,5 +1,5 @@
-//! `flagstone lab` on what stands for real disks and hosts: files, and nodes of this machine. What is
-//! asserted never depends on how fast the machine is.
+//! `flagstone lab` on stand-ins for real disks and hosts: files, and nodes of this machine. No
+//! assertion depends on the speed of the machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use flagstone_lab::ports::free_ports;
 use serde_json::Value;
 
-/// What a volume's NQN begins with.
+/// Prefix of volume NQNs.
 const NQN: &str = "nqn.2026-01.io.flagstone";
 
-/// A directory in which commands are run and nodes have their files.
+/// A directory for commands and the nodes' files.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -38,7 +38,7 @@ impl Place {
         command.output().expect("it runs")
     }
 
-    /// What a command that has to succeed printed as JSON.
+    /// JSON output of a command that must succeed.
     fn json(&self, words: &[String]) -> Value {
         let output = self.run_words(words);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -46,7 +46,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{errors}"))
     }
 
-    /// What a command that has to be refused said; that it left nothing behind.
+    /// Error output of a command that must be refused without side effects.
     fn refused(&self, line: &str) -> String {
         let output = self.run(line);
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -71,7 +71,7 @@ impl Drop for Node {
 }
 
 impl Node {
-    /// Starts one, and waits until it serves.
+    /// Starts a node and waits until it serves.
     #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
     fn start(place: &Place, name: &str, configuration: &str) -> Node {
         let (file, log) = (place.path(&format!("{name}.toml")), place.path(&format!("{name}.log")));
@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// The configuration of one of two nodes: `a` or `b`.
+/// Configuration of node `a` or `b`.
 fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> String {
     let peer = if name == "a" { "b" } else { "a" };
     let socket = place.path(&format!("{name}.sock"));
@@ -103,8 +103,8 @@ fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> Str
     )
 }
 
-/// Two nodes with a mirrored volume of this name, in sync: in files that outlive a node, or in memory,
-/// where no write waits for a disk.
+/// Two nodes with a mirrored volume in sync: in files that survive a node's death, or in memory,
+/// where writes do not wait for a disk.
 #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
 fn mirrored(
     place: &Place,
@@ -122,7 +122,7 @@ fn mirrored(
             log = place.path(&format!("{own}.intent"));
         }
         format!(
-            "[volume.{volume}]\nmirror = {{ peer = \"node-{peer}\", bitmap = {log:?} }}\ndevice = \
+            "[volume.{volume}]\nmirror = {{ peer = \"node-{peer}\", intent_log = {log:?} }}\ndevice = \
              {data:?}\n{others}"
         )
     };
@@ -150,7 +150,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_mirror_of_two_nodes_beside_the_published_one() {
+fn mirror_of_given_nodes_beside_published_figures() {
     let place = Place::new();
     let ports = free_ports().expect("ports are free");
     let others =
@@ -178,15 +178,15 @@ fn a_mirror_of_two_nodes_beside_the_published_one() {
     for row in summary["table"].as_array().expect("rows") {
         for side in ["mirror", "plain"] {
             assert!(row[side]["mib_per_s"].is_number());
-            assert_eq!(row[side]["nature"], "served", "nobody told what it is");
+            assert_eq!(row[side]["provenance"], "served", "nobody told what it is");
         }
-        assert!(row["latency_overhead_percent"].is_number());
+        assert!(row["mirror"]["latency_overhead_percent"].is_number());
     }
     assert!(place.report().contains("SIOS DataKeeper") && place.report().contains("n2-standard-8"));
     let kept = fs::read_to_string(place.path("results/summary.json")).expect("a summary");
     assert_eq!(serde_json::from_str::<Value>(&kept).expect("JSON"), summary);
 
-    // Who tells what is behind it has it in every table.
+    // A given stack marks every table.
     let told = line.replace("--results results --json", "--results told --stack a.toml");
     let output = place.run(&told);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -194,12 +194,12 @@ fn a_mirror_of_two_nodes_beside_the_published_one() {
     assert!(text.contains("here on n2-standard-8 in MEMORY"), "{text}");
 }
 
-/// A command of `flagstone` for a shell in the place.
+/// A `flagstone` command line for a shell.
 fn shell(arguments: &str) -> String {
     format!("{} {arguments}", env!("CARGO_BIN_EXE_flagstone"))
 }
 
-/// A node that a command of the drill started, whose number is in a file.
+/// A node that a drill command started; a file holds its process ID.
 struct Returned(PathBuf);
 
 impl Drop for Returned {
@@ -211,7 +211,7 @@ impl Drop for Returned {
 }
 
 #[test]
-fn a_real_node_dies_and_nothing_is_lost() {
+fn failover_of_given_nodes_loses_nothing() {
     let place = Place::new();
     let ports = free_ports().expect("ports are free");
     let [node_a, _node_b] = mirrored(&place, ("db", true), ports, ["", ""]);
@@ -252,7 +252,7 @@ fn a_real_node_dies_and_nothing_is_lost() {
     assert!(place.path("back.pid").exists(), "it came back");
     assert_eq!((&summary["wrong_blocks"], &summary["errors"]), (&0.into(), &0.into()));
     assert!(summary["blocks_checked"].as_u64().expect("a number") > 0);
-    assert_eq!((&summary["real_nodes"], &summary["nature"]), (&true.into(), &"served".into()));
+    assert_eq!((&summary["real_nodes"], &summary["provenance"]), (&true.into(), &"served".into()));
     let happened: Vec<_> = summary["events"]
         .as_array()
         .expect("events")
@@ -271,13 +271,13 @@ fn a_real_node_dies_and_nothing_is_lost() {
     assert!(picture.contains("[served]") && picture.contains("nothing lost"));
 }
 
-/// A file of zeroes, as large as the least disk that a cloud sells: it takes no room.
+/// A sparse file as large as the smallest cloud disk.
 fn large_file(place: &Place, name: &str) {
     let file = fs::File::create(place.path(name)).expect("it can be made");
     file.set_len(10_000_000_000).expect("it can be so large");
 }
 
-/// A file that bench made, and so may write to again; so large, in MiB.
+/// A file of `mib` MiB that bench created and may therefore overwrite.
 fn made_by_bench(place: &Place, name: &str, mib: u32) -> String {
     let line = format!(
         "bench run quick {name} --size {mib}m --runtime 50ms --ramp 0 --repetitions 1 --results made"
@@ -290,7 +290,7 @@ fn made_by_bench(place: &Place, name: &str, mib: u32) -> String {
 }
 
 #[test]
-fn ssds_of_a_server_and_the_same_over_a_network() {
+fn given_ssds_locally_and_over_network() {
     let place = Place::new();
     fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
     let refused = place.refused("lab fabric precious --results results");
@@ -324,11 +324,11 @@ fn ssds_of_a_server_and_the_same_over_a_network() {
     assert_eq!((rows.len(), &both["emulated"]), (4, &true.into()), "memory is no disk");
     assert!(rows[0]["of_local_percent"].is_number() && rows[1]["of_local_percent"].is_null());
     for row in rows {
-        assert_eq!(row["fabric"]["nature"], "memory");
+        assert_eq!(row["fabric"]["provenance"], "memory");
     }
     let report = place.report();
     assert!(report.contains("MayaScale") && report.contains("[MEMORY]"));
-    // Counted as published: by SSDs.
+    // Counted by SSDs, as published.
     let kept = fs::read_to_string(place.path("results/results.jsonl")).expect("results");
     let counted: Vec<u64> = kept
         .lines()
@@ -339,7 +339,7 @@ fn ssds_of_a_server_and_the_same_over_a_network() {
 }
 
 #[test]
-fn real_disks_are_read_and_judged_by_their_size() {
+fn given_disks_are_judged_by_size() {
     let place = Place::new();
     large_file(&place, "disk");
     let line = "lab provisioned disk --runtime 100ms --repetitions 1 --results results --json";
@@ -358,7 +358,7 @@ fn real_disks_are_read_and_judged_by_their_size() {
 }
 
 #[test]
-fn a_real_disk_against_what_it_is_sold_as() {
+fn given_disk_is_compared_with_its_limits() {
     let place = Place::new();
     fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
     let short = "--ramp 0 --runtime 100ms --results results --json";
@@ -376,7 +376,7 @@ fn a_real_disk_against_what_it_is_sold_as() {
     assert_eq!(cells.len(), 5);
     for cell in cells {
         assert!(cell["measured"].as_f64().expect("a number") > 0.0);
-        assert!(cell["predicted"].as_f64().expect("a number") > 0.0);
+        assert!(cell["expected"].as_f64().expect("a number") > 0.0);
         assert!(cell["published"].is_null(), "the page has no such disk");
     }
     assert!(place.report().contains("n1-standard-16"));

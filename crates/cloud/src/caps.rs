@@ -1,45 +1,45 @@
-//! The limits of a configuration as numbers: what is enforced (hard), and what the workload's own
-//! side brings (soft: queue depth and CPU).
+//! Limits of a configuration as numbers: hard limits, which the cloud enforces, and soft limits of
+//! the workload (queue depth and CPU).
 
 use crate::catalogue::{
-    Confidence, CountRow, LimitKind, Provisioned, Rounding, SourceKeys, VmRow, VolumeLimits,
+    Confidence, CountRow, LimitKind, ProvisionedRule, Rounding, SourceKeys, VmRow, VolumeLimits,
 };
 use crate::input::Workload;
+use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
-use crate::site::{Demand, Site};
 
-/// One limit, in numbers.
+/// One limit as numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cap<'a> {
-    /// What limits.
+    /// Kind of the limit.
     pub kind: LimitKind,
-    /// What `read` and `write` are in.
+    /// Unit of `read` and `write`.
     pub dimension: Dimension,
-    /// Of reads.
+    /// Limit of reads; `None` if it does not limit them.
     pub read: Option<f64>,
-    /// Of writes.
+    /// Limit of writes; `None` if it does not limit them.
     pub write: Option<f64>,
-    /// Whether it is one budget for both, whatever the rules of the type.
+    /// Reads and writes share one budget, whatever the type's rule.
     pub together: bool,
-    /// Whether it comes of the workload's side and is not enforced.
+    /// A limit of the workload, which the cloud does not enforce.
     pub soft: bool,
-    /// Sources.
+    /// Keys of its sources.
     pub source: &'a SourceKeys,
-    /// What its table says of itself.
+    /// Confidence of the table, if it has its own.
     pub confidence: Option<Confidence>,
 }
 
-/// Which of the two figures of the queue depth to take.
+/// Choice between the two figures of the queue depth rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueFigure {
-    /// What is sure.
+    /// The guaranteed figure.
     Low,
-    /// What is possible at best.
+    /// The best case.
     High,
 }
 
-impl<'a> Site<'a> {
-    /// What is enforced of these disks, for blocks of a size.
+impl<'a> Placement<'a> {
+    /// Limits that the cloud enforces, for one block size.
     pub fn hard_caps(&self, demand: &Demand, block_bytes: u64) -> Vec<Cap<'a>> {
         let mut caps = Vec::with_capacity(8);
         self.disk_caps(demand, block_bytes, &mut caps);
@@ -56,7 +56,7 @@ impl<'a> Site<'a> {
         caps
     }
 
-    /// What the disks themselves allow.
+    /// Limits of the disks without the machine's.
     pub(crate) fn disk_caps(&self, demand: &Demand, block_bytes: u64, caps: &mut Vec<Cap<'a>>) {
         if let Some(limits) = self.volume_limits() {
             let block = self.catalogue.units.block_of(block_bytes);
@@ -70,7 +70,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// What the workload's own side brings.
+    /// Limits of the workload: queue depth and CPU.
     pub fn soft_caps(&self, workload: &Workload, figure: QueueFigure) -> Vec<Cap<'a>> {
         let mut caps = Vec::with_capacity(2);
         if let (Some(in_flight), Some(queue)) = (workload.in_flight(), &self.disk.queue) {
@@ -105,7 +105,7 @@ impl<'a> Site<'a> {
         caps
     }
 
-    /// The write throughput that egress leaves, in the catalogue's unit.
+    /// Write throughput under the egress limit, in the catalogue's unit.
     pub(crate) fn egress_cap(&self, caps: &mut Vec<Cap<'a>>) {
         let (Some(egress), Some(gbit)) = (&self.catalogue.egress, self.egress_gbit_per_s) else {
             return;
@@ -117,7 +117,7 @@ impl<'a> Site<'a> {
             kind: LimitKind::Egress,
             dimension: Dimension::Throughput,
             read: None,
-            write: Some(self.egress_throughput(gbit, self.network_gbit_per_s)),
+            write: Some(self.egress_throughput(gbit, self.other_egress_gbit_per_s)),
             together: false,
             soft: false,
             source: &egress.source,
@@ -125,8 +125,8 @@ impl<'a> Site<'a> {
         });
     }
 
-    /// Write throughput under an egress of `gbit` with `other` Gbit/s of other traffic, in the
-    /// catalogue's unit; as its source rounds.
+    /// Write throughput, in the catalogue's unit, with an egress of `gbit` and `other` Gbit/s of
+    /// other traffic. Rounds like its source.
     pub(crate) fn egress_throughput(&self, gbit: f64, other: f64) -> f64 {
         let Some(egress) = &self.catalogue.egress else { return f64::INFINITY };
         let left = (gbit - other).max(egress.disk_share * gbit);
@@ -143,19 +143,19 @@ impl<'a> Site<'a> {
         rounded * self.egress_unit()
     }
 
-    /// Units of the catalogue's throughput in one of the egress's.
+    /// Catalogue throughput units in one unit of the egress rule.
     pub(crate) fn egress_unit(&self) -> f64 {
         let own = self.catalogue.units.throughput_bytes() as f64;
         self.catalogue.egress.as_ref().map_or(1.0, |egress| egress.throughput_bytes as f64 / own)
     }
 }
 
-/// Down to a whole number, but for what binary fractions lost (0.12 × 1,500 is 180).
+/// Rounds down, with a tolerance for binary fractions (0.12 × 1,500 is 180).
 pub(crate) fn floor(number: f64) -> f64 {
     (number * (1.0 + 4.0 * f64::EPSILON)).floor()
 }
 
-/// `min(baseline + rate × size, most)`; none if there is neither a rate nor a maximum.
+/// `min(baseline + rate × size, most)`; `None` without a rate and a maximum.
 fn by_size(baseline: f64, rate: Option<f64>, size: f64, most: Option<f64>) -> Option<f64> {
     let scaled = rate.map(|rate| baseline + rate * size);
     match (scaled, most) {
@@ -164,7 +164,7 @@ fn by_size(baseline: f64, rate: Option<f64>, size: f64, most: Option<f64>) -> Op
     }
 }
 
-/// Pushes the limits that follow the size, `size` being that of all disks together.
+/// Adds the limits by size. `size` is the total of all disks.
 pub(crate) fn volume_caps<'a>(
     limits: &'a VolumeLimits,
     size: f64,
@@ -199,7 +199,7 @@ pub(crate) fn volume_caps<'a>(
     }
 }
 
-fn provisioned_caps<'a>(part: &'a Provisioned, demand: &Demand, caps: &mut Vec<Cap<'a>>) {
+fn provisioned_caps<'a>(part: &'a ProvisionedRule, demand: &Demand, caps: &mut Vec<Cap<'a>>) {
     let disks = f64::from(demand.disks);
     let bought = [(Dimension::Iops, demand.iops), (Dimension::Throughput, demand.throughput)];
     for (dimension, each) in bought {
@@ -243,7 +243,7 @@ fn count_caps<'a>(
     }
 }
 
-/// Pushes the limits of a machine.
+/// Adds the limits of a machine.
 pub(crate) fn vm_caps<'a>(
     row: &'a VmRow,
     kind: LimitKind,

@@ -1,84 +1,84 @@
-//! Types of disk side by side, each with the same capacity on the same machine.
+//! Comparison of disk types with equal capacity on one machine.
 //!
-//! A type that cannot be had so is a column all the same, and says why.
+//! An impossible type is still a column, with the reason.
 
 use serde::{Serialize, Serializer};
 
 use crate::catalogue::{Catalogue, Confidence};
-use crate::input::{Configuration, Machine, PlanError, Workload};
+use crate::input::{DiskConfiguration, Machine, PlanError, Workload};
 use crate::limits::MAX_DISKS;
-use crate::prediction::{Cost, Limit, Rates, SourceUse, Touched};
+use crate::placement::Placement;
+use crate::prediction::{Cost, PredictedLimit, Rates, SourceUse, Touched};
 use crate::price::NoPrice;
-use crate::site::Site;
 
-/// What all types are asked for.
+/// The question for all types.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Asked {
-    /// What a disk of each type holds; disks of one size are as many as it takes.
+pub struct ComparisonRequest {
+    /// Capacity of each type's disk; disks of one size are as many as needed.
     pub capacity_bytes: u64,
     /// The machine.
     pub machine: Machine,
-    /// Whether the disks are replicated in two zones.
+    /// Disks are replicated in two zones.
     pub regional: bool,
-    /// What else the machine sends, in Gbit/s.
-    pub network_gbit_per_s: f64,
-    /// Whether the machine has the dearer networking tier.
-    pub tier1: bool,
-    /// IOPS bought, of types that sell them.
+    /// Other egress of the machine, in Gbit/s.
+    pub other_egress_gbit_per_s: f64,
+    /// The machine has Tier_1 networking.
+    pub tier1_networking: bool,
+    /// IOPS bought, for types that sell them.
     pub provisioned_iops: Option<f64>,
-    /// Throughput bought, in bytes a second, of types that sell it.
+    /// Throughput bought in bytes per second, for types that sell it.
     pub provisioned_bytes_per_s: Option<f64>,
-    /// What is done, each by itself.
+    /// Workloads, each predicted separately.
     pub workloads: Vec<Workload>,
 }
 
-/// One type.
+/// Result of one type.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Column {
+pub struct ComparisonColumn {
     /// The type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Why it cannot be had so, or nothing is known of it; the rest is empty then.
+    /// Reason that the type is impossible or unknown; the other members are empty then.
     #[serde(serialize_with = "in_words")]
-    pub cannot: Option<PlanError>,
-    /// How many disks.
+    pub error: Option<PlanError>,
+    /// Number of disks.
     pub disks: u32,
     /// Size of each, in the catalogue's unit.
     pub size: f64,
-    /// IOPS bought for each, of types that sell or derive them.
+    /// IOPS bought for each disk, for types that sell or derive them.
     pub iops: Option<f64>,
-    /// Throughput bought for each, of types that sell or derive it.
+    /// Throughput bought for each disk, for types that sell or derive it.
     pub throughput: Option<f64>,
-    /// Of each workload, in the order in which they were asked for.
-    pub does: Vec<Does>,
-    /// What the disks cost; not known if absent.
+    /// Results of the workloads, in their order.
+    pub results: Vec<WorkloadResult>,
+    /// Price of the disks; not known if absent.
     pub cost: Option<Cost>,
-    /// Whether the provider has to be asked first.
+    /// The provider must approve the combination.
     pub by_request: bool,
-    /// The least of what the figures rest on, but for the price, which has its own.
+    /// Lowest confidence of the figures, except the price, which has its own.
     pub confidence: Option<Confidence>,
-    /// What it rests on.
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// Where the sources contradict themselves and it matters here.
+    /// Relevant contradictions of the sources.
     pub inconsistencies: Vec<Touched>,
-    /// What the sources do not say and would matter here.
+    /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
 }
 
-/// What a type does of one workload.
+/// Result of one workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Does {
+pub struct WorkloadResult {
     /// Reads and writes together.
     pub total: Rates,
-    /// Of it, reads.
+    /// Reads of the total.
     pub read: Rates,
-    /// Of it, writes.
+    /// Writes of the total.
     pub write: Rates,
     /// The limit that binds.
-    pub binding: Limit,
-    /// The limit that binds without it.
-    pub next: Option<Limit>,
-    /// USD a month for each I/O a second; none if there is no price.
+    pub binding: PredictedLimit,
+    /// The limit that would bind without it.
+    pub next: Option<PredictedLimit>,
+    /// USD per month per IOPS; `None` without a price.
     pub usd_per_iops: Option<f64>,
 }
 
@@ -87,29 +87,33 @@ fn in_words<S: Serializer>(error: &Option<PlanError>, serializer: S) -> Result<S
 }
 
 impl Catalogue {
-    /// A column for each of `kinds`.
+    /// One column for each of `kinds`.
     ///
     /// # Errors
-    /// A type that the catalogue does not have, or a workload that is none.
-    pub fn compare(&self, kinds: &[String], asked: &Asked) -> Result<Vec<Column>, PlanError> {
+    /// An unknown type, or an invalid workload.
+    pub fn compare(
+        &self,
+        kinds: &[String],
+        request: &ComparisonRequest,
+    ) -> Result<Vec<ComparisonColumn>, PlanError> {
         for kind in kinds {
             self.disk_type(kind)?;
         }
-        for workload in &asked.workloads {
+        for workload in &request.workloads {
             workload.check()?;
         }
-        Ok(kinds.iter().map(|kind| self.column(kind, asked)).collect())
+        Ok(kinds.iter().map(|kind| self.column(kind, request)).collect())
     }
 
-    fn column(&self, kind: &str, asked: &Asked) -> Column {
-        let mut column = Column {
+    fn column(&self, kind: &str, request: &ComparisonRequest) -> ComparisonColumn {
+        let mut column = ComparisonColumn {
             kind: kind.to_owned(),
-            cannot: None,
+            error: None,
             disks: 0,
             size: 0.0,
             iops: None,
             throughput: None,
-            does: Vec::new(),
+            results: Vec::new(),
             cost: None,
             by_request: false,
             confidence: None,
@@ -117,24 +121,28 @@ impl Catalogue {
             inconsistencies: Vec::new(),
             not_known: Vec::new(),
         };
-        if let Err(error) = self.fill(&mut column, asked) {
-            column.does.clear();
-            column.cannot = Some(error);
+        if let Err(error) = self.fill(&mut column, request) {
+            column.results.clear();
+            column.error = Some(error);
         }
         column
     }
 
-    fn fill(&self, column: &mut Column, asked: &Asked) -> Result<(), PlanError> {
-        let configuration = self.configuration(&column.kind, asked)?;
-        let site = Site::of(self, &configuration)?;
-        let demand = site.demand(&configuration)?;
+    fn fill(
+        &self,
+        column: &mut ComparisonColumn,
+        request: &ComparisonRequest,
+    ) -> Result<(), PlanError> {
+        let configuration = self.configuration(&column.kind, request)?;
+        let placement = Placement::of(self, &configuration)?;
+        let demand = placement.demand(&configuration)?;
         column.disks = demand.disks;
         column.size = demand.size;
         column.iops = demand.iops;
         column.throughput = demand.throughput;
-        column.by_request = site.by_request;
-        let cost = site.cost(&demand);
-        for workload in &asked.workloads {
+        column.by_request = placement.by_request;
+        let cost = placement.cost(&demand);
+        for workload in &request.workloads {
             let prediction = self.predict(&configuration, workload)?;
             let iops = prediction.total.iops;
             let usd = cost.as_ref().ok().map(|cost| cost.usd_per_month);
@@ -142,7 +150,7 @@ impl Catalogue {
             merge(&mut column.sources, prediction.sources);
             new_ones(&mut column.inconsistencies, prediction.inconsistencies);
             new_ones(&mut column.not_known, prediction.not_known);
-            column.does.push(Does {
+            column.results.push(WorkloadResult {
                 total: prediction.total,
                 read: prediction.read,
                 write: prediction.write,
@@ -158,42 +166,52 @@ impl Catalogue {
         Ok(())
     }
 
-    /// The disks of a type that hold the capacity.
-    fn configuration(&self, kind: &str, asked: &Asked) -> Result<Configuration, PlanError> {
-        let mut configuration = Configuration {
+    /// Disks of a type that hold the capacity.
+    fn configuration(
+        &self,
+        kind: &str,
+        request: &ComparisonRequest,
+    ) -> Result<DiskConfiguration, PlanError> {
+        let mut configuration = DiskConfiguration {
             kind: kind.to_owned(),
-            size_bytes: asked.capacity_bytes,
+            size_bytes: request.capacity_bytes,
             disks: 1,
-            machine: asked.machine.clone(),
-            regional: asked.regional,
-            network_gbit_per_s: asked.network_gbit_per_s,
-            tier1: asked.tier1,
+            machine: request.machine.clone(),
+            regional: request.regional,
+            other_egress_gbit_per_s: request.other_egress_gbit_per_s,
+            tier1_networking: request.tier1_networking,
             provisioned_iops: None,
             provisioned_bytes_per_s: None,
         };
-        let site = Site::of(self, &configuration)?;
-        if let Some(each) = site.size_each() {
+        let placement = Placement::of(self, &configuration)?;
+        if let Some(each) = placement.size_each() {
             configuration.size_bytes = 0;
-            configuration.disks = self.as_many(&site, each, asked)?;
+            configuration.disks = self.as_many(&placement, each, request)?;
         }
-        // What a type does not sell it is not asked for.
-        if let Some(part) = &site.disk.provisioned {
+        // Provisioned values apply only to types that sell them.
+        if let Some(part) = &placement.disk.provisioned {
             let size = self.units.size_of(configuration.size_bytes);
-            let iops = part.iops_range(size).and(asked.provisioned_iops);
+            let iops = part.iops_range(size).and(request.provisioned_iops);
             let sold = part.throughput_range(size, iops.or(part.iops_default)).is_some();
             configuration.provisioned_iops = iops;
-            configuration.provisioned_bytes_per_s = asked.provisioned_bytes_per_s.filter(|_| sold);
+            configuration.provisioned_bytes_per_s =
+                request.provisioned_bytes_per_s.filter(|_| sold);
         }
         Ok(configuration)
     }
 
-    /// The smallest number of disks of one size that holds the capacity and that there is.
-    fn as_many(&self, site: &Site<'_>, each: f64, asked: &Asked) -> Result<u32, PlanError> {
-        let capacity = self.units.size_of(asked.capacity_bytes);
+    /// The smallest available number of fixed-size disks that holds the capacity.
+    fn as_many(
+        &self,
+        placement: &Placement<'_>,
+        each: f64,
+        request: &ComparisonRequest,
+    ) -> Result<u32, PlanError> {
+        let capacity = self.units.size_of(request.capacity_bytes);
         let holds = |disks: u32| f64::from(disks) * each >= capacity * (1.0 - 1e-9);
-        let machine = &asked.machine.name;
+        let machine = &request.machine.name;
         let unit = self.units.size.name();
-        if let Some(fixed) = self.fixed_disks(site.kind, machine) {
+        if let Some(fixed) = self.fixed_disks(placement.kind, machine) {
             return match holds(fixed) {
                 true => Ok(fixed),
                 false => {
@@ -202,11 +220,12 @@ impl Catalogue {
                 }
             };
         }
-        let known =
-            |disks: &u32| site.volume_limits().is_some() || site.count_row(*disks).is_some();
+        let known = |disks: &u32| {
+            placement.volume_limits().is_some() || placement.count_row(*disks).is_some()
+        };
         let found = (1..=MAX_DISKS).filter(|disks| holds(*disks)).find(known);
         found.ok_or_else(|| {
-            let found = format!("{capacity:.0} {unit} of {}", site.kind);
+            let found = format!("{capacity:.0} {unit} of {}", placement.kind);
             PlanError::input(found, format!("each is of {each} {unit}, and there are not so many"))
         })
     }

@@ -1,14 +1,14 @@
-//! What is asked: a workload, and the disks and machine that are to carry it.
+//! Planner input: a workload, and the disks and machine that carry it.
 
 use serde::Serialize;
 
 use crate::catalogue::Catalogue;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_BLOCK_BYTES};
 
-/// Why there is no answer. Either way, one line.
+/// Reason for a missing result, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// What was asked is wrong or impossible.
+    /// The input is invalid or impossible.
     #[error("{found}: {accepted}")]
     Input {
         /// What was found.
@@ -16,7 +16,7 @@ pub enum PlanError {
         /// What is accepted instead.
         accepted: String,
     },
-    /// The catalogue's sources do not say.
+    /// The sources of the catalogue do not say.
     #[error("not known: {0}")]
     NotKnown(String),
 }
@@ -27,27 +27,27 @@ impl PlanError {
     }
 }
 
-/// Whether the places of a workload are random. No source has other limits for either; what
-/// differs is what helps (streams, merging of neighbours).
+/// Order of the I/O offsets. No source has different limits for the two; only the recommendations
+/// differ (streams, merging).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Access {
-    /// At random places.
+pub enum AccessOrder {
+    /// Random offsets.
     Random,
-    /// One after the other.
+    /// Consecutive offsets.
     Sequential,
 }
 
-/// What is done to the disks.
+/// A workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Workload {
     /// Bytes of each I/O.
     pub block_bytes: u64,
-    /// Reads among a hundred I/Os, 0 to 100.
+    /// Percentage of reads, 0 to 100.
     pub read_percent: u8,
     /// Random or sequential.
-    pub access: Access,
-    /// I/Os in flight of each job; as many as it takes if `None`.
+    pub access: AccessOrder,
+    /// I/Os in flight of each job; enough for every limit if `None`.
     pub depth: Option<u32>,
     /// Jobs, each with `depth` in flight.
     pub jobs: u32,
@@ -56,7 +56,7 @@ pub struct Workload {
 impl Workload {
     /// Random I/O of one block size, deep enough for every limit.
     pub fn random(block_bytes: u64, read_percent: u8) -> Workload {
-        Workload { block_bytes, read_percent, access: Access::Random, depth: None, jobs: 1 }
+        Workload { block_bytes, read_percent, access: AccessOrder::Random, depth: None, jobs: 1 }
     }
 
     /// I/Os in flight of all jobs.
@@ -64,13 +64,13 @@ impl Workload {
         self.depth.map(|depth| u64::from(depth) * u64::from(self.jobs))
     }
 
-    /// The part that is reads, 0 to 1.
+    /// Fraction of reads, 0 to 1.
     pub fn read_part(&self) -> f64 {
         f64::from(self.read_percent) / 100.0
     }
 
     /// # Errors
-    /// What is out of range, and the range.
+    /// A value out of range, with the range.
     pub fn check(&self) -> Result<(), PlanError> {
         if !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&self.block_bytes) {
             let found = format!("a block of {} bytes", self.block_bytes);
@@ -97,68 +97,68 @@ pub struct Machine {
     pub name: String,
     /// Such as `n2`.
     pub family: String,
-    /// Not known if neither the name nor the catalogue tells.
+    /// vCPUs; `None` if neither the name nor the catalogue says.
     pub vcpus: Option<u32>,
 }
 
-/// The disks and the machine.
+/// Disks and their machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Configuration {
+pub struct DiskConfiguration {
     /// Type of the disks, such as `pd-ssd`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Bytes of each disk. Those of local SSD follow from the type: 0.
+    /// Bytes of each disk; 0 for local SSDs, whose size follows from the type.
     pub size_bytes: u64,
-    /// How many such disks the machine has.
+    /// Number of disks of the machine.
     pub disks: u32,
     /// The machine.
     pub machine: Machine,
-    /// Whether the disks are replicated in two zones.
+    /// Disks are replicated in two zones.
     pub regional: bool,
-    /// What else the machine sends, in Gbit/s.
-    pub network_gbit_per_s: f64,
-    /// Whether the machine has the dearer networking tier.
-    pub tier1: bool,
-    /// IOPS bought for each disk, of types that sell them; the type's default if `None`.
+    /// Other egress of the machine, in Gbit/s.
+    pub other_egress_gbit_per_s: f64,
+    /// The machine has Tier_1 networking.
+    pub tier1_networking: bool,
+    /// IOPS bought for each disk, for types that sell them; the type's default if `None`.
     pub provisioned_iops: Option<f64>,
     /// Throughput bought for each disk, in bytes a second; the type's default if `None`.
     pub provisioned_bytes_per_s: Option<f64>,
 }
 
-impl Configuration {
-    /// One zonal disk on a machine with nothing else to send.
+impl DiskConfiguration {
+    /// One zonal disk on a machine without other egress.
     ///
     /// # Errors
-    /// A type or machine that the catalogue does not have.
+    /// A type or machine that the catalogue lacks.
     pub fn new(
         catalogue: &Catalogue,
         kind: &str,
         size_bytes: u64,
         machine: &str,
-    ) -> Result<Configuration, PlanError> {
+    ) -> Result<DiskConfiguration, PlanError> {
         catalogue.disk_type(kind)?;
-        Ok(Configuration {
+        Ok(DiskConfiguration {
             kind: kind.to_owned(),
             size_bytes,
             disks: 1,
             machine: catalogue.machine(machine)?,
             regional: false,
-            network_gbit_per_s: 0.0,
-            tier1: false,
+            other_egress_gbit_per_s: 0.0,
+            tier1_networking: false,
             provisioned_iops: None,
             provisioned_bytes_per_s: None,
         })
     }
 
     /// # Errors
-    /// What is out of range, and the range.
+    /// A value out of range, with the range.
     pub(crate) fn check_numbers(&self) -> Result<(), PlanError> {
         if !(1..=MAX_DISKS).contains(&self.disks) {
             let found = format!("{} disks", self.disks);
             return Err(PlanError::input(found, format!("write a number from 1 to {MAX_DISKS}")));
         }
         for (what, value) in [
-            ("Gbit/s of other traffic", Some(self.network_gbit_per_s)),
+            ("Gbit/s of other traffic", Some(self.other_egress_gbit_per_s)),
             ("provisioned IOPS", self.provisioned_iops),
             ("bytes a second provisioned", self.provisioned_bytes_per_s),
         ] {
@@ -171,21 +171,21 @@ impl Configuration {
     }
 }
 
-/// A piece of input as it is repeated in a message: on one line, not long.
+/// Input quoted in a message: on one line, truncated.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The words, joined; cut where there are many.
+/// The words joined by commas.
 pub(crate) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 impl Catalogue {
-    /// A type of disk by its name.
+    /// Looks up a disk type.
     ///
     /// # Errors
-    /// That there is none, and which there are.
+    /// The type is unknown; the message lists the known ones.
     pub fn disk_type(&self, name: &str) -> Result<&crate::catalogue::DiskType, PlanError> {
         self.types.get(name).ok_or_else(|| {
             PlanError::input(
@@ -195,11 +195,11 @@ impl Catalogue {
         })
     }
 
-    /// A machine by its name: a family, what it is, and its vCPUs, such as `n2-standard-8`,
+    /// Parses a machine name: family, kind and vCPUs, such as `n2-standard-8`,
     /// `c3-standard-88-lssd`, `n1-custom-6-12288` or `a2-highgpu-1g`.
     ///
     /// # Errors
-    /// That the catalogue has no such family, or that the family has no such machine.
+    /// The catalogue lacks the family, or the family lacks the machine.
     pub fn machine(&self, name: &str) -> Result<Machine, PlanError> {
         let mut words = name.split('-');
         let family_name = words.next().unwrap_or("");
@@ -241,7 +241,7 @@ impl Catalogue {
     }
 }
 
-fn machines_of(name: &str, family: &crate::catalogue::Family) -> String {
+fn machines_of(name: &str, family: &crate::catalogue::MachineFamily) -> String {
     let mut parts = Vec::new();
     match (&family.vcpus, family.vcpus_max) {
         (Some(all), _) => {

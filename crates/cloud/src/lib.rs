@@ -1,17 +1,14 @@
-//! Cloud disks as data: what a type, size and machine can do, which limit binds, and what it costs.
+//! Cloud disks as data: performance, binding limit and price of a disk type, size and machine.
 //!
-//! What it promises:
+//! - Limits are data. A versioned catalogue holds them with sources, dates and confidence. The
+//!   built-in catalogues are the files of `catalogues/`, and a user may supply another. A value
+//!   without a source stays unknown.
+//! - Functions are pure. The only I/O is reading a given catalogue file.
+//! - Every cell of the 2019 page is reproduced: tests compare all its tables with the model.
+//!   Contradictions of the page are reported with the results that they affect.
 //!
-//! - **Limits are data.** They stand in a versioned catalogue with their sources, dates and
-//!   confidence; the ones in the program are the files of `catalogues/`, and a user may bring
-//!   another. What no source gives is not known, and nothing is put in its place.
-//! - **Pure functions.** Nothing here does I/O, but for reading a catalogue file that is named.
-//! - **Every cell is reproduced.** Tests walk all tables of the page of 2019 and compare them with
-//!   what the model gives; where the page contradicts itself, its inconsistencies are carried
-//!   along and reported with the results that they touch.
-//!
-//! Begin with [`catalogue`]; then [`input`], what is asked, and [`prediction`], what is answered;
-//! [`judge`] compares what was measured.
+//! Start with [`catalogue`]; then [`input`], the question, and [`prediction`], the answer.
+//! [`judge`] compares measurements.
 
 pub mod caps;
 pub mod catalogue;
@@ -23,22 +20,22 @@ pub mod input;
 pub mod judge;
 pub mod limits;
 pub mod mix;
+pub mod placement;
 mod predict;
 pub mod prediction;
 mod price;
 mod provenance;
 mod provision;
-mod remedy;
-pub mod site;
+mod recommendation;
 pub mod table;
 
 pub use catalogue::{Catalogue, CatalogueError, Confidence, LimitKind};
-pub use input::{Access, Configuration, Machine, PlanError, Workload};
-pub use judge::{Judgement, Measured};
-pub use mix::Mix;
+pub use input::{AccessOrder, DiskConfiguration, Machine, PlanError, Workload};
+pub use judge::{Judgment, MeasuredRun};
+pub use mix::WorkloadMix;
+pub use placement::{Demand, Placement};
 pub use predict::binding_order;
-pub use prediction::{Ceilings, Limit, Prediction, Rates, Remedy};
+pub use prediction::{Ceilings, LimitRecommendation, PredictedLimit, Prediction, Rates};
 pub use price::NoPrice;
 pub use provision::Purchase;
-pub use remedy::{block_text, grouped};
-pub use site::{Demand, Site};
+pub use recommendation::{block_text, group_digits, grouped};

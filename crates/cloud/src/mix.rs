@@ -1,33 +1,32 @@
-//! Reads and writes at the same time: how many I/Os of a mix fit under limits.
+//! Mixed workloads: the IOPS of a mix of reads and writes under limits.
 //!
-//! All functions here give IOPS of the mix, reads and writes together; `f64::INFINITY` where
-//! nothing limits it.
+//! All functions return IOPS of reads and writes together, and `f64::INFINITY` without a limit.
 
 use crate::caps::Cap;
 use crate::catalogue::{Sharing, Units};
 use crate::input::Workload;
 use crate::prediction::Dimension;
 
-/// A workload in a catalogue's units, as far as limits are concerned.
+/// The properties of a workload that limits depend on, in a catalogue's units.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mix {
-    /// The part that is reads, 0 to 1.
+pub struct WorkloadMix {
+    /// Fraction of reads, 0 to 1.
     pub read: f64,
-    /// The part that is writes, 0 to 1.
+    /// Fraction of writes, 0 to 1.
     pub write: f64,
-    /// Throughput of one I/O a second, in the catalogue's unit.
+    /// Throughput of one I/O per second, in the catalogue's unit.
     pub throughput_per_io: f64,
-    /// How reads and writes share IOPS.
+    /// Sharing rule of IOPS.
     pub iops: Sharing,
-    /// How reads and writes share throughput.
+    /// Sharing rule of throughput.
     pub throughput: Sharing,
 }
 
-impl Mix {
-    /// The mix of a workload under a type's rules.
-    pub fn new(workload: &Workload, units: &Units, rules: (Sharing, Sharing)) -> Mix {
+impl WorkloadMix {
+    /// The mix of a workload under a type's sharing rules.
+    pub fn new(workload: &Workload, units: &Units, rules: (Sharing, Sharing)) -> WorkloadMix {
         let read = workload.read_part();
-        Mix {
+        WorkloadMix {
             read,
             write: 1.0 - read,
             throughput_per_io: units.block_of(workload.block_bytes)
@@ -37,15 +36,15 @@ impl Mix {
         }
     }
 
-    /// Whether it has both reads and writes.
+    /// Whether both reads and writes occur.
     pub fn is_mixed(&self) -> bool {
         self.read > 0.0 && self.write > 0.0
     }
 
     /// IOPS of the mix under all these limits together.
     ///
-    /// The maxima that the rules of sharing speak of are the least of all limits of a kind: a
-    /// budget is spent in parts of what reads alone, and writes alone, could have.
+    /// The maxima of the sharing rules are the lowest limits of each kind. Reads and writes use up
+    /// a budget in fractions of their maxima.
     pub fn iops_under<'c, 'a: 'c>(&self, caps: impl Iterator<Item = &'c Cap<'a>>) -> f64 {
         let mut most = [(f64::INFINITY, f64::INFINITY); 2];
         let mut apart = f64::INFINITY;
@@ -63,7 +62,7 @@ impl Mix {
         self.under(iops, self.iops).min(self.under(throughput, self.throughput)).min(apart)
     }
 
-    /// IOPS of the mix if this were the only limit.
+    /// IOPS of the mix under one limit.
     pub fn iops_under_one(&self, cap: &Cap<'_>) -> f64 {
         self.iops_under(std::iter::once(cap))
     }
@@ -81,8 +80,8 @@ impl Mix {
         match sharing {
             Sharing::Shared => self.shared(read, write),
             Sharing::HalfDuplex => {
-                // One number for both. Where the two differ, the line between them is what keeps
-                // each below its own.
+                // One budget for both. If the maxima differ, the line between them keeps each below
+                // its own.
                 self.shared(read, write)
             }
             Sharing::Independent => {
@@ -93,7 +92,7 @@ impl Mix {
         }
     }
 
-    /// On the line `read / read_max + write / write_max = 1`.
+    /// The point on the line `read / read_max + write / write_max = 1`.
     fn shared(&self, read: f64, write: f64) -> f64 {
         let of = |part: f64, most: f64| if part > 0.0 { part / most } else { 0.0 };
         let spent = of(self.read, read) + of(self.write, write);
@@ -121,14 +120,20 @@ mod tests {
         }
     }
 
-    fn mix(read: f64, rule: Sharing) -> Mix {
-        Mix { read, write: 1.0 - read, throughput_per_io: 0.016, iops: rule, throughput: rule }
+    fn mix(read: f64, rule: Sharing) -> WorkloadMix {
+        WorkloadMix {
+            read,
+            write: 1.0 - read,
+            throughput_per_io: 0.016,
+            iops: rule,
+            throughput: rule,
+        }
     }
 
     #[test]
-    fn the_rules_differ_as_published() {
+    fn sharing_rules_match_published_points() {
         let limit = [cap(Dimension::Iops, 60000.0, 30000.0)];
-        // 45,000 and 7,500 lie on the line; independent limits would let writes be 30,000.
+        // 45,000 and 7,500 lie on the line; independent limits would allow 30,000 writes.
         let shared = mix(45.0 / 52.5, Sharing::Shared).iops_under(limit.iter());
         assert!((shared - 52500.0).abs() < 1e-6, "{shared}");
         let apart = mix(2.0 / 3.0, Sharing::Independent).iops_under(limit.iter());
@@ -139,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_limits_what_has_no_limit() {
+    fn missing_limit_is_infinite() {
         assert_eq!(mix(0.5, Sharing::Shared).iops_under(std::iter::empty()), f64::INFINITY);
         let reads = Cap { write: None, ..cap(Dimension::Iops, 100.0, 0.0) };
         assert_eq!(mix(0.0, Sharing::Shared).iops_under_one(&reads), f64::INFINITY);
@@ -148,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn independent_is_the_most_and_shared_the_least(
+        fn independent_sharing_allows_most(
             read in 0.0f64..=1.0,
             most in (1.0f64..1e6, 1.0f64..1e6),
         ) {
@@ -162,7 +167,7 @@ mod tests {
         }
 
         #[test]
-        fn a_limit_more_is_never_faster(
+        fn additional_limit_is_never_faster(
             read in 0.0f64..=1.0,
             limits in prop::collection::vec((any::<bool>(), 1.0f64..1e6, 1.0f64..1e6), 1..6),
         ) {

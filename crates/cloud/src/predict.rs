@@ -1,62 +1,62 @@
-//! The prediction: all limits, the one that binds, the one behind it, and what lifts each.
+//! Prediction: all limits, the binding one, the next one, and the recommendations that lift them.
 //!
-//! The limit that binds is the one without which there would be most; the next one is the one
-//! that binds then. Where several are equal, so that lifting one alone brings nothing, the first
-//! in the order of [`LimitKind`] binds and the others come next.
+//! The binding limit is the one whose removal gains most; the next limit binds after that. If
+//! several limits are equal, so that lifting only one gains nothing, the first in the order of
+//! [`LimitKind`] binds and the others are next.
 
 use crate::caps::{Cap, QueueFigure};
 use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
 use crate::describe;
-use crate::input::{Configuration, PlanError, Workload};
-use crate::mix::Mix;
-use crate::prediction::{Ceilings, Dimension, Limit, Prediction, Rates};
-use crate::remedy::Remedies;
-use crate::site::{Demand, Site};
+use crate::input::{DiskConfiguration, PlanError, Workload};
+use crate::mix::WorkloadMix;
+use crate::placement::{Demand, Placement};
+use crate::prediction::{Ceilings, Dimension, PredictedLimit, Prediction, Rates};
+use crate::recommendation::Recommender;
 
-/// Two figures closer than this are the same: they were computed from the same limits.
+/// Relative difference below which two figures are equal: they come from the same limits.
 pub(crate) const SAME: f64 = 1e-9;
 
 impl Catalogue {
     /// Predicts a workload on a configuration.
     ///
     /// # Errors
-    /// What was asked is wrong or impossible; or no limit of it is known.
+    /// Invalid or impossible input, or no known limit.
     pub fn predict(
         &self,
-        configuration: &Configuration,
+        configuration: &DiskConfiguration,
         workload: &Workload,
     ) -> Result<Prediction, PlanError> {
         workload.check()?;
-        let site = Site::of(self, configuration)?;
-        let demand = site.demand(configuration)?;
-        let mix = Mix::new(workload, &self.units, site.sharing());
-        let hard = site.hard_caps(&demand, workload.block_bytes);
+        let placement = Placement::of(self, configuration)?;
+        let demand = placement.demand(configuration)?;
+        let mix = WorkloadMix::new(workload, &self.units, placement.sharing());
+        let hard = placement.hard_caps(&demand, workload.block_bytes);
         let allowed = mix.iops_under(hard.iter());
         if !allowed.is_finite() {
-            let what = format!("what {} does on {}", site.kind, site.machine.name);
+            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
             return Err(PlanError::NotKnown(what));
         }
         let all = |figure| {
             let mut caps = hard.clone();
-            caps.extend(site.soft_caps(workload, figure));
+            caps.extend(placement.soft_caps(workload, figure));
             caps
         };
         let caps = all(QueueFigure::Low);
         let total = mix.iops_under(caps.iter());
         let best = mix.iops_under(all(QueueFigure::High).iter());
         let order = binding_order(&mix, &caps, caps.len());
-        let limits = limits(&site, &demand, workload, &mix, &caps, &order);
+        let limits = limits(&placement, &demand, workload, &mix, &caps, &order);
         let rates = |iops: f64| rates(self, workload.block_bytes, iops);
         let binding = limits[order[0].0].clone();
         let next = order.get(1).map(|(index, _)| limits[*index].clone());
-        let confidence = least(&site, &mix, &binding, next.as_ref());
+        let confidence = least(&placement, &mix, &binding, next.as_ref());
         let kinds: Vec<_> = order.iter().take(2).map(|(index, _)| caps[*index].kind).collect();
-        let in_flight = workload.in_flight().filter(|_| site.disk.queue.is_some());
+        let in_flight = workload.in_flight().filter(|_| placement.disk.queue.is_some());
         let mut sorted = limits;
         sorted.retain(|limit| limit.workload_iops.is_finite());
         sorted
             .sort_by(|a, b| a.workload_iops.total_cmp(&b.workload_iops).then(a.kind.cmp(&b.kind)));
-        let cost = site.cost(&demand);
+        let cost = placement.cost(&demand);
         Ok(Prediction {
             catalogue: self.name.clone(),
             configuration: configuration.clone(),
@@ -68,17 +68,17 @@ impl Catalogue {
             at_best: (best > total * (1.0 + SAME)).then(|| rates(best)),
             allowed: rates(allowed),
             latency_us: in_flight.map(|in_flight| in_flight as f64 / total * 1e6),
-            depth_needed: site
+            depth_needed: placement
                 .disk
                 .queue
                 .as_ref()
                 .map(|queue| (allowed / queue.iops_per_io_low * (1.0 - SAME)).ceil() as u64),
-            ceilings: ceilings(&site, &demand),
-            sources: self.source_uses(used(&site, &mix, &sorted, &caps, &cost)),
+            ceilings: ceilings(&placement, &demand),
+            sources: self.source_uses(used(&placement, &mix, &sorted, &caps, &cost)),
             confidence,
-            inconsistencies: site.inconsistencies(&demand, workload, &kinds),
-            not_known: describe::not_known(&site, &mix, workload, cost.as_ref().err()),
-            notes: describe::notes(&site, &mix, workload, &binding),
+            inconsistencies: placement.inconsistencies(&demand, workload, &kinds),
+            not_known: describe::not_known(&placement, &mix, workload, cost.as_ref().err()),
+            notes: describe::notes(&placement, &mix, workload, &binding),
             binding,
             next,
             limits: sorted,
@@ -86,35 +86,35 @@ impl Catalogue {
         })
     }
 
-    /// What the cloud enforces of a configuration, whatever the workload does.
+    /// Limits that the cloud enforces on a configuration, for any workload.
     ///
     /// # Errors
     /// As [`Catalogue::predict`].
-    pub fn ceilings(&self, configuration: &Configuration) -> Result<Ceilings, PlanError> {
-        let site = Site::of(self, configuration)?;
-        let demand = site.demand(configuration)?;
-        let found = ceilings(&site, &demand);
+    pub fn ceilings(&self, configuration: &DiskConfiguration) -> Result<Ceilings, PlanError> {
+        let placement = Placement::of(self, configuration)?;
+        let demand = placement.demand(configuration)?;
+        let found = ceilings(&placement, &demand);
         let any = found.read_iops.or(found.write_iops).or(found.read_bytes_per_s);
         match any.or(found.write_bytes_per_s) {
             Some(_) => Ok(found),
             None => {
-                let what = format!("what {} does on {}", site.kind, site.machine.name);
+                let what = format!("what {} does on {}", placement.kind, placement.machine.name);
                 Err(PlanError::NotKnown(what))
             }
         }
     }
 }
 
-/// A rate of blocks in all its forms.
+/// A rate of blocks in all units.
 pub(crate) fn rates(catalogue: &Catalogue, block_bytes: u64, iops: f64) -> Rates {
     let bytes_per_s = iops * block_bytes as f64;
     let throughput = bytes_per_s / catalogue.units.throughput_bytes() as f64;
     Rates { iops, bytes_per_s, throughput }
 }
 
-/// The first `count` limits in the order in which they bind, by index, each with the IOPS there
-/// would be without it and those before it.
-pub fn binding_order(mix: &Mix, caps: &[Cap<'_>], count: usize) -> Vec<(usize, f64)> {
+/// Indexes of the first `count` limits in the order in which they bind, each with the IOPS without
+/// it and the limits before it.
+pub fn binding_order(mix: &WorkloadMix, caps: &[Cap<'_>], count: usize) -> Vec<(usize, f64)> {
     let mut left: Vec<usize> =
         (0..caps.len()).filter(|index| mix.iops_under_one(&caps[*index]).is_finite()).collect();
     let mut order = Vec::with_capacity(count);
@@ -125,7 +125,7 @@ pub fn binding_order(mix: &Mix, caps: &[Cap<'_>], count: usize) -> Vec<(usize, f
         let now = mix.iops_under(left.iter().map(|index| &caps[*index]));
         let rank = |index: usize| {
             let gain = without(index);
-            // A gain that is only rounding is none.
+            // A gain within rounding is no gain.
             let gain = if gain <= now * (1.0 + SAME) { now } else { gain };
             (gain, mix.iops_under_one(&caps[index]), caps[index].kind)
         };
@@ -146,35 +146,35 @@ pub fn binding_order(mix: &Mix, caps: &[Cap<'_>], count: usize) -> Vec<(usize, f
 }
 
 fn limits(
-    site: &Site<'_>,
+    placement: &Placement<'_>,
     demand: &Demand,
     workload: &Workload,
-    mix: &Mix,
+    mix: &WorkloadMix,
     caps: &[Cap<'_>],
     order: &[(usize, f64)],
-) -> Vec<Limit> {
-    let remedies = Remedies { site, demand, workload, mix, caps };
+) -> Vec<PredictedLimit> {
+    let recommendations = Recommender { placement, demand, workload, mix, caps };
     let total = mix.iops_under(caps.iter());
     let limit = |(index, cap): (usize, &Cap<'_>)| {
         let place = order.iter().position(|(bound, _)| *bound == index);
         let target = place.and_then(|place| target(order, place, total));
-        Limit {
+        PredictedLimit {
             kind: cap.kind,
             dimension: cap.dimension,
             read: cap.read.filter(|_| mix.read > 0.0),
             write: cap.write.filter(|_| mix.write > 0.0),
             workload_iops: mix.iops_under_one(cap),
-            because: describe::because(site, demand, workload, cap),
-            lifts: target.map_or_else(Vec::new, |target| remedies.of(cap, target)),
+            explanation: describe::explanation(placement, demand, workload, cap),
+            recommendations: target.map_or_else(Vec::new, |target| recommendations.of(cap, target)),
             sources: cap.source.clone(),
-            confidence: site.catalogue.confidence_of(cap.source, cap.confidence),
+            confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
         }
     };
     caps.iter().enumerate().map(limit).collect()
 }
 
-/// What the limit at `place` is to be lifted to: what there would be without it, and without those
-/// that are equal to it. None for limits behind the next one and its equals.
+/// Target of lifting the limit at `place`: the IOPS without it and its equals. `None` for limits
+/// behind the next one and its equals.
 fn target(order: &[(usize, f64)], place: usize, total: f64) -> Option<f64> {
     let level = |place: usize| if place == 0 { total } else { order[place - 1].1 };
     let same = |a: f64, b: f64| a <= b * (1.0 + SAME);
@@ -185,19 +185,24 @@ fn target(order: &[(usize, f64)], place: usize, total: f64) -> Option<f64> {
     Some(behind.clone().find(|gain| !same(*gain, level(place))).unwrap_or(f64::INFINITY))
 }
 
-/// The least of what the result rests on.
-fn least(site: &Site<'_>, mix: &Mix, binding: &Limit, next: Option<&Limit>) -> Confidence {
-    let rule = site.disk.mixing.as_ref().filter(|_| mix.is_mixed());
-    let rule = rule.map(|rule| site.catalogue.confidence_of(&rule.source, rule.confidence));
+/// Lowest confidence of the result's sources.
+fn least(
+    placement: &Placement<'_>,
+    mix: &WorkloadMix,
+    binding: &PredictedLimit,
+    next: Option<&PredictedLimit>,
+) -> Confidence {
+    let rule = placement.disk.mixing.as_ref().filter(|_| mix.is_mixed());
+    let rule = rule.map(|rule| placement.catalogue.confidence_of(&rule.source, rule.confidence));
     let worst = binding.confidence.max(next.map_or(Confidence::A, |next| next.confidence));
     worst.max(rule.unwrap_or(Confidence::A))
 }
 
-/// The sources of everything that was taken into account.
+/// Sources of everything in the prediction.
 fn used<'a>(
-    site: &Site<'a>,
-    mix: &Mix,
-    limits: &[Limit],
+    placement: &Placement<'a>,
+    mix: &WorkloadMix,
+    limits: &[PredictedLimit],
     caps: &[Cap<'a>],
     cost: &Result<crate::prediction::Cost, crate::price::NoPrice>,
 ) -> Vec<(&'a SourceKeys, Option<Confidence>)> {
@@ -206,26 +211,27 @@ fn used<'a>(
         let same = caps.iter().find(|cap| cap.kind == limit.kind && *cap.source == limit.sources);
         uses.extend(same.map(|cap| (cap.source, cap.confidence)));
     }
-    let rule = site.disk.mixing.as_ref().filter(|_| mix.is_mixed());
+    let rule = placement.disk.mixing.as_ref().filter(|_| mix.is_mixed());
     uses.extend(rule.map(|rule| (&rule.source, rule.confidence)));
-    let price = site.price().filter(|_| cost.is_ok());
+    let price = placement.price().filter(|_| cost.is_ok());
     uses.extend(price.map(|price| (&price.source, price.confidence)));
     uses
 }
 
-/// What is enforced, of all disks together.
-pub(crate) fn ceilings(site: &Site<'_>, demand: &Demand) -> Ceilings {
-    // The smallest block has no cap of its own; the others are listed.
-    let caps = site.hard_caps(demand, crate::limits::MIN_BLOCK_BYTES);
-    let units = &site.catalogue.units;
+/// Enforced limits, for all disks together.
+pub(crate) fn ceilings(placement: &Placement<'_>, demand: &Demand) -> Ceilings {
+    // The smallest block has no limit by block size; the others are listed.
+    let caps = placement.hard_caps(demand, crate::limits::MIN_BLOCK_BYTES);
+    let units = &placement.catalogue.units;
     let under = |dimension, of: fn(&Cap<'_>) -> Option<f64>| {
         let found = caps.iter().filter(|cap| cap.dimension == dimension).filter_map(of);
         found.min_by(f64::total_cmp)
     };
     let bytes = |throughput: f64| throughput * units.throughput_bytes() as f64;
     let write_iops = under(Dimension::Iops, |cap| cap.write);
-    let by_block = site.volume_limits().map_or(&[][..], |part| &part.write_iops_max_by_block[..]);
-    let (iops_sharing, throughput_sharing) = site.sharing();
+    let by_block =
+        placement.volume_limits().map_or(&[][..], |part| &part.write_iops_max_by_block[..]);
+    let (iops_sharing, throughput_sharing) = placement.sharing();
     let each = |iops: f64| 1e6 / iops;
     Ceilings {
         read_iops: under(Dimension::Iops, |cap| cap.read),
@@ -241,15 +247,15 @@ pub(crate) fn ceilings(site: &Site<'_>, demand: &Demand) -> Ceilings {
         write_bytes_per_s: under(Dimension::Throughput, |cap| cap.write).map(bytes),
         iops_sharing,
         throughput_sharing,
-        sharing_known: site.disk.mixing.is_some(),
-        service_us: site.disk.queue.as_ref().map(|queue| {
+        sharing_known: placement.disk.mixing.is_some(),
+        service_us: placement.disk.queue.as_ref().map(|queue| {
             let high = queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low);
             (each(queue.iops_per_io_low), each(high))
         }),
     }
 }
 
-/// The name of a limit, for people.
+/// Display name of a limit.
 impl std::fmt::Display for LimitKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

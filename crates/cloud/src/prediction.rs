@@ -1,22 +1,22 @@
-//! What is answered.
+//! Prediction results.
 
 use serde::Serialize;
 
 use crate::catalogue::{Confidence, LimitKind, Sharing};
-use crate::input::{Configuration, Workload};
+use crate::input::{DiskConfiguration, Workload};
 
-/// A rate, in both of its forms: `bytes_per_s` is `iops` times the block.
+/// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Rates {
-    /// I/Os a second.
+    /// I/Os per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// The same in the catalogue's unit of throughput, as its pages count.
+    /// Throughput in the catalogue's unit.
     pub throughput: f64,
 }
 
-/// What a limit is expressed in.
+/// Dimension of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dimension {
@@ -26,35 +26,35 @@ pub enum Dimension {
     Throughput,
 }
 
-/// A limit, and what would lift it.
+/// A limit with the recommendations that lift it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Limit {
-    /// What limits.
+pub struct PredictedLimit {
+    /// Kind of the limit.
     pub kind: LimitKind,
-    /// What `read` and `write` are in.
+    /// Unit of `read` and `write`.
     pub dimension: Dimension,
     /// The limit of reads; none if it does not limit them.
     pub read: Option<f64>,
     /// The limit of writes; none if it does not limit them.
     pub write: Option<f64>,
-    /// IOPS of this workload, reads and writes together, if nothing else limited it.
+    /// IOPS of this workload, reads and writes together, under only this limit.
     pub workload_iops: f64,
-    /// Where the number comes from, in words.
-    pub because: String,
-    /// What would lift it, the most direct first.
-    pub lifts: Vec<Remedy>,
+    /// Explanation of the number.
+    pub explanation: String,
+    /// Recommendations that lift it, the most direct first.
+    pub recommendations: Vec<LimitRecommendation>,
     /// Keys of its sources.
     pub sources: Vec<String>,
-    /// The least of its sources, or what the table says of itself.
+    /// Confidence of the table, or the lowest of its sources.
     pub confidence: Confidence,
 }
 
-/// What would lift a limit. Each carries the least change that brings the workload to the limit
-/// behind it, where that can be computed.
+/// A change that lifts a limit: the smallest that brings the workload to the next limit, where
+/// it can be computed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "change", rename_all = "kebab-case")]
-pub enum Remedy {
-    /// Disks of at least this size each, in the catalogue's unit.
+#[serde(tag = "action", rename_all = "kebab-case")]
+pub enum LimitRecommendation {
+    /// Disks of at least this size, in the catalogue's unit.
     LargerVolume {
         /// Size of each disk.
         size: f64,
@@ -75,28 +75,28 @@ pub enum Remedy {
     },
     /// More disks of this type, striped.
     MoreDisks {
-        /// How many in all.
+        /// Total number of disks.
         disks: u32,
     },
-    /// A machine of the family with more vCPUs, or of another name.
+    /// A machine of the family with more vCPUs, or with another name.
     LargerMachine {
-        /// As the table has it: `16-31`, or a name.
+        /// vCPU range or name, as in the table: `16-31`, or a name.
         machine: String,
-        /// IOPS of this workload that its limit allows.
+        /// IOPS of this workload under that machine's limit.
         workload_iops: f64,
     },
-    /// Another family of machines; this one has nothing larger.
+    /// Another machine family: this one has no larger limit.
     OtherFamily,
-    /// Less other traffic.
+    /// Less other egress.
     LessNetwork {
-        /// Gbit/s at most.
+        /// Maximum in Gbit/s.
         gbit_per_s: f64,
     },
-    /// A zonal disk, which sends each write once less.
+    /// A zonal disk, which sends each write one time less.
     Zonal,
     /// More I/Os in flight.
     DeeperQueue {
-        /// In flight, of all jobs.
+        /// I/Os in flight of all jobs.
         in_flight: u64,
     },
     /// More CPUs.
@@ -104,136 +104,135 @@ pub enum Remedy {
         /// vCPUs.
         vcpus: u32,
     },
-    /// Larger blocks: not more IOPS, more bytes.
+    /// Larger blocks: the same IOPS with more bytes.
     LargerBlocks {
-        /// Where throughput takes over.
+        /// Block size at which throughput limits.
         bytes: u64,
     },
-    /// Smaller blocks: more IOPS of the same bytes, or a higher cap.
+    /// Smaller blocks: more IOPS with the same bytes, or a higher limit by block size.
     SmallerBlocks {
-        /// At most.
+        /// Maximum block size.
         bytes: u64,
     },
-    /// Another type of disk: this one has no more at any size.
+    /// Another disk type: this one has no more at any size.
     OtherType,
 }
 
-/// What the cloud enforces, whatever the workload does; for a layer that is to behave so.
+/// Limits that the cloud enforces on any workload, for a layer that emulates them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Ceilings {
-    /// Read IOPS; none if nothing known limits them.
+    /// Read IOPS; `None` without a known limit.
     pub read_iops: Option<f64>,
     /// Write IOPS.
     pub write_iops: Option<f64>,
-    /// Write IOPS of blocks up to a number of bytes, in the order of the blocks, the last for
-    /// anything larger; empty if they do not depend on the block.
+    /// Write IOPS by block size in bytes, in the order of the blocks, the last for all larger ones;
+    /// empty if they do not depend on the block size.
     pub write_iops_by_block: Vec<(u64, f64)>,
-    /// Bytes read a second.
+    /// Read bytes per second.
     pub read_bytes_per_s: Option<f64>,
-    /// Bytes written a second.
+    /// Write bytes per second.
     pub write_bytes_per_s: Option<f64>,
-    /// How reads and writes share the IOPS; the strictest rule if it is not known.
+    /// Sharing rule of IOPS; the strictest if unknown.
     pub iops_sharing: Sharing,
-    /// How reads and writes share the throughput; the strictest rule if it is not known.
+    /// Sharing rule of throughput; the strictest if unknown.
     pub throughput_sharing: Sharing,
-    /// Whether a source gives these rules.
+    /// Whether a source gives the sharing rules.
     pub sharing_known: bool,
-    /// Service time of one I/O, in µs: what it surely is not above, and what it is at best. From
-    /// the rule of the queue depth; none if it is not known.
+    /// Service time of one I/O in µs, guarantee and best case, from the queue depth rule; `None` if
+    /// unknown.
     pub service_us: Option<(f64, f64)>,
 }
 
-/// A source that a result rests on.
+/// A source of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SourceUse {
     /// Key in the catalogue.
     pub key: String,
-    /// Where it is.
+    /// Address.
     pub address: String,
-    /// Of when.
+    /// Date.
     pub date: String,
-    /// How far it is trusted, for what was used of it.
+    /// Confidence of the used part.
     pub confidence: Confidence,
 }
 
-/// An inconsistency of the sources that touches a result.
+/// A contradiction of the sources that affects a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Touched {
-    /// Such as `I08`.
+    /// Identifier, such as `I08`.
     pub id: String,
-    /// Where it is, and what is printed there.
+    /// Place and printed text.
     #[serde(rename = "where")]
     pub place: String,
-    /// What is wrong.
+    /// The contradiction.
     pub why: String,
-    /// What the catalogue takes.
+    /// The value that the catalogue uses.
     pub used: Option<String>,
 }
 
-/// What the disks cost. Machines are not in it.
+/// Price of the disks, without the machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cost {
-    /// USD a month, of all disks.
+    /// USD per month, for all disks.
     pub usd_per_month: f64,
-    /// Of it, for the size.
+    /// Part for the size.
     pub usd_capacity: f64,
-    /// Of it, for provisioned IOPS.
+    /// Part for provisioned IOPS.
     pub usd_iops: f64,
-    /// Of it, for provisioned throughput.
+    /// Part for provisioned throughput.
     pub usd_throughput: f64,
-    /// Where.
+    /// Region.
     pub region: String,
     /// Keys of its sources.
     pub sources: Vec<String>,
-    /// How far it is trusted.
+    /// Confidence.
     pub confidence: Confidence,
 }
 
-/// The prediction of one workload on one configuration.
+/// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     /// The catalogue's name.
     pub catalogue: String,
-    /// What was asked.
-    pub configuration: Configuration,
-    /// What was asked.
+    /// The configuration.
+    pub configuration: DiskConfiguration,
+    /// The workload.
     pub workload: Workload,
     /// Unit of `throughput` and of limits in throughput.
     pub throughput_unit: &'static str,
-    /// Sustained, reads and writes together: the least of all limits, with the sure figure of the
-    /// queue depth.
+    /// Sustained rate of reads and writes together: the lowest of all limits, with the guaranteed
+    /// figure of the queue depth.
     pub total: Rates,
-    /// Of it, reads.
+    /// Reads of the total.
     pub read: Rates,
-    /// Of it, writes.
+    /// Writes of the total.
     pub write: Rates,
-    /// Together, with the best figure of the queue depth, where that is more.
+    /// Total with the best case of the queue depth, if that is higher.
     pub at_best: Option<Rates>,
-    /// Together, by what the cloud enforces alone: without queue depth and CPU.
+    /// Total under the enforced limits only, without queue depth and CPU.
     pub allowed: Rates,
-    /// Mean latency in µs by Little's law; not known without a depth, or without a rule for what
-    /// one I/O in flight brings.
+    /// Mean latency in µs (Little's law); unknown without a depth or without a queue depth rule.
     pub latency_us: Option<f64>,
-    /// I/Os in flight that surely reach `allowed`; not known without that rule.
+    /// I/Os in flight that are guaranteed to reach `allowed`; unknown without that rule.
     pub depth_needed: Option<u64>,
-    /// The limit that binds: the one without which there would be most.
-    pub binding: Limit,
-    /// The limit that would bind then.
-    pub next: Option<Limit>,
+    /// The binding limit: the one whose removal gains most.
+    pub binding: PredictedLimit,
+    /// The limit that binds after it.
+    pub next: Option<PredictedLimit>,
     /// All limits, the lowest first.
-    pub limits: Vec<Limit>,
-    /// What is enforced.
+    pub limits: Vec<PredictedLimit>,
+    /// Enforced limits.
     pub ceilings: Ceilings,
-    /// What the disks cost; not known if absent.
+    /// Price of the disks; not known if absent.
     pub cost: Option<Cost>,
-    /// What it rests on.
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// The least of what `binding` and `next` rest on.
+    /// Lowest confidence of `binding` and `next`.
     pub confidence: Confidence,
-    /// Where the sources contradict themselves and it matters here.
+    /// Relevant contradictions of the sources.
     pub inconsistencies: Vec<Touched>,
-    /// What the sources do not say and would matter here.
+    /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
-    /// Anything else worth knowing.
+    /// Notes.
     pub notes: Vec<String>,
 }

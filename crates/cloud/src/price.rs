@@ -1,23 +1,23 @@
-//! What disks cost a month, as far as the catalogue's sources say.
+//! Monthly prices of disks.
 
 use crate::catalogue::Price;
+use crate::placement::{Demand, Placement};
 use crate::prediction::Cost;
-use crate::site::{Demand, Site};
 
-/// Why there is no price.
+/// Reason for a missing price.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoPrice(pub String);
 
-impl<'a> Site<'a> {
-    /// The price of the type; `None` if there is none.
+impl<'a> Placement<'a> {
+    /// Price of the type; `None` if the catalogue has none.
     pub fn price(&self) -> Option<&'a Price> {
         self.catalogue.prices.iter().find(|price| price.kind == self.kind)
     }
 
-    /// What the disks cost; machines are not in it.
+    /// Price of the disks, without the machine.
     ///
     /// # Errors
-    /// Why it is not known.
+    /// The reason that it is unknown.
     pub fn cost(&self, demand: &Demand) -> Result<Cost, NoPrice> {
         let name = &self.catalogue.name;
         let price =
@@ -35,7 +35,7 @@ impl<'a> Site<'a> {
         let disks = f64::from(demand.disks);
         let (mut usd_iops, mut usd_throughput) = (0.0, 0.0);
         if let Some(part) = &self.disk.provisioned {
-            // IOPS that follow the throughput are paid with it, and the other way round.
+            // IOPS that follow the throughput are paid with it, and vice versa.
             if part.iops_per_mb_per_s.is_none() {
                 usd_iops = beyond(demand.iops, part.iops_free, price.usd_per_iops, "IOPS")?;
             }

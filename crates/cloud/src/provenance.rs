@@ -1,22 +1,20 @@
-//! What a result rests on: its sources, how far they are trusted, and where they contradict
-//! themselves.
+//! Provenance of results: sources, confidence and contradictions.
 
 use crate::catalogue::{
-    Catalogue, Confidence, Direction, Inconsistency, LimitKind, SourceKeys, TableKind, Touches,
+    Catalogue, Confidence, Inconsistency, IoDirection, LimitKind, SourceKeys, TableKind, Touches,
 };
 use crate::input::Workload;
+use crate::placement::{Demand, Placement};
 use crate::prediction::{SourceUse, Touched};
-use crate::site::{Demand, Site};
 
 impl Catalogue {
-    /// How far a table is trusted: what it says of itself, or the best of its sources, as each of
-    /// them gives it.
+    /// Confidence of a table: its own, or the best of its sources.
     pub fn confidence_of(&self, sources: &SourceKeys, own: Option<Confidence>) -> Confidence {
         let best = sources.iter().filter_map(|key| self.sources.get(key)).map(|s| s.confidence);
         own.or(best.min()).unwrap_or(Confidence::C)
     }
 
-    /// The sources of these keys, for showing.
+    /// Descriptions of the sources with these keys.
     pub fn source_uses<'k>(
         &self,
         uses: impl IntoIterator<Item = (&'k SourceKeys, Option<Confidence>)>,
@@ -40,7 +38,7 @@ impl Catalogue {
         out
     }
 
-    /// The inconsistencies that a table of `plan table` shows.
+    /// Contradictions that a table of `plan table` shows.
     pub fn inconsistencies_of_table(
         &self,
         table: TableKind,
@@ -58,7 +56,7 @@ impl Catalogue {
     }
 }
 
-/// Whether a selector lets a name pass; everything passes where either is not given.
+/// Whether a selector admits a name; a missing selector or name admits everything.
 fn named(selector: Option<&Vec<String>>, name: Option<&str>) -> bool {
     match (selector, name) {
         (Some(names), Some(name)) => names.iter().any(|known| known == name),
@@ -75,8 +73,8 @@ fn told(inconsistency: &Inconsistency) -> Touched {
     }
 }
 
-impl Site<'_> {
-    /// The inconsistencies that touch a prediction in which `limits` bind or are next.
+impl Placement<'_> {
+    /// Contradictions that affect a prediction in which `limits` bind or are next.
     pub(crate) fn inconsistencies(
         &self,
         demand: &Demand,
@@ -100,11 +98,11 @@ impl Site<'_> {
         let block = self.catalogue.units.block_of(workload.block_bytes);
         let mixed = (1..100).contains(&workload.read_percent);
         let directions = match touches.direction {
-            Some(Direction::Read) => workload.read_percent > 0,
-            Some(Direction::Write) => workload.read_percent < 100,
+            Some(IoDirection::Read) => workload.read_percent > 0,
+            Some(IoDirection::Write) => workload.read_percent < 100,
             None => true,
         };
-        let machine = |names: &Vec<crate::catalogue::Pattern>| {
+        let machine = |names: &Vec<crate::catalogue::NamePattern>| {
             names.iter().any(|pattern| pattern.matches(&self.machine.name))
         };
         !touches.tables_only

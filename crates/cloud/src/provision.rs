@@ -1,20 +1,21 @@
-//! What can be bought of a type whose performance is bought apart from its size.
+//! Provisioned performance: the purchasable ranges of types whose performance is bought separately
+//! from the size.
 
-use crate::catalogue::Provisioned;
+use crate::catalogue::ProvisionedRule;
 use crate::input::PlanError;
 
-/// A range of what can be bought; either end is open where no source gives it.
+/// A purchasable range; an end is open without a source.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Purchase {
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Purchase {
     fn contains(&self, value: f64) -> bool {
-        // What is computed from a ratio may miss its own bound in the last binary digit.
+        // A value computed from a ratio may miss its own bound in the last binary digit.
         value >= self.min * (1.0 - 1e-12) && value <= self.max * (1.0 + 1e-12)
     }
 
@@ -34,8 +35,8 @@ fn least(values: impl IntoIterator<Item = Option<f64>>) -> f64 {
     values.into_iter().flatten().fold(f64::INFINITY, f64::min)
 }
 
-impl Provisioned {
-    /// The IOPS that can be bought for a disk of `size`; `None` if they follow the throughput.
+impl ProvisionedRule {
+    /// Purchasable IOPS of a disk of `size`; `None` if IOPS follow the throughput.
     pub fn iops_range(&self, size: f64) -> Option<Purchase> {
         if self.iops_per_mb_per_s.is_some() {
             return None;
@@ -44,8 +45,8 @@ impl Provisioned {
         Some(Purchase { min: self.iops_min.unwrap_or(0.0), max })
     }
 
-    /// The throughput that can be bought for a disk of `size` with `iops`; `None` if it follows
-    /// the IOPS, or is not sold.
+    /// Purchasable throughput of a disk of `size` with `iops`; `None` if throughput follows the
+    /// IOPS or is not sold.
     pub fn throughput_range(&self, size: f64, iops: Option<f64>) -> Option<Purchase> {
         let sold = self.mb_per_s_min.is_some() || self.mb_per_s_default.is_some();
         if self.mb_per_s_per_iops.is_some() || !sold {
@@ -65,11 +66,10 @@ impl Provisioned {
         Some(Purchase { min, max })
     }
 
-    /// The IOPS and the throughput of a disk of `size` when these are asked for, with defaults in
-    /// place of what is not, and what is derived.
+    /// IOPS and throughput of a disk of `size`: the requested values, defaults, or derived values.
     ///
     /// # Errors
-    /// What cannot be bought, and what can.
+    /// A value that is not sold, with the range.
     pub fn resolve(
         &self,
         kind: &str,
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::catalogue::Catalogue;
 
-    fn part(kind: &str) -> &'static Provisioned {
+    fn part(kind: &str) -> &'static ProvisionedRule {
         let catalogue = Catalogue::builtin("gcp-current").expect("it is in the program");
         catalogue.types[kind].provisioned.as_ref().expect("it is bought")
     }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_bought_is_as_published() {
+    fn purchase_ranges_match_published() {
         // Balanced: throughput from max(140, IOPS/256) to min(2400, IOPS/4).
         assert_eq!(resolve("hyperdisk-balanced", 500.0, None, None), Ok((3000.0, 140.0)));
         assert_eq!(
@@ -165,25 +165,25 @@ mod tests {
             resolve("hyperdisk-balanced", 500.0, Some(9600.0), Some(2400.0)),
             Ok((9600.0, 2400.0))
         );
-        // Extreme: 250 MiB/s for 1,000 IOPS up to 5,000, and 1,000 IOPS a GiB.
+        // Extreme: 250 MiB/s per 1,000 IOPS up to 5,000, and 1,000 IOPS per GiB.
         assert_eq!(resolve("hyperdisk-extreme", 64.0, Some(8000.0), None), Ok((8000.0, 2000.0)));
         assert_eq!(
             resolve("hyperdisk-extreme", 500.0, Some(350000.0), None),
             Ok((350000.0, 5000.0))
         );
-        // Throughput: max(20, 5 x TiB) to min(90 x TiB, 2400), and 4 IOPS for each MiB/s.
+        // Throughput: max(20, 5 x TiB) to min(90 x TiB, 2400), and 4 IOPS per MiB/s.
         assert_eq!(resolve("hyperdisk-throughput", 2048.0, None, Some(180.0)), Ok((720.0, 180.0)));
         assert_eq!(
             resolve("hyperdisk-throughput", 32768.0, None, Some(2400.0)),
             Ok((9600.0, 2400.0))
         );
-        // ML: 24 a GiB where nothing is asked for, 7,680 at least of 64,000 GiB.
+        // ML: a default of 24 per GiB, and at least 7,680 for 64,000 GiB.
         assert_eq!(resolve("hyperdisk-ml", 100.0, None, None), Ok((38400.0, 2400.0)));
         assert_eq!(resolve("hyperdisk-ml", 4.0, None, None), Ok((6400.0, 400.0)));
     }
 
     #[test]
-    fn what_cannot_be_bought_is_refused_with_what_can() {
+    fn invalid_purchase_names_range() {
         for (kind, size, iops, rate, wanted) in [
             ("hyperdisk-balanced", 500.0, Some(160001.0), None, "write 3000 to 160000 IOPS"),
             ("hyperdisk-balanced", 500.0, None, Some(751.0), "write 140 to 750 MiB/s"),

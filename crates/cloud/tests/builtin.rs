@@ -1,9 +1,9 @@
-//! The catalogues in the program are right, and say where everything comes from.
+//! Built-in catalogues: they parse, and every number has a source.
 
 use flagstone_cloud::Catalogue;
 
 #[test]
-fn the_catalogues_in_the_program_are_read() {
+fn builtin_catalogues_parse() {
     for name in Catalogue::builtin_names() {
         let text = Catalogue::builtin_text(name).expect(name);
         let catalogue = Catalogue::parse(name, text).unwrap_or_else(|error| panic!("{error}"));
@@ -15,7 +15,7 @@ fn the_catalogues_in_the_program_are_read() {
 }
 
 #[test]
-fn every_source_is_of_some_date_and_used() {
+fn sources_are_dated_and_used() {
     for name in Catalogue::builtin_names() {
         let text = Catalogue::builtin_text(name).expect(name);
         let catalogue = Catalogue::builtin(name).expect(name);
@@ -27,7 +27,7 @@ fn every_source_is_of_some_date_and_used() {
 }
 
 #[test]
-fn every_type_has_tables_and_every_table_has_sources() {
+fn types_have_tables_with_sources() {
     for name in Catalogue::builtin_names() {
         let catalogue = Catalogue::builtin(name).expect(name);
         for kind in catalogue.types.keys() {

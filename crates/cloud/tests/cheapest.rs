@@ -1,13 +1,13 @@
-//! The cheapest is the cheapest: against a search through everything that can be bought of a small
-//! catalogue, and on the real ones as users ask.
+//! Cheapest search: compared with an exhaustive search of a small catalogue, and run on the
+//! built-in ones.
 #![allow(missing_docs)]
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::cheapest::{Answer, Found, Need, Prices, Scope, What};
-use flagstone_cloud::{Configuration, Workload};
+use flagstone_cloud::cheapest::{CheapestPlan, CheapestReport, Need, Prices, Requirement, Scope};
+use flagstone_cloud::{DiskConfiguration, Workload};
 use proptest::prelude::*;
 
-/// A cloud small enough to try everything: sizes to 24 GB, 24 IOPS, 12 MB/s, 3 disks.
+/// A cloud small enough for an exhaustive search: sizes to 24 GB, 24 IOPS, 12 MB/s, 3 disks.
 const SMALL: &str = r#"
 format = 1
 name = "small"
@@ -120,8 +120,9 @@ fn need(read: u32, write: u32, mb_per_s: u32, gb: u32) -> Need {
     }
 }
 
-/// What [`flagstone_cloud::Catalogue::predict`] says of it, apart from what the planner computes.
-fn carries(catalogue: &Catalogue, configuration: &Configuration, need: &Need) -> bool {
+/// Whether [`flagstone_cloud::Catalogue::predict`] finds the configuration sufficient,
+/// independently of the search.
+fn carries(catalogue: &Catalogue, configuration: &DiskConfiguration, need: &Need) -> bool {
     let total = need.read_iops + need.write_iops;
     let read = if total > 0.0 { Some(need.read_iops / total * 100.0) } else { None };
     let enough = |block: u64, percent: f64, iops: f64| {
@@ -138,7 +139,7 @@ fn carries(catalogue: &Catalogue, configuration: &Configuration, need: &Need) ->
     iops && throughput
 }
 
-/// The least price of everything that can be bought.
+/// The lowest price over everything that can be bought.
 fn by_trying(catalogue: &Catalogue, need: &Need) -> Option<f64> {
     let gb = need.capacity_bytes / 1_000_000_000;
     let mut best: Option<f64> = None;
@@ -164,7 +165,7 @@ fn by_trying(catalogue: &Catalogue, need: &Need) -> Option<f64> {
                 for (iops, throughput) in &bought {
                     let bytes = size * 1_000_000_000;
                     let mut configuration =
-                        Configuration::new(catalogue, kind, bytes, machine).unwrap();
+                        DiskConfiguration::new(catalogue, kind, bytes, machine).unwrap();
                     configuration.disks = disks;
                     configuration.provisioned_iops = *iops;
                     configuration.provisioned_bytes_per_s = *throughput;
@@ -192,17 +193,17 @@ fn usd(kind: &str, disks: u32, size: u64, iops: Option<f64>, bytes: Option<f64>)
     each * f64::from(disks)
 }
 
-fn ask(catalogue: &Catalogue, need: &Need) -> Answer {
+fn ask(catalogue: &Catalogue, need: &Need) -> CheapestReport {
     let scope = Scope { disks_max: DISKS, ..Scope::default() };
     catalogue.cheapest(need, &scope, &Prices::default(), 10).unwrap()
 }
 
-/// The found disks as what `predict` takes.
-fn configuration(catalogue: &Catalogue, found: &Found) -> Configuration {
+/// A result as input of `predict`.
+fn configuration(catalogue: &Catalogue, found: &CheapestPlan) -> DiskConfiguration {
     let units = &catalogue.units;
     let bytes = (found.size * units.size_bytes as f64) as u64;
     let name = &found.machine.name;
-    let mut configuration = Configuration::new(catalogue, &found.kind, bytes, name).unwrap();
+    let mut configuration = DiskConfiguration::new(catalogue, &found.kind, bytes, name).unwrap();
     configuration.disks = found.disks;
     configuration.provisioned_iops = found.iops;
     let bytes_per_s = |rate: f64| rate * units.throughput_bytes() as f64;
@@ -215,14 +216,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_that_can_be_bought_is_cheaper(
+    fn cheapest_matches_exhaustive_search(
         read_percent in prop_oneof![Just(0u32), Just(25), Just(50), Just(60), Just(100)],
         total in prop_oneof![Just(0u32), Just(5), Just(10), Just(20), Just(40)],
         mb_per_s in 0u32..14,
         gb in 1u32..50,
     ) {
         let catalogue = Catalogue::parse("small", SMALL).unwrap();
-        // Whole numbers of both, so that the percent is whole too.
+        // Whole numbers of both give a whole percentage.
         let read = total * read_percent / 100;
         prop_assume!(total == 0 || (read * 100).is_multiple_of(total));
         let need = need(read, total - read, mb_per_s, gb);
@@ -248,7 +249,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_found_in_the_real_catalogues_is_enough() {
+fn results_carry_the_need() {
     let current = Catalogue::builtin("gcp-current").unwrap();
     let need = Need {
         read_iops: 20_000.0,
@@ -266,7 +267,7 @@ fn what_is_found_in_the_real_catalogues_is_enough() {
             for found in &answer.found {
                 assert!(!regional || found.regional, "{found:?}");
                 let configuration = configuration(current, found);
-                // 67 % and 66 %: both beside the real two thirds.
+                // 67 % and 66 % enclose two thirds.
                 for percent in [67, 66] {
                     let workload = Workload::random(16 << 10, percent);
                     let allowed = current.predict(&configuration, &workload).unwrap().allowed.iops;
@@ -279,21 +280,21 @@ fn what_is_found_in_the_real_catalogues_is_enough() {
 }
 
 #[test]
-fn what_decides_is_named() {
+fn price_drivers_are_named() {
     let catalogue = Catalogue::parse("small", SMALL).unwrap();
     let capacity = &ask(&catalogue, &need(1, 0, 0, 20)).found[0];
-    assert_eq!(capacity.decided_by, [What::Capacity]);
+    assert_eq!(capacity.decided_by, [Requirement::Capacity]);
     let iops = &ask(&catalogue, &need(10, 0, 0, 2)).found[0];
-    assert!(iops.decided_by.contains(&What::Iops), "{iops:?}");
-    // 16 GB of `bought` alone are 11.20 USD, and lack the IOPS of 20 reads a second there.
+    assert!(iops.decided_by.contains(&Requirement::Iops), "{iops:?}");
+    // 16 GB of `bought` cost 11.20 USD and lack the IOPS for 20 reads per second.
     let answer = ask(&catalogue, &need(20, 0, 0, 16));
     let cheaper = answer.cheaper.iter().find(|cheaper| cheaper.kind == "bought").unwrap();
-    assert_eq!(cheaper.lacks, What::Iops);
+    assert_eq!(cheaper.lacks, Requirement::Iops);
     assert!(cheaper.enough_usd_per_month.unwrap() > cheaper.usd_per_month);
 }
 
 #[test]
-fn prices_of_machines_change_the_order() {
+fn machine_prices_change_order() {
     let catalogue = Catalogue::parse("small", SMALL).unwrap();
     let text = "machine_usd_per_month = { a-standard-2 = 100.0, b-standard-4 = 1.0 }\n\
                 [disk.bought]\nusd_per_gb = 2.0\nusd_per_iops = 0.1\nusd_per_mb_per_s = 0.1\n";
@@ -309,7 +310,7 @@ fn prices_of_machines_change_the_order() {
 }
 
 #[test]
-fn mistakes_are_told_in_a_line() {
+fn search_mistakes_are_one_line() {
     let catalogue = Catalogue::parse("small", SMALL).unwrap();
     let scope = Scope::default();
     let none = Prices::default();

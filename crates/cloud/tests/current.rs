@@ -1,8 +1,9 @@
-//! `gcp-current` against its sources, cell by cell, and the laws that any prediction obeys.
+//! `gcp-current` compared with its sources cell by cell, and invariants of predictions.
 
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::{
-    Configuration, Demand, LimitKind, PlanError, Prediction, Remedy, Site, Workload,
+    Demand, DiskConfiguration, LimitKind, LimitRecommendation, Placement, PlanError, Prediction,
+    Workload,
 };
 use proptest::prelude::*;
 use toml_edit::Document;
@@ -25,7 +26,7 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// Cells of a source that are known to be wrong: what the catalogue has in their place.
+/// Wrong cells of a source, with the catalogue's replacement.
 const CORRECTED: [(&str, &str, &str, [f64; 4]); 4] = [
     ("n1", "pd-balanced", "64 or more", [80000.0, 80000.0, 1200.0, 1200.0]),
     ("n1", "pd-ssd", "16-31", [25000.0, 25000.0, 1200.0, 1200.0]),
@@ -33,7 +34,7 @@ const CORRECTED: [(&str, &str, &str, [f64; 4]); 4] = [
     ("a2-ultra", "pd-standard", "a2-ultragpu-8g", [7500.0, 15000.0, 1200.0, 400.0]),
 ];
 
-/// A machine that a row's first cell is about.
+/// The machine of a row's first cell.
 fn machine_of(family: &str, selector: &str) -> String {
     let selector = selector.trim_end_matches('*');
     if selector.starts_with(|c: char| c.is_ascii_alphabetic()) {
@@ -43,7 +44,7 @@ fn machine_of(family: &str, selector: &str) -> String {
         Some(vcpus) => format!("{family}-standard-{vcpus}-metal"),
         None => {
             let first = selector.split([' ', '-']).next().expect("split gives one");
-            // N2 and N2D have a row for 1 vCPU and no such machine.
+            // N2 and N2D have a row for 1 vCPU but no such machine.
             match (family, first) {
                 ("n2" | "n2d", "1") => format!("{family}-custom-1-1024"),
                 _ => format!("{family}-standard-{first}"),
@@ -61,8 +62,9 @@ fn persistent_disks_by_machine() {
         let family = row[0].split('-').next().expect("split gives one");
         let name = machine_of(family, &row[2]);
         let machine = catalogue().machine(&name).unwrap_or_else(|error| panic!("{error}"));
-        let site = Site::new(catalogue(), &row[1], &machine, false, 0.0, false).expect("right");
-        let (_, found) = site.vm.unwrap_or_else(|| panic!("{row:?}"));
+        let placement =
+            Placement::new(catalogue(), &row[1], &machine, false, 0.0, false).expect("right");
+        let (_, found) = placement.vm.unwrap_or_else(|| panic!("{row:?}"));
         let mut wanted: Vec<_> = row[3..].iter().map(|cell| number(cell)).collect();
         let known = CORRECTED
             .iter()
@@ -108,8 +110,9 @@ fn egress_of_machines() {
         };
         let machine = catalogue().machine(&name).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(catalogue().egress_of(&machine, false), Some(number(&row[2])), "{row:?}");
-        let tier1 = Some(&row[3]).filter(|cell| !cell.is_empty()).map(|cell| number(cell));
-        assert_eq!(catalogue().egress_of(&machine, true), tier1, "{row:?}");
+        let tier1_networking =
+            Some(&row[3]).filter(|cell| !cell.is_empty()).map(|cell| number(cell));
+        assert_eq!(catalogue().egress_of(&machine, true), tier1_networking, "{row:?}");
     }
 }
 
@@ -128,13 +131,14 @@ fn egress_table_of_n1() {
 #[test]
 fn local_ssds() {
     let predict = |kind: &str, machine: &str, disks: u32, block: u64, reads: u8| {
-        let mut configuration = Configuration::new(catalogue(), kind, 0, machine).expect("right");
+        let mut configuration =
+            DiskConfiguration::new(catalogue(), kind, 0, machine).expect("right");
         configuration.disks = disks;
         let prediction = catalogue().predict(&configuration, &Workload::random(block, reads));
         prediction.unwrap_or_else(|error| panic!("{error}")).allowed
     };
     let check = |kind: &str, machine: &str, disks: u32, wanted: &[String]| {
-        // 512 B for IOPS, 1 MiB for throughput: nothing else limits either then.
+        // 512 B for IOPS and 1 MiB for throughput isolate one limit each.
         let found = [
             predict(kind, machine, disks, 512, 100).iops,
             predict(kind, machine, disks, 512, 0).iops,
@@ -154,13 +158,13 @@ fn local_ssds() {
     for row in cells("titanium") {
         let disks = catalogue().fixed_disks("local-ssd-titanium", &row[0]).expect("fixed");
         check("local-ssd-titanium", &row[0], disks, &row[1..]);
-        // Three TB each, 750,000 and 500,000 IOPS, 3,072 and 2,560 MiB/s.
+        // 3 TB each: 750,000 and 500,000 IOPS, 3,072 and 2,560 MiB/s.
         assert_eq!(number(&row[1]), 750_000.0 * f64::from(disks));
         assert_eq!(number(&row[4]), 2_560.0 * f64::from(disks));
     }
-    let unknown = Configuration {
+    let unknown = DiskConfiguration {
         disks: 12,
-        ..Configuration::new(catalogue(), "local-ssd-nvme", 0, "n2-standard-64").expect("right")
+        ..DiskConfiguration::new(catalogue(), "local-ssd-nvme", 0, "n2-standard-64").expect("right")
     };
     let error = catalogue().predict(&unknown, &Workload::random(4096, 100)).expect_err("not known");
     assert!(matches!(error, PlanError::NotKnown(_)), "{error}");
@@ -178,18 +182,18 @@ fn prices() {
 
 fn predict(kind: &str, size_gib: u64, machine: &str, workload: &Workload) -> Prediction {
     let configuration =
-        Configuration::new(catalogue(), kind, size_gib * GIB, machine).expect("right");
+        DiskConfiguration::new(catalogue(), kind, size_gib * GIB, machine).expect("right");
     catalogue().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What tests of the provider expect of the largest machines.
+/// Expectations of the provider's tests for the largest machines.
 #[test]
-fn observations_that_are_expected_agree() {
+fn expected_observations_agree() {
     let mut seen = 0;
     for observed in catalogue().observations.iter().filter(|observed| !observed.measured) {
         let machine = observed.machine.as_deref().expect("each names one");
         if observed.kind == "pd-extreme" || machine == "c3d-standard-180" {
-            // Bought, or in contradiction (K08).
+            // Provisioned, or contradictory (K08).
             continue;
         }
         for (wanted, reads) in [(observed.read_mb_per_s, 100), (observed.write_mb_per_s, 0)] {
@@ -210,7 +214,8 @@ fn observations_that_are_expected_agree() {
 #[test]
 fn baseline_counts_once() {
     let mut configuration =
-        Configuration::new(catalogue(), "pd-balanced", 100 * GIB, "n2-standard-64").expect("right");
+        DiskConfiguration::new(catalogue(), "pd-balanced", 100 * GIB, "n2-standard-64")
+            .expect("right");
     let workload = Workload::random(4096, 100);
     let one = catalogue().predict(&configuration, &workload).expect("right");
     assert_eq!(one.allowed.iops, 3600.0);
@@ -220,9 +225,9 @@ fn baseline_counts_once() {
 }
 
 #[test]
-fn what_is_bought_of_hyperdisk() {
+fn hyperdisk_purchases() {
     let mut configuration =
-        Configuration::new(catalogue(), "hyperdisk-balanced", 500 * GIB, "c4d-standard-64")
+        DiskConfiguration::new(catalogue(), "hyperdisk-balanced", 500 * GIB, "c4d-standard-64")
             .expect("right");
     let small = Workload::random(4096, 100);
     let free = catalogue().predict(&configuration, &small).expect("right");
@@ -243,7 +248,7 @@ fn what_is_bought_of_hyperdisk() {
 }
 
 #[test]
-fn what_is_not_known_is_said() {
+fn gaps_are_reported() {
     let workload = Workload { depth: Some(8), ..Workload::random(4096, 50) };
     let told = predict("pd-balanced", 500, "c4a-standard-8", &workload).not_known;
     for part in ["limit of c4a-standard-8", "share its limits", "latency"] {
@@ -254,9 +259,9 @@ fn what_is_not_known_is_said() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_configurations_are_refused() {
     let refused = |kind: &str, machine: &str, size_gib: u64| {
-        let configuration = Configuration::new(catalogue(), kind, size_gib * GIB, machine);
+        let configuration = DiskConfiguration::new(catalogue(), kind, size_gib * GIB, machine);
         let workload = Workload::random(4096, 100);
         configuration
             .and_then(|configuration| catalogue().predict(&configuration, &workload))
@@ -284,12 +289,14 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn the_limit_that_binds_is_lifted_by_what_is_said() {
+fn recommendations_lift_binding_limit() {
     let workload = Workload { depth: Some(64), ..Workload::random(8192, 0) };
     let bound = predict("pd-ssd", 100, "n2-standard-16", &workload);
     assert_eq!(bound.binding.kind, LimitKind::Volume);
-    let Some(Remedy::LargerVolume { size, .. }) = bound.binding.lifts.first() else {
-        panic!("{:?}", bound.binding.lifts)
+    let Some(LimitRecommendation::LargerVolume { size, .. }) =
+        bound.binding.recommendations.first()
+    else {
+        panic!("{:?}", bound.binding.recommendations)
     };
     let next = bound.next.as_ref().expect("there is one");
     let lifted = predict("pd-ssd", *size as u64, "n2-standard-16", &workload);
@@ -298,7 +305,7 @@ fn the_limit_that_binds_is_lifted_by_what_is_said() {
     assert!(almost.total.iops < next.workload_iops);
 }
 
-/// Types, with the machines on which their limits are known.
+/// Types, with machines whose limits are known.
 fn a_place() -> impl Strategy<Value = (&'static str, String)> {
     let table = prop::sample::select(catalogue().per_vm.iter().collect::<Vec<_>>());
     let of_table = table.prop_flat_map(|table| {
@@ -318,8 +325,8 @@ fn a_place() -> impl Strategy<Value = (&'static str, String)> {
     of_table.prop_map(|(kind, machine)| (kind, machine))
 }
 
-fn configured(kind: &str, size: u64, machine: &str, disks: u32) -> Option<Configuration> {
-    let mut configuration = Configuration::new(catalogue(), kind, size * GIB, machine).ok()?;
+fn configured(kind: &str, size: u64, machine: &str, disks: u32) -> Option<DiskConfiguration> {
+    let mut configuration = DiskConfiguration::new(catalogue(), kind, size * GIB, machine).ok()?;
     configuration.disks = disks;
     let part = catalogue().types[kind].provisioned.as_ref();
     if part.is_some_and(|part| part.iops_default.is_none() && part.iops_per_mb_per_s.is_none()) {
@@ -339,7 +346,7 @@ fn a_workload() -> impl Strategy<Value = Workload> {
 
 proptest! {
     #[test]
-    fn larger_is_not_slower(
+    fn larger_disk_is_never_slower(
         (kind, machine) in a_place(),
         workload in a_workload(),
         small in 10u64..30000,
@@ -356,7 +363,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_exceeds_a_cap(
+    fn prediction_never_exceeds_a_cap(
         (kind, machine) in a_place(),
         workload in a_workload(),
         size in 10u64..65536,
@@ -364,7 +371,7 @@ proptest! {
         network in 0.0f64..2.0,
     ) {
         let Some(mut configuration) = configured(kind, size, &machine, disks) else { return Ok(()) };
-        configuration.network_gbit_per_s = network;
+        configuration.other_egress_gbit_per_s = network;
         let Ok(found) = catalogue().predict(&configuration, &workload) else { return Ok(()) };
         let slack = 1.0 + 1e-9;
         let ceilings = &found.ceilings;
@@ -378,9 +385,9 @@ proptest! {
         }
         for limit in &found.limits {
             prop_assert!(found.total.iops <= limit.workload_iops * slack, "{limit:?}");
-            prop_assert!(!limit.because.is_empty() && !limit.sources.is_empty());
+            prop_assert!(!limit.explanation.is_empty() && !limit.sources.is_empty());
         }
-        // Throughput is IOPS times the block, and the parts are the whole.
+        // Throughput is IOPS times the block size, and the parts add up to the total.
         let block = workload.block_bytes as f64;
         for rates in [found.total, found.read, found.write, found.allowed] {
             prop_assert!((rates.bytes_per_s - rates.iops * block).abs() <= 1e-9 * rates.bytes_per_s);
@@ -392,11 +399,11 @@ proptest! {
             let in_flight = workload.in_flight().expect("there is a latency") as f64;
             prop_assert!((latency * found.total.iops / 1e6 - in_flight).abs() <= 1e-6 * in_flight);
         }
-        prop_assert!(!found.binding.lifts.is_empty());
+        prop_assert!(!found.binding.recommendations.is_empty());
     }
 
     #[test]
-    fn the_limit_that_binds_is_the_least_of_pure_reads_and_writes(
+    fn binding_limit_is_lowest_for_pure_workloads(
         (kind, machine) in a_place(),
         writes in any::<bool>(),
         size in 10u64..65536,
@@ -415,7 +422,7 @@ proptest! {
     }
 
     #[test]
-    fn more_vcpus_are_not_slower_where_their_table_says_so(
+    fn more_vcpus_are_never_slower(
         index in 0..400usize,
         workload in a_workload(),
     ) {
@@ -432,10 +439,10 @@ proptest! {
         let predict = |row: &flagstone_cloud::catalogue::VmRow| {
             let vcpus = row.vcpus.expect("filtered").min;
             let machine = catalogue().machine(&format!("{}-standard-{vcpus}", table.families[0])).ok()?;
-            let site = Site::new(catalogue(), &table.types[0], &machine, false, 0.0, false).ok()?;
+            let placement = Placement::new(catalogue(), &table.types[0], &machine, false, 0.0, false).ok()?;
             let demand = Demand { size: 65536.0, disks: 1, iops: Some(2e6), throughput: Some(1e5) };
-            let mix = flagstone_cloud::Mix::new(&workload, &catalogue().units, site.sharing());
-            Some(mix.iops_under(site.hard_caps(&demand, workload.block_bytes).iter()))
+            let mix = flagstone_cloud::WorkloadMix::new(&workload, &catalogue().units, placement.sharing());
+            Some(mix.iops_under(placement.hard_caps(&demand, workload.block_bytes).iter()))
         };
         for pair in rows.windows(2) {
             if let (Some(fewer), Some(more)) = (predict(pair[0]), predict(pair[1])) {

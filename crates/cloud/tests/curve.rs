@@ -1,10 +1,10 @@
-//! Curves and comparisons are predictions, place by place, of every type of both catalogues.
+//! Curves and comparisons equal predictions at every position, for every type of both catalogues.
 #![allow(missing_docs)]
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::compare::Asked;
+use flagstone_cloud::compare::ComparisonRequest;
 use flagstone_cloud::curve::{Over, Sweep};
-use flagstone_cloud::{Configuration, PlanError, Workload};
+use flagstone_cloud::{DiskConfiguration, PlanError, Workload};
 
 const OVER: [Over; 4] = [Over::Size, Over::Vcpus, Over::Block, Over::Depth];
 
@@ -12,9 +12,9 @@ fn at(
     catalogue: &Catalogue,
     over: Over,
     place: u64,
-    configuration: &Configuration,
+    configuration: &DiskConfiguration,
     workload: &Workload,
-) -> (Configuration, Workload) {
+) -> (DiskConfiguration, Workload) {
     let (mut configuration, mut workload) = (configuration.clone(), workload.clone());
     match over {
         Over::Size => configuration.size_bytes = place * catalogue.units.size_bytes,
@@ -29,7 +29,7 @@ fn at(
 }
 
 #[test]
-fn every_place_of_every_curve_is_a_prediction() {
+fn curve_points_equal_predictions() {
     let mut curves = 0;
     for name in Catalogue::builtin_names() {
         let catalogue = Catalogue::builtin(name).unwrap();
@@ -42,7 +42,7 @@ fn every_place_of_every_curve_is_a_prediction() {
                 let size = 1000 * catalogue.units.size_bytes;
                 let local = catalogue.types[kind].size_gb_each.is_some();
                 let size = if local { 0 } else { size };
-                let configuration = Configuration::new(catalogue, kind, size, machine).unwrap();
+                let configuration = DiskConfiguration::new(catalogue, kind, size, machine).unwrap();
                 let workload = Workload::random(8 << 10, read);
                 let all = [configuration.clone()];
                 let sweep = Sweep::new(catalogue, over, &all, (None, None)).unwrap();
@@ -71,11 +71,11 @@ fn every_place_of_every_curve_is_a_prediction() {
 }
 
 #[test]
-fn more_of_what_helps_is_never_less() {
+fn curves_are_monotonic() {
     let catalogue = Catalogue::builtin("gcp-2019").unwrap();
     let size = 500 * catalogue.units.size_bytes;
     for over in [Over::Size, Over::Vcpus, Over::Depth] {
-        let disk = Configuration::new(catalogue, "pd-ssd", size, "n1-standard-8").unwrap();
+        let disk = DiskConfiguration::new(catalogue, "pd-ssd", size, "n1-standard-8").unwrap();
         let sweep = Sweep::new(catalogue, over, std::slice::from_ref(&disk), (None, None)).unwrap();
         let curve = catalogue.curve(&disk, &Workload::random(4096, 100), &sweep).unwrap();
         assert!(curve.points.windows(2).all(|pair| pair[0].iops <= pair[1].iops), "{over:?}");
@@ -84,26 +84,27 @@ fn more_of_what_helps_is_never_less() {
 }
 
 #[test]
-fn places_that_cannot_be_had_are_absent() {
+fn impossible_positions_are_absent() {
     let catalogue = Catalogue::builtin("gcp-current").unwrap();
-    let small = Configuration::new(catalogue, "pd-ssd", 0, "n2-standard-8").unwrap();
+    let small = DiskConfiguration::new(catalogue, "pd-ssd", 0, "n2-standard-8").unwrap();
     let mut large =
-        Configuration::new(catalogue, "hyperdisk-throughput", 0, "n2-standard-8").unwrap();
+        DiskConfiguration::new(catalogue, "hyperdisk-throughput", 0, "n2-standard-8").unwrap();
     large.provisioned_bytes_per_s = Some(170.0 * 1_048_576.0);
     let both = [small, large];
     let sweep = Sweep::new(catalogue, Over::Size, &both, (None, None)).unwrap();
     let workload = Workload::random(4096, 100);
     let of = |index: usize| catalogue.curve(&both[index], &workload, &sweep).unwrap();
     assert_eq!(of(0).points[0].at, 10);
-    // 2 TiB to 32 TiB, to the GiB.
+    // 2 TiB to 32 TiB, exact to the GiB.
     assert_eq!(of(1).points[0].at, 2048);
     assert_eq!(of(1).points.last().unwrap().at, 32_768);
-    // Where there is no place at all, what is said is not of a size that nobody asked for.
-    let unbought = Configuration { provisioned_bytes_per_s: None, ..both[1].clone() };
+    // Without any possible position, the error concerns a requested size.
+    let unbought = DiskConfiguration { provisioned_bytes_per_s: None, ..both[1].clone() };
     let error = catalogue.curve(&unbought, &workload, &sweep).unwrap_err().to_string();
     assert!(error.contains("--throughput is missing"), "{error}");
-    // Nothing is drawn where it is not known what a depth brings.
-    let balanced = Configuration::new(catalogue, "pd-balanced", 1 << 40, "n2-standard-8").unwrap();
+    // Unknown queue depth rules produce no points.
+    let balanced =
+        DiskConfiguration::new(catalogue, "pd-balanced", 1 << 40, "n2-standard-8").unwrap();
     let sweep =
         Sweep::new(catalogue, Over::Depth, std::slice::from_ref(&balanced), (None, None)).unwrap();
     let error = catalogue.curve(&balanced, &workload, &sweep).unwrap_err();
@@ -111,34 +112,35 @@ fn places_that_cannot_be_had_are_absent() {
 }
 
 #[test]
-fn every_type_has_a_column_and_says_what_it_lacks() {
+fn impossible_types_are_columns_with_reason() {
     for name in Catalogue::builtin_names() {
         let catalogue = Catalogue::builtin(name).unwrap();
         let kinds: Vec<String> = catalogue.types.keys().cloned().collect();
         for machine in ["n2-standard-8", "n1-standard-32", "c2-standard-4"] {
             for regional in [false, true] {
-                let asked = Asked {
+                let request = ComparisonRequest {
                     capacity_bytes: 1_000_000_000_000,
                     machine: catalogue.machine(machine).unwrap(),
                     regional,
-                    network_gbit_per_s: 1.0,
-                    tier1: false,
+                    other_egress_gbit_per_s: 1.0,
+                    tier1_networking: false,
                     provisioned_iops: None,
                     provisioned_bytes_per_s: None,
                     workloads: vec![Workload::random(4096, 100), Workload::random(4096, 0)],
                 };
-                let columns = catalogue.compare(&kinds, &asked).unwrap();
+                let columns = catalogue.compare(&kinds, &request).unwrap();
                 assert_eq!(columns.len(), kinds.len());
-                assert!(columns.iter().any(|column| column.cannot.is_none()), "{machine}");
+                assert!(columns.iter().any(|column| column.error.is_none()), "{machine}");
                 for column in columns {
-                    let does = if column.cannot.is_none() { 2 } else { 0 };
-                    assert_eq!(column.does.len(), does, "{}", column.kind);
-                    if does == 0 {
+                    let results = if column.error.is_none() { 2 } else { 0 };
+                    assert_eq!(column.results.len(), results, "{}", column.kind);
+                    if results == 0 {
                         continue;
                     }
                     let held = column.size * f64::from(column.disks);
-                    assert!(held * 1.000_001 >= catalogue.units.size_of(asked.capacity_bytes));
-                    let priced = column.does.iter().all(|does| does.usd_per_iops.is_some());
+                    assert!(held * 1.000_001 >= catalogue.units.size_of(request.capacity_bytes));
+                    let priced =
+                        column.results.iter().all(|results| results.usd_per_iops.is_some());
                     assert_eq!(column.cost.is_some(), priced, "{}", column.kind);
                 }
             }

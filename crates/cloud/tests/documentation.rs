@@ -1,4 +1,4 @@
-//! `docs/catalogue.md` says what the program reads: its tables are made from the types.
+//! `docs/catalogue.md`: its tables of keys are generated from the types.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,11 +17,14 @@ const MODEL: &str = concat!(
     include_str!("../src/catalogue/model/units.rs"),
 );
 
-/// The keys of a type as a table of Markdown: name, whether it is needed, and its documentation.
+/// Keys that most tables share, which the page describes once.
+const COMMON: [&str; 3] = ["Sources.", "Overrides the confidence of the sources.", "Remark."];
+
+/// The keys of a type as a Markdown list: name, whether it is required, and its documentation.
 fn keys(of: &str) -> String {
     let start = MODEL.find(&format!("pub struct {of} {{")).unwrap_or_else(|| panic!("{of}"));
     let body = MODEL[start..].split("\n}").next().expect("it ends");
-    let mut out = String::from("| key | | meaning |\n| --- | --- | --- |\n");
+    let mut out = String::from("\n");
     let (mut words, mut renamed, mut optional) = (String::new(), None, false);
     for line in body.lines().skip(1).map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
@@ -32,17 +35,19 @@ fn keys(of: &str) -> String {
         } else if let Some((name, kind)) =
             line.strip_prefix("pub ").and_then(|rest| rest.split_once(": "))
         {
-            let need = if optional || kind.starts_with("Option") { "" } else { "needed" };
+            let need = if optional || kind.starts_with("Option") { "" } else { " (required)" };
             let name = renamed.unwrap_or(name);
-            let _ = writeln!(out, "| `{name}` | {need} | {} |", words.trim());
+            if !COMMON.contains(&words.trim()) {
+                let _ = writeln!(out, "- `{name}`{need}: {}", words.trim());
+            }
             (words, renamed, optional) = (String::new(), None, false);
         }
     }
-    out
+    out + "\n"
 }
 
 #[test]
-fn the_documentation_is_what_the_program_reads() {
+fn catalogue_reference_matches_types() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
     let written = fs::read_to_string(&path).expect("docs/catalogue.md exists");
     let mut doc = written.clone();
@@ -67,7 +72,7 @@ fn the_documentation_is_what_the_program_reads() {
 }
 
 #[test]
-fn the_example_of_the_documentation_is_right() {
+fn documented_catalogue_parses() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
     let doc = fs::read_to_string(path).expect("docs/catalogue.md exists");
     let example = doc.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());

@@ -1,10 +1,9 @@
-//! Mistakes in a catalogue: each is one line with the file, the line of the mistake, and what is
-//! accepted.
+//! Catalogue mistakes: one line with the file, the line number and the accepted input.
 
 use flagstone_cloud::catalogue::Catalogue;
 use proptest::prelude::*;
 
-/// A small catalogue that is right.
+/// A small valid catalogue.
 const RIGHT: &str = r#"format = 1
 name = "mine"
 title = "My disks"
@@ -50,7 +49,7 @@ rows = [
 "#;
 
 #[test]
-fn the_small_catalogue_is_right() {
+fn small_catalogue_parses() {
     let catalogue = Catalogue::parse("mine.toml", RIGHT).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
         catalogue.types["fast"].volume.as_ref().and_then(|v| v.read_iops_per_gb),
@@ -58,7 +57,7 @@ fn the_small_catalogue_is_right() {
     );
 }
 
-/// The error that comes of writing `to` in place of `from`.
+/// The error after replacing `from` with `to`.
 #[track_caller]
 fn error(from: &str, to: &str) -> String {
     assert_eq!(RIGHT.matches(from).count(), 1, "{from} stands once");
@@ -70,7 +69,7 @@ fn error(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn mistakes_are_told_on_one_line() {
+fn catalogue_mistakes_are_one_line() {
     let mut different = Vec::new();
     for (from, to, wanted) in [
         ("title = \"My disks\"\n", "", "mine.toml:1: `title` is missing"),
@@ -179,7 +178,7 @@ fn mistakes_are_told_on_one_line() {
 }
 
 #[test]
-fn files_that_are_none() {
+fn unreadable_catalogues_are_refused() {
     for path in ["no/such/file", "src"] {
         let error = Catalogue::open(path).expect_err("there is none").to_string();
         assert!(error.starts_with(&format!("{path}: cannot read")), "{error}");
@@ -188,10 +187,9 @@ fn files_that_are_none() {
 }
 
 proptest! {
-    /// A line of a catalogue in the program that is lost, doubled or cut is survived, and what is
-    /// wrong is told on one line.
+    /// A lost, doubled or truncated line of a built-in catalogue gives at most a one-line error.
     #[test]
-    fn damaged_catalogues_are_survived(line in 0usize..1000, at in 0usize..80, what in 0u8..3) {
+    fn damaged_catalogues_never_panic(line in 0usize..1000, at in 0usize..80, what in 0u8..3) {
         let text = Catalogue::builtin_text("gcp-2019").expect("it is in the program");
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let line = line % lines.len();

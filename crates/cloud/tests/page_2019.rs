@@ -1,15 +1,17 @@
-//! Every cell of the page of about 2019, by the model and by the tables that it prints.
+//! Every cell of the 2019 page, by the model and by the printed tables.
 //!
-//! The cells stand in `page-2019.toml` as the page prints them, apart from the catalogue, so that
-//! a mistake in one does not hide in the other.
+//! `page-2019.toml` holds the cells as the page prints them, separate from the catalogue, so that a
+//! mistake in one cannot hide in the other.
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::table::Table;
-use flagstone_cloud::{Configuration, Demand, LimitKind, Mix, Prediction, Site, Workload};
+use flagstone_cloud::table::PlanTable;
+use flagstone_cloud::{
+    Demand, DiskConfiguration, LimitKind, Placement, Prediction, Workload, WorkloadMix,
+};
 use toml_edit::{Document, Value};
 
 const KB: u64 = 1024;
-/// Deep enough, and large enough, for throughput alone to limit.
+/// Deep and large enough that only throughput limits.
 const LARGE: u64 = 1024 * KB;
 const GB: u64 = 1_000_000_000;
 
@@ -17,7 +19,7 @@ fn catalogue() -> &'static Catalogue {
     Catalogue::builtin("gcp-2019").expect("it is in the program")
 }
 
-/// The rows of a table of the page, each cell as text.
+/// Rows of a page table as text.
 fn cells(name: &str) -> Vec<Vec<String>> {
     let document = Document::parse(include_str!("page-2019.toml")).expect("it is TOML");
     let rows = document.get(name).and_then(|item| item.as_array()).expect(name);
@@ -34,17 +36,17 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// The columns that the page's tables of limits share: block and whether it reads.
+/// Common columns of the limit tables: block size and reads or writes.
 const COLUMNS: [(u64, bool); 5] =
     [(16 * KB, true), (8 * KB, false), (16 * KB, false), (LARGE, true), (LARGE, false)];
 
 fn predict(kind: &str, size_gb: u64, machine: &str, workload: &Workload) -> Prediction {
     let configuration =
-        Configuration::new(catalogue(), kind, size_gb * GB, machine).expect("right");
+        DiskConfiguration::new(catalogue(), kind, size_gb * GB, machine).expect("right");
     catalogue().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What a column of a table of limits shows: IOPS of small blocks, MB/s of large ones.
+/// Value of a limit table's column: IOPS of small blocks, MB/s of large ones.
 fn column(prediction: &Prediction) -> f64 {
     match prediction.workload.block_bytes {
         LARGE => prediction.allowed.throughput,
@@ -57,14 +59,14 @@ fn assert_near(value: f64, wanted: f64, what: &str) {
     assert!((value - wanted).abs() <= 1e-6 * wanted.max(1.0), "{what}: {value}, printed {wanted}");
 }
 
-fn table(title: &str) -> Table {
+fn table(title: &str) -> PlanTable {
     let tables = catalogue().tables(None).expect("no type was named");
     tables.into_iter().find(|table| table.title == title).unwrap_or_else(|| panic!("{title}"))
 }
 
-/// The cells of a table as the page prints them: without commas.
-fn printed(table: &Table) -> Vec<Vec<String>> {
-    let row = |row: &Vec<flagstone_cloud::table::Cell>| {
+/// Cells of a table in the page's form: without commas.
+fn printed(table: &PlanTable) -> Vec<Vec<String>> {
+    let row = |row: &Vec<flagstone_cloud::table::PlanCell>| {
         row.iter().map(|cell| cell.text.replace(',', "")).collect()
     };
     table.rows.iter().map(row).collect()
@@ -102,7 +104,7 @@ fn per_instance_table_as_printed() {
     assert_eq!(printed(&made), wanted);
 }
 
-/// C2's tables are of the machine alone: the volume's own limits come on top (I08).
+/// C2's tables are about the machine; the volume's own limits apply in addition (I08).
 #[test]
 fn per_instance_cells_of_c2() {
     for (name, kind, title) in [
@@ -114,12 +116,13 @@ fn per_instance_cells_of_c2() {
         for row in &rows {
             let machine =
                 catalogue().machine(&format!("c2-standard-{}", row[0])).expect("it is one");
-            let site = Site::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
+            let placement =
+                Placement::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
             let demand = Demand { size: 65536.0, disks: 1, iops: None, throughput: None };
             for (cell, (block, reads)) in row[1..].iter().zip(COLUMNS) {
                 let workload = Workload::random(block, if reads { 100 } else { 0 });
-                let mix = Mix::new(&workload, &catalogue().units, site.sharing());
-                let caps = site.hard_caps(&demand, block);
+                let mix = WorkloadMix::new(&workload, &catalogue().units, placement.sharing());
+                let caps = placement.hard_caps(&demand, block);
                 let of_machine = caps.iter().filter(|cap| {
                     let throughput =
                         cap.dimension == flagstone_cloud::prediction::Dimension::Throughput;
@@ -131,19 +134,19 @@ fn per_instance_cells_of_c2() {
                 assert_near(value, number(cell), &format!("{name} {} {block}", row[0]));
             }
         }
-        let labelled: Vec<Vec<String>> = rows
+        let labeled: Vec<Vec<String>> = rows
             .into_iter()
             .map(|mut row| {
                 row[0] += " vCPUs";
                 row
             })
             .collect();
-        assert_eq!(printed(&table(title)), labelled);
+        assert_eq!(printed(&table(title)), labeled);
     }
 }
 
 #[test]
-fn c2_with_16_kb_writes_is_bound_by_the_volume() {
+fn c2_with_16_kb_writes_is_volume_limited() {
     let workload = Workload::random(16 * KB, 0);
     for (machine, iops) in
         [("c2-standard-16", 4000.0), ("c2-standard-30", 7500.0), ("c2-standard-60", 7500.0)]
@@ -170,8 +173,8 @@ fn volume_cells() {
                 let workload = Workload::random(block, if reads { 100 } else { 0 });
                 let prediction = predict(kind, size, "n1-standard-64", &workload);
                 let value = column(&prediction);
-                // Printed down: IOPS to a thousand where the row is no multiple (I13), throughput
-                // to a whole but for the 10 GB row (I14).
+                // The page rounds down: IOPS to a thousand if the row is no multiple (I13),
+                // throughput to a whole number except in the 10 GB row (I14).
                 let wanted = number(cell);
                 let below = match (block, kind, size) {
                     (LARGE, "pd-ssd", 10) => 1e-6,
@@ -207,7 +210,7 @@ fn volume_tables_as_printed() {
 }
 
 #[test]
-fn reads_and_writes_at_the_same_time() {
+fn simultaneous_reads_and_writes() {
     for (name, kind, machine) in [
         ("simultaneous_pd_standard", "pd-standard", "n1-standard-8"),
         ("simultaneous_pd_ssd_8_vcpu", "pd-ssd", "n1-standard-8"),
@@ -234,7 +237,7 @@ fn reads_and_writes_at_the_same_time() {
     }
 }
 
-/// A mix in the proportion of a printed point comes to that point, and to no more.
+/// A mix with the proportions of a printed point reaches exactly that point.
 fn assert_point(
     kind: &str,
     machine: &str,
@@ -243,15 +246,15 @@ fn assert_point(
     (unit, total): (f64, f64),
 ) {
     let machine = catalogue().machine(machine).expect("it is one");
-    let site = Site::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
+    let placement = Placement::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
     let demand = Demand { size: 65536.0, disks: 1, iops: None, throughput: None };
     let workload = Workload::random(block, 50);
-    let mix = Mix {
+    let mix = WorkloadMix {
         read: read / (read + write),
         write: write / (read + write),
-        ..Mix::new(&workload, &catalogue().units, site.sharing())
+        ..WorkloadMix::new(&workload, &catalogue().units, placement.sharing())
     };
-    let iops = mix.iops_under(site.hard_caps(&demand, block).iter());
+    let iops = mix.iops_under(placement.hard_caps(&demand, block).iter());
     assert_near(iops * unit, total, &format!("{kind} on {}: {read} / {write}", machine.name));
 }
 
@@ -298,10 +301,10 @@ fn egress_cells() {
                 let size = number(&part[2]) as u64;
                 let workload = Workload::random(LARGE, 0);
                 let mut configuration =
-                    Configuration::new(catalogue(), kind, size * GB, &machine).expect("right");
+                    DiskConfiguration::new(catalogue(), kind, size * GB, &machine).expect("right");
                 let limit = catalogue().predict(&configuration, &workload).expect("right");
-                // The size is the smallest whole one that reaches the limit, which is printed
-                // down from what that size gives.
+                // The size is the smallest whole number that reaches the limit; the page prints the
+                // limit rounded down from that size.
                 let wanted = number(&part[0]);
                 let egress = limit.limits.iter().find(|limit| limit.kind == LimitKind::Egress);
                 let egress = egress.and_then(|limit| limit.write).expect("it bounds writes");
@@ -316,7 +319,7 @@ fn egress_cells() {
                 );
 
                 configuration.size_bytes = 65536 * GB;
-                configuration.network_gbit_per_s = f64::from(2 * vcpus.min(8));
+                configuration.other_egress_gbit_per_s = f64::from(2 * vcpus.min(8));
                 let busy = catalogue().predict(&configuration, &workload).expect("right");
                 assert_near(
                     busy.allowed.throughput,
@@ -340,7 +343,7 @@ fn egress_table_as_printed() {
 fn worked_examples_of_egress() {
     let workload = Workload::random(LARGE, 0);
     let mut configuration =
-        Configuration::new(catalogue(), "pd-ssd", 1000 * GB, "n1-standard-1").expect("right");
+        DiskConfiguration::new(catalogue(), "pd-ssd", 1000 * GB, "n1-standard-1").expect("right");
     for (regional, wanted) in [(false, 72.0), (true, 36.0)] {
         configuration.regional = regional;
         let prediction = catalogue().predict(&configuration, &workload).expect("right");
@@ -350,8 +353,8 @@ fn worked_examples_of_egress() {
     }
     configuration.regional = false;
     configuration.machine = catalogue().machine("n1-standard-8").expect("it is one");
-    configuration.network_gbit_per_s = 4.0;
-    // (16 - 4) Gbit/s x 119 / 3.3 = 432 MB/s, above the 400 of the machine.
+    configuration.other_egress_gbit_per_s = 4.0;
+    // (16 - 4) Gbit/s x 119 / 3.3 = 432 MB/s, above the machine's 400.
     let prediction = catalogue().predict(&configuration, &workload).expect("right");
     assert_near(prediction.allowed.throughput, 400.0, "4 Gbit/s of other traffic");
 }
@@ -374,7 +377,7 @@ fn overview_as_printed() {
             _ => row[0].clone(),
         };
         let found = printed(&made).into_iter().find(|made| made[0] == label).expect(&label);
-        // Per GB: IOPS, then throughput; the same per instance.
+        // Per GB: IOPS, then throughput; then the same per instance.
         assert_eq!(found[1..], row[1..], "{label}");
     }
     let odd: Vec<_> = made
@@ -387,7 +390,7 @@ fn overview_as_printed() {
 }
 
 #[test]
-fn price_as_printed_and_as_it_is() {
+fn prices_as_printed_and_exact() {
     let made = table("Price per GB and month, and per read IOPS");
     for wanted in cells("price") {
         let row = made.rows.iter().find(|row| row[0].text == wanted[0]).expect("it has a price");
@@ -400,14 +403,14 @@ fn price_as_printed_and_as_it_is() {
 }
 
 #[test]
-fn every_inconsistency_is_carried() {
+fn inconsistencies_are_complete() {
     let ids: Vec<_> = catalogue().inconsistencies.iter().map(|entry| entry.id.clone()).collect();
     let wanted: Vec<_> = (1..=20).map(|number| format!("I{number:02}")).collect();
     assert_eq!(ids, wanted);
 }
 
-/// Experiment A: 24 writes in flight on 500 GB of pd-ssd and an N2 of 8 vCPUs, measured without a
-/// mirror. The two small blocks are bound by the latency of the queue, the large one by the disk.
+/// Experiment A: 24 writes in flight on 500 GB of pd-ssd and an N2 with 8 vCPUs, without a mirror.
+/// Queue latency limits the two small blocks, the disk the large one.
 #[test]
 fn published_experiment_of_block_sizes() {
     for (kb, measured_mb_per_s, measured_ms, bound) in [
@@ -462,8 +465,14 @@ fn equal_limits_are_lifted_together() {
     assert_eq!(found.binding.kind, LimitKind::Volume);
     assert_eq!(found.next.as_ref().map(|next| next.kind), Some(LimitKind::Vm));
     // CPU is next: 20,000 writes a second of 8 vCPUs.
-    let lift = found.binding.lifts.first().expect("there is one").to_string();
-    assert_eq!(lift, "a volume of 667 GB");
-    let lift = found.next.expect("there is one").lifts.first().expect("there is one").to_string();
-    assert_eq!(lift, "n1 with 16-31 vCPUs (allows 25,000 IOPS)");
+    let recommendation = found.binding.recommendations.first().expect("there is one").to_string();
+    assert_eq!(recommendation, "a volume of 667 GB");
+    let recommendation = found
+        .next
+        .expect("there is one")
+        .recommendations
+        .first()
+        .expect("there is one")
+        .to_string();
+    assert_eq!(recommendation, "n1 with 16-31 vCPUs (allows 25,000 IOPS)");
 }

@@ -1,4 +1,4 @@
-//! The doctor: reads, judges, and changes what it is asked to.
+//! Doctor: reads the facts of a host, checks them, and applies safe changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,19 +6,18 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::apply::{ApplyError, Outcome, apply};
-use crate::checks::{self, Change, Expectations, Judgement};
-use crate::facts::{Facts, Selection, is_name};
+use crate::apply::{ApplyError, ChangeOutcome, apply};
+use crate::checks::{self, CheckResults, Expectations, SettingChange};
+use crate::facts::{HostFacts, Selection, is_name};
 use crate::inspect::{DeviceUse, inspect};
 use crate::root::Root;
 
-/// Version of the report as JSON; it changes when something is taken away or gets another
-/// meaning.
+/// Version of the JSON report. It changes when a member is removed or changes its meaning.
 pub const REPORT_VERSION: u32 = 1;
 
-/// What was looked at.
+/// The examined host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Host {
+pub struct HostSummary {
     /// Release of the kernel.
     pub kernel: Option<String>,
     /// CPUs online.
@@ -27,28 +26,28 @@ pub struct Host {
     pub disks: Vec<String>,
 }
 
-/// All that the doctor says.
+/// The doctor's report.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     /// [`REPORT_VERSION`].
     pub version: u32,
-    /// What was looked at.
-    pub host: Host,
-    /// What was asked of it.
+    /// The examined host.
+    pub host: HostSummary,
+    /// Its expected use.
     pub expected: Expectations,
-    /// Findings, what is right, and what could not be read.
+    /// Findings, passed checks, and unreadable facts.
     #[serde(flatten)]
-    pub judgement: Judgement,
-    /// What the named devices are used for; of this host alone, not of a recorded tree.
+    pub results: CheckResults,
+    /// Uses of the named devices, only for this host and not for a recorded tree.
     pub devices: Vec<DeviceUse>,
-    /// How the changes ended, if any were asked for.
-    pub changes: Option<Vec<Outcome>>,
+    /// Results of the changes, if requested.
+    pub changes: Option<Vec<ChangeOutcome>>,
 }
 
-/// Finds the disk of a device that somebody named: `sdb`, `/dev/sdb`, a link or a partition.
+/// The disk of a device name: `sdb`, `/dev/sdb`, a link or a partition.
 ///
 /// # Errors
-/// That it is no block device of the host.
+/// The host has no such block device.
 pub fn resolve(root: &Root, device: &str) -> Result<String, String> {
     let not_found = |why: &dyn std::fmt::Display| format!("{device}: {why}");
     let name = match device.contains('/') {
@@ -73,21 +72,21 @@ pub fn resolve(root: &Root, device: &str) -> Result<String, String> {
     disk.cloned().ok_or_else(|| not_found(&"no such block device"))
 }
 
-/// Reads and judges a host. `expected.named` must be from [`resolve`].
-pub fn diagnose(root: &Root, expected: &Expectations) -> Report {
-    let mut facts = Facts::read(root, &Selection { disks: expected.named.clone() });
+/// Reads and checks a host. `expected.named` must come from [`resolve`].
+pub fn diagnose(root: &Root, expected: &Expectations) -> DoctorReport {
+    let mut facts = HostFacts::read(root, &Selection { disks: expected.named.clone() });
     if root.is_this_host() {
         facts.uses = uses(&expected.named);
     }
-    Report {
+    DoctorReport {
         version: REPORT_VERSION,
-        host: Host {
+        host: HostSummary {
             kernel: facts.kernel.as_ref().map(|seen| seen.text.clone()),
             cpus: facts.cpu_count(),
             disks: facts.disks.iter().map(|disk| disk.name.clone()).collect(),
         },
         expected: expected.clone(),
-        judgement: checks::judge(&facts, expected),
+        results: checks::judge(&facts, expected),
         devices: facts.uses.into_values().collect(),
         changes: None,
     }
@@ -100,11 +99,11 @@ fn uses(names: &[String]) -> BTreeMap<String, DeviceUse> {
     names.iter().filter_map(|name| look(name).ok()).collect()
 }
 
-impl Report {
-    /// The changes that are safe, each file once.
-    pub fn safe_changes(&self) -> Vec<Change> {
-        let mut changes: Vec<Change> = Vec::new();
-        for change in self.judgement.findings.iter().filter(|f| f.safe).flat_map(|f| &f.changes) {
+impl DoctorReport {
+    /// The safe changes, one per file.
+    pub fn safe_changes(&self) -> Vec<SettingChange> {
+        let mut changes: Vec<SettingChange> = Vec::new();
+        for change in self.results.findings.iter().filter(|f| f.safe).flat_map(|f| &f.changes) {
             if !changes.iter().any(|other| other.file == change.file) {
                 changes.push(change.clone());
             }
@@ -112,10 +111,10 @@ impl Report {
         changes
     }
 
-    /// Makes the safe changes; how they ended is in [`Report::changes`] then.
+    /// Applies the safe changes and stores their results in [`DoctorReport::changes`].
     ///
     /// # Errors
-    /// That there can be no way back, in which case nothing (more) was changed.
+    /// The undo journal failed; no further change was made.
     pub fn apply(&mut self, root: &Root, keep: bool) -> Result<(), ApplyError> {
         self.changes = Some(apply(root, &self.safe_changes(), keep)?);
         Ok(())

@@ -1,9 +1,9 @@
-//! The host under the storage: what its disks are used for ([`inspect()`]), which settings cost
-//! performance, and changing them with a way back.
+//! Host tuning: current use of disks ([`inspect()`]), settings that cost performance, and changes
+//! with undo.
 //!
-//! Three steps, each usable alone: [`facts`] reads a host, or a recorded tree of one, into typed
-//! facts; [`checks`] judges them without touching anything; [`apply`] writes what is safe, with a
-//! journal from which it is undone. [`doctor`] is the three together.
+//! Three steps, each usable separately: [`facts`] reads a host, or a recorded tree of one, into
+//! typed facts; [`checks`] judges them without side effects; [`apply`] writes the safe changes,
+//! with an undo journal. [`doctor`] combines them.
 
 pub mod apply;
 pub mod checks;

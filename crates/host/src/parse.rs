@@ -1,5 +1,5 @@
-//! Parsers of what the kernel and `ethtool` print. None of them fails: what does not have the
-//! form is left out, as the text may be a newer kernel's, or anybody's.
+//! Parsers of kernel and `ethtool` output. They never fail: text of another form is skipped,
+//! because it may come from a newer kernel or from anyone.
 
 use serde::Serialize;
 
@@ -8,13 +8,13 @@ use serde::Serialize;
 pub struct Mount {
     /// Device number, `major:minor`; anonymous (`0:N`) for btrfs and others.
     pub dev: String,
-    /// Where it is mounted.
+    /// Mount point.
     pub at: String,
-    /// Type of the file system.
+    /// File system type.
     pub fs: String,
-    /// What was mounted, as it was named.
+    /// Mounted source, as named.
     pub source: String,
-    /// Options of the mount and of the file system.
+    /// Options of the mount and the file system.
     pub options: Vec<String>,
 }
 
@@ -25,7 +25,7 @@ impl Mount {
     }
 }
 
-/// All mounts of a `mountinfo`.
+/// Mounts of a `mountinfo` text.
 pub fn mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
@@ -44,7 +44,7 @@ fn mount(line: &str) -> Option<Mount> {
     Some(Mount { dev, at, fs, source, options })
 }
 
-/// Undoes the kernel's escapes of blanks: a backslash and three octal digits.
+/// Decodes the kernel's escapes: a backslash and three octal digits.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -65,13 +65,13 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The files and devices of `/proc/swaps`.
+/// Files and devices of `/proc/swaps`.
 pub fn swaps(text: &str) -> Vec<String> {
     let lines = text.lines().skip(1);
     lines.filter_map(|line| line.split_whitespace().next()).map(unescape).collect()
 }
 
-/// A list of CPUs such as `0-3,8`; `None` if it is none. At most 65,536 numbers.
+/// A CPU list such as `0-3,8`; `None` if malformed. At most 65,536 numbers.
 pub fn cpu_list(text: &str) -> Option<Vec<u32>> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -85,33 +85,33 @@ pub fn cpu_list(text: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
-/// One row of `/proc/interrupts` that belongs to a device.
+/// A row of `/proc/interrupts` that belongs to a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interrupt {
+pub struct InterruptRow {
     /// Its number.
     pub number: u32,
-    /// How often it came, of all CPUs.
+    /// Occurrences on all CPUs.
     pub count: u64,
-    /// The device's name for it: `nvme0q1`, `virtio3-input.0`.
+    /// The device's name of the interrupt: `nvme0q1`, `virtio3-input.0`.
     pub name: String,
 }
 
-/// The numbered rows of `/proc/interrupts`.
-pub fn interrupts(text: &str) -> Vec<Interrupt> {
+/// Numbered rows of `/proc/interrupts`.
+pub fn interrupts(text: &str) -> Vec<InterruptRow> {
     let cpus = text.lines().next().unwrap_or("").split_whitespace().count();
     text.lines().skip(1).filter_map(|line| interrupt(line, cpus)).collect()
 }
 
-fn interrupt(line: &str, cpus: usize) -> Option<Interrupt> {
+fn interrupt(line: &str, cpus: usize) -> Option<InterruptRow> {
     let (number, rest) = line.split_once(':')?;
     let number = number.trim().parse().ok()?;
     let counts = rest.split_whitespace().take(cpus).map_while(|word| word.parse::<u64>().ok());
     let count = counts.fold(0, u64::saturating_add);
     let name = rest.split_whitespace().last()?.to_owned();
-    Some(Interrupt { number, count, name })
+    Some(InterruptRow { number, count, name })
 }
 
-/// The word in brackets of `mq-deadline [none]`; all of it if there is but one word.
+/// The word in brackets of `mq-deadline [none]`, or a single word.
 pub fn chosen(text: &str) -> Option<&str> {
     if let Some((_, rest)) = text.split_once('[') {
         return rest.split_once(']').map(|(word, _)| word).filter(|word| !word.is_empty());
@@ -120,7 +120,7 @@ pub fn chosen(text: &str) -> Option<&str> {
     words.next().filter(|_| words.next().is_none())
 }
 
-/// The words of `mq-deadline [none]`.
+/// All words of `mq-deadline [none]`.
 pub fn choices(text: &str) -> Vec<String> {
     let bracket = |c: char| c == '[' || c == ']';
     text.split_whitespace().map(|word| word.trim_matches(bracket).to_owned()).collect()
@@ -132,7 +132,7 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The state of each feature of `ethtool -k`, with whether it is fixed.
+/// Features of `ethtool -k`: name, on, fixed.
 pub fn features(text: &str) -> Vec<(String, bool, bool)> {
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
     lines
@@ -153,7 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn mountinfo() {
+    fn mountinfo_parses() {
         let text = "36 35 8:17 / /mnt/my\\040data rw,noatime shared:1 master:2 - ext4 /dev/sdb1 \
                     rw,discard\nnonsense\n";
         let [mount] = &mounts(text)[..] else { panic!("one") };
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest() {
+    fn kernel_files_parse() {
         assert_eq!(swaps("Filename Type\n/dev/sda2 partition 1 0 -2\n"), ["/dev/sda2"]);
         assert_eq!(cpu_list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
         assert_eq!(cpu_list(""), Some(vec![]));
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(kernel_version("4.19-rc1"), Some((4, 19)));
         assert_eq!(kernel_version("x"), None);
         let text = "  CPU0 CPU1\n 24: 7 5 PCI-MSIX-0000:00:04.0 1-edge nvme0q1\nNMI: 0 0 x\n";
-        let expected = Interrupt { number: 24, count: 12, name: "nvme0q1".to_owned() };
+        let expected = InterruptRow { number: 24, count: 12, name: "nvme0q1".to_owned() };
         assert_eq!(interrupts(text), [expected]);
         let text = "Features for eth0:\ntcp-segmentation-offload: off\n\ttx-x: on [fixed]\n";
         let expected = [
@@ -189,13 +189,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_survived(text in "\\PC*|[0-9a-z:,\\[\\] \\\\\n-]{0,400}") {
+        fn arbitrary_text_never_panics(text in "\\PC*|[0-9a-z:,\\[\\] \\\\\n-]{0,400}") {
             let _ = (mounts(&text), swaps(&text), cpu_list(&text), interrupts(&text));
             let _ = (chosen(&text), choices(&text), kernel_version(&text), features(&text));
         }
 
         #[test]
-        fn lists_of_cpus_come_back(cpus in prop::collection::btree_set(0_u32..65_536, 0..50)) {
+        fn cpu_lists_round_trip(cpus in prop::collection::btree_set(0_u32..65_536, 0..50)) {
             let text = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             prop_assert_eq!(cpu_list(&text), Some(cpus.into_iter().collect()));
         }

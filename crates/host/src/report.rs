@@ -1,27 +1,27 @@
-//! The report as text: aligned, the most costly first, no wider than its longest evidence.
+//! Report as text: aligned, the most costly finding first.
 
 use std::fmt::Write as _;
 
-use crate::apply::Outcome;
-use crate::checks::{Finding, Severity};
-use crate::doctor::Report;
+use crate::apply::ChangeOutcome;
+use crate::checks::{Severity, TuningFinding};
+use crate::doctor::DoctorReport;
 
-/// Colours of severities, for a terminal.
-fn severity(severity: Severity, colour: bool) -> String {
+/// A severity, colored for a terminal.
+fn severity(severity: Severity, color: bool) -> String {
     let (word, code) = match severity {
         Severity::High => ("HIGH", "31"),
         Severity::Medium => ("MEDIUM", "33"),
         Severity::Low => ("LOW", "36"),
         Severity::Info => ("INFO", "2"),
     };
-    match colour {
+    match color {
         true => format!("\x1b[{code}m{word:<6}\x1b[0m"),
         false => format!("{word:<6}"),
     }
 }
 
 /// The report for a person.
-pub fn text(report: &Report, colour: bool) -> String {
+pub fn text(report: &DoctorReport, color: bool) -> String {
     let mut out = String::new();
     let host = &report.host;
     let kernel = host.kernel.as_deref().unwrap_or("unknown");
@@ -31,7 +31,7 @@ pub fn text(report: &Report, colour: bool) -> String {
         false => host.disks.join(", "),
     };
     let _ = writeln!(out, "kernel {kernel}, {cpus} CPUs, disks: {disks}");
-    let findings = &report.judgement.findings;
+    let findings = &report.results.findings;
     match findings.is_empty() {
         true => out += "\nnothing found that costs performance\n",
         false => {
@@ -40,10 +40,10 @@ pub fn text(report: &Report, colour: bool) -> String {
     }
     let width = findings.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or(0);
     for entry in findings {
-        finding(&mut out, entry, width.min(24), colour);
+        finding(&mut out, entry, width.min(24), color);
     }
-    right(&mut out, report);
-    let unread = &report.judgement.unread;
+    passed(&mut out, report);
+    let unread = &report.results.unread;
     if !unread.is_empty() {
         let _ = writeln!(out, "\nnot known: {}", unread.len());
         let width = unread.iter().map(|u| u.file.chars().count()).max().unwrap_or(0).min(48);
@@ -54,9 +54,9 @@ pub fn text(report: &Report, colour: bool) -> String {
     out
 }
 
-fn finding(out: &mut String, finding: &Finding, width: usize, colour: bool) {
-    let Finding { subject, check, what, .. } = finding;
-    let severity = severity(finding.severity, colour);
+fn finding(out: &mut String, finding: &TuningFinding, width: usize, color: bool) {
+    let TuningFinding { subject, check, what, .. } = finding;
+    let severity = severity(finding.severity, color);
     let _ = writeln!(out, "\n{severity}  {subject:<width$}  {check}: {what}");
     for (index, evidence) in finding.evidence.iter().enumerate() {
         field(
@@ -78,23 +78,23 @@ fn finding(out: &mut String, finding: &Finding, width: usize, colour: bool) {
     field(out, "--apply", by);
 }
 
-/// A name and its value; more lines of the value go below each other.
+/// A name and its value, whose further lines are indented below.
 fn field(out: &mut String, name: &str, value: &str) {
     for (index, line) in value.lines().enumerate() {
         let _ = writeln!(out, "        {:<8} {line}", if index == 0 { name } else { "" });
     }
 }
 
-/// What is right, with the disks of which the same is true on one line.
-fn right(out: &mut String, report: &Report) {
-    let right = &report.judgement.right;
-    if right.is_empty() {
+/// Passed checks; disks with equal results share a line.
+fn passed(out: &mut String, report: &DoctorReport) {
+    let all = &report.results.passed;
+    if all.is_empty() {
         return;
     }
-    let _ = writeln!(out, "\nright: {}", right.len());
-    let width = right.iter().map(|right| right.check.len()).max().unwrap_or(0);
+    let _ = writeln!(out, "\npassed: {}", all.len());
+    let width = all.iter().map(|passed| passed.check.len()).max().unwrap_or(0);
     let mut lines: Vec<(&str, &str, Vec<&str>)> = Vec::new();
-    for entry in right {
+    for entry in all {
         let (check, what) = (entry.check, entry.what.as_str());
         match lines.iter_mut().find(|line| (line.0, line.1) == (check, what)) {
             Some(line) => line.2.push(&entry.subject),
@@ -106,7 +106,7 @@ fn right(out: &mut String, report: &Report) {
     }
 }
 
-/// How changes ended, a line each.
-pub fn outcomes(outcomes: &[Outcome]) -> String {
+/// Results of changes, one per line.
+pub fn outcomes(outcomes: &[ChangeOutcome]) -> String {
     outcomes.iter().fold(String::new(), |text, outcome| format!("{text}  {outcome}\n"))
 }

@@ -1,7 +1,7 @@
-//! The files of a host: of this one, or of a recorded tree below a directory.
+//! Host files: of this host, or of a recorded tree below a directory.
 //!
-//! Paths are written as on the host (`/sys/block/sda/size`). Reads are bounded, never wait for a
-//! writer (a FIFO in a recorded tree), and say why they failed.
+//! Paths have the host's form (`/sys/block/sda/size`). Reads are bounded, never wait for a writer
+//! (a FIFO in a recorded tree), and return the reason of a failure.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::limits::{DIRECTORY_ENTRIES_MAX, FILE_BYTES_MAX};
 
-/// Where a recorded tree has what commands printed, by the command's line.
+/// Directory of recorded command outputs, by command line.
 const COMMANDS: &str = "/commands";
 
 /// The files of one host.
@@ -27,20 +27,20 @@ impl Root {
         Root { base: base.into() }
     }
 
-    /// Whether this is the host that the program runs on.
+    /// Whether this is the running host.
     pub fn is_this_host(&self) -> bool {
         self.base == Path::new("/")
     }
 
-    /// Where a host's path is.
+    /// The real path of a host path.
     pub fn locate(&self, path: &str) -> PathBuf {
         self.base.join(path.trim_start_matches('/'))
     }
 
-    /// The text of a small file without the blanks around it; bytes that are no UTF-8 become `�`.
+    /// The trimmed text of a small file; invalid UTF-8 becomes `�`.
     ///
     /// # Errors
-    /// What opening or reading gave, or `FileTooLarge`.
+    /// An open or read error, or `FileTooLarge`.
     pub fn read(&self, path: &str) -> io::Result<String> {
         let file = open(&self.locate(path))?;
         Ok(bounded(file)?.trim().to_owned())
@@ -49,7 +49,7 @@ impl Root {
     /// Names in a directory, sorted.
     ///
     /// # Errors
-    /// What opening or reading gave, or `FileTooLarge` with more than can be read.
+    /// An open or read error, or `FileTooLarge` for too many entries.
     pub fn list(&self, path: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(self.locate(path))? {
@@ -62,15 +62,15 @@ impl Root {
         Ok(names)
     }
 
-    /// Whether anything is at a path, be it a link that leads nowhere.
+    /// Whether a path exists, including a dangling link.
     pub fn exists(&self, path: &str) -> bool {
         std::fs::symlink_metadata(self.locate(path)).is_ok()
     }
 
-    /// What a command prints on this host, or printed where the tree was recorded.
+    /// Output of a command on this host, or its recorded output.
     ///
     /// # Errors
-    /// That it is not there, or failed.
+    /// The command is missing or failed.
     pub fn command(&self, words: &[&str]) -> io::Result<String> {
         if !self.is_this_host() {
             return self.read(&format!("{COMMANDS}/{}", words.join(" ")));
@@ -93,7 +93,7 @@ impl Root {
     }
 }
 
-/// Opens for reading without waiting, whatever it is.
+/// Opens any kind of file for reading without blocking.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
@@ -108,7 +108,7 @@ fn bounded(source: impl io::Read) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A key that sorts `sda2` before `sda10`: the letters, then the number at the end.
+/// Sort key that puts `sda2` before `sda10`: the letters, then the number of digits.
 fn natural(name: &str) -> (&str, usize, &str) {
     let letters = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (letters, name.len() - letters.len(), name)

@@ -1,25 +1,25 @@
-//! What real loop devices and files are used for, and changing the settings of one. Where loop devices, or what makes file
-//! systems, are not to be had, a test says so and tests the rest.
+//! Uses of real loop devices and files, and setting changes of a loop device. Tests skip parts that
+//! need missing loop devices or mkfs programs, and print that.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flagstone_host::apply::{Outcome, apply, undo};
-use flagstone_host::checks::{Change, Expectations, Workload};
+use flagstone_host::apply::{ChangeOutcome, apply, undo};
+use flagstone_host::checks::{Expectations, SettingChange, TuningGoal};
 use flagstone_host::doctor::diagnose;
-use flagstone_host::inspect::{Target, Use, inspect};
+use flagstone_host::inspect::{InspectTarget, Use, inspect};
 use flagstone_host::root::Root;
 
 const SIZE_BYTES: u64 = 8 << 20;
 
-/// Runs a command; what it printed if it did well.
+/// Runs a command and returns its output; `None` on failure.
 fn run(words: &[&str]) -> Option<String> {
     let output = Command::new(words[0]).args(&words[1..]).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// A loop device over a new file, detached when dropped.
+/// A loop device over a new file, detached on drop.
 struct Loop {
     device: PathBuf,
 }
@@ -53,12 +53,12 @@ fn kinds(uses: &[Use]) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_blank_file_is_free_and_one_with_a_file_system_is_not() {
+fn file_system_makes_file_used() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = blank(directory.path());
     let found = inspect(&file).expect("it is there");
     assert!(found.is_free(), "{:?}", found.reasons());
-    assert_eq!(found.target, Target::File { size_bytes: SIZE_BYTES });
+    assert_eq!(found.target, InspectTarget::File { size_bytes: SIZE_BYTES });
     if run(&["mkfs.ext4", "-q", file.to_str().expect("UTF-8")]).is_none() {
         return eprintln!("skipped: no mkfs.ext4 here");
     }
@@ -68,17 +68,17 @@ fn a_blank_file_is_free_and_one_with_a_file_system_is_not() {
 }
 
 #[test]
-fn what_holds_no_data_is_not_free() {
+fn directories_and_char_devices_are_not_free() {
     for path in ["/", "/dev/null"] {
         let found = inspect(Path::new(path)).expect("it is there");
-        assert!(!found.is_free() && found.target == Target::Other, "{path}");
+        assert!(!found.is_free() && found.target == InspectTarget::Other, "{path}");
         assert_eq!(found.reasons().len(), 1);
     }
     assert!(inspect(Path::new("/no/such/device")).is_err());
 }
 
 #[test]
-fn a_loop_device_through_its_life() {
+fn loop_device_uses() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = blank(directory.path());
     let Some(device) = Loop::new(&file) else {
@@ -89,7 +89,7 @@ fn a_loop_device_through_its_life() {
     let name = device.device.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
     assert_eq!(
         found.target,
-        Target::BlockDevice { name: name.clone(), size_bytes: Some(SIZE_BYTES) }
+        InspectTarget::BlockDevice { name: name.clone(), size_bytes: Some(SIZE_BYTES) }
     );
     let of_file = inspect(&file).expect("it is there");
     assert_eq!(of_file.uses, [Use::Loop { device: name.clone() }]);
@@ -115,10 +115,10 @@ fn a_loop_device_through_its_life() {
     assert!(found.reasons()[0].contains("is mounted at"));
 }
 
-/// The host's own sysfs and procfs, with everything else below a directory of the test: settings
-/// are the kernel's, the journal is the test's.
+/// The host's sysfs and procfs, with everything else below a test directory: the settings are real,
+/// the journal is the test's.
 #[test]
-fn settings_of_a_loop_device_are_changed_and_undone() {
+fn loop_device_settings_apply_and_undo() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = blank(directory.path());
     let Some(device) = Loop::new(&file) else {
@@ -136,11 +136,11 @@ fn settings_of_a_loop_device_are_changed_and_undone() {
         return eprintln!("skipped: sysfs cannot be written here");
     }
     let has_scheduler = fs::write(&scheduler, "mq-deadline").is_ok();
-    // More than a loop device has without a scheduler (128), and not what the kernel chooses with
-    // one (256): it comes back if it was noted, and not by itself.
+    // More than a loop device has without a scheduler (128), and not the kernel's choice with one
+    // (256): only a recorded value can restore it.
     let requests = format!("/sys/block/{name}/queue/nr_requests");
     let has_requests = has_scheduler && fs::write(&requests, "200").is_ok();
-    let workload = Some(Workload::Iops);
+    let workload = Some(TuningGoal::Iops);
     let named = vec![name.clone()];
     let report = diagnose(&root, &Expectations { workload, named, ..Expectations::default() });
     assert_eq!(report.host.disks.join(","), name);
@@ -149,13 +149,13 @@ fn settings_of_a_loop_device_are_changed_and_undone() {
     assert_eq!(changes.len(), 1 + usize::from(has_scheduler), "{changes:?}");
 
     let outcomes = apply(&root, &changes, true).expect("it can");
-    assert!(!outcomes.iter().any(Outcome::is_failure), "{outcomes:?}");
+    assert!(!outcomes.iter().any(ChangeOutcome::is_failure), "{outcomes:?}");
     assert_eq!(root.read(&read_ahead).expect("it is there"), "16");
     if has_scheduler {
         assert!(root.read(&scheduler).expect("it is there").contains("[none]"));
     }
     let outcomes = undo(&root).expect("it can");
-    assert!(!outcomes.iter().any(Outcome::is_failure), "{outcomes:?}");
+    assert!(!outcomes.iter().any(ChangeOutcome::is_failure), "{outcomes:?}");
     assert_eq!(root.read(&read_ahead).expect("it is there"), "128");
     if has_scheduler {
         assert!(root.read(&scheduler).expect("it is there").contains("[mq-deadline]"));
@@ -163,8 +163,9 @@ fn settings_of_a_loop_device_are_changed_and_undone() {
     if has_requests {
         assert_eq!(root.read(&requests).expect("it is there"), "200");
     }
-    // The kernel has the last word on a value that it does not take.
-    let refused = Change { file: scheduler, before: String::new(), value: "nonsense".to_owned() };
+    // The kernel rejects an unsupported value.
+    let refused =
+        SettingChange { file: scheduler, before: String::new(), value: "nonsense".to_owned() };
     assert!(apply(&root, &[refused], false).expect("it has a journal")[0].is_failure());
     undo(&root).expect("there is nothing to give back");
 }

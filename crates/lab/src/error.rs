@@ -1,60 +1,60 @@
-//! What can go wrong in a lab, and what the user can do about it.
+//! Errors of the lab.
 
 use std::io;
 
 /// An error of a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Measuring, keeping or reporting failed; the user's interruption is one of these.
+    /// An error of measuring, storing or reporting, or the user's interruption.
     #[error(transparent)]
     Bench(#[from] flagstone_bench::Error),
-    /// A node does not do what it should.
+    /// A node failed.
     #[error("{node}: {what}\n{said}")]
     Node {
-        /// Its name.
+        /// Name of the node.
         node: String,
-        /// What it does instead.
+        /// What happened.
         what: String,
-        /// The end of its log.
+        /// End of its log.
         said: String,
     },
     /// A command of a node failed.
     #[error("{command} failed on {node} ({status})\n{said}")]
     Command {
-        /// What was run.
+        /// The command.
         command: String,
-        /// On which node.
+        /// The node.
         node: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// What it said.
+        /// End of its output.
         said: String,
     },
-    /// A program printed something else than it should have.
-    #[error("{what} printed what cannot be understood: {detail}")]
+    /// A program printed invalid output.
+    #[error("{what} printed invalid output: {detail}")]
     Unexpected {
-        /// Who printed it.
+        /// The program.
         what: String,
-        /// What is wrong with it.
+        /// What is wrong.
         detail: String,
     },
-    /// The system refused something.
+    /// An operation of the system failed.
     #[error("{what}: {cause}")]
     System {
-        /// What was tried.
+        /// What failed.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         cause: io::Error,
     },
 }
 
 impl Error {
-    /// Whether it is the user's interruption and no failure.
+    /// Whether this is the user's interruption.
     pub fn is_interruption(&self) -> bool {
         matches!(self, Error::Bench(flagstone_bench::Error::Interrupted))
     }
 
-    /// For `map_err` of an operation of the system.
+    /// For `map_err` after an operation of the system.
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
         move |cause| Error::System { what, cause }
     }

@@ -1,31 +1,39 @@
-//! The campaigns of an experiment as one, for whoever watches.
+//! Progress of one campaign among several of an experiment.
 
 use flagstone_bench::campaign::Watcher;
-use flagstone_bench::results::Record;
+use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
 
-/// Passes on what happens in one campaign of several.
+/// Forwards the progress of a campaign.
 pub(crate) struct Follow<'a> {
-    /// Who is told.
     pub(crate) inner: &'a mut dyn Watcher,
-    /// What the others take.
+    /// Duration of the campaigns that follow, in seconds.
     pub(crate) later_s: f64,
+    /// Whether notes are dropped. A campaign notes that served volumes are not filled, which does not
+    /// matter for emulated disks.
+    pub(crate) hides_notes: bool,
 }
 
 impl Watcher for Follow<'_> {
-    /// What a campaign says of served volumes, that they are not filled: emulated disks are as slow
-    /// where they were never written.
-    fn note(&mut self, _: &str) {}
+    fn note(&mut self, text: &str) {
+        if !self.hides_notes {
+            self.inner.note(text);
+        }
+    }
 
     fn begin(&mut self, what: &str, remaining_s: f64) {
         self.inner.begin(what, remaining_s + self.later_s);
+    }
+
+    fn filled(&mut self, done: f64, remaining_s: f64) {
+        self.inner.filled(done, remaining_s + self.later_s);
     }
 
     fn tick(&mut self) {
         self.inner.tick();
     }
 
-    fn done(&mut self, record: &Record) {
+    fn done(&mut self, record: &ResultRecord) {
         self.inner.done(record);
     }
 

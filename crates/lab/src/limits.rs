@@ -1,22 +1,20 @@
-//! Every bound of this crate.
+//! Bounds of this crate.
 
-/// How long a node may take to serve, to stop, or to come into a state, in seconds. A resync of
-/// 384 MiB at the 240 MB/s of the emulated disk takes 2; a machine that is twenty times too busy
-/// still passes.
+/// Longest time for a node to serve, to stop, or to reach a state, in seconds. A resync of 384 MiB at
+/// the 240 MB/s of the emulated disk takes 2 s; a machine that is overloaded twentyfold still passes.
 pub const PATIENCE_S: f64 = 60.0;
-/// Bytes of a node's log that are read: some hundred a line, and it is started at `warn` and above
-/// but for its first lines.
+/// Bytes of a node's log that are read: about a hundred a line, and only warnings after its start.
 pub const LOG_BYTES: u64 = 16 << 20;
-/// Bytes of what a failed node or command said that are shown.
+/// Bytes of the output of a failed node or command that are shown.
 pub const SAID_BYTES: usize = 4000;
-/// Bytes of the output of one command: a document of a mirror is some kilobytes, and a load's
-/// results with a sample a second some hundred bytes a sample.
+/// Bytes of the output of one command: a mirror's status is some kilobytes, and a load's results with
+/// one sample per second some hundred bytes per sample.
 pub const OUTPUT_BYTES: u64 = 16 << 20;
-/// Shortest latency that an emulated disk is given when it is calibrated, in µs: below, the
-/// machine's own path is what is measured.
+/// Shortest latency of an emulated disk in a calibration, in µs: below it, the machine's own path is
+/// measured.
 pub const LATENCY_LEAST_US: f64 = 100.0;
-/// Above so much of the machine's CPUs, in %, they and not the model may be what was measured.
+/// CPU utilization above which the CPUs may have limited a result, in %.
 pub const BUSY_PERCENT: f64 = 90.0;
-/// How long a step of a drill on real nodes may take until it succeeds, in seconds: a machine of a
-/// cloud is back some minutes after it was reset.
+/// Longest time until a step of a drill on given nodes succeeds, in seconds: a machine of a cloud is
+/// back some minutes after a reset.
 pub const STEP_S: f64 = 900.0;

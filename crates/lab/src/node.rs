@@ -1,8 +1,7 @@
-//! A node of a lab: `flagstone serve` as a process of its own, and the commands that its operator
-//! would type.
+//! Node of an emulated test bed: `flagstone serve` as a process, and the commands of its operator.
 //!
-//! Nothing of a node is in this process: it has a directory with its configuration, its log and the
-//! socket of its API, and is killed as a machine dies.
+//! Invariants: nothing of a node runs in this process. Its configuration, log and API socket are files
+//! in its directory. It is killed as a machine dies, and when it is dropped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,102 +11,102 @@ use serde::Deserialize;
 
 use crate::Error;
 use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
-use crate::process::{Running, said};
+use crate::process::{BackgroundProcess, said};
 
-/// What a volume's NQN begins with when its configuration names none.
+/// Prefix of the NQN of a volume without a configured one.
 pub(crate) const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
 
-/// The names of the two nodes of a mirror: the first is the source at the start.
-pub const NAMES: [&str; 2] = ["node-a", "node-b"];
+/// Names of the two nodes of a mirror; the first is the source at the start.
+pub const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
 
-/// A volume as hosts name it, by one node or by several.
+/// Address of a volume for hosts, through one node or several.
 pub fn device(ports: &[u16], volume: &str) -> String {
     let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     format!("nvme-tcp://{}/{NQN_PREFIX}{volume}", addresses.join(","))
 }
 
-/// What is read of `flagstone mirror status --json`.
+/// The members of `flagstone mirror status --json` that are used.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Status {
-    /// Of the mirror, such as `mirroring`.
+pub struct MirrorStatus {
+    /// State of the mirror, such as `mirroring`.
     pub state: String,
-    /// Of each peer.
+    /// The peers.
     pub peers: Vec<PeerStatus>,
     /// The replica on this node, if there is one.
     pub replica: Option<ReplicaStatus>,
 }
 
-/// A peer, as far as it is used here.
+/// The members of a peer that are used.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PeerStatus {
-    /// What resyncs have copied to it since the node started.
+    /// Bytes that resyncs have copied to the peer since the node started.
     pub copied_bytes: u64,
 }
 
-/// A replica, as far as it is used here.
+/// The members of a replica that are used.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ReplicaStatus {
-    /// Of the volume.
+    /// Size of the volume, in bytes.
     pub size_bytes: u64,
 }
 
-/// One node.
+/// A node.
 #[derive(Debug)]
-pub struct Node {
+pub struct LabNode {
     program: PathBuf,
     directory: PathBuf,
     name: &'static str,
     starts: u32,
-    running: Option<Running>,
+    running: Option<BackgroundProcess>,
 }
 
-impl Node {
-    /// One that is not running yet; its files go into `directory`, which is there.
-    pub fn new(program: &Path, directory: &Path, name: &'static str) -> Node {
+impl LabNode {
+    /// A node that is not running yet, with its files in an existing directory.
+    pub fn new(program: &Path, directory: &Path, name: &'static str) -> LabNode {
         let (program, directory) = (program.to_owned(), directory.to_owned());
-        Node { program, directory, name, starts: 0, running: None }
+        LabNode { program, directory, name, starts: 0, running: None }
     }
 
-    /// By which its peers know it.
+    /// Name for its peers.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// A file of this node: `sock` is its API's socket, `toml` its configuration.
+    /// A file of this node: `sock` is the API socket, `toml` the configuration.
     pub fn file(&self, what: &str) -> PathBuf {
         self.directory.join(format!("{}.{what}", self.name))
     }
 
-    /// Writes its configuration, which says `api = {file("sock")}`.
+    /// Writes the configuration, which must contain `api = {file("sock")}`.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     pub fn configure(&self, text: &str) -> Result<(), Error> {
         std::fs::write(self.file("toml"), text)
             .map_err(Error::system("cannot write a node's configuration"))
     }
 
-    /// The same of a server without peers, which listens on these addresses.
+    /// Writes the configuration of a server without peers that listens on these addresses.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     pub(crate) fn configure_alone(&self, listen: &[String], volumes: &str) -> Result<(), Error> {
         let socket = self.file("sock");
         let head = format!("[server]\nlisten = {listen:?}\napi = {socket:?}\ncores = 1\n\n");
         self.configure(&(head + volumes))
     }
 
-    /// Starts it, and waits until it serves.
+    /// Starts the node and waits until it serves.
     ///
     /// # Errors
-    /// That it ends or does not come to serve, with what it said; the user's interruption.
+    /// It ends or does not serve within [`PATIENCE_S`], with the end of its log; the user's interruption.
     pub fn start(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
-        // Each start has a log of its own: what a node said before its death stays.
+        // Each start has its own log, so that logs from before a death are kept.
         self.starts += 1;
         let log = self.log();
         let mut serve = Command::new(&self.program);
         serve.arg("serve").arg(self.file("toml"));
-        let mut running = Running::start(&mut serve, &log)?;
+        let mut running = BackgroundProcess::start(&mut serve, &log)?;
         let serves = wait_for(PATIENCE_S, interrupt, || match running.ended() {
             Ok(None) => said_whole(&log).contains("listening on ").then_some(Ok(true)),
             Ok(Some(_)) => Some(Ok(false)),
@@ -119,7 +118,7 @@ impl Node {
                 Ok(())
             }
             Some(false) => Err(self.failed("it ended instead of serving")),
-            None => Err(self.failed("it does not come to serve")),
+            None => Err(self.failed("it does not serve")),
         }
     }
 
@@ -131,39 +130,39 @@ impl Node {
         Error::Node { node: self.name.to_owned(), what: what.to_owned(), said: said(&self.log()) }
     }
 
-    /// Kills it, as the loss of its power would; nothing if it is not running.
+    /// Kills the node, like a loss of power; does nothing if it is not running.
     pub fn kill(&mut self) {
         if let Some(running) = self.running.take() {
             running.kill();
         }
     }
 
-    /// Stops it where it is, as the loss of its power looks from outside: it answers nothing any
-    /// more and closes nothing. Nothing if it is not running; then it can only be killed.
+    /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers nothing
+    /// and closes nothing. Afterwards it can only be killed. Does nothing if it is not running.
     ///
     /// # Errors
-    /// The system's.
+    /// The signal cannot be sent.
     pub fn fall_silent(&self) -> Result<(), Error> {
-        self.running.as_ref().map_or(Ok(()), Running::freeze)
+        self.running.as_ref().map_or(Ok(()), BackgroundProcess::freeze)
     }
 
-    /// Stops it in order; nothing if it is not running.
+    /// Stops the node with SIGTERM; does nothing if it is not running.
     ///
     /// # Errors
-    /// That it ends badly or not at all, and the user's interruption.
+    /// It fails or does not end; the user's interruption.
     pub fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         let Some(running) = self.running.take() else { return Ok(()) };
         match running.stop(interrupt)? {
             Some(status) if status.success() => Ok(()),
-            Some(status) => Err(self.failed(&format!("told to stop, it ended with {status}"))),
-            None => Err(self.failed("told to stop, it goes on")),
+            Some(status) => Err(self.failed(&format!("it was stopped and ended with {status}"))),
+            None => Err(self.failed("it does not stop")),
         }
     }
 
-    /// Runs `flagstone mirror` for this node; gives what it printed.
+    /// Runs `flagstone mirror` for this node; returns its output.
     ///
     /// # Errors
-    /// [`Error::Command`] with what it said, and the user's interruption.
+    /// [`Error::Command`]; the user's interruption.
     pub fn mirror(&self, arguments: &[&str], interrupt: &Interrupt) -> Result<String, Error> {
         let mut mirror = Command::new(&self.program);
         mirror.arg("mirror").args(arguments).arg("--api").arg(self.file("sock"));
@@ -179,11 +178,11 @@ impl Node {
         }
     }
 
-    /// How a mirror on this node does.
+    /// Status of a mirror on this node.
     ///
     /// # Errors
-    /// As [`Node::mirror`]; what it printed, if that is no status.
-    pub fn status(&self, volume: &str, interrupt: &Interrupt) -> Result<Status, Error> {
+    /// As [`LabNode::mirror`]; output that is no status.
+    pub fn status(&self, volume: &str, interrupt: &Interrupt) -> Result<MirrorStatus, Error> {
         let text = self.mirror(&["status", volume, "--json"], interrupt)?;
         serde_json::from_str(&text).map_err(|error| Error::Unexpected {
             what: "flagstone mirror status".to_owned(),
@@ -191,11 +190,16 @@ impl Node {
         })
     }
 
-    /// Waits until a mirror is in this state.
+    /// Waits until a mirror is in a state.
     ///
     /// # Errors
-    /// As [`Node::status`]; that it does not come into it.
-    pub fn wait(&self, volume: &str, state: &str, interrupt: &Interrupt) -> Result<Status, Error> {
+    /// As [`LabNode::status`]; the mirror does not reach the state within [`PATIENCE_S`].
+    pub fn wait(
+        &self,
+        volume: &str,
+        state: &str,
+        interrupt: &Interrupt,
+    ) -> Result<MirrorStatus, Error> {
         let mut last = String::new();
         let found = wait_for(PATIENCE_S, interrupt, || match self.status(volume, interrupt) {
             Ok(status) if status.state == state => Some(Ok(status)),
@@ -210,11 +214,11 @@ impl Node {
         })
     }
 
-    /// Makes this node the source, however long it takes until it has noticed that the other one
-    /// is dead: until then it refuses.
+    /// Makes this node the source. Repeats the command, which is refused until the node has noticed
+    /// that its peer is dead.
     ///
     /// # Errors
-    /// What it says in the end.
+    /// The last refusal after [`PATIENCE_S`].
     pub fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
         let mut last = None;
         let done = wait_for(PATIENCE_S, interrupt, || {
@@ -231,33 +235,33 @@ impl Node {
     }
 }
 
-/// All that a node said so far.
+/// The whole log of a node.
 fn said_whole(log: &Path) -> String {
     os::read_text(log, crate::limits::LOG_BYTES).unwrap_or_default()
 }
 
-/// Two nodes of a mirror, on ports of this machine.
+/// The two nodes of a mirror.
 #[derive(Debug)]
-pub struct Pair {
-    /// The source at the start.
-    pub a: Node,
-    /// The target at the start.
-    pub b: Node,
-    /// On which they serve.
+pub struct NodePair {
+    /// Source at the start.
+    pub a: LabNode,
+    /// Target at the start.
+    pub b: LabNode,
+    /// TCP ports on which they serve.
     pub ports: [u16; 2],
 }
 
-impl Pair {
-    /// Two that are not running yet, with their files in `directory`.
+impl NodePair {
+    /// Two nodes that are not running yet, with their files in an existing directory.
     ///
     /// # Errors
-    /// That there are no free ports.
-    pub fn new(program: &Path, directory: &Path) -> Result<Pair, Error> {
-        let [a, b] = NAMES.map(|name| Node::new(program, directory, name));
-        Ok(Pair { a, b, ports: crate::ports::free_ports()? })
+    /// There are no free ports.
+    pub fn new(program: &Path, directory: &Path) -> Result<NodePair, Error> {
+        let [a, b] = NODE_NAMES.map(|name| LabNode::new(program, directory, name));
+        Ok(NodePair { a, b, ports: crate::ports::free_ports()? })
     }
 
-    /// The beginning of the configuration of one of them: 0 is the source.
+    /// First part of the configuration of node A (0) or B (1).
     pub fn preamble(&self, index: usize, server: &str, peer: &str) -> String {
         let node = [&self.a, &self.b][index];
         format!(
@@ -266,17 +270,17 @@ impl Pair {
             node.name(),
             self.ports[index],
             node.file("sock"),
-            NAMES[1 - index],
+            NODE_NAMES[1 - index],
             self.ports[1 - index],
         )
     }
 
-    /// Starts both, makes the mirrors of these volumes, and waits until both sides are equal.
+    /// Starts both nodes, creates the mirrors of these volumes, and waits until they are in sync.
     ///
     /// # Errors
-    /// As those of [`Node`].
+    /// As [`LabNode::start`], [`LabNode::mirror`] and [`LabNode::wait`].
     pub fn start(&mut self, mirrored: &[&str], interrupt: &Interrupt) -> Result<(), Error> {
-        // The target first: the source may use a volume of it, and does not start without.
+        // The target starts first, because the source may use one of its volumes.
         self.b.start(interrupt)?;
         self.a.start(interrupt)?;
         for volume in mirrored {
@@ -289,12 +293,12 @@ impl Pair {
         Ok(())
     }
 
-    /// Stops both in order.
+    /// Stops both nodes.
     ///
     /// # Errors
-    /// As [`Node::stop`].
+    /// As [`LabNode::stop`].
     pub fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
-        // The target last: the source would else note that it is out of date.
+        // The target stops last; otherwise the source would record that it is out of sync.
         self.a.stop(interrupt)?;
         self.b.stop(interrupt)
     }
@@ -305,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_named_by_all_nodes() {
+    fn volume_address_has_all_nodes() {
         assert_eq!(
             device(&[1, 2], "db"),
             "nvme-tcp://127.0.0.1:1,127.0.0.1:2/nqn.2026-01.io.flagstone:db"
@@ -313,9 +317,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_ends_says_why() {
+    fn node_that_ends_early_reports_its_status() {
         let directory = tempfile::tempdir().unwrap();
-        let mut node = Node::new(Path::new("false"), directory.path(), "node-a");
+        let mut node = LabNode::new(Path::new("false"), directory.path(), "node-a");
         node.configure("").unwrap();
         let error = node.start(&Interrupt::never()).unwrap_err().to_string();
         assert!(error.starts_with("node-a: it ended instead of serving"), "{error}");

@@ -1,47 +1,45 @@
-//! Ports of this machine for nodes that are stopped, killed and started again, where each comes back
-//! on the port that its peers and hosts know.
+//! TCP ports for nodes that restart on the same port.
 //!
-//! What it promises: a port is given to nobody else who asks here, in this process or in another,
-//! until this process ends; and none is of the range from which the kernel takes ports for
-//! connections (`net.ipv4.ip_local_port_range`), so that no connection has it while its node is down.
+//! Invariants: a port is reserved against all callers of this module, in this and other processes,
+//! until this process ends. Ports are outside of the kernel's range for outgoing connections
+//! (`net.ipv4.ip_local_port_range`), so no connection takes one while its node is down. A program that
+//! does not use this module can still take one; the node then fails to start.
 
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::{Mutex, PoisonError};
 
 use flagstone_bench::os::read_text;
+use parking_lot::Mutex;
 
 use crate::Error;
 
-/// From where the kernel takes the ports of connections, in its own words: two numbers.
+/// The kernel's range of ports for outgoing connections: two numbers.
 const CONNECTIONS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// A line of two numbers.
+/// Upper bound of the file's size, in bytes.
 const CONNECTIONS_BYTES: u64 = 64;
 
-/// Below it are ports of well-known services, which may start later.
+/// Lowest port: lower ones belong to well-known services, which may start later.
 const LOWEST: u16 = 10_000;
 
-/// Fewer than these beside the range of connections are not enough to look among.
+/// Fewest ports outside of the kernel's range that are enough to choose from.
 const ENOUGH: u16 = 1_000;
 
-/// A name in the kernel's abstract namespace for every port given out: it is there for every process,
-/// and goes when the one that took it ends, however it ends.
+/// Reservations: one name per port in the kernel's abstract socket namespace, which all processes share
+/// and which is released when the process ends.
 static KEPT: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
 
-/// Ports on which nobody listens at this moment, all different, kept for this process until it ends.
-/// Only a program that does not ask here may take one before a node does: the node then says so.
+/// Different ports on which nothing listens, reserved until this process ends.
 ///
 /// # Errors
-/// That there are none, or the system's.
+/// There are none left; a failed system call.
 pub fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
     let read = read_text(CONNECTIONS.as_ref(), CONNECTIONS_BYTES).unwrap_or_default();
     let candidates = beside(&read);
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    // Where to begin differs between processes, so that they seldom ask for the same; and goes on
-    // within one.
+    let mut kept = KEPT.lock();
+    // Each process starts elsewhere, so that conflicts are rare.
     let begin = (std::process::id() as usize).wrapping_mul(61) + kept.len();
     let count = candidates.len();
     let mut found = (0..count).map(|at| candidates.clone().nth((begin + at) % count));
@@ -50,8 +48,8 @@ pub fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
         *port = loop {
             let none = || io::Error::from(io::ErrorKind::AddrNotAvailable);
             let candidate = found.next().flatten().ok_or_else(none);
-            let candidate = candidate.map_err(Error::system("there is no free port"))?;
-            let name = keep(candidate).map_err(Error::system("cannot keep a port"))?;
+            let candidate = candidate.map_err(Error::system("no TCP port is free"))?;
+            let name = keep(candidate).map_err(Error::system("cannot reserve a TCP port"))?;
             if let Some(name) = name {
                 kept.push(name);
                 break candidate;
@@ -61,8 +59,7 @@ pub fn free_ports<const N: usize>() -> Result<[u16; N], Error> {
     Ok(ports)
 }
 
-/// The ports beside those of connections: below them where that is enough, else above; all, where
-/// neither is.
+/// Ports outside of the kernel's range: below it if those are enough, else above it, else all.
 fn beside(connections: &str) -> RangeInclusive<u16> {
     let mut numbers = connections.split_whitespace().map(str::parse::<u16>);
     let (Some(Ok(first)), Some(Ok(last))) = (numbers.next(), numbers.next()) else {
@@ -77,10 +74,10 @@ fn beside(connections: &str) -> RangeInclusive<u16> {
     }
 }
 
-/// Takes a port's name; `None` where another process has it, or somebody listens there.
+/// Reserves a port; `None` if it is reserved or something listens on it.
 #[allow(
     clippy::disallowed_methods,
-    reason = "asks whether a port is free, outside of any executor"
+    reason = "checks whether a port is free, outside of any executor"
 )]
 fn keep(port: u16) -> io::Result<Option<UnixDatagram>> {
     let address = SocketAddr::from_abstract_name(format!("flagstone-port-{port}"))?;
@@ -100,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_port_is_given_twice_and_none_is_of_connections() {
+    fn ports_are_unique_and_outside_the_kernel_range() {
         let connections = std::fs::read_to_string(CONNECTIONS).unwrap();
         let allowed = beside(&connections);
         let [a, b, c] = free_ports().unwrap();
@@ -110,19 +107,19 @@ mod tests {
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 4, "{ports:?}");
-        // As another process would find it.
-        assert!(keep(a).unwrap().is_none(), "it is kept");
+        // Another process would see the same.
+        assert!(keep(a).unwrap().is_none(), "it is reserved");
     }
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "this test is the program that listens")]
-    fn a_port_on_which_somebody_listens_is_not_free() {
+    fn port_with_listener_is_not_free() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(keep(listener.local_addr().unwrap().port()).unwrap().is_none());
     }
 
     #[test]
-    fn ports_are_sought_beside_those_of_connections() {
+    fn ports_are_chosen_outside_the_kernel_range() {
         assert_eq!(beside("32768\t60999\n"), 10_000..=32_767);
         assert_eq!(beside("1024\t60999\n"), 61_000..=65_535);
         assert_eq!(beside("1024\t5000\n"), 10_001..=65_535, "not those of services");

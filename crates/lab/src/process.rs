@@ -1,6 +1,6 @@
-//! The edge of this crate: processes that go on while others measure them.
+//! Processes that run in the background; `flagstone_bench::os::run` runs others to their end.
 //!
-//! Programs that are run to their end are `flagstone_bench::os::run`'s.
+//! Invariant: a process is killed when its handle is dropped.
 #![allow(
     clippy::disallowed_methods,
     reason = "a lab starts other programs, outside of any executor and never in a simulation"
@@ -18,62 +18,62 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Error;
 use crate::limits::{LOG_BYTES, OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
 
-/// A program that goes on; killed when this is dropped.
+/// A running process; killed when dropped.
 #[derive(Debug)]
-pub struct Running(Child);
+pub struct BackgroundProcess(Child);
 
-impl Drop for Running {
+impl Drop for BackgroundProcess {
     fn drop(&mut self) {
-        // Fails only for a program that has already been waited for.
+        // Fails only for a process that was already waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Running {
-    /// Starts it, with what it prints in a file. It is in a process group of its own, so that
-    /// Ctrl-C reaches it through us alone.
+impl BackgroundProcess {
+    /// Starts a program with its output in a file. It has its own process group, so that Ctrl-C does
+    /// not reach it directly.
     ///
     /// # Errors
-    /// That it cannot be started.
-    pub fn start(command: &mut Command, log: &Path) -> Result<Running, Error> {
-        let errors = File::create(log).map_err(Error::system("cannot make a log"))?;
+    /// The program cannot be started.
+    pub fn start(command: &mut Command, log: &Path) -> Result<BackgroundProcess, Error> {
+        let errors = File::create(log).map_err(Error::system("cannot create a log"))?;
         let output = errors.try_clone().map_err(Error::system("cannot copy a descriptor"))?;
         command.stdin(Stdio::null()).stdout(output).stderr(errors).process_group(0);
-        command.spawn().map(Running).map_err(Error::system("cannot start a program"))
+        command.spawn().map(BackgroundProcess).map_err(Error::system("cannot start a program"))
     }
 
-    /// How it ended, if it did.
+    /// Exit status, if it has ended.
     ///
     /// # Errors
-    /// The system's.
+    /// The system call fails.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, Error> {
         self.0.try_wait().map_err(Error::system("cannot wait for a program"))
     }
 
-    /// Its process, for as long as this is held.
+    /// Process ID, valid as long as this value exists.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 
-    /// Kills it, as the loss of its machine's power would.
+    /// Kills the process and waits for it.
     pub fn kill(self) {
         drop(self);
     }
 
-    /// Stops it where it is: it does nothing any more, but its connections stay.
+    /// Stops the process with SIGSTOP; its connections stay open.
     ///
     /// # Errors
-    /// The system's.
+    /// The signal cannot be sent.
     pub fn freeze(&self) -> Result<(), Error> {
         kill_process(self.pid(), Signal::STOP)
             .map_err(|cause| Error::System { what: "cannot freeze a node", cause: cause.into() })
     }
 
-    /// Asks it to stop, and waits until it has; `None` if it does not.
+    /// Sends SIGTERM and waits; `None` if the process does not end within [`PATIENCE_S`].
     ///
     /// # Errors
-    /// The user's interruption (it is killed then), and the system's.
+    /// The user's interruption, which kills the process; a failed system call.
     pub fn stop(mut self, interrupt: &Interrupt) -> Result<Option<ExitStatus>, Error> {
         kill_process(self.pid(), Signal::TERM)
             .map_err(|cause| Error::System { what: "cannot stop a node", cause: cause.into() })?;
@@ -82,33 +82,33 @@ impl Running {
     }
 }
 
-/// A program that runs to its own end while other things happen.
+/// A command that runs in the background until it ends by itself.
 #[derive(Debug)]
-pub struct Begun {
-    running: Running,
+pub struct BackgroundCommand {
+    running: BackgroundProcess,
     output: tempfile::NamedTempFile,
     errors: tempfile::NamedTempFile,
 }
 
-/// How a program ended and what it printed.
+/// Exit status and output of a command.
 #[derive(Clone, Debug)]
-pub struct Ended {
-    /// How.
+pub struct CommandOutput {
+    /// Exit status.
     pub status: ExitStatus,
-    /// On standard output.
+    /// Standard output.
     pub output: String,
-    /// The end of what it said on standard error.
+    /// The end of standard error.
     pub said: String,
 }
 
-impl Begun {
-    /// Starts it. What it prints goes to files: it never waits for us to read.
+impl BackgroundCommand {
+    /// Starts a command. Its output goes to files, so that it never blocks on a pipe.
     ///
     /// # Errors
-    /// That it cannot be started.
-    pub fn begin(command: &mut Command) -> Result<Begun, Error> {
+    /// The command cannot be started.
+    pub fn begin(command: &mut Command) -> Result<BackgroundCommand, Error> {
         let keep = || {
-            tempfile::NamedTempFile::new().map_err(Error::system("cannot make a temporary file"))
+            tempfile::NamedTempFile::new().map_err(Error::system("cannot create a temporary file"))
         };
         let (output, errors) = (keep()?, keep()?);
         let of = |file: &tempfile::NamedTempFile| {
@@ -116,39 +116,43 @@ impl Begun {
         };
         command.stdin(Stdio::null()).stdout(of(&output)?).stderr(of(&errors)?).process_group(0);
         let child = command.spawn().map_err(Error::system("cannot start a program"))?;
-        Ok(Begun { running: Running(child), output, errors })
+        Ok(BackgroundCommand { running: BackgroundProcess(child), output, errors })
     }
 
-    /// Asks it to come to its end, as Ctrl-C would.
+    /// Sends SIGINT, like Ctrl-C.
     ///
     /// # Errors
-    /// The system's.
+    /// The signal cannot be sent.
     pub fn ask_to_end(&self) -> Result<(), Error> {
         kill_process(self.running.pid(), Signal::INT)
             .map_err(|cause| Error::System { what: "cannot stop a program", cause: cause.into() })
     }
 
-    /// Waits for its end, for `seconds_most`; `None` after them, and it is killed.
+    /// Waits at most `seconds_most` for the end; `None` if the command was killed after them.
     ///
     /// # Errors
-    /// The user's interruption (it is killed then), and the system's.
-    pub fn end(mut self, seconds_most: f64, interrupt: &Interrupt) -> Result<Option<Ended>, Error> {
+    /// The user's interruption, which kills the command; a failed system call.
+    pub fn end(
+        mut self,
+        seconds_most: f64,
+        interrupt: &Interrupt,
+    ) -> Result<Option<CommandOutput>, Error> {
         let ended = wait_for(seconds_most, interrupt, || self.running.ended().transpose())?;
         let Some(status) = ended.transpose()? else { return Ok(None) };
         let output = read_text(self.output.path(), OUTPUT_BYTES)
             .map_err(Error::system("cannot read a program's output"))?;
-        Ok(Some(Ended { status, output, said: said(self.errors.path()) }))
+        Ok(Some(CommandOutput { status, output, said: said(self.errors.path()) }))
     }
 }
 
-/// Waits until somebody presses Enter.
+/// Waits until the user presses Enter.
 ///
 /// # Errors
-/// The user's interruption, and that standard input has ended or cannot be read.
+/// The user's interruption; standard input has ended or cannot be read.
 pub fn wait_for_enter(interrupt: &Interrupt) -> Result<(), Error> {
     let stdin = std::io::stdin();
     let cannot = "cannot read standard input";
-    // A read that waits would not see the user's Ctrl-C.
+    // A blocking read would not notice Ctrl-C.
     let ready = wait_for(f64::INFINITY, interrupt, || {
         let mut of = [PollFd::new(&stdin, PollFlags::IN)];
         match poll(&mut of, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
@@ -164,7 +168,7 @@ pub fn wait_for_enter(interrupt: &Interrupt) -> Result<(), Error> {
     }
 }
 
-/// The end of what a program wrote to its log; empty if there is none.
+/// The end of a log, at most [`SAID_BYTES`]; empty if there is no log.
 pub fn said(log: &Path) -> String {
     let text = read_text(log, LOG_BYTES).unwrap_or_default();
     let text = text.trim_end();
@@ -178,39 +182,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_stop_when_asked_and_end_when_dropped() {
+    fn process_stops_on_signal_and_on_drop() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let script = "trap 'echo bye; exit 7' TERM; echo hello; while :; do sleep 0.01; done";
-        let mut running = Running::start(Command::new("sh").args(["-c", script]), &log).unwrap();
+        let mut running =
+            BackgroundProcess::start(Command::new("sh").args(["-c", script]), &log).unwrap();
         let never = Interrupt::never();
         let heard = wait_for(PATIENCE_S, &never, || said(&log).contains("hello").then_some(()));
         assert_eq!(heard.unwrap(), Some(()));
         assert!(running.ended().unwrap().is_none());
         let status = running.stop(&never).unwrap().expect("it stops");
         assert_eq!((status.code(), said(&log).as_str()), (Some(7), "hello\nbye"));
-        let running = Running::start(Command::new("sleep").arg("1000"), &log).unwrap();
+        let running = BackgroundProcess::start(Command::new("sleep").arg("1000"), &log).unwrap();
         let pid = running.pid();
         running.kill();
-        assert!(kill_process(pid, Signal::CONT).is_err(), "nobody has that number any more");
+        assert!(kill_process(pid, Signal::CONT).is_err(), "the process is gone");
     }
 
     #[test]
-    fn what_a_program_says_is_kept_apart() {
-        let begin = |script: &str| Begun::begin(Command::new("sh").args(["-c", script])).unwrap();
+    fn output_and_errors_are_kept_apart() {
+        let begin = |script: &str| {
+            BackgroundCommand::begin(Command::new("sh").args(["-c", script])).unwrap()
+        };
         let never = Interrupt::never();
         let ended = begin("echo out; echo err >&2; exit 3").end(PATIENCE_S, &never).unwrap();
         let ended = ended.expect("it ends");
         assert_eq!((ended.status.code(), &*ended.output, &*ended.said), (Some(3), "out\n", "err"));
         assert!(begin("sleep 1000").end(0.0, &never).unwrap().is_none());
-        // Whoever runs the tests in a background may ignore the signal, and a shell that was started so
-        // cannot trap it. One that has not come to its trap ends by it.
-        let script = "trap 'echo out; exit 4' INT; while :; do sleep 0.01; done";
+        // Tests that run in the background may ignore SIGINT, and a shell that inherits this cannot trap
+        // it.
+        let script = "trap 'echo out; exit 4' INT; echo ready; while :; do sleep 0.01; done";
         let mut endless = Command::new("env");
         let endless = endless.args(["--default-signal=INT", "sh", "-c", script]);
-        let endless = Begun::begin(endless).unwrap();
+        let endless = BackgroundCommand::begin(endless).unwrap();
+        let output = endless.output.path().to_owned();
+        let is_ready = || read_text(&output, OUTPUT_BYTES).unwrap().contains("ready").then_some(());
+        assert_eq!(wait_for(PATIENCE_S, &never, is_ready).unwrap(), Some(()));
         endless.ask_to_end().unwrap();
         let ended = endless.end(PATIENCE_S, &never).unwrap().expect("it ends");
-        assert!(!ended.status.success());
+        assert_eq!((ended.status.code(), &*ended.output), (Some(4), "ready\nout\n"));
     }
 }

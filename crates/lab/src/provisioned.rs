@@ -1,327 +1,491 @@
-//! Experiment C: what a larger disk brings. Two standard persistent disks, of 200 and 600 GB, are
-//! emulated and read by the published walk-through's own fio job; what comes out stands beside the
-//! formula and what was published, each with the planner's judgement.
+//! Experiment C: effect of a larger disk, measured with the fio job of the published walk-through and
+//! judged by the planner.
 //!
-//! The walk-through measured 309 and 745 IOPS and called both as expected. The formula of its own
-//! source gives 150 and 450, and so does the emulated disk, which follows it: no tool should call
-//! that the same.
+//! The emulated bed has two standard persistent disks, of 200 and 600 GB; the given bed has the user's
+//! disks, which are only read. The walk-through measured 309 and 745 IOPS and called both as expected.
+//! The formula of its own source gives 150 and 450, and so do the emulated disks, which follow it.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::process::Command;
-
-use flagstone_bench::attach::{Choice, Initiator};
-use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
+use flagstone_bench::Error as BenchError;
+use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
-use flagstone_bench::job::Job;
-use flagstone_bench::nature::{Nature, Origin};
-use flagstone_bench::os::{self, Interrupt};
-use flagstone_bench::results::{Record, Store};
-use flagstone_bench::stats::{median, noise_percent};
+use flagstone_bench::job::BenchJob;
+use flagstone_bench::os::{Interrupt, size_of};
 use flagstone_bench::suite;
 use flagstone_bench::table::Table;
-use flagstone_bench::target::{Place, Target};
+use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_bench::units::format_number;
-use flagstone_cloud::judge::{Part, Verdict};
-use flagstone_cloud::{Catalogue, Configuration, Measured, PlanError};
+use flagstone_cloud::judge::{JudgmentVerdict, MeasuredRates};
+use flagstone_cloud::{Catalogue, DiskConfiguration, MeasuredRun, PlanError, Workload};
 use serde::Serialize;
 
 use crate::Error;
+use crate::bed::{self, BedTargets, ExperimentOutcome, RunOptions, here, suffix};
+use crate::figures::{Figures, percent};
 use crate::follow::Follow;
-use crate::limits::OUTPUT_BYTES;
-use crate::node::{Node, device};
+use crate::node::{LabNode, device};
 use crate::ports::free_ports;
 
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
-/// The suite, built into bench, that is the walk-through's command.
-pub(crate) const SUITE: &str = "provisioned-iops";
-/// The catalogue that has the walk-through's formula.
+/// Built-in suite with the walk-through's fio job.
+const SUITE: &str = "provisioned-iops";
+/// Catalogue with the walk-through's formula.
 const CATALOGUE: &str = "gcp-2019";
-/// The type of the disks.
+/// Type of the walk-through's disks.
 const TYPE: &str = "pd-standard";
-/// The walk-through names no machine; none of 4 vCPUs or more limits such a disk.
+/// Machine of the emulated bed. The walk-through names none; no machine with 4 or more vCPUs limits
+/// such a disk.
 const MACHINE: &str = "n1-standard-8";
-/// No file is made; a plan has a size of such.
-const FILE_BYTES: u64 = 1 << 20;
-/// How far from the prediction a measurement may be and still be as predicted: as `plan explain`.
-pub(crate) const TOLERANCE: f64 = 0.05;
+/// Requests in flight of the walk-through's job.
+const IN_FLIGHT: u32 = 256;
+/// Largest deviation from the prediction that counts as predicted, as in `plan explain`.
+const TOLERANCE: f64 = 0.05;
+/// Largest deviation from a published size that counts as that size: partitions and rounding.
+const SAME_SIZE: f64 = 0.02;
+/// Bytes of a GB.
+const GB: u64 = 1_000_000_000;
 
-/// A published row: the size in GB, what was measured, and the formula's 0.75 IOPS a GB.
-pub const PUBLISHED: [(u32, f64, f64); 2] = [(200, 309.0, 150.0), (600, 745.0, 450.0)];
+/// Published sizes, in GB, with the measured IOPS.
+const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 
-/// What is asked.
+/// A disk product of a cloud in a catalogue.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// The `flagstone` program.
-    pub program: PathBuf,
-    /// What was typed, for whoever wants to do it again.
-    pub command: String,
-    /// Where the results go: a directory without results.
-    pub results: PathBuf,
-    /// Warm-up of each measurement, in ms.
-    pub ramp_ms: u64,
-    /// Length of each measurement, in ms.
-    pub runtime_ms: u64,
-    /// Of each measurement.
-    pub repetitions: u32,
+pub struct DiskProduct<'a> {
+    /// Catalogue that describes it.
+    pub catalogue: &'a Catalogue,
+    /// Disk type, such as `pd-standard`.
+    pub disk_type: String,
+    /// Machine type.
+    pub machine: String,
 }
 
-/// A figure with its judgement.
+impl DiskProduct<'_> {
+    /// The disk of this size, rounded to the whole GB that clouds sell.
+    ///
+    /// # Errors
+    /// A disk type or machine type that is not in the catalogue.
+    pub(crate) fn of_size(&self, bytes: u64) -> Result<DiskConfiguration, Error> {
+        let bytes = (bytes as f64 / GB as f64).round().max(1.0) as u64 * GB;
+        DiskConfiguration::new(self.catalogue, &self.disk_type, bytes, &self.machine).map_err(usage)
+    }
+
+    /// Predicted reads of 4 KiB per second.
+    fn predicted(&self, bytes: u64) -> Result<f64, Error> {
+        let found = self.catalogue.predict(&self.of_size(bytes)?, &Workload::random(4096, 100));
+        Ok(found.map_err(usage)?.allowed.iops)
+    }
+
+    fn judged(&self, bytes: u64, iops: f64) -> Result<JudgedIops, Error> {
+        let latency_us = Some(f64::from(IN_FLIGHT) / iops * 1e6);
+        let measured = MeasuredRun {
+            read: MeasuredRates { iops, bytes_per_s: iops * 4096.0, latency_us },
+            in_flight: Some(IN_FLIGHT.into()),
+            ..MeasuredRun::default()
+        };
+        let found = self.catalogue.judge(&self.of_size(bytes)?, &measured, TOLERANCE);
+        let found = found.map_err(usage)?;
+        Ok(JudgedIops { iops, verdict: found.verdict, ratio: found.ratio })
+    }
+
+    /// Published IOPS of this size, judged.
+    fn published(&self, bytes: u64) -> Result<Option<JudgedIops>, Error> {
+        let is = |gb: u64| (bytes as f64 / (gb * GB) as f64 - 1.0).abs() <= SAME_SIZE;
+        let found = PUBLISHED.iter().find(|(gb, _)| is(*gb) && self.disk_type == TYPE);
+        found.map(|(_, iops)| self.judged(bytes, *iops)).transpose()
+    }
+}
+
+/// For `map_err` of the planner: a mistake in the request.
+pub(crate) fn usage(error: PlanError) -> Error {
+    BenchError::usage(error.to_string()).into()
+}
+
+/// Disks of the experiment.
+#[derive(Clone, Debug)]
+pub enum ProvisionedBed<'a> {
+    /// The published disks, emulated.
+    Emulated,
+    /// Disks of the user.
+    Given {
+        /// Properties of the disks.
+        targets: BedTargets,
+        /// Devices or served volumes.
+        disks: Vec<BenchTarget>,
+        /// Their product.
+        product: DiskProduct<'a>,
+    },
+}
+
+/// Parameters of the experiment.
+#[derive(Clone, Debug)]
+pub struct ProvisionedOptions<'a> {
+    /// Parameters of every experiment.
+    pub run: RunOptions,
+    /// The disks.
+    pub bed: ProvisionedBed<'a>,
+}
+
+/// IOPS, judged against the planner's prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Judged {
-    /// Reads of 4 KiB a second.
+pub struct JudgedIops {
+    /// Reads of 4 KiB per second.
     pub iops: f64,
-    /// Against the planner's prediction.
-    pub verdict: Verdict,
-    /// Over what is predicted.
+    /// The judgment.
+    pub verdict: JudgmentVerdict,
+    /// Ratio to the prediction.
     pub ratio: f64,
 }
 
-/// A disk.
+/// Results of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// Its size.
-    pub size_gb: u32,
-    /// The formula's.
-    pub formula: Judged,
-    /// What was measured here, on an emulated disk; none if the run ended before.
-    pub measured: Option<Judged>,
-    /// How often.
-    pub repetitions: usize,
-    /// Standard deviation over mean, in %.
-    pub noise_percent: Option<f64>,
-    /// What was published.
-    pub published: Judged,
+pub struct ProvisionedRow {
+    /// Name of the disk.
+    pub disk: String,
+    /// Size, in bytes.
+    pub size_bytes: u64,
+    /// Prediction of the planner, in reads of 4 KiB per second.
+    pub predicted_iops: f64,
+    /// MeasuredRun IOPS, judged.
+    pub measured: JudgedIops,
+    /// All figures of the measurement.
+    pub figures: Figures,
+    /// Published IOPS of this size, judged.
+    pub published: Option<JudgedIops>,
 }
 
-/// All of it.
+/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub struct ProvisionedSummary {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// `provisioned`.
     pub experiment: &'static str,
-    /// Always true: the disks are.
+    /// Whether any disk is known not to be real.
     pub emulated: bool,
-    /// What drove the disks.
+    /// Whether the disks are the user's.
+    pub real_nodes: bool,
+    /// Tool that measured.
     pub tool: String,
-    /// By size.
-    pub rows: Vec<Row>,
-    /// What the numbers do not say by themselves.
-    pub doubts: Vec<String>,
+    /// Disk type for the planner.
+    #[serde(rename = "type")]
+    pub disk_type: String,
+    /// Machine type for the planner.
+    pub machine: String,
+    /// Catalogue of the planner.
+    pub catalogue: String,
+    /// Disks, in the order in which they were named.
+    pub rows: Vec<ProvisionedRow>,
+    /// Caveats.
+    pub caveats: Vec<String>,
 }
 
-/// What came of it.
-pub type Outcome = crate::Outcome<Summary>;
+/// Prepared disks, with the server of emulated ones.
+struct Prepared<'a> {
+    targets: BedTargets,
+    disks: Vec<(BenchTarget, u64)>,
+    product: DiskProduct<'a>,
+    fio: Option<Fio>,
+    server: Option<LabNode>,
+    title: &'static str,
+}
 
 /// Runs the experiment.
 ///
 /// # Errors
-/// What went wrong. The user's interruption while things are measured is an [`Ending`].
+/// The first failure. The user's interruption during the measurements is a [`CampaignEnd`].
 pub fn run(
-    options: &Options,
+    options: &ProvisionedOptions<'_>,
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
-) -> Result<Outcome, Error> {
+) -> Result<ExperimentOutcome<ProvisionedSummary>, Error> {
+    crate::check_is_new(&options.run.results)?;
     let scratch = crate::scratch()?;
+    let mut prepared = match &options.bed {
+        ProvisionedBed::Emulated => emulated(&options.run, scratch.path(), watcher, interrupt)?,
+        ProvisionedBed::Given { targets, disks, product } => Prepared {
+            disks: sizes(&options.run.generator(), disks, interrupt)?,
+            targets: targets.clone(),
+            product: product.clone(),
+            fio: None,
+            server: None,
+            title: "Experiment C on real disks",
+        },
+    };
+    for (_, bytes) in &prepared.disks {
+        prepared.product.predicted(*bytes)?;
+    }
+    let plan = plan(&options.run, &prepared)?;
+    let store = options.run.store(&plan, &prepared.targets)?;
+    let mut follow =
+        Follow { inner: watcher, later_s: 0.0, hides_notes: prepared.server.is_some() };
+    let fio = match &prepared.server {
+        Some(_) => prepared.fio.clone(),
+        None => options.run.fio(&plan, interrupt)?,
+    };
+    if let Some(server) = &mut prepared.server {
+        server.start(interrupt)?;
+    }
+    let end = options.run.measure(&plan, &store, fio.as_ref(), &mut follow, interrupt)?;
+    if let (Some(server), CampaignEnd::Complete) = (&mut prepared.server, end) {
+        server.stop(interrupt)?;
+    }
+    let records = store.records()?;
+    let job = &plan.jobs[0].name;
+    let mut rows = Vec::new();
+    for (target, size_bytes) in &prepared.disks {
+        let Some(figures) = Figures::of(&records, job, &target.name) else { continue };
+        rows.push(row(&prepared.product, target, *size_bytes, figures)?);
+    }
+    let tool = records.first().map(|record| record.tool.clone()).unwrap_or_default();
+    Ok(ExperimentOutcome { end, summary: summary(&prepared, rows, tool) })
+}
+
+fn plan(run: &RunOptions, prepared: &Prepared<'_>) -> Result<CampaignPlan, Error> {
+    let suite = suite::find(SUITE)?;
+    let timed = |job: &BenchJob| BenchJob {
+        ramp_ms: run.ramp_ms,
+        runtime_ms: run.runtime_ms,
+        ..job.clone()
+    };
+    let jobs = suite.jobs.iter().map(timed).collect();
+    let targets = prepared.disks.iter().map(|(target, _)| target.clone()).collect();
+    let title = format!("{}: {}", prepared.title, suite.title);
+    Ok(run.plan((SUITE, &title), jobs, targets, &prepared.targets))
+}
+
+/// The published disks on a server of this machine, read by fio over NBD, or by our own generator
+/// where fio has no NBD engine.
+fn emulated<'a>(
+    run: &RunOptions,
+    scratch: &std::path::Path,
+    watcher: &mut dyn Watcher,
+    interrupt: &Interrupt,
+) -> Result<Prepared<'a>, Error> {
     let fio = fio_with_nbd(interrupt)?;
     if fio.is_none() {
         watcher.note("there is no fio with an nbd engine here: our own generator reads instead");
     }
-    let ports: [u16; 2] = free_ports()?;
-    let mut server = Node::new(&options.program, scratch.path(), "lab");
-    let volumes: String = PUBLISHED.iter().map(|(gb, ..)| volume(*gb)).collect();
-    let listen =
-        [format!("nvme-tcp://127.0.0.1:{}", ports[0]), format!("nbd://127.0.0.1:{}", ports[1])];
+    let [nvme_tcp, nbd]: [u16; 2] = free_ports()?;
+    let server = LabNode::new(&run.program, scratch, "lab");
+    let volumes: String = PUBLISHED.iter().map(|(gb, _)| volume(*gb)).collect();
+    let listen = [format!("nvme-tcp://127.0.0.1:{nvme_tcp}"), format!("nbd://127.0.0.1:{nbd}")];
     server.configure_alone(&listen, &volumes)?;
-    let plan = plan(options, ports, fio.is_some())?;
-    plan.check()?;
-    let store = Store::create(&options.results, &plan)?;
-    server.start(interrupt)?;
-    let generator = Generator { program: options.program.clone() };
-    let campaign = Campaign {
-        plan: &plan,
-        store: &store,
-        fio: fio.as_ref(),
-        generator: &generator,
-        initiator: &Initiator::of_machine(),
-        interrupt,
+    let disk = |(gb, _): &(u64, f64)| {
+        let address = match fio {
+            Some(_) => DiskAddress::Nbd(format!("nbd://127.0.0.1:{nbd}/{}", name(*gb))),
+            None => DiskAddress::NvmeTcp(device(&[nvme_tcp], &name(*gb))),
+        };
+        (BenchTarget { name: format!("{gb} GB {TYPE}"), disks: vec![address] }, gb * GB)
     };
-    let ending = campaign.run(&mut Follow { inner: watcher, later_s: 0.0 })?;
-    if ending == Ending::Complete {
-        server.stop(interrupt)?;
-    }
-    Ok(Outcome { ending, summary: summary(&store.records()?)? })
+    let disks: Vec<_> = PUBLISHED.iter().map(disk).collect();
+    let origins = disks.iter().zip(&PUBLISHED);
+    Ok(Prepared {
+        targets: BedTargets::emulated(origins.map(|((t, _), (gb, _))| (t.address(), volume(*gb)))),
+        disks,
+        product: DiskProduct {
+            catalogue: Catalogue::builtin(CATALOGUE).expect("a built-in catalogue"),
+            disk_type: TYPE.to_owned(),
+            machine: MACHINE.to_owned(),
+        },
+        fio,
+        server: Some(server),
+        title: "Experiment C on EMULATED disks",
+    })
 }
 
-/// The fio of this machine, if it can drive NBD.
+/// The fio of this machine, if it has an NBD engine.
 fn fio_with_nbd(interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
     let fio = match Fio::find(interrupt) {
         Ok(fio) => fio,
         Err(error) if error.is_lack_of_fio() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let program = std::env::var_os("FIO").filter(|name| !name.is_empty());
-    let mut engines = Command::new(program.unwrap_or_else(|| "fio".into()));
-    let ended = os::run(engines.arg("--enghelp"), OUTPUT_BYTES, interrupt, &mut || {})?;
-    Ok(ended.output.lines().any(|line| line.trim() == "nbd").then_some(fio))
+    Ok(fio.has_engine("nbd", interrupt)?.then_some(fio))
 }
 
-fn name(gb: u32) -> String {
+fn name(gb: u64) -> String {
     format!("pd-{gb}gb")
 }
 
-fn volume(gb: u32) -> String {
+fn volume(gb: u64) -> String {
     format!(
-        "[volume.{}]\nemulate = {{ like = \"{TYPE}\", size = \"{gb}GB\", machine = \"{MACHINE}\", \
+        "[volume.{}]\ndisk_model = {{ profile = \"{TYPE}\", size = \"{gb}GB\", machine = \"{MACHINE}\", \
          catalog = \"{CATALOGUE}\" }}\ndevice = \"null:{gb}GB\"\n\n",
         name(gb)
     )
 }
 
-fn plan(options: &Options, [nvme_tcp, nbd]: [u16; 2], with_fio: bool) -> Result<Plan, Error> {
-    let suite = suite::find(SUITE)?;
-    let place = |gb: u32| match with_fio {
-        true => Place::Nbd(format!("nbd://127.0.0.1:{nbd}/{}", name(gb))),
-        false => Place::NvmeTcp(device(&[nvme_tcp], &name(gb))),
-    };
-    let target = |gb: u32| Target { name: format!("{gb} GB {TYPE}"), disks: vec![place(gb)] };
-    let targets = PUBLISHED.iter().map(|(gb, ..)| target(*gb)).collect();
-    let origin = |gb: u32| Origin { nature: Nature::Emulated, stack: volume(gb) };
-    let origins = PUBLISHED.iter().map(|(gb, ..)| (place(*gb).to_string(), origin(*gb)));
-    let timed =
-        |job: &Job| Job { ramp_ms: options.ramp_ms, runtime_ms: options.runtime_ms, ..job.clone() };
-    Ok(Plan {
-        title: format!("Experiment C on EMULATED disks: {}", suite.title),
-        jobs: suite.jobs.iter().map(timed).collect(),
-        repetitions: options.repetitions,
-        initiator: Choice::Flagstone,
-        origins: origins.collect::<BTreeMap<_, _>>(),
-        command: Some(options.command.clone()),
-        ..Plan::new(&suite, targets, FILE_BYTES)
-    })
-}
-
-/// What the planner says of so many reads a second on such a disk.
+/// Targets of one disk each, with their sizes in bytes.
 ///
 /// # Errors
-/// That the catalogue does not have the disk.
-fn judge(catalogue: &Catalogue, gb: u32, iops: f64) -> Result<Judged, PlanError> {
-    const IN_FLIGHT: u32 = 256;
-    let size_bytes = u64::from(gb) * 1_000_000_000;
-    let configuration = Configuration::new(catalogue, TYPE, size_bytes, MACHINE)?;
-    let latency_us = Some(f64::from(IN_FLIGHT) / iops * 1e6);
-    let measured = Measured {
-        read: Part { iops, bytes_per_s: iops * 4096.0, latency_us },
-        in_flight: Some(IN_FLIGHT.into()),
-        ..Measured::default()
+/// A target of several disks, or a disk that does not exist: none is created here.
+pub(crate) fn sizes(
+    generator: &Generator,
+    targets: &[BenchTarget],
+    interrupt: &Interrupt,
+) -> Result<Vec<(BenchTarget, u64)>, Error> {
+    let size = |target: &BenchTarget| {
+        let [disk] = &target.disks[..] else {
+            let text = format!("{}: name one disk for each target", target.address());
+            return Err(BenchError::Usage(text).into());
+        };
+        let bytes = match disk.path() {
+            Some(path) => size_of(path).map_err(BenchError::file("cannot open", path))?,
+            None => generator.size_bytes(&disk.to_string(), interrupt)?,
+        };
+        Ok((target.clone(), bytes))
     };
-    let found = catalogue.judge(&configuration, &measured, TOLERANCE)?;
-    Ok(Judged { iops, verdict: found.verdict, ratio: found.ratio })
+    targets.iter().map(size).collect()
 }
 
-fn summary(records: &[Record]) -> Result<Summary, Error> {
-    let catalogue = Catalogue::builtin(CATALOGUE).expect("a catalogue of the program");
-    let judge = |gb, iops| {
-        judge(catalogue, gb, iops).map_err(|error| Error::Unexpected {
-            what: format!("the catalogue {CATALOGUE}"),
-            detail: error.to_string(),
-        })
-    };
-    let mut rows = Vec::new();
-    for (size_gb, published, formula) in PUBLISHED {
-        let target = format!("{size_gb} GB {TYPE}");
-        let of = records.iter().filter(|record| record.target == target);
-        let iops: Vec<f64> = of.map(|record| record.iops).collect();
-        rows.push(Row {
-            size_gb,
-            formula: judge(size_gb, formula)?,
-            measured: median(&iops).map(|iops| judge(size_gb, iops)).transpose()?,
-            repetitions: iops.len(),
-            noise_percent: noise_percent(&iops),
-            published: judge(size_gb, published)?,
-        });
-    }
-    let tool = records.first().map(|record| record.tool.clone()).unwrap_or_default();
-    let doubts = vec![
-        "the disks are EMULATED after the formula: that they follow it says that the emulation is \
-         right, and nothing of a cloud"
-            .to_owned(),
-        "the walk-through calls 309 and 745 IOPS as expected; its own formula gives 150 and 450"
-            .to_owned(),
-        "it reads 200 GiB of either disk, which is more than 200 GB; here all of each disk is read"
-            .to_owned(),
-        format!(
-            "the walk-through names no machine: {MACHINE} is taken, which does not limit such a disk"
-        ),
-    ];
-    Ok(Summary {
-        schema_version: SCHEMA_VERSION,
-        experiment: "provisioned",
-        emulated: true,
-        tool,
-        rows,
-        doubts,
+fn row(
+    product: &DiskProduct<'_>,
+    target: &BenchTarget,
+    size_bytes: u64,
+    figures: Figures,
+) -> Result<ProvisionedRow, Error> {
+    Ok(ProvisionedRow {
+        disk: target.name.clone(),
+        size_bytes,
+        predicted_iops: product.predicted(size_bytes)?,
+        measured: product.judged(size_bytes, figures.iops)?,
+        figures,
+        published: product.published(size_bytes)?,
     })
 }
 
-/// Measured, formula and published, each with what the planner says.
-pub fn table(summary: &Summary) -> Table {
-    let emulated = Nature::Emulated.suffix();
-    let measured = format!("measured{emulated}");
-    let head = [
-        "size, GB",
-        &measured,
-        "n",
-        "noise",
-        "planner",
-        "formula",
-        "planner",
-        "published",
-        "planner",
-    ];
+fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> ProvisionedSummary {
+    let figures: Vec<&Figures> = rows.iter().map(|row| &row.figures).collect();
+    let DiskProduct { catalogue, disk_type, machine } = &prepared.product;
+    let is_given = prepared.server.is_none();
+    let mut caveats = bed::caveats(prepared.targets.machine.as_ref(), &figures);
+    if is_given {
+        caveats.push(format!(
+            "that the disks are {disk_type} on {machine} was stated by the user, not detected; their \
+             sizes were read"
+        ));
+        caveats.push(
+            "reads of ranges that were never written may be faster than reads of the disk: write all \
+             of a new disk once before"
+                .to_owned(),
+        );
+    } else {
+        caveats.extend([
+            "the disks are emulated after the formula: agreement shows that the emulation is right, and \
+             nothing about a cloud"
+                .to_owned(),
+            "the walk-through calls 309 and 745 IOPS as expected; its own formula gives 150 and 450"
+                .to_owned(),
+            "it reads 200 GiB of either disk, which is more than 200 GB; here all of each disk is read"
+                .to_owned(),
+            format!("the walk-through names no machine: {MACHINE} is used, which does not limit it"),
+        ]);
+    }
+    ProvisionedSummary {
+        schema_version: SCHEMA_VERSION,
+        experiment: "provisioned",
+        emulated: figures.iter().any(|figures| bed::is_emulated(figures.provenance)),
+        real_nodes: is_given,
+        tool,
+        disk_type: disk_type.clone(),
+        machine: machine.clone(),
+        catalogue: catalogue.name.clone(),
+        caveats,
+        rows,
+    }
+}
+
+/// MeasuredRun, predicted and published IOPS, each with the planner's judgment.
+pub fn table(summary: &ProvisionedSummary) -> Table {
+    let figures: Vec<&Figures> = summary.rows.iter().map(|row| &row.figures).collect();
+    let measured = format!("measured{}", suffix(figures.iter().copied()));
+    let head =
+        ["disk", "size, GB", &measured, "n", "CV", "planner", "predicted", "published", "planner"];
     let title = format!(
-        "IOPS of 4 KiB random reads by size, here on EMULATED disks ({}), and as NetApp published them",
-        if summary.tool.is_empty() { "nothing was measured" } else { &summary.tool }
+        "IOPS of 4 KiB random reads by size: {}, as {} predicts for {}, and as NetApp published them",
+        here(&figures, Some(&summary.machine)),
+        summary.catalogue,
+        summary.disk_type
     );
     let mut table = Table::new(title, &head);
-    let number = |judged: &Judged| format_number(judged.iops, 0);
+    let number = |iops: f64| format_number(iops, 0);
     for row in &summary.rows {
         let dash = || "-".to_owned();
         table.rows.push(vec![
-            row.size_gb.to_string(),
-            row.measured.as_ref().map_or_else(dash, number),
-            row.repetitions.to_string(),
-            row.noise_percent.map_or_else(dash, |percent| format!("{percent:.1} %")),
-            row.measured.as_ref().map_or_else(dash, words),
-            number(&row.formula),
-            words(&row.formula),
-            number(&row.published),
-            words(&row.published),
+            row.disk.clone(),
+            format_number(row.size_bytes as f64 / 1e9, 1),
+            number(row.measured.iops),
+            row.figures.repetitions.to_string(),
+            percent(row.figures.coefficient_of_variation_percent, 1),
+            words(&row.measured),
+            number(row.predicted_iops),
+            row.published.as_ref().map_or_else(dash, |judged| number(judged.iops)),
+            row.published.as_ref().map_or_else(dash, words),
         ]);
     }
     table
 }
 
-pub(crate) fn words(judged: &Judged) -> String {
+fn words(judged: &JudgedIops) -> String {
     match judged.verdict {
-        Verdict::AsPredicted => "as predicted".to_owned(),
-        Verdict::Above => format!("above, {:.2} times", judged.ratio),
-        Verdict::Below => format!("below, {:.2} times", judged.ratio),
+        JudgmentVerdict::AsPredicted => "as predicted".to_owned(),
+        JudgmentVerdict::Above => format!("above, {:.2} times", judged.ratio),
+        JudgmentVerdict::Below => format!("below, {:.2} times", judged.ratio),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_bench::measurement::Measurement;
-    use flagstone_control::config::{Config, Layer};
+    use crate::bed::tests::{given, run_options};
+    use flagstone_bench::provenance::Provenance;
+    use flagstone_config::{Config, Layer};
+
+    #[derive(Default)]
+    struct Notes(Vec<String>);
+
+    impl Watcher for Notes {
+        fn note(&mut self, text: &str) {
+            self.0.push(text.to_owned());
+        }
+        fn begin(&mut self, _: &str, _: f64) {}
+        fn tick(&mut self) {}
+        fn done(&mut self, _: &flagstone_bench::results::ResultRecord) {}
+        fn steadiness(
+            &mut self,
+            _: &str,
+            _: &str,
+            _: u32,
+            _: Option<flagstone_bench::stats::Steady>,
+        ) {
+        }
+    }
+
+    fn product() -> DiskProduct<'static> {
+        DiskProduct {
+            catalogue: Catalogue::builtin(CATALOGUE).unwrap(),
+            disk_type: TYPE.to_owned(),
+            machine: MACHINE.to_owned(),
+        }
+    }
+
+    fn figures(provenance: Provenance, iops: f64) -> Figures {
+        Figures {
+            provenance,
+            repetitions: 4,
+            mib_per_s: 1.0,
+            iops,
+            latency_ms: 800.0,
+            latency_p99_ms: None,
+            coefficient_of_variation_percent: Some(1.0),
+            cpu_percent: None,
+        }
+    }
 
     #[test]
-    fn the_disks_are_like_the_published_ones() {
-        let volumes: String = PUBLISHED.iter().map(|(gb, ..)| volume(*gb)).collect();
+    fn emulated_disks_follow_the_catalogue() {
+        let volumes: String = PUBLISHED.iter().map(|(gb, _)| volume(*gb)).collect();
         let config =
             Config::parse("lab", &volumes).unwrap_or_else(|wrong| panic!("{wrong}\n{volumes}"));
         assert_eq!(config.volumes.len(), PUBLISHED.len());
@@ -331,46 +495,75 @@ mod tests {
     }
 
     #[test]
-    fn published_figures_are_told_as_they_are() {
-        let record = |gb: u32, iops: f64| {
-            let target = Target {
-                name: format!("{gb} GB {TYPE}"),
-                disks: vec![Place::Nbd("nbd://h/e".to_owned())],
-            };
-            let mut measurement = Measurement::default();
-            measurement.total.iops = iops;
-            Record::new(SUITE, &Job::default(), &target, measurement)
-        };
-        let summary = summary(&[record(200, 150.2), record(200, 149.9)]).unwrap();
-        let table = table(&summary);
-        let [small, large] = &table.rows[..] else { panic!("two sizes") };
-        assert!(table.title.contains("EMULATED") && table.head[1].contains("EMULATED"));
-        assert_eq!(small[1..5], ["150", "2", "0.1 %", "as predicted"]);
-        assert_eq!(small[5..], ["150", "as predicted", "309", "above, 2.06 times"]);
-        assert_eq!(large[1..5], ["-", "0", "-", "-"]);
-        assert_eq!(large[5..], ["450", "as predicted", "745", "above, 1.66 times"]);
+    fn emulated_plan_has_the_published_job() {
+        let directory = tempfile::tempdir().unwrap();
+        let run = run_options("results".into());
+        let never = Interrupt::never();
+        let mut notes = Notes::default();
+        let prepared = emulated(&run, directory.path(), &mut notes, &never).unwrap();
+        let plan = plan(&run, &prepared).unwrap();
+        plan.check().unwrap();
+        let [job] = &plan.jobs[..] else { panic!("one job") };
+        assert_eq!((job.depth, job.block_bytes, job.runtime_ms), (IN_FLIGHT, 4096, 100));
+        assert!(!plan.writes() && plan.title.contains("EMULATED"));
+        for target in &plan.targets {
+            assert_eq!(plan.origins[&target.address()].provenance, Provenance::Emulated);
+            let is_nbd = matches!(target.disks[0], DiskAddress::Nbd(_));
+            assert_eq!(is_nbd, notes.0.is_empty());
+        }
     }
 
     #[test]
-    fn it_is_the_walk_throughs_job_on_emulated_disks() {
-        let options = Options {
-            program: "flagstone".into(),
-            command: "flagstone lab".to_owned(),
-            results: "results".into(),
-            ramp_ms: 1000,
-            runtime_ms: 3000,
-            repetitions: 2,
-        };
-        for with_fio in [true, false] {
-            let plan = plan(&options, [1, 2], with_fio).unwrap();
-            plan.check().unwrap();
-            let [job] = &plan.jobs[..] else { panic!("one job") };
-            assert_eq!((job.depth, job.block_bytes, job.runtime_ms), (256, 4096, 3000));
-            assert!(!plan.writes() && plan.title.contains("EMULATED"));
-            for target in &plan.targets {
-                assert_eq!(plan.origins[&target.address()].nature, Nature::Emulated);
-                assert_eq!(matches!(target.disks[0], Place::Nbd(_)), with_fio);
-            }
+    fn sizes_are_judged_by_formula_and_publication() {
+        for (bytes, iops) in [(200 * GB, 150.0), (600 * GB, 450.0)] {
+            assert!((product().predicted(bytes).unwrap() - iops).abs() < 0.5);
+            let published = product().published(bytes).unwrap().unwrap();
+            assert_eq!(published.verdict, JudgmentVerdict::Above);
+            assert_eq!(
+                product().judged(bytes, iops).unwrap().verdict,
+                JudgmentVerdict::AsPredicted
+            );
         }
+        assert_eq!(product().published(300 * GB).unwrap(), None);
+        let other = DiskProduct { disk_type: "pd-ssd".to_owned(), ..product() };
+        assert_eq!(other.published(200 * GB).unwrap(), None);
+        let unknown = DiskProduct { disk_type: "pd-none".to_owned(), ..product() };
+        assert!(unknown.predicted(200 * GB).is_err());
+    }
+
+    #[test]
+    fn table_marks_disks_that_are_not_real() {
+        let of = |provenance| {
+            let target: BenchTarget = "/dev/sdb".parse().unwrap();
+            let prepared = Prepared {
+                targets: given(),
+                disks: Vec::new(),
+                product: product(),
+                fio: None,
+                server: None,
+                title: "",
+            };
+            let row = row(&product(), &target, 200 * GB, figures(provenance, 309.0)).unwrap();
+            table(&summary(&prepared, vec![row], "fio".to_owned()))
+        };
+        let real = of(Provenance::Real);
+        assert_eq!(real.head[2], "measured");
+        assert!(!real.title.contains("EMULATED"));
+        assert_eq!(
+            real.rows[0][1..],
+            ["200.0", "309", "4", "1.0 %", "above, 2.06 times", "150", "309", "above, 2.06 times"]
+        );
+        let emulated = of(Provenance::Emulated);
+        assert!(emulated.title.contains("EMULATED") && emulated.head[2].contains("EMULATED"));
+    }
+
+    #[test]
+    fn missing_disks_are_not_created() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("none");
+        let target: BenchTarget = path.to_str().unwrap().parse().unwrap();
+        let generator = Generator { program: "flagstone".into() };
+        let found = sizes(&generator, &[target], &Interrupt::never());
+        assert!(found.is_err() && !path.exists());
     }
 }

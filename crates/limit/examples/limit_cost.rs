@@ -1,5 +1,6 @@
-//! What the layer costs a command within its limit: reads of a null device, with and without it,
-//! turn and turn about, in one run. Prints the least of the rounds, in nanoseconds a call.
+//! Cost of the rate limit layer for a command within its limit: reads of a null device, alternately
+//! with and without the layer, in one run. Prints the minimum over the rounds, in nanoseconds per
+//! call.
 //!
 //! ```text
 //! cargo run --release -p flagstone-limit --example limit_cost
@@ -8,13 +9,13 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{NullDevice, SharedDevice};
-use flagstone_limit::{Budget, Limit, Limited, Limiter};
+use flagstone_limit::{Budget, Limit, Limiter, RateLimitLayer};
 use flagstone_runtime::{block_on, buf, task, time};
 
 const CALLS: u32 = 200_000;
 const ROUNDS: usize = 15;
 
-/// Nanoseconds a call.
+/// Nanoseconds per call.
 async fn measure(device: &SharedDevice) -> f64 {
     let mut place = buf::alloc(512).await;
     let begun = time::now();
@@ -27,7 +28,7 @@ async fn measure(device: &SharedDevice) -> f64 {
 fn main() {
     let null = || Arc::new(NullDevice::new(1 << 30, 512).expect("a size")) as SharedDevice;
     let limited = |limit: Limit| -> SharedDevice {
-        Arc::new(Limited::new(null(), Limiter::new(limit).expect("a limit")))
+        Arc::new(RateLimitLayer::new(null(), Limiter::new(limit).expect("a limit")))
     };
     let high = 1_000_000_000_000;
     let all = Limit {

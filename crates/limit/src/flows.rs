@@ -1,8 +1,8 @@
-//! The flows (connections) that use a limit: what each has had lately, and its lanes.
+//! Flows (connections) of a limit: recent usage and lanes of each.
 //!
-//! What a flow has had is kept in virtual time, for each domain of meters: `finish` is where its
-//! last command ended. A flow that is behind the others' virtual time has no claim from it, so
-//! flows that wait for nothing and are behind can be forgotten.
+//! Usage is kept in virtual time, per domain of meters: `finish` is the end of the flow's last
+//! command. A flow that is behind the virtual time of the others has no claim, so a flow without
+//! waiting commands that is behind can be forgotten.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::limits::FLOWS_MAX;
 use crate::meter::{CLASSES, DOMAINS, Ticks};
 use crate::waiting::Lane;
 
-/// See the module.
+/// State of one flow.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
-    /// Its last command's end in virtual time.
+    /// End of its last command in virtual time.
     pub(crate) finish: [Ticks; DOMAINS],
     pub(crate) lanes: [Lane; CLASSES.len()],
-    /// Whether a lane has its entry in the order of turns.
+    /// Whether a lane has an entry in the turn queue.
     pub(crate) queued: [bool; CLASSES.len()],
     pub(crate) waiting: u32,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Flows {
     index: BTreeMap<u64, u32>,
     slots: Vec<Flow>,
     free: Vec<u32>,
-    /// The last one looked up: hosts send many commands at a time.
+    /// Cache of the last lookup, because a host sends many commands at a time.
     latest: Option<(u64, u32)>,
     max: usize,
 }
@@ -47,7 +47,7 @@ impl Flows {
         Flows { index: BTreeMap::new(), slots: Vec::new(), free: Vec::new(), latest: None, max }
     }
 
-    /// The slot of the flow `id`, which begins at the virtual times `now` if it is new.
+    /// The slot of flow `id`. A new flow starts at the virtual times `now`.
     pub(crate) fn slot(&mut self, id: u64, now: &[Ticks; DOMAINS]) -> u32 {
         if let Some((latest, slot)) = self.latest
             && latest == id
@@ -67,7 +67,7 @@ impl Flows {
             self.forget(now);
         }
         if self.index.len() >= self.max {
-            // All of them wait: the place of another one is shared.
+            // All flows have waiting commands: share the slot of another flow.
             return (id % self.slots.len() as u64) as u32;
         }
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -79,7 +79,7 @@ impl Flows {
         slot
     }
 
-    /// Forgets flows that wait for nothing: those without a claim, or else all.
+    /// Forgets flows without waiting commands: those without a claim, or otherwise all.
     #[cold]
     fn forget(&mut self, now: &[Ticks; DOMAINS]) {
         let behind = |flow: &Flow| flow.finish.iter().zip(now).all(|(finish, now)| finish <= now);
@@ -105,12 +105,12 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Number of flows that wait.
+    /// Number of flows with waiting commands.
     pub(crate) fn waiting(&self) -> usize {
         self.slots.iter().filter(|flow| flow.waiting > 0).count()
     }
 
-    /// Number of slots; each below it can be looked at.
+    /// Number of slots; every lower index is valid.
     pub(crate) fn len(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_bounded_and_those_who_wait_are_kept() {
+    fn flow_table_is_bounded_and_keeps_waiters() {
         let mut flows = Flows::of(8);
         let now = [10; DOMAINS];
         let kept = flows.slot(1, &now);
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(flows.slot(2, &now), ahead);
         assert_eq!(flows.get_mut(ahead).finish, [20; DOMAINS], "its past is remembered");
         assert!(flows.slots.len() <= 8);
-        // When all wait, others share.
+        // If all flows have waiting commands, new flows share slots.
         for id in 2000..2008 {
             let slot = flows.slot(id, &now);
             flows.get_mut(slot).waiting = 1;

@@ -1,29 +1,31 @@
-//! A volume with provisioned performance, and one that is as slow as a disk of some type.
+//! Provisioned performance: the rate limit layer and the disk model layer.
 //!
-//! What is here, in reading order:
+//! Modules, in reading order:
 //!
-//! - [`rates`]: a [`Limit`] in numbers: I/Os and bytes a second, of reads, writes or both together,
-//!   with bursts, and what a large I/O counts as.
-//! - `meter`: one rate, as the time at which it is next free (GCRA): no ticks, no counters to reset.
-//! - `schedule`: several meters, and who goes next when they are free. Pure: time is an argument.
-//! - [`limiter`]: a schedule that cores share, and the one timer that serves those who wait.
-//! - [`device`]: the layer, [`Limited`].
-//! - [`emulate`]: the other layer, [`Emulated`], which adds the service latency of a disk type.
+//! - [`rates`]: a [`Limit`] as numbers: I/Os and bytes per second of reads, writes or both
+//!   together, with bursts, and how many I/Os a large I/O counts as.
+//! - `meter`: one rate, as the time at which it is next free (GCRA), without ticks or counters to
+//!   reset.
+//! - `schedule`: several meters, and the order of commands when they are free. Pure: time is an
+//!   argument.
+//! - [`limiter`]: a schedule that cores share, and the single timer that serves waiting commands.
+//! - [`rate_limit`]: the layer, [`RateLimitLayer`].
+//! - [`disk_model`]: [`DiskModelLayer`], which adds the service latency of a disk type.
 //!
-//! `docs/limit.md` says how it counts, for users.
+//! `docs/limit.md` describes the accounting for users.
 
-pub mod device;
-pub mod emulate;
+pub mod disk_model;
 mod flows;
 pub mod limiter;
 pub mod limits;
 mod lognormal;
 mod meter;
+pub mod rate_limit;
 pub mod rates;
 mod schedule;
 mod waiting;
 
-pub use device::Limited;
-pub use emulate::{Emulated, EmulationConfig, ServiceTime};
-pub use limiter::{Limiter, Status};
-pub use rates::{Budget, Burst, ConfigError, IoSize, IoStep, Limit, Mix, Rate};
+pub use disk_model::{DiskModelConfig, DiskModelLayer, ServiceTime};
+pub use limiter::{Limiter, LimiterStatus};
+pub use rate_limit::RateLimitLayer;
+pub use rates::{Budget, Burst, IoSize, IoStep, Limit, LimitError, Mix, Rate};

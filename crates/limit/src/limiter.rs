@@ -1,29 +1,30 @@
-//! A limit that volumes and cores share, and the timer that serves those who wait for it.
+//! Limiter: a limit that volumes and cores share, and the timer that serves waiting commands.
 //!
-//! Promises:
-//! - a command that may go at once takes a lock for some ten instructions, and nothing from the
-//!   heap;
-//! - while any wait, there is one timer, set to when the next of them may go (or, where many wait
-//!   for a high rate, a few of them: see [`crate::limits::GATHER`]): it is a task on the
-//!   core of one that waits, and ends with the last of them. If its core ends, another takes over;
-//! - the lock is never held across an await, nor while anybody is woken;
-//! - a future that is dropped gives back its place, and what it was charged if its turn had come.
+//! Invariants:
+//! - a command that may start at once takes a lock for about ten instructions, and allocates
+//!   nothing;
+//! - while commands wait, there is one timer, set to the start of the next command (or of a few, if
+//!   many wait for a high rate: see [`crate::limits::GATHER`]). It is a task on the core of a
+//!   waiting command, and ends with the last of them. If its core ends, another core takes over;
+//! - the lock is never held across an await, nor while a waker is called;
+//! - dropping a future frees its place, and refunds its charge if it was granted.
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use flagstone_runtime::time::{self, Sleep};
 use flagstone_runtime::{spawn_detached, task};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::limits::{OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX, WAKE_BATCH};
 use crate::meter::{Class, Ticks, nanos, ticks};
-use crate::rates::{ConfigError, Limit};
+use crate::rates::{Limit, LimitError};
 use crate::schedule::{Entered, Schedule};
 use crate::waiting::{Request, Ticket};
 
-/// A limit in force, for any number of volumes, on any number of cores. See the module's promises.
+/// A limit in force, for any number of volumes, on any number of cores.
 pub struct Limiter {
     state: Mutex<State>,
 }
@@ -36,26 +37,26 @@ struct State {
     delayed: u64,
 }
 
-/// Who looks after those who wait.
+/// State of the timer.
 enum Timer {
-    /// Nobody: none wait.
+    /// No timer: no commands wait.
     None,
-    /// It is about to look.
+    /// It is about to check the schedule.
     Busy,
-    /// It sleeps until then.
+    /// It sleeps until `at`.
     Set { at: Ticks, waker: Waker },
 }
 
-/// How a limiter does.
+/// Statistics of a limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct LimiterStatus {
     /// Commands that wait now.
     pub waiting: usize,
-    /// Flows (connections) that they belong to.
+    /// Flows (connections) of these commands.
     pub waiting_flows: usize,
-    /// Commands that went at once, since the start.
+    /// Commands that started at once.
     pub passed: u64,
-    /// Commands that had to wait, since the start.
+    /// Commands that had to wait.
     pub delayed: u64,
 }
 
@@ -63,26 +64,25 @@ impl Limiter {
     /// A limiter with full buckets.
     ///
     /// # Errors
-    /// As [`Limit::check`].
-    pub fn new(limit: Limit) -> Result<Arc<Limiter>, ConfigError> {
+    /// The errors of [`Limit::check`].
+    pub fn new(limit: Limit) -> Result<Arc<Limiter>, LimitError> {
         limit.check()?;
         let schedule = Schedule::new(&limit);
         let state = State { limit, schedule, timer: Timer::None, passed: 0, delayed: 0 };
         Ok(Arc::new(Limiter { state: Mutex::new(state) }))
     }
 
-    /// The numbers in force.
+    /// The limit in force.
     pub fn limit(&self) -> Limit {
         self.lock().limit
     }
 
-    /// Takes other numbers at once, from a core of the runtime: commands that wait are scheduled
-    /// anew. What was used and saved before counts on, at the new rates; a bucket that is new is
-    /// full.
+    /// Changes the limit at once, on a core of the runtime: waiting commands are rescheduled. Debt
+    /// and credit carry over at the new rates; a new bucket is full.
     ///
     /// # Errors
-    /// As [`Limit::check`]; then nothing has changed.
-    pub fn set(&self, limit: Limit) -> Result<(), ConfigError> {
+    /// The errors of [`Limit::check`]; the limit is then unchanged.
+    pub fn set(&self, limit: Limit) -> Result<(), LimitError> {
         limit.check()?;
         let now = now();
         let mut state = self.lock();
@@ -94,10 +94,10 @@ impl Limiter {
         Ok(())
     }
 
-    /// How it does.
-    pub fn status(&self) -> Status {
+    /// Current statistics.
+    pub fn status(&self) -> LimiterStatus {
         let state = self.lock();
-        Status {
+        LimiterStatus {
             waiting: state.schedule.waiting(),
             waiting_flows: state.schedule.waiting_flows(),
             passed: state.passed,
@@ -106,11 +106,10 @@ impl Limiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in here leaves a schedule that is whole: its changes are not cut by calls out.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Lets a command of the running task's flow go now (`None`), or gives the place where it waits.
+    /// Lets a command of the current flow start now (`None`), or returns its place in the queue.
     pub(crate) fn enter(self: &Arc<Self>, class: Class, bytes: usize) -> Option<Place> {
         let request = Request { class, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
         let flow = task::flow();
@@ -118,7 +117,8 @@ impl Limiter {
         Some(Place { limiter: self.clone(), flow, request, ticket })
     }
 
-    /// `None` when the command goes; else its ticket, or none when it is to wait outside.
+    /// `None` if the command starts; otherwise its ticket, or none if it must wait outside the
+    /// queue.
     fn ask(self: &Arc<Self>, flow: u64, request: Request) -> Option<Option<Ticket>> {
         let now = now();
         let mut state = self.lock();
@@ -166,7 +166,7 @@ fn now() -> Ticks {
     ticks(time::now().as_nanos())
 }
 
-/// Wakers taken under the lock, to be woken without it.
+/// Wakers taken under the lock, to be woken after its release.
 #[derive(Default)]
 struct Woken {
     wakers: [Option<Waker>; WAKE_BATCH],
@@ -181,12 +181,12 @@ impl Woken {
 }
 
 impl State {
-    /// Lets commands go whose turn has come, as many as can be woken.
+    /// Grants commands whose turn has come, as many as can be woken at a time.
     fn grant(&mut self, now: Ticks, woken: &mut Woken) {
         while woken.count < WAKE_BATCH
             && let Some(ticket) = self.schedule.next(now)
         {
-            // One that was not polled yet finds out when it is.
+            // A future that was not polled yet sees the grant when it is polled.
             if let Some(waker) = self.schedule.take_waker(ticket) {
                 woken.wakers[woken.count] = Some(waker);
                 woken.count += 1;
@@ -194,7 +194,7 @@ impl State {
         }
     }
 
-    /// True when a timer has to be started, which the caller does then.
+    /// True if a timer must be started, which the caller then does.
     fn needs_timer(&mut self) -> bool {
         let needed = self.schedule.waiting() > 0 && matches!(self.timer, Timer::None);
         if needed {
@@ -203,8 +203,8 @@ impl State {
         needed
     }
 
-    /// The timer, if it is to look before its time: someone may go earlier, or nobody waits, and it
-    /// is to end.
+    /// The timer, if it must check before its time: a command may start earlier, or no commands
+    /// wait and it must end.
     fn timer_if_early(&mut self) -> Option<Waker> {
         let due = self.schedule.alarm();
         match &self.timer {
@@ -213,7 +213,7 @@ impl State {
         }
     }
 
-    /// The timer, to be woken, if it sleeps.
+    /// The waker of the timer, if it sleeps.
     fn take_timer(&mut self) -> Option<Waker> {
         if !matches!(self.timer, Timer::Set { .. }) {
             return None;
@@ -231,7 +231,7 @@ fn wake(waker: Option<Waker>) {
     }
 }
 
-/// The task that lets commands go when it is time.
+/// The task that grants commands on time.
 struct Duty {
     limiter: Arc<Limiter>,
     sleep: Option<(Ticks, Sleep)>,
@@ -239,7 +239,7 @@ struct Duty {
 }
 
 impl Duty {
-    /// Ready when nobody waits any more.
+    /// Ready when no commands wait any more.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut woken = Woken::default();
         loop {
@@ -276,7 +276,7 @@ impl Duty {
     }
 }
 
-/// The span from now until a time.
+/// Duration from now until `at`.
 fn until(at: Ticks) -> std::time::Duration {
     std::time::Duration::from_nanos(nanos(at).saturating_sub(time::now().as_nanos()))
 }
@@ -286,7 +286,7 @@ impl Drop for Duty {
         if self.ended {
             return;
         }
-        // Its core ends while others go on: one of those who wait takes over.
+        // This core ends while others continue: a waiting command takes the timer over.
         let mut state = self.limiter.lock();
         state.timer = Timer::None;
         let heir = state.schedule.any_waker();
@@ -295,17 +295,17 @@ impl Drop for Duty {
     }
 }
 
-/// A command's place among those who wait. Resolves when its turn has come.
+/// Place of a waiting command. Resolves at its turn.
 pub(crate) struct Place {
     limiter: Arc<Limiter>,
     flow: u64,
     request: Request,
-    /// None outside, and once it has gone.
+    /// None while outside the queue, and after the start.
     ticket: Option<Ticket>,
 }
 
 impl Place {
-    /// Waits for the command's turn.
+    /// Waits for the turn of the command.
     pub(crate) async fn turn(mut self) {
         let mut pause = OUTSIDE_PAUSE;
         while self.ticket.is_none() {
@@ -342,8 +342,8 @@ impl Drop for Place {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.limiter.lock();
         state.schedule.leave(ticket, false);
-        // What was given back may let another go earlier; or nobody is left; or the timer's core has
-        // ended, and this was the heir.
+        // The refund may let another command start earlier; or no command is left; or the core of
+        // the timer has ended and this command was to take over.
         let alone = matches!(state.timer, Timer::None);
         let woken = if alone { state.schedule.any_waker() } else { state.timer_if_early() };
         drop(state);

@@ -1,4 +1,4 @@
-//! Draws from a lognormal distribution that is given by its median and its 99th percentile.
+//! Lognormal distribution, given by its median and 99th percentile.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::limits::DEVIATIONS_MAX;
 /// The 99th percentile of the standard normal distribution.
 const Z_99: f64 = 2.326_347_874_040_841;
 
-/// See the module. Without a tail it is a constant.
+/// A lognormal distribution; without a tail, a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Lognormal {
     median_ns: f64,
@@ -15,18 +15,18 @@ pub(crate) struct Lognormal {
 }
 
 impl Lognormal {
-    /// `p99` is at least `median`, and both are more than zero.
+    /// `p99` must be at least `median`, and both greater than zero.
     pub(crate) fn new(median: Duration, p99: Duration) -> Lognormal {
         let (median_ns, p99_ns) = (median.as_nanos() as f64, p99.as_nanos() as f64);
         Lognormal { median_ns, sigma: (p99_ns / median_ns).ln() / Z_99 }
     }
 
-    /// The mean, which is what throughput follows (Little's law).
+    /// The mean, which determines throughput (Little's law).
     pub(crate) fn mean(&self) -> Duration {
         Duration::from_nanos((self.median_ns * (self.sigma * self.sigma / 2.0).exp()) as u64)
     }
 
-    /// The draw that 64 random bits stand for.
+    /// Maps 64 random bits to a draw.
     pub(crate) fn draw(&self, bits: u64) -> Duration {
         if self.sigma == 0.0 {
             return Duration::from_nanos(self.median_ns as u64);
@@ -38,8 +38,8 @@ impl Lognormal {
     }
 }
 
-/// The inverse of the standard normal distribution, from 0 to 1 without the ends: the rational
-/// approximation of P. J. Acklam, whose relative error is below 1.15 × 10^-9.
+/// Quantile function of the standard normal distribution, for 0 < p < 1: the rational approximation
+/// of P. J. Acklam, whose relative error is below 1.15 × 10^-9.
 fn normal_quantile(p: f64) -> f64 {
     const A: [f64; 6] = [
         -3.969_683_028_665_376e1,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_those_of_the_tables() {
+    fn lognormal_quantiles_match_tables() {
         for (p, z) in [
             (0.5, 0.0),
             (0.841_344_746_068_543, 1.0),
@@ -108,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn the_median_the_tail_and_the_mean_are_what_was_asked() {
+    fn lognormal_matches_median_p99_and_mean() {
         let us = Duration::from_micros;
         let law = Lognormal::new(us(800), us(3000));
-        // Even steps through all draws: no chance in it.
+        // Even steps through all draws, without randomness.
         let steps = 100_000_u64;
         let draws: Vec<Duration> =
             (0..steps).map(|step| law.draw((u64::MAX / steps) * step + (1 << 40))).collect();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_tail_it_is_constant_and_no_draw_is_wild() {
+    fn lognormal_without_tail_is_constant() {
         let us = Duration::from_micros;
         let constant = Lognormal::new(us(500), us(500));
         assert_eq!([0, 1, u64::MAX].map(|bits| constant.draw(bits)), [us(500); 3]);

@@ -1,17 +1,17 @@
-//! One rate, as the time at which it is next free: the generic cell rate algorithm in its form as a
-//! virtual clock (ITU-T I.371, the "virtual scheduling algorithm").
+//! Meter: one rate, as the time at which it is next free. This is the generic cell rate algorithm
+//! in its virtual-clock form (ITU-T I.371, "virtual scheduling algorithm").
 //!
-//! Each I/O or byte costs the time in which the rate gives one. A command may go when the clock is
-//! not ahead of the time; then the clock moves on by the command's cost. So a command is never held
-//! back for what it costs itself, only for what went before. A clock that lies behind is moved up to
-//! the time, less the tolerance: what was not used longer ago than that is lost. There are no ticks,
-//! and no error adds up: over any span `w` of time the commands that go cost at most `w` + the
-//! tolerance + one command.
+//! Each I/O or byte costs the interval of the rate. A command may start if the clock is not ahead
+//! of the time; then the clock advances by the cost of the command. So a command never waits for
+//! its own cost, only for the cost of earlier ones. A clock that lies behind is moved up to the
+//! time minus the tolerance: older unused rate is lost. There are no ticks, and errors do not
+//! accumulate. Over any interval `w`, the started commands cost at most `w` + the tolerance + one
+//! command.
 
 use crate::limits::CATCH_UP;
 use crate::rates::{Budget, Limit, Mix, ONE_IO, Rate};
 
-/// Time in units of 2^-32 ns. Signed: clocks may lie before the runtime's epoch.
+/// Time in units of 2^-32 ns. Signed, because clocks may lie before the epoch of the runtime.
 pub(crate) type Ticks = i128;
 
 const FRACTION_BITS: u32 = 32;
@@ -22,26 +22,26 @@ pub(crate) fn ticks(nanos: u64) -> Ticks {
     i128::from(nanos) << FRACTION_BITS
 }
 
-/// Ticks as whole nanoseconds, not before them.
+/// Ticks as nanoseconds, rounded up.
 pub(crate) fn nanos(ticks: Ticks) -> u64 {
     let whole = (ticks + (1 << FRACTION_BITS) - 1) >> FRACTION_BITS;
     u64::try_from(whole.max(0)).unwrap_or(u64::MAX)
 }
 
-/// The time of one at a rate of so many a second, rounded to the nearest tick.
+/// Interval of a rate per second, rounded to the nearest tick.
 fn cost_of_one(per_second: u64) -> Ticks {
     let rate = i128::from(per_second);
     ((NANOS_PER_SECOND << FRACTION_BITS) + rate / 2) / rate
 }
 
-/// What a command counts as.
+/// Class of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// A read: I/Os and bytes.
     Read,
     /// A write: I/Os and bytes.
     Write,
-    /// A flush, discard or write of zeroes: one I/O of the writes, without bytes.
+    /// A flush, discard or write of zeroes: one I/O of the writes, no bytes.
     Control,
 }
 
@@ -53,46 +53,46 @@ impl Class {
     }
 }
 
-/// What a meter counts.
+/// Unit that a meter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     Ios,
     Bytes,
 }
 
-/// Who competes for a meter.
+/// Commands that compete for a meter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Domain {
-    /// Reads and writes with each other.
+    /// Reads and writes together.
     Both,
-    /// Reads alone.
+    /// Reads only.
     Reads,
-    /// Writes alone.
+    /// Writes only.
     Writes,
 }
 
 pub(crate) const DOMAINS: usize = 3;
 
-/// Which meter of a limit it is: the same through changes of the limit.
+/// Identity of a meter within a limit, stable across changes of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Role {
     resource: Resource,
     domain: Domain,
-    /// Shares of one budget, not the total.
+    /// Read and write shares of one budget, instead of a total.
     mixed: bool,
-    /// The highest rate of a burst, not the sustained one.
+    /// Highest rate of a burst, instead of the sustained one.
     peak: bool,
 }
 
-/// One rate. See the module.
+/// Clock of one rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
     role: Role,
-    /// Of one I/O or byte: of a read and of a write; 0 when it does not count here.
+    /// Cost of one I/O or byte of a read and of a write; 0 if this meter does not count it.
     cost: [Ticks; 2],
     tolerance: Ticks,
     bursts: bool,
-    /// When it is free: the theoretical arrival time.
+    /// Time at which it is free: the theoretical arrival time.
     free_at: Ticks,
 }
 
@@ -103,7 +103,7 @@ impl Meter {
             cost,
             tolerance: tolerance.unwrap_or_else(catch_up),
             bursts: tolerance.is_some(),
-            // Full: nothing was used for ever.
+            // Full: never used.
             free_at: Ticks::MIN / 2,
         }
     }
@@ -112,7 +112,7 @@ impl Meter {
         self.role.domain
     }
 
-    /// Whether commands of a class count here at all.
+    /// Whether this meter counts commands of a class.
     pub(crate) fn counts(&self, class: Class) -> bool {
         match class {
             Class::Read => self.cost[0] > 0,
@@ -121,8 +121,7 @@ impl Meter {
         }
     }
 
-    /// The time that a command of a class that counts here takes: so many millionths of an I/O, or
-    /// bytes.
+    /// Cost in time of a command of a counted class, from its millionths of an I/O or its bytes.
     pub(crate) fn cost(&self, class: Class, io_millionths: u64, bytes: u32) -> Ticks {
         let one = self.cost[usize::from(class != Class::Read)];
         match self.role.resource {
@@ -131,28 +130,28 @@ impl Meter {
         }
     }
 
-    /// When it is free.
+    /// Time at which it is free.
     pub(crate) fn free_at(&self) -> Ticks {
         self.free_at
     }
 
-    /// Takes a command's cost. `late` is added to the tolerance.
+    /// Charges the cost of a command. `late` is added to the tolerance.
     pub(crate) fn charge(&mut self, now: Ticks, late: Ticks, cost: Ticks) {
         self.free_at = self.free_at.max(now - late - self.tolerance) + cost;
     }
 
-    /// Whether it is further behind the time than what any meter makes up for.
+    /// Whether it is further behind the time than any meter makes up for.
     pub(crate) fn is_behind(&self, now: Ticks) -> bool {
         self.free_at < now - catch_up()
     }
 
-    /// Gives back the cost of a command that did not go.
+    /// Refunds the cost of a command that did not start.
     pub(crate) fn refund(&mut self, cost: Ticks) {
         self.free_at -= cost;
     }
 
-    /// Takes over what the same meter of an earlier limit has given ahead, or saved: as many I/Os
-    /// or bytes, at this one's rate. A bucket that was not there before is full.
+    /// Takes over debt or credit from the same meter of an earlier limit: the same number of I/Os
+    /// or bytes, at the new rate. A new bucket starts full.
     fn inherit(&mut self, now: Ticks, earlier: &Meter) {
         if self.bursts && !earlier.bursts {
             return;
@@ -160,8 +159,8 @@ impl Meter {
         let level = earlier.free_at.max(now - earlier.tolerance) - now;
         let which = usize::from(self.cost[0] == 0);
         let (new, old) = (self.cost[which], earlier.cost[which].max(1));
-        // Costs are below 2^63, so the remainder's part fits; a credit beyond all numbers is cut to
-        // what this bucket holds.
+        // Costs are below 2^63, so the term of the remainder fits; an overflowing credit is cut to
+        // the size of this bucket.
         let scaled = (level / old).saturating_mul(new).saturating_add(level % old * new / old);
         self.free_at = now + scaled.clamp(-self.tolerance, Ticks::MAX / 4);
     }
@@ -188,8 +187,8 @@ pub(crate) fn meters(limit: &Limit) -> Vec<Meter> {
     meters
 }
 
-/// The meter of a rate, and with a burst a second one for its highest rate: the first one's
-/// tolerance is the bucket.
+/// Adds the meter of a rate, and for a burst a second one for its highest rate. The tolerance of
+/// the first is the bucket.
 fn add(meters: &mut Vec<Meter>, role: Role, read: Option<Rate>, write: Option<Rate>) {
     let rates = [read, write];
     if rates.iter().all(Option::is_none) {
@@ -198,7 +197,7 @@ fn add(meters: &mut Vec<Meter>, role: Role, read: Option<Rate>, write: Option<Ra
     let sustained = rates.map(|rate| rate.map_or(0, |rate| cost_of_one(rate.per_second)));
     let bursts = rates.map(|rate| rate.and_then(|rate| rate.burst));
     let buckets = bursts.iter().zip(sustained).filter_map(|(burst, cost)| {
-        // Beyond the credit, which is that of the sustained rate, it catches up as any other.
+        // Beyond the credit at the sustained rate, it has the usual tolerance.
         burst.map(|burst| cost * i128::from(burst.credit) + catch_up())
     });
     meters.push(Meter::new(role, sustained, buckets.min()));
@@ -208,7 +207,7 @@ fn add(meters: &mut Vec<Meter>, role: Role, read: Option<Rate>, write: Option<Ra
     }
 }
 
-/// Carries over what `earlier` meters have given ahead or saved to those of a new limit.
+/// Carries debt and credit of the `earlier` meters over to the meters of a new limit.
 pub(crate) fn inherit(meters: &mut [Meter], now: Ticks, earlier: &[Meter]) {
     for meter in meters {
         if let Some(earlier) = earlier.iter().find(|earlier| earlier.role == meter.role) {
@@ -226,7 +225,7 @@ mod tests {
         meters(&Limit { ios, ..Limit::default() }).remove(0)
     }
 
-    /// Commands that go in a span when there is always one more.
+    /// Number of commands that start in an interval if there is always another one.
     fn run(meter: &mut Meter, from: Ticks, span: Ticks) -> u64 {
         let mut count = 0;
         let mut now = from;
@@ -242,14 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept_to_the_last_io_over_hours() {
+    fn meter_rate_is_exact_over_hours() {
         for rate in [1, 99, 100, 3000, 999_999, 1_000_000] {
             let mut meter = one(Rate::new(rate));
             let start = ticks(17);
             let first = run(&mut meter, start, ticks(1_000_000_000));
             let ahead = rate / 200 + 1;
             assert!((rate..=rate + ahead).contains(&first), "{rate}: {first}");
-            // An hour later, in one step: as a clock has it, no matter how many there were.
+            // An hour later, in one step: the clock does not depend on the number of commands.
             let cost = meter.cost(Class::Read, ONE_IO, 0);
             let before = meter.free_at();
             for _ in 0..1000 {
@@ -262,24 +261,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_is_made_up_for_within_the_tolerance_alone() {
+    fn unused_rate_carries_over_within_tolerance_only() {
         let mut meter = one(Rate::new(1000));
         run(&mut meter, 0, ticks(1_000_000_000));
-        // Idle for 3 ms, then for a minute: 3 and 5 can be had at once, and the one that is due.
+        // Idle for 3 ms, then for a minute: 3 and 5 are available at once, and the one that is due.
         let at = nanos(meter.free_at());
         assert_eq!(run(&mut meter, ticks(at + 3_000_000), 1), 4);
         assert_eq!(run(&mut meter, ticks(at + 60_000_000_000), 1), 6);
     }
 
     #[test]
-    fn changed_numbers_keep_what_is_owed_and_what_is_saved() {
+    fn changed_rate_keeps_debt_and_credit() {
         let mut slow = one(Rate::new(10));
         for _ in 0..6 {
             slow.charge(0, 0, slow.cost(Class::Read, ONE_IO, 0));
         }
         let mut fast = [one(Rate::new(1000))];
         inherit(&mut fast, 0, &[slow.clone()]);
-        // Six were taken, the tolerance gave 0.05: 5.95 at 1 ms each are owed.
+        // Six were charged, the tolerance covered 0.05: 5.95 at 1 ms each are owed.
         assert_eq!(nanos(fast[0].free_at()), 5_950_000);
 
         let mut bucket = one(Rate::new(100).bursting(200, 10));

@@ -1,14 +1,15 @@
-//! When commands go, and in which order. Pure: the time is an argument, nothing here waits.
+//! Schedule: start time and order of commands. Pure: the time is an argument, and no code here
+//! waits.
 //!
-//! A command may go when every meter that it counts against is free. Among those that may, the flow
-//! (connection) that has had the least goes first: fair queueing by start times in virtual time
-//! (start-time fair queueing), over several resources as in dominant resource fair queueing
-//! (Ghodsi and others, SIGCOMM 2012, the memoryless form): a flow's claim is the larger of those on
-//! the budgets that the command takes from. Within a flow commands of a class keep their order, and
-//! where reads and writes share a budget, they too.
+//! A command may start when every meter that counts it is free. Of the commands that may start, the
+//! one of the flow (connection) with the least usage starts first. This is start-time fair queuing
+//! over several resources, as in dominant resource fair queuing (Ghodsi and others, SIGCOMM 2012,
+//! memoryless form): the claim of a flow is the maximum over the budgets that the command uses.
+//! Within a flow, commands of a class keep their order; if reads and writes share a budget, they
+//! also keep their order to each other.
 //!
-//! Reads that wait for a budget of their own do not hold up writes, nor the other way round; and
-//! when both take from one budget, the order of turns lets neither starve.
+//! Reads that wait for a budget of their own do not block writes, and vice versa. If both use one
+//! budget, the order of turns lets neither starve.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,39 +21,39 @@ use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
 use crate::waiting::{Request, Ticket, Waiting};
 
-/// What becomes of a command that arrives.
+/// Result of an arriving command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entered {
-    /// It goes now.
+    /// It starts now.
     Go,
     /// It waits.
     Wait(Ticket),
-    /// Too many wait: it is to ask again later.
+    /// Too many commands wait: retry later.
     Full,
 }
 
-/// A lane's entry in the order of turns: the start of its first command in virtual time, that
-/// command's number, and its flow.
+/// Turn queue entry of a lane: the virtual start time of its first command, the number of that
+/// command, and its flow.
 type Turn = Reverse<(Ticks, u64, u32)>;
 
-/// See the module.
+/// Meters and waiting commands of one limit.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     meters: Vec<Meter>,
     sizes: [IoSize; 2],
-    /// The latest time that anyone knew: cores may ask in another order than their clocks.
+    /// Latest known time: calls of several cores may arrive out of order.
     now: Ticks,
     flows: Flows,
     waiting: Waiting,
     waiting_of: [usize; CLASSES.len()],
-    /// Since when commands of a class have waited without a gap.
+    /// Since when commands of a class have waited without interruption.
     waiting_since: [Ticks; CLASSES.len()],
-    /// How late a command of a class went, and until when that is made up for.
+    /// Lateness of a class, and until when it is made up for.
     late: [(Ticks, Ticks); CLASSES.len()],
-    /// What the latest command of a class took of the meter that it took most of.
+    /// Cost of the latest command of a class on its most expensive meter.
     latest_cost: [Ticks; CLASSES.len()],
     turns: [BinaryHeap<Turn>; CLASSES.len()],
-    /// Of each domain: the start of the last command that went, and the furthest end of any.
+    /// Per domain: the virtual start of the last started command, and the latest virtual end.
     virtual_now: [Ticks; DOMAINS],
     furthest: [Ticks; DOMAINS],
 }
@@ -75,7 +76,7 @@ impl Schedule {
         }
     }
 
-    /// A command of a flow arrives.
+    /// Adds an arriving command.
     pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: Request) -> Entered {
         if self.meters.is_empty() && self.waiting.count() == 0 {
             return Entered::Go;
@@ -83,7 +84,7 @@ impl Schedule {
         self.now = self.now.max(now);
         let flow = self.flows.slot(flow, &self.virtual_now);
         if self.waiting.count() == 0 && self.free_at(request.class) <= self.now {
-            // Nobody has a claim from before: all that was wanted was had.
+            // No flow has an older claim, because all demand was met.
             self.virtual_now = self.furthest;
             self.charge(flow, request);
             return Entered::Go;
@@ -104,7 +105,7 @@ impl Schedule {
         Entered::Wait(ticket)
     }
 
-    /// The next command whose turn has come, if there is one: it is charged for, and goes.
+    /// Charges and grants the next command whose turn has come.
     pub(crate) fn next(&mut self, now: Ticks) -> Option<Ticket> {
         self.now = self.now.max(now);
         let mut best: Option<(Ticks, u64, u32, Class)> = None;
@@ -133,14 +134,14 @@ impl Schedule {
         Some(ticket)
     }
 
-    /// When the next command can go, if any waits.
+    /// Start time of the next command, if any waits.
     pub(crate) fn due(&self) -> Option<Ticks> {
         let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
         classes.map(|class| self.free_at(class)).min()
     }
 
-    /// When to look for commands that can go: when the next can, or when a few can, as far as
-    /// [`GATHER`] allows. What that delays is within the tolerance of the meters.
+    /// When to check for commands that may start: at the start of the next one, or of a few, within
+    /// [`GATHER`]. The delay is within the tolerance of the meters.
     pub(crate) fn alarm(&self) -> Option<Ticks> {
         let gather = ticks(GATHER.as_nanos() as u64);
         let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
@@ -153,8 +154,8 @@ impl Schedule {
         classes.map(alarm).min()
     }
 
-    /// Frees the place of a command that goes, or went away: what it was charged is given back
-    /// then.
+    /// Frees the place of a command that starts, or that was dropped, whose charge is then
+    /// refunded.
     pub(crate) fn leave(&mut self, ticket: Ticket, goes: bool) {
         if !self.waiting.is_granted(ticket) {
             let (class, flow) = (self.waiting.request(ticket).class, self.waiting.flow(ticket));
@@ -173,14 +174,14 @@ impl Schedule {
         self.waiting.free(ticket);
     }
 
-    /// Takes other numbers. What is owed and saved stays; those who wait keep their order.
+    /// Changes the limit. Debt and credit stay; waiting commands keep their order.
     pub(crate) fn set(&mut self, now: Ticks, limit: &Limit) {
         self.now = self.now.max(now);
         let earlier = std::mem::replace(&mut self.meters, meter::meters(limit));
         meter::inherit(&mut self.meters, self.now, &earlier);
         self.sizes = [limit.read_size, limit.write_size];
         self.late = Default::default();
-        // Claims of the old rates mean nothing at the new ones.
+        // Claims at the old rates are meaningless at the new ones.
         self.virtual_now = self.furthest;
         for class in CLASSES {
             self.turns[class.index()].clear();
@@ -211,18 +212,18 @@ impl Schedule {
         self.waiting.any_waker()
     }
 
-    /// Number of commands that wait.
+    /// Number of waiting commands.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.count()
     }
 
-    /// Number of flows of which a command waits.
+    /// Number of flows with waiting commands.
     pub(crate) fn waiting_flows(&self) -> usize {
         self.flows.waiting()
     }
 
-    /// A command of a class goes now: by how much was it late? Not by its own doing, but by that of
-    /// whoever keeps the server from its CPU.
+    /// Records the lateness of a command of a class that starts now. It is caused by the machine,
+    /// which kept the server from its CPU.
     fn note_lateness(&mut self, class: Class) {
         let due = self.free_at(class).max(self.waiting_since[class.index()]);
         let late = (self.now - due).min(ticks(LATE_MAX.as_nanos() as u64));
@@ -232,19 +233,19 @@ impl Schedule {
         }
     }
 
-    /// What is to be made up for.
+    /// Lateness still to be made up for.
     fn late(&self, class: Class) -> Ticks {
         let (late, until) = self.late[class.index()];
         if self.now < until { late } else { 0 }
     }
 
-    /// When all meters that a class counts against are free.
+    /// When all meters that count a class are free.
     fn free_at(&self, class: Class) -> Ticks {
         let meters = self.meters.iter().filter(|meter| meter.counts(class));
         meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)
     }
 
-    /// What a command counts as, in millionths of an I/O.
+    /// Weight of a command, in millionths of an I/O.
     fn ios(&self, request: Request) -> u64 {
         match request.class {
             Class::Read => self.sizes[0].millionths(request.bytes),
@@ -253,8 +254,8 @@ impl Schedule {
         }
     }
 
-    /// Takes a command's cost from its meters, and notes it as had by its flow: in each domain, of
-    /// the scarcest resource.
+    /// Charges the meters for a command, and records the usage of its flow: per domain, of the
+    /// scarcest resource.
     fn charge(&mut self, flow: u32, request: Request) {
         let (ios, late) = (self.ios(request), self.late(request.class));
         let mut share = [0; DOMAINS];
@@ -268,7 +269,7 @@ impl Schedule {
         }
         self.latest_cost[request.class.index()] = share.into_iter().max().unwrap_or(0);
         if !behind {
-            // The one that binds has made up for it.
+            // The limiting meter has made up for it.
             self.late[request.class.index()] = (0, self.now);
         }
         let finish = &mut self.flows.get_mut(flow).finish;
@@ -280,7 +281,7 @@ impl Schedule {
         }
     }
 
-    /// Gives a lane its entry in the order of turns, if it has none and anything in it.
+    /// Adds a lane to the turn queue, if it is not empty and has no entry.
     fn queue(&mut self, flow: u32, class: Class) {
         let place = self.flows.get_mut(flow);
         if place.queued[class.index()] {
@@ -294,8 +295,8 @@ impl Schedule {
         }
     }
 
-    /// The first of a class in the order of turns. Entries are corrected here: of lanes whose first
-    /// command went away, and of flows that have had more since.
+    /// The first turn of a class. Outdated entries are corrected here: lanes whose first command
+    /// was dropped, and flows with newer usage.
     fn first(&mut self, class: Class) -> Option<(Ticks, u64, u32)> {
         loop {
             let Reverse((start, number, flow)) = *self.turns[class.index()].peek()?;
@@ -316,7 +317,7 @@ impl Schedule {
     }
 }
 
-/// What a class has to look at of a virtual time for each domain: the later one.
+/// The virtual time that counts for a class: the maximum over its domains.
 fn claim(class: Class, times: &[Ticks; DOMAINS]) -> Ticks {
     let own = if class == Class::Read { Domain::Reads } else { Domain::Writes };
     times[Domain::Both as usize].max(times[own as usize])

@@ -1,5 +1,4 @@
-//! The commands that wait, in slots that are used again, linked into lanes: one lane for each class
-//! of each flow, first come first.
+//! Waiting commands: reusable slots, linked into FIFO lanes, one per class of each flow.
 
 use std::task::Waker;
 
@@ -8,7 +7,7 @@ use crate::meter::Class;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
-/// A command's slot.
+/// Slot of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u32);
 
@@ -19,11 +18,11 @@ impl Ticket {
     }
 }
 
-/// A command, as far as a limit is concerned.
+/// Properties of a command that matter to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) class: Class,
-    /// Of the payload; at most 32 MiB.
+    /// Payload in bytes, at most 32 MiB.
     pub(crate) bytes: u32,
 }
 
@@ -39,10 +38,10 @@ struct Slot {
     state: State,
     request: Request,
     flow: u32,
-    /// Place in the order of arrival, over all flows.
+    /// Position in the order of arrival, over all flows.
     number: u64,
     before: u32,
-    /// The next of the lane, or the next free slot.
+    /// The next slot of the lane, or the next free slot.
     behind: u32,
     waker: Option<Waker>,
 }
@@ -60,7 +59,7 @@ impl Default for Lane {
     }
 }
 
-/// All that wait, and those whose turn has come but who have not gone yet.
+/// Waiting commands, and granted ones that have not started yet.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     slots: Vec<Slot>,
@@ -74,12 +73,12 @@ impl Waiting {
         Waiting { slots: Vec::new(), free: NONE, count: 0, next_number: 0 }
     }
 
-    /// Commands whose turn has not come.
+    /// Number of commands that are not granted.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
 
-    /// Puts a command at the end of its lane.
+    /// Appends a command to its lane.
     pub(crate) fn push(&mut self, lane: &mut Lane, flow: u32, request: Request) -> Ticket {
         let number = self.next_number;
         self.next_number += 1;
@@ -104,19 +103,19 @@ impl Waiting {
         Ticket(index)
     }
 
-    /// The first of a lane, and its number.
+    /// The first command of a lane, and its number.
     pub(crate) fn first(&self, lane: &Lane) -> Option<(Ticket, u64)> {
         let slot = self.slots.get(lane.first as usize)?;
         Some((Ticket(lane.first), slot.number))
     }
 
-    /// Takes a command out of its lane: its turn has come.
+    /// Removes a command from its lane and grants it.
     pub(crate) fn grant(&mut self, lane: &mut Lane, ticket: Ticket) {
         self.unlink(lane, ticket);
         self.slots[ticket.0 as usize].state = State::Granted;
     }
 
-    /// Takes a command that waits out of its lane and frees its slot.
+    /// Removes a waiting command from its lane and frees its slot.
     pub(crate) fn remove(&mut self, lane: &mut Lane, ticket: Ticket) {
         self.unlink(lane, ticket);
         self.free(ticket);
@@ -136,7 +135,7 @@ impl Waiting {
         self.count -= 1;
     }
 
-    /// Frees the slot of a command that goes.
+    /// Frees the slot of a command that starts.
     pub(crate) fn free(&mut self, ticket: Ticket) {
         let slot = &mut self.slots[ticket.0 as usize];
         slot.state = State::Free;
@@ -157,7 +156,7 @@ impl Waiting {
         self.slots[ticket.0 as usize].flow
     }
 
-    /// Keeps whom to wake.
+    /// Stores the waker of a command.
     pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
         match &mut self.slots[ticket.0 as usize].waker {
             Some(kept) => kept.clone_from(waker),
@@ -169,7 +168,7 @@ impl Waiting {
         self.slots[ticket.0 as usize].waker.take()
     }
 
-    /// Anyone who waits and was polled.
+    /// Any waiting command that was polled.
     pub(crate) fn any_waker(&mut self) -> Option<Waker> {
         let mut waiting = self.slots.iter_mut().filter(|slot| slot.state == State::Waiting);
         waiting.find_map(|slot| slot.waker.take())
@@ -181,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_keep_their_order_whoever_leaves() {
+    fn lanes_keep_order_after_removal() {
         let mut waiting = Waiting::new();
         let (mut one, mut other) = (Lane::default(), Lane::default());
         let request = Request { class: Class::Read, bytes: 512 };
@@ -200,7 +199,7 @@ mod tests {
         }
         assert!(waiting.first(&one).is_none());
         assert_eq!(waiting.first(&other).unwrap().0, far);
-        // Slots are used again.
+        // Slots are reused.
         for _ in 0..6 {
             waiting.push(&mut one, 0, request);
         }

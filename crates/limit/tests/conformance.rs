@@ -1,4 +1,4 @@
-//! Both layers pass the suite of every device, on every driver.
+//! Conformance of both layers, on every driver.
 #![allow(missing_docs)]
 
 use std::sync::Arc;
@@ -8,23 +8,25 @@ use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
     BlockDevice, FileOptions, IoError, MemoryDevice, SharedDevice, ZeroFlags,
 };
-use flagstone_limit::{Budget, Emulated, EmulationConfig, Limit, Limited, Limiter, ServiceTime};
+use flagstone_limit::{
+    Budget, DiskModelConfig, DiskModelLayer, Limit, Limiter, RateLimitLayer, ServiceTime,
+};
 use flagstone_runtime::sim::{self, Simulation};
-use flagstone_runtime::{Buf, Config, DriverChoice, block_on, buf, run};
+use flagstone_runtime::{Buf, IoEngine, RuntimeConfig, block_on, buf, run};
 
 const MIB: u64 = 1 << 20;
 
 fn on_each_driver(test: impl AsyncFn()) {
-    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
-        let config = Config { cores: 2, driver, ..Config::default() };
+    for driver in [IoEngine::IoUring, IoEngine::Threads] {
+        let config = RuntimeConfig { cores: 2, io_engine: driver, ..RuntimeConfig::default() };
         match run(&config, || test()) {
             Ok(()) => {}
-            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) if driver == IoEngine::IoUring => eprintln!("skipped: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
     for seed in 1..=2 {
-        let sim = Simulation::new(seed, sim::Config::default());
+        let sim = Simulation::new(seed, sim::SimConfig::default());
         sim.block_on(test());
     }
 }
@@ -34,7 +36,7 @@ fn memory(block: u32) -> SharedDevice {
 }
 
 fn limited(child: SharedDevice, limit: Limit) -> SharedDevice {
-    Arc::new(Limited::new(child, Limiter::new(limit).unwrap()))
+    Arc::new(RateLimitLayer::new(child, Limiter::new(limit).unwrap()))
 }
 
 /// Low enough that most commands of the suite wait, high enough that it ends.
@@ -47,7 +49,7 @@ fn tight() -> Limit {
 }
 
 #[test]
-fn limited_devices_are_devices() {
+fn rate_limit_layer_conforms() {
     on_each_driver(async || {
         for block in [512, 4096] {
             conformance::run(async || limited(memory(block), tight()), Options::quick(1)).await;
@@ -58,26 +60,27 @@ fn limited_devices_are_devices() {
 }
 
 #[test]
-fn emulated_devices_are_devices() {
+fn disk_model_layer_conforms() {
     on_each_driver(async || {
         let time = |median, p99| {
             let [median, p99] = [median, p99].map(Duration::from_micros);
             Some(ServiceTime { median, p99 })
         };
-        let config = EmulationConfig { read: time(20, 100), write: time(10, 10), seed: 3 };
+        let config = DiskModelConfig { read: time(20, 100), write: time(10, 10), seed: 3 };
         let make = async || {
-            Arc::new(Emulated::new(limited(memory(4096), tight()), config).unwrap()) as SharedDevice
+            Arc::new(DiskModelLayer::new(limited(memory(4096), tight()), config).unwrap())
+                as SharedDevice
         };
         conformance::run(make, Options::quick(3)).await;
     });
 }
 
 #[test]
-fn refusals_are_the_childs_and_cost_nothing() {
+fn child_errors_pass_through_uncharged() {
     block_on(async {
-        // One I/O in ten seconds: whatever counted would show.
+        // One I/O per ten seconds: any counted call would show.
         let limiter = Limiter::new(Limit { ios: Budget::total(1), ..Limit::default() }).unwrap();
-        let device = Limited::new(memory(512), limiter.clone());
+        let device = RateLimitLayer::new(memory(512), limiter.clone());
         let data = || Buf::copy_of(&[1; 512]).unwrap();
         for _ in 0..100 {
             let read = device.read(MIB, buf::alloc(512).await).try_now();
@@ -104,7 +107,7 @@ fn refusals_are_the_childs_and_cost_nothing() {
             ..FileOptions::default()
         };
         let child = flagstone_blockdev::FileDevice::open(&path, &options).unwrap();
-        let device = Limited::new(child, limiter.clone());
+        let device = RateLimitLayer::new(child, limiter.clone());
         assert_eq!(device.write(0, data(), false).await, Err(IoError::ReadOnly));
         assert_eq!(device.discard(0, 512).await, Err(IoError::ReadOnly));
         assert_eq!(limiter.status().passed, 1);

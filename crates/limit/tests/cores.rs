@@ -1,4 +1,5 @@
-//! One limiter on several cores: real threads, so no bounds on time but those that it must keep.
+//! One limiter on several cores. These are real threads, so only the bounds that the limiter
+//! guarantees are checked.
 #![allow(missing_docs)]
 
 use std::sync::Arc;
@@ -6,17 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_blockdev::{NullDevice, SharedDevice};
-use flagstone_limit::{Budget, Limit, Limited, Limiter};
-use flagstone_runtime::{Config, CoreHandle, DriverChoice, buf, cores, run, task, time};
+use flagstone_limit::{Budget, Limit, Limiter, RateLimitLayer};
+use flagstone_runtime::{CoreHandle, IoEngine, RuntimeConfig, buf, cores, run, task, time};
 
 const CORES: usize = 3;
 
 fn on_each_driver(test: impl AsyncFn(Vec<CoreHandle>)) {
-    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
-        let config = Config { cores: CORES, driver, ..Config::default() };
+    for driver in [IoEngine::IoUring, IoEngine::Threads] {
+        let config = RuntimeConfig { cores: CORES, io_engine: driver, ..RuntimeConfig::default() };
         match run(&config, async || test(cores()).await) {
             Ok(()) => {}
-            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) if driver == IoEngine::IoUring => eprintln!("skipped: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
@@ -29,8 +30,8 @@ fn cores_share_a_limit_exactly_and_fairly() {
         const EACH: u64 = 1000;
         let limiter = Limiter::new(Limit { ios: Budget::total(RATE), ..Limit::default() }).unwrap();
         let null = Arc::new(NullDevice::new(1 << 30, 512).unwrap());
-        let device: SharedDevice = Arc::new(Limited::new(null, limiter.clone()));
-        // Each core has a connection; each keeps 16 in flight until it had its share.
+        let device: SharedDevice = Arc::new(RateLimitLayer::new(null, limiter.clone()));
+        // Each core has a connection with 16 commands in flight until it has had its share.
         let ended = Arc::new(AtomicU64::new(0));
         let begun = time::now();
         for core in &cores {
@@ -52,7 +53,7 @@ fn cores_share_a_limit_exactly_and_fairly() {
         while ended.load(Ordering::SeqCst) < all {
             time::sleep(Duration::from_millis(1)).await;
         }
-        // Never faster than the rate and what it may catch up.
+        // Never faster than the rate and the tolerance.
         let took = begun.elapsed();
         let most = (took + Duration::from_millis(5)).as_secs_f64() * RATE as f64 + 1.0;
         assert!(all as f64 <= most, "{all} in {took:?}");
@@ -62,13 +63,13 @@ fn cores_share_a_limit_exactly_and_fairly() {
 }
 
 #[test]
-fn a_core_that_drops_its_commands_holds_up_no_other() {
+fn dropped_commands_of_one_core_do_not_block_others() {
     on_each_driver(async |cores| {
         let limiter = Limiter::new(Limit { ios: Budget::total(2000), ..Limit::default() }).unwrap();
         let null = Arc::new(NullDevice::new(1 << 30, 512).unwrap());
-        let device: SharedDevice = Arc::new(Limited::new(null, limiter.clone()));
+        let device: SharedDevice = Arc::new(RateLimitLayer::new(null, limiter.clone()));
         let stop = Arc::new(AtomicBool::new(false));
-        // Another core begins commands and drops them all the time: the timer's task is often its.
+        // Another core keeps starting and dropping commands, so the timer task is often on it.
         let running = Arc::new(AtomicU64::new(1));
         {
             let (device, stop, running) = (device.clone(), stop.clone(), running.clone());

@@ -1,4 +1,4 @@
-//! The layers in simulated time: whole seconds in milliseconds, with hosts as tasks.
+//! Both layers in simulated time: whole seconds in milliseconds, with hosts as tasks.
 #![allow(missing_docs)]
 
 use std::cell::RefCell;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, NullDevice, SharedDevice};
 use flagstone_limit::{
-    Budget, Emulated, EmulationConfig, IoSize, Limit, Limited, Limiter, Rate, ServiceTime,
+    Budget, DiskModelConfig, DiskModelLayer, IoSize, Limit, Limiter, Rate, RateLimitLayer,
+    ServiceTime,
 };
 use flagstone_runtime::sim::{self, Simulation};
 use flagstone_runtime::time::{self, Instant};
@@ -24,11 +25,11 @@ fn ios(rate: u64) -> Limit {
     Limit { ios: Budget::total(rate), ..Limit::default() }
 }
 
-/// Answered commands: when, how many bytes, and how long it took.
+/// Completed commands: time, bytes, and latency.
 type Log = Rc<RefCell<Vec<(u64, u64, Duration)>>>;
 
-/// A connection with `depth` commands in flight, for ever: `reads` of a hundred are reads. Each of
-/// its tasks belongs to its flow.
+/// A connection that keeps `depth` commands in flight: `reads` percent are reads. Each of its tasks
+/// belongs to its flow.
 fn host(device: &SharedDevice, depth: usize, bytes: usize, reads: u64) -> Log {
     let log = Log::default();
     let (device, kept) = (device.clone(), log.clone());
@@ -55,11 +56,11 @@ fn host(device: &SharedDevice, depth: usize, bytes: usize, reads: u64) -> Log {
 }
 
 fn simulate(seed: u64, test: impl AsyncFnOnce()) {
-    let sim = Simulation::new(seed, sim::Config::default());
+    let sim = Simulation::new(seed, sim::SimConfig::default());
     sim.block_on(test());
 }
 
-/// Every sliding second of a log has `rate` to 1 %, or to one I/O where that is more.
+/// Every sliding second of a log is within 1 % of `rate`, or within one I/O if that is more.
 fn assert_exact(log: &Log, rate: u64, one: u64, amount: impl Fn(u64) -> u64) {
     let mut log = log.borrow_mut();
     log.sort_unstable();
@@ -85,7 +86,7 @@ fn assert_exact(log: &Log, rate: u64, one: u64, amount: impl Fn(u64) -> u64) {
 
 fn limited(limit: Limit) -> (SharedDevice, Arc<Limiter>) {
     let limiter = Limiter::new(limit).unwrap();
-    (Arc::new(Limited::new(null(), limiter.clone())), limiter)
+    (Arc::new(RateLimitLayer::new(null(), limiter.clone())), limiter)
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn iops_are_exact_from_a_hundred_to_a_million() {
 }
 
 #[test]
-fn throughput_is_exact_from_a_megabyte_to_ten_gigabytes_a_second() {
+fn throughput_is_exact_from_1_mb_to_10_gb_per_second() {
     for (rate, depth, bytes) in [
         (1_000_000, 8, 4096),
         (240_000_000, 16, 65536),
@@ -120,7 +121,7 @@ fn throughput_is_exact_from_a_megabyte_to_ten_gigabytes_a_second() {
 }
 
 #[test]
-fn connections_have_the_same_and_reads_and_writes_do_not_starve() {
+fn flows_share_fairly_without_starving_reads() {
     simulate(5, async || {
         let (device, limiter) = limited(ios(8000));
         let logs: Vec<Log> = [(1, 100), (4, 0), (64, 100), (200, 0)]
@@ -138,13 +139,13 @@ fn connections_have_the_same_and_reads_and_writes_do_not_starve() {
 }
 
 #[test]
-fn volumes_that_share_a_limit_share_it_and_keep_their_own() {
+fn shared_and_own_limits_both_hold() {
     simulate(6, async || {
         let machine = Limiter::new(ios(10_000)).unwrap();
         let volume = |own: Limit| -> (SharedDevice, Arc<Limiter>) {
-            let shared: SharedDevice = Arc::new(Limited::new(null(), machine.clone()));
+            let shared: SharedDevice = Arc::new(RateLimitLayer::new(null(), machine.clone()));
             let own = Limiter::new(own).unwrap();
-            (Arc::new(Limited::new(shared, own.clone())), own)
+            (Arc::new(RateLimitLayer::new(shared, own.clone())), own)
         };
         let (small, large) = (volume(ios(2000)), volume(ios(60_000)));
         let (one, other) = (host(&small.0, 32, 4096, 100), host(&large.0, 32, 4096, 100));
@@ -155,7 +156,7 @@ fn volumes_that_share_a_limit_share_it_and_keep_their_own() {
 }
 
 #[test]
-fn numbers_change_while_commands_wait() {
+fn limit_changes_while_commands_wait() {
     simulate(7, async || {
         let (device, limiter) = limited(ios(1));
         let log = host(&device, 16, 4096, 50);
@@ -193,10 +194,10 @@ fn dropped_commands_leave_no_trace() {
         assert_eq!(limiter.status().waiting, 0);
         let begun = time::now();
         read(&device).await.unwrap();
-        assert!(begun.elapsed() <= Duration::from_millis(100), "nobody was charged for");
+        assert!(begun.elapsed() <= Duration::from_millis(100), "dropped commands are not charged");
         time::sleep(Duration::from_millis(1)).await;
         assert_eq!(alive().0, tasks, "the timer has ended");
-        // Calls that nobody polls hold up nobody.
+        // Calls that are never polled block no others.
         let unpolled: Vec<_> = (0..3).map(|_| read(&device)).collect();
         let begun = time::now();
         read(&device).await.unwrap();
@@ -234,7 +235,7 @@ fn idle_time_is_not_saved_but_bursts_are() {
 }
 
 #[test]
-fn a_flush_is_one_io_and_no_bytes() {
+fn flush_counts_as_one_io() {
     simulate(10, async || {
         let limit = Limit {
             ios: Budget::total(100),
@@ -251,7 +252,7 @@ fn a_flush_is_one_io_and_no_bytes() {
         }
         let took = begun.elapsed();
         assert!((730..=760).contains(&took.as_millis()), "{took:?}");
-        // And a write of 64 KiB is 16 of them, and 66 ms of the bytes.
+        // A write of 64 KiB counts as 16, and takes 66 ms of the bytes.
         for _ in 0..4 {
             device.write(0, buf::try_alloc(65536).unwrap().freeze(), true).await.unwrap();
         }
@@ -260,7 +261,7 @@ fn a_flush_is_one_io_and_no_bytes() {
     });
 }
 
-/// Mean and order statistics of a log's latencies, in µs.
+/// Mean and order statistics of the latencies of a log, in µs.
 fn latencies(log: &Log) -> (f64, f64, f64) {
     let mut all: Vec<f64> = log.borrow().iter().map(|one| one.2.as_secs_f64() * 1e6).collect();
     all.sort_by(f64::total_cmp);
@@ -269,22 +270,22 @@ fn latencies(log: &Log) -> (f64, f64, f64) {
 }
 
 #[test]
-fn an_emulated_disk_has_its_latency_its_cap_and_littles_law() {
+fn disk_model_obeys_latency_limit_and_littles_law() {
     let time = ServiceTime { median: Duration::from_micros(800), p99: Duration::from_millis(3) };
     let mean_us = time.mean().as_secs_f64() * 1e6;
     for depth in [1, 4, 8, 16, 64, 256] {
         simulate(depth as u64, async || {
-            let config = EmulationConfig { read: Some(time), write: Some(time), seed: 42 };
-            let disk: SharedDevice = Arc::new(Emulated::new(null(), config).unwrap());
+            let config = DiskModelConfig { read: Some(time), write: Some(time), seed: 42 };
+            let disk: SharedDevice = Arc::new(DiskModelLayer::new(null(), config).unwrap());
             let limiter = Limiter::new(ios(15_000)).unwrap();
-            let device: SharedDevice = Arc::new(Limited::new(disk, limiter));
+            let device: SharedDevice = Arc::new(RateLimitLayer::new(disk, limiter));
             let log = host(&device, depth, 4096, 70);
             time::sleep(SECOND * 10).await;
             let had = log.borrow().len() as f64 / 10.0;
             let wanted = (depth as f64 / mean_us * 1e6).min(15_000.0);
             assert!((had / wanted - 1.0).abs() < 0.02, "depth {depth}: {had}, not {wanted}");
             let (mean, median, p99) = latencies(&log);
-            // Little's law, past the cap too.
+            // Little's law, also above the limit.
             assert!((mean * had / 1e6 / depth as f64 - 1.0).abs() < 0.02, "{depth}: {mean} µs");
             if depth <= 8 {
                 assert!((median / 800.0 - 1.0).abs() < 0.03, "depth {depth}: median {median} µs");
@@ -295,19 +296,19 @@ fn an_emulated_disk_has_its_latency_its_cap_and_littles_law() {
 }
 
 #[test]
-fn emulation_replays_from_its_seed_and_does_not_add_what_the_child_takes() {
+fn disk_model_replays_and_includes_child_latency() {
     let run = |seed, child_us| {
-        let sim = Simulation::new(1, sim::Config::default());
+        let sim = Simulation::new(1, sim::SimConfig::default());
         sim.block_on(async {
             let us = Duration::from_micros;
             let time = ServiceTime { median: us(500), p99: us(900) };
-            let config = EmulationConfig { read: Some(time), write: None, seed };
+            let config = DiskModelConfig { read: Some(time), write: None, seed };
             let slow = flagstone_blockdev::DelayConfig {
-                read: flagstone_blockdev::Latency::fixed(us(child_us)),
+                read: flagstone_blockdev::DelayTime::fixed(us(child_us)),
                 ..Default::default()
             };
-            let child = Arc::new(flagstone_blockdev::Delay::new(null(), slow).unwrap());
-            let device = Emulated::new(child, config).unwrap();
+            let child = Arc::new(flagstone_blockdev::DelayLayer::new(null(), slow).unwrap());
+            let device = DiskModelLayer::new(child, config).unwrap();
             let mut took = Vec::new();
             for _ in 0..200 {
                 let begun = time::now();
@@ -329,13 +330,13 @@ fn emulation_replays_from_its_seed_and_does_not_add_what_the_child_takes() {
 }
 
 #[test]
-fn bad_latencies_are_refused() {
+fn invalid_latencies_are_refused() {
     let us = Duration::from_micros;
     for (median, p99) in
         [(us(0), us(10)), (us(10), us(5)), (us(10), us(1001)), (SECOND * 61, SECOND * 61)]
     {
         let config =
-            EmulationConfig { read: Some(ServiceTime { median, p99 }), ..Default::default() };
-        assert!(Emulated::new(null(), config).is_err(), "{median:?} {p99:?}");
+            DiskModelConfig { read: Some(ServiceTime { median, p99 }), ..Default::default() };
+        assert!(DiskModelLayer::new(null(), config).is_err(), "{median:?} {p99:?}");
     }
 }

@@ -1,10 +1,10 @@
-//! What the generator itself costs an I/O: jobs against devices that do nothing, at once or later.
+//! Cost of the load generator per I/O: jobs against devices that do no work, immediately or later.
 //!
 //! `cargo run --release -p flagstone-load --example generator_cost`
 //!
-//! `at once` answers before the call returns. `later` answers each batch of calls from one task, as
-//! a connection does when responses arrive. `tasks` is the other way to build a generator, one task
-//! for each I/O in flight, against the same late device, for comparison.
+//! `at once` completes before the call returns. `later` completes each batch of calls from one
+//! task, as a connection does when responses arrive. `tasks` is an alternative generator with one
+//! task per I/O in flight, against the same late device, for comparison.
 #![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_load::{Job, Pattern, Stop, run};
+use flagstone_load::{AccessPattern, LoadJob, Stop, run};
 use flagstone_runtime::{Buf, BufMut, CoreLocal, buf, spawn, spawn_detached, task, time};
 
 #[derive(Default)]
@@ -47,7 +47,7 @@ impl Idle {
     }
 }
 
-/// Lets the core gather calls for a turn, then answers them all.
+/// Lets the core collect calls for a turn, then completes all of them.
 async fn complete(batch: Rc<Batch>) {
     task::yield_now().await;
     batch.running.set(false);
@@ -80,8 +80,8 @@ impl BlockDevice for Idle {
     }
 }
 
-async fn measure(name: &str, device: SharedDevice, pattern: Pattern, depth: usize) {
-    let job = Job { pattern, depth, time: Some(Duration::from_secs(2)), ..Job::default() };
+async fn measure(name: &str, device: SharedDevice, pattern: AccessPattern, depth: usize) {
+    let job = LoadJob { pattern, depth, time: Some(Duration::from_secs(2)), ..LoadJob::default() };
     match run(device, &job, &Stop::new(), |_| {}).await {
         Ok(results) => {
             let ios = results.total.as_ref().map_or(0.0, |total| total.iops);
@@ -91,7 +91,7 @@ async fn measure(name: &str, device: SharedDevice, pattern: Pattern, depth: usiz
     }
 }
 
-/// The same load from one task for each I/O in flight, without any statistics but a count.
+/// The same load from one task per I/O in flight, with a counter as its only statistics.
 async fn measure_tasks(device: SharedDevice, depth: usize) {
     let count = Rc::new(Cell::new(0_u64));
     let started = time::now();
@@ -118,7 +118,7 @@ async fn measure_tasks(device: SharedDevice, depth: usize) {
 fn main() {
     let measured = flagstone_runtime::block_on(async {
         for depth in [1, 32, 128] {
-            for pattern in [Pattern::RandRead, Pattern::RandWrite] {
+            for pattern in [AccessPattern::RandRead, AccessPattern::RandWrite] {
                 measure("at once", Arc::new(Idle { later: None }), pattern, depth).await;
                 let later = Some(CoreLocal::new());
                 measure("later", Arc::new(Idle { later }), pattern, depth).await;

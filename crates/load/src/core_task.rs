@@ -1,5 +1,5 @@
-//! One core's part of a job: plain I/Os, stamped ones that are read back, or the check of what an
-//! earlier run recorded.
+//! Part of a job that runs on one core: plain I/Os, stamped I/Os that are read back, or the check
+//! of the recorded state of an earlier run.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -8,10 +8,10 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::Buf;
 use flagstone_runtime::time::Instant;
 
-use crate::job::{Crash, Job, Range, Verify};
-use crate::lane::{Bounds, Lane, LaneEnd, Links, Next, Outcome, Workload};
+use crate::job::{Crash, LoadJob, Range, Verify};
+use crate::lane::{Bounds, IoOutcome, Lane, LaneEnd, Links, Next, Workload};
 use crate::payload::Payload;
-use crate::plan::{Op, OpKind, Plan, part, split};
+use crate::plan::{OpKind, Plan, PlannedIo, part, split};
 use crate::results::VerifyResults;
 use crate::run::RunError;
 use crate::stats::Stats;
@@ -19,28 +19,28 @@ use crate::verify::journal::{self, Header, JournalError};
 use crate::verify::load::Verified;
 use crate::verify::{Initial, Verifier, VerifierConfig, Violation};
 
-/// What one core brings.
-pub(crate) struct Report {
+/// Results of one core.
+pub(crate) struct CoreReport {
     pub(crate) stats: Stats,
     pub(crate) end: LaneEnd,
     pub(crate) verify: Option<VerifyResults>,
 }
 
-/// One core's part of a job.
+/// Part of a job that runs on one core.
 pub(crate) struct CoreTask {
     pub(crate) device: SharedDevice,
-    pub(crate) job: Job,
+    pub(crate) job: LoadJob,
     pub(crate) range: Range,
     pub(crate) core: usize,
-    /// Names the run in stamps.
+    /// Identifies the run in stamps.
     pub(crate) run_id: u64,
     pub(crate) measure_from: Instant,
     pub(crate) links: Links,
 }
 
 impl CoreTask {
-    /// Does it.
-    pub(crate) async fn run(self) -> Result<Report, RunError> {
+    /// Runs it.
+    pub(crate) async fn run(self) -> Result<CoreReport, RunError> {
         match self.job.verify.clone() {
             None => self.run_plain().await,
             Some(Verify::Written { state }) => self.run_written(state.as_deref()).await,
@@ -60,7 +60,7 @@ impl CoreTask {
         split(self.job.depth as u64, self.core, self.job.cores) as usize
     }
 
-    /// The bounds of the job's own I/Os.
+    /// Bounds of the job's own I/Os.
     fn bounds(&self) -> Bounds {
         let share = |total: u64| split(total, self.core, self.job.cores);
         let job = &self.job;
@@ -81,7 +81,7 @@ impl CoreTask {
         }
     }
 
-    /// The bounds of reading all of a range once.
+    /// Bounds of reading a range once.
     fn scan_bounds(&self) -> Bounds {
         Bounds {
             measure_from_ns: 0,
@@ -104,7 +104,7 @@ impl CoreTask {
         Ok(lane.await)
     }
 
-    async fn run_plain(&self) -> Result<Report, RunError> {
+    async fn run_plain(&self) -> Result<CoreReport, RunError> {
         let pattern = self.job.pattern;
         let payload = if pattern.writes() {
             let bytes = crate::job::payload_bytes(&self.job);
@@ -115,10 +115,10 @@ impl CoreTask {
         let plan = Plan::new(&self.job, self.core, self.part());
         let mut plain = Plain { plan, payload };
         let (end, stats) = self.lane(&mut plain, self.bounds(), &kinds(&self.job)).await?;
-        Ok(Report { stats, end, verify: None })
+        Ok(CoreReport { stats, end, verify: None })
     }
 
-    async fn run_written(&self, state: Option<&Path>) -> Result<Report, RunError> {
+    async fn run_written(&self, state: Option<&Path>) -> Result<CoreReport, RunError> {
         let geometry = self.device.geometry();
         let part = self.part();
         let config = VerifierConfig {
@@ -152,14 +152,15 @@ impl CoreTask {
             let (scan_end, scan) =
                 self.lane(&mut work, self.scan_bounds(), &[OpKind::Read]).await?;
             end = scan_end;
-            // The job's figures are of its own I/Os; of the reading back, trouble alone counts.
+            // Statistics cover the job's own I/Os; of the read-back, only errors and violations
+            // count.
             stats.add_trouble(&scan);
         }
         let read_back = read_back && end == LaneEnd::Complete;
         report(work, stats, end, read_back)
     }
 
-    async fn run_recorded(&self, state: &Path, crash: Crash) -> Result<Report, RunError> {
+    async fn run_recorded(&self, state: &Path, crash: Crash) -> Result<CoreReport, RunError> {
         let recorded = journal::load(state).await?;
         let Header { run_id, offset_bytes, blocks, block_bytes, writer } = recorded.header;
         let geometry = self.device.geometry();
@@ -198,8 +199,8 @@ fn header(config: &VerifierConfig) -> Header {
     Header { run_id, offset_bytes, blocks, block_bytes, writer }
 }
 
-/// The kinds of I/O that a job has.
-fn kinds(job: &Job) -> Vec<OpKind> {
+/// Kinds of I/O of a job.
+fn kinds(job: &LoadJob) -> Vec<OpKind> {
     let pattern = job.pattern;
     let has = [
         (pattern.reads(), OpKind::Read),
@@ -210,7 +211,12 @@ fn kinds(job: &Job) -> Vec<OpKind> {
     has.into_iter().filter(|(has, _)| *has).map(|(_, kind)| kind).collect()
 }
 
-fn report(work: Verified, stats: Stats, end: LaneEnd, read_back: bool) -> Result<Report, RunError> {
+fn report(
+    work: Verified,
+    stats: Stats,
+    end: LaneEnd,
+    read_back: bool,
+) -> Result<CoreReport, RunError> {
     let verify = VerifyResults {
         run_id: work.verifier.config().run_id,
         blocks_written: work.written_blocks,
@@ -219,16 +225,16 @@ fn report(work: Verified, stats: Stats, end: LaneEnd, read_back: bool) -> Result
         first: work.first.iter().map(|violation: &Violation| violation.into()).collect(),
         read_back,
     };
-    // Wrong data is worse news than a record that could not be kept.
+    // Wrong data takes precedence over a failure of the journal.
     if let Some(journal) = work.journal
         && work.violations == 0
     {
         journal.into_result()?;
     }
-    Ok(Report { stats, end, verify: Some(verify) })
+    Ok(CoreReport { stats, end, verify: Some(verify) })
 }
 
-/// I/Os whose data nobody looks at.
+/// I/Os whose data is not checked.
 struct Plain {
     plan: Plan,
     payload: Option<Payload>,
@@ -237,12 +243,12 @@ struct Plain {
 impl Workload for Plain {
     #[inline]
     fn next(&mut self, _slot: usize) -> Next {
-        self.plan.next().map_or(Next::End, Next::Op)
+        self.plan.next().map_or(Next::End, Next::Io)
     }
 
-    fn payload(&mut self, _slot: usize, op: &Op) -> Option<Buf> {
+    fn payload(&mut self, _slot: usize, op: &PlannedIo) -> Option<Buf> {
         self.payload.as_mut().map(|payload| payload.next(op.len))
     }
 
-    fn ended(&mut self, _slot: usize, _op: &Op, _outcome: Outcome<'_>) {}
+    fn ended(&mut self, _slot: usize, _op: &PlannedIo, _outcome: IoOutcome<'_>) {}
 }

@@ -1,4 +1,4 @@
-//! What to do: a [`Job`], and its check against a device.
+//! Load jobs: a [`LoadJob`], and its validation against a device.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,73 +11,91 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
 
-/// What kind of I/Os, and in which order. The names are fio's.
+/// Kind and order of I/Os. The names are fio's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Pattern {
-    /// Reads, one after the other.
+pub enum AccessPattern {
+    /// Sequential reads.
     Read,
-    /// Writes, one after the other.
+    /// Sequential writes.
     Write,
-    /// Reads at random places.
+    /// Random reads.
     RandRead,
-    /// Writes at random places.
+    /// Random writes.
     RandWrite,
-    /// Reads and writes mixed, one after the other.
+    /// Sequential reads and writes mixed.
     Rw,
-    /// Reads and writes mixed, at random places.
+    /// Random reads and writes mixed.
     RandRw,
-    /// Discards, one after the other.
+    /// Sequential discards.
     Trim,
-    /// Discards at random places.
+    /// Random discards.
     RandTrim,
 }
 
-impl Pattern {
-    const NAMES: [(&'static str, Pattern); 9] = [
-        ("read", Pattern::Read),
-        ("write", Pattern::Write),
-        ("randread", Pattern::RandRead),
-        ("randwrite", Pattern::RandWrite),
-        ("rw", Pattern::Rw),
-        ("readwrite", Pattern::Rw),
-        ("randrw", Pattern::RandRw),
-        ("trim", Pattern::Trim),
-        ("randtrim", Pattern::RandTrim),
+impl AccessPattern {
+    const NAMES: [(&'static str, AccessPattern); 9] = [
+        ("read", AccessPattern::Read),
+        ("write", AccessPattern::Write),
+        ("randread", AccessPattern::RandRead),
+        ("randwrite", AccessPattern::RandWrite),
+        ("rw", AccessPattern::Rw),
+        ("readwrite", AccessPattern::Rw),
+        ("randrw", AccessPattern::RandRw),
+        ("trim", AccessPattern::Trim),
+        ("randtrim", AccessPattern::RandTrim),
     ];
 
-    /// True when offsets are random.
+    /// True if offsets are random.
     pub fn is_random(self) -> bool {
-        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw | Pattern::RandTrim)
+        matches!(
+            self,
+            AccessPattern::RandRead
+                | AccessPattern::RandWrite
+                | AccessPattern::RandRw
+                | AccessPattern::RandTrim
+        )
     }
 
-    /// True when some I/Os read.
+    /// True if some I/Os are reads.
     pub fn reads(self) -> bool {
-        matches!(self, Pattern::Read | Pattern::RandRead | Pattern::Rw | Pattern::RandRw)
+        matches!(
+            self,
+            AccessPattern::Read
+                | AccessPattern::RandRead
+                | AccessPattern::Rw
+                | AccessPattern::RandRw
+        )
     }
 
-    /// True when some I/Os write.
+    /// True if some I/Os are writes.
     pub fn writes(self) -> bool {
-        matches!(self, Pattern::Write | Pattern::RandWrite | Pattern::Rw | Pattern::RandRw)
+        matches!(
+            self,
+            AccessPattern::Write
+                | AccessPattern::RandWrite
+                | AccessPattern::Rw
+                | AccessPattern::RandRw
+        )
     }
 
-    /// True when the I/Os discard.
+    /// True if the I/Os are discards.
     pub fn trims(self) -> bool {
-        matches!(self, Pattern::Trim | Pattern::RandTrim)
+        matches!(self, AccessPattern::Trim | AccessPattern::RandTrim)
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for AccessPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Pattern::NAMES.iter().find(|(_, pattern)| pattern == self);
+        let name = AccessPattern::NAMES.iter().find(|(_, pattern)| pattern == self);
         f.pad(name.expect("every pattern has a name").0)
     }
 }
 
-impl FromStr for Pattern {
+impl FromStr for AccessPattern {
     type Err = JobError;
-    fn from_str(name: &str) -> Result<Pattern, JobError> {
-        let known = Pattern::NAMES.iter().find(|(known, _)| *known == name);
+    fn from_str(name: &str) -> Result<AccessPattern, JobError> {
+        let known = AccessPattern::NAMES.iter().find(|(known, _)| *known == name);
         known.map(|(_, pattern)| *pattern).ok_or_else(|| JobError::Pattern(name.to_owned()))
     }
 }
@@ -85,87 +103,87 @@ impl FromStr for Pattern {
 /// One block size of a job, chosen in proportion to its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockSize {
-    /// Bytes of one I/O.
+    /// Length of an I/O, in bytes.
     pub bytes: usize,
-    /// Share of the I/Os, relative to the sum of all weights; 1 at least.
+    /// Share of the I/Os, relative to the sum of all weights; at least 1.
     pub weight: u32,
 }
 
-/// What a crash between the writing and a [`Verify::Recorded`] run may have taken.
+/// Data that a crash between the writing run and a [`Verify::Recorded`] run may have lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Crash {
-    /// Only the client died: every completed write must be there.
+    /// Only the client died: every completed write must be present.
     ClientOnly,
-    /// The server died or lost power: every flushed or FUA write must be there.
+    /// The server died or lost power: every flushed or FUA write must be present.
     Server,
 }
 
-/// Whether and how data is checked.
+/// Whether and how data is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Writes carry stamps, reads among them are checked, and at the end the whole range is read
-    /// back. With `state` what completes is recorded in that file for [`Verify::Recorded`].
+    /// Writes carry stamps, reads of them are checked, and at the end the whole range is read back.
+    /// With `state`, completed I/Os are recorded in that file for [`Verify::Recorded`].
     Written {
-        /// The record's file; replaced if it is there.
+        /// File of the record; an existing one is replaced.
         state: Option<PathBuf>,
     },
-    /// Nothing is written: the range is read and checked against the record of an earlier run.
+    /// Reads the range, without writing, and checks it against the record of an earlier run.
     Recorded {
-        /// The record's file.
+        /// File of the record.
         state: PathBuf,
-        /// What happened since.
+        /// Crash since the writing run.
         crash: Crash,
     },
 }
 
-/// A load to run. `Job::default()` is fio's default in spirit: one 4 KiB random read at a time over
-/// the whole device, for ten seconds.
+/// A load to run. `LoadJob::default()` resembles fio's default: one 4 KiB random read at a time
+/// over the whole device, for ten seconds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct LoadJob {
     /// Kind and order of the I/Os.
-    pub pattern: Pattern,
-    /// Of mixed patterns, percent of reads, 0 to 100.
+    pub pattern: AccessPattern,
+    /// Percentage of reads in mixed patterns, 0 to 100.
     pub read_percent: u8,
-    /// Sizes of the I/Os: one or a weighted list; multiples of the device's block, at most 32 MiB
-    /// (but for discards).
+    /// Sizes of the I/Os: one or a weighted list; multiples of the device's block size, at most 32
+    /// MiB (except for discards).
     pub block_sizes: Vec<BlockSize>,
-    /// I/Os kept in flight over all cores, 1 at least.
+    /// I/Os in flight over all cores, at least 1.
     pub depth: usize,
-    /// Runtime cores to run on, 1 at least. The depth is split over them, and so is the range for
-    /// sequential patterns and when verifying.
+    /// Runtime cores to run on, at least 1. The depth is split over them, and so is the range for
+    /// sequential patterns and for verification.
     pub cores: usize,
-    /// End after this long, beyond the warm-up.
+    /// Duration, after the warm-up.
     pub time: Option<Duration>,
-    /// End after this many I/Os, beyond the warm-up.
+    /// End after this many I/Os, after the warm-up.
     pub ios: Option<u64>,
-    /// End after this many bytes, beyond the warm-up. When no end is given at all: the size of the
-    /// range, once.
+    /// End after this many bytes, after the warm-up. Without any end, the job covers the size of
+    /// the range once.
     pub bytes: Option<u64>,
-    /// First byte of the range; a multiple of the device's block.
+    /// First byte of the range; a multiple of the device's block size.
     pub offset_bytes: u64,
-    /// Length of the range; the rest of the device without one.
+    /// Length of the range, in bytes; by default the rest of the device.
     pub size_bytes: Option<u64>,
-    /// Seed of places, sizes and kinds.
+    /// Seed of offsets, sizes and kinds.
     pub seed: u64,
-    /// I/Os a second at most, over all cores.
+    /// Upper bound of I/Os per second, over all cores.
     pub rate_iops: Option<u64>,
-    /// Time that runs before anything is counted.
+    /// Time before statistics start.
     pub warm_up: Duration,
-    /// A flush after this many writes (of each core).
+    /// Flush after this many writes (per core).
     pub flush_every: Option<u32>,
-    /// Writes are durable when they complete.
+    /// Writes are durable when completed.
     pub fua: bool,
-    /// Failed I/Os that are suffered; one more ends the job.
+    /// Tolerated failed I/Os; one more ends the job.
     pub errors_max: u64,
-    /// Whether and how data is checked.
+    /// Whether and how data is verified.
     pub verify: Option<Verify>,
 }
 
-impl Default for Job {
-    fn default() -> Job {
-        Job {
-            pattern: Pattern::RandRead,
+impl Default for LoadJob {
+    fn default() -> LoadJob {
+        LoadJob {
+            pattern: AccessPattern::RandRead,
             read_percent: 50,
             block_sizes: vec![BlockSize { bytes: 4096, weight: 1 }],
             depth: 1,
@@ -186,7 +204,7 @@ impl Default for Job {
     }
 }
 
-/// Why a job cannot run; each says what to change.
+/// Reason that a job cannot run, with the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// An unknown pattern.
@@ -194,14 +212,14 @@ pub enum JobError {
         "unknown pattern `{0}`: use read, write, randread, randwrite, rw, randrw, trim or randtrim"
     )]
     Pattern(String),
-    /// A number out of its range.
+    /// A number out of range.
     #[error("{what} is {found}, must be {expected}")]
     Range {
-        /// Which.
+        /// Name of the setting.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: u64,
-        /// What it may be.
+        /// Accepted values.
         expected: String,
     },
     /// A size or offset that the device cannot address.
@@ -209,14 +227,14 @@ pub enum JobError {
         "{what} of {found} bytes is not a multiple of the device's block of {block_bytes} bytes"
     )]
     Unaligned {
-        /// Which.
+        /// Name of the setting.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: u64,
-        /// The device's block.
+        /// Block size of the device.
         block_bytes: u32,
     },
-    /// The range leaves the device.
+    /// The range exceeds the device.
     #[error(
         "the range of {size_bytes} bytes at offset {offset_bytes} ends beyond the device of \
          {device_bytes} bytes"
@@ -226,7 +244,7 @@ pub enum JobError {
         offset_bytes: u64,
         /// Length.
         size_bytes: u64,
-        /// The device's size.
+        /// Size of the device.
         device_bytes: u64,
     },
     /// The range is smaller than an I/O.
@@ -235,34 +253,34 @@ pub enum JobError {
          {io_bytes} bytes: use a larger size, fewer cores or a smaller block size"
     )]
     TooSmall {
-        /// One core's part.
+        /// Part of one core.
         part_bytes: u64,
-        /// The largest I/O.
+        /// Largest I/O.
         io_bytes: u64,
     },
-    /// The device gives no space back.
+    /// The device does not support discards.
     #[error("the device cannot discard, and `{0}` does nothing else")]
-    NoDiscard(Pattern),
-    /// The device takes no writes.
+    NoDiscard(AccessPattern),
+    /// The device is read-only.
     #[error("the device is read-only and `{0}` changes data")]
-    ReadOnly(Pattern),
-    /// Buffers beyond the ceiling.
+    ReadOnly(AccessPattern),
+    /// Buffers exceed the memory limit.
     #[error(
-        "the job's buffers take {need_bytes} bytes, the ceiling of pooled memory is {limit_bytes}: \
+        "the job's buffers take {need_bytes} bytes, the limit of pooled memory is {limit_bytes}: \
          raise it, or use a smaller depth or block size"
     )]
     Memory {
-        /// What the buffers take.
+        /// Size of the buffers.
         need_bytes: u64,
-        /// The runtime's ceiling.
+        /// Memory limit of the runtime.
         limit_bytes: u64,
     },
-    /// Things that exclude each other.
+    /// Settings that exclude each other.
     #[error("{0}")]
     Conflict(&'static str),
 }
 
-/// A job's range, checked, in bytes.
+/// Validated range of a job, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// First byte.
@@ -271,12 +289,12 @@ pub struct Range {
     pub size_bytes: u64,
 }
 
-impl Job {
-    /// Checks the job against a device, for a runtime of `cores_there` cores and a ceiling of
+impl LoadJob {
+    /// Validates the job for a device and a runtime with `cores_there` cores and a limit of
     /// `memory_bytes` of pooled memory.
     ///
     /// # Errors
-    /// The first mistake found.
+    /// The first invalid setting.
     pub fn validate(
         &self,
         geometry: &Geometry,
@@ -298,12 +316,12 @@ impl Job {
         self.block_sizes.iter().map(|size| size.bytes).max().unwrap_or(0)
     }
 
-    /// True when I/Os carry data.
+    /// True if I/Os carry data.
     fn transfers(&self) -> bool {
         !self.pattern.trims() || self.verify.is_some()
     }
 
-    /// True when each core has a part of the range to itself.
+    /// True if each core has its own part of the range.
     pub(crate) fn splits_range(&self) -> bool {
         !self.pattern.is_random() || self.verify.is_some()
     }
@@ -445,8 +463,8 @@ impl Job {
     }
 }
 
-/// Size of the random data that a core's writes share.
-pub(crate) fn payload_bytes(job: &Job) -> usize {
+/// Size of the random data shared by the writes of a core.
+pub(crate) fn payload_bytes(job: &LoadJob) -> usize {
     job.io_bytes_max().next_power_of_two().max(PAYLOAD_BYTES)
 }
 
@@ -472,22 +490,22 @@ mod tests {
 
     const MEMORY: usize = 64 << 20;
 
-    fn check(change: impl FnOnce(&mut Job)) -> Result<Range, String> {
-        let mut job = Job::default();
+    fn check(change: impl FnOnce(&mut LoadJob)) -> Result<Range, String> {
+        let mut job = LoadJob::default();
         change(&mut job);
         job.validate(&Geometry::new(1 << 20, 4096), 2, MEMORY).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_default_job_covers_the_device() {
+    fn default_job_covers_device() {
         assert_eq!(check(|_| {}), Ok(Range { offset_bytes: 0, size_bytes: 1 << 20 }));
         let rest = check(|job| job.offset_bytes = 8192);
         assert_eq!(rest, Ok(Range { offset_bytes: 8192, size_bytes: (1 << 20) - 8192 }));
     }
 
     #[test]
-    fn mistakes_are_told_with_what_is_expected() {
-        let said = |change: fn(&mut Job)| check(change).unwrap_err();
+    fn job_errors_state_accepted_values() {
+        let said = |change: fn(&mut LoadJob)| check(change).unwrap_err();
         assert_eq!(said(|job| job.depth = 0), "the depth is 0, must be 1 to 8192");
         assert_eq!(said(|job| job.cores = 3), "the number of cores is 3, must be 1 to 2");
         assert!(
@@ -504,40 +522,46 @@ mod tests {
             job.depth = 512;
             job.block_sizes[0].bytes = 1 << 20;
         });
-        assert!(large.contains("ceiling of pooled memory"), "{large}");
+        assert!(large.contains("limit of pooled memory"), "{large}");
         let small = said(|job| {
-            (job.cores, job.depth, job.pattern) = (2, 2, Pattern::Write);
+            (job.cores, job.depth, job.pattern) = (2, 2, AccessPattern::Write);
             job.size_bytes = Some(4096);
         });
         assert!(small.contains("each core's part"), "{small}");
     }
 
     #[test]
-    fn a_device_that_cannot_discard_is_not_measured_discarding() {
+    fn discard_job_needs_discard_support() {
         let geometry = Geometry { can_discard: false, ..Geometry::new(1 << 20, 512) };
-        let job = Job { pattern: Pattern::Trim, ..Job::default() };
-        assert_eq!(job.validate(&geometry, 1, MEMORY), Err(JobError::NoDiscard(Pattern::Trim)));
+        let job = LoadJob { pattern: AccessPattern::Trim, ..LoadJob::default() };
+        assert_eq!(
+            job.validate(&geometry, 1, MEMORY),
+            Err(JobError::NoDiscard(AccessPattern::Trim))
+        );
         assert!(job.validate(&Geometry::new(1 << 20, 512), 1, MEMORY).is_ok());
     }
 
     #[test]
-    fn a_read_only_device_is_read() {
+    fn write_job_needs_writable_device() {
         let geometry = Geometry { read_only: true, ..Geometry::new(1 << 20, 512) };
-        let mut job = Job::default();
+        let mut job = LoadJob::default();
         assert!(job.validate(&geometry, 1, MEMORY).is_ok());
-        job.pattern = Pattern::RandTrim;
-        assert_eq!(job.validate(&geometry, 1, MEMORY), Err(JobError::ReadOnly(Pattern::RandTrim)));
+        job.pattern = AccessPattern::RandTrim;
+        assert_eq!(
+            job.validate(&geometry, 1, MEMORY),
+            Err(JobError::ReadOnly(AccessPattern::RandTrim))
+        );
     }
 
     #[test]
-    fn verifying_needs_writes_and_bounded_memory() {
+    fn verify_needs_writes_and_bounded_memory() {
         assert!(check(|job| job.verify = Some(Verify::Written { state: None })).is_err());
-        let verified = |job: &mut Job| {
-            job.pattern = Pattern::RandRw;
+        let verified = |job: &mut LoadJob| {
+            job.pattern = AccessPattern::RandRw;
             job.verify = Some(Verify::Written { state: None });
         };
         assert!(check(verified).is_ok());
-        let mut job = Job::default();
+        let mut job = LoadJob::default();
         verified(&mut job);
         let huge = Geometry::new(1 << 50, 512);
         let error = job.validate(&huge, 1, MEMORY).unwrap_err().to_string();
@@ -546,10 +570,10 @@ mod tests {
 
     #[test]
     fn patterns_have_names() {
-        for (name, pattern) in Pattern::NAMES {
-            assert_eq!(name.parse::<Pattern>(), Ok(pattern));
+        for (name, pattern) in AccessPattern::NAMES {
+            assert_eq!(name.parse::<AccessPattern>(), Ok(pattern));
         }
-        assert_eq!(Pattern::RandRw.to_string(), "randrw");
-        assert!("rand".parse::<Pattern>().is_err());
+        assert_eq!(AccessPattern::RandRw.to_string(), "randrw");
+        assert!("rand".parse::<AccessPattern>().is_err());
     }
 }

@@ -1,10 +1,11 @@
-//! The loop of one core: its slots, each with at most one I/O in flight.
+//! Lane: the I/O loop of one core, with slots that each have at most one I/O in flight.
 //!
-//! All slots live in one task. A completion sets a bit, the lane polls the slots whose bits are set
-//! and each begins its next I/O right there. Devices that answer at once are looped over, never
-//! recursed into, and yield to the core's other tasks every [`IOS_PER_POLL`] I/Os.
+//! All slots live in one task. A completion sets a bit; the lane polls the slots whose bits are
+//! set, and each starts its next I/O immediately. Devices that complete immediately are handled in
+//! a loop, never by recursion, and the loop yields to other tasks of the core every
+//! [`IOS_PER_POLL`] I/Os.
 //!
-//! The clock is read once an I/O: the end of one is the start of the slot's next.
+//! The clock is read once per I/O: the end of one I/O is the start of the next in its slot.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -17,60 +18,60 @@ use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
 use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use crate::limits::{CATCH_UP, ERROR_PAUSE, IOS_PER_POLL, IOS_PER_SLOT};
-use crate::plan::{Op, OpKind};
+use crate::plan::{OpKind, PlannedIo};
 use crate::slots::{Woken, wakers};
 use crate::stats::{Gauge, Reading, Stats};
 
-/// Where a lane's I/Os come from and where their outcomes go.
+/// Source of the I/Os of a lane, and receiver of their outcomes.
 pub(crate) trait Workload {
-    /// The next I/O, for `slot` to do.
+    /// The next I/O for `slot`.
     fn next(&mut self, slot: usize) -> Next;
-    /// What the write `op` carries; `None` when there is no memory for it now.
-    fn payload(&mut self, slot: usize, op: &Op) -> Option<Buf>;
+    /// Payload of the write `op`; `None` if there is no memory for it now.
+    fn payload(&mut self, slot: usize, op: &PlannedIo) -> Option<Buf>;
     /// The I/O of `slot` has ended.
-    fn ended(&mut self, slot: usize, op: &Op, outcome: Outcome<'_>);
+    fn ended(&mut self, slot: usize, op: &PlannedIo, outcome: IoOutcome<'_>);
     /// Violations found so far.
     fn violations(&self) -> u64 {
         0
     }
-    /// Moves work beside the I/Os forward. Ready when there is none left.
+    /// Progresses background work. Ready when none is left.
     fn poll_side(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Ready(())
     }
 }
 
-/// What a slot does next.
+/// Next action of a slot.
 pub(crate) enum Next {
     /// This I/O.
-    Op(Op),
-    /// Nothing, until the side work has moved on.
+    Io(PlannedIo),
+    /// Wait until the background work has progressed.
     Wait,
-    /// Nothing any more.
+    /// No more I/Os.
     End,
 }
 
-/// How an I/O ended.
-pub(crate) enum Outcome<'a> {
-    /// A read brought this.
+/// Outcome of an I/O.
+pub(crate) enum IoOutcome<'a> {
+    /// Data of a read.
     Read(&'a [u8]),
-    /// A change was made.
+    /// A completed change.
     Done,
     /// It failed.
     Failed,
 }
 
-/// What ends a lane from outside. Shared by cores.
+/// Signals that end a lane from outside. Shared by cores.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// Begin no more I/Os.
+    /// Start no more I/Os.
     pub(crate) stop: AtomicBool,
-    /// The time of lanes that have one is up: see for yourselves.
+    /// The time limit has passed: lanes with a time limit check the clock.
     pub(crate) time_up: AtomicBool,
-    /// Do not even wait for those in flight.
+    /// Do not wait for I/Os in flight.
     pub(crate) abandon: AtomicBool,
 }
 
-/// What a lane shares with those who watch it.
+/// State that a lane shares with its observers.
 #[derive(Clone, Debug)]
 pub(crate) struct Links {
     pub(crate) signals: Arc<Signals>,
@@ -78,20 +79,20 @@ pub(crate) struct Links {
     pub(crate) woken: Arc<Woken>,
 }
 
-/// A lane's bounds. Times are nanoseconds of the runtime's clock.
+/// Bounds of a lane. Times are nanoseconds of the runtime's clock.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub(crate) depth: usize,
     pub(crate) io_bytes_max: usize,
     pub(crate) fua: bool,
-    /// I/Os are counted from then on: see [`Bounds::by_end`].
+    /// Start of the measurement: see [`Bounds::by_end`].
     pub(crate) measure_from_ns: u64,
-    /// Of a job that time ends, I/Os are counted by when they end: then as many that began in the
-    /// warm-up are counted as are in flight when the time is up, and the rate over all of the time
-    /// until the last has ended is that of the device, however long its queue is. Where the number
-    /// of I/Os is what was asked for, those that begin are counted.
+    /// True for a job with a time limit: I/Os count by their end. Then as many I/Os that started in
+    /// the warm-up are counted as are in flight at the end, and the rate over the time until the
+    /// last has ended is the rate of the device, for any queue depth. False for a job with a number
+    /// of I/Os: they count by their start.
     pub(crate) by_end: bool,
-    /// None begins from then on.
+    /// No I/O starts from then on.
     pub(crate) end_at_ns: u64,
     pub(crate) ios: u64,
     pub(crate) bytes: u64,
@@ -99,14 +100,14 @@ pub(crate) struct Bounds {
     pub(crate) errors_max: u64,
 }
 
-/// Why a lane ended.
+/// Reason for the end of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneEnd {
-    /// By its bounds.
+    /// Its bounds were reached.
     Complete,
     /// Too many errors.
     Errors,
-    /// By [`Signals`].
+    /// Stopped by [`Signals`].
     Stopped,
 }
 
@@ -118,15 +119,15 @@ enum Flight {
 
 struct Slot {
     flight: Flight,
-    op: Op,
+    op: PlannedIo,
     started_ns: u64,
-    /// The buffer of reads, while none is in flight.
+    /// Read buffer, while no read is in flight.
     buf: Option<BufMut>,
-    /// What is left of that buffer while a shorter read is in flight.
+    /// Rest of that buffer during a shorter read.
     tail: Option<BufMut>,
 }
 
-/// Schedule of a rate: one I/O each `1 / rate` seconds, to the nanosecond on average.
+/// Schedule of a rate: on average one I/O per `1 / rate` seconds, to the nanosecond.
 struct Pace {
     due_ns: u64,
     period_ns: u64,
@@ -142,7 +143,7 @@ impl Pace {
         Pace { due_ns: from_ns, period_ns, period_rest, rest: 0, rate, timer: None }
     }
 
-    /// True when an I/O may begin now, which uses up its turn.
+    /// True if an I/O may start now, which consumes its turn.
     fn take(&mut self, now_ns: u64) -> bool {
         if self.due_ns > now_ns {
             return false;
@@ -158,7 +159,7 @@ impl Pace {
     }
 }
 
-/// A future that runs the I/Os of `W` and ends with what it counted.
+/// Future that runs the I/Os of `W` and returns their statistics.
 pub(crate) struct Lane<'a, W> {
     device: SharedDevice,
     workload: &'a mut W,
@@ -168,17 +169,17 @@ pub(crate) struct Lane<'a, W> {
     woken: Arc<Woken>,
     wakers: Vec<Waker>,
     slots: Vec<Slot>,
-    /// Slots to look at in this poll or the next.
+    /// Slots to poll in this turn or the next.
     due: VecDeque<u32>,
-    /// Slots that may begin an I/O only later: by the rate, a pause or the workload.
+    /// Slots that must wait to start an I/O, because of the rate, a pause or the workload.
     parked: Vec<u32>,
     in_flight: usize,
     pace: Option<Pace>,
     paused_until_ns: u64,
     pause_timer: Option<time::Sleep>,
-    /// A slot was parked in this poll: so would any other idle one be.
+    /// A slot was parked in this poll, so any other idle slot would be too.
     blocked: bool,
-    /// A slot waits for the workload's side work.
+    /// A slot waits for background work of the workload.
     waiting: bool,
     ios_left: u64,
     bytes_left: u64,
@@ -188,7 +189,7 @@ pub(crate) struct Lane<'a, W> {
 }
 
 impl<'a, W: Workload> Lane<'a, W> {
-    /// `None` at the ceiling of pooled memory. `kinds` are those of the workload's I/Os.
+    /// `None` at the limit of pooled memory. `kinds` are the kinds of I/O of the workload.
     pub(crate) fn new(
         device: SharedDevice,
         workload: &'a mut W,
@@ -203,14 +204,14 @@ impl<'a, W: Workload> Lane<'a, W> {
             let buf = if reads { Some(buf::try_alloc(bounds.io_bytes_max)?) } else { None };
             slots.push(Slot {
                 flight: Flight::Idle,
-                op: Op::FLUSH,
+                op: PlannedIo::FLUSH,
                 started_ns: 0,
                 buf,
                 tail: None,
             });
         }
         let now_ns = time::now().as_nanos();
-        // A core's second lane goes on where its first one ended.
+        // The second lane of a core continues where the first one ended.
         let reading = gauge.read();
         Some(Lane {
             device,
@@ -237,13 +238,13 @@ impl<'a, W: Workload> Lane<'a, W> {
         })
     }
 
-    /// Ends the lane's beginning of I/Os; the first reason counts.
+    /// Stops starting I/Os; the first reason is kept.
     fn finish(&mut self, why: LaneEnd) {
         self.end.get_or_insert(why);
     }
 
-    /// Polls or refills one slot and takes what it did off `budget`. True when the slot wants
-    /// another look at once.
+    /// Polls or refills one slot and subtracts its I/Os from `budget`. True if the slot must be
+    /// polled again at once.
     fn advance(&mut self, slot: u32, budget: &mut usize) -> bool {
         let index = slot as usize;
         let mut now_ns = if !matches!(self.slots[index].flight, Flight::Idle) {
@@ -274,7 +275,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         true
     }
 
-    /// Polls the I/O in flight; the time of its end, if it did.
+    /// Polls the I/O in flight; returns the time of its end if it has ended.
     fn poll_slot(&mut self, index: usize) -> Option<u64> {
         let mut cx = Context::from_waker(&self.wakers[index]);
         let slot = &mut self.slots[index];
@@ -291,7 +292,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// Looks at an I/O that was begun just now; the time of its end, if it has ended already.
+    /// Polls an I/O that was just started; returns the time of its end if it has ended already.
     fn poll_new(&mut self, index: usize) -> Option<u64> {
         match std::mem::replace(&mut self.slots[index].flight, Flight::Idle) {
             Flight::Idle => {}
@@ -307,8 +308,8 @@ impl<'a, W: Workload> Lane<'a, W> {
         self.poll_slot(index)
     }
 
-    /// The I/O that the slot is to begin; the slot is parked, or the lane ends, when there is none.
-    fn choose(&mut self, slot: u32, now_ns: u64) -> Option<Op> {
+    /// The next I/O of the slot. If there is none, the slot is parked or the lane ends.
+    fn choose(&mut self, slot: u32, now_ns: u64) -> Option<PlannedIo> {
         let counts = now_ns >= self.bounds.measure_from_ns;
         if now_ns >= self.bounds.end_at_ns || self.ios_left == 0 || self.bytes_left == 0 {
             self.finish(LaneEnd::Complete);
@@ -321,7 +322,7 @@ impl<'a, W: Workload> Lane<'a, W> {
             return None;
         }
         match self.workload.next(slot as usize) {
-            Next::Op(op) => {
+            Next::Io(op) => {
                 if counts && op.kind != OpKind::Flush {
                     self.ios_left -= 1;
                     self.bytes_left = self.bytes_left.saturating_sub(op.len as u64);
@@ -345,7 +346,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         self.parked.push(slot);
     }
 
-    fn begin(&mut self, index: usize, op: Op, now_ns: u64) {
+    fn begin(&mut self, index: usize, op: PlannedIo, now_ns: u64) {
         self.in_flight += 1;
         let slot = &mut self.slots[index];
         slot.op = op;
@@ -380,9 +381,9 @@ impl<'a, W: Workload> Lane<'a, W> {
         let tail = slot.tail.take();
         match result {
             Ok(mut buf) => {
-                self.workload.ended(index, &op, Outcome::Read(&buf));
-                // A device that gives another buffer back than it was given costs us the tail;
-                // the next longer read then takes a new one.
+                self.workload.ended(index, &op, IoOutcome::Read(&buf));
+                // If the device returns another buffer, the tail is lost, and the next longer read
+                // allocates a new one.
                 let whole = tail.is_none_or(|tail| buf.unsplit(tail).is_ok());
                 let whole = whole && buf.len() == self.bounds.io_bytes_max;
                 self.slots[index].buf = whole.then_some(buf);
@@ -390,9 +391,10 @@ impl<'a, W: Workload> Lane<'a, W> {
             }
             Err(error) => {
                 drop(tail);
-                // The device dropped the buffer; most likely the pool hands out the same again.
+                // The device dropped the buffer; the pool will most likely supply the same one
+                // again.
                 self.slots[index].buf = buf::try_alloc(self.bounds.io_bytes_max);
-                self.workload.ended(index, &op, Outcome::Failed);
+                self.workload.ended(index, &op, IoOutcome::Failed);
                 self.count_error(&op, error, now_ns);
             }
         }
@@ -402,15 +404,16 @@ impl<'a, W: Workload> Lane<'a, W> {
     fn change_ended(&mut self, index: usize, result: Result<(), IoError>) -> u64 {
         let now_ns = time::now().as_nanos();
         let op = self.slots[index].op;
-        // Dropped before the workload hears of it, so that the payload is the workload's alone.
+        // Drop it before notifying the workload, so that the workload is the only owner of the
+        // payload.
         self.slots[index].flight = Flight::Idle;
         match result {
             Ok(()) => {
-                self.workload.ended(index, &op, Outcome::Done);
+                self.workload.ended(index, &op, IoOutcome::Done);
                 self.count(index, now_ns);
             }
             Err(error) => {
-                self.workload.ended(index, &op, Outcome::Failed);
+                self.workload.ended(index, &op, IoOutcome::Failed);
                 self.count_error(&op, error, now_ns);
             }
         }
@@ -435,7 +438,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    fn count_error(&mut self, op: &Op, error: IoError, now_ns: u64) {
+    fn count_error(&mut self, op: &PlannedIo, error: IoError, now_ns: u64) {
         self.in_flight -= 1;
         self.stats.record_error(op.kind, error);
         self.stats.last_ns = now_ns;
@@ -446,7 +449,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// Sets the timers that parked slots wait for.
+    /// Sets the timers for parked slots.
     fn poll_timers(&mut self, cx: &mut Context<'_>) {
         if self.parked.is_empty() {
             return;
@@ -460,7 +463,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// What has changed since the last poll.
+    /// Checks for changes since the last poll.
     fn take_stock(&mut self, cx: &mut Context<'_>) {
         self.woken.listen(cx.waker());
         let due = &mut self.due;
@@ -476,7 +479,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// Why the lane is over, if it is.
+    /// Reason that the lane is over, if it is.
     fn is_over(&mut self, cx: &mut Context<'_>) -> Option<LaneEnd> {
         let end = self.end?;
         let abandoned = self.signals.abandon.load(Ordering::Relaxed);
@@ -485,7 +488,7 @@ impl<'a, W: Workload> Lane<'a, W> {
     }
 }
 
-/// Polls a timer for `at_ns`; when that has come already, has the lane polled again.
+/// Polls a timer for `at_ns`. If that time has passed, polls the lane again.
 fn poll_at(timer: &mut Option<time::Sleep>, at_ns: u64, now_ns: u64, cx: &mut Context<'_>) {
     let span = std::time::Duration::from_nanos(at_ns.saturating_sub(now_ns));
     let sleep = timer.insert(time::sleep(span));

@@ -1,21 +1,21 @@
-//! Closed-loop load generator and data verifier.
+//! Load generator (closed loop) and data verifier.
 //!
-//! [`run`] keeps `depth` I/Os of a [`Job`] in flight against a device and counts what comes back:
-//! IOPS, throughput, and latency from a histogram. With [`Job::verify`] it writes blocks that name
-//! themselves and reports every block that is lost, torn, stale, misplaced or not ours.
+//! [`run`] keeps `depth` I/Os of a [`LoadJob`] in flight against a device and measures IOPS,
+//! throughput, and latency with a histogram. With [`LoadJob::verify`] it writes self-describing
+//! blocks and reports every block that is lost, torn, stale, misplaced or foreign.
 //!
-//! What it promises:
-//! - it is closed-loop: a slot begins its next I/O when its last has completed, so latency is that
-//!   of the I/Os that were issued, and a slow device is offered less, never a backlog;
-//! - the steady state allocates nothing, fills nothing (unless it verifies) and reads the clock
-//!   once an I/O: its own cost is a small part of a microsecond, so that it measures the device;
-//! - memory is bounded and checked before the start, and so is the time that a silent device can
-//!   hold up the end;
-//! - the same seed asks for the same I/Os in the same order on each core.
+//! Invariants:
+//! - The loop is closed: a slot starts its next I/O when its last one has completed. So latency is
+//!   measured for issued I/Os, and a slow device gets less load, never a backlog.
+//! - The steady state allocates nothing, fills no buffers (unless it verifies) and reads the clock
+//!   once per I/O. Its own cost is a small part of a microsecond, so it measures the device.
+//! - Memory is bounded and checked before the start. The delay that an unresponsive device can
+//!   cause at the end is bounded too.
+//! - The same seed gives the same I/Os in the same order on each core.
 //!
-//! Read in this order: [`job`] (what to do), `plan` (which I/O is next), `lane` (the loop of one
-//! core), [`run`], [`results`] (what came of it). The verifier stands alone in [`verify`]: it does
-//! no I/O and is as useful to a simulator as to a job.
+//! Read in this order: [`job`] (settings), `plan` (the next I/O), `lane` (the loop of one core),
+//! [`run`], [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and simulators
+//! use it as well as jobs.
 
 mod core_task;
 pub mod job;
@@ -25,7 +25,6 @@ mod payload;
 mod plan;
 mod report;
 pub mod results;
-mod rng;
 mod run;
 mod slots;
 mod stats;
@@ -34,7 +33,7 @@ mod test_device;
 mod usage;
 pub mod verify;
 
-pub use job::{Job, JobError, Pattern};
-pub use results::{Outcome, Results};
-pub use run::{Progress, RunError, Stop, run};
+pub use job::{AccessPattern, JobError, LoadJob};
+pub use results::{LoadOutcome, LoadResults};
+pub use run::{LoadProgress, RunError, Stop, run};
 pub use usage::{Usage, usage};

@@ -1,57 +1,58 @@
-//! What bounds this crate's memory and time, with the arithmetic.
+//! Memory and time bounds of this crate, with their arithmetic.
 
 use std::time::Duration;
 
-/// Most I/Os in flight on one core. A slot and its waker take some 200 bytes, so 1.6 MiB.
+/// Most I/Os in flight per core. A slot and its waker take about 200 bytes, so 1.6 MiB.
 pub const DEPTH_MAX: usize = 8192;
 
-/// Most block sizes in one job's list.
+/// Most block sizes in the list of a job.
 pub const BLOCK_SIZES_MAX: usize = 64;
 
-/// I/Os that a core completes at once before other tasks of the core get their turn: long enough
-/// that the turn (some 100 ns) does not count, short enough (tens of microseconds on a device that
-/// answers at once) that nobody starves.
+/// Immediate I/Os that a core completes before it yields to other tasks: enough that the cost of
+/// yielding (about 100 ns) is negligible, and few enough (tens of microseconds on an immediate
+/// device) that no task starves.
 pub const IOS_PER_POLL: usize = 256;
 
-/// I/Os that one slot does in a row on a device that answers at once, before the next slot's turn.
+/// Consecutive I/Os of one slot on an immediate device before the next slot gets its turn.
 pub const IOS_PER_SLOT: usize = 32;
 
-/// Random bytes that writes take their data from, per core. They repeat after this many: a device
-/// that deduplicates or compresses across more than this sees that.
+/// Random bytes per core from which writes take their data. They repeat after this many, which is
+/// visible to a device that deduplicates or compresses across more than this.
 pub const PAYLOAD_BYTES: usize = 4 << 20;
 
-/// Longest latency told apart, in nanoseconds (100 s); longer ones count as this long. With 3
-/// significant digits a histogram holds 28 × 1,024 counters of 8 bytes: 224 KiB an operation.
+/// Longest distinguished latency, in nanoseconds (100 s); longer ones count as this. With 3
+/// significant digits a histogram has 28 × 1,024 counters of 8 bytes: 224 KiB per operation.
 pub const LATENCY_MAX_NS: u64 = 100_000_000_000;
 
-/// How far a job with a rate may fall behind and still catch up; beyond it the debt is forgiven, so
-/// that a stall is not followed by a flood.
+/// How far a job with a rate may fall behind and still catch up. More debt is forgiven, so that a
+/// burst does not follow a stall.
 pub const CATCH_UP: Duration = Duration::from_secs(1);
 
-/// Pause of a core's new I/Os after a failed one: a device that fails at once is not hammered.
+/// Pause of a core's new I/Os after a failed one, so that a device that fails immediately is not
+/// flooded.
 pub const ERROR_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long the I/Os in flight may take after a job's end; later they are given up and counted as
+/// Time for the I/Os in flight after the end of a job; afterwards they are abandoned and counted as
 /// unfinished.
 pub const DRAIN: Duration = Duration::from_secs(30);
 
-/// Interval of progress and of the samples in the results.
+/// Interval of progress reports and of the samples in the results.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// Samples kept: a day of them, about 6 MiB. Later ones still reach the progress callback.
+/// Kept samples: one day, about 6 MiB. Later ones still reach the progress callback.
 pub const SAMPLES_MAX: usize = 86_400;
 
-/// Blocks that one verifier can watch: at 12 bytes and a bit each, 393 MiB; 128 GiB of 4 KiB blocks.
+/// Most blocks per verifier: at 12 bytes and one bit each, 393 MiB; 128 GiB of 4 KiB blocks.
 pub const VERIFY_BLOCKS_MAX: u64 = 1 << 25;
 
-/// Violations told in words; all are counted.
+/// Violations kept with details; all are counted.
 pub const VIOLATIONS_KEPT: usize = 16;
 
-/// Journal records buffered before verified I/O waits for the file, in bytes.
+/// Bytes of buffered journal records before verified I/O waits for the file.
 pub const JOURNAL_PENDING_MAX_BYTES: usize = 1 << 20;
 
-/// Largest single append to a journal, and largest single read of one, in bytes.
+/// Largest single append to a journal, and largest single read of it, in bytes.
 pub const JOURNAL_CHUNK_BYTES: usize = 256 << 10;
 
-/// Largest journal that is read, in bytes: 1 billion records of 16 bytes.
+/// Largest accepted journal, in bytes: 1 billion records of 16 bytes.
 pub const JOURNAL_MAX_BYTES: u64 = 16 << 30;

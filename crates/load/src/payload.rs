@@ -1,27 +1,27 @@
-//! What plain writes carry: slices of one block of random bytes, filled once.
+//! Payload of plain writes: slices of one block of random bytes, filled once.
 
 use flagstone_runtime::{Buf, buf};
 
-use crate::rng::Rng;
+use flagstone_runtime::rng::Rng;
 
-/// Slices start on a multiple of this, so that they may go to a disk as they are.
+/// Alignment of slices, so that they can go to a disk without a copy.
 const ALIGN: usize = 4096;
 
-/// A core's incompressible data.
+/// Incompressible data of a core.
 pub(crate) struct Payload {
     bytes: Buf,
     next: usize,
 }
 
 impl Payload {
-    /// `bytes` random bytes; `None` at the ceiling of pooled memory.
+    /// `bytes` random bytes; `None` at the limit of pooled memory.
     pub(crate) fn new(seed: u64, bytes: usize) -> Option<Payload> {
         let mut buf = buf::try_alloc(bytes)?;
         Rng::new(seed).fill(&mut buf);
         Some(Payload { bytes: buf.freeze(), next: 0 })
     }
 
-    /// The next `len` bytes, at most as many as there are.
+    /// The next `len` bytes, at most the total.
     #[inline]
     pub(crate) fn next(&mut self, len: usize) -> Buf {
         if self.next + len > self.bytes.len() {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_aligned_and_differ_until_they_repeat() {
+    fn payload_slices_are_aligned_and_differ() {
         let mut payload = Payload::new(1, 16384).unwrap();
         let slices: Vec<Buf> = (0..5).map(|_| payload.next(4000)).collect();
         assert!(slices.iter().all(|slice| slice.len() == 4000 && slice.is_aligned(4096)));

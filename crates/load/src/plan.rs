@@ -1,10 +1,10 @@
-//! Which I/O is next: kind, place and size, from the seed.
+//! Plan: kind, offset and size of the next I/O, from the seed.
 
 use flagstone_blockdev::Geometry;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Job, Range};
-use crate::rng::{Rng, split_mix};
+use crate::job::{LoadJob, Range};
+use flagstone_runtime::rng::{Rng, split_mix64};
 
 /// Kind of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub enum OpKind {
     Write,
     /// Discard.
     Trim,
-    /// Flush; no part of IOPS.
+    /// Flush; not counted in IOPS.
     Flush,
 }
 
@@ -24,7 +24,7 @@ impl OpKind {
     /// All kinds, in the order of their indices.
     pub const ALL: [OpKind; 4] = [OpKind::Read, OpKind::Write, OpKind::Trim, OpKind::Flush];
 
-    /// The kind's name.
+    /// Name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             OpKind::Read => "read",
@@ -35,35 +35,35 @@ impl OpKind {
     }
 }
 
-/// One I/O. Offset and length are bytes; zero for flushes.
+/// One I/O. Offset and length in bytes; zero for flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Op {
+pub(crate) struct PlannedIo {
     pub(crate) kind: OpKind,
     pub(crate) offset: u64,
     pub(crate) len: usize,
 }
 
-impl Op {
-    pub(crate) const FLUSH: Op = Op { kind: OpKind::Flush, offset: 0, len: 0 };
+impl PlannedIo {
+    pub(crate) const FLUSH: PlannedIo = PlannedIo { kind: OpKind::Flush, offset: 0, len: 0 };
 }
 
-/// Percent as a share of 2^32, so that a comparison decides.
+/// A percentage as a share of 2^32, so that a single comparison decides.
 fn share(percent: u8) -> u64 {
     (u64::from(percent) << 32) / 100
 }
 
-/// The I/Os of one core, without end unless it is a scan.
+/// The I/Os of one core, endless unless it is a scan.
 #[derive(Debug)]
 pub(crate) struct Plan {
     rng: Rng,
     random: bool,
     trims: bool,
-    /// Chance of a read, of 2^32.
+    /// Probability of a read, as a share of 2^32.
     read_share: u64,
-    /// Sizes and the upper end of each one's weight.
+    /// Sizes with the cumulative weight of each.
     sizes: Vec<(usize, u64)>,
     weights: u64,
-    /// Random places are multiples of this from the range's start.
+    /// Random offsets are multiples of this from the start of the range.
     align: u64,
     range: Range,
     cursor: u64,
@@ -74,10 +74,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The I/Os of core `core` of `job` over `range`, its part.
-    pub(crate) fn new(job: &Job, core: usize, range: Range) -> Plan {
+    /// The I/Os of core `core` of `job` over its part `range`.
+    pub(crate) fn new(job: &LoadJob, core: usize, range: Range) -> Plan {
         let mut seed = job.seed;
-        let base = split_mix(&mut seed);
+        let base = split_mix64(&mut seed);
         let mut weights = 0;
         let sizes = job.block_sizes.iter().map(|size| {
             weights += u64::from(size.weight);
@@ -105,7 +105,7 @@ impl Plan {
         }
     }
 
-    /// Reads all of `range` once, in order, `io_bytes` at a time.
+    /// Reads all of `range` once, in order, in I/Os of `io_bytes`.
     pub(crate) fn scan(range: Range, io_bytes: usize) -> Plan {
         Plan {
             rng: Rng::new(0),
@@ -123,12 +123,12 @@ impl Plan {
         }
     }
 
-    /// The next I/O; `None` after a scan's last.
+    /// The next I/O; `None` at the end of a scan.
     #[inline]
-    pub(crate) fn next(&mut self) -> Option<Op> {
+    pub(crate) fn next(&mut self) -> Option<PlannedIo> {
         if self.writes_since_flush >= self.flush_every {
             self.writes_since_flush = 0;
-            return Some(Op::FLUSH);
+            return Some(PlannedIo::FLUSH);
         }
         let len = self.size();
         let (offset, len) = if self.random { self.place(len) } else { self.step(len)? };
@@ -136,7 +136,7 @@ impl Plan {
         if kind == OpKind::Write {
             self.writes_since_flush += 1;
         }
-        Some(Op { kind, offset: self.range.offset_bytes + offset, len })
+        Some(PlannedIo { kind, offset: self.range.offset_bytes + offset, len })
     }
 
     fn kind(&mut self) -> OpKind {
@@ -146,7 +146,7 @@ impl Plan {
         let reads = match self.read_share {
             0 => false,
             share if share == 1 << 32 => true,
-            share => self.rng.next() >> 32 < share,
+            share => self.rng.next_u64() >> 32 < share,
         };
         if reads { OpKind::Read } else { OpKind::Write }
     }
@@ -180,8 +180,7 @@ impl Plan {
     }
 }
 
-/// The part of `range` that belongs to `core` of `cores`: whole blocks, the last one's part longer
-/// by what the division leaves.
+/// The part of `range` for `core` of `cores`, in whole blocks. The last part gets the remainder.
 pub(crate) fn part(geometry: &Geometry, range: Range, core: usize, cores: usize) -> Range {
     let block = u64::from(geometry.block_bytes);
     let each = range.size_bytes / block / cores as u64 * block;
@@ -191,7 +190,7 @@ pub(crate) fn part(geometry: &Geometry, range: Range, core: usize, cores: usize)
     Range { offset_bytes, size_bytes }
 }
 
-/// `total` split over `cores`: the first ones take what the division leaves.
+/// The share of `total` for a core: the first cores get the remainder.
 pub(crate) fn split(total: u64, core: usize, cores: usize) -> u64 {
     let (core, cores) = (core as u64, cores as u64);
     total / cores + u64::from(core < total % cores)
@@ -202,29 +201,29 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::job::{BlockSize, Pattern};
+    use crate::job::{AccessPattern, BlockSize};
 
-    fn job(pattern: Pattern, sizes: &[(usize, u32)]) -> Job {
+    fn job(pattern: AccessPattern, sizes: &[(usize, u32)]) -> LoadJob {
         let block_sizes =
             sizes.iter().map(|(bytes, weight)| BlockSize { bytes: *bytes, weight: *weight });
-        Job { pattern, block_sizes: block_sizes.collect(), ..Job::default() }
+        LoadJob { pattern, block_sizes: block_sizes.collect(), ..LoadJob::default() }
     }
 
-    fn take(plan: &mut Plan, count: usize) -> Vec<Op> {
+    fn take(plan: &mut Plan, count: usize) -> Vec<PlannedIo> {
         (0..count).map(|_| plan.next().unwrap()).collect()
     }
 
     const RANGE: Range = Range { offset_bytes: 8192, size_bytes: 40960 };
 
     #[test]
-    fn sequential_places_wrap_without_leaving_the_range() {
-        let mut plan = Plan::new(&job(Pattern::Write, &[(16384, 1)]), 0, RANGE);
+    fn sequential_offsets_wrap_within_range() {
+        let mut plan = Plan::new(&job(AccessPattern::Write, &[(16384, 1)]), 0, RANGE);
         let offsets: Vec<u64> = take(&mut plan, 4).iter().map(|op| op.offset).collect();
         assert_eq!(offsets, [8192, 24576, 8192, 24576]);
     }
 
     #[test]
-    fn a_scan_ends_with_the_short_rest() {
+    fn scan_ends_with_short_io() {
         let mut plan = Plan::scan(RANGE, 16384);
         let lengths: Vec<usize> = std::iter::from_fn(|| plan.next()).map(|op| op.len).collect();
         assert_eq!(lengths, [16384, 16384, 8192]);
@@ -233,7 +232,7 @@ mod tests {
 
     #[test]
     fn mixes_keep_their_shares() {
-        let mut mixed = job(Pattern::RandRw, &[(4096, 3), (8192, 1)]);
+        let mut mixed = job(AccessPattern::RandRw, &[(4096, 3), (8192, 1)]);
         mixed.read_percent = 70;
         let ops = take(&mut Plan::new(&mixed, 0, RANGE), 20_000);
         let reads = ops.iter().filter(|op| op.kind == OpKind::Read).count();
@@ -243,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn extremes_of_a_mix_are_exact() {
+    fn pure_read_and_write_mixes_are_exact() {
         for (percent, kind) in [(0, OpKind::Write), (100, OpKind::Read)] {
-            let mut mixed = job(Pattern::RandRw, &[(4096, 1)]);
+            let mut mixed = job(AccessPattern::RandRw, &[(4096, 1)]);
             mixed.read_percent = percent;
             let ops = take(&mut Plan::new(&mixed, 0, RANGE), 1000);
             assert!(ops.iter().all(|op| op.kind == kind));
@@ -253,8 +252,8 @@ mod tests {
     }
 
     #[test]
-    fn flushes_come_after_their_number_of_writes() {
-        let mut writes = job(Pattern::RandWrite, &[(4096, 1)]);
+    fn flushes_follow_configured_number_of_writes() {
+        let mut writes = job(AccessPattern::RandWrite, &[(4096, 1)]);
         writes.flush_every = Some(3);
         let ops = take(&mut Plan::new(&writes, 0, RANGE), 8);
         let flushes: Vec<usize> = (0..8).filter(|at| ops[*at].kind == OpKind::Flush).collect();
@@ -263,7 +262,7 @@ mod tests {
 
     #[test]
     fn cores_differ_and_seeds_replay() {
-        let random = job(Pattern::RandRead, &[(4096, 1)]);
+        let random = job(AccessPattern::RandRead, &[(4096, 1)]);
         let draw = |core| take(&mut Plan::new(&random, core, RANGE), 20);
         assert_eq!(draw(0), draw(0));
         assert_ne!(draw(0), draw(1));
@@ -276,8 +275,8 @@ mod tests {
             sizes in prop::collection::vec((1_usize..=8, 1_u32..5), 1..4),
         ) {
             let sizes: Vec<_> = sizes.iter().map(|(blocks, weight)| (blocks * 512, *weight)).collect();
-            let pattern = if random { Pattern::RandRw } else { Pattern::Rw };
-            let job = Job { seed, ..job(pattern, &sizes) };
+            let pattern = if random { AccessPattern::RandRw } else { AccessPattern::Rw };
+            let job = LoadJob { seed, ..job(pattern, &sizes) };
             let range = Range { offset_bytes: offset * 512, size_bytes: blocks * 512 };
             let mut plan = Plan::new(&job, 0, range);
             for op in take(&mut plan, 300) {

@@ -1,11 +1,11 @@
-//! The results as aligned text, for people.
+//! Text report of the results, aligned for terminals.
 
 use std::fmt::{self, Formatter};
 
-use crate::results::{JobSummary, Latency, OpKind, Results, VerifyResults};
+use crate::results::{JobSummary, LatencySummary, LoadResults, OpKind, VerifyResults};
 
 /// Writes the whole report.
-pub(crate) fn write(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+pub(crate) fn write(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     headline(results, f)?;
     rates(results, f)?;
     latencies(results, f)?;
@@ -20,7 +20,7 @@ pub(crate) fn write(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     results.verify.as_ref().map_or(Ok(()), |verify| verified(verify, f))
 }
 
-fn headline(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+fn headline(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     let JobSummary { pattern, depth, cores, seed, .. } = &results.job;
     let sizes: Vec<String> =
         results.job.block_sizes.iter().map(|size| bytes(size.bytes as u64)).collect();
@@ -43,7 +43,7 @@ fn headline(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     )
 }
 
-fn rates(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+fn rates(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     if results.operations.is_empty() {
         return writeln!(f, "  no I/O completed");
     }
@@ -65,7 +65,7 @@ fn rates(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn latencies(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+fn latencies(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     let names = ["mean", "stddev", "min", "max"];
     let Some(first) = results.operations.first() else { return Ok(()) };
     let header = names.into_iter().chain(first.latency_us.percentiles().map(|(name, _)| name));
@@ -77,7 +77,7 @@ fn latencies(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     }
     writeln!(f)?;
     for op in &results.operations {
-        let Latency { mean, stddev, min, max, .. } = op.latency_us;
+        let LatencySummary { mean, stddev, min, max, .. } = op.latency_us;
         write!(f, "  {:<10}", op.operation.map_or("total", OpKind::name))?;
         let percentiles = op.latency_us.percentiles().map(|(_, value)| value);
         for value in [mean, stddev, min, max].into_iter().chain(percentiles) {
@@ -88,12 +88,12 @@ fn latencies(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn troubles(results: &Results, f: &mut Formatter<'_>) -> fmt::Result {
+fn troubles(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     for error in &results.errors {
         writeln!(f, "  errors     {} {}: {}", error.count, error.operation.name(), error.error)?;
     }
     if results.unfinished_ios > 0 {
-        writeln!(f, "  unfinished {} I/Os never ended", results.unfinished_ios)?;
+        writeln!(f, "  unfinished {} I/Os did not end", results.unfinished_ios)?;
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ fn bytes(count: u64) -> String {
     }
 }
 
-/// A number with its thousands apart.
+/// A number with thousands separators.
 fn grouped(value: f64, decimals: usize) -> String {
     let plain = format!("{value:.decimals$}");
     let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));

@@ -1,12 +1,12 @@
-//! What came of a job, as data. The JSON form is described in `docs/load-json.md`; a change that a
-//! reader could notice beyond new fields raises [`SCHEMA_VERSION`].
+//! Results of a job, as data. `docs/load-json.md` describes the JSON form. A change that a reader
+//! could notice, other than a new field, increments [`SCHEMA_VERSION`].
 
 use std::fmt;
 
 use flagstone_blockdev::Geometry;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{BlockSize, Job, Pattern, Range, Verify};
+use crate::job::{AccessPattern, BlockSize, LoadJob, Range, Verify};
 use crate::limits::VIOLATIONS_KEPT;
 pub use crate::plan::OpKind;
 use crate::stats::{OpStats, Stats};
@@ -16,58 +16,59 @@ use crate::verify::{Violation, ViolationKind};
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How it went, worst first: a job with several kinds of trouble has the first.
+/// Outcome, worst first: the first variant that applies is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// Data was wrong: see [`Results::verify`].
+pub enum LoadOutcome {
+    /// Wrong data: see [`LoadResults::verify`].
     VerifyFailed,
-    /// I/Os in flight never ended.
+    /// I/Os in flight did not end.
     Unresponsive,
-    /// More I/Os failed than the job suffers.
+    /// More I/Os failed than the job tolerates.
     IoErrors,
-    /// It was stopped before its end.
+    /// Stopped before its end.
     Stopped,
-    /// All is well.
+    /// Successful.
     Complete,
 }
 
-/// Everything that came of a job.
+/// All results of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub struct LoadResults {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// How it went.
-    pub outcome: Outcome,
-    /// What was asked.
+    /// Outcome.
+    pub outcome: LoadOutcome,
+    /// Settings of the job.
     pub job: JobSummary,
-    /// Of what.
+    /// Properties of the device.
     pub device: DeviceSummary,
-    /// From the first counted I/O's possible start to the last counted one's end, in seconds.
+    /// From the earliest possible start of the first counted I/O to the end of the last one, in
+    /// seconds.
     pub elapsed_s: f64,
     /// Reads, writes and trims together, if there were any.
     pub total: Option<OperationResults>,
-    /// By kind, those that there were.
+    /// By kind, for kinds with I/Os.
     pub operations: Vec<OperationResults>,
     /// Failed I/Os by kind.
     pub errors: Vec<ErrorCount>,
-    /// I/Os that were given up because they never ended.
+    /// I/Os that were abandoned because they did not end.
     pub unfinished_ios: u64,
-    /// CPU time of the whole process; absent for verified jobs, whose checks would be counted, and
-    /// where the system does not tell.
+    /// CPU time of the whole process. Absent for verified jobs, whose checks would be included, and
+    /// if the system does not report it.
     pub cpu: Option<CpuResults>,
-    /// One a second.
+    /// One per second.
     pub samples: Vec<Sample>,
-    /// Of a verified job.
+    /// Verification results of a verified job.
     pub verify: Option<VerifyResults>,
 }
 
-/// What was asked.
+/// Settings of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSummary {
     /// Kind and order of the I/Os.
-    pub pattern: Pattern,
-    /// Percent of reads, of mixed patterns.
+    pub pattern: AccessPattern,
+    /// Percentage of reads, for mixed patterns.
     pub read_percent: Option<u8>,
     /// Sizes of the I/Os.
     pub block_sizes: Vec<BlockSize>,
@@ -81,7 +82,7 @@ pub struct JobSummary {
     pub size_bytes: u64,
     /// Seed.
     pub seed: u64,
-    /// Rate, in I/Os a second.
+    /// Rate, in I/Os per second.
     pub rate_iops: Option<u64>,
     /// Warm-up, in seconds.
     pub warm_up_s: f64,
@@ -89,12 +90,12 @@ pub struct JobSummary {
     pub fua: bool,
     /// Writes between flushes.
     pub flush_every: Option<u32>,
-    /// Data is checked.
+    /// Data is verified.
     pub verify: bool,
 }
 
 impl JobSummary {
-    pub(crate) fn new(job: &Job, range: Range) -> JobSummary {
+    pub(crate) fn new(job: &LoadJob, range: Range) -> JobSummary {
         let mixed = job.pattern.reads() && job.pattern.writes();
         JobSummary {
             pattern: job.pattern,
@@ -132,60 +133,60 @@ impl DeviceSummary {
     }
 }
 
-/// I/Os of one kind, or of all kinds.
+/// Statistics of one kind of I/O, or of all kinds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperationResults {
-    /// The kind; absent for all together.
+    /// The kind; absent for the total.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub operation: Option<OpKind>,
     /// Completed I/Os.
     pub ios: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// I/Os a second.
+    /// I/Os per second.
     pub iops: f64,
-    /// 10^6 bytes a second.
+    /// 10^6 bytes per second.
     pub mb_per_s: f64,
-    /// 2^20 bytes a second.
+    /// 2^20 bytes per second.
     pub mib_per_s: f64,
     /// Latency.
-    pub latency_us: Latency,
+    pub latency_us: LatencySummary,
 }
 
-/// Latency in microseconds. Mean, least and most are exact, the others right to 3 digits.
+/// Latency in microseconds. Mean, minimum and maximum are exact, the others correct to 3 digits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct LatencySummary {
     /// Mean.
     pub mean: f64,
     /// Standard deviation.
     pub stddev: f64,
-    /// Least.
+    /// Minimum.
     pub min: f64,
-    /// Most.
+    /// Maximum.
     pub max: f64,
     /// Median.
     pub p50: f64,
-    /// 90 of 100 are not above.
+    /// 90th percentile.
     pub p90: f64,
-    /// 95 of 100 are not above.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 of 100 are not above.
+    /// 99th percentile.
     pub p99: f64,
-    /// 99.9 of 100 are not above.
+    /// 99.9th percentile.
     pub p99_9: f64,
-    /// 99.99 of 100 are not above.
+    /// 99.99th percentile.
     pub p99_99: f64,
-    /// 99.999 of 100 are not above.
+    /// 99.999th percentile.
     pub p99_999: f64,
 }
 
-impl Latency {
-    fn new(stats: &OpStats) -> Latency {
+impl LatencySummary {
+    fn new(stats: &OpStats) -> LatencySummary {
         let us = |ns: u64| ns as f64 / 1e3;
-        // The histogram rounds up within its resolution; no percentile exceeds what was seen.
+        // The histogram rounds up within its resolution; no percentile may exceed the maximum.
         let at =
             |q: f64| us(stats.latency_ns.value_at_quantile(q).clamp(stats.min_ns, stats.max_ns));
-        Latency {
+        LatencySummary {
             mean: us(stats.sum_ns) / stats.ios as f64,
             stddev: stats.latency_ns.stdev() / 1e3,
             min: us(stats.min_ns),
@@ -224,12 +225,12 @@ impl OperationResults {
             iops: rate(stats.ios),
             mb_per_s: rate(stats.bytes) / 1e6,
             mib_per_s: rate(stats.bytes) / f64::from(1 << 20),
-            latency_us: Latency::new(stats),
+            latency_us: LatencySummary::new(stats),
         }
     }
 }
 
-/// The results of all kinds together, and of each.
+/// Results of all kinds together, and of each kind.
 pub(crate) fn operations(
     stats: &Stats,
     elapsed_s: f64,
@@ -250,11 +251,11 @@ pub(crate) fn operations(
 /// Failed I/Os of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorCount {
-    /// What failed.
+    /// Kind of the failed operation.
     pub operation: OpKind,
-    /// With which error: the device's, in snake case.
+    /// The device's error, in snake case.
     pub error: String,
-    /// How many.
+    /// Count.
     pub count: u64,
 }
 
@@ -265,11 +266,11 @@ pub struct CpuResults {
     pub user_s: f64,
     /// In the kernel, in seconds.
     pub system_s: f64,
-    /// In user space, in microseconds an I/O.
+    /// In user space, in microseconds per I/O.
     pub user_us_per_io: f64,
-    /// In the kernel, in microseconds an I/O.
+    /// In the kernel, in microseconds per I/O.
     pub system_us_per_io: f64,
-    /// CPUs kept busy.
+    /// Busy CPUs.
     pub cpus: f64,
 }
 
@@ -287,14 +288,14 @@ impl CpuResults {
     }
 }
 
-/// What happened in one interval.
+/// Statistics of one interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// End of the interval, in seconds since the start, warm-up included.
     pub at_s: f64,
-    /// I/Os a second.
+    /// I/Os per second.
     pub iops: f64,
-    /// 10^6 bytes a second.
+    /// 10^6 bytes per second.
     pub mb_per_s: f64,
     /// Mean latency, in microseconds; 0 without I/Os.
     pub mean_latency_us: f64,
@@ -302,25 +303,25 @@ pub struct Sample {
     pub errors: u64,
 }
 
-/// What the checks of a verified job found.
+/// Results of the verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyResults {
-    /// Names the run in its stamps.
+    /// Identifies the run in its stamps.
     pub run_id: u64,
     /// Writes of blocks that completed.
     pub blocks_written: u64,
-    /// Reads of blocks that were judged.
+    /// Reads of blocks that were checked.
     pub blocks_checked: u64,
-    /// Blocks that held what they must not.
+    /// Blocks with wrong content.
     pub violations: u64,
-    /// The first of them.
+    /// The first violations.
     pub first: Vec<ViolationReport>,
     /// All blocks of the range were read back after the job's own I/Os.
     pub read_back: bool,
 }
 
 impl VerifyResults {
-    /// Two cores together.
+    /// Adds the results of another core.
     pub(crate) fn plus(mut self, other: VerifyResults) -> VerifyResults {
         self.blocks_written += other.blocks_written;
         self.blocks_checked += other.blocks_checked;
@@ -332,14 +333,14 @@ impl VerifyResults {
     }
 }
 
-/// A [`Violation`], for a report.
+/// A [`Violation`] in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViolationReport {
-    /// What is wrong.
+    /// Kind of the violation.
     pub kind: ViolationKind,
-    /// Where on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset_bytes: u64,
-    /// All of it, in words.
+    /// Description.
     pub message: String,
 }
 
@@ -353,25 +354,25 @@ impl From<&Violation> for ViolationReport {
     }
 }
 
-impl Outcome {
+impl LoadOutcome {
     pub(crate) fn describe(self) -> &'static str {
         match self {
-            Outcome::VerifyFailed => "verification FAILED",
-            Outcome::Unresponsive => "the device did not answer",
-            Outcome::IoErrors => "ended by I/O errors",
-            Outcome::Stopped => "stopped early",
-            Outcome::Complete => "complete",
+            LoadOutcome::VerifyFailed => "verification FAILED",
+            LoadOutcome::Unresponsive => "the device did not answer",
+            LoadOutcome::IoErrors => "ended by I/O errors",
+            LoadOutcome::Stopped => "stopped early",
+            LoadOutcome::Complete => "complete",
         }
     }
 }
 
-impl fmt::Display for Results {
+impl fmt::Display for LoadResults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         crate::report::write(self, f)
     }
 }
 
-/// Whether a job is told to check data, and only that.
-pub(crate) fn is_recorded(job: &Job) -> bool {
+/// Whether a job only checks recorded data.
+pub(crate) fn is_recorded(job: &LoadJob) -> bool {
     matches!(job.verify, Some(Verify::Recorded { .. }))
 }

@@ -1,47 +1,48 @@
-//! Runs a job: its cores, the watch over them, and what they bring together.
+//! Run of a job: its cores, their supervision, and the combination of their results.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
 use flagstone_runtime::time::{self, Instant};
 use flagstone_runtime::{buf, cores, random_u64, spawn_detached};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::core_task::{CoreTask, Report};
-use crate::job::{Job, JobError, Range};
+use crate::core_task::{CoreReport, CoreTask};
+use crate::job::{JobError, LoadJob, Range};
 use crate::lane::{LaneEnd, Links, Signals};
 use crate::limits::{DRAIN, SAMPLE_EVERY, SAMPLES_MAX};
 use crate::plan::split;
 use crate::results::{
-    CpuResults, DeviceSummary, ErrorCount, JobSummary, Outcome, Results, SCHEMA_VERSION, Sample,
-    VerifyResults, operations,
+    CpuResults, DeviceSummary, ErrorCount, JobSummary, LoadOutcome, LoadResults, SCHEMA_VERSION,
+    Sample, VerifyResults, operations,
 };
 use crate::slots::Woken;
 use crate::stats::{Gauge, Reading, Stats};
 use crate::usage::{Usage, usage};
 use crate::verify::journal::JournalError;
 
-/// Why there are no results.
+/// Reason that there are no results.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The job does not fit the device.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The file of the verified state.
+    /// The file of the recorded state failed.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// Others of this process took the memory that the job's check found free.
+    /// Other users of this process took the memory that was free at validation.
     #[error("no pooled memory is left for the job's buffers")]
     NoMemory,
-    /// A core ended before its work.
+    /// A core ended before its part of the job.
     #[error("a core of the runtime ended before its part of the job")]
     CoreLost,
 }
 
-/// Ends a job early. Clones are of the same job; any thread may use them.
+/// Ends a job early. Clones refer to the same job; any thread may use them.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<StopState>);
 
@@ -52,12 +53,13 @@ struct StopState {
 }
 
 impl Stop {
-    /// Nobody wants to stop.
+    /// Without a stop request.
     pub fn new() -> Stop {
         Stop::default()
     }
 
-    /// Begins no more I/Os and ends when those in flight have: [`run`] then returns results.
+    /// Requests the end: no more I/Os start, and [`run`] returns results when those in flight have
+    /// ended.
     pub fn stop(&self) {
         self.0.wanted.store(true, Ordering::SeqCst);
         if let Some(watcher) = lock(&self.0.watcher).take() {
@@ -70,41 +72,41 @@ impl Stop {
     }
 }
 
-/// How far a job is. Given once a second.
+/// Progress of a job, reported once per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
+pub struct LoadProgress {
     /// Time since the start, warm-up included.
     pub elapsed: Duration,
-    /// When the job has an end in time: that time, warm-up included.
+    /// Expected total time of a job with a time limit, warm-up included.
     pub expected: Option<Duration>,
     /// I/Os counted so far.
     pub ios: u64,
-    /// Their bytes.
+    /// Their length, in bytes.
     pub bytes: u64,
     /// The last interval.
     pub sample: Sample,
     /// Failed I/Os so far.
     pub errors: u64,
-    /// Blocks found so far that hold what they must not.
+    /// Blocks with wrong content found so far.
     pub violations: u64,
     /// The job's own I/Os are over; the range is being read back.
     pub reads_back: bool,
 }
 
-/// Runs `job` against `device` until its end, on the runtime's first `job.cores` cores (the current
-/// one if that is 1), and calls `progress` once a second.
+/// Runs `job` against `device` until its end, on the first `job.cores` cores of the runtime (the
+/// current core if that is 1), and calls `progress` once per second.
 ///
-/// Dropping the future ends the job's I/Os soon after.
+/// Dropping the future ends the I/Os of the job soon after.
 ///
 /// # Errors
-/// [`RunError`]: before any I/O, but for failures of the verified state's file. Failed I/Os are no
-/// errors here, they are counted in the results.
+/// [`RunError`], before any I/O, except for failures of the state file. Failed I/Os are not errors
+/// here: the results count them.
 pub async fn run(
     device: SharedDevice,
-    job: &Job,
+    job: &LoadJob,
     stop: &Stop,
-    mut progress: impl FnMut(&Progress),
-) -> Result<Results, RunError> {
+    mut progress: impl FnMut(&LoadProgress),
+) -> Result<LoadResults, RunError> {
     let geometry = device.geometry();
     let range = job.validate(&geometry, cores().len(), buf::memory_limit())?;
     let started = time::now();
@@ -123,21 +125,21 @@ pub async fn run(
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
-type Outcomes = Vec<Option<Result<Report, RunError>>>;
+type Outcomes = Vec<Option<Result<CoreReport, RunError>>>;
 
-/// Where the cores' reports meet.
+/// Collects the reports of the cores.
 struct Gather {
     outcomes: Mutex<(usize, Outcomes)>,
     watcher: Mutex<Option<Waker>>,
 }
 
 impl Gather {
-    fn put(&self, core: usize, outcome: Result<Report, RunError>) {
+    fn put(&self, core: usize, outcome: Result<CoreReport, RunError>) {
         let mut outcomes = lock(&self.outcomes);
-        // A core's second report, or one for outcomes that were taken already, is not news.
+        // Ignore a second report of a core, or a report after the outcomes were taken.
         let (open, all) = &mut *outcomes;
         if let Some(known @ None) = all.get_mut(core) {
             *known = Some(outcome);
@@ -150,7 +152,7 @@ impl Gather {
     }
 }
 
-/// Reports for a core whose task is dropped before it could.
+/// Reports a failure for a core whose task is dropped early.
 struct Reporter {
     gather: Arc<Gather>,
     core: usize,
@@ -168,7 +170,7 @@ enum Waited {
     Stopped,
 }
 
-/// The cores at work. Dropping it ends them.
+/// The working cores. Dropping it ends them.
 struct Team {
     gather: Arc<Gather>,
     signals: Arc<Signals>,
@@ -176,7 +178,7 @@ struct Team {
 }
 
 impl Team {
-    fn start(device: &SharedDevice, job: &Job, range: Range, started: Instant) -> Team {
+    fn start(device: &SharedDevice, job: &LoadJob, range: Range, started: Instant) -> Team {
         let signals = Arc::new(Signals::default());
         let outcomes = (0..job.cores).map(|_| None).collect();
         let gather = Arc::new(Gather {
@@ -207,7 +209,8 @@ impl Team {
                 let outcome = task.run().await;
                 reporter.gather.put(reporter.core, outcome);
             };
-            // One core's work stays with its caller: in simulation that is the caller's node.
+            // With one core the work stays on the caller's core, which in simulation is the
+            // caller's node.
             if job.cores == 1 {
                 spawn_detached(work());
             } else {
@@ -217,7 +220,7 @@ impl Team {
         Team { gather, signals, links }
     }
 
-    /// Waits until all cores have reported, or (unless that is known) a stop is wanted.
+    /// Waits until all cores have reported, or (unless already known) until a stop is requested.
     async fn wait(&self, stop: &Stop, stop_is_known: bool) -> Waited {
         poll_fn(|cx| {
             *lock(&self.gather.watcher) = Some(cx.waker().clone());
@@ -249,7 +252,7 @@ impl Team {
         }
     }
 
-    fn take(&self) -> Result<Vec<Report>, RunError> {
+    fn take(&self) -> Result<Vec<CoreReport>, RunError> {
         let outcomes = std::mem::take(&mut lock(&self.gather.outcomes).1);
         outcomes.into_iter().map(|outcome| outcome.unwrap_or(Err(RunError::CoreLost))).collect()
     }
@@ -257,14 +260,14 @@ impl Team {
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // Nobody is left to be told of the end.
+        // The watcher is gone, and need not be woken.
         lock(&self.gather.watcher).take();
         self.raise(&self.signals.stop);
         self.raise(&self.signals.abandon);
     }
 }
 
-/// What the caller's task keeps an eye on: time, samples, and a silent device.
+/// Supervision by the caller's task: time, samples, and unresponsive devices.
 struct Watch {
     started: Instant,
     measure_from: Instant,
@@ -272,7 +275,7 @@ struct Watch {
     expected: Option<Duration>,
     next_sample: Instant,
     last_sample: (Instant, Reading),
-    /// When the counters last moved, and their values then.
+    /// Time of the last change of the counters, and their values.
     last_move: (Instant, Reading),
     stopped: bool,
     usage_before: Option<Usage>,
@@ -281,7 +284,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(job: &Job, started: Instant) -> Watch {
+    fn new(job: &LoadJob, started: Instant) -> Watch {
         let timed = job.time.filter(|_| !crate::results::is_recorded(job));
         let expected = timed.map(|time| job.warm_up + time);
         Watch {
@@ -305,7 +308,7 @@ impl Watch {
         moments.fold(self.next_sample, Instant::min)
     }
 
-    fn look(&mut self, team: &Team, stop: &Stop, progress: &mut impl FnMut(&Progress)) {
+    fn look(&mut self, team: &Team, stop: &Stop, progress: &mut impl FnMut(&LoadProgress)) {
         let now = time::now();
         if !self.measuring && now >= self.measure_from {
             self.measuring = true;
@@ -327,7 +330,7 @@ impl Watch {
         }
     }
 
-    /// Gives I/Os up that do not end long after they should have.
+    /// Abandons I/Os that do not end long after the job's end.
     fn look_for_silence(&mut self, now: Instant, team: &Team) {
         let reading = team.reading();
         if reading != self.last_move.1 {
@@ -340,7 +343,7 @@ impl Watch {
         }
     }
 
-    fn sample(&mut self, now: Instant, team: &Team, progress: &mut impl FnMut(&Progress)) {
+    fn sample(&mut self, now: Instant, team: &Team, progress: &mut impl FnMut(&LoadProgress)) {
         let reading = team.reading();
         let (then, earlier) = std::mem::replace(&mut self.last_sample, (now, reading));
         while self.next_sample <= now {
@@ -359,7 +362,7 @@ impl Watch {
         if self.measuring && !reads_back && self.samples.len() < SAMPLES_MAX {
             self.samples.push(sample);
         }
-        progress(&Progress {
+        progress(&LoadProgress {
             elapsed,
             expected: self.expected,
             ios: reading.ios,
@@ -373,12 +376,12 @@ impl Watch {
 }
 
 fn assemble(
-    job: &Job,
+    job: &LoadJob,
     geometry: &Geometry,
     range: Range,
-    reports: Vec<Report>,
+    reports: Vec<CoreReport>,
     watch: Watch,
-) -> Results {
+) -> LoadResults {
     let mut stats = Stats::default();
     let mut verify: Option<VerifyResults> = None;
     let mut ends = Vec::new();
@@ -401,7 +404,7 @@ fn assemble(
         error: (*error).to_owned(),
         count: *count,
     });
-    Results {
+    LoadResults {
         schema_version: SCHEMA_VERSION,
         outcome: outcome(job, &stats, &ends, verify.as_ref()),
         job: JobSummary::new(job, range),
@@ -417,17 +420,22 @@ fn assemble(
     }
 }
 
-fn outcome(job: &Job, stats: &Stats, ends: &[LaneEnd], verify: Option<&VerifyResults>) -> Outcome {
+fn outcome(
+    job: &LoadJob,
+    stats: &Stats,
+    ends: &[LaneEnd],
+    verify: Option<&VerifyResults>,
+) -> LoadOutcome {
     if verify.is_some_and(|verify| verify.violations > 0) {
-        Outcome::VerifyFailed
+        LoadOutcome::VerifyFailed
     } else if stats.unfinished > 0 {
-        Outcome::Unresponsive
+        LoadOutcome::Unresponsive
     } else if ends.contains(&LaneEnd::Errors) || stats.failed > job.errors_max {
-        Outcome::IoErrors
+        LoadOutcome::IoErrors
     } else if ends.contains(&LaneEnd::Stopped) {
-        Outcome::Stopped
+        LoadOutcome::Stopped
     } else {
-        Outcome::Complete
+        LoadOutcome::Complete
     }
 }
 

@@ -1,13 +1,13 @@
-//! Jobs from end to end, against devices that are right, late, silent or wrong.
+//! Jobs end to end, against devices that are correct, late, unresponsive or faulty.
 
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use flagstone_runtime::sim::{Config as SimConfig, Simulation};
-use flagstone_runtime::{Config, spawn};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{RuntimeConfig, spawn};
 
 use super::*;
-use crate::job::{BlockSize, Crash, Pattern, Verify};
+use crate::job::{AccessPattern, BlockSize, Crash, Verify};
 use crate::results::OpKind;
 use crate::test_device::{Manner, TestDevice};
 use crate::verify::ViolationKind;
@@ -19,53 +19,58 @@ fn geometry() -> Geometry {
     Geometry { volatile_cache: true, ..Geometry::new(SIZE, BLOCK) }
 }
 
-fn job(pattern: Pattern, ios: u64) -> Job {
-    Job { pattern, ios: Some(ios), time: None, depth: 8, ..Job::default() }
+fn job(pattern: AccessPattern, ios: u64) -> LoadJob {
+    LoadJob { pattern, ios: Some(ios), time: None, depth: 8, ..LoadJob::default() }
 }
 
-fn verified(pattern: Pattern, ios: u64) -> Job {
-    Job { verify: Some(Verify::Written { state: None }), ..job(pattern, ios) }
+fn verified(pattern: AccessPattern, ios: u64) -> LoadJob {
+    LoadJob { verify: Some(Verify::Written { state: None }), ..job(pattern, ios) }
 }
 
-fn with_state(pattern: Pattern, ios: u64, path: &std::path::Path) -> Job {
+fn with_state(pattern: AccessPattern, ios: u64, path: &std::path::Path) -> LoadJob {
     let state = Some(path.to_owned());
-    Job { verify: Some(Verify::Written { state }), ..job(pattern, ios) }
+    LoadJob { verify: Some(Verify::Written { state }), ..job(pattern, ios) }
 }
 
 /// Runs on `cores` cores.
-fn run_on(cores: usize, device: &Arc<TestDevice>, job: &Job) -> Result<Results, RunError> {
-    let config = Config { cores, ..Config::default() };
+fn run_on(cores: usize, device: &Arc<TestDevice>, job: &LoadJob) -> Result<LoadResults, RunError> {
+    let config = RuntimeConfig { cores, ..RuntimeConfig::default() };
     let device: SharedDevice = device.clone();
     let stop = Stop::new();
     flagstone_runtime::run(&config, || run(device, job, &stop, |_| {})).unwrap()
 }
 
-fn run_job(manner: Manner, job: &Job) -> (Results, Arc<TestDevice>) {
+fn run_job(manner: Manner, job: &LoadJob) -> (LoadResults, Arc<TestDevice>) {
     let device = TestDevice::new(geometry(), manner);
     (run_on(1, &device, job).unwrap(), device)
 }
 
-/// Lets tasks run until it is so.
+/// Lets tasks run until the condition holds.
 async fn until(mut so: impl FnMut() -> bool) {
     while !so() {
         flagstone_runtime::task::yield_now().await;
     }
 }
 
-/// Waits until no task and no operation of this core is alive.
+/// Waits until this core has no tasks and no operations.
 async fn nothing_is_left() {
     until(|| flagstone_runtime::alive() == (0, 0)).await;
 }
 
 #[test]
-fn exactly_as_many_ios_as_asked_are_done_and_counted() {
+fn io_count_is_exact() {
     for manner in [Manner::Prompt, Manner::Late] {
-        for pattern in [Pattern::RandRead, Pattern::Write, Pattern::RandRw, Pattern::RandTrim] {
+        for pattern in [
+            AccessPattern::RandRead,
+            AccessPattern::Write,
+            AccessPattern::RandRw,
+            AccessPattern::RandTrim,
+        ] {
             let (results, device) = run_job(manner, &job(pattern, 5000));
             let total = results.total.as_ref().unwrap();
             assert_eq!((total.ios, total.bytes), (5000, 5000 * 4096), "{manner:?} {pattern}");
             assert_eq!(device.calls.load(Ordering::Relaxed), 5000);
-            assert_eq!(results.outcome, Outcome::Complete);
+            assert_eq!(results.outcome, LoadOutcome::Complete);
             let latency = total.latency_us;
             assert!(latency.min <= latency.p50 && latency.p50 <= latency.p99_999);
             assert!(latency.p99_999 <= latency.max && latency.mean <= latency.max);
@@ -74,14 +79,14 @@ fn exactly_as_many_ios_as_asked_are_done_and_counted() {
 }
 
 #[test]
-fn the_depth_is_kept_and_never_exceeded() {
-    let (_, device) = run_job(Manner::Late, &job(Pattern::RandRead, 3000));
+fn queue_depth_is_kept_and_never_exceeded() {
+    let (_, device) = run_job(Manner::Late, &job(AccessPattern::RandRead, 3000));
     assert_eq!(device.most_in_flight.load(Ordering::Relaxed), 8);
     assert_eq!(device.in_flight.load(Ordering::Relaxed), 0);
 }
 
 #[test]
-fn a_prompt_device_lets_other_tasks_run() {
+fn immediate_device_yields_to_other_tasks() {
     let device: SharedDevice = TestDevice::new(geometry(), Manner::Prompt);
     let seen = flagstone_runtime::block_on(async {
         let turns = Rc::new(std::cell::Cell::new(0));
@@ -92,7 +97,7 @@ fn a_prompt_device_lets_other_tasks_run() {
                 flagstone_runtime::task::yield_now().await;
             }
         });
-        let job = job(Pattern::RandRead, 100 * crate::limits::IOS_PER_POLL as u64);
+        let job = job(AccessPattern::RandRead, 100 * crate::limits::IOS_PER_POLL as u64);
         run(device, &job, &Stop::new(), |_| {}).await.unwrap();
         other.abort();
         turns.get()
@@ -101,25 +106,25 @@ fn a_prompt_device_lets_other_tasks_run() {
 }
 
 #[test]
-fn without_an_end_the_range_is_done_once() {
-    let job = Job { ios: None, size_bytes: Some(65536), ..job(Pattern::Write, 1) };
+fn job_without_end_covers_range_once() {
+    let job = LoadJob { ios: None, size_bytes: Some(65536), ..job(AccessPattern::Write, 1) };
     let (results, device) = run_job(Manner::Late, &job);
     assert_eq!(results.total.unwrap().bytes, 65536);
-    let bytes = device.bytes.lock().unwrap();
+    let bytes = device.bytes.lock();
     assert!(bytes[..65536].chunks(16).all(|chunk| chunk.iter().any(|byte| *byte != 0)));
     assert!(bytes[65536..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn mixed_sizes_and_flushes_are_counted_apart() {
-    let job = Job {
+fn sizes_and_flushes_are_counted_separately() {
+    let job = LoadJob {
         block_sizes: vec![
             BlockSize { bytes: 512, weight: 1 },
             BlockSize { bytes: 8192, weight: 1 },
         ],
         flush_every: Some(10),
         fua: true,
-        ..job(Pattern::RandRw, 4000)
+        ..job(AccessPattern::RandRw, 4000)
     };
     let (results, device) = run_job(Manner::Late, &job);
     let of = |kind| results.operations.iter().find(|op| op.operation == Some(kind)).unwrap();
@@ -132,12 +137,12 @@ fn mixed_sizes_and_flushes_are_counted_apart() {
 }
 
 #[test]
-fn cores_share_the_work_and_their_results_add_up() {
+fn cores_share_work_and_results_add_up() {
     let device = TestDevice::new(geometry(), Manner::Late);
-    let job = Job { cores: 2, ..verified(Pattern::RandRw, 3001) };
+    let job = LoadJob { cores: 2, ..verified(AccessPattern::RandRw, 3001) };
     let results = run_on(2, &device, &job).unwrap();
     assert_eq!(results.total.as_ref().unwrap().ios, 3001);
-    assert_eq!(results.outcome, Outcome::Complete, "{results}");
+    assert_eq!(results.outcome, LoadOutcome::Complete, "{results}");
     let verify = results.verify.unwrap();
     assert!(verify.read_back && verify.blocks_checked >= SIZE / u64::from(BLOCK));
 }
@@ -145,15 +150,15 @@ fn cores_share_the_work_and_their_results_add_up() {
 #[test]
 fn time_ends_a_job_and_stop_ends_it_sooner() {
     let device = TestDevice::new(geometry(), Manner::Prompt);
-    let timed = Job {
+    let timed = LoadJob {
         time: Some(Duration::from_millis(30)),
         warm_up: Duration::from_millis(10),
         ios: None,
-        ..job(Pattern::RandRead, 1)
+        ..job(AccessPattern::RandRead, 1)
     };
-    assert_eq!(run_on(1, &device, &timed).unwrap().outcome, Outcome::Complete);
+    assert_eq!(run_on(1, &device, &timed).unwrap().outcome, LoadOutcome::Complete);
 
-    let endless = Job { time: Some(Duration::from_secs(86_400)), ..timed };
+    let endless = LoadJob { time: Some(Duration::from_secs(86_400)), ..timed };
     let device: SharedDevice = device;
     let results = flagstone_runtime::block_on(async {
         let stop = Stop::new();
@@ -166,13 +171,13 @@ fn time_ends_a_job_and_stop_ends_it_sooner() {
         stopper.await.unwrap();
         results
     });
-    assert_eq!(results.unwrap().outcome, Outcome::Stopped);
+    assert_eq!(results.unwrap().outcome, LoadOutcome::Stopped);
 }
 
 #[test]
-fn what_runs_during_the_warm_up_is_not_counted() {
+fn warm_up_is_not_counted() {
     let device = TestDevice::new(geometry(), Manner::Prompt);
-    let job = Job { warm_up: Duration::from_secs(86_400), ..job(Pattern::RandRead, 1) };
+    let job = LoadJob { warm_up: Duration::from_secs(86_400), ..job(AccessPattern::RandRead, 1) };
     let shared: SharedDevice = device.clone();
     let results = flagstone_runtime::block_on(async {
         let stop = Stop::new();
@@ -183,22 +188,22 @@ fn what_runs_during_the_warm_up_is_not_counted() {
         running.await.unwrap().unwrap()
     });
     let results = results.unwrap();
-    assert_eq!((results.outcome, results.total), (Outcome::Stopped, None));
+    assert_eq!((results.outcome, results.total), (LoadOutcome::Stopped, None));
 }
 
-/// In simulated time: 64 in flight of 100 ms are 640 a second, however long the warm-up and however
-/// short the measurement.
+/// In simulated time: 64 I/Os in flight of 100 ms are 640 per second, for any length of warm-up and
+/// measurement.
 #[test]
-fn the_rate_of_a_long_queue_is_the_devices() {
+fn rate_of_deep_queue_is_device_rate() {
     for warm_up_ms in [0, 30, 1000] {
         let sim = Simulation::new(1, SimConfig::default());
         let results = sim.block_on(async move {
-            let job = Job {
-                pattern: Pattern::RandRead,
+            let job = LoadJob {
+                pattern: AccessPattern::RandRead,
                 depth: 64,
                 time: Some(Duration::from_millis(250)),
                 warm_up: Duration::from_millis(warm_up_ms),
-                ..Job::default()
+                ..LoadJob::default()
             };
             let device: SharedDevice = TestDevice::new(geometry(), Manner::Steady(100, 64));
             run(device, &job, &Stop::new(), |_| {}).await.unwrap()
@@ -209,33 +214,33 @@ fn the_rate_of_a_long_queue_is_the_devices() {
 }
 
 #[test]
-fn a_rate_is_kept_over_all() {
-    // 200 I/Os at 10,000 a second take 19.9 ms at least, whatever else the machine does.
-    let job = Job { rate_iops: Some(10_000), ..job(Pattern::RandRead, 200) };
+fn rate_limit_holds_over_all_cores() {
+    // 200 I/Os at 10,000 per second take at least 19.9 ms on any machine.
+    let job = LoadJob { rate_iops: Some(10_000), ..job(AccessPattern::RandRead, 200) };
     let (results, _) = run_job(Manner::Prompt, &job);
     assert!(results.elapsed_s >= 0.0199, "{}", results.elapsed_s);
 }
 
 #[test]
-fn errors_are_counted_by_kind_and_end_the_job_when_too_many() {
-    let suffering = Job { errors_max: u64::MAX, ..job(Pattern::RandRead, 500) };
+fn errors_are_counted_and_end_job_at_limit() {
+    let suffering = LoadJob { errors_max: u64::MAX, ..job(AccessPattern::RandRead, 500) };
     let (results, _) = run_job(Manner::Failing(50), &suffering);
-    assert_eq!(results.outcome, Outcome::Complete);
+    assert_eq!(results.outcome, LoadOutcome::Complete);
     assert_eq!(results.errors.len(), 1);
     assert_eq!((results.errors[0].error.as_str(), results.errors[0].count), ("read_fault", 10));
     assert_eq!(results.total.unwrap().ios, 490);
 
-    let (results, device) = run_job(Manner::Failing(50), &job(Pattern::RandWrite, 500));
-    assert_eq!(results.outcome, Outcome::IoErrors);
+    let (results, device) = run_job(Manner::Failing(50), &job(AccessPattern::RandWrite, 500));
+    assert_eq!(results.outcome, LoadOutcome::IoErrors);
     assert_eq!(device.calls.load(Ordering::Relaxed), 50);
 }
 
 #[test]
-fn a_dropped_run_ends_its_ios() {
+fn dropped_run_cancels_its_ios() {
     let device = TestDevice::new(geometry(), Manner::Silent);
     let shared: SharedDevice = device.clone();
     flagstone_runtime::block_on(async {
-        let job = job(Pattern::RandRead, 100);
+        let job = job(AccessPattern::RandRead, 100);
         let running = spawn(async move { run(shared, &job, &Stop::new(), |_| {}).await.map(drop) });
         until(|| device.calls.load(Ordering::Relaxed) == 8).await;
         running.abort();
@@ -246,12 +251,17 @@ fn a_dropped_run_ends_its_ios() {
 }
 
 #[test]
-fn a_right_device_passes_verification() {
+fn correct_device_passes_verification() {
     for manner in [Manner::Prompt, Manner::Late] {
-        for pattern in [Pattern::Write, Pattern::RandWrite, Pattern::Rw, Pattern::RandRw] {
-            let job = Job { flush_every: Some(7), ..verified(pattern, 3000) };
+        for pattern in [
+            AccessPattern::Write,
+            AccessPattern::RandWrite,
+            AccessPattern::Rw,
+            AccessPattern::RandRw,
+        ] {
+            let job = LoadJob { flush_every: Some(7), ..verified(pattern, 3000) };
             let (results, _) = run_job(manner, &job);
-            assert_eq!(results.outcome, Outcome::Complete, "{pattern} {results}");
+            assert_eq!(results.outcome, LoadOutcome::Complete, "{pattern} {results}");
             let verify = results.verify.unwrap();
             assert!(verify.read_back && verify.violations == 0 && verify.blocks_written > 0);
         }
@@ -259,15 +269,15 @@ fn a_right_device_passes_verification() {
 }
 
 #[test]
-fn failed_writes_are_not_held_against_the_device() {
-    let job = Job { errors_max: u64::MAX, ..verified(Pattern::RandRw, 1000) };
+fn failed_writes_cause_no_violation() {
+    let job = LoadJob { errors_max: u64::MAX, ..verified(AccessPattern::RandRw, 1000) };
     let (results, _) = run_job(Manner::Failing(20), &job);
     assert!(results.errors.iter().map(|error| error.count).sum::<u64>() >= 50);
     assert_eq!(results.verify.unwrap().violations, 0);
 }
 
 #[test]
-fn wrong_devices_are_found_out_in_words() {
+fn faulty_devices_are_reported() {
     let wrongs = [
         (Manner::Losing(40), [ViolationKind::Lost, ViolationKind::Stale]),
         (Manner::Tearing(40), [ViolationKind::Torn, ViolationKind::Torn]),
@@ -277,48 +287,49 @@ fn wrong_devices_are_found_out_in_words() {
         // Blocks of 4 KiB: a torn write is a torn block.
         let geometry = Geometry { volatile_cache: true, ..Geometry::new(SIZE, 4096) };
         let device = TestDevice::new(geometry, manner);
-        let results = run_on(1, &device, &verified(Pattern::RandWrite, 1000)).unwrap();
-        assert_eq!(results.outcome, Outcome::VerifyFailed, "{manner:?}");
+        let results = run_on(1, &device, &verified(AccessPattern::RandWrite, 1000)).unwrap();
+        assert_eq!(results.outcome, LoadOutcome::VerifyFailed, "{manner:?}");
         let verify = results.verify.as_ref().unwrap();
         assert!(verify.first.iter().any(|first| kinds.contains(&first.kind)), "{results}");
         assert!(results.to_string().contains("expected"), "{results}");
     }
 }
 
-fn check_again(device: &Arc<TestDevice>, state: PathBuf, crash: Crash) -> Results {
+fn check_again(device: &Arc<TestDevice>, state: PathBuf, crash: Crash) -> LoadResults {
     let verify = Some(Verify::Recorded { state, crash });
-    run_on(1, device, &Job { verify, ..job(Pattern::RandRead, 1) }).unwrap()
+    run_on(1, device, &LoadJob { verify, ..job(AccessPattern::RandRead, 1) }).unwrap()
 }
 
 #[test]
-fn a_recorded_state_is_checked_by_a_later_run() {
+fn recorded_state_is_checked_by_later_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     let device = TestDevice::new(geometry(), Manner::Late);
-    let job = Job { flush_every: Some(16), ..with_state(Pattern::RandWrite, 2000, &path) };
-    assert_eq!(run_on(1, &device, &job).unwrap().outcome, Outcome::Complete);
+    let job =
+        LoadJob { flush_every: Some(16), ..with_state(AccessPattern::RandWrite, 2000, &path) };
+    assert_eq!(run_on(1, &device, &job).unwrap().outcome, LoadOutcome::Complete);
     device.behave(Manner::Prompt);
     for crash in [Crash::ClientOnly, Crash::Server] {
         let results = check_again(&device, path.clone(), crash);
-        assert_eq!(results.outcome, Outcome::Complete, "{results}");
+        assert_eq!(results.outcome, LoadOutcome::Complete, "{results}");
         assert_eq!(results.verify.unwrap().blocks_checked, SIZE / u64::from(BLOCK));
     }
-    let written = device.bytes.lock().unwrap().chunks(512).position(|block| block[0] != 0);
+    let written = device.bytes.lock().chunks(512).position(|block| block[0] != 0);
     let lost = written.unwrap() * 512;
-    device.bytes.lock().unwrap()[lost..lost + 512].fill(0);
+    device.bytes.lock()[lost..lost + 512].fill(0);
     let results = check_again(&device, path, Crash::Server);
-    assert_eq!(results.outcome, Outcome::VerifyFailed);
+    assert_eq!(results.outcome, LoadOutcome::VerifyFailed);
     let first = &results.verify.as_ref().unwrap().first[0];
     assert_eq!((first.kind, first.offset_bytes), (ViolationKind::Lost, lost as u64));
 }
 
 #[test]
-fn a_writer_that_dies_leaves_a_state_that_accuses_nobody() {
+fn killed_writer_leaves_valid_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     let device = TestDevice::new(geometry(), Manner::Late);
     let shared: SharedDevice = device.clone();
-    let endless = with_state(Pattern::RandWrite, u64::MAX, &path);
+    let endless = with_state(AccessPattern::RandWrite, u64::MAX, &path);
     flagstone_runtime::block_on(async {
         let running =
             spawn(async move { run(shared, &endless, &Stop::new(), |_| {}).await.map(drop) });
@@ -330,23 +341,23 @@ fn a_writer_that_dies_leaves_a_state_that_accuses_nobody() {
     device.behave(Manner::Prompt);
     for crash in [Crash::ClientOnly, Crash::Server] {
         let results = check_again(&device, path.clone(), crash);
-        assert_eq!(results.outcome, Outcome::Complete, "{results}");
+        assert_eq!(results.outcome, LoadOutcome::Complete, "{results}");
     }
-    // What the record tells was completed before the death must not be gone.
-    device.bytes.lock().unwrap().fill(0);
+    // Writes recorded as completed before the crash must be present.
+    device.bytes.lock().fill(0);
     let results = check_again(&device, path.clone(), Crash::ClientOnly);
-    assert_eq!(results.outcome, Outcome::VerifyFailed);
-    assert_eq!(check_again(&device, path, Crash::Server).outcome, Outcome::Complete);
+    assert_eq!(results.outcome, LoadOutcome::VerifyFailed);
+    assert_eq!(check_again(&device, path, Crash::Server).outcome, LoadOutcome::Complete);
 }
 
 #[test]
-fn a_state_of_another_device_is_refused() {
+fn state_of_other_device_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     let device = TestDevice::new(geometry(), Manner::Prompt);
-    run_on(1, &device, &with_state(Pattern::Write, 10, &path)).unwrap();
+    run_on(1, &device, &with_state(AccessPattern::Write, 10, &path)).unwrap();
     let verify = Some(Verify::Recorded { state: path, crash: Crash::Server });
-    let job = Job { verify, ..job(Pattern::RandRead, 1) };
+    let job = LoadJob { verify, ..job(AccessPattern::RandRead, 1) };
     for other in [Geometry::new(SIZE, 4096), Geometry::new(SIZE / 2, BLOCK)] {
         let error = run_on(1, &TestDevice::new(other, Manner::Prompt), &job).unwrap_err();
         assert!(matches!(error, RunError::Journal(JournalError::OtherDevice(_))), "{error}");
@@ -354,8 +365,8 @@ fn a_state_of_another_device_is_refused() {
 }
 
 #[test]
-fn results_keep_their_form() {
-    let (results, _) = run_job(Manner::Late, &verified(Pattern::RandRw, 500));
+fn results_json_is_stable() {
+    let (results, _) = run_job(Manner::Late, &verified(AccessPattern::RandRw, 500));
     let json = serde_json::to_value(&results).unwrap();
     assert_eq!(json["schema_version"], 1);
     assert_eq!(json["outcome"], "complete");
@@ -363,7 +374,7 @@ fn results_keep_their_form() {
     assert!(json["total"]["latency_us"]["p99_999"].is_number());
     assert!(json["total"].get("operation").is_none());
     assert_eq!(json["operations"][0]["operation"], "read");
-    let again: Results = serde_json::from_value(json).unwrap();
+    let again: LoadResults = serde_json::from_value(json).unwrap();
     assert_eq!(again.job, results.job);
     let text = results.to_string();
     for word in ["IOPS", "MB/s", "MiB/s", "p99.999", "violations", "depth 8"] {

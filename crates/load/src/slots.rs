@@ -1,15 +1,17 @@
-//! Wake-ups of a lane's slots: one waker a slot, made once, and a bit set that says which slots
-//! woke. However many I/Os complete before the lane runs, the lane's task is woken once.
+//! Wake-ups of the slots of a lane: one waker per slot, created once, and a bit set of woken slots.
+//! The task of the lane is woken once, however many I/Os complete before it runs.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Wake, Waker};
 
-/// The slots of a lane that have something to be polled for. Wakers may run on any thread.
+use parking_lot::Mutex;
+
+/// Woken slots of a lane. Wakers may run on any thread.
 #[derive(Debug)]
 pub(crate) struct Woken {
     bits: Vec<AtomicU64>,
-    /// The lane's task has been woken since it last looked.
+    /// The task of the lane was woken since its last poll.
     told: AtomicBool,
     lane: Mutex<Option<Waker>>,
 }
@@ -20,19 +22,19 @@ impl Woken {
         Arc::new(Woken { bits, told: AtomicBool::new(false), lane: Mutex::new(None) })
     }
 
-    /// Has the lane polled, though no slot woke.
+    /// Wakes the lane without a slot.
     pub(crate) fn kick(&self) {
         if !self.told.swap(true, Ordering::AcqRel) {
-            let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+            let lane = self.lane.lock();
             if let Some(lane) = &*lane {
                 lane.wake_by_ref();
             }
         }
     }
 
-    /// To be called first at each poll of the lane: later wake-ups wake `lane` again.
+    /// Must be called first at each poll of the lane: later wake-ups wake `lane` again.
     pub(crate) fn listen(&self, lane: &Waker) {
-        let mut known = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lane.lock();
         match &mut *known {
             Some(known) => known.clone_from(lane),
             None => *known = Some(lane.clone()),
@@ -41,7 +43,7 @@ impl Woken {
         self.told.swap(false, Ordering::AcqRel);
     }
 
-    /// Hands out the slots that woke since the last call.
+    /// Yields the slots woken since the last call.
     pub(crate) fn drain(&self, mut each: impl FnMut(usize)) {
         for (index, word) in self.bits.iter().enumerate() {
             if word.load(Ordering::Relaxed) == 0 {
@@ -72,7 +74,7 @@ impl Wake for SlotWaker {
     }
 }
 
-/// One waker for each slot.
+/// One waker per slot.
 pub(crate) fn wakers(woken: &Arc<Woken>, slots: usize) -> Vec<Waker> {
     (0..slots).map(|slot| Waker::from(Arc::new(SlotWaker { slot, woken: woken.clone() }))).collect()
 }
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn many_slots_wake_the_lane_once() {
+    fn many_slots_wake_lane_once() {
         let count = Arc::new(Count::default());
         let woken = Woken::new(130);
         let wakers = wakers(&woken, 130);
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_before_the_first_poll_is_kept() {
+    fn wake_before_first_poll_is_kept() {
         let woken = Woken::new(1);
         wakers(&woken, 1)[0].wake_by_ref();
         woken.listen(Waker::noop());

@@ -1,4 +1,4 @@
-//! What one core counts, and how cores add up.
+//! Statistics of one core, and their combination over cores.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::plan::OpKind;
 /// Significant decimal digits of a latency.
 const DIGITS: u8 = 3;
 
-/// The I/Os of one kind.
+/// Statistics of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct OpStats {
     pub(crate) ios: u64,
@@ -40,7 +40,7 @@ impl OpStats {
     }
 }
 
-/// Everything a core counts.
+/// Statistics of a core.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     ops: [Option<Box<OpStats>>; OpKind::ALL.len()],
@@ -52,7 +52,7 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    /// Ready to count `kinds` without a first use that allocates.
+    /// Allocates the statistics of `kinds` in advance.
     pub(crate) fn for_kinds(kinds: impl IntoIterator<Item = OpKind>) -> Stats {
         let mut stats = Stats::default();
         for kind in kinds {
@@ -77,12 +77,12 @@ impl Stats {
         *self.errors.entry((kind, error_name(error))).or_default() += 1;
     }
 
-    /// The I/Os of `kind`, if there were any.
+    /// Statistics of `kind`, if it had any I/Os.
     pub(crate) fn of(&self, kind: OpKind) -> Option<&OpStats> {
         self.ops[kind as usize].as_deref().filter(|op| op.ios > 0)
     }
 
-    /// Adds `other`'s errors alone.
+    /// Adds only the errors of `other`.
     pub(crate) fn add_trouble(&mut self, other: &Stats) {
         for (key, count) in &other.errors {
             *self.errors.entry(*key).or_default() += count;
@@ -104,7 +104,7 @@ impl Stats {
     }
 }
 
-/// The error's name in reports.
+/// Name of an error in reports.
 pub(crate) fn error_name(error: IoError) -> &'static str {
     match error {
         IoError::OutOfRange => "out_of_range",
@@ -120,20 +120,20 @@ pub(crate) fn error_name(error: IoError) -> &'static str {
     }
 }
 
-/// What a core shows of its progress while it runs. One core writes, any reads.
+/// Live progress of a core. One core writes, any core reads.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
-    /// I/Os completed, flushes not counted; likewise below.
+    /// Completed I/Os without flushes; the same below.
     pub(crate) ios: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) latency_sum_ns: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) violations: AtomicU64,
-    /// The job's own I/Os are over; what runs now reads back.
+    /// The job's own I/Os are over; the range is being read back.
     pub(crate) reads_back: AtomicBool,
 }
 
-/// A [`Gauge`]'s values, or the difference of two.
+/// Values of a [`Gauge`], or the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) ios: u64,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_add_up() {
+    fn core_statistics_add_up() {
         let mut first = Stats::for_kinds([OpKind::Read]);
         let mut second = Stats::for_kinds([OpKind::Read, OpKind::Write]);
         first.record(OpKind::Read, 4096, 1_000);

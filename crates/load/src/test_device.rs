@@ -1,30 +1,32 @@
-//! A device in memory for the tests of this crate: prompt or late, right or wrong on demand.
+//! Memory device for the tests of this crate, with configurable delays and faults.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, task};
+use parking_lot::Mutex;
 
-/// What the device does wrong, or how.
+/// Behavior of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Answers before the call returns.
+    /// Completes before the call returns.
     #[default]
     Prompt,
-    /// Answers after other tasks had a turn or a few.
+    /// Completes after other tasks have run.
     Late,
-    /// Answers after so many ms, the first so many calls sooner: one after the other, evenly.
+    /// Completes after the first number of ms; the first calls, as many as the second number,
+    /// complete earlier, evenly spaced.
     Steady(u64, u64),
-    /// Never answers.
+    /// Never completes.
     Silent,
-    /// Fails every so many calls.
+    /// Fails every n-th call.
     Failing(u64),
-    /// Drops every so many writes, and says it wrote.
+    /// Drops every n-th write, and reports success.
     Losing(u64),
-    /// Writes half of every so many writes.
+    /// Writes half of every n-th write.
     Tearing(u64),
-    /// Writes every so many writes a block too far.
+    /// Writes every n-th write one block too far.
     Misplacing(u64),
 }
 
@@ -56,11 +58,11 @@ impl TestDevice {
     }
 
     pub(crate) fn behave(&self, manner: Manner) {
-        *self.manner.lock().unwrap() = manner;
+        *self.manner.lock() = manner;
     }
 
     fn manner(&self) -> Manner {
-        *self.manner.lock().unwrap()
+        *self.manner.lock()
     }
 
     fn answer<T: 'static>(&self, value: T, error: IoError) -> IoFuture<T> {
@@ -97,7 +99,7 @@ impl TestDevice {
 
     fn put(&self, offset: u64, data: &[u8]) {
         let write = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut bytes = self.bytes.lock().unwrap();
+        let mut bytes = self.bytes.lock();
         let (mut at, mut data) = (offset as usize, data);
         match self.manner() {
             Manner::Losing(every) if write.is_multiple_of(every) => return,
@@ -121,7 +123,7 @@ impl BlockDevice for TestDevice {
             return IoFuture::ready(Err(error));
         }
         let range = offset as usize..offset as usize + buf.len();
-        buf.copy_from_slice(&self.bytes.lock().unwrap()[range]);
+        buf.copy_from_slice(&self.bytes.lock()[range]);
         self.answer(buf, IoError::ReadFault)
     }
 
@@ -145,7 +147,7 @@ impl BlockDevice for TestDevice {
         if let Err(error) = self.geometry.check(offset, len) {
             return IoFuture::ready(Err(error));
         }
-        self.bytes.lock().unwrap()[offset as usize..(offset + len) as usize].fill(0);
+        self.bytes.lock()[offset as usize..(offset + len) as usize].fill(0);
         self.answer((), IoError::WriteFault)
     }
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 pub struct Usage {
     /// In user space.
     pub user: Duration,
-    /// In the kernel, on behalf of the process.
+    /// In the kernel, for this process.
     pub system: Duration,
 }
 
 impl Usage {
-    /// What was used since `earlier`.
+    /// CPU time used since `earlier`.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             user: self.user.saturating_sub(earlier.user),
@@ -21,8 +21,8 @@ impl Usage {
     }
 }
 
-/// CPU time that this process has used, all threads together: the sum to the nanosecond, its
-/// division as the kernel's tick accounting knows it. `None` where /proc is not to be had.
+/// CPU time of this process, over all threads: the sum to the nanosecond, its division by the
+/// kernel's tick accounting. `None` if /proc is not available.
 pub fn usage() -> Option<Usage> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let (user_ticks, system_ticks) = ticks(&stat)?;
@@ -32,8 +32,8 @@ pub fn usage() -> Option<Usage> {
     Some(divide(sum_ns, user_ticks, system_ticks))
 }
 
-/// Fields 14 and 15 of proc_pid_stat(5). The second field, the program's name, may hold anything,
-/// spaces and parentheses too, so fields are counted from its last parenthesis.
+/// Fields 14 and 15 of proc_pid_stat(5). The second field, the name of the program, may contain
+/// spaces and parentheses, so fields are counted from the last parenthesis.
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace().skip(11);
@@ -54,21 +54,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_confuse_the_fields() {
+    fn process_name_does_not_confuse_stat_fields() {
         let stat = "7 (a) b (c)) S 1 2 3 4 5 6 7 8 9 10 55 44 0 0 20";
         assert_eq!(ticks(stat), Some((55, 44)));
         assert_eq!(ticks("7 (x) S 1"), None);
     }
 
     #[test]
-    fn the_sum_is_divided_without_loss() {
+    fn cpu_shares_add_up() {
         let usage = divide(1_000, 1, 3);
         assert_eq!((usage.user.as_nanos(), usage.system.as_nanos()), (250, 750));
         assert_eq!(divide(10, 0, 0).user.as_nanos(), 10);
     }
 
     #[test]
-    fn work_shows() {
+    fn cpu_work_is_measured() {
         let before = usage().unwrap();
         let mut sum = 0_u64;
         while usage().unwrap().since(before).user.is_zero() {

@@ -1,17 +1,16 @@
-//! Bits in memory, one for each part of a volume: what the log names, and, one map each, what a
-//! peer lacks.
+//! Bitmap in memory with one bit per block of a volume: for the log, and for what each peer lacks.
 //!
-//! Promises: bits are set, cleared and read from any core without a lock; a word changes as a
-//! whole; bits beyond the volume are never set; the count is exact once nobody changes anything.
-//! A map takes 2 MiB a TiB at the default granularity, so a log with two maps and two peers with four
-//! each stay within 20 MiB.
+//! Guarantees: bits can be set, cleared and read from any core without a lock; a word changes
+//! atomically; bits beyond the end of the volume are never set; the count is exact when no task
+//! changes bits. A bitmap takes 2 MiB per TiB at the default granularity, so a log with two bitmaps
+//! and two peers with four each stay within 20 MiB.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flagstone_runtime::words::zeroed_words;
+use flagstone_runtime::zeroed_words;
 
-/// See the module.
+/// A bitmap with an exact count of its set bits.
 #[derive(Debug)]
 pub struct Bitmap {
     words: Box<[AtomicU64]>,
@@ -20,7 +19,7 @@ pub struct Bitmap {
     set: AtomicU64,
 }
 
-/// The part of word `index` that lies in a range of bits, which touches it.
+/// Mask of the bits of word `index` that lie in a range of bits, which overlaps the word.
 fn part(range: &Range<u64>, index: u64) -> u64 {
     let first = index * 64;
     let from = range.start.saturating_sub(first).min(64);
@@ -30,13 +29,13 @@ fn part(range: &Range<u64>, index: u64) -> u64 {
 }
 
 impl Bitmap {
-    /// All clear. `bit_bytes` is what a bit stands for.
+    /// All bits clear. `bit_bytes` is the number of bytes per bit.
     pub fn new(bits: u64, bit_bytes: u32) -> Bitmap {
         let words = zeroed_words(bits.div_ceil(64) as usize);
         Bitmap { words, bits, bit_bytes: u64::from(bit_bytes), set: AtomicU64::new(0) }
     }
 
-    /// The bits that a range of bytes touches, of those that there are.
+    /// The bits that a range of bytes overlaps, clipped to the bitmap.
     pub fn bits_of(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset.saturating_add(len).div_ceil(self.bit_bytes).min(self.bits);
         (offset / self.bit_bytes).min(end)..end
@@ -97,12 +96,12 @@ impl Bitmap {
         self.set.load(Ordering::Acquire)
     }
 
-    /// Bytes that the set bits stand for; the last may stand for less than it counts.
+    /// Bytes covered by the set bits. The last bit of the volume counts in full.
     pub fn bytes(&self) -> u64 {
         self.count() * self.bit_bytes
     }
 
-    /// The first run of set bits from `from` on, at most `most` of them.
+    /// The first run of set bits from `from` on, limited to `most` bits.
     pub fn next_run(&self, from: u64, most: u64) -> Option<Range<u64>> {
         let start = self.find(from, |word| word)?;
         let limit = start.saturating_add(most.max(1)).min(self.bits);
@@ -131,9 +130,9 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// It equals a vector of booleans, whatever is set and cleared, also beyond its end.
+        /// Behaves like a vector of booleans, also for ranges beyond its end.
         #[test]
-        fn it_is_a_set_of_bits(
+        fn bitmap_matches_vector_of_booleans(
             bits in 1u64..300,
             steps in prop::collection::vec((any::<bool>(), 0u64..320, 0u64..320), 0..30),
             from in 0u64..320,
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_beyond_the_volume_is_set() {
+    fn bits_beyond_the_volume_stay_clear() {
         let map = Bitmap::new(70, 4096);
         map.merge(1, u64::MAX);
         map.merge(2, u64::MAX);
@@ -172,9 +171,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tebibyte_takes_two_mebibytes() {
-        let shape = crate::shape::Shape::for_size(1 << 40);
-        let map = Bitmap::new(shape.bits(), shape.bit_bytes);
+    fn bitmap_of_1_tib_takes_2_mib() {
+        let geometry = crate::layout::ReplicaGeometry::for_size(1 << 40);
+        let map = Bitmap::new(geometry.bits(), geometry.bit_bytes);
         assert_eq!(map.words() * 8, 2 << 20);
     }
 }

@@ -1,79 +1,88 @@
-//! What the operator, or the daemon for it, asks of a mirror. Each command is safe to repeat.
+//! Commands: requests of the operator, or of the daemon on the operator's behalf. Every command is
+//! idempotent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::connect::{Closing, tell_ancestors};
-use crate::decide::Amount;
-use crate::format::superblock::{PeerRecord, Role, Superblock};
-use crate::id::Uuid;
+use crate::connect::{CloseOnDrop, send_ancestors};
+use crate::decide::ResyncAmount;
+use crate::format::superblock::{PeerRecord, ReplicaRole, Superblock};
+use crate::id::MirrorId;
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::options::PeerOptions;
-use crate::peer::{About, Answer, AskError, Refusal, Reply, Request, identify, order};
+use crate::peer::{
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, execute,
+    identify,
+};
 use crate::plan::{Plan, plan};
-use crate::replica::Statistics;
+use crate::replica::IntentLogStatistics;
 use crate::roles::{RoleError, least_epoch};
-use crate::split::common;
-use crate::state::{Facts, MirrorState, PeerStatus, Phase, Status, Wish, derive};
+use crate::split_brain::common;
+use crate::state::{
+    DesiredState, LegPhase, MirrorFacts, MirrorPeerStatus, MirrorState, MirrorStatus, derive,
+};
 
-/// Why a command was not carried out.
+/// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// No such peer.
     #[error("there is no such peer")]
     NoPeer,
-    /// It needs a peer that is in sync, and an active source.
+    /// The command needs a peer that is in sync and a source that serves.
     #[error("the mirror is not in sync")]
     NotInSync,
-    /// It needs a split brain.
+    /// The command needs a split brain.
     #[error("there is no split brain")]
     NoSplitBrain,
-    /// It would end service.
-    #[error("this side serves hosts: stop that first")]
-    Active,
-    /// A change of role.
+    /// The command would interrupt service.
+    #[error("this side serves hosts: stop serving first")]
+    Serving,
+    /// A change of role failed.
     #[error(transparent)]
     Role(#[from] RoleError),
-    /// The peer.
+    /// The peer, or the connection to it.
     #[error("the peer: {0}")]
-    Peer(#[from] AskError),
-    /// The peer may have taken over or not. Nobody serves from here until it is heard of.
-    #[error("the peer was lost while it took over: this side waits until it is heard of")]
-    Unknown,
+    Peer(#[from] RequestError),
+    /// The peer may or may not have taken over. This side does not serve until it reaches the peer
+    /// again.
+    #[error(
+        "the peer was lost during the hand-over: this side does not serve until it reaches the peer again"
+    )]
+    OutcomeUnknown,
 }
 
 impl Mirror {
-    /// Begins to serve, if that is safe without asking anybody: it was the source, and each peer is
-    /// recorded as out of date, or there is none. Else it waits until a peer was met, or for
-    /// [`Mirror::failover`]. True when it serves.
+    /// Starts to serve if that is safe without asking a peer: this side was the source, and each
+    /// peer is recorded as out of date or there is none. Otherwise waits for a handshake or for
+    /// [`Mirror::failover`]. Returns true when hosts are served.
     ///
     /// # Errors
     /// See [`RoleError`].
     pub async fn start(&self) -> Result<bool, RoleError> {
         let inner = &self.0;
-        // A source that attaches meanwhile makes a target of us.
-        let _changing = inner.changing().await;
-        if inner.lock().doubtful {
+        // A source that attaches meanwhile would make this side a target.
+        let _role_change = inner.begin_role_change().await;
+        if inner.lock().unverified {
             return Ok(false);
         }
         let superblock = inner.local.superblock();
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
         let mut outdated = known.map(PeerRecord::is_outdated);
         let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
-        if superblock.role != Role::Source
-            || superblock.heir.is_some()
+        if superblock.role != ReplicaRole::Source
+            || superblock.designated_successor.is_some()
             || !(alone || outdated.all(|outdated| outdated))
         {
-            return Ok(inner.lock().active);
+            return Ok(inner.lock().serving);
         }
-        if !inner.lock().active {
-            inner.activate(0, false).await?;
+        if !inner.lock().serving {
+            inner.start_serving_as_source(0, false).await?;
         }
         Ok(true)
     }
 
-    /// Serves, whatever the peer may be doing: it cannot be asked. What only the peer has is lost to
-    /// hosts, and if it is written to both sides, that is a split brain.
+    /// Serves regardless of the peer, which cannot be asked. Data that only the peer has is lost to
+    /// hosts. If both sides are written, the result is a split brain.
     ///
     /// # Errors
     /// See [`RoleError`]: inconsistent data is never served.
@@ -81,141 +90,150 @@ impl Mirror {
         self.fail_over(false).await
     }
 
-    /// The same, also where the data here is in doubt ([`Replica::doubt`]) and nobody can bring it up to
-    /// date any more: hosts get what the device shows, of which its power may take a part.
+    /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
+    /// ([`Replica::mark_unverified`]) and no source can bring it up to date. Hosts get what the
+    /// device returns, part of which a power failure may take.
     ///
     /// # Errors
     /// See [`RoleError`].
     ///
-    /// [`Replica::doubt`]: crate::replica::Replica::doubt
-    pub async fn failover_in_doubt(&self) -> Result<(), RoleError> {
+    /// [`Replica::mark_unverified`]: crate::replica::Replica::mark_unverified
+    pub async fn failover_unverified(&self) -> Result<(), RoleError> {
         self.fail_over(true).await
     }
 
-    async fn fail_over(&self, in_doubt: bool) -> Result<(), RoleError> {
+    async fn fail_over(&self, unverified: bool) -> Result<(), RoleError> {
         let inner = &self.0;
-        let _changing = inner.changing().await;
-        if inner.lock().active {
+        let _role_change = inner.begin_role_change().await;
+        if inner.lock().serving {
             return Ok(());
         }
-        if in_doubt && inner.may_serve() == Err(RoleError::Doubtful) {
-            inner.local.update(|superblock| superblock.doubtful = false).await?;
-            inner.change(|state| state.doubtful = false);
+        if unverified && inner.may_serve() == Err(RoleError::Unverified) {
+            inner.local.update(|superblock| superblock.unverified = false).await?;
+            inner.change(|state| state.unverified = false);
         }
-        let seen = |leg: &crate::mirror::LegState| leg.met.map_or(0, |met| met.view.epoch);
+        let seen = |leg: &crate::mirror::LegState| {
+            leg.last_handshake.map_or(0, |last_handshake| last_handshake.view.epoch)
+        };
         let seen = inner.lock().legs.iter().map(seen).max().unwrap_or(0);
-        inner.activate(seen, true).await?;
-        inner.kick_all();
+        inner.start_serving_as_source(seen, true).await?;
+        inner.reconnect_all();
         Ok(())
     }
 
-    /// Stops serving: for maintenance of the node. The peer may then be made the source by
-    /// [`Mirror::failover`] there, with nothing lost if it is in sync.
+    /// Stops serving, for maintenance of the node. A peer that is in sync can then be made the
+    /// source by [`Mirror::failover`] there without losing data.
     ///
     /// # Errors
-    /// The local leg's.
+    /// Of the local leg.
     pub async fn stop(&self) -> Result<(), RoleError> {
         let inner = &self.0;
-        let _changing = inner.changing().await;
-        inner.deactivate(Role::Source).await?;
+        let _role_change = inner.begin_role_change().await;
+        inner.stop_serving_as(ReplicaRole::Source).await?;
         Ok(())
     }
 
     /// Gives up the role of the source for good: this side is a target from now on.
     ///
     /// # Errors
-    /// The local leg's.
+    /// Of the local leg.
     pub async fn demote(&self) -> Result<(), RoleError> {
         let inner = &self.0;
-        let _changing = inner.changing().await;
-        inner.deactivate(Role::Target).await?;
-        inner.put_away(Role::Target, None).await?;
-        inner.kick_all();
+        let _role_change = inner.begin_role_change().await;
+        inner.stop_serving_as(ReplicaRole::Target).await?;
+        inner.record_unused(ReplicaRole::Target, None).await?;
+        inner.reconnect_all();
         Ok(())
     }
 
-    /// Hands the role of the source to a peer that is in sync; or asks the peer to hand it to us.
-    /// Nothing is lost; hosts' calls wait meanwhile, and then fail here with "unreachable", so that
-    /// they go to the peer.
+    /// Hands the role of the source to a peer that is in sync, or asks the peer to hand it to this
+    /// side. No data is lost. Host calls wait meanwhile and then fail here as unreachable, so that
+    /// hosts switch to the peer.
     ///
     /// # Errors
     /// See [`CommandError`].
     pub async fn switchover(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
         inner.leg(leg)?;
-        if inner.lock().active {
+        if inner.lock().serving {
             return inner.hand_over_to(leg).await;
         }
-        let way = inner.legs[leg].options().way.clone();
-        let session = way.connect().await.map_err(AskError::from)?;
-        // It may have other targets: it hands over to whom it knows that it speaks with.
+        let connector = inner.legs[leg].options().connector.clone();
+        let session = connector.connect().await.map_err(RequestError::from)?;
+        // Identify first: a peer with several targets hands over to the replica that it knows by
+        // its identity.
         let done = match identify(&session, inner.local.superblock().replica, inner.versions).await
         {
-            Ok(_) => order(&session, Request::HandOver).await,
+            Ok(_) => execute(&session, PeerRequest::HandOver).await,
             Err(error) => Err(error),
         };
         session.close();
-        inner.kick_all();
+        inner.reconnect_all();
         Ok(done?)
     }
 
-    /// Sets what the operator wants of a peer: mirror (continue), pause, or break. Durable when it
-    /// returns; of two at a time that counts which was asked last.
+    /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
+    /// calls wins.
     ///
     /// # Errors
-    /// For no such peer, or when the log or the superblock cannot be written: nothing has changed
-    /// then.
-    pub async fn set_wish(&self, leg: usize, wish: Wish) -> Result<(), CommandError> {
+    /// If there is no such peer, or the log or the superblock cannot be written. Nothing has
+    /// changed then.
+    pub async fn set_desired_state(
+        &self,
+        leg: usize,
+        desired_state: DesiredState,
+    ) -> Result<(), CommandError> {
         let inner = &self.0;
         inner.leg(leg)?;
-        let _turn = inner.wishing.take().await;
-        if wish == Wish::Break {
-            // What is not tracked counts as different from now on, also after a restart.
-            inner.mark(leg, 0, inner.local.superblock().shape.usable_bytes);
+        let _guard = inner.desired_state_lock.acquire().await;
+        if desired_state == DesiredState::Detached {
+            // Untracked blocks count as different from now on, also after a restart.
+            inner.mark(leg, 0, inner.local.superblock().geometry.usable_bytes);
             inner.local.persist_marks().await.map_err(RoleError::Io)?;
         }
-        let keep = move |superblock: &mut Superblock| superblock.wishes[leg] = wish;
+        let keep =
+            move |superblock: &mut Superblock| superblock.desired_states[leg] = desired_state;
         inner.local.update(keep).await.map_err(RoleError::Io)?;
         inner.change(|state| {
             let own = &mut state.legs[leg];
-            own.wish = wish;
-            own.kicks += 1;
+            own.desired_state = desired_state;
+            own.reconnect_requests += 1;
         });
         Ok(())
     }
 
-    /// Copies everything to a peer, whatever is known of it.
+    /// Copies everything to a peer, regardless of the bitmap.
     ///
     /// # Errors
-    /// For no such peer.
+    /// If there is no such peer.
     pub fn resync_all(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
         inner.leg(leg)?;
         inner.change(|state| {
             let own = &mut state.legs[leg];
-            own.full = true;
-            own.kicks += 1;
+            own.full_resync = true;
+            own.reconnect_requests += 1;
         });
         Ok(())
     }
 
-    /// Ends a split brain in favour of this side: the peer's data since both parted is given up.
-    /// The peer serves nobody, else it refuses.
+    /// Resolves a split brain in favor of this side: the peer discards the data that it wrote
+    /// alone. The peer refuses while it serves hosts.
     ///
     /// # Errors
     /// See [`CommandError`].
     pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
         let (mine, peers, session) = inner.look_at_split(leg).await?;
-        let (base, expected) = (common(&mine, &peers), peers.view.lineage.current);
-        let done = order(&session.0, Request::Surrender { base, expected }).await;
+        let (base, expected) = (common(&mine, &peers), peers.view.generations.current);
+        let done = execute(&session.0, PeerRequest::Discard { base, expected }).await;
         drop(session);
-        inner.kick_all();
+        inner.reconnect_all();
         Ok(done?)
     }
 
-    /// Ends a split brain in favour of the peer: the data here since both parted is given up. This
-    /// side stops serving.
+    /// Resolves a split brain in favor of the peer: this side stops serving and discards the data
+    /// that it wrote alone.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -223,72 +241,73 @@ impl Mirror {
         let inner = &self.0;
         let (mine, peers, _) = inner.look_at_split(leg).await?;
         self.demote().await?;
-        let (base, expected) = (common(&mine, &peers), mine.view.lineage.current);
-        inner.surrender(base, expected).await.map_err(AskError::Refused)?;
-        inner.kick_all();
+        let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
+        inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
+        inner.reconnect_all();
         Ok(())
     }
 
-    /// What [`Mirror::resolve_keep_mine`] or [`Mirror::resolve_keep_peers`] would come to now: the
-    /// peer is asked, and nothing is changed.
+    /// Dry run of [`Mirror::resolve_keep_mine`] or [`Mirror::resolve_keep_peers`]: asks the peer
+    /// and changes nothing.
     ///
     /// # Errors
-    /// Those of the command itself, but for what goes wrong while it is carried out.
-    pub async fn foresee_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
+    /// Those of the command itself, except for failures during its execution.
+    pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
         let (_, peers, _) = self.0.look_at_split(leg).await?;
-        // As `Inner::surrender` there has it.
-        match keep_mine && peers.active {
-            true => Err(AskError::Refused(Refusal::Active).into()),
+        // The same check as `Inner::discard_data` on the peer.
+        match keep_mine && peers.is_serving {
+            true => Err(RequestError::Refused(PeerRefusal::Serving).into()),
             false => Ok(()),
         }
     }
 
-    /// Takes other options for a peer; its mode takes effect with the next connection.
+    /// Replaces the options of a peer. A new mode takes effect with the next connection.
     ///
     /// # Errors
-    /// For no such peer.
+    /// If there is no such peer; [`CommandError::Serving`] if the new mode tracks unflushed writes
+    /// and the old one does not, or the reverse: that needs a restart of the mirror.
     pub fn set_options(&self, leg: usize, options: PeerOptions) -> Result<(), CommandError> {
         let own = self.0.leg(leg)?;
-        let known = own.options().remembers();
-        let same = known == options.remembers();
+        let known = own.options().tracks_unflushed();
+        let same = known == options.tracks_unflushed();
         if same {
             *own.options() = options;
         }
-        self.0.change(|state| state.legs[leg].kicks += 1);
-        if same { Ok(()) } else { Err(CommandError::Active) }
+        self.0.change(|state| state.legs[leg].reconnect_requests += 1);
+        if same { Ok(()) } else { Err(CommandError::Serving) }
     }
 
-    /// Ends all tasks, and sessions with them. A source that is to come back clean is stopped
-    /// first.
+    /// Ends all tasks and sessions. Stop a source first for a clean shutdown.
     pub fn close(&self) {
-        let serials: Vec<u64> = self.0.change(|state| {
+        let session_ids: Vec<u64> = self.0.change(|state| {
             state.closed = true;
-            state.legs.iter().map(|leg| leg.serial).collect()
+            state.legs.iter().map(|leg| leg.session_id).collect()
         });
-        for (leg, serial) in serials.into_iter().enumerate() {
-            self.0.lose(leg, serial);
+        for (leg, session_id) in session_ids.into_iter().enumerate() {
+            self.0.disconnect(leg, session_id);
         }
     }
 
-    /// The same, as a crash would end it, and its replica writes nothing from when this returns:
-    /// another may open it. Hosts that were served are so no longer. As at any end of their service
-    /// what they write ends before, and what they read is answered with nothing that was found after.
-    pub async fn give_up(&self) {
+    /// Ends the mirror as a crash would. When it returns, its replica writes nothing any more, so
+    /// another mirror may open it. Hosts are no longer served: their writes in flight complete
+    /// first, and reads that end later do not return the data that they found.
+    pub async fn abandon(&self) {
         let inner = &self.0;
-        // First: a change of role that asks a peer ends with its session.
+        // First, because a change of role that waits for a peer ends with its session.
         self.close();
-        let _changing = inner.changing().await;
+        let _role_change = inner.begin_role_change().await;
         inner.end_service().await;
         inner.end_attachment().await;
         inner.local.retire().await;
     }
 
-    /// The same, if a peer has what this replica's devices may have lost: it is a target, or has
-    /// handed the role over, and serves nobody. Else nothing is done. True when it has ended.
-    pub async fn give_target_up(&self) -> bool {
+    /// As [`Mirror::abandon`], but only if a peer has everything that this replica's devices may
+    /// have lost: this side is a target, or has handed over the role, and serves no hosts. Returns
+    /// false, and does nothing, otherwise.
+    pub async fn abandon_target(&self) -> bool {
         let inner = &self.0;
-        // Nobody begins to serve here, or attaches, while this is held.
-        let _changing = inner.changing().await;
+        // While this is held, this side cannot start to serve, and no source can attach.
+        let _role_change = inner.begin_role_change().await;
         if !self.is_idle_target() {
             return false;
         }
@@ -298,30 +317,30 @@ impl Mirror {
         true
     }
 
-    /// It is a target, or has handed the role over, and serves nobody: what was written to it a peer
-    /// has, or did not count on.
+    /// True for a target, or a former source that has handed over its role, while it serves no
+    /// hosts. A peer has everything written to it, or did not rely on it.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
-        let busy = state.active || state.closed || state.moving || state.successor.is_some();
-        state.role == Role::Target && !busy
+        let busy = state.serving || state.closed || state.migrating || state.replacement.is_some();
+        state.role == ReplicaRole::Target && !busy
     }
 
-    /// See [`Replica::doubt`].
+    /// See [`Replica::mark_unverified`].
     ///
-    /// [`Replica::doubt`]: crate::replica::Replica::doubt
-    pub fn is_doubtful(&self) -> bool {
-        self.0.lock().doubtful
+    /// [`Replica::mark_unverified`]: crate::replica::Replica::mark_unverified
+    pub fn is_unverified(&self) -> bool {
+        self.0.lock().unverified
     }
 
     /// True while hosts are served here.
-    pub fn is_active(&self) -> bool {
+    pub fn is_serving(&self) -> bool {
         let state = self.0.lock();
-        state.successor.as_ref().map_or(state.active, Mirror::is_active)
+        state.replacement.as_ref().map_or(state.serving, Mirror::is_serving)
     }
 
-    /// True when the local leg has failed, and a peer carries the volume or nobody does.
+    /// True when the local leg has failed; a peer may be serving the volume.
     pub fn has_failed(&self) -> bool {
-        self.0.lock().local_failed
+        self.0.lock().local_device_failed
     }
 
     /// True while a source is attached to this replica.
@@ -329,8 +348,8 @@ impl Mirror {
         self.0.lock().attached.is_some()
     }
 
-    /// The leg of the source that is attached to this replica; `None` also while that one was not
-    /// met by it, and there are others.
+    /// The leg of the attached source; `None` without a source, and when several peers are
+    /// configured and that source has not been identified by its leg yet.
     pub fn source(&self) -> Option<usize> {
         let state = self.0.lock();
         state.attached.and_then(|attached| state.leg_of(attached.source))
@@ -341,21 +360,21 @@ impl Mirror {
         self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
-    /// Waits until the mirror, or the one that has its replica now, begins or stops to serve hosts,
-    /// and says which: for ANA states.
-    pub async fn activity_changed(&self, was: bool) -> bool {
-        let changed = self.0.wait(|state| match &state.successor {
-            Some(successor) => Some(Err(successor.clone())),
-            // On the way to it hosts wait.
-            None => (!state.moving && state.active != was).then_some(Ok(state.active)),
+    /// Waits until the mirror, or its replacement, starts or stops serving hosts, and returns the
+    /// new value. For ANA states.
+    pub async fn serving_changed(&self, was: bool) -> bool {
+        let changed = self.0.wait(|state| match &state.replacement {
+            Some(replacement) => Some(Err(replacement.clone())),
+            // During a transfer, host calls wait.
+            None => (!state.migrating && state.serving != was).then_some(Ok(state.serving)),
         });
         match changed.await {
-            Ok(active) => active,
-            Err(successor) => Box::pin(successor.activity_changed(was)).await,
+            Ok(serving) => serving,
+            Err(replacement) => Box::pin(replacement.serving_changed(was)).await,
         }
     }
 
-    /// The state towards a peer, as it is shown.
+    /// The state towards a peer.
     ///
     /// # Panics
     /// When there is no such peer.
@@ -363,7 +382,7 @@ impl Mirror {
         self.0.shown(leg)
     }
 
-    /// Waits until another state than `was` is to be shown towards a peer, and says which.
+    /// Waits until the state towards a peer differs from `was`, and returns it.
     ///
     /// # Panics
     /// When there is no such peer.
@@ -374,9 +393,9 @@ impl Mirror {
         inner.wait(changed).await
     }
 
-    /// What the operator wants of a peer now; of no such peer, nothing special.
-    pub fn wish(&self, leg: usize) -> Wish {
-        self.0.lock().legs.get(leg).map_or_else(Wish::default, |leg| leg.wish)
+    /// The desired state of a peer; the default if there is no such peer.
+    pub fn desired_state(&self, leg: usize) -> DesiredState {
+        self.0.lock().legs.get(leg).map_or_else(DesiredState::default, |leg| leg.desired_state)
     }
 
     /// The options of a peer, as they were given.
@@ -384,46 +403,47 @@ impl Mirror {
         self.0.legs.get(leg).map(|leg| leg.options().clone())
     }
 
-    /// What a peer said of itself when it was met last.
-    pub fn met(&self, leg: usize) -> Option<About> {
-        self.0.lock().legs.get(leg)?.met
+    /// The peer's identity at the last handshake.
+    pub fn last_handshake(&self, leg: usize) -> Option<ReplicaIdentity> {
+        self.0.lock().legs.get(leg)?.last_handshake
     }
 
-    /// True while everything is copied to a peer, or is going to be.
+    /// True while a full resync to a peer is running or pending.
     pub fn is_full_resync(&self, leg: usize) -> bool {
         let state = self.0.lock();
-        let full = |leg: &LegState| leg.full || leg.phase == Phase::Resync(Amount::Full);
+        let full =
+            |leg: &LegState| leg.full_resync || leg.phase == LegPhase::Resync(ResyncAmount::Full);
         state.legs.get(leg).is_some_and(full)
     }
 
-    /// What the log has cost and saved.
-    pub fn log_statistics(&self) -> Statistics {
+    /// Counters of the log.
+    pub fn log_statistics(&self) -> IntentLogStatistics {
         self.0.local.statistics()
     }
 
-    /// All that is to be shown.
-    pub fn status(&self) -> Status {
+    /// The status of the mirror and its peers.
+    pub fn status(&self) -> MirrorStatus {
         let inner = &self.0;
         let superblock = inner.local.superblock();
         let peers = (0..inner.legs.len()).map(|leg| inner.peer_status(leg)).collect();
-        let (in_flight, waiting) = inner.overlap.counts();
+        let (in_flight, waiting) = inner.range_lock.counts();
         let state = inner.lock();
-        Status {
+        MirrorStatus {
             volume: superblock.volume,
             replica: superblock.replica,
             versions: inner.versions,
             role: state.role,
-            active: state.active,
-            local_failed: state.local_failed,
-            epoch: superblock.epoch,
+            serving: state.serving,
+            local_device_failed: state.local_device_failed,
+            role_epoch: superblock.epoch,
             generation: superblock.current,
             inconsistent: superblock.flags.inconsistent,
             peers,
             in_flight: in_flight as u64,
-            waiting_for_overlap: waiting as u64,
+            waiting_for_range_lock: waiting as u64,
             writes: inner.counters.writes.load(Ordering::Relaxed),
             local_us: inner.counters.local_ns.load(Ordering::Relaxed) / 1000,
-            held: state.waiting as u64,
+            blocked: state.blocked as u64,
         }
     }
 }
@@ -433,110 +453,119 @@ impl Inner {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
     }
 
-    fn kick_all(&self) {
-        self.change(|state| state.legs.iter_mut().for_each(|leg| leg.kicks += 1));
+    fn reconnect_all(&self) {
+        self.change(|state| state.legs.iter_mut().for_each(|leg| leg.reconnect_requests += 1));
     }
 
-    /// Asks a peer with which there is a split brain who it is.
-    async fn look_at_split(&self, leg: usize) -> Result<(About, About, Closing), CommandError> {
-        let way = self.leg(leg)?.options().way.clone();
-        let session = Closing(way.connect().await.map_err(AskError::from)?);
+    /// Identifies a peer and checks that there is a split brain.
+    async fn look_at_split(
+        &self,
+        leg: usize,
+    ) -> Result<(ReplicaIdentity, ReplicaIdentity, CloseOnDrop), CommandError> {
+        let connector = self.leg(leg)?.options().connector.clone();
+        let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
         let own = self.local.superblock().replica;
         let peers = identify(&session.0, own, self.versions).await?;
-        let mine = self.about(peers.view.replica);
+        let mine = self.identity(peers.view.replica);
         match plan(&mine, &peers) {
             Plan::SplitBrain => Ok((mine, peers, session)),
             _ => Err(CommandError::NoSplitBrain),
         }
     }
 
-    /// The asker is to be the source in our place. One that did not say who it is can only be meant
-    /// where there is no other.
-    pub(crate) async fn hand_over(self: &Arc<Self>, asker: Uuid) -> Answer {
+    /// Hands the role to the asker. An asker without an identity is accepted only if there is a
+    /// single peer.
+    pub(crate) async fn hand_over(self: &Arc<Self>, asker: MirrorId) -> PeerAnswer {
         let leg = {
             let state = self.lock();
             let only = asker.is_none() && state.legs.len() == 1;
             let found = state.legs.iter().position(|leg| only || leg.peer == asker);
-            found.filter(|leg| state.active && state.legs[*leg].phase == Phase::InSync)
+            found.filter(|leg| state.serving && state.legs[*leg].phase == LegPhase::InSync)
         };
-        let leg = leg.ok_or(Refusal::NotNow)?;
+        let leg = leg.ok_or(PeerRefusal::NotNow)?;
         self.hand_over_to(leg).await.map_err(|error| {
-            tracing::warn!("the role of the source is not handed over: {error}");
-            Refusal::NotNow
+            tracing::warn!("the role of the source was not handed over: {error}");
+            PeerRefusal::NotNow
         })?;
-        Ok(Reply::Done)
+        Ok(PeerReply::Done)
     }
 
     async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
-        let _changing = self.changing().await;
-        let _hold = self.hold();
-        self.drained().await;
+        let _role_change = self.begin_role_change().await;
+        let _block = self.block_admission();
+        self.drain().await;
         self.wait_for_queue(leg).await;
-        let (session, serial, local_failed) = {
+        let (session, session_id, local_device_failed) = {
             let state = self.lock();
             let own = &state.legs[leg];
-            let ready = state.active && own.phase == Phase::InSync;
+            let ready = state.serving && own.phase == LegPhase::InSync;
             let session = own.session.clone().filter(|_| ready);
-            (session.ok_or(CommandError::NotInSync)?, own.serial, state.local_failed)
+            (session.ok_or(CommandError::NotInSync)?, own.session_id, state.local_device_failed)
         };
-        session.flush().await.map_err(AskError::from)?;
-        // First nobody serves, durably; it is still known that we were the source, and who may be.
-        let heir = self.slot_of_leg(leg);
+        session.flush().await.map_err(RequestError::from)?;
+        // First stop serving, durably, while recording that this side was the source and which peer
+        // may be next.
+        let designated_successor = self.slot_of_leg(leg);
         self.change(|state| {
-            state.end_term();
+            state.stop_serving();
             state.legs[leg].handing_over = true;
         });
-        // A leg that has failed was left behind durably, at the peer, and never serves by itself.
-        if !local_failed && let Err(error) = self.put_away(Role::Source, Some(heir)).await {
-            self.lose(leg, serial);
+        // A failed leg was durably left behind, at the peer, and never serves on its own.
+        if !local_device_failed
+            && let Err(error) =
+                self.record_unused(ReplicaRole::Source, Some(designated_successor)).await
+        {
+            self.disconnect(leg, session_id);
             return Err(RoleError::Io(error).into());
         }
         let superblock = self.local.superblock();
         let epoch = least_epoch(superblock.epoch);
-        let told = tell_ancestors(&session, &superblock).await;
-        let promoted = match told {
-            Ok(()) => order(&session, Request::Promote { epoch }).await,
+        let announced = send_ancestors(&session, &superblock).await;
+        let promoted = match announced {
+            Ok(()) => execute(&session, PeerRequest::Promote { epoch }).await,
             Err(error) => Err(error),
         };
-        // It was not asked to serve, or said no: it does not.
-        let declined = |error| told.is_err() || matches!(error, AskError::Refused(_));
+        // The peer was not asked to serve, or refused: it does not serve.
+        let declined = |error| announced.is_err() || matches!(error, RequestError::Refused(_));
         if let Err(error) = promoted
-            && local_failed
+            && local_device_failed
             && declined(error)
         {
-            // Only the peer has the data: it goes on to carry it.
+            // Only the peer has the data: keep serving through it.
             self.change(|state| {
-                state.active = true;
+                state.serving = true;
                 state.legs[leg].handing_over = false;
             });
             return Err(CommandError::Peer(error));
         }
-        self.lose(leg, serial);
+        self.disconnect(leg, session_id);
         match promoted {
-            Ok(()) if local_failed => {
-                self.change(|state| state.role = Role::Target);
+            Ok(()) if local_device_failed => {
+                self.change(|state| state.role = ReplicaRole::Target);
                 Ok(())
             }
-            Ok(()) => Ok(self.put_away(Role::Target, None).await.map_err(RoleError::Io)?),
+            Ok(()) => {
+                Ok(self.record_unused(ReplicaRole::Target, None).await.map_err(RoleError::Io)?)
+            }
             Err(error) if declined(error) => {
-                self.activate(epoch, false).await?;
+                self.start_serving_as_source(epoch, false).await?;
                 Err(CommandError::Peer(error))
             }
-            // It may serve already. The link finds out, and goes on as is right.
-            Err(_) => Err(CommandError::Unknown),
+            // It may be serving already. The next handshake finds out and continues accordingly.
+            Err(_) => Err(CommandError::OutcomeUnknown),
         }
     }
 
-    /// The peer is left behind: it is too slow for what hosts write.
-    pub(crate) fn leave_behind(&self, leg: usize, serial: u64) {
+    /// Detaches a peer that is too slow for the hosts' writes.
+    pub(crate) fn detach_congested(&self, leg: usize, session_id: u64) {
         let now = Inner::now_ns();
         self.change(|state| {
             let own = &mut state.legs[leg];
-            if own.is_current(serial) {
-                own.not_before_ns = now + crate::limits::BEHIND_PAUSE_MS * 1_000_000;
+            if own.is_current(session_id) {
+                own.attach_not_before_ns = now + crate::limits::DETACH_PAUSE_MS * 1_000_000;
             }
         });
-        self.lose(leg, serial);
+        self.disconnect(leg, session_id);
     }
 
     fn shown(&self, leg: usize) -> MirrorState {
@@ -548,23 +577,29 @@ impl Inner {
         let own = &state.legs[leg];
         let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
         let behind = record.is_some_and(PeerRecord::is_outdated);
-        let outdated = behind || self.legs[leg].todo.count() > 0;
+        let outdated = behind || self.legs[leg].out_of_sync.count() > 0;
         let attached = state.attached.is_some();
-        derive(Facts { role: state.role, wish: own.wish, phase: own.phase, outdated, attached })
+        derive(MirrorFacts {
+            role: state.role,
+            desired_state: own.desired_state,
+            phase: own.phase,
+            outdated,
+            attached,
+        })
     }
 
-    fn peer_status(&self, leg: usize) -> PeerStatus {
+    fn peer_status(&self, leg: usize) -> MirrorPeerStatus {
         let own = &self.legs[leg];
         let (lag_bytes, lag_ns) = own.queue().lag(Inner::now_ns());
         let lag_writes = own.queue().writes() as u64;
         let peer = self.lock().legs[leg].peer;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &own.counters;
-        let link = own.options().way.link();
-        PeerStatus {
+        let link = own.options().connector.link();
+        MirrorPeerStatus {
             replica: peer,
             state: self.shown(leg),
-            out_of_date_bytes: own.todo.bytes(),
+            out_of_date_bytes: own.out_of_sync.bytes(),
             last_in_sync_s: read(&counters.last_in_sync_s),
             lag_bytes,
             lag_writes,
@@ -575,9 +610,9 @@ impl Inner {
             resync_bytes_per_s: read(&counters.rate),
             added_us: read(&counters.added_ns) / 1000,
             added_writes: read(&counters.added_writes),
-            losses: read(&counters.losses),
-            given_up: read(&counters.given_up),
-            given_up_bytes: read(&counters.given_up_bytes),
+            disconnects: read(&counters.disconnects),
+            discards: read(&counters.discards),
+            discarded_bytes: read(&counters.discarded_bytes),
             link,
             versions: self.lock().legs[leg].versions,
         }

@@ -1,15 +1,15 @@
-//! The life of a link: one task for each peer, which connects, asks who is there, and does what
-//! [`plan`] says, again and again.
+//! Connection of a leg: one task per peer that connects, performs the handshake and carries out its
+//! [`plan`], repeatedly.
 //!
-//! | found | done |
+//! | handshake | action |
 //! | --- | --- |
-//! | in sync, and we lead | attach; writes go to both from now on |
-//! | out of date, and we lead | attach; ask for its log; flush; mark it as inconsistent; send writes; copy; hand over |
-//! | the peer leads | stop serving, if we do; wait for it |
-//! | split brain, or nothing in common | say so, and ask again later; or what [`crate::split`] says |
+//! | in sync, this side leads | attach; from now on writes go to both legs |
+//! | out of date, this side leads | attach; fetch the peer's bitmap; flush; mark the peer inconsistent; send writes; copy; finish the resync |
+//! | the peer leads | stop serving if necessary, and wait for the peer |
+//! | split brain, or no generation in common | report it and retry later, or resolve it by policy ([`crate::split_brain`]) |
 //!
-//! Each step is durable before the next one, and a crash between any two leaves what the next
-//! meeting decides rightly: `history_tests` goes through all of them.
+//! Each step is durable before the next one, and after a crash between two steps the next handshake
+//! decides correctly: `history_tests` enumerates these cases.
 //!
 //! [`plan`]: crate::plan::plan
 
@@ -19,37 +19,39 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
-use crate::decide::Amount;
-use crate::format::superblock::{Role, Superblock};
-use crate::id::{Generation, Uuid};
+use crate::decide::ResyncAmount;
+use crate::format::superblock::{ReplicaRole, Superblock};
+use crate::id::{Generation, MirrorId};
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::mirror::{Inner, LegState, State};
-use crate::peer::{About, AskError, Attach, Request, SharedSession, identify, order};
+use crate::peer::{
+    AttachRequest, PeerRequest, ReplicaIdentity, RequestError, SharedSession, execute, identify,
+};
 use crate::plan::{Plan, plan};
-use crate::state::{Finding, Phase, Wish};
+use crate::state::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::versions::NoCommonVersion;
 
-/// Why a session ended, or was given up.
+/// Why a session ended or was given up.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
-    /// The peer, or the way to it.
+pub(crate) enum SessionEnd {
+    /// The peer, or the connection to it.
     #[error("{0}")]
-    Peer(#[from] AskError),
-    /// Our own leg or log.
-    #[error("our own device: {0}")]
+    Peer(#[from] RequestError),
+    /// The local leg or log.
+    #[error("the local device: {0}")]
     Local(IoError),
-    /// Something has changed meanwhile: ask again.
-    #[error("things have changed meanwhile")]
+    /// The state changed meanwhile: repeat the handshake.
+    #[error("the state changed meanwhile")]
     Changed,
-    /// Nobody leads, or the peer does: ask again later.
-    #[error("there is nothing to lead")]
-    Nothing,
+    /// No side leads, or the peer does: retry later.
+    #[error("this side does not lead")]
+    NothingToDo,
     /// The session was lost, or the operator ended it.
     #[error("the session has ended")]
     Lost,
 }
 
-/// Runs the link of one leg until the mirror is closed.
+/// Runs the connection of one leg until the mirror is closed.
 pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
     let mut pause = RETRY_MIN_MS;
     loop {
@@ -58,38 +60,40 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
                 return Some(false);
             }
             let own = &state.legs[leg];
-            (own.wish == Wish::Mirror && !state.local_failed).then_some(true)
+            (own.desired_state == DesiredState::Connected && !state.local_device_failed)
+                .then_some(true)
         };
         if !inner.wait(wanted).await {
             return;
         }
-        let (kicks, not_before) = {
+        let (reconnect_requests, not_before) = {
             let state = inner.lock();
-            (state.legs[leg].kicks, state.legs[leg].not_before_ns)
+            (state.legs[leg].reconnect_requests, state.legs[leg].attach_not_before_ns)
         };
         let early = not_before.saturating_sub(Inner::now_ns());
         time::sleep(Duration::from_nanos(early)).await;
-        let ended = match meet(&inner, leg).await {
+        let ended = match handshake(&inner, leg).await {
             Ok(never) => match never {},
             Err(ended) => ended,
         };
         tracing::debug!(replica = %inner.local.superblock().replica, leg, "{ended}");
         pause = match ended {
-            Ended::Changed | Ended::Lost => RETRY_MIN_MS,
+            SessionEnd::Changed | SessionEnd::Lost => RETRY_MIN_MS,
             _ => (pause * 2).min(RETRY_MAX_MS),
         };
-        // A command, or a peer that asks, cuts the pause short.
-        let kicked =
-            inner.wait(|state| (state.closed || state.legs[leg].kicks != kicks).then_some(()));
+        // A command, or a request from the peer, cuts the pause short.
+        let requested = inner.wait(|state| {
+            (state.closed || state.legs[leg].reconnect_requests != reconnect_requests).then_some(())
+        });
         let random = flagstone_runtime::random_u64() % (pause / 2);
-        let _ = time::timeout(Duration::from_millis(pause / 2 + random), kicked).await;
+        let _ = time::timeout(Duration::from_millis(pause / 2 + random), requested).await;
     }
 }
 
-/// Closes a session that is given up, however that comes.
-pub(crate) struct Closing(pub(crate) SharedSession);
+/// Closes a session when it is dropped.
+pub(crate) struct CloseOnDrop(pub(crate) SharedSession);
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -98,37 +102,37 @@ impl Drop for Closing {
 enum Never {}
 
 /// One connection, from beginning to end.
-async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
-    let way = inner.legs[leg].options().way.clone();
-    let connected = way.connect().await;
+async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> {
+    let connector = inner.legs[leg].options().connector.clone();
+    let connected = connector.connect().await;
     let session = match connected {
         Ok(session) => session,
         Err(error) => {
-            inner.found(leg, Phase::Lost);
-            return Err(Ended::Peer(error.into()));
+            inner.set_idle_phase(leg, LegPhase::Disconnected);
+            return Err(SessionEnd::Peer(error.into()));
         }
     };
-    let _closing = Closing(session.clone());
+    let _closing = CloseOnDrop(session.clone());
     let own = inner.local.superblock().replica;
     let peers = match identify(&session, own, inner.versions).await {
         Ok(peers) => peers,
-        Err(AskError::NoCommonVersion(none)) => {
-            inner.stranger(leg, none);
-            return Err(Ended::Peer(none.into()));
+        Err(RequestError::NoCommonVersion(none)) => {
+            inner.incompatible_version(leg, none);
+            return Err(SessionEnd::Peer(none.into()));
         }
         Err(error) => return Err(error.into()),
     };
     inner.change(|state| {
         let own = &mut state.legs[leg];
-        (own.peer, own.met) = (peers.view.replica, Some(peers));
+        (own.peer, own.last_handshake) = (peers.view.replica, Some(peers));
         own.versions = Some(peers.versions);
     });
-    let mine = inner.about(peers.view.replica);
+    let mine = inner.identity(peers.view.replica);
     let found = plan(&mine, &peers);
-    let (ours, theirs) = (&mine.view.lineage, &peers.view.lineage);
+    let (ours, theirs) = (&mine.view.generations, &peers.view.generations);
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
-    let finding = match found {
-        Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => Finding::Idle,
+    let outcome = match found {
+        Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => HandshakeOutcome::Idle,
         Plan::Lead { amount, promote } => {
             return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }
@@ -136,55 +140,65 @@ async fn meet(inner: &Arc<Inner>, leg: usize) -> Result<Never, Ended> {
             if step_down {
                 step_down_for(inner, &mine, &peers).await?;
             }
-            Finding::Following
+            HandshakeOutcome::Following
         }
-        Plan::AwaitStepDown => Finding::AwaitStepDown,
-        Plan::Idle => Finding::Idle,
+        Plan::AwaitStepDown => HandshakeOutcome::AwaitStepDown,
+        Plan::Idle => HandshakeOutcome::Idle,
         Plan::SplitBrain => {
-            if inner.give_up_if_told(leg, &session, &peers).await? {
-                // The peer finds that it leads now.
-                return Err(Ended::Changed);
+            if inner.discard_by_policy(leg, &session, &peers).await? {
+                // The peer will find at its next handshake that it leads.
+                return Err(SessionEnd::Changed);
             }
-            Finding::SplitBrain
+            HandshakeOutcome::SplitBrain
         }
         Plan::Unrelated | Plan::Incompatible => {
-            inner.tell_of_other_blocks(leg, &mine, &peers);
-            Finding::Mismatch
+            inner.warn_of_block_mismatch(leg, &mine, &peers);
+            HandshakeOutcome::Mismatch
         }
-        Plan::NoSource => Finding::NoSource,
+        Plan::NoSource => HandshakeOutcome::NoSource,
     };
-    inner.found(leg, Phase::Met(finding));
-    Err(if finding == Finding::AwaitStepDown { Ended::Changed } else { Ended::Nothing })
+    inner.set_idle_phase(leg, LegPhase::Handshake(outcome));
+    Err(if outcome == HandshakeOutcome::AwaitStepDown {
+        SessionEnd::Changed
+    } else {
+        SessionEnd::NothingToDo
+    })
 }
 
-/// The peer serves hosts, with data that replaces ours: we were left behind, and wrote nothing.
-async fn step_down_for(inner: &Arc<Inner>, mine: &About, peers: &About) -> Result<(), Ended> {
-    let _changing = inner.changing().await;
-    let hold = inner.hold();
-    inner.drained().await;
-    // What was in flight may have been the first write without the peer.
-    let now = inner.about(peers.view.replica);
-    if now.view.lineage != mine.view.lineage || !now.active {
-        return Err(Ended::Changed);
+/// The peer has been promoted with data that replaces the local data. This side wrote nothing
+/// without it, so it steps down.
+async fn step_down_for(
+    inner: &Arc<Inner>,
+    mine: &ReplicaIdentity,
+    peers: &ReplicaIdentity,
+) -> Result<(), SessionEnd> {
+    let _role_change = inner.begin_role_change().await;
+    let block = inner.block_admission();
+    inner.drain().await;
+    // A call in flight may have been the first write without the peer.
+    let now = inner.identity(peers.view.replica);
+    if now.view.generations != mine.view.generations || !now.is_serving {
+        return Err(SessionEnd::Changed);
     }
     let replica = inner.local.superblock().replica;
-    tracing::warn!(%replica, "the peer serves hosts since: this side stops, nothing of it is lost");
-    inner.deactivate(Role::Target).await.map_err(Ended::Local)?;
-    drop(hold);
+    tracing::warn!(%replica, "peer has been promoted to source; stepping down (no data lost)");
+    inner.stop_serving_as(ReplicaRole::Target).await.map_err(SessionEnd::Local)?;
+    drop(block);
     Ok(())
 }
 
 impl Inner {
-    /// Gives a peer a place of its own in the superblock, durably. Two that are met for the first
-    /// time at once find the same place free: who comes second looks again.
-    pub(crate) async fn remember(&self, peer: Uuid) -> Result<(), IoError> {
-        self.update_with(peer, |_, _| {}).await
+    /// Durably assigns a superblock slot to a peer. Two peers met for the first time at once may
+    /// pick the same free slot; the second retries.
+    pub(crate) async fn record_peer(&self, peer: MirrorId) -> Result<(), IoError> {
+        self.update_peer(peer, |_, _| {}).await
     }
 
-    /// The same, with a change of the superblock in the same write, which is told the place.
-    pub(crate) async fn update_with(
+    /// As `record_peer`, with a change to the superblock in the same write. `change` gets the
+    /// peer's slot.
+    pub(crate) async fn update_peer(
         &self,
-        peer: Uuid,
+        peer: MirrorId,
         change: impl Fn(&mut Superblock, usize) + Copy + 'static,
     ) -> Result<(), IoError> {
         loop {
@@ -205,33 +219,33 @@ impl Inner {
         }
     }
 
-    /// The peer was met, and speaks no version of the link that we do.
-    fn stranger(&self, leg: usize, none: NoCommonVersion) {
+    /// Records that the peer speaks no version of the link in common.
+    fn incompatible_version(&self, leg: usize, none: NoCommonVersion) {
         let before = self.change(|state| state.legs[leg].versions.replace(none.peers));
-        // Once, and not at each attempt.
+        // Logged once, not at each attempt.
         if before != Some(none.peers) {
             tracing::warn!(replica = %self.local.superblock().replica, leg, "{none}");
         }
-        self.found(leg, Phase::Met(Finding::NoCommonVersion));
+        self.set_idle_phase(leg, LegPhase::Handshake(HandshakeOutcome::NoCommonVersion));
     }
 
-    /// The peer cannot be mirrored with, be it because its logical blocks are others.
-    fn tell_of_other_blocks(&self, leg: usize, mine: &About, peers: &About) {
+    /// Logs why the peer is incompatible, if its logical block size is the reason.
+    fn warn_of_block_mismatch(&self, leg: usize, mine: &ReplicaIdentity, peers: &ReplicaIdentity) {
         let (ours, theirs) = (mine.view.block_bytes, peers.view.block_bytes);
-        let told = self.lock().legs[leg].phase == Phase::Met(Finding::Mismatch);
-        // Once, and not at each attempt.
-        if !told && mine.view.has_other_blocks(&peers.view) {
+        let warned = self.lock().legs[leg].phase == LegPhase::Handshake(HandshakeOutcome::Mismatch);
+        // Logged once, not at each attempt.
+        if !warned && mine.view.has_block_mismatch(&peers.view) {
             tracing::warn!(
                 replica = %self.local.superblock().replica,
                 leg,
-                "the peer's logical blocks are {theirs} B, and those of this node {ours}: they cannot \
-                 have one volume"
+                "the peer's logical block size is {theirs} B, and {ours} B on this node: set the same \
+                 `block_size` on both nodes"
             );
         }
     }
 
-    /// What a meeting came to, while there is no session.
-    fn found(&self, leg: usize, phase: Phase) {
+    /// Sets the phase of a leg that has no session.
+    fn set_idle_phase(&self, leg: usize, phase: LegPhase) {
         self.change(|state| {
             let own = &mut state.legs[leg];
             if own.session.is_none() {
@@ -240,279 +254,304 @@ impl Inner {
         });
     }
 
-    /// A leg gets its session; writes do not go to it yet.
-    fn install(&self, leg: usize, session: &SharedSession, peers: &About, phase: Phase) -> u64 {
+    /// Installs a session on a leg. Writes do not go to it yet.
+    fn install_session(
+        &self,
+        leg: usize,
+        session: &SharedSession,
+        peers: &ReplicaIdentity,
+        phase: LegPhase,
+    ) -> u64 {
         self.change(|state| {
             let own = &mut state.legs[leg];
-            own.serial += 1;
+            own.session_id += 1;
             (own.handing_over, own.inconsistent) = (false, false);
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
-            own.serial
+            own.session_id
         })
     }
 
-    /// From now on writes go to this session too, unless it is lost already, or `may` objects.
-    fn open(&self, leg: usize, serial: u64, may: impl FnOnce(&State) -> bool) -> Result<(), Ended> {
+    /// Opens the session for writes, unless it was lost or `may` refuses.
+    fn open_for_writes(
+        &self,
+        leg: usize,
+        session_id: u64,
+        may: impl FnOnce(&State) -> bool,
+    ) -> Result<(), SessionEnd> {
         let opened = self.change(|state| {
-            let current = state.active && state.legs[leg].is_current(serial) && may(state);
+            let current = state.serving && state.legs[leg].is_current(session_id) && may(state);
             if current {
                 let own: &mut LegState = &mut state.legs[leg];
-                (own.foreground, own.unflushed) = (true, false);
+                (own.receives_writes, own.has_unflushed) = (true, false);
             }
             current
         });
-        if opened { Ok(()) } else { Err(Ended::Changed) }
+        if opened { Ok(()) } else { Err(SessionEnd::Changed) }
     }
 }
 
-/// We are the peer's source.
+/// Leads the peer as its source.
 async fn lead(
     inner: &Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    (mine, peers): (About, About),
-    amount: Option<Amount>,
+    (mine, peers): (ReplicaIdentity, ReplicaIdentity),
+    amount: Option<ResyncAmount>,
     promote: bool,
-) -> Result<Never, Ended> {
-    let full = std::mem::take(&mut inner.lock().legs[leg].full);
-    let amount = if full { Some(Amount::Full) } else { amount };
-    // What earlier sessions left in hand is marked before anything is decided for good.
-    inner.wait(|state| (state.legs[leg].sending == 0).then_some(())).await;
-    inner.remember(peers.view.replica).await.map_err(Ended::Local)?;
+) -> Result<Never, SessionEnd> {
+    let full = std::mem::take(&mut inner.lock().legs[leg].full_resync);
+    let amount = if full { Some(ResyncAmount::Full) } else { amount };
+    // Calls left over from earlier sessions are marked before anything is decided.
+    inner.wait(|state| (state.legs[leg].calls_in_flight == 0).then_some(())).await;
+    inner.record_peer(peers.view.replica).await.map_err(SessionEnd::Local)?;
     let superblock = inner.local.superblock();
     let next = inner.epoch_after(peers.view.epoch);
-    let phase = amount.map_or(Phase::Resync(Amount::Partial), Phase::Resync);
-    let serial = inner.install(leg, &session, &peers, phase);
-    let _lose = Lose { inner: inner.clone(), leg, serial };
-    let attach = Attach {
+    let phase = amount.map_or(LegPhase::Resync(ResyncAmount::Partial), LegPhase::Resync);
+    let session_id = inner.install_session(leg, &session, &peers, phase);
+    let _disconnect = DisconnectOnDrop { inner: inner.clone(), leg, session_id };
+    let attach = AttachRequest {
         volume: superblock.volume,
         source: superblock.replica,
         epoch: if promote { next } else { superblock.epoch },
-        expected: peers.view.lineage.current,
+        expected: peers.view.generations.current,
         in_sync: amount.is_none(),
-        usable_bytes: superblock.shape.usable_bytes,
-        version: inner.versions.highest_common(peers.versions).map_err(AskError::from)?,
+        usable_bytes: superblock.geometry.usable_bytes,
+        version: inner.versions.highest_common(peers.versions).map_err(RequestError::from)?,
     };
-    // A target of another size takes ours over first, and is there again in a moment.
-    order(&session, Request::Attach(attach)).await?;
+    // A target of another size adopts the source's size first and is back a moment later.
+    execute(&session, PeerRequest::Attach(attach)).await?;
     if promote {
-        // Only now: the peer may have begun to serve meanwhile, and has refused then. From here on
-        // it is a target, and begins to serve on an operator's word alone.
-        let _changing = inner.changing().await;
+        // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
+        // target and starts to serve only when its operator says so.
+        let _role_change = inner.begin_role_change().await;
         let attached = inner.lock().attached.is_some();
         let may = inner.may_take_role(&peers);
         if attached || !may || inner.epoch_after(peers.view.epoch) != next {
-            return Err(Ended::Changed);
+            return Err(SessionEnd::Changed);
         }
-        inner.activate(peers.view.epoch, false).await.map_err(|_| Ended::Nothing)?;
+        inner
+            .start_serving_as_source(peers.view.epoch, false)
+            .await
+            .map_err(|_| SessionEnd::NothingToDo)?;
     }
     match amount {
-        // Of the generation that was found to be equal: one that was minted meanwhile is not.
-        None => agree(inner, leg, &session, serial, mine.view.lineage.current).await?,
-        Some(amount) => bring_up(inner, leg, &session, serial, amount).await?,
+        // The generation found equal at the handshake. One started meanwhile is not the peer's.
+        None => {
+            confirm_in_sync(inner, leg, &session, session_id, mine.view.generations.current).await?
+        }
+        Some(amount) => resync(inner, leg, &session, session_id, amount).await?,
     }
-    stay(inner, leg, &session, serial).await
+    monitor(inner, leg, &session, session_id).await
 }
 
-/// Gives a session up when the task that looks after it ends.
-struct Lose {
+/// Disconnects a session when the task in charge of it ends.
+struct DisconnectOnDrop {
     inner: Arc<Inner>,
     leg: usize,
-    serial: u64,
+    session_id: u64,
 }
 
-impl Drop for Lose {
+impl Drop for DisconnectOnDrop {
     fn drop(&mut self) {
-        self.inner.lose(self.leg, self.serial);
+        self.inner.disconnect(self.leg, self.session_id);
     }
 }
 
-/// Both are in sync, if nothing was written since that was found.
-async fn agree(
+/// Confirms that both are in sync, provided that nothing was written since the handshake.
+async fn confirm_in_sync(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    serial: u64,
+    session_id: u64,
     generation: Generation,
-) -> Result<(), Ended> {
-    tell_ancestors(session, &inner.local.superblock()).await?;
-    if !inner.settle_lineage(leg, generation).await.map_err(Ended::Local)? {
-        return Err(Ended::Changed);
+) -> Result<(), SessionEnd> {
+    send_ancestors(session, &inner.local.superblock()).await?;
+    if !inner.settle_generations(leg, generation).await.map_err(SessionEnd::Local)? {
+        return Err(SessionEnd::Changed);
     }
-    // A generation that is being minted, or bits that were set, belong to a write without the peer.
+    // A generation in progress or a set bit belongs to a write without the peer.
     let unchanged = |_: &State| {
-        inner.local.superblock().current == generation && inner.legs[leg].todo.count() == 0
+        inner.local.superblock().current == generation && inner.legs[leg].out_of_sync.count() == 0
     };
-    inner.open(leg, serial, |state| !state.minting && unchanged(state))?;
-    inner.in_sync(leg, serial)
+    inner
+        .open_for_writes(leg, session_id, |state| !state.bumping_generation && unchanged(state))?;
+    inner.in_sync(leg, session_id)
 }
 
-/// The peer is out of date: brings it up to date and hands over.
-async fn bring_up(
+/// Brings an out-of-date peer up to date.
+async fn resync(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    serial: u64,
-    amount: Amount,
-) -> Result<(), Ended> {
+    session_id: u64,
+    amount: ResyncAmount,
+) -> Result<(), SessionEnd> {
     let base = match amount {
-        Amount::Full => inner.mark_all(leg).await?,
-        Amount::Partial => Generation::NONE,
+        ResyncAmount::Full => inner.mark_all(leg).await?,
+        ResyncAmount::Partial => Generation::NONE,
     };
-    if amount == Amount::Partial {
-        inner.unite(leg, session).await?;
+    if amount == ResyncAmount::Partial {
+        inner.merge_peer_bitmap(leg, session).await?;
     }
-    tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "a resync begins");
-    // What a power loss here would take the target could give back only while it is whole.
-    inner.local.data().flush().await.map_err(Ended::Local)?;
-    order(session, Request::BeginResync { base }).await?;
-    inner.open(leg, serial, |_| true)?;
+    tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "resync started");
+    // Flush first. Blocks lost here to a power failure could be restored from the target only while
+    // the target is consistent.
+    inner.local.data().flush().await.map_err(SessionEnd::Local)?;
+    execute(session, PeerRequest::BeginResync { base }).await?;
+    inner.open_for_writes(leg, session_id, |_| true)?;
     inner.change(|state| state.legs[leg].inconsistent = true);
     loop {
-        crate::resync::copy(inner, leg, session, serial).await?;
-        if inner.is_copied(leg, serial)? {
-            return hand_over(inner, leg, session, serial).await;
+        crate::resync::copy(inner, leg, session, session_id).await?;
+        if inner.is_copied(leg, session_id)? {
+            return finish_resync(inner, leg, session, session_id).await;
         }
     }
 }
 
-/// The end of a resync, in two steps: the target is durable and has our generation; then we forget
-/// what it may have held.
-async fn hand_over(
+/// Finishes a resync in two steps: the target flushes and durably adopts the source's generation;
+/// then the source forgets the base generations.
+async fn finish_resync(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    serial: u64,
-) -> Result<(), Ended> {
+    session_id: u64,
+) -> Result<(), SessionEnd> {
     let superblock = inner.local.superblock();
-    tell_ancestors(session, &superblock).await?;
-    let mut request = Request::EndResync { generation: superblock.current };
+    send_ancestors(session, &superblock).await?;
+    let mut request = PeerRequest::EndResync { generation: superblock.current };
     loop {
-        order(session, request.clone()).await?;
-        let (Request::EndResync { generation } | Request::Rename { generation }) = request else {
-            return Err(Ended::Changed);
+        execute(session, request.clone()).await?;
+        let (PeerRequest::EndResync { generation } | PeerRequest::Rename { generation }) = request
+        else {
+            return Err(SessionEnd::Changed);
         };
-        if inner.settle_lineage(leg, generation).await.map_err(Ended::Local)? {
-            return inner.in_sync(leg, serial);
+        if inner.settle_generations(leg, generation).await.map_err(SessionEnd::Local)? {
+            return inner.in_sync(leg, session_id);
         }
-        // Another peer was lost meanwhile, and a generation minted.
-        request = Request::Rename { generation: inner.local.superblock().current };
+        // Another peer was lost meanwhile, and a new generation started.
+        request = PeerRequest::Rename { generation: inner.local.superblock().current };
     }
 }
 
-/// What our data comes from the peer's does too, once it is in sync: made the source, it knows by
-/// that a third replica that was left behind before.
-pub(crate) async fn tell_ancestors(
+/// Sends the generation history of the local data to the peer. If the peer becomes the source, it
+/// can recognize a third replica that was left behind earlier.
+pub(crate) async fn send_ancestors(
     session: &SharedSession,
     superblock: &Superblock,
-) -> Result<(), AskError> {
+) -> Result<(), RequestError> {
     let generations = superblock.ancestors();
-    order(session, Request::Ancestors { generations }).await
+    execute(session, PeerRequest::Ancestors { generations }).await
 }
 
 impl Inner {
-    /// Nothing differs, and what fails from now on ends the session: the target is about to be told
-    /// that it is whole. False when a write has failed here since the last copy.
-    fn is_copied(&self, leg: usize, serial: u64) -> Result<bool, Ended> {
+    /// Checks that no difference is left. From then on a failed write ends the session, because the
+    /// target is about to count as consistent. Returns false when a write has failed here since the
+    /// last copy.
+    fn is_copied(&self, leg: usize, session_id: u64) -> Result<bool, SessionEnd> {
         self.change(|state| {
             let own = &mut state.legs[leg];
-            if !own.is_current(serial) {
-                return Err(Ended::Lost);
+            if !own.is_current(session_id) {
+                return Err(SessionEnd::Lost);
             }
-            own.inconsistent = self.legs[leg].todo.count() > 0;
+            own.inconsistent = self.legs[leg].out_of_sync.count() > 0;
             Ok(!own.inconsistent)
         })
     }
 
-    fn in_sync(&self, leg: usize, serial: u64) -> Result<(), Ended> {
+    fn in_sync(&self, leg: usize, session_id: u64) -> Result<(), SessionEnd> {
         let now = time::wall_clock().as_secs();
         let last = &self.legs[leg].counters.last_in_sync_s;
         last.store(now, std::sync::atomic::Ordering::Relaxed);
         let reached = self.change(|state| {
             let own = &mut state.legs[leg];
-            let current = own.is_current(serial) && own.foreground;
+            let current = own.is_current(session_id) && own.receives_writes;
             if current {
-                own.phase = Phase::InSync;
+                own.phase = LegPhase::InSync;
             }
             current
         });
         if !reached {
-            return Err(Ended::Lost);
+            return Err(SessionEnd::Lost);
         }
         tracing::info!(replica = %self.local.superblock().replica, leg, "the peer is in sync");
         Ok(())
     }
 
-    /// Everything is to be copied. All bits are durable before the target gets a name that says so:
-    /// so the next meeting goes on where this one ended.
-    async fn mark_all(&self, leg: usize) -> Result<Generation, Ended> {
-        self.mark(leg, 0, self.local.superblock().shape.usable_bytes);
-        self.local.persist_marks().await.map_err(Ended::Local)?;
+    /// Marks everything for a full resync. All bits are durable before the target adopts a
+    /// generation that depends on them, so the next handshake resumes where this one ended.
+    async fn mark_all(&self, leg: usize) -> Result<Generation, SessionEnd> {
+        self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
+        self.local.persist_marks().await.map_err(SessionEnd::Local)?;
         let base = Generation::random();
         let slot = self.slot_of_leg(leg);
         let name = move |superblock: &mut Superblock| {
-            // Whom the role is being handed to was told all names that there are.
+            // During a hand-over, the next source has already received all existing names.
             if superblock.flags.in_use {
-                let mut lineage = superblock.lineage(slot);
-                lineage.expect(base);
-                superblock.set_lineage(slot, &lineage);
+                let mut generations = superblock.generations(slot);
+                generations.expect_name(base);
+                superblock.set_generations(slot, &generations);
             }
             superblock.flags.in_use
         };
-        if !self.local.update(name).await.map_err(Ended::Local)? {
-            return Err(Ended::Changed);
+        if !self.local.update(name).await.map_err(SessionEnd::Local)? {
+            return Err(SessionEnd::Changed);
         }
-        self.tell_others(leg).await;
+        self.announce_name(leg).await;
         Ok(base)
     }
 
-    /// A peer has got a name that the others have not heard of.
-    async fn tell_others(&self, leg: usize) {
+    /// Sends the updated generation history to the other peers.
+    async fn announce_name(&self, leg: usize) {
         let superblock = self.local.superblock();
         let sessions: Vec<_> = {
             let state = self.lock();
             let others = state.legs.iter().enumerate().filter(|(other, _)| *other != leg);
-            let open = others.filter(|(_, own)| own.foreground);
-            open.filter_map(|(other, own)| Some((other, own.serial, own.session.clone()?)))
+            let open = others.filter(|(_, own)| own.receives_writes);
+            open.filter_map(|(other, own)| Some((other, own.session_id, own.session.clone()?)))
                 .collect()
         };
-        for (other, serial, session) in sessions {
-            if tell_ancestors(&session, &superblock).await.is_err() {
-                self.lose(other, serial);
+        for (other, session_id, session) in sessions {
+            if send_ancestors(&session, &superblock).await.is_err() {
+                self.disconnect(other, session_id);
             }
         }
     }
 
-    /// What the peer's log names may differ too.
-    async fn unite(&self, leg: usize, session: &SharedSession) -> Result<(), Ended> {
-        let words = self.legs[leg].todo.words();
+    /// Adds the blocks named by the peer's log to those to copy.
+    async fn merge_peer_bitmap(
+        &self,
+        leg: usize,
+        session: &SharedSession,
+    ) -> Result<(), SessionEnd> {
+        let words = self.legs[leg].out_of_sync.words();
         let per_page = crate::format::bitmap_page::WORDS as u64;
         for page in 0..words.div_ceil(per_page) {
-            let theirs = crate::peer::bits(session, page).await?;
+            let theirs = crate::peer::bitmap_page(session, page).await?;
             for (word, index) in theirs.iter().zip(page * per_page..) {
-                self.legs[leg].todo.merge(index, *word);
+                self.legs[leg].out_of_sync.merge(index, *word);
             }
         }
         Ok(())
     }
 }
 
-/// The session is at work. Ends when it is lost, or not wanted any more.
-async fn stay(
+/// Monitors an active session. Returns when it is lost or no longer wanted.
+async fn monitor(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    serial: u64,
-) -> Result<Never, Ended> {
-    let flushing = crate::resync::keep_flushed(inner.clone(), leg, session.clone(), serial);
+    session_id: u64,
+) -> Result<Never, SessionEnd> {
+    let flushing = crate::resync::keep_flushed(inner.clone(), leg, session.clone(), session_id);
     let _flushing = flagstone_runtime::spawn(flushing).abort_on_drop();
     let mut lost = session.lost();
     let unwanted = inner.wait(|state| {
         let own = &state.legs[leg];
-        let wanted = own.wish == Wish::Mirror && state.active || own.handing_over;
-        let stays = own.is_current(serial) && wanted;
-        (!stays || own.full || state.closed).then_some(())
+        let wanted =
+            own.desired_state == DesiredState::Connected && state.serving || own.handing_over;
+        let stays = own.is_current(session_id) && wanted;
+        (!stays || own.full_resync || state.closed).then_some(())
     });
     let mut unwanted = std::pin::pin!(unwanted);
     std::future::poll_fn(|cx| {
@@ -524,5 +563,5 @@ async fn stay(
         }
     })
     .await;
-    Err(Ended::Lost)
+    Err(SessionEnd::Lost)
 }

@@ -1,100 +1,101 @@
-//! Replicas that are made, and forgotten.
+//! Creating and removing replicas.
 //!
-//! Promises:
-//! - a replica is there when all of it is: its superblock is written last;
-//! - an earlier one on the device, wherever it ended, has no superblock any more when the first byte of
-//!   a log is overwritten, and never one of its past;
-//! - what hosts see of the device stays as it is.
+//! Guarantees:
+//! - a replica exists only when it is complete: its superblock is written last;
+//! - before the first byte of a log is overwritten, the superblock of any earlier replica on the
+//!   device is gone, wherever it ended, and an outdated superblock never becomes the latest;
+//! - the host data on the device is unchanged.
 
 use flagstone_blockdev::{IoError, SharedDevice};
 
-use crate::area::write_page;
-use crate::format::superblock::{Flags, PeerRecord, Progress, Role, Superblock};
-use crate::generation::List;
-use crate::id::{Generation, Uuid};
+use crate::format::superblock::{Flags, LogProgress, PeerRecord, ReplicaRole, Superblock};
+use crate::generation::GenerationList;
+use crate::id::{Generation, MirrorId};
+use crate::layout::ReplicaGeometry;
 use crate::limits::{PAGE_BYTES, PEERS_MAX};
 use crate::locate::{end_of, locate};
+use crate::log_area::write_page;
 use crate::recover::make;
-use crate::replica::{Replica, ReplicaError, check_blocks, places};
-use crate::shape::Shape;
-use crate::state::Wish;
+use crate::replica::{Replica, ReplicaError, check_blocks, place_metadata};
+use crate::state::DesiredState;
 
-/// What a replica is made of. See [`Replica::create`].
+/// Parameters of [`Replica::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Create {
+pub struct CreateReplica {
     /// The volume.
-    pub volume: Uuid,
-    /// The data device holds the volume's data, of a new generation. Else the replica is blank.
+    pub volume: MirrorId,
+    /// The data device holds the volume's data, which gets a new generation. Otherwise the replica
+    /// is blank.
     pub with_data: bool,
-    /// Granularities; the size is found from the device's.
-    pub shape: Shape,
+    /// Granularities. The size is derived from the device.
+    pub geometry: ReplicaGeometry,
 }
 
 impl Replica {
-    /// Makes a replica of a data device, with its log there or at the beginning of another device.
-    /// What stands on the data device keeps its place; its end is overwritten. An earlier replica
-    /// there is gone once this has begun.
+    /// Creates a replica on a data device, with its log there or at the beginning of another
+    /// device. Host data on the data device stays in place, and the end of the device is
+    /// overwritten. An earlier replica on it is destroyed as soon as this starts.
     ///
     /// # Errors
-    /// See [`ReplicaError`]. Nothing has been written unless it is of I/O.
+    /// See [`ReplicaError`]. Nothing was written, unless it is an I/O error.
     pub async fn create(
         device: SharedDevice,
         log: Option<SharedDevice>,
-        create: Create,
+        create: CreateReplica,
     ) -> Result<(), ReplicaError> {
         Replica::create_within(device, log, create, u64::MAX).await
     }
 
-    /// The same, of a volume that is no larger than so many bytes: a peer's may be smaller than this
-    /// device.
+    /// As [`Replica::create`], for a volume of at most `at_most_bytes`: the peer's device may be
+    /// smaller.
     ///
     /// # Errors
     /// See [`Replica::create`].
     pub async fn create_within(
         device: SharedDevice,
         log: Option<SharedDevice>,
-        create: Create,
+        create: CreateReplica,
         at_most_bytes: u64,
     ) -> Result<(), ReplicaError> {
         check_blocks(&device, log.as_ref())?;
-        let whole = Shape { usable_bytes: at_most_bytes, ..create.shape };
-        let (layout, shape, area) = places(&device, log, end_of(&device), &whole)?;
-        // An earlier replica's log is about to be overwritten. It may end where the device did before
-        // it grew.
+        let whole = ReplicaGeometry { usable_bytes: at_most_bytes, ..create.geometry };
+        let (layout, geometry, area) = place_metadata(&device, log, end_of(&device), &whole)?;
+        // The log of an earlier replica, which may end where the device ended before it grew, is
+        // about to be overwritten.
         Replica::forget(&device, None).await?;
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
         }
-        let replica = Uuid::random();
+        let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
         let superblock = Superblock {
             sequence: 0,
             volume: create.volume,
             replica,
-            shape,
+            geometry,
             device_bytes: layout.end(),
             moved_from: 0,
-            role: if create.with_data { Role::Source } else { Role::Target },
+            role: if create.with_data { ReplicaRole::Source } else { ReplicaRole::Target },
             flags: Flags::default(),
-            doubtful: false,
-            heir: None,
+            unverified: false,
+            designated_successor: None,
             epoch: 0,
             current: if create.with_data { Generation::random() } else { Generation::NONE },
-            history: List::default(),
+            history: GenerationList::default(),
             log: made.start.name,
             incarnation: 1,
-            log_progress: Progress::default(),
-            called: 0,
-            wishes: [Wish::default(); PEERS_MAX],
+            log_progress: LogProgress::default(),
+            volume_tag: 0,
+            desired_states: [DesiredState::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)
     }
 
-    /// Forgets a replica: its superblocks are zeroed, and the headers of its log, so that neither
-    /// tells of it any more. What hosts wrote stays, and nobody can tell what it is a replica of. It
-    /// must not be open. The older superblock goes first and the log last: a power loss in between
-    /// leaves the latest, never one of the past, or [traces](crate::trace).
+    /// Removes a replica: zeroes its superblocks and the headers of its log. Host data stays. The
+    /// replica must not be open. The older superblock is zeroed first and the log headers last, so
+    /// a power failure in between leaves the latest superblock or [remnants](crate::remnant), and
+    /// never an outdated superblock.
     ///
     /// # Errors
     /// Of a device.
@@ -109,7 +110,7 @@ impl Replica {
             write_page(device, first + slot * page, &[0; PAGE_BYTES]).await?;
         }
         let Some(superblock) = superblock else { return Ok(()) };
-        if let Ok((_, _, area)) = places(device, log.cloned(), end, &superblock.shape) {
+        if let Ok((_, _, area)) = place_metadata(device, log.cloned(), end, &superblock.geometry) {
             area.forget().await?;
         }
         Ok(())

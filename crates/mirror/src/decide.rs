@@ -1,130 +1,130 @@
-//! What two replicas that meet have to do: one pure function, symmetric in its arguments.
+//! Handshake decision: which of two replicas is copied to the other. One pure function, symmetric
+//! in its arguments.
 //!
-//! It decides, and changes nothing: dirty bits are cleared by acknowledged copies alone. Every row
-//! of the table in `docs/mirror-handshake.md` is a test below, in its order; what must hold of any
-//! history is checked by enumeration in the module `history_tests`.
+//! It changes no state; dirty bits are cleared only by acknowledged copies. Each row of the table
+//! in `docs/mirror-handshake.md` has a test below, in the same order. The module `history_tests`
+//! checks the invariants over all short histories.
 
-use crate::generation::Lineage;
-use crate::id::Uuid;
+use crate::generation::GenerationHistory;
+use crate::id::MirrorId;
 
-/// What a replica says of itself when it meets its peer.
+/// What a replica reports about itself at a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct View {
+pub struct ReplicaView {
     /// The volume.
-    pub volume: Uuid,
+    pub volume: MirrorId,
     /// The replica.
-    pub replica: Uuid,
+    pub replica: MirrorId,
     /// Size of the volume, in bytes.
     pub usable_bytes: u64,
-    /// The largest size that it could take over, in bytes; no less than it has.
+    /// The largest size that this replica has room for, in bytes; at least `usable_bytes`.
     pub room_bytes: u64,
-    /// What a bit stands for, in bytes.
+    /// Bytes covered by one bit of the bitmap.
     pub bit_bytes: u32,
-    /// A logical block as hosts see the volume by this replica, in bytes; 0 where that is not known.
+    /// Logical block size of the volume on this node, in bytes; 0 when unknown.
     pub block_bytes: u32,
-    /// Where its data comes from.
-    pub lineage: Lineage,
-    /// The highest epoch that it has durably seen.
+    /// Ancestry of its data.
+    pub generations: GenerationHistory,
+    /// The highest role epoch that it has durably seen.
     pub epoch: u64,
-    /// Hosts read (and may write) its data: it is the source now, or was brought up alone after a
-    /// crash and has answered reads since.
+    /// Hosts read (and may write) its data: it is the source now, or has served on its own since a
+    /// crash.
     pub serving: bool,
-    /// It was the source when it crashed: writes may have reached one leg of the two.
+    /// It was the source when it crashed: writes may have reached one of the two legs only.
     pub crashed: bool,
-    /// A resync to it began and has not ended: its data is of no moment in time.
+    /// A resync to it began and has not completed: its data matches no point in time.
     pub inconsistent: bool,
-    /// Its log names parts that may differ from the peer.
+    /// Its log names blocks that may differ from the peer.
     pub dirty: bool,
 }
 
-impl View {
-    /// The logical blocks of the two differ, as far as is known. A replica of larger blocks cannot
-    /// carry the volume, for hosts write less at a time; and hosts of the one must not find the other's
-    /// blocks in their place, where the role goes over.
-    pub fn has_other_blocks(&self, other: &View) -> bool {
+impl ReplicaView {
+    /// True when the logical block sizes are known and differ. Hosts must not see the block size
+    /// change with the role, and a replica with larger blocks cannot take the smaller writes.
+    pub fn has_block_mismatch(&self, other: &ReplicaView) -> bool {
         let [own, other] = [self, other].map(|view| view.block_bytes);
         own != other && own != 0 && other != 0
     }
 }
 
-/// One of the two that meet.
+/// One of the two replicas at a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
+pub enum ReplicaSide {
     /// The first argument of [`decide`].
-    Mine,
-    /// The second.
-    Peers,
+    Local,
+    /// The second argument.
+    Peer,
 }
 
-impl Side {
-    /// The other.
+impl ReplicaSide {
+    /// The other side.
     #[must_use]
-    pub fn other(self) -> Side {
+    pub fn other(self) -> ReplicaSide {
         match self {
-            Side::Mine => Side::Peers,
-            Side::Peers => Side::Mine,
+            ReplicaSide::Local => ReplicaSide::Peer,
+            ReplicaSide::Peer => ReplicaSide::Local,
         }
     }
 }
 
 /// How much a resync copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Amount {
-    /// What either log names: the union of both.
+pub enum ResyncAmount {
+    /// The blocks that either log names: the union of both.
     Partial,
     /// Everything.
     Full,
 }
 
-/// What to do. See [`decide`].
+/// Result of [`decide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// The data is equal. Leftover bases may be forgotten.
+pub enum HandshakeDecision {
+    /// The data is equal. Remaining base generations may be forgotten.
     InSync,
-    /// Copy from `source` to the other.
+    /// Copy from `source` to the other replica.
     Resync {
-        /// Whose data is kept.
-        source: Side,
+        /// The replica whose data is kept.
+        source: ReplicaSide,
         /// How much to copy.
-        amount: Amount,
+        amount: ResyncAmount,
     },
-    /// Both were written without the other. Nothing is copied until the operator chooses.
+    /// Both were written independently. Nothing is copied until the operator chooses.
     SplitBrain,
-    /// Not two replicas of one volume, or so far apart that nothing is known in common.
+    /// Not replicas of one volume, or with no known generation in common.
     Unrelated,
-    /// Two replicas of one volume whose granularities or logical blocks differ, or the one that would be
-    /// copied to has no room for the other's size.
+    /// Replicas of one volume whose granularities or logical block sizes differ, or whose target
+    /// has no room for the source's size.
     Incompatible,
-    /// Neither has whole data of the volume to copy from.
+    /// Neither replica has consistent data to copy from.
     NoSource,
 }
 
-impl Decision {
-    /// The same as the other side sees it.
+impl HandshakeDecision {
+    /// The same decision from the other side's point of view.
     #[must_use]
-    pub fn mirrored(self) -> Decision {
+    pub fn mirrored(self) -> HandshakeDecision {
         match self {
-            Decision::Resync { source, amount } => {
-                Decision::Resync { source: source.other(), amount }
+            HandshakeDecision::Resync { source, amount } => {
+                HandshakeDecision::Resync { source: source.other(), amount }
             }
             other => other,
         }
     }
 }
 
-/// What two replicas have to do that say this of themselves.
-pub fn decide(mine: &View, peers: &View) -> Decision {
+/// Decides between two replicas.
+pub fn decide(mine: &ReplicaView, peers: &ReplicaView) -> HandshakeDecision {
     if mine.volume != peers.volume || mine.replica == peers.replica {
-        return Decision::Unrelated;
+        return HandshakeDecision::Unrelated;
     }
-    if mine.bit_bytes != peers.bit_bytes || mine.has_other_blocks(peers) {
-        return Decision::Incompatible;
+    if mine.bit_bytes != peers.bit_bytes || mine.has_block_mismatch(peers) {
+        return HandshakeDecision::Incompatible;
     }
-    let (a, b) = (&mine.lineage, &peers.lineage);
+    let (a, b) = (&mine.generations, &peers.generations);
     match (a.current.is_none(), b.current.is_none()) {
-        (true, true) => return Decision::NoSource,
-        (true, false) => return resync(Side::Peers, Amount::Full, mine, peers),
-        (false, true) => return resync(Side::Mine, Amount::Full, mine, peers),
+        (true, true) => return HandshakeDecision::NoSource,
+        (true, false) => return resync(ReplicaSide::Peer, ResyncAmount::Full, mine, peers),
+        (false, true) => return resync(ReplicaSide::Local, ResyncAmount::Full, mine, peers),
         (false, false) => {}
     }
     if a.current == b.current {
@@ -132,64 +132,76 @@ pub fn decide(mine: &View, peers: &View) -> Decision {
     }
     let (covers, covered) = (a.bases.contains(b.current), b.bases.contains(a.current));
     match (covers, covered) {
-        (true, false) => return resync(Side::Mine, Amount::Partial, mine, peers),
-        (false, true) => return resync(Side::Peers, Amount::Partial, mine, peers),
-        // Each says that it went on from the other's data: no history does that, so trust neither.
-        (true, true) => return Decision::SplitBrain,
+        (true, false) => return resync(ReplicaSide::Local, ResyncAmount::Partial, mine, peers),
+        (false, true) => return resync(ReplicaSide::Peer, ResyncAmount::Partial, mine, peers),
+        // Each claims to continue from the other's data. No valid history produces that, so trust
+        // neither.
+        (true, true) => return HandshakeDecision::SplitBrain,
         (false, false) => {}
     }
     match (a.history.contains(b.current), b.history.contains(a.current)) {
-        (true, false) => return resync(Side::Mine, Amount::Full, mine, peers),
-        (false, true) => return resync(Side::Peers, Amount::Full, mine, peers),
-        (true, true) => return Decision::SplitBrain,
+        (true, false) => return resync(ReplicaSide::Local, ResyncAmount::Full, mine, peers),
+        (false, true) => return resync(ReplicaSide::Peer, ResyncAmount::Full, mine, peers),
+        (true, true) => return HandshakeDecision::SplitBrain,
         (false, false) => {}
     }
     let common = a.bases.iter().chain(a.history.iter()).any(|generation| b.knows(generation));
-    if common { Decision::SplitBrain } else { Decision::Unrelated }
+    if common { HandshakeDecision::SplitBrain } else { HandshakeDecision::Unrelated }
 }
 
-fn resync(source: Side, amount: Amount, mine: &View, peers: &View) -> Decision {
-    let (from, to) = if source == Side::Mine { (mine, peers) } else { (peers, mine) };
+fn resync(
+    source: ReplicaSide,
+    amount: ResyncAmount,
+    mine: &ReplicaView,
+    peers: &ReplicaView,
+) -> HandshakeDecision {
+    let (from, to) = if source == ReplicaSide::Local { (mine, peers) } else { (peers, mine) };
     if from.inconsistent {
-        return Decision::NoSource;
+        return HandshakeDecision::NoSource;
     }
     if from.usable_bytes > to.room_bytes.max(to.usable_bytes) {
-        return Decision::Incompatible;
+        return HandshakeDecision::Incompatible;
     }
-    Decision::Resync { source, amount }
+    HandshakeDecision::Resync { source, amount }
 }
 
-/// Equal generations: they differ where a log says so, and there alone.
-fn equal(mine: &View, peers: &View) -> Decision {
+/// Equal generations: the data differs at most where a log says so.
+fn equal(mine: &ReplicaView, peers: &ReplicaView) -> HandshakeDecision {
     let same_size = mine.usable_bytes == peers.usable_bytes;
     let source = match (mine.inconsistent, peers.inconsistent) {
-        (true, true) => return Decision::NoSource,
-        (true, false) => Side::Peers,
-        (false, true) => Side::Mine,
-        (false, false) if !(mine.dirty || peers.dirty) && same_size => return Decision::InSync,
+        (true, true) => return HandshakeDecision::NoSource,
+        (true, false) => ReplicaSide::Peer,
+        (false, true) => ReplicaSide::Local,
+        (false, false) if !(mine.dirty || peers.dirty) && same_size => {
+            return HandshakeDecision::InSync;
+        }
         (false, false) => best(mine, peers),
     };
-    resync(source, Amount::Partial, mine, peers)
+    resync(source, ResyncAmount::Partial, mine, peers)
 }
 
-/// Which of two whole replicas of equal generation is kept where they differ. All that was
-/// acknowledged is on both, but a crash may have taken unflushed writes from one of them.
-fn best(mine: &View, peers: &View) -> Side {
+/// Chooses between two consistent replicas of the same generation where they differ. Every
+/// acknowledged write is on both, but a crash may have taken unflushed writes from one.
+fn best(mine: &ReplicaView, peers: &ReplicaView) -> ReplicaSide {
     let pick = |mine: bool, peers: bool| match (mine, peers) {
-        (true, false) => Some(Side::Mine),
-        (false, true) => Some(Side::Peers),
+        (true, false) => Some(ReplicaSide::Local),
+        (false, true) => Some(ReplicaSide::Peer),
         _ => None,
     };
-    // What hosts have read must not change under them.
+    // Data that hosts have read must not change.
     pick(mine.serving, peers.serving)
-        // A source that crashed may have lost what it had not flushed; its target was told all.
+        // A crashed source may have lost unflushed writes that its target received.
         .or_else(|| pick(!mine.crashed, !peers.crashed))
-        // What grew has been seen by hosts, who must not find it smaller.
+        // Hosts may have seen the larger size and must not find a smaller one.
         .or_else(|| {
             pick(mine.usable_bytes > peers.usable_bytes, peers.usable_bytes > mine.usable_bytes)
         })
         .or_else(|| pick(mine.epoch > peers.epoch, peers.epoch > mine.epoch))
-        .unwrap_or(if mine.replica > peers.replica { Side::Mine } else { Side::Peers })
+        .unwrap_or(if mine.replica > peers.replica {
+            ReplicaSide::Local
+        } else {
+            ReplicaSide::Peer
+        })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The mirror as hosts see it: a [`BlockDevice`].
+//! Host-facing side of the mirror: its [`BlockDevice`] implementation.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::flush::flush;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State, count};
 use crate::options::Mode;
 use crate::peer::SharedSession;
-use crate::state::Phase;
-use crate::write::{Op, change};
+use crate::state::LegPhase;
+use crate::write::{WriteOp, change};
 
 impl BlockDevice for Mirror {
     fn geometry(&self) -> Geometry {
@@ -32,7 +32,7 @@ impl BlockDevice for Mirror {
             return IoFuture::ready(Err(error));
         }
         let (inner, len) = (self.0.clone(), data.len() as u64);
-        IoFuture::later(change(inner, (offset, len), Op::Write(data), fua))
+        IoFuture::later(change(inner, (offset, len), WriteOp::Write(data), fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
@@ -45,7 +45,8 @@ impl BlockDevice for Mirror {
             return IoFuture::ready(Err(error));
         }
         if !geometry.can_discard || !geometry.can_write_zeroes {
-            // A hint. What a discard leaves may differ from leg to leg, so it is not passed on.
+            // A discard is only a hint. Legs may return different data after it, so it is not
+            // passed on.
             return IoFuture::ready(Ok(()));
         }
         self.zero(offset, len, true, false)
@@ -64,76 +65,82 @@ impl BlockDevice for Mirror {
 
 impl Mirror {
     fn zero(&self, offset: u64, len: u64, may_deallocate: bool, fua: bool) -> IoFuture<()> {
-        IoFuture::later(change(self.0.clone(), (offset, len), Op::Zero { may_deallocate }, fua))
+        IoFuture::later(change(
+            self.0.clone(),
+            (offset, len),
+            WriteOp::Zero { may_deallocate },
+            fua,
+        ))
     }
 }
 
-/// Where a read goes.
-struct Reading {
+/// Where a read is served from.
+struct ReadRoute {
     local: bool,
-    peer: Option<Other>,
-    /// See [`State::terms`].
-    term: u64,
+    peer: Option<ReadablePeer>,
+    /// [`State::service_ends`] when the route was chosen.
+    service_ends: u64,
 }
 
-/// A peer that may be read.
-struct Other {
+/// A peer that can serve a read.
+struct ReadablePeer {
     leg: usize,
-    serial: u64,
+    session_id: u64,
     session: SharedSession,
-    /// It has all that was completed; else it gets it by its queue.
-    whole: bool,
+    /// The peer has every completed write. Otherwise its queue has to drain first.
+    up_to_date: bool,
 }
 
 impl Inner {
-    /// A read of a host asks where to.
-    fn reading(&self, state: &State) -> Result<Reading, IoError> {
-        if !state.active {
+    /// Chooses where a host's read is served from.
+    fn read_route(&self, state: &State) -> Result<ReadRoute, IoError> {
+        if !state.serving {
             return Err(IoError::Unreachable);
         }
         let other = |(leg, (own, options)): (usize, (&LegState, &Leg))| {
-            let session = own.session.clone().filter(|_| own.phase == Phase::InSync)?;
-            let whole = state.local_failed || options.options().mode == Mode::Sync;
-            Some(Other { leg, serial: own.serial, session, whole })
+            let session = own.session.clone().filter(|_| own.phase == LegPhase::InSync)?;
+            let up_to_date = state.local_device_failed || options.options().mode == Mode::Sync;
+            Some(ReadablePeer { leg, session_id: own.session_id, session, up_to_date })
         };
         let others = state.legs.iter().zip(&self.legs).enumerate().filter_map(other);
-        let peer = others.min_by_key(|peer| !peer.whole);
-        Ok(Reading { local: !state.local_failed, peer, term: state.terms })
+        let peer = others.min_by_key(|peer| !peer.up_to_date);
+        Ok(ReadRoute { local: !state.local_device_failed, peer, service_ends: state.service_ends })
     }
 }
 
-/// From the local leg while it is there and up to date, else from a peer that is. Behind changes of
-/// the same bytes: what is on one leg alone a failure may take back.
+/// Reads from the local leg while it is up to date, otherwise from a peer that is. A read waits for
+/// earlier changes of the same bytes, because a failure could take back data that is on one leg
+/// only.
 ///
-/// Nobody waits for reads before the role is given up, for one that hangs in a disk would keep it
-/// from a peer that is sound. What a read finds after that another source may have written: its
-/// hosts may not have been promised it, or never be; it may be part of a resync, or of metadata
-/// where the volume is smaller now. So it is given to nobody, and looked for where hosts are served.
+/// Giving up the role does not wait for reads: a read that hangs in a failing disk would keep the
+/// role from a healthy peer. After that, a read may find data of the next source that was never
+/// acknowledged, a half-copied resync, or metadata of a volume that has shrunk. Such data is never
+/// returned: the read is repeated where hosts are served now, or fails.
 async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
     let began = Inner::now_ns();
     let result = loop {
         let len = buf.len();
-        if let Some(held) = inner.overlap.read(offset, len as u64) {
-            held.turn().await;
+        if let Some(guard) = inner.range_lock.read(offset, len as u64) {
+            guard.granted().await;
         }
-        let reading = inner.wait(|state| match &state.successor {
-            Some(successor) => Some(Err(successor.clone())),
-            None => (!state.moving || state.active).then(|| Ok(inner.reading(state))),
+        let route = inner.wait(|state| match &state.replacement {
+            Some(replacement) => Some(Err(replacement.clone())),
+            None => (!state.migrating || state.serving).then(|| Ok(inner.read_route(state))),
         });
-        let Reading { local, peer, term } = match reading.await {
-            Ok(reading) => reading?,
-            Err(successor) => return Box::pin(read(successor.0, offset, buf)).await,
+        let ReadRoute { local, peer, service_ends } = match route.await {
+            Ok(route) => route?,
+            Err(replacement) => return Box::pin(read(replacement.0, offset, buf)).await,
         };
         let result = match (local, peer) {
             (false, Some(peer)) => peer.session.read(offset, buf).await,
             (false, None) => Err(IoError::Unreachable),
             (true, peer) => match inner.local.data().read(offset, buf).await {
-                Err(error) => read_elsewhere(&inner, peer, (offset, len), error).await,
+                Err(error) => read_from_peer(&inner, peer, (offset, len), error).await,
                 found => found,
             },
         };
         match result {
-            result if inner.lock().terms == term => break result,
+            result if inner.lock().service_ends == service_ends => break result,
             Ok(memory) => buf = memory,
             Err(_) => break Err(IoError::Unreachable),
         }
@@ -143,15 +150,17 @@ async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut,
     result
 }
 
-/// The local leg could not be read: the peer may have it.
-async fn read_elsewhere(
+/// Reads from the peer after the local leg failed to serve a read.
+async fn read_from_peer(
     inner: &Arc<Inner>,
-    peer: Option<Other>,
+    peer: Option<ReadablePeer>,
     (offset, len): (u64, usize),
     error: IoError,
 ) -> Result<BufMut, IoError> {
-    let Some(Other { leg, serial, session, whole }) = peer else { return Err(error) };
-    if !whole && !inner.catch_up(leg, serial).await {
+    let Some(ReadablePeer { leg, session_id, session, up_to_date }) = peer else {
+        return Err(error);
+    };
+    if !up_to_date && !inner.catch_up(leg, session_id).await {
         return Err(error);
     }
     count(&inner.counters.reads_from_peer, 1);

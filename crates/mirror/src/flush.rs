@@ -1,9 +1,10 @@
-//! Flushes of hosts: all legs that have to be asked at once, and what is done before the host hears of
-//! it.
+//! Host flushes: sent to all legs that need one, with everything that has to be recorded before the
+//! host is answered.
 //!
-//! Promises: what had completed before a flush that succeeds is durable on the local leg and on peers
-//! that acknowledge from memory. Where the local leg fails, a peer that is whole goes on without it;
-//! where a peer alone does, it is left behind, and a generation minted before the host hears of it.
+//! Guarantee: after a successful flush, all writes completed before it are durable on the local leg
+//! and on peers that acknowledge from memory. If the local leg fails, an up-to-date peer runs
+//! degraded without it. If only a peer fails, it is disconnected and a new generation is durable
+//! before the host is answered.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -12,80 +13,80 @@ use std::task::Poll;
 
 use flagstone_blockdev::IoError;
 
-use crate::gate::{Going, LegGoing, Passage};
+use crate::admission::{Admission, Dispatch, LegDispatch};
 use crate::limits::PEERS_MAX;
 use crate::mirror::Inner;
-use crate::write::Finish;
+use crate::write::RunToCompletion;
 
-/// A flush of a host: durable on the local leg, and on legs that acknowledge from memory.
+/// Flushes the local leg and the legs that acknowledge from memory.
 pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
-    let going = loop {
-        match inner.pass_flush() {
-            Passage::Go(going) => break going,
-            Passage::Mint => inner.ensure_minted().await?,
-            Passage::Refused(error) => return Err(error),
-            Passage::Moved(successor) => return Box::pin(flush(successor.0)).await,
-            passage => inner.wait_for_gate(passage).await,
+    let dispatch = loop {
+        match inner.admit_flush() {
+            Admission::Admitted(dispatch) => break dispatch,
+            Admission::NeedsGeneration => inner.ensure_new_generation().await?,
+            Admission::Refused(error) => return Err(error),
+            Admission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
+            admission => inner.wait_for_admission(admission).await,
         }
     };
-    Finish::new(fly_flush(inner, going)).await
+    RunToCompletion::new(run_flush(inner, dispatch)).await
 }
 
-async fn fly_flush(inner: Arc<Inner>, going: Going) -> Result<(), IoError> {
-    let mut local = going.local.then(|| inner.local.data().flush());
+async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError> {
+    let mut local = dispatch.local.then(|| inner.local.data().flush());
     let mut remote = [const { None }; PEERS_MAX];
-    for (call, leg) in remote.iter_mut().zip(&going.legs) {
-        if let LegGoing::Send(sending) = leg {
-            *call = Some(sending.session.flush());
+    for (call, leg) in remote.iter_mut().zip(&dispatch.legs) {
+        if let LegDispatch::Send(leg_call) = leg {
+            *call = Some(leg_call.session.flush());
         }
     }
-    let mut said = [None; PEERS_MAX];
-    let mut here = Ok(());
+    let mut results = [None; PEERS_MAX];
+    let mut local_result = Ok(());
     poll_fn(|cx| {
         if let Some(call) = &mut local
             && let Poll::Ready(result) = Pin::new(call).poll(cx)
         {
-            (local, here) = (None, result);
+            (local, local_result) = (None, result);
         }
-        for (call, said) in remote.iter_mut().zip(&mut said) {
+        for (call, results) in remote.iter_mut().zip(&mut results) {
             if let Some(running) = call
                 && let Poll::Ready(result) = Pin::new(running).poll(cx)
             {
-                (*call, *said) = (None, Some(result));
+                (*call, *results) = (None, Some(result));
             }
         }
-        let flying = local.is_some() || remote.iter().any(Option::is_some);
-        if flying { Poll::Pending } else { Poll::Ready(()) }
+        let pending = local.is_some() || remote.iter().any(Option::is_some);
+        if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
-    let result = settle_flush(&inner, &going, here, said).await;
-    inner.ended();
+    let result = complete_flush(&inner, &dispatch, local_result, results).await;
+    inner.call_completed();
     result
 }
 
-async fn settle_flush(
+async fn complete_flush(
     inner: &Arc<Inner>,
-    going: &Going,
-    here: Result<(), IoError>,
-    said: [Option<Result<(), IoError>>; PEERS_MAX],
+    dispatch: &Dispatch,
+    local_result: Result<(), IoError>,
+    results: [Option<Result<(), IoError>>; PEERS_MAX],
 ) -> Result<(), IoError> {
-    for (leg, said) in said.iter().enumerate() {
-        let LegGoing::Send(sending) = &going.legs[leg] else { continue };
-        if !matches!(said, Some(Ok(()))) {
-            inner.lose(leg, sending.serial);
+    for (leg, results) in results.iter().enumerate() {
+        let LegDispatch::Send(leg_call) = &dispatch.legs[leg] else { continue };
+        if !matches!(results, Some(Ok(()))) {
+            inner.disconnect(leg, leg_call.session_id);
         }
-        inner.sent(leg, sending.half);
+        inner.leg_completed(leg, leg_call.half);
     }
-    if let Err(error) = here {
-        // A leg in mode `sync` that was not asked has all that was completed, durably.
-        return inner.go_on_without_local(inner.heir(), error).await;
+    if let Err(error) = local_result {
+        // A leg in mode `sync` that was not asked has every completed write durably.
+        return inner.run_degraded(inner.successor_candidate(), error).await;
     }
-    if !going.local {
-        // All that was completed is durable on a peer that is whole still, and nowhere else.
-        return inner.first_whole().map(|_| ()).ok_or(IoError::Unreachable);
+    if !dispatch.local {
+        // Completed writes are durable only on a peer that is still up to date.
+        return inner.first_up_to_date().map(|_| ()).ok_or(IoError::Unreachable);
     }
-    if said.iter().flatten().any(Result::is_err) {
-        inner.ensure_minted().await?;
+    if results.iter().flatten().any(Result::is_err) {
+        inner.ensure_new_generation().await?;
     }
     Ok(())
 }

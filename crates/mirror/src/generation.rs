@@ -1,52 +1,52 @@
-//! The lineage of a replica's data, and the few ways in which it moves on.
+//! Generation history: the ancestry of a replica's data, and its few transitions.
 //!
 //! | event | current | bases (for the peer) | history |
 //! | --- | --- | --- | --- |
 //! | created with data | new | none | none |
-//! | first write, or flush that the peer must have had, after it was lost | new | the old current joins | – |
-//! | end of resync, on the source | – | none | the bases join |
-//! | end of resync, on the target | the source's | none | the old current and bases join |
+//! | first write, or flush that the peer needed, after the peer was lost | new | the old current is added | – |
+//! | end of resync, on the source | – | none | the bases are added |
+//! | end of resync, on the target | the source's | none | the old current and bases are added |
 //!
-//! *Bases* are the generations that the peer may hold and of which the bitmap covers every
-//! difference to the data here. The first is what the peer had when it was lost. The later ones
-//! are there because of the hand-over at the end of a resync: the source tells the target its
-//! current generation, and if the answer is lost nobody knows which of the two the target holds.
-//! The source's bits were all clear when it announced, so they cover both.
+//! *Base generations* are the generations that the peer may hold and from which the bitmap covers
+//! every difference to the local data. The first is the generation that the peer had when it was
+//! lost. Later ones come from the end of a resync: the source sends its current generation to the
+//! target, and if the answer is lost, the target may hold either. The source's bits were all clear
+//! at that moment, so they cover both.
 //!
-//! A source mints at the first write after *each* loss, though the peer be out of date already:
-//! the target may have taken the announced generation over just before it was lost, and would
-//! then look equal to a source that wrote on under the same generation.
+//! A source starts a new generation at the first write after *each* disconnect, even if the peer
+//! was out of date already. The target may have adopted the announced generation just before the
+//! disconnect, and would look equal to a source that continued under it.
 
 use crate::id::Generation;
 use crate::limits::{BASES_LEN, HISTORY_LEN};
 
-/// A bounded list of generations without repetition; [`Generation::NONE`] fills the rest.
+/// A bounded list of distinct generations; [`Generation::NONE`] fills the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct List<const N: usize>(pub [Generation; N]);
+pub struct GenerationList<const N: usize>(pub [Generation; N]);
 
-impl<const N: usize> Default for List<N> {
-    fn default() -> List<N> {
-        List([Generation::NONE; N])
+impl<const N: usize> Default for GenerationList<N> {
+    fn default() -> GenerationList<N> {
+        GenerationList([Generation::NONE; N])
     }
 }
 
-impl<const N: usize> List<N> {
-    /// What is in it, in its order.
+impl<const N: usize> GenerationList<N> {
+    /// Its generations, in order.
     pub fn iter(&self) -> impl Iterator<Item = Generation> + '_ {
         self.0.iter().copied().filter(|generation| !generation.is_none())
     }
 
-    /// True when it holds this one; never for none.
+    /// True when it contains this generation; never for none.
     pub fn contains(&self, generation: Generation) -> bool {
         self.iter().any(|held| held == generation)
     }
 
-    /// True when it holds nothing.
+    /// True when it contains no generation.
     pub fn is_empty(&self) -> bool {
         self.iter().next().is_none()
     }
 
-    /// Puts one at the front, also one that is known; the last falls out when there are too many.
+    /// Moves or adds a generation to the front. The last one drops out when the list is full.
     pub(crate) fn remember(&mut self, generation: Generation) {
         if generation.is_none() {
             return;
@@ -56,20 +56,24 @@ impl<const N: usize> List<N> {
         self.0[0] = generation;
     }
 
-    /// Takes over what another list of the same past names, but for what is `known` elsewhere. True
-    /// when that has changed something. Where there is no room for all, the newer half of each is
-    /// kept before the rest: two that are full must not push out of each other what is new there.
-    pub(crate) fn unite(&mut self, other: &List<N>, known: impl Fn(Generation) -> bool) -> bool {
+    /// Merges another list of the same past, except generations that are `known` elsewhere. Returns
+    /// true when that changed something. If the lists do not both fit, the newer half of each has
+    /// priority, so that two full lists cannot displace each other's recent entries.
+    pub(crate) fn merge(
+        &mut self,
+        other: &GenerationList<N>,
+        known: impl Fn(Generation) -> bool,
+    ) -> bool {
         let lacks = |generation: &Generation| !self.contains(*generation) && !known(*generation);
         let full = self.0.iter().all(|held| !held.is_none());
-        // What is old there is not worth what is new here.
+        // Old entries of the other list are not worth recent ones here.
         let worth = if full { N / 2 } else { N };
         if !other.iter().take(worth).any(|generation| lacks(&generation)) {
             return false;
         }
         let theirs =
             other.0.map(|generation| if known(generation) { Generation::NONE } else { generation });
-        let (mut all, mut len) = (List::default(), 0);
+        let (mut all, mut len) = (GenerationList::default(), 0);
         for generation in self.0.into_iter().zip(theirs).flat_map(|(own, theirs)| [own, theirs]) {
             if len < N && !generation.is_none() && !all.contains(generation) {
                 all.0[len] = generation;
@@ -81,29 +85,30 @@ impl<const N: usize> List<N> {
     }
 }
 
-/// Where a replica's data comes from. See the module's table.
+/// Ancestry of a replica's data, as in the table of this module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Lineage {
-    /// The generation of the data here.
+pub struct GenerationHistory {
+    /// Generation of the local data.
     pub current: Generation,
-    /// What the peer may hold such that the bitmap covers the differences.
-    pub bases: List<BASES_LEN>,
-    /// Earlier generations of this data, the newest first.
-    pub history: List<HISTORY_LEN>,
+    /// Generations that the peer may hold and from which the bitmap covers all differences.
+    pub bases: GenerationList<BASES_LEN>,
+    /// Earlier generations of this data, newest first.
+    pub history: GenerationList<HISTORY_LEN>,
 }
 
-impl Lineage {
-    /// The source writes without the peer for the first time since it was lost.
+impl GenerationHistory {
+    /// Starts a new generation: the source writes without the peer for the first time since it was
+    /// lost.
     ///
     /// # Panics
     /// When `new` is none or was used here before.
-    pub fn mint(&mut self, new: Generation) {
-        assert!(!new.is_none() && !self.knows(new), "a generation is new when it is minted");
+    pub fn bump(&mut self, new: Generation) {
+        assert!(!new.is_none() && !self.knows(new), "a new generation was never used before");
         let old = std::mem::replace(&mut self.current, new);
         match self.bases.0.iter().position(|held| held.is_none()) {
             Some(free) => self.bases.0[free] = old,
             None => {
-                // The first is what the peer most likely has; of the others the newest are.
+                // The first base is the most likely one; of the others the newest are.
                 self.history.remember(self.bases.0[1]);
                 self.bases.0[1..].rotate_left(1);
                 self.bases.0[BASES_LEN - 1] = old;
@@ -111,18 +116,19 @@ impl Lineage {
         }
     }
 
-    /// The peer is about to be called `name`, and the bitmap covers everything: whatever it holds.
-    pub fn expect(&mut self, name: Generation) {
-        // The first is what the peer most likely has: later ones give way before it.
+    /// The peer is about to adopt the generation `name`, and the bitmap covers everything, whatever
+    /// the peer holds.
+    pub fn expect_name(&mut self, name: Generation) {
+        // The first base is the most likely one: later ones give way to it.
         match self.bases.0.iter().position(|held| held.is_none()) {
             Some(free) => self.bases.0[..=free].rotate_right(1),
-            // Its place is needed, and a peer of that name would be called so no more.
+            // Its place is needed, and a peer with that generation will not have it any longer.
             None => self.history.remember(self.bases.0[0]),
         }
         self.bases.0[0] = name;
     }
 
-    /// A resync has ended and the target has taken our generation over, durably.
+    /// A resync has completed, and the target has durably adopted the current generation.
     pub fn settle(&mut self) {
         for base in std::mem::take(&mut self.bases).iter() {
             if base != self.current {
@@ -131,7 +137,7 @@ impl Lineage {
         }
     }
 
-    /// A resync to this replica has ended: its data is the source's.
+    /// A resync to this replica has completed: its data is the source's.
     pub fn adopt(&mut self, source: Generation) {
         let old = std::mem::replace(&mut self.current, source);
         self.settle();
@@ -153,8 +159,8 @@ impl Lineage {
 mod tests {
     use super::*;
 
-    fn list<const N: usize>(items: &[u64]) -> List<N> {
-        let mut list = List::default();
+    fn list<const N: usize>(items: &[u64]) -> GenerationList<N> {
+        let mut list = GenerationList::default();
         for (slot, item) in list.0.iter_mut().zip(items) {
             *slot = Generation(*item);
         }
@@ -162,12 +168,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lineage_moves_as_the_table_says() {
-        let mut source = Lineage { current: Generation(1), ..Lineage::default() };
+    fn transitions_match_the_table() {
+        let mut source =
+            GenerationHistory { current: Generation(1), ..GenerationHistory::default() };
         let mut target = source;
-        source.mint(Generation(2));
+        source.bump(Generation(2));
         assert_eq!((source.current, source.bases), (Generation(2), list(&[1])));
-        source.mint(Generation(3));
+        source.bump(Generation(3));
         assert_eq!(source.bases, list(&[1, 2]));
         target.adopt(source.current);
         assert_eq!((target.current, target.history), (Generation(3), list(&[1])));
@@ -177,18 +184,19 @@ mod tests {
     }
 
     #[test]
-    fn the_name_that_a_peer_was_given_stays_though_another_comes_and_goes() {
-        let mut source = Lineage { current: Generation(2), ..Lineage::default() };
+    fn announced_generation_survives_later_bumps() {
+        let mut source =
+            GenerationHistory { current: Generation(2), ..GenerationHistory::default() };
         source.bases = list(&[1]);
-        source.expect(Generation(100));
-        (3..9).for_each(|new| source.mint(Generation(new)));
+        source.expect_name(Generation(100));
+        (3..9).for_each(|new| source.bump(Generation(new)));
         assert_eq!(source.bases.0[0], Generation(100));
         assert!(source.history.contains(Generation(1)));
     }
 
     #[test]
-    fn what_is_remembered_again_is_the_newest() {
-        let mut past: List<4> = list(&[4, 3, 2, 1]);
+    fn remembered_generation_moves_to_front() {
+        let mut past: GenerationList<4> = list(&[4, 3, 2, 1]);
         past.remember(Generation(1));
         past.remember(Generation(5));
         assert_eq!(past, list(&[5, 1, 4, 3]));
@@ -197,27 +205,34 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_unite_keep_what_is_new_in_both() {
+    fn merged_lists_keep_newest_of_both() {
         let none = |_: Generation| false;
-        let mut past: List<4> = list(&[2, 1]);
-        assert!(past.unite(&list(&[9, 2]), none), "there is room");
+        let mut past: GenerationList<4> = list(&[2, 1]);
+        assert!(past.merge(&list(&[9, 2]), none), "there is room");
         assert_eq!(past, list(&[2, 9, 1]));
-        assert!(!past.unite(&list(&[9, 2]), none), "all is known");
-        assert!(!past.unite(&list(&[7]), |other| other == Generation(7)), "known elsewhere");
+        assert!(!past.merge(&list(&[9, 2]), none), "all generations are known");
+        assert!(
+            !past.merge(&list(&[7]), |other| other == Generation(7)),
+            "the generation is known elsewhere"
+        );
         past = list(&[4, 3, 2, 1]);
-        assert!(past.unite(&list(&[8, 7, 6, 5]), none));
+        assert!(past.merge(&list(&[8, 7, 6, 5]), none));
         assert_eq!(past, list(&[4, 8, 3, 7]));
-        assert!(!past.unite(&list(&[8, 7, 6, 5]), none), "what is old there is let go");
-        // The same past, and here one more: it is there still.
+        assert!(
+            !past.merge(&list(&[8, 7, 6, 5]), none),
+            "old entries of the other list are dropped"
+        );
+        // The same past with one more generation here, which is kept.
         past = list(&[5, 4, 3, 2]);
-        assert!(!past.unite(&list(&[4, 3, 2, 1]), none));
+        assert!(!past.merge(&list(&[4, 3, 2, 1]), none));
         assert_eq!(past, list(&[5, 4, 3, 2]));
     }
 
     #[test]
-    fn many_losses_keep_the_first_base_and_the_newest() {
-        let mut source = Lineage { current: Generation(1), ..Lineage::default() };
-        (2..9).for_each(|new| source.mint(Generation(new)));
+    fn first_and_newest_bases_are_kept() {
+        let mut source =
+            GenerationHistory { current: Generation(1), ..GenerationHistory::default() };
+        (2..9).for_each(|new| source.bump(Generation(new)));
         assert_eq!(source.bases, list(&[1, 5, 6, 7]));
         assert_eq!(source.history, list(&[4, 3, 2]));
         assert!((1..9).all(|old| source.knows(Generation(old))));

@@ -1,30 +1,30 @@
-//! Names: of volumes, replicas and logs (128 random bits), and of generations of data.
+//! Identifiers: of volumes, replicas and logs (UUIDs), and of generations of data.
 
 use std::fmt;
 
-/// 128 random bits that name a volume, a replica or a log.
+/// A random UUID that identifies a volume, a replica or a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Uuid(pub [u8; 16]);
+pub struct MirrorId(pub [u8; 16]);
 
-impl Uuid {
-    /// A new name, from the runtime's chance.
-    pub fn random() -> Uuid {
+impl MirrorId {
+    /// A new identifier from the runtime's random generator.
+    pub fn random() -> MirrorId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
         bytes[8..].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
-        // Version 4, variant 1 (RFC 9562): other tools recognise it.
+        // Version 4, variant 1 (RFC 9562), so that other tools recognize it.
         bytes[6] = bytes[6] & 0x0F | 0x40;
         bytes[8] = bytes[8] & 0x3F | 0x80;
-        Uuid(bytes)
+        MirrorId(bytes)
     }
 
-    /// True for the name of nothing.
+    /// True for the nil identifier.
     pub fn is_none(self) -> bool {
         self.0 == [0; 16]
     }
 }
 
-impl fmt::Display for Uuid {
+impl fmt::Display for MirrorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, byte) in self.0.iter().enumerate() {
             if matches!(index, 4 | 6 | 8 | 10) {
@@ -36,8 +36,8 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// One state of a volume's data, as a random number: two replicas of equal generation differ at
-/// most where their logs say so. 0 is none: a replica that never held the volume's data.
+/// Random number that identifies one state of a volume's data. Replicas of equal generation differ
+/// at most where their logs say so. 0 is none: a replica that never held the volume's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
@@ -45,7 +45,7 @@ impl Generation {
     /// No data yet.
     pub const NONE: Generation = Generation(0);
 
-    /// A new generation, from the runtime's chance.
+    /// A new generation from the runtime's random generator.
     pub fn random() -> Generation {
         Generation(flagstone_runtime::random_u64().max(1))
     }

@@ -1,63 +1,70 @@
-//! Replicas of a volume, and the log that says where they may differ.
+//! Mirroring: replicas of a volume, and the write-intent log that records where they may differ.
 //!
-//! Read in this order: [`shape`] and [`format`](mod@format) (what lies where on disk), [`generation`] and [`decide`]
-//! (whose data is kept), then the store: [`bitmap`], `hot` and `pages` (what is marked, in memory),
-//! `area` (the log's place), `log` (its writer), `recover`, and [`replica`], which holds all of it.
-//! Then the path: [`mirror`], and what it names.
+//! Suggested reading order:
+//!
+//! 1. [`layout`] and [`format`](mod@format): the on-disk layout. `docs/mirror-format.md` has the
+//!    byte maps.
+//! 2. [`generation`] and [`decide`]: which replica's data is kept.
+//! 3. [`bitmap`], `active_regions` and `pages`: the log's contents in memory; `log_area` and
+//!    `intent_log`: its storage and its writer; `recover`: reading it back. [`replica`] ties them
+//!    together.
+//! 4. [`mirror`], and the I/O path that its header names.
 
-mod area;
+mod active_regions;
+mod admission;
 pub mod bitmap;
-mod clear;
+mod blocked;
 pub mod command;
 mod connect;
 mod counter;
 mod create;
 pub mod decide;
 mod device;
+mod device_prefix;
+mod fifo_lock;
 mod flush;
 pub mod format;
-mod gate;
 pub mod generation;
-mod hand_on;
-mod hold;
-mod hot;
 pub mod id;
+mod intent_log;
+pub mod layout;
 pub mod limits;
 mod locate;
-mod log;
+mod log_area;
+pub mod log_device;
 mod memory;
-mod mint;
 pub mod mirror;
+mod new_generation;
+mod new_space;
 pub mod options;
-pub mod order;
-mod overlap;
 pub mod pace;
 mod pages;
-mod part;
 pub mod peer;
 pub mod plan;
 pub mod queue;
-mod ranges;
+mod range_lock;
+mod range_table;
 mod recover;
+pub mod remnant;
+pub mod reorder;
 pub mod replica;
 mod resize;
 mod resync;
 mod roles;
-mod room;
-pub mod shape;
-mod split;
+mod split_brain;
 pub mod state;
 pub mod target;
-pub mod trace;
-mod turn;
-pub mod vacant;
+mod transfer;
 pub mod verify;
 pub mod versions;
 mod write;
+mod zero_new_space;
 
 pub use command::CommandError;
-pub use hand_on::HandOn;
 pub use mirror::Mirror;
-pub use options::{Ack, Intent, Mode, PeerOptions, WhenPeerLost, WhenSplit};
+pub use options::{
+    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
+};
 pub use roles::RoleError;
-pub use versions::{NoCommonVersion, Version, Versions};
+pub use transfer::ReplicaTransfer;
+pub use versions::{LinkVersion, LinkVersions, NoCommonVersion};

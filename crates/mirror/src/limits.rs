@@ -1,53 +1,56 @@
-//! What bounds this crate's memory and work, with the arithmetic.
+//! Limits on this crate's memory and work, with the arithmetic behind them.
 
-/// Unit of every structure on disk, in bytes: superblocks, log headers and bitmap pages are one
-/// each, so that a disk of 4 KiB blocks writes them without read-modify-write.
+/// Size of the structures on disk, in bytes. Superblocks, log headers and bitmap pages are one page
+/// each, so a disk with 4 KiB blocks writes them without read-modify-write.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Bits that a bitmap page carries: 4,096 − 64 bytes of header, 504 words of 64 bits.
+/// Bits per bitmap page: 504 words of 64 bits, which is 4,096 bytes less 64 bytes of header.
 pub const BITS_PER_PAGE: u64 = 504 * 64;
 
-/// Smallest and largest part of the volume that one bit stands for, in bytes.
+/// Minimum and maximum number of bytes covered by one bit.
 pub const BIT_MIN_BYTES: u32 = 4 << 10;
 /// See [`BIT_MIN_BYTES`].
 pub const BIT_MAX_BYTES: u32 = 16 << 20;
-/// Default of the same: 16 Mi bits a TiB, 2 MiB in memory and on the log device.
+/// Default number of bytes per bit: 16 Mi bits per TiB, 2 MiB in memory and on the log device.
 pub const BIT_DEFAULT_BYTES: u32 = 64 << 10;
 
-/// Most bits of a region: 512 divides [`BITS_PER_PAGE`], so no region lies on two pages.
+/// Maximum bits per region. 512 divides [`BITS_PER_PAGE`], so no region spans two pages.
 pub const REGION_MAX_BITS: u32 = 512;
-/// Default region, in bytes.
+/// Default region size, in bytes.
 pub const REGION_DEFAULT_BYTES: u32 = 4 << 20;
 
-/// Most regions of a volume: the hot set keeps 4 B for each, 64 MiB for 64 TiB in 4 MiB regions.
+/// Maximum regions of a volume. The active set keeps 4 B for each: 64 MiB for 64 TiB in 4 MiB
+/// regions.
 pub const REGIONS_MAX: u64 = 1 << 24;
 
-/// Fewest hot regions: a write of 32 MiB touches up to 513 regions of 64 KiB, its pieces at most
-/// [`PIECE_MAX_REGIONS`]; four of these must fit.
-pub const HOT_MIN: u32 = 32;
-/// Most hot regions: their record is 4 B each, 256 KiB.
-pub const HOT_MAX: u32 = 65_536;
-/// Default: 1,024 regions of 4 MiB are 4 GiB, some 20 s of resync at 200 MiB/s.
-pub const HOT_DEFAULT: u32 = 1024;
+/// Minimum of the active-regions bound. A write of 32 MiB touches up to 513 regions of 64 KiB, in
+/// pieces of at most [`PIECE_MAX_REGIONS`]; four such pieces must fit.
+pub const ACTIVE_REGIONS_MIN: u32 = 32;
+/// Maximum of the active-regions bound. Its record takes 4 B per region, 256 KiB.
+pub const ACTIVE_REGIONS_MAX: u32 = 65_536;
+/// Default of the active-regions bound: 1,024 regions of 4 MiB are 4 GiB, about 20 s of resync at
+/// 200 MiB/s.
+pub const ACTIVE_REGIONS_DEFAULT: u32 = 1024;
 
-/// Regions that one piece of a call may touch; longer calls are done piece by piece.
+/// Maximum regions per piece of a call. Longer calls are split.
 pub const PIECE_MAX_REGIONS: u32 = 8;
 
-/// How often hot regions are looked at for such as nobody writes to, in milliseconds.
-pub const COOL_TICK_MS: u64 = 500;
-/// Looks without a write after which a region is cold: it leaves with others of its kind.
-pub const COOL_TICKS: u32 = 2;
-/// Looks after which it leaves though there are few of them: a volume at rest has nothing hot.
-pub const COOL_TICKS_MAX: u32 = 8;
-/// The share of the hot set that leaves at a time, where as much is idle: each time costs a flush
-/// of the data, and so it is one flush for 128 new regions by default.
-pub const LEAVE_SHARE: usize = 8;
-/// Bitmap pages that one write carries where they lie side by side: 256 KiB of memory.
+/// Interval between checks for idle active regions, in milliseconds.
+pub const EVICT_TICK_MS: u64 = 500;
+/// Ticks without a write after which a region is idle. It is evicted together with others.
+pub const EVICT_TICKS: u32 = 2;
+/// Ticks without a write after which a region is evicted even if few are idle, so that an idle
+/// volume has no active regions.
+pub const EVICT_TICKS_MAX: u32 = 8;
+/// Fraction of the active set that is evicted at a time, if as many are idle. Each eviction costs a
+/// flush of the data, so by default there is one flush per 128 new regions.
+pub const EVICT_SHARE: usize = 8;
+/// Maximum number of adjacent bitmap pages per write: 256 KiB of memory.
 pub const PAGES_PER_WRITE: u64 = 64;
 
-/// Places that a device which has grown may have ended at, as multiples of these, in bytes, and how
-/// many of each are tried from the end downwards; all where no number is given. Some 4,400 reads and
-/// two for each GiB: a second on an SSD of 1 TiB, half a minute on a disk that turns.
+/// Positions at which a device that has grown may have ended: multiples of each step in bytes, and
+/// how many of them to try from the end downwards (all if `None`). About 4,400 reads plus two per
+/// GiB: one second on an SSD of 1 TiB, half a minute on a hard disk.
 pub const SEARCH_STEPS: [(u64, Option<u64>); 7] = [
     (4096, Some(SEARCH_PER_STEP)),
     (1 << 20, Some(SEARCH_PER_STEP)),
@@ -60,69 +63,73 @@ pub const SEARCH_STEPS: [(u64, Option<u64>); 7] = [
 /// See [`SEARCH_STEPS`].
 pub const SEARCH_PER_STEP: u64 = 1024;
 
-/// How much before the end of a data device is looked at for the log of an earlier replica, in bytes,
-/// where no replica is found: the log of a volume of 7 TiB. A tenth of a second on an SSD.
-pub const TRACE_BYTES: u64 = 16 << 20;
+/// Size of the area before the end of a data device that is searched for the log of an earlier
+/// replica when no replica is found, in bytes: enough for the log of a 7 TiB volume. Takes a tenth
+/// of a second on an SSD.
+pub const REMNANT_SEARCH_BYTES: u64 = 16 << 20;
 
-/// How much of the beginning of a device is looked at before a log is made there, in bytes: file systems
-/// and volume managers have their signatures within the first 256 KiB, and hosts' data follows soon.
-pub const LOG_LOOK_BYTES: u64 = 1 << 20;
+/// Size of the area at the beginning of a device that is checked before a log is created there, in
+/// bytes. File systems and volume managers have their signatures in the first 256 KiB, and host
+/// data follows soon.
+pub const LOG_PROBE_BYTES: u64 = 1 << 20;
 
-/// Most writes of one bitmap page: a century of 10,000 a second. Those of all pages of the largest
-/// volume fit into 64 bits together.
+/// Maximum write count of one bitmap page: 100 years at 10,000 per second. The sum over all pages
+/// of the largest volume fits into 64 bits.
 pub const PAGE_WRITES_MAX: u64 = 1 << 45;
-/// A superblock says so often at least how far a log has come that is on a device of its own, in
-/// milliseconds: what was put there from a copy older than that is told from it. A write a minute, by
-/// nobody's call.
-pub const LOG_NOTE_MS: u64 = 60_000;
+/// Interval at which a superblock records the progress of a log on a device of its own, in
+/// milliseconds: a log restored from an older copy is detected by it. One write per minute, not on
+/// the path of any call.
+pub const LOG_PROGRESS_MS: u64 = 60_000;
 
-/// Peers that a superblock has room for.
+/// Maximum number of peers in a superblock.
 pub const PEERS_MAX: usize = 2;
-/// Generations of the past that a superblock remembers. Older ones mean "unrelated".
+/// Earlier generations that a superblock stores. Replicas that diverged before those count as
+/// unrelated.
 pub const HISTORY_LEN: usize = 16;
-/// Generations that a peer may hold and still be brought up to date from the bitmap alone: the one
-/// it had when it was lost, and those announced to it by a hand-over whose answer was never heard.
+/// Generations that a peer may hold and still be brought up to date from the bitmap: the one it had
+/// when it was lost, and those announced to it at the end of a resync without an answer.
 pub const BASES_LEN: usize = 4;
 
-/// Bytes that resync copies at a time, at most: the range is locked against writes that long.
+/// Maximum bytes per copy of a resync. The range is locked against writes meanwhile.
 pub const COPY_BYTES: u64 = 256 << 10;
-/// Copies between two flushes of the resync's target: bits are cleared after the flush alone.
+/// Copies of a resync per flush of the target. Bits are cleared after the flush.
 pub const COPIES_PER_FLUSH: usize = 32;
-/// Copies in flight at a time: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy. 4 MiB of memory.
+/// Copies in flight: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy, with 4 MiB of memory.
 pub const COPIES: usize = 16;
-/// What is zeroed at a time before the volume grows over it, in bytes: one call at a time, so that hosts
-/// and resyncs hardly feel it.
-pub const CLEAR_BYTES: u64 = 1 << 20;
-/// A source asks its peers so often whether they have zeroed theirs, in milliseconds.
-pub const CLEAR_LOOK_MS: u64 = 200;
+/// Bytes zeroed per call before the volume grows into them. One call at a time, so that hosts and
+/// resyncs are hardly affected.
+pub const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+/// Interval at which a source asks its peers whether they have finished zeroing, in milliseconds.
+pub const ZERO_POLL_MS: u64 = 200;
 
-/// Longest range of one question for checksums, in bytes.
+/// Maximum range of one checksum request, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
 
-/// Numbers of ordered writes from the oldest that has not completed on, at the target: a source
-/// sends at most [`QUEUE_WRITES`] before that is acknowledged, and what is longer than a transfer is
-/// several. What waits for its turn takes some 60 B each.
+/// Window of sequence numbers at the target, from the oldest incomplete one. A source sends at most
+/// [`QUEUE_WRITES`] before the oldest is acknowledged, and a write longer than a transfer has
+/// several numbers. A waiting write takes about 60 B.
 pub const ORDER_WINDOW: u32 = 4 * QUEUE_WRITES as u32;
-/// Writes in an asynchronous queue, at most: with some 500 B each for the task that sends it, 8 MiB.
+/// Maximum writes in an asynchronous queue: 8 MiB, with about 500 B for the task of each.
 pub const QUEUE_WRITES: usize = 16_384;
-/// Bytes in an asynchronous queue by default: half a second of 128 MB/s. Payloads are pooled
-/// memory, so it has to be well below the pool's ceiling.
+/// Default size of an asynchronous queue, in bytes: half a second at 128 MB/s. Payloads are pooled
+/// memory, so it has to be well below the pool's limit.
 pub const QUEUE_BYTES: u64 = 64 << 20;
-/// Bytes of it sent and not acknowledged: a link of 1 GB/s and 16 ms.
+/// Bytes of the queue that may be sent and not acknowledged: a link of 1 GB/s and 16 ms.
 pub const QUEUE_WINDOW_BYTES: u64 = 16 << 20;
 
-/// A peer that acknowledges from memory is flushed so often at least, in milliseconds: what it
-/// was told since is copied again when it is lost.
+/// Interval at which a peer that acknowledges from memory is flushed, in milliseconds. Writes since
+/// the last flush are copied again after a disconnect.
 pub const PEER_FLUSH_MS: u64 = 1000;
-/// A write that would be held, for which there is no memory, is turned away after so long, in
-/// milliseconds: a host that sends it again at once does so no more often, and it is well within the
-/// 30 s that Linux waits for a command.
-pub const TURNED_AWAY_MS: u64 = 10_000;
-/// Pause between attempts to reach a peer, in milliseconds: doubled from the first to the last.
+/// Delay before failing a write that would be blocked and has no memory to wait in, in
+/// milliseconds. It limits how often the host resends it, and is well below Linux's command timeout
+/// of 30 s.
+pub const REJECT_DELAY_MS: u64 = 10_000;
+/// Pause between attempts to reach a peer, in milliseconds: doubled from the minimum to the
+/// maximum.
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
 
-/// A peer that was left behind because its queue was full is brought up to date no sooner than
-/// this, in milliseconds: else it would fall behind and catch up in turns for ever.
-pub const BEHIND_PAUSE_MS: u64 = 10_000;
+/// Minimum time before a peer that was detached because of a full queue is brought up to date, in
+/// milliseconds. It keeps the peer from alternating between falling behind and catching up.
+pub const DETACH_PAUSE_MS: u64 = 10_000;

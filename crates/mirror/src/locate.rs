@@ -1,31 +1,32 @@
-//! Where a replica's superblock is, also on a device that was made larger since it was written.
+//! Superblock search: finds a replica's superblock, even on a device that was enlarged after it was
+//! written.
 //!
-//! It lies at the end of the device, and there it is looked for first. A device that grew has it at
-//! its old end, which nothing at the new end tells. So ends are tried that devices have: a
-//! superblock says how large its device was, and so one that lies elsewhere (in the data of hosts,
-//! who may keep images of disks) is told from one that lies where a device ended.
+//! The superblock lies at the end of the device, so that place is read first. On a device that has
+//! grown it lies at the old end, which is recorded nowhere else, so likely device sizes are tried.
+//! A superblock contains the size of its device. That distinguishes the device's own superblock
+//! from one inside host data, such as a stored disk image.
 //!
-//! Promises: what is found lies at an end that it names itself, and of several the last; the search
-//! reads at most [`crate::limits::SEARCH_PER_STEP`] places for each step, and beyond that one for each gibibyte and
-//! gigabyte of the device, 8 KiB each.
+//! Guarantees: a superblock is accepted only at the end that it names, and of several the last one
+//! wins. The search reads at most [`crate::limits::SEARCH_PER_STEP`] positions per step, plus one
+//! per gibibyte and per gigabyte of the device, 8 KiB each.
 
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::spawn;
 
-use crate::area::read_page;
 use crate::format::superblock::Superblock;
 use crate::format::{FormatError, newest};
 use crate::limits::{PAGE_BYTES, SEARCH_STEPS};
+use crate::log_area::read_page;
 use crate::replica::ReplicaError;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A superblock, and where it was.
+/// A superblock and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct LocatedSuperblock {
     /// The newer of the two slots.
     pub(crate) superblock: Superblock,
-    /// End of the slots, in bytes: the device's, unless that has grown.
+    /// End of the slots, in bytes: the end of the device, unless that has grown.
     pub(crate) end: u64,
 }
 
@@ -37,15 +38,15 @@ pub(crate) fn end_of(device: &SharedDevice) -> u64 {
 /// Finds the superblock of a device.
 ///
 /// # Errors
-/// [`ReplicaError::Superblock`] where there is no replica; or of the device.
-pub(crate) async fn locate(device: &SharedDevice) -> Result<Found, ReplicaError> {
+/// [`ReplicaError::Superblock`] if there is no replica, or an error of the device.
+pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, ReplicaError> {
     let end = end_of(device);
     if end < 2 * PAGE {
         return Err(ReplicaError::DataTooSmall);
     }
     let why = match at(device, end).await? {
         Ok(found) => return Ok(found),
-        // It is ours, and not to be overlooked.
+        // A replica of a later version, which must not be overlooked.
         Err(later @ FormatError::Version(_)) => return Err(ReplicaError::Superblock(later)),
         Err(why) => why,
     };
@@ -54,7 +55,7 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<Found, ReplicaError>
             tracing::info!(
                 was_bytes = found.end,
                 is_bytes = end,
-                "a replica's device has grown: its metadata is where the device ended"
+                "the replica's device has grown: found its metadata at the old end"
             );
             Ok(found)
         }
@@ -62,21 +63,24 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<Found, ReplicaError>
     }
 }
 
-/// The superblock at the end of the device itself; at least two pages of it are there.
+/// Reads the superblock at the end of the device, which has at least two pages.
 ///
 /// # Errors
 /// Of the device.
-pub(crate) async fn at_the_end(
+pub(crate) async fn at_device_end(
     device: &SharedDevice,
-) -> Result<Result<Found, FormatError>, IoError> {
+) -> Result<Result<LocatedSuperblock, FormatError>, IoError> {
     at(device, end_of(device)).await
 }
 
-/// The superblock that ends here.
+/// Reads the superblock that ends at `end`.
 ///
 /// # Errors
-/// Of the device: a slot that cannot be read may be the latest, so the other is not enough.
-async fn at(device: &SharedDevice, end: u64) -> Result<Result<Found, FormatError>, IoError> {
+/// Of the device: an unreadable slot may be the latest, so the other slot is not sufficient.
+async fn at(
+    device: &SharedDevice,
+    end: u64,
+) -> Result<Result<LocatedSuperblock, FormatError>, IoError> {
     let mut slots = [Err(FormatError::Absent), Err(FormatError::Absent)];
     for (slot, at) in slots.iter_mut().zip([end - 2 * PAGE, end - PAGE]) {
         *slot = Superblock::decode(&read_page(device, at).await?).and_then(|superblock| {
@@ -85,19 +89,20 @@ async fn at(device: &SharedDevice, end: u64) -> Result<Result<Found, FormatError
         });
     }
     let newest = newest(slots, |slot| slot.sequence);
-    Ok(newest.map(|(_, superblock)| Found { superblock, end }))
+    Ok(newest.map(|(_, superblock)| LocatedSuperblock { superblock, end }))
 }
 
-/// Places that are read at a time: on a disk that takes a millisecond the search takes some tens.
+/// Number of positions read in parallel: with a latency of 1 ms, the search takes tens of
+/// milliseconds.
 const AT_ONCE: usize = 64;
 
-async fn search(device: &SharedDevice, end: u64) -> Option<Found> {
-    let mut best: Option<Found> = None;
+async fn search(device: &SharedDevice, end: u64) -> Option<LocatedSuperblock> {
+    let mut best: Option<LocatedSuperblock> = None;
     for (step, most) in SEARCH_STEPS {
         let first = (end - 1) / step;
         let last = first.saturating_sub(most.unwrap_or(u64::MAX));
         let ends = (last..=first).rev().map(|place| place * step / PAGE * PAGE);
-        // Below what was found nothing is of interest.
+        // Only positions beyond the best match matter.
         let least = best.as_ref().map_or(2 * PAGE, |best| best.end + PAGE);
         let mut ends = ends.take_while(|end| *end >= least);
         loop {
@@ -115,12 +120,12 @@ async fn search(device: &SharedDevice, end: u64) -> Option<Found> {
 }
 
 /// The superblock at the first of these ends that has one.
-async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<Found> {
-    // A hole is known not to be one, without reading it.
-    let holds = |end: &&u64| device.known(**end - 2 * PAGE, 2 * PAGE_BYTES).is_none();
+async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<LocatedSuperblock> {
+    // Holes are known to be empty and are not read.
+    let may_hold = |end: &&u64| device.try_read_cached(**end - 2 * PAGE, 2 * PAGE_BYTES).is_none();
     let tasks: Vec<_> = ends
         .iter()
-        .filter(holds)
+        .filter(may_hold)
         .map(|end| {
             let (device, end) = (device.clone(), *end);
             spawn(async move { at(&device, end).await }).abort_on_drop()
@@ -128,8 +133,8 @@ async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<Found> {
         .collect();
     let mut found = None;
     for mut task in tasks {
-        // What cannot be read here is rather a hosts' block than a superblock; if it is one, there
-        // is no replica to open.
+        // An unreadable position is more likely host data than a superblock. If it is the
+        // superblock, no replica can be opened.
         if let Ok(Ok(Ok(one))) = task.handle().await {
             found = found.or(Some(one));
         }

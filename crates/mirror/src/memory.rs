@@ -1,30 +1,30 @@
-//! Memory for what hosts' writes wait for: the log, the superblock, what a replica is opened by, and
-//! the copies of a resync.
+//! Memory for work that host writes wait for: the log, the superblock, opening a replica, and the
+//! copies of a resync.
 //!
-//! Hosts' writes may hold all memory that there is, so none of this waits for it: what has none now
-//! goes page by page, in memory beyond the ceiling, one page at a time for each replica. A copy, which
-//! is to be fast and may wait for long for its peer, has a buffer beyond the ceiling that those of a
-//! core take turns with.
+//! Host writes may hold all pooled memory, so this work never waits for it. Without memory it
+//! proceeds page by page, with one page per replica beyond the pool's limit. A copy has to be fast
+//! and may wait long for its peer, so each core reserves one buffer beyond the limit that its
+//! copies share.
 
 use std::rc::Rc;
 
 use flagstone_runtime::BufMut;
-use flagstone_runtime::buf::{self, Spare};
+use flagstone_runtime::buf::{self, SharedReserve};
 
 use crate::limits::{COPY_BYTES, PAGE_BYTES};
 
 thread_local! {
-    static COPIES: Rc<Spare> = Rc::new(Spare::new(COPY_BYTES as usize));
+    static COPIES: Rc<SharedReserve> = Rc::new(SharedReserve::new(COPY_BYTES as usize));
 }
 
-/// A buffer of `len` bytes, or of a page where there is none of so many now. It takes part of what is
-/// at hand then, and the rest comes after it.
+/// A buffer of `len` bytes or, if memory is short, of one page: the caller then processes part of
+/// its work and continues with the rest.
 pub(crate) fn at_most(len: usize) -> BufMut {
     buf::try_alloc(len).unwrap_or_else(|| buf::alloc_small(len.min(PAGE_BYTES)))
 }
 
-/// A buffer for a copy, of at most [`COPY_BYTES`]. Who waits for it holds no range and no memory: what
-/// has it comes to an end, or its session does.
+/// A buffer for a copy, of at most [`COPY_BYTES`]. The caller holds no range and no memory while it
+/// waits. The buffer becomes free when the copy that uses it, or its session, ends.
 pub(crate) async fn for_copy(len: usize) -> BufMut {
     let spare = COPIES.with(Rc::clone);
     spare.acquire(len).await

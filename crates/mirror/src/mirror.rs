@@ -1,81 +1,85 @@
-//! A mirror: a [`BlockDevice`] over a local leg and the legs of up to two peers.
+//! Mirror: a [`BlockDevice`] over a local leg and the legs of up to two peers.
 //!
-//! | completed | promise |
+//! | completed call | guarantee |
 //! | --- | --- |
-//! | write, synchronous | it is on every leg that counts as up to date; a leg that lacks it is recorded as out of date, durably, before the completion |
-//! | write, asynchronous | it is on the local leg, and the log covers it until the peer has it |
-//! | flush, FUA | durable on the local leg, and as above on legs that acknowledge from memory |
-//! | read | what was completed last; never what a failure of one node may take back |
-//! | discard | a write of zeroes that may deallocate: legs must not differ in what it leaves |
+//! | write, synchronous | The data is on every leg that counts as up to date. A leg that missed it was durably recorded as out of date before the completion. |
+//! | write, asynchronous | The data is on the local leg, and the log covers it until the peer has it. |
+//! | flush, FUA | The data is durable on the local leg. On legs that acknowledge from memory, as for a synchronous write. |
+//! | read | Returns the latest completed data, and never data that the failure of one node could take back. |
+//! | discard | Treated as a write of zeroes that may deallocate, because legs must not differ in what a discard leaves. |
 //!
-//! One state, under a lock that is held for some instructions, says who serves, which legs take
-//! writes, and who waits. Every call of a host looks at it once as it begins ([`crate::gate`]), and
-//! goes on as it was then: who changes it (a lost peer, a role, a resync that ends) waits for the
-//! calls that began before. Read [`crate::gate`], then [`crate::write`], [`crate::mint`],
-//! [`crate::connect`], [`crate::resync`], and [`crate::target`] for the other side.
+//! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
+//! that receive writes, and the blocked calls. Every host call inspects it once when it is admitted
+//! ([`crate::admission`]) and keeps what it found. A change of that state (a disconnect, a change
+//! of role, the end of a resync) waits for calls that were admitted earlier.
+//!
+//! Continue with [`crate::admission`], [`crate::write`], [`crate::new_generation`],
+//! [`crate::connect`] and [`crate::resync`]. [`crate::target`] is the receiving side.
 //!
 //! [`BlockDevice`]: flagstone_blockdev::BlockDevice
 
 use std::future::poll_fn;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::{spawn_detached, time};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::bitmap::Bitmap;
-use crate::format::superblock::Role;
-use crate::id::{Generation, Uuid};
+use crate::fifo_lock::FifoLock;
+use crate::format::superblock::ReplicaRole;
+use crate::id::{Generation, MirrorId};
 use crate::limits::PEERS_MAX;
 use crate::options::PeerOptions;
-use crate::order::{Gate, Numbering};
-use crate::overlap::Overlap;
-use crate::peer::{About, SharedSession};
-use crate::queue::Queue;
+use crate::peer::{ReplicaIdentity, SharedSession};
+use crate::queue::WriteQueue;
+use crate::range_lock::RangeLock;
+use crate::reorder::{Numbering, ReorderBuffer};
 use crate::replica::Replica;
-use crate::state::{Phase, Wish};
-use crate::turn::Turns;
-use crate::versions::Versions;
+use crate::state::{DesiredState, LegPhase};
+use crate::versions::LinkVersions;
 
-/// See the module. A handle: clones are the same mirror.
+/// A mirrored volume on this node. Clones are handles to the same mirror.
 #[derive(Clone)]
 pub struct Mirror(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     pub(crate) local: Replica,
     pub(crate) geometry: Geometry,
-    /// The versions of the link that we speak.
-    pub(crate) versions: Versions,
-    pub(crate) overlap: Arc<Overlap>,
+    /// Versions of the replication link that this node speaks.
+    pub(crate) versions: LinkVersions,
+    pub(crate) range_lock: Arc<RangeLock>,
     pub(crate) legs: Vec<Leg>,
-    /// What was written here before a crash and may not have been flushed: if a flush failed then, the
-    /// device shows it and never writes it. So it is shown to no peer as equal, and what is copied of it
-    /// is written here once more.
-    pub(crate) unproven: Bitmap,
+    /// Suspect blocks of the local leg: written before a crash and perhaps never flushed. If a
+    /// flush failed at that time, the device may return data that it will never persist. Such
+    /// blocks are never reported to a peer as equal, and a resync that copies them also rewrites
+    /// them locally.
+    pub(crate) suspect: Bitmap,
     pub(crate) counters: Counters,
     state: Mutex<State>,
-    /// Whoever changes a wish takes a turn.
-    pub(crate) wishing: Arc<Turns>,
-    /// Held while bits that the log has are set or cleared together with a leg's.
+    /// Serializes changes of a desired state.
+    pub(crate) desired_state_lock: Arc<FifoLock>,
+    /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
     next_session: AtomicU64,
 }
 
-/// What of a peer's leg is not under the lock.
+/// The part of a leg that is not under the state's lock.
 pub(crate) struct Leg {
     pub(crate) options: Mutex<PeerOptions>,
-    /// What the peer lacks.
-    pub(crate) todo: Bitmap,
-    /// What it was told and may lose, or may not have yet: before and after the latest flush of it
-    /// began.
-    pub(crate) told: [Bitmap; 2],
-    /// What it was sent and had not flushed when it was lost, or may have before this mirror was made.
-    /// If that was because a flush failed, it shows what it never writes, and it may have forgotten:
-    /// this is copied whether or not it looks equal.
-    pub(crate) unproven: Bitmap,
-    pub(crate) queue: Mutex<Queue>,
+    /// Out-of-sync bitmap: blocks that the peer lacks.
+    pub(crate) out_of_sync: Bitmap,
+    /// Unflushed bitmaps: blocks sent to the peer since its last flush began, and those sent
+    /// before. The peer may lose them, or may not have received them yet.
+    pub(crate) unflushed: [Bitmap; 2],
+    /// Suspect blocks of the peer: sent to it but not flushed when the session was lost or, after a
+    /// restart, possibly so. If a flush failed there, the peer may return data that it never
+    /// persists. A resync copies these blocks without comparing checksums.
+    pub(crate) suspect: Bitmap,
+    pub(crate) queue: Mutex<WriteQueue>,
     pub(crate) counters: LegCounters,
 }
 
@@ -84,252 +88,261 @@ pub(crate) struct Leg {
 pub(crate) struct Counters {
     pub(crate) writes: AtomicU64,
     pub(crate) local_ns: AtomicU64,
-    /// Calls of hosts, and what they took together.
+    /// Number of host calls, and the sum of their durations.
     pub(crate) calls: AtomicU64,
     pub(crate) calls_ns: AtomicU64,
     pub(crate) reads_from_peer: AtomicU64,
 }
 
-/// Counters of a leg.
+/// Counters of a leg since the mirror was opened.
 #[derive(Debug, Default)]
 pub(crate) struct LegCounters {
     pub(crate) added_ns: AtomicU64,
     pub(crate) added_writes: AtomicU64,
-    pub(crate) losses: AtomicU64,
+    pub(crate) disconnects: AtomicU64,
     pub(crate) last_in_sync_s: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) skipped_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) rate: AtomicU64,
-    pub(crate) given_up: AtomicU64,
-    pub(crate) given_up_bytes: AtomicU64,
+    pub(crate) discards: AtomicU64,
+    pub(crate) discarded_bytes: AtomicU64,
 }
 
-/// Adds to a counter that orders nothing.
+/// Adds to a counter that orders no other memory access.
 pub(crate) fn count(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }
 
-/// What is under the lock.
+/// State under the mirror's lock.
 pub(crate) struct State {
-    pub(crate) role: Role,
-    /// Hosts are served.
-    pub(crate) active: bool,
-    /// How often hosts ceased to be served here.
-    pub(crate) terms: u64,
-    /// New calls of hosts wait, for so many reasons.
-    pub(crate) holds: u32,
-    /// Calls of hosts that have begun and not ended.
+    pub(crate) role: ReplicaRole,
+    /// Hosts are being served here.
+    pub(crate) serving: bool,
+    /// How often this node has stopped serving hosts. A read compares it before and after.
+    pub(crate) service_ends: u64,
+    /// Number of reasons for which new host calls are blocked.
+    pub(crate) admission_blocks: u32,
+    /// Host calls that were admitted and have not completed.
     pub(crate) in_flight: usize,
-    /// Writes that are held: at the gate, or on their way back to the host.
-    pub(crate) waiting: usize,
+    /// Blocked writes: waiting for admission, or recorded and waiting to be acknowledged.
+    pub(crate) blocked: usize,
     pub(crate) legs: Vec<LegState>,
     /// The local leg has failed.
-    pub(crate) local_failed: bool,
-    /// What is read of the local leg may not be on it durably, though it was flushed since, until a
-    /// resync to it has ended.
-    pub(crate) doubtful: bool,
-    pub(crate) minting: bool,
-    pub(crate) mint_error: Option<IoError>,
-    /// A change of role is under way.
-    pub(crate) changing: bool,
-    /// The local leg has just failed, and a peer is asked to go on alone.
-    pub(crate) leaving_local: bool,
-    /// The session that may write to us.
-    pub(crate) attached: Option<Attached>,
-    /// It counts us as in sync.
-    pub(crate) fed: bool,
-    /// The order of its writes.
-    pub(crate) gate: Option<Arc<Mutex<Gate>>>,
-    /// Its calls in hand.
-    pub(crate) served: usize,
+    pub(crate) local_device_failed: bool,
+    /// A flush of the local device failed earlier. Its contents may not be durable, even after
+    /// later successful flushes, until a resync to it completes.
+    pub(crate) unverified: bool,
+    pub(crate) bumping_generation: bool,
+    pub(crate) generation_error: Option<IoError>,
+    /// A change of role is in progress.
+    pub(crate) changing_role: bool,
+    /// The local leg has just failed, and a peer is being asked to run degraded.
+    pub(crate) degrading: bool,
+    /// The session that may write to this replica.
+    pub(crate) attached: Option<AttachedSource>,
+    /// The attached source counts this replica as in sync.
+    pub(crate) counted_in_sync: bool,
+    /// Reorder buffer of the attached session.
+    pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
+    /// Calls in progress for the attached session.
+    pub(crate) source_calls: usize,
     pub(crate) closed: bool,
-    /// The replica is being given to another mirror: calls of hosts wait, and then go there.
-    pub(crate) moving: bool,
-    /// That one.
-    pub(crate) successor: Option<Mirror>,
-    /// A source wants the replica to have this size.
-    pub(crate) wanted_bytes: Option<u64>,
-    /// What the volume is to grow over is being zeroed for a source.
-    pub(crate) clearing: bool,
-    /// It was, in vain, and the source has not heard of it.
-    pub(crate) clear_failed: bool,
-    /// Changes so far.
+    /// The replica is being transferred to another mirror. Host calls wait and then move there.
+    pub(crate) migrating: bool,
+    /// The mirror that has taken over the replica.
+    pub(crate) replacement: Option<Mirror>,
+    /// Size that a source has requested for this replica.
+    pub(crate) requested_bytes: Option<u64>,
+    /// The space that the volume is about to grow into is being zeroed for a source.
+    pub(crate) zeroing: bool,
+    /// That zeroing failed, and the source has not been informed yet.
+    pub(crate) zeroing_failed: bool,
+    /// Number of changes so far.
     pub(crate) changes: u64,
     wakers: Vec<Waker>,
 }
 
 impl State {
-    /// Hosts are not served here from now on: what they read belongs to whoever serves them next.
-    pub(crate) fn end_term(&mut self) {
-        self.active = false;
-        self.terms += 1;
+    /// Hosts are not served here from now on. Whatever reads find afterwards may belong to the next
+    /// source.
+    pub(crate) fn stop_serving(&mut self) {
+        self.serving = false;
+        self.service_ends += 1;
     }
 
-    /// The local leg has failed, and no peer carries the volume.
-    pub(crate) fn is_nowhere(&self) -> bool {
-        self.local_failed && !self.legs.iter().any(|leg| leg.phase == Phase::InSync)
+    /// The local leg has failed and no peer serves the volume.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        self.local_device_failed && !self.legs.iter().any(|leg| leg.phase == LegPhase::InSync)
     }
 }
 
-/// The source that we are a target of.
+/// The source that this replica is a target of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedSource {
     pub(crate) session: u64,
-    pub(crate) source: Uuid,
+    pub(crate) source: MirrorId,
 }
 
-/// What of a leg is under the lock.
+/// The part of a leg that is under the state's lock.
 pub(crate) struct LegState {
-    pub(crate) wish: Wish,
-    pub(crate) phase: Phase,
-    /// The replica that was met by this way; none before.
-    pub(crate) peer: Uuid,
+    pub(crate) desired_state: DesiredState,
+    pub(crate) phase: LegPhase,
+    /// The peer's replica at the last handshake; none before the first.
+    pub(crate) peer: MirrorId,
     pub(crate) session: Option<SharedSession>,
-    /// Of the session; each has the next.
-    pub(crate) serial: u64,
-    /// Writes go to it.
-    pub(crate) foreground: bool,
-    /// A generation was minted since it was lost.
-    pub(crate) minted: bool,
-    /// Writes that were sent to it, of any session, and have not ended.
-    pub(crate) sending: usize,
-    /// The same by the half of `told` that they are marked in.
-    pub(crate) told_in_flight: [usize; 2],
-    pub(crate) told_now: usize,
-    /// Something was told since the last flush of the peer.
-    pub(crate) unflushed: bool,
+    /// Identifies the session. Each new session gets the next number.
+    pub(crate) session_id: u64,
+    /// New writes are sent to this leg.
+    pub(crate) receives_writes: bool,
+    /// A generation was started after this peer was lost.
+    pub(crate) generation_bumped: bool,
+    /// Writes sent to the peer, in any session, that have not completed.
+    pub(crate) calls_in_flight: usize,
+    /// The same, by the half of `unflushed` in which they are marked.
+    pub(crate) unflushed_in_flight: [usize; 2],
+    pub(crate) unflushed_half: usize,
+    /// A write was marked since the peer's last flush.
+    pub(crate) has_unflushed: bool,
     pub(crate) numbering: Numbering,
-    /// Its device may lose completed writes.
+    /// The peer's device may lose completed writes.
     pub(crate) volatile_cache: bool,
-    /// What it said when it was met last.
-    pub(crate) met: Option<About>,
-    /// The versions of the link that it spoke then, also where that was all that was understood.
-    pub(crate) versions: Option<Versions>,
-    /// It fell too far behind: do not attach before, in the runtime's nanoseconds.
-    pub(crate) not_before_ns: u64,
-    /// Commands that the link has to look at.
-    pub(crate) kicks: u64,
-    /// Copy everything at the next meeting.
-    pub(crate) full: bool,
-    /// The role goes over by this session: it is kept though nobody serves meanwhile.
+    /// The peer's identity at the last handshake.
+    pub(crate) last_handshake: Option<ReplicaIdentity>,
+    /// Versions of the link that the peer announced then, even when nothing else of its answer
+    /// could be parsed.
+    pub(crate) versions: Option<LinkVersions>,
+    /// Do not attach before this time, in nanoseconds of the runtime's clock: the peer was detached
+    /// because its queue was congested.
+    pub(crate) attach_not_before_ns: u64,
+    /// Incremented by each command that the connection task has to act on.
+    pub(crate) reconnect_requests: u64,
+    /// Copy everything after the next handshake.
+    pub(crate) full_resync: bool,
+    /// The role is being handed over through this session, which is kept although no side serves
+    /// meanwhile.
     pub(crate) handing_over: bool,
-    /// It is durably inconsistent: a resync to it has begun, and its end has not been told. Until
-    /// then its data is nobody's, whatever of it differs.
+    /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
+    /// informed of its end. Until then, differences need no other record.
     pub(crate) inconsistent: bool,
-    /// It was asked to go on alone under this name, and is not known to have heard of it.
-    pub(crate) alone_as: Generation,
+    /// Generation under which the peer was asked to run degraded, while it is unknown whether the
+    /// request arrived.
+    pub(crate) degraded_as: Generation,
 }
 
 impl LegState {
-    fn new(wish: Wish) -> LegState {
+    fn new(desired_state: DesiredState) -> LegState {
         LegState {
-            wish,
-            phase: Phase::Lost,
-            peer: Uuid::default(),
+            desired_state,
+            phase: LegPhase::Disconnected,
+            peer: MirrorId::default(),
             session: None,
-            serial: 0,
-            foreground: false,
-            minted: false,
-            sending: 0,
-            told_in_flight: [0; 2],
-            told_now: 0,
-            unflushed: false,
+            session_id: 0,
+            receives_writes: false,
+            generation_bumped: false,
+            calls_in_flight: 0,
+            unflushed_in_flight: [0; 2],
+            unflushed_half: 0,
+            has_unflushed: false,
             numbering: Numbering::default(),
             volatile_cache: true,
-            met: None,
+            last_handshake: None,
             versions: None,
-            not_before_ns: 0,
-            kicks: 0,
-            full: false,
+            attach_not_before_ns: 0,
+            reconnect_requests: 0,
+            full_resync: false,
             handing_over: false,
             inconsistent: false,
-            alone_as: Generation::NONE,
+            degraded_as: Generation::NONE,
         }
     }
 
     /// True while this session takes writes and has not been lost.
-    pub(crate) fn is_current(&self, serial: u64) -> bool {
-        self.serial == serial && self.session.is_some()
+    pub(crate) fn is_current(&self, session_id: u64) -> bool {
+        self.session_id == session_id && self.session.is_some()
     }
 }
 
 impl Mirror {
-    /// A mirror of an open replica and these peers, in their order: what the operator wanted of each
-    /// last is in the replica's superblock by this order. It serves nobody yet; its tasks
-    /// run on this core until [`Mirror::close`].
+    /// Creates a mirror from an open replica and its peers. The order of `peers` is significant:
+    /// the superblock stores each peer's desired state by position. The mirror does not serve hosts
+    /// yet. Its tasks run on the current core until [`Mirror::close`].
     ///
     /// # Panics
     /// With more than [`PEERS_MAX`] peers.
     pub fn new(local: Replica, peers: Vec<PeerOptions>) -> Mirror {
-        Mirror::speaking(Versions::SPOKEN, local, peers)
+        Mirror::speaking(LinkVersions::SPOKEN, local, peers)
     }
 
-    /// The same of a node that speaks these versions of the link alone, as one of another release
-    /// does.
+    /// Like [`Mirror::new`], but restricted to the given versions of the link. Used to play a node
+    /// of another release.
     ///
     /// # Panics
     /// As [`Mirror::new`].
-    pub fn speaking(versions: Versions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
-        assert!(peers.len() <= PEERS_MAX, "a superblock has room for {PEERS_MAX} peers");
+    pub fn speaking(versions: LinkVersions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
+        assert!(peers.len() <= PEERS_MAX, "a superblock holds at most {PEERS_MAX} peers");
         let superblock = local.superblock();
-        let shape = superblock.shape;
-        let todo = || Bitmap::new(shape.bits(), shape.bit_bytes);
+        let geometry = superblock.geometry;
+        let out_of_sync = || Bitmap::new(geometry.bits(), geometry.bit_bytes);
         let legs = peers.iter().map(|options| Leg {
-            todo: todo(),
-            told: if options.remembers() {
-                [todo(), todo()]
+            out_of_sync: out_of_sync(),
+            unflushed: if options.tracks_unflushed() {
+                [out_of_sync(), out_of_sync()]
             } else {
                 [Bitmap::new(0, 1), Bitmap::new(0, 1)]
             },
-            unproven: todo(),
-            queue: Mutex::new(Queue::new(options.queue)),
+            suspect: out_of_sync(),
+            queue: Mutex::new(WriteQueue::new(options.queue)),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),
         });
         let legs: Vec<Leg> = legs.collect();
         let state = State {
             role: superblock.role,
-            active: false,
-            terms: 0,
-            holds: 0,
+            serving: false,
+            service_ends: 0,
+            admission_blocks: 0,
             in_flight: 0,
-            waiting: 0,
-            legs: superblock.wishes[..peers.len()].iter().copied().map(LegState::new).collect(),
-            local_failed: false,
-            doubtful: superblock.doubtful,
-            minting: false,
-            mint_error: None,
-            changing: false,
-            leaving_local: false,
+            blocked: 0,
+            legs: superblock.desired_states[..peers.len()]
+                .iter()
+                .copied()
+                .map(LegState::new)
+                .collect(),
+            local_device_failed: false,
+            unverified: superblock.unverified,
+            bumping_generation: false,
+            generation_error: None,
+            changing_role: false,
+            degrading: false,
             attached: None,
-            fed: false,
-            gate: None,
-            served: 0,
+            counted_in_sync: false,
+            reorder: None,
+            source_calls: 0,
             closed: false,
-            moving: false,
-            successor: None,
-            wanted_bytes: None,
-            clearing: false,
-            clear_failed: false,
+            migrating: false,
+            replacement: None,
+            requested_bytes: None,
+            zeroing: false,
+            zeroing_failed: false,
             changes: 0,
             wakers: Vec::new(),
         };
         let inner = Arc::new(Inner {
-            geometry: geometry(local.geometry()),
+            geometry: mirrored_geometry(local.geometry()),
             local,
             versions,
-            overlap: Arc::default(),
+            range_lock: Arc::default(),
             legs,
-            unproven: todo(),
+            suspect: out_of_sync(),
             counters: Counters::default(),
             state: Mutex::new(state),
-            wishing: Arc::default(),
+            desired_state_lock: Arc::default(),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });
-        inner.take_marks_over();
-        inner.note_unproven();
+        inner.load_out_of_sync();
+        inner.load_suspect();
         for leg in 0..inner.legs.len() {
             spawn_detached(crate::connect::run(inner.clone(), leg));
         }
@@ -337,8 +350,8 @@ impl Mirror {
     }
 }
 
-/// Of a mirror over this leg: what hosts discard is zeroed on all legs.
-fn geometry(local: Geometry) -> Geometry {
+/// Geometry of a mirror over this leg. Discards are executed as writes of zeroes on all legs.
+fn mirrored_geometry(local: Geometry) -> Geometry {
     let discard_zeroes = local.can_discard && local.can_write_zeroes;
     Geometry { discard_zeroes, ..local }
 }
@@ -352,10 +365,10 @@ impl std::fmt::Debug for Mirror {
 
 impl Inner {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Changes the state, and has all who wait for a change look at it again.
+    /// Changes the state and wakes every task that waits for a change.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let value = change(&mut state);
@@ -366,7 +379,7 @@ impl Inner {
         value
     }
 
-    /// Waits until `ready` gives a value; it is asked now and after each change.
+    /// Waits until `ready` returns a value. It is evaluated now and after each change.
     pub(crate) async fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> T {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -381,75 +394,80 @@ impl Inner {
         .await
     }
 
-    /// A number for a session of a source.
+    /// A number for a new session of a source.
     pub(crate) fn next_session(&self) -> u64 {
         self.next_session.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What the log names is what each peer may lack.
-    pub(crate) fn take_marks_over(&self) {
+    /// Copies the log's bits to the out-of-sync bitmap of every peer.
+    pub(crate) fn load_out_of_sync(&self) {
         for leg in &self.legs {
-            for index in 0..leg.todo.words() {
-                leg.todo.merge(index, self.local.word(index));
+            for index in 0..leg.out_of_sync.words() {
+                leg.out_of_sync.merge(index, self.local.word(index));
             }
         }
     }
 
-    /// What a log names when it is opened may be on neither leg durably: what was hot, and what a peer
-    /// was told. A log that was made anew names everything, and says nothing of that.
-    fn note_unproven(&self) {
-        if self.local.lost().is_some() {
+    /// Loads the suspect bitmaps. Blocks that a log names when it is opened may be durable on
+    /// neither leg: they were in active regions, or had been sent to a peer that had not flushed. A
+    /// newly created log names everything and implies nothing of the kind.
+    fn load_suspect(&self) {
+        if self.local.log_lost().is_some() {
             return;
         }
         let crashed = self.local.superblock().flags.crashed;
-        let here = Some(&self.unproven).filter(|_| crashed);
-        let maps = self.legs.iter().map(|leg| &leg.unproven).chain(here);
+        let here = Some(&self.suspect).filter(|_| crashed);
+        let maps = self.legs.iter().map(|leg| &leg.suspect).chain(here);
         for map in maps {
             (0..map.words()).for_each(|index| map.merge(index, self.local.word(index)));
         }
     }
 
-    /// A leg lacks a range, or may.
+    /// Marks a range that a leg lacks, or may lack.
     pub(crate) fn mark(&self, leg: usize, offset: u64, len: u64) {
-        let todo = &self.legs[leg].todo;
-        let bits = todo.bits_of(offset, len);
-        let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        todo.set(bits.clone());
+        let out_of_sync = &self.legs[leg].out_of_sync;
+        let bits = out_of_sync.bits_of(offset, len);
+        let _marks = self.marks.lock();
+        out_of_sync.set(bits.clone());
         self.local.mark(bits);
     }
 
-    /// A leg was sent a range in vain: it lacks it, though it may show it.
-    pub(crate) fn mark_unproven(&self, leg: usize, offset: u64, len: u64) {
-        let unproven = &self.legs[leg].unproven;
-        unproven.set(unproven.bits_of(offset, len));
+    /// Marks a range that was sent to a leg without success: the leg lacks it, although it may
+    /// return it.
+    pub(crate) fn mark_suspect(&self, leg: usize, offset: u64, len: u64) {
+        let suspect = &self.legs[leg].suspect;
+        suspect.set(suspect.bits_of(offset, len));
         self.mark(leg, offset, len);
     }
 
-    /// Nothing that the log names differs any more.
+    /// Clears all marks: no block that the log names differs any more.
     pub(crate) fn forget_marks(&self) {
-        let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let _marks = self.marks.lock();
         let maps = self
             .legs
             .iter()
-            .flat_map(|leg| [&leg.todo, &leg.unproven].into_iter().chain(&leg.told));
-        maps.chain([&self.unproven]).for_each(|map| map.clear(map.all()));
-        self.local.clear(0..self.local.superblock().shape.bits());
+            .flat_map(|leg| [&leg.out_of_sync, &leg.suspect].into_iter().chain(&leg.unflushed));
+        maps.chain([&self.suspect]).for_each(|map| map.clear(map.all()));
+        self.local.clear(0..self.local.superblock().geometry.bits());
     }
 
-    /// A leg is told of a range, and may lose it or not have it yet.
-    pub(crate) fn mark_told(&self, leg: usize, half: usize, offset: u64, len: u64) {
-        let told = &self.legs[leg].told[half];
-        let bits = told.bits_of(offset, len);
-        let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        told.set(bits.clone());
+    /// Marks a range that is being sent to a leg, which may lose it or not have it yet.
+    pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
+        let unflushed = &self.legs[leg].unflushed[half];
+        let bits = unflushed.bits_of(offset, len);
+        let _marks = self.marks.lock();
+        unflushed.set(bits.clone());
         self.local.mark(bits);
     }
 
-    /// Clears bits of one of the maps; in the log those that no other map has.
+    /// Clears bits of one bitmap. In the log, clears the bits that no other bitmap contains.
     fn unmark(&self, map: &Bitmap, bits: Range<u64>) {
-        let _marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let _marks = self.marks.lock();
         map.clear(bits.clone());
-        let maps = self.legs.iter().flat_map(|leg| std::iter::once(&leg.todo).chain(&leg.told));
+        let maps = self
+            .legs
+            .iter()
+            .flat_map(|leg| std::iter::once(&leg.out_of_sync).chain(&leg.unflushed));
         let named = |bits: Range<u64>| maps.clone().any(|map| map.any(bits.clone()));
         if !named(bits.clone()) {
             return self.local.clear(bits);
@@ -459,81 +477,85 @@ impl Inner {
         }
     }
 
-    /// The peer has these bits durably, unless its session has ended.
-    pub(crate) fn copied(&self, leg: usize, serial: u64, bits: Range<u64>) -> bool {
+    /// Clears bits that the peer has durably. Returns false, and changes nothing, when the session
+    /// has ended.
+    pub(crate) fn copied(&self, leg: usize, session_id: u64, bits: Range<u64>) -> bool {
         let state = self.lock();
-        let current = state.legs[leg].is_current(serial);
+        let current = state.legs[leg].is_current(session_id);
         if current {
-            self.legs[leg].unproven.clear(bits.clone());
-            self.unmark(&self.legs[leg].todo, bits);
+            self.legs[leg].suspect.clear(bits.clone());
+            self.unmark(&self.legs[leg].out_of_sync, bits);
         }
         current
     }
 
-    /// The peer has flushed all that was told before: one half is clear.
-    pub(crate) fn told_is_durable(&self, leg: usize, serial: u64, half: usize) -> bool {
+    /// Clears one half of the unflushed bitmap after a flush by the peer. Returns false, and
+    /// changes nothing, when the session has ended.
+    pub(crate) fn unflushed_is_durable(&self, leg: usize, session_id: u64, half: usize) -> bool {
         let state = self.lock();
-        let current = state.legs[leg].is_current(serial);
+        let current = state.legs[leg].is_current(session_id);
         if current {
-            let told = &self.legs[leg].told[half];
+            let unflushed = &self.legs[leg].unflushed[half];
             let mut from = 0;
-            while let Some(run) = told.next_run(from, 1 << 16) {
+            while let Some(run) = unflushed.next_run(from, 1 << 16) {
                 from = run.end;
-                self.unmark(told, run);
+                self.unmark(unflushed, run);
             }
         }
         current
     }
 
-    /// The session of a leg is lost, or is given up.
-    pub(crate) fn lose(&self, leg: usize, serial: u64) {
-        self.end_session(leg, serial, true);
+    /// Ends the session of a leg because it was lost or given up.
+    pub(crate) fn disconnect(&self, leg: usize, session_id: u64) {
+        self.end_session(leg, session_id, true);
     }
 
-    /// The session of a leg ends so that another begins.
-    pub(crate) fn meet_anew(&self, leg: usize, serial: u64) {
-        self.end_session(leg, serial, false);
+    /// Ends the session of a leg so that a new one begins.
+    pub(crate) fn reconnect(&self, leg: usize, session_id: u64) {
+        self.end_session(leg, session_id, false);
     }
 
-    fn end_session(&self, leg: usize, serial: u64, lost: bool) {
+    fn end_session(&self, leg: usize, session_id: u64, lost: bool) {
         let session = self.change(|state| {
-            let serves = state.active;
+            let serves = state.serving;
             let own = &mut state.legs[leg];
-            if !own.is_current(serial) {
+            if !own.is_current(session_id) {
                 return None;
             }
-            if own.foreground {
-                // What the operator has asked for is no loss.
-                let asked_for = !serves || own.wish != Wish::Mirror || own.full;
+            if own.receives_writes {
+                // An end that the operator asked for does not count as a disconnect.
+                let asked_for =
+                    !serves || own.desired_state != DesiredState::Connected || own.full_resync;
                 if lost && !asked_for {
-                    count(&self.legs[leg].counters.losses, 1);
+                    count(&self.legs[leg].counters.disconnects, 1);
                 }
-                own.minted = false;
-                // What it was told it may not have, or lose.
-                for told in &self.legs[leg].told {
-                    for index in 0..told.words() {
-                        self.legs[leg].todo.merge(index, told.word(index));
-                        self.legs[leg].unproven.merge(index, told.word(index));
+                own.generation_bumped = false;
+                // Blocks sent since the last flush may not have arrived, or may be lost.
+                for unflushed in &self.legs[leg].unflushed {
+                    for index in 0..unflushed.words() {
+                        self.legs[leg].out_of_sync.merge(index, unflushed.word(index));
+                        self.legs[leg].suspect.merge(index, unflushed.word(index));
                     }
-                    told.clear(told.all());
+                    unflushed.clear(unflushed.all());
                 }
             }
-            if own.phase == Phase::InSync {
+            if own.phase == LegPhase::InSync {
                 let now = time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
-            (own.foreground, own.inconsistent, own.phase) = (false, false, Phase::Lost);
+            (own.receives_writes, own.inconsistent, own.phase) =
+                (false, false, LegPhase::Disconnected);
             own.session.take()
         });
         if let Some(session) = session {
             session.close();
-            // What was not sent yet is given up, and writes need no room any more.
+            // Queued writes fail now, and new writes need no space in the queue.
             let wakers = self.legs[leg].queue().wake_all();
             wakers.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// Time, in the runtime's nanoseconds.
+    /// Current time, in nanoseconds of the runtime's clock.
     pub(crate) fn now_ns() -> u64 {
         time::now().as_nanos()
     }

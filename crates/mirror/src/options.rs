@@ -1,12 +1,15 @@
-//! How a mirror is to behave: what its configuration says.
+//! Options of a mirror, as set by its configuration.
+
+use serde::{Deserialize, Serialize};
 
 use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
 use crate::pace::PaceLimits;
-use crate::peer::SharedPeer;
-use crate::queue::{QueueLimits, WhenFull};
+use crate::peer::SharedConnector;
+use crate::queue::QueueLimits;
 
-/// When a write is complete.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// When a write completes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// When both legs have it.
     #[default]
@@ -15,105 +18,198 @@ pub enum Mode {
     Async,
 }
 
-/// What "the peer has it" means in synchronous mode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Mode {
+    /// All values, the default first.
+    pub const ALL: [Mode; 2] = [Mode::Sync, Mode::Async];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Sync => "sync",
+            Mode::Async => "async",
+        }
+    }
+}
+
+/// When the peer counts as having a write, in synchronous mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Ack {
-    /// Durably.
+    /// When it is durable there.
     #[default]
     Disk,
-    /// Durable once a flush has completed.
+    /// When it is in the peer's memory. It becomes durable at the next flush.
     Memory,
 }
 
-/// What to do with writes when the peer is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenPeerLost {
-    /// Record it as out of date, durably, and go on.
-    #[default]
-    Continue,
-    /// Hold them until it is back and up to date, or the operator breaks or pauses the mirror.
-    Strict,
+impl Ack {
+    /// All values, the default first.
+    pub const ALL: [Ack; 2] = [Ack::Disk, Ack::Memory];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Ack::Disk => "disk",
+            Ack::Memory => "memory",
+        }
+    }
 }
 
-/// What to do when both were written without the other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenSplit {
-    /// Leave it to the operator.
+/// What happens to writes when a peer is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnPeerLoss {
+    /// Durably record the peer as out of date, and continue.
     #[default]
-    Ask,
-    /// If the peer serves hosts and this side does not, give up what was written here. All else is
-    /// left to the operator.
+    Degrade,
+    /// Block writes until the peer is back and up to date, or the operator breaks or pauses the
+    /// mirror.
+    Block,
+}
+
+impl OnPeerLoss {
+    /// All values, the default first.
+    pub const ALL: [OnPeerLoss; 2] = [OnPeerLoss::Degrade, OnPeerLoss::Block];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OnPeerLoss::Degrade => "degrade",
+            OnPeerLoss::Block => "block",
+        }
+    }
+}
+
+/// What happens in a split brain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AfterSplitBrain {
+    /// The operator decides.
+    #[default]
+    Manual,
+    /// Discard the local data if the peer serves hosts and this side does not. The operator decides
+    /// in all other cases.
     KeepServing,
+}
+
+impl AfterSplitBrain {
+    /// All values, the default first.
+    pub const ALL: [AfterSplitBrain; 2] = [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AfterSplitBrain::Manual => "manual",
+            AfterSplitBrain::KeepServing => "keep-serving",
+        }
+    }
+}
+
+/// What happens when the queue of an asynchronous peer is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCongestion {
+    /// Throttle: writes wait, so hosts become as slow as the link.
+    #[default]
+    Throttle,
+    /// Detach the peer: only record what it lacks, and bring it up to date later.
+    Detach,
+}
+
+impl OnCongestion {
+    /// All values, the default first.
+    pub const ALL: [OnCongestion; 2] = [OnCongestion::Throttle, OnCongestion::Detach];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OnCongestion::Throttle => "throttle",
+            OnCongestion::Detach => "detach",
+        }
+    }
 }
 
 /// What the write-intent log writes before the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Intent {
-    /// A record of the regions that may be written, when another one is: what is hot costs nothing.
+pub enum IntentLogMode {
+    /// A record of all active regions whenever the set changes. Writes to active regions need no
+    /// record.
     #[default]
-    HotRegions,
-    /// A record for each write, one after the other, shared with no other: what a log without hot
-    /// regions costs. For labs alone; nothing is safer by it.
+    ActiveRegions,
+    /// A separate record for each write, one after the other, as a log without active regions
+    /// needs. For measurements only; it is no safer.
     EveryWrite,
 }
 
-/// A peer.
+impl IntentLogMode {
+    /// All values, the default first.
+    pub const ALL: [IntentLogMode; 2] = [IntentLogMode::ActiveRegions, IntentLogMode::EveryWrite];
+
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IntentLogMode::ActiveRegions => "active-regions",
+            IntentLogMode::EveryWrite => "every-write",
+        }
+    }
+}
+
+/// Options of one peer.
 #[derive(Clone)]
 pub struct PeerOptions {
-    /// The way to it.
-    pub way: SharedPeer,
-    /// See [`Mode`].
+    /// Makes connections to it.
+    pub connector: SharedConnector,
+    /// When a write completes.
     pub mode: Mode,
-    /// See [`Ack`].
+    /// When the peer counts as having a write.
     pub ack: Ack,
-    /// See [`WhenPeerLost`]; in asynchronous mode it is always [`WhenPeerLost::Continue`].
-    pub when_lost: WhenPeerLost,
-    /// Asynchronous mode: what bounds the queue.
+    /// Policy for a lost peer; always [`OnPeerLoss::Degrade`] in asynchronous mode.
+    pub on_peer_loss: OnPeerLoss,
+    /// Asynchronous mode: limits of the queue.
     pub queue: QueueLimits,
-    /// Asynchronous mode: what to do when it is full.
-    pub when_full: WhenFull,
-    /// How fast a resync may be.
+    /// Asynchronous mode: policy for a full queue.
+    pub on_congestion: OnCongestion,
+    /// Limits on the rate of a resync.
     pub pace: PaceLimits,
-    /// See [`WhenSplit`]; of a mirror with several peers it is always [`WhenSplit::Ask`].
-    pub when_split: WhenSplit,
-    /// Resync compares checksums first and copies only what differs.
+    /// Policy for a split brain; always [`AfterSplitBrain::Manual`] with several peers.
+    pub after_split_brain: AfterSplitBrain,
+    /// A resync compares checksums first and copies only blocks that differ.
     pub compare: bool,
 }
 
 impl PeerOptions {
-    /// A synchronous peer that is kept up to date, with all defaults.
-    pub fn new(way: SharedPeer) -> PeerOptions {
+    /// Default options: synchronous.
+    pub fn new(connector: SharedConnector) -> PeerOptions {
         PeerOptions {
-            way,
+            connector,
             mode: Mode::Sync,
             ack: Ack::Disk,
-            when_lost: WhenPeerLost::Continue,
+            on_peer_loss: OnPeerLoss::Degrade,
             queue: QueueLimits {
                 high_bytes: QUEUE_BYTES,
                 low_bytes: QUEUE_BYTES / 2,
                 writes: QUEUE_WRITES,
                 window_bytes: QUEUE_WINDOW_BYTES,
             },
-            when_full: WhenFull::SlowDown,
+            on_congestion: OnCongestion::Throttle,
             pace: PaceLimits::default(),
-            when_split: WhenSplit::Ask,
+            after_split_brain: AfterSplitBrain::Manual,
             compare: false,
         }
     }
 
-    /// Completed writes may be missing on the peer, or be lost with its power: what it was told
-    /// since its last flush has to be remembered.
-    pub(crate) fn remembers(&self) -> bool {
+    /// True if the peer may lack completed writes or lose them in a power failure, so that writes
+    /// since its last flush have to be tracked.
+    pub(crate) fn tracks_unflushed(&self) -> bool {
         self.mode == Mode::Async || self.ack == Ack::Memory
     }
 
-    pub(crate) fn is_strict(&self) -> bool {
-        self.when_lost == WhenPeerLost::Strict && self.mode == Mode::Sync
+    pub(crate) fn blocks_on_peer_loss(&self) -> bool {
+        self.on_peer_loss == OnPeerLoss::Block && self.mode == Mode::Sync
     }
 }
 
 impl std::fmt::Debug for PeerOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PeerOptions({:?}, {:?}, {:?})", self.mode, self.ack, self.when_lost)
+        write!(f, "PeerOptions({:?}, {:?}, {:?})", self.mode, self.ack, self.on_peer_loss)
     }
 }

@@ -1,19 +1,20 @@
-//! How fast a resync copies: a pure core, told the time and what it sees.
+//! Pace of a resync: how fast it copies. A pure core that gets the time and its measurements as
+//! arguments.
 //!
-//! Promises:
-//! - never faster than the limit, over any stretch of time, but for one copy;
-//! - adaptive: while hosts write or read, it takes as much as leaves their calls at most about
-//!   twice as slow as without it, and never less than the floor, so that it ends; while they are
-//!   silent, it takes all that there is.
+//! Guarantees:
+//! - never faster than the limit over any interval, except for one copy;
+//! - adaptive: while hosts are active, their calls take at most about twice as long as without the
+//!   resync, and the resync keeps at least its minimum rate. While hosts are idle, it takes the
+//!   full bandwidth.
 
-/// How fast resync may be.
+/// Limits on the rate of a resync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PaceLimits {
-    /// At most this, in bytes a second; `None` for as fast as it goes.
+    /// Maximum, in bytes per second; `None` for no limit.
     pub max_bytes_per_s: Option<u64>,
-    /// Yields to hosts' calls.
+    /// Yields to host calls.
     pub adaptive: bool,
-    /// Never slower than this while it can be had, in bytes a second.
+    /// Minimum that it claims from host calls, in bytes per second.
     pub min_bytes_per_s: u64,
 }
 
@@ -23,34 +24,34 @@ impl Default for PaceLimits {
     }
 }
 
-/// Hosts' latency is looked at in steps of this, in nanoseconds.
+/// Interval between adjustments, in nanoseconds.
 const STEP_NS: u64 = 100_000_000;
-/// Fewer calls in a step say nothing: hosts are as good as silent.
+/// With fewer calls per interval, hosts count as idle.
 const FEW_CALLS: u64 = 4;
-/// A long term mean over so many steps is what calls take without resync.
+/// Weight of one interval in the moving average of the latency without resync.
 const QUIET_WEIGHT: f64 = 1.0 / 16.0;
 
-/// See the module's promises.
+/// The rate control of one resync.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     limits: PaceLimits,
-    /// Copies may begin from here on.
+    /// The next copy may start at this time.
     next_ns: u64,
-    /// Current rate, in bytes a second.
+    /// Current rate, in bytes per second.
     rate: f64,
     step_began_ns: u64,
-    /// Calls and their latency, summed up, at the beginning of the step.
+    /// Number of calls and sum of their latencies at the start of the interval.
     calls_then: u64,
     nanos_then: u64,
-    /// Mean latency of hosts' calls with little resync, in nanoseconds.
+    /// Mean latency of host calls with little resync, in nanoseconds.
     quiet_ns: Option<f64>,
 }
 
-/// Without a limit of any kind: more than any link.
+/// No limit: faster than any link.
 const UNLIMITED: f64 = 1e12;
 
 impl Pace {
-    /// `quiet_ns`: what hosts' calls took on average before, where that is known.
+    /// `quiet_ns` is the mean latency of host calls before the resync, if known.
     pub(crate) fn new(limits: PaceLimits, now_ns: u64, quiet_ns: Option<f64>) -> Pace {
         let rate = limits.max_bytes_per_s.map_or(UNLIMITED, |max| max as f64);
         Pace {
@@ -68,7 +69,7 @@ impl Pace {
         self.limits.max_bytes_per_s.map_or(UNLIMITED, |max| max as f64)
     }
 
-    /// Takes other limits, if they are others.
+    /// Applies new limits, if they changed.
     pub(crate) fn set(&mut self, limits: PaceLimits) {
         if self.limits != limits {
             self.limits = limits;
@@ -76,7 +77,7 @@ impl Pace {
         }
     }
 
-    /// A copy of `bytes` is to begin: when it may, in the time of the runtime.
+    /// Schedules a copy of `bytes`. Returns when it may start, on the runtime's clock.
     pub(crate) fn copy(&mut self, bytes: u64, now_ns: u64) -> u64 {
         let begins = self.next_ns.max(now_ns);
         let span = bytes as f64 / self.rate.max(1.0) * 1e9;
@@ -84,9 +85,9 @@ impl Pace {
         begins
     }
 
-    /// Tells how many calls hosts have made in all, and how long these took together. `copied` is
-    /// what resync moves now, in bytes a second.
-    pub(crate) fn see(&mut self, calls: u64, nanos: u64, copied: f64, now_ns: u64) {
+    /// Updates the rate. `calls` and `nanos` are the total number of host calls and the sum of
+    /// their durations; `copied` is the current rate of the resync, in bytes per second.
+    pub(crate) fn update(&mut self, calls: u64, nanos: u64, copied: f64, now_ns: u64) {
         if !self.limits.adaptive || now_ns < self.step_began_ns + STEP_NS {
             return;
         }
@@ -99,7 +100,7 @@ impl Pace {
             return;
         }
         let Some(quiet) = self.quiet_ns else {
-            // Nothing is known yet: go slowly for a step, and learn.
+            // No baseline yet: slow down for one interval to measure it.
             if self.rate <= floor {
                 self.quiet_ns = Some(mean);
             }
@@ -112,7 +113,7 @@ impl Pace {
             self.rate = (self.rate * 1.15).min(self.most()).max(floor);
         }
         if self.rate <= floor * 1.2 {
-            // As good as without resync: this is what calls take now.
+            // Nearly without resync, so this is the current baseline.
             self.quiet_ns = Some(quiet + (mean - quiet) * QUIET_WEIGHT);
         }
     }
@@ -125,8 +126,8 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
     const MIB: u64 = 1 << 20;
 
-    /// Runs for some seconds against hosts whose calls take `quiet_ns` and longer by resync's share
-    /// of the disk; returns the mean rate and mean latency of the last half.
+    /// Simulates some seconds against hosts whose calls take `quiet_ns`, stretched by the resync's
+    /// share of the disk. Returns the mean rate and the mean latency of the second half.
     fn run(
         limits: PaceLimits,
         disk: f64,
@@ -154,23 +155,23 @@ mod tests {
                 (latency_sum, latency_count) = (latency_sum + latency, latency_count + 1);
             }
             now = until;
-            pace.see(calls, nanos, moved as f64 * 100.0, now);
+            pace.update(calls, nanos, moved as f64 * 100.0, now);
         }
         (copied as f64 / (seconds as f64 / 2.0), latency_sum / latency_count as f64)
     }
 
     #[test]
-    fn the_limit_holds_over_any_stretch() {
+    fn limit_holds_over_any_interval() {
         let limits = PaceLimits { max_bytes_per_s: Some(10 * MIB), ..PaceLimits::default() };
         let mut pace = Pace::new(limits, 0, None);
         let begins: Vec<u64> = (0..101).map(|_| pace.copy(MIB, 0)).collect();
         assert_eq!(begins[0], 0);
         assert!(begins.windows(2).all(|pair| pair[1] - pair[0] == SECOND / 10));
-        assert_eq!(pace.copy(MIB, 100 * SECOND), 100 * SECOND, "an idle time is not saved up");
+        assert_eq!(pace.copy(MIB, 100 * SECOND), 100 * SECOND, "idle time is not saved up");
     }
 
     #[test]
-    fn another_limit_holds_from_the_next_copy_on() {
+    fn new_limit_applies_to_next_copy() {
         let slow = PaceLimits { max_bytes_per_s: Some(MIB), ..PaceLimits::default() };
         let mut pace = Pace::new(slow, 0, None);
         pace.copy(MIB, 0);
@@ -181,18 +182,18 @@ mod tests {
     }
 
     #[test]
-    fn silent_hosts_leave_everything() {
+    fn idle_hosts_leave_full_bandwidth() {
         let (rate, _) = run(PaceLimits::default(), 400e6, 200_000.0, 0, 10);
         assert!(rate > 360e6, "{rate}");
     }
 
     #[test]
-    fn busy_hosts_are_at_most_about_twice_as_slow_and_resync_goes_on() {
+    fn busy_hosts_keep_half_their_speed_during_resync() {
         let limits = PaceLimits::default();
         let (rate, latency) = run(limits, 400e6, 200_000.0, 5000, 60);
         assert!(latency < 2.2 * 200_000.0, "{latency}");
         assert!(rate > 1.5 * limits.min_bytes_per_s as f64, "{rate}");
-        // A disk that has hardly room for both.
+        // A disk that can hardly serve both.
         let (rate, _) = run(limits, 20e6, 200_000.0, 5000, 60);
         assert!(rate >= 0.9 * limits.min_bytes_per_s as f64, "{rate}");
     }

@@ -1,12 +1,13 @@
-//! Which pages of the bitmap on disk say less, or more, than the bits in memory, and how often each
-//! was written.
+//! Bitmap pages: which pages on disk differ from the bits in memory, and how often each was
+//! written.
 //!
-//! Promises: a page whose flag is [`SET`] lacks a bit that memory has, or may; one without it names
-//! at least what memory had when the flag was last looked at. Whoever changes bits raises the flag
-//! *after* them; the writer takes the flag *before* it reads them. Both are read-modify-writes of
-//! one word, so a change that the writer misses leaves its flag behind.
+//! Guarantees: a page flagged [`SET`] may lack a bit that memory has. A page without the flag names
+//! at least the bits that memory had when the flag was last taken. Tasks that change bits raise the
+//! flag *after* them, and the writer takes the flag *before* reading them. Both are
+//! read-modify-writes of one word, so a change that the writer misses leaves its flag set.
 //!
-//! The counts are those of the pages on disk, or one less while a write is under way or has failed.
+//! The counts are the counts stored in the pages on disk, or one less while a write is in progress
+//! or has failed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -17,10 +18,10 @@ use crate::limits::{BITS_PER_PAGE, PAGE_WRITES_MAX, PAGES_PER_WRITE};
 
 /// A bit was set that the page on disk may lack.
 pub(crate) const SET: u8 = 1;
-/// A bit was cleared that the page on disk may have: harmless, and worth a write some time.
+/// A bit was cleared that the page on disk may have: harmless, and worth a write eventually.
 pub(crate) const CLEARED: u8 = 2;
 
-/// The flags of all pages, and their counts.
+/// Flags and write counts of all pages.
 #[derive(Debug)]
 pub(crate) struct Pages {
     flags: Box<[AtomicU8]>,
@@ -29,7 +30,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// None flagged, and none written since the log was made.
+    /// No page flagged, and none written since the log was created.
     pub(crate) fn new(pages: u64) -> Pages {
         Pages {
             flags: (0..pages).map(|_| AtomicU8::new(0)).collect(),
@@ -38,8 +39,8 @@ impl Pages {
         }
     }
 
-    /// A page on disk says that it was written so often. For whoever is the only one to change the
-    /// counts, as are those below.
+    /// Sets the write count found in a page on disk. Only one task at a time may change counts,
+    /// here and below.
     pub(crate) fn found(&self, page: u64, writes: u64) {
         let before = self.writes[page as usize].swap(writes, Ordering::AcqRel);
         self.all_writes.fetch_add(writes.wrapping_sub(before), Ordering::AcqRel);
@@ -50,10 +51,10 @@ impl Pages {
         self.writes[page as usize].load(Ordering::Acquire)
     }
 
-    /// What a page is to say when it is written next.
+    /// The write count for the next write of a page.
     ///
     /// # Errors
-    /// [`IoError::Unsupported`] when it was written as often as can be.
+    /// [`IoError::Unsupported`] when the count has reached its maximum.
     pub(crate) fn next_count(&self, page: u64) -> Result<u64, IoError> {
         let next = self.writes(page) + 1;
         if next > PAGE_WRITES_MAX { Err(IoError::Unsupported) } else { Ok(next) }
@@ -67,7 +68,7 @@ impl Pages {
         self.all_writes.fetch_add(run.end - run.start, Ordering::AcqRel);
     }
 
-    /// Writes of all pages together.
+    /// Sum of the write counts of all pages.
     pub(crate) fn all_writes(&self) -> u64 {
         self.all_writes.load(Ordering::Acquire)
     }
@@ -81,18 +82,18 @@ impl Pages {
         }
     }
 
-    /// Takes a page's flags; its bits are to be read afterwards.
+    /// Takes a page's flags. Its bits have to be read afterwards.
     pub(crate) fn take(&self, page: u64) -> u8 {
         self.flags[page as usize].swap(0, Ordering::AcqRel)
     }
 
-    /// Gives flags back: the page was not written.
+    /// Returns the flags of a page that was not written.
     pub(crate) fn give_back(&self, page: u64, flags: u8) {
         self.flags[page as usize].fetch_or(flags, Ordering::AcqRel);
     }
 
-    /// The first run from `from` on of pages that have one of these flags, within `within`; at most
-    /// what one write carries.
+    /// The first run within `within` of pages that have one of these flags; at most
+    /// [`PAGES_PER_WRITE`].
     pub(crate) fn next_run(&self, within: Range<u64>, flags: u8) -> Option<Range<u64>> {
         let has = |page: &u64| self.flags[*page as usize].load(Ordering::Acquire) & flags != 0;
         let end = within.end.min(self.flags.len() as u64);
@@ -112,7 +113,7 @@ pub(crate) fn page_of(bit: u64) -> u64 {
     bit / BITS_PER_PAGE
 }
 
-/// The bits of a page, also beyond the last that there is.
+/// The bits of a page, including those beyond the end of the volume.
 pub(crate) fn bits_of(page: u64) -> Range<u64> {
     page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE
 }
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_found_taken_and_given_back() {
+    fn flags_are_raised_taken_and_returned() {
         let pages = Pages::new(100);
         pages.raise(&(BITS_PER_PAGE - 1..3 * BITS_PER_PAGE), SET);
         pages.raise(&(0..1), CLEARED);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_counted_page_by_page_and_end_at_the_last_number() {
+    fn page_write_counts_are_bounded() {
         let pages = Pages::new(4);
         pages.found(0, 7);
         pages.found(2, PAGE_WRITES_MAX);

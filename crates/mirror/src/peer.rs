@@ -1,15 +1,17 @@
-//! The other node, as a mirror sees it: a disk, and a few questions and orders of a replica.
+//! Peer protocol as the mirror sees it: a remote disk, plus requests to the replica behind it.
 //!
-//! A [`Peer`] is a way to the other node; a [`Session`] one connection by it, which once lost stays
-//! lost. What a session promises, whoever implements it (NVMe/TCP, or a simulated network):
+//! A [`PeerConnector`] makes connections to the other node, and a [`PeerSession`] is one
+//! connection. A lost session stays lost. Every implementation (NVMe/TCP, or a simulated network)
+//! has to guarantee:
 //!
-//! - a call that fails with [`IoError::Unreachable`] may have been carried out, or be carried out
-//!   later: but never after an [`Request::Attach`] of a later session was answered with
-//!   [`Reply::Done`]. That is the target's doing: it ends the earlier session's calls first;
-//! - once [`Session::lost`] resolves every call in flight fails, and every later one at once;
-//! - a peer that does not answer is given up after a time, so every call ends.
+//! - a call that fails with [`IoError::Unreachable`] may have been executed, or may be executed
+//!   later, but never after an [`PeerRequest::Attach`] of a later session was answered with
+//!   [`PeerReply::Done`]. The target ensures this by ending the earlier session's calls first;
+//! - once [`PeerSession::lost`] resolves, every call in flight fails, and every later call fails
+//!   immediately;
+//! - a peer that does not answer is given up after a timeout, so every call ends.
 //!
-//! Each request is safe to repeat.
+//! Every request is idempotent.
 //!
 //! [`IoError::Unreachable`]: flagstone_blockdev::IoError::Unreachable
 
@@ -17,76 +19,88 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
+use serde::{Deserialize, Serialize};
 
-use crate::decide::View;
+use crate::decide::ReplicaView;
 use crate::format::bitmap_page::WORDS;
-use crate::format::superblock::Role;
-use crate::generation::List;
-use crate::id::{Generation, Uuid};
+use crate::format::superblock::ReplicaRole;
+use crate::generation::GenerationList;
+use crate::id::{Generation, MirrorId};
 use crate::limits::HISTORY_LEN;
-use crate::order::Order;
-use crate::versions::{NoCommonVersion, Version, Versions};
+use crate::reorder::WriteOrder;
+use crate::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 
-/// A way to the other node.
-pub trait Peer: Send + Sync + 'static {
-    /// Makes one attempt at a connection.
-    fn connect(&self) -> IoFuture<Arc<dyn Session>>;
+/// Makes connections to the other node.
+pub trait PeerConnector: Send + Sync + 'static {
+    /// Makes one attempt to connect.
+    fn connect(&self) -> IoFuture<Arc<dyn PeerSession>>;
 
-    /// What is to be shown of the way, and of what went by it.
+    /// Status and counters of the link.
     fn link(&self) -> LinkStatus {
         LinkStatus::default()
     }
 }
 
-/// A way to a peer, as status shows it. Counters count since it was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkStatus {
-    /// How data is to be compressed: `none`, or the name of a codec.
-    pub compression: &'static str,
-    /// The peer was met and does not know that codec: data goes as it is.
-    pub is_declined: bool,
-    /// The cap on what is sent, in bytes a second; others may share it.
-    pub max_bytes_per_s: Option<u64>,
-    /// Data of writes, in bytes: zeroes that are written as such are none.
-    pub data_bytes: u64,
-    /// What was sent for it, in bytes: less when it is compressed.
-    pub sent_bytes: u64,
-    /// The peer has a name whose address was not found when it was looked for last.
-    pub is_name_unknown: bool,
+/// Compression of the data on a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkCompression {
+    /// Data is sent as it is.
+    #[default]
+    None,
+    /// LZ4 blocks.
+    Lz4,
+    /// Zstandard frames.
+    Zstd,
 }
 
-impl Default for LinkStatus {
-    fn default() -> LinkStatus {
-        LinkStatus {
-            compression: "none",
-            is_declined: false,
-            max_bytes_per_s: None,
-            data_bytes: 0,
-            sent_bytes: 0,
-            is_name_unknown: false,
+impl LinkCompression {
+    /// Name in the configuration and in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinkCompression::None => "none",
+            LinkCompression::Lz4 => "lz4",
+            LinkCompression::Zstd => "zstd",
         }
     }
 }
 
-/// A peer that may be shared by cores.
-pub type SharedPeer = Arc<dyn Peer>;
-/// A session that may be shared by cores.
-pub type SharedSession = Arc<dyn Session>;
+/// Status of the link to a peer. Counters count since the connector was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// Configured compression.
+    pub compression: LinkCompression,
+    /// The peer does not know that codec, so data is sent uncompressed.
+    pub is_declined: bool,
+    /// Bandwidth limit, in bytes per second. Several links may share it.
+    pub max_bytes_per_s: Option<u64>,
+    /// Payload of writes, in bytes. Writes of zeroes carry none.
+    pub data_bytes: u64,
+    /// Bytes sent for that payload; fewer when it is compressed.
+    pub sent_bytes: u64,
+    /// The peer is configured by name, and the last lookup found no address.
+    pub is_name_unknown: bool,
+}
 
-/// A connection. See the module for what it promises.
-pub trait Session: Send + Sync + 'static {
-    /// Asks the replica something, or has it do something.
-    fn ask(&self, request: Request) -> IoFuture<Answer>;
+/// A connector that several cores may share.
+pub type SharedConnector = Arc<dyn PeerConnector>;
+/// A session that several cores may share.
+pub type SharedSession = Arc<dyn PeerSession>;
+
+/// One connection to a peer, with the guarantees listed in this module.
+pub trait PeerSession: Send + Sync + 'static {
+    /// Sends a request to the peer's replica.
+    fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer>;
 
     /// Reads from the peer's leg.
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
 
-    /// Writes to the peer's leg; with an order, as it demands. An ordered write of more than
-    /// [`Session::transfer_bytes`] goes in parts of so many bytes, the last of which may be shorter,
-    /// each of which counts as one in its order.
-    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()>;
+    /// Writes to the peer's leg, in the given order if there is one. An ordered write longer than
+    /// [`PeerSession::transfer_bytes`] is split into parts of that size (the last may be shorter),
+    /// each with a sequence number of its own.
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()>;
 
-    /// Writes to the peer's leg what a resync copies: it may be late for the sake of hosts' writes.
+    /// Writes data of a resync to the peer's leg. It may be delayed in favor of host writes.
     fn copy(&self, offset: u64, data: Buf) -> IoFuture<()> {
         self.write(offset, data, false, None)
     }
@@ -97,11 +111,11 @@ pub trait Session: Send + Sync + 'static {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()>;
 
-    /// What an ordered write carries at most to count as one, in bytes: at least a block, and the
-    /// same for as long as the session lasts.
+    /// The largest payload of an ordered write that counts as one part, in bytes: at least one
+    /// block, and constant for the session.
     fn transfer_bytes(&self) -> u64 {
         u64::MAX
     }
@@ -112,258 +126,269 @@ pub trait Session: Send + Sync + 'static {
     /// Resolves when the session is lost; never with an error.
     fn lost(&self) -> IoFuture<()>;
 
-    /// Ends the session: it is lost from now on.
+    /// Ends the session: it counts as lost from now on.
     fn close(&self);
 }
 
-/// What a replica answers.
-pub type Answer = Result<Reply, Refusal>;
+/// A replica's answer to a request.
+pub type PeerAnswer = Result<PeerReply, PeerRefusal>;
 
-/// What can be asked of a replica.
+/// Requests to a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
-    /// Who are you? Needs no attachment. Answered with [`Reply::About`].
+pub enum PeerRequest {
+    /// Asks for the replica's identity. Needs no attachment. Answered with [`PeerReply::Identity`].
     Identify {
         /// The replica that asks.
-        asker: Uuid,
+        asker: MirrorId,
     },
-    /// Let me write to you. Answered when no earlier session's call is in hand any more, and the
-    /// epoch is durable.
-    Attach(Attach),
-    /// What my data comes from, and so yours as soon as you are in sync: remember it. A peer of both
-    /// of us that was left behind with one of these is known by it, whoever is its source then.
+    /// Asks to be admitted as the source. Answered when no call of an earlier session is in
+    /// progress and the epoch is durable.
+    Attach(AttachRequest),
+    /// The generation history of the source's data, and of the target's data once it is in sync.
+    /// The target stores it, so that it can recognize a peer of both that was left behind with one
+    /// of these generations, whichever replica is that peer's source by then.
     Ancestors {
-        /// The newest first.
-        generations: List<HISTORY_LEN>,
+        /// Newest first.
+        generations: GenerationList<HISTORY_LEN>,
     },
-    /// A page of your bitmap, by number: what your log names as possibly different. Answered with
-    /// [`Reply::Bits`].
-    Bits {
-        /// From 0.
+    /// Asks for one page of the out-of-sync bitmap in the replica's log. Answered with
+    /// [`PeerReply::BitmapPage`].
+    BitmapPage {
+        /// Page number, from 0.
         page: u64,
     },
-    /// A resync begins: you are of no moment in time from now on, durably.
+    /// A resync begins: durably mark the data as inconsistent.
     BeginResync {
-        /// With a full one the target takes this name, which the source's log covers as a whole:
-        /// if the resync is cut short, the next one goes on where it was.
+        /// Generation to adopt for a full resync, or none. The source's log covers all differences
+        /// to it, so an interrupted resync can be resumed.
         base: Generation,
     },
-    /// The resync has ended: flush, and take this generation over, durably. Then forget your log.
+    /// The resync has completed: flush, durably adopt this generation, then clear the log.
     EndResync {
-        /// The source's current one.
+        /// The source's current generation.
         generation: Generation,
     },
-    /// You are in sync, and so is what I am: this is its new name. (Another peer was lost.)
+    /// The source started a new generation because another peer was lost. The target is in sync and
+    /// adopts it.
     Rename {
-        /// The source's current one.
+        /// The source's current generation.
         generation: Generation,
     },
-    /// My own leg has failed. Go on without it: mint this generation and keep a log for me.
-    GoAlone {
-        /// A new one.
+    /// The source's own leg has failed. Serve the volume without it: adopt this generation and
+    /// record what the lost replica lacks.
+    RunDegraded {
+        /// A new generation.
         generation: Generation,
-        /// The replica that was lost: mine.
-        lost: Uuid,
+        /// The lost replica, which is the source's.
+        lost: MirrorId,
     },
-    /// Become the source, of this epoch at least: I have stepped down and nothing is in flight.
+    /// Become the source, with at least this epoch. The asker has stepped down, and nothing is in
+    /// flight.
     Promote {
-        /// Higher than any that either has seen.
+        /// Higher than any epoch that either has seen.
         epoch: u64,
     },
-    /// You, who serve now: let me have it. Answered when the asker may promote itself.
+    /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
-    /// The operator gives your data up for mine: be as you were at `base`, but inconsistent.
-    /// With [`Generation::NONE`] be blank.
-    Surrender {
-        /// What both went on from, if that is known.
+    /// The operator discards the data here in favor of the asker's: return to generation `base`,
+    /// but inconsistent. With [`Generation::NONE`] become blank.
+    Discard {
+        /// The generation from which both sides continued, if known.
         base: Generation,
-        /// Your generation as the operator saw it: if it is another now, refuse.
+        /// The replica's generation as the operator saw it. If it has changed, the request is
+        /// refused.
         expected: Generation,
     },
-    /// The volume is about to grow: zero what it would have more with so many bytes. Needs no
-    /// attachment. Answered with [`Refusal::NotNow`] until it is, durably. For peers of
-    /// [`Version::CLEARS_ROOM`] on.
-    ClearRoom {
+    /// The volume is about to grow: zero the space that it would gain at this size. Needs no
+    /// attachment. Answered with [`PeerRefusal::NotNow`] until the zeroes are durable. Requires
+    /// [`LinkVersion::ZEROES_NEW_SPACE`].
+    ZeroNewSpace {
         /// A multiple of 4,096.
         usable_bytes: u64,
     },
-    /// Checksums of parts of your leg. Answered with [`Reply::Checksums`].
+    /// Asks for checksums of the replica's data. Answered with [`PeerReply::Checksums`].
     Checksums {
-        /// Beginning, in bytes.
+        /// Offset, in bytes.
         offset: u64,
         /// Length, in bytes; at most [`crate::limits::CHECK_BYTES`].
         len: u64,
-        /// A checksum for each of so many bytes.
+        /// Bytes per checksum.
         unit_bytes: u32,
     },
 }
 
-/// A source asks to be let in.
+/// Parameters of [`PeerRequest::Attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attach {
+pub struct AttachRequest {
     /// The volume.
-    pub volume: Uuid,
+    pub volume: MirrorId,
     /// The source's replica.
-    pub source: Uuid,
-    /// The source's epoch.
+    pub source: MirrorId,
+    /// The source's role epoch.
     pub epoch: u64,
-    /// The target's generation, as it was when the source decided.
+    /// The target's generation at the handshake.
     pub expected: Generation,
-    /// The decision was "in sync": forget old crashes, and what was left over of lineages.
+    /// The handshake found both in sync: forget old crashes and leftover base generations.
     pub in_sync: bool,
-    /// Size of the volume at the source, in bytes; 0 when it does not matter. A target of another takes it over first, and
-    /// answers [`Refusal::NotNow`] until it has; [`Refusal::Range`] when it has no room for it.
+    /// Size of the volume at the source, in bytes; 0 when irrelevant. A target of another size
+    /// adopts it first and answers [`PeerRefusal::NotNow`] until it has, or [`PeerRefusal::Range`]
+    /// when it has no room.
     pub usable_bytes: u64,
-    /// What this session uses from here on: the highest version that both speak. A target that does
-    /// not speak it answers [`Refusal::Version`].
-    pub version: Version,
+    /// Version used in this session: the highest in common. A target that does not speak it answers
+    /// [`PeerRefusal::Version`].
+    pub version: LinkVersion,
 }
 
-/// A reply.
+/// Replies to requests.
 #[expect(clippy::large_enum_variant, reason = "one at a time, some a session")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// It is done, durably.
+pub enum PeerReply {
+    /// Done, durably.
     Done,
-    /// To [`Request::Identify`].
-    About(About),
-    /// To the same, of a peer of versions that this program does not know: they are all that can be
-    /// understood of it.
-    Stranger(Versions),
-    /// To [`Request::Bits`].
-    Bits(Box<[u64; WORDS]>),
-    /// To [`Request::Checksums`]: CRC-64/NVME of each part.
+    /// Reply to [`PeerRequest::Identify`].
+    Identity(ReplicaIdentity),
+    /// Reply to [`PeerRequest::Identify`] from a peer whose versions of the link are all unknown
+    /// here. Nothing else of its reply can be parsed.
+    Incompatible(LinkVersions),
+    /// Reply to [`PeerRequest::BitmapPage`].
+    BitmapPage(Box<[u64; WORDS]>),
+    /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
     Checksums(Vec<u64>),
 }
 
-/// What a replica says of itself.
+/// What a replica reports about itself and its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct About {
-    /// For the decision.
-    pub view: View,
+pub struct ReplicaIdentity {
+    /// Input of the handshake decision.
+    pub view: ReplicaView,
     /// Its role.
-    pub role: Role,
-    /// Hosts are served by it at this moment.
-    pub active: bool,
-    /// Its leg may lose completed writes with its power, until a flush.
+    pub role: ReplicaRole,
+    /// It serves hosts at this moment.
+    pub is_serving: bool,
+    /// Its device may lose completed writes in a power failure until they are flushed.
     pub volatile_cache: bool,
-    /// The versions of the link that it speaks.
-    pub versions: Versions,
+    /// Versions of the link that it speaks.
+    pub versions: LinkVersions,
 }
 
-/// Why a replica refuses.
+/// Why a replica refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Another volume, or this very replica.
+pub enum PeerRefusal {
+    /// Another volume, or the asker's own replica.
     #[error("the peer holds another volume")]
     Unrelated,
     /// It serves hosts itself.
     #[error("the peer serves hosts itself")]
-    Active,
-    /// It has seen a higher epoch: the asker is a source of the past.
+    Serving,
+    /// It has seen a higher epoch: the asker is a former source.
     #[error("the peer has seen epoch {0}, which is later")]
     Fenced(u64),
-    /// It is not as the asker thinks any more.
-    #[error("the peer has changed since it was asked")]
+    /// Its generation changed since the handshake.
+    #[error("the peer's generation changed since the handshake")]
     Changed,
-    /// What was asked needs an attachment first, and this session has none, or none any more.
+    /// The request needs an attachment, which this session does not have or has lost.
     #[error("the session is not attached")]
     NotAttached,
-    /// Its data is of no moment in time.
-    #[error("the peer's data is inconsistent: a resync to it has not ended")]
+    /// Its data matches no point in time.
+    #[error("the peer's data is inconsistent: a resync to it has not completed")]
     Inconsistent,
-    /// A range or length that makes no sense.
-    #[error("the peer refuses the range")]
+    /// The range or length is invalid.
+    #[error("the peer refuses the range or size")]
     Range,
-    /// Its own leg or log fails.
-    #[error("the peer's own device fails")]
+    /// Its own leg or log failed.
+    #[error("the peer's device failed")]
     Failed,
-    /// The peer's operator, or its configuration, does not want it.
-    #[error("the peer is paused, or not in a state to do this")]
+    /// Its configuration or its current state does not allow it.
+    #[error("the peer is paused or cannot do this now")]
     NotNow,
-    /// It does not speak the version of the link that was chosen, or that has this request: it was
-    /// replaced by an older one.
-    #[error("the peer does not speak the version of the link that this needs")]
+    /// It does not speak the version of the link that was chosen or that the request needs: it was
+    /// replaced by an older release.
+    #[error("the peer does not speak the version of the replication link that this needs")]
     Version,
 }
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
-    /// The way there.
+pub enum RequestError {
+    /// The connection failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The replica there.
+    /// The replica refused.
     #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// A reply to another question.
-    #[error("the peer's reply makes no sense")]
-    Nonsense,
-    /// Another release of this program.
+    Refused(#[from] PeerRefusal),
+    /// The reply does not match the request.
+    #[error("the peer sent an unexpected reply")]
+    UnexpectedReply,
+    /// A release without a version in common.
     #[error(transparent)]
     NoCommonVersion(#[from] NoCommonVersion),
 }
 
-/// Has something done.
+/// Sends a request that has no reply data.
 ///
 /// # Errors
-/// See [`AskError`].
-pub async fn order(session: &SharedSession, request: Request) -> Result<(), AskError> {
+/// See [`RequestError`].
+pub async fn execute(session: &SharedSession, request: PeerRequest) -> Result<(), RequestError> {
     match session.ask(request).await?? {
-        Reply::Done => Ok(()),
-        _ => Err(AskError::Nonsense),
+        PeerReply::Done => Ok(()),
+        _ => Err(RequestError::UnexpectedReply),
     }
 }
 
-/// Asks who it is, for a node that speaks `versions`: what it says has one of them in common.
+/// Asks for the peer's identity. On success, it has a version in common with `versions`.
 ///
 /// # Errors
-/// See [`AskError`].
+/// See [`RequestError`].
 pub async fn identify(
     session: &SharedSession,
-    asker: Uuid,
-    versions: Versions,
-) -> Result<About, AskError> {
-    match session.ask(Request::Identify { asker }).await?? {
-        Reply::About(about) => {
-            versions.highest_common(about.versions)?;
-            Ok(about)
+    asker: MirrorId,
+    versions: LinkVersions,
+) -> Result<ReplicaIdentity, RequestError> {
+    match session.ask(PeerRequest::Identify { asker }).await?? {
+        PeerReply::Identity(identity) => {
+            versions.highest_common(identity.versions)?;
+            Ok(identity)
         }
-        Reply::Stranger(peers) => {
-            // One that is known here by a version that is not spoken on this link is none to us.
+        PeerReply::Incompatible(peers) => {
+            // A version that this link does not speak is unknown, even if this program knows it.
             versions.highest_common(peers)?;
-            Err(AskError::Nonsense)
+            Err(RequestError::UnexpectedReply)
         }
-        _ => Err(AskError::Nonsense),
+        _ => Err(RequestError::UnexpectedReply),
     }
 }
 
-/// Asks for a page of its bitmap.
+/// Asks for a page of the peer's bitmap.
 ///
 /// # Errors
-/// See [`AskError`].
-pub async fn bits(session: &SharedSession, page: u64) -> Result<Box<[u64; WORDS]>, AskError> {
-    match session.ask(Request::Bits { page }).await?? {
-        Reply::Bits(words) => Ok(words),
-        _ => Err(AskError::Nonsense),
+/// See [`RequestError`].
+pub async fn bitmap_page(
+    session: &SharedSession,
+    page: u64,
+) -> Result<Box<[u64; WORDS]>, RequestError> {
+    match session.ask(PeerRequest::BitmapPage { page }).await?? {
+        PeerReply::BitmapPage(words) => Ok(words),
+        _ => Err(RequestError::UnexpectedReply),
     }
 }
 
 /// Asks for checksums.
 ///
 /// # Errors
-/// See [`AskError`]; also when there are more or fewer than asked for.
+/// See [`RequestError`]; also when the number of checksums does not match.
 pub async fn checksums(
     session: &SharedSession,
     offset: u64,
     len: u64,
     unit_bytes: u32,
-) -> Result<Vec<u64>, AskError> {
-    let request = Request::Checksums { offset, len, unit_bytes };
+) -> Result<Vec<u64>, RequestError> {
+    let request = PeerRequest::Checksums { offset, len, unit_bytes };
     match session.ask(request).await?? {
-        Reply::Checksums(sums) if sums.len() as u64 == len.div_ceil(u64::from(unit_bytes)) => {
-            Ok(sums)
+        PeerReply::Checksums(leg_checksums)
+            if leg_checksums.len() as u64 == len.div_ceil(u64::from(unit_bytes)) =>
+        {
+            Ok(leg_checksums)
         }
-        _ => Err(AskError::Nonsense),
+        _ => Err(RequestError::UnexpectedReply),
     }
 }

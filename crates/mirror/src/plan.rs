@@ -1,86 +1,94 @@
-//! What a mirror does about a peer that it has met: [`decide`] put into action, as a pure function
-//! of what both say of themselves.
+//! Handshake plan: the action of a mirror after a handshake, as a pure function of both identities.
+//! It turns the decision of [`decide`] into a step.
 //!
-//! Data flows from the source alone, and the source is who serves hosts. So of two that meet at most
-//! one leads (attaches to the other and brings it up to date) and the other follows; both find out
-//! by themselves, for the function is symmetric.
+//! Data flows only from the source, and the source is the side that serves hosts. So at most one
+//! side leads (attaches to the other and brings it up to date) and the other follows. Both sides
+//! find out independently, because the function is symmetric.
 
-use crate::decide::{Amount, Decision, Side, decide};
-use crate::format::superblock::Role;
-use crate::peer::About;
+use crate::decide::{HandshakeDecision, ReplicaSide, ResyncAmount, decide};
+use crate::format::superblock::ReplicaRole;
+use crate::peer::ReplicaIdentity;
 
-/// See the module.
+/// The next step of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Attach to the peer as its source.
     Lead {
-        /// What to copy; none when both are in sync.
-        amount: Option<Amount>,
-        /// Take a higher epoch first: we serve nobody yet, or the peer has seen a later epoch.
+        /// What to copy; `None` when both are in sync.
+        amount: Option<ResyncAmount>,
+        /// Take a higher epoch first: this side does not serve yet, or the peer has seen a later
+        /// epoch.
         promote: bool,
     },
-    /// The peer serves hosts with data that ours replaces, and has to notice first. Ask again.
+    /// The peer serves hosts, but its data is to be replaced. It has to notice first: repeat the
+    /// handshake.
     AwaitStepDown,
-    /// The peer attaches to us; first stop serving if we do.
+    /// The peer attaches to this side.
     Follow {
-        /// We serve hosts with data that the peer's replaces: nothing of ours is lost, for nothing
-        /// was written here alone.
+        /// This side serves hosts and has to stop first. No data is lost, because nothing was
+        /// written here alone.
         step_down: bool,
     },
-    /// Both are targets and equal: the operator says who serves.
+    /// Both are targets and equal: the operator chooses the source.
     Idle,
-    /// Nothing is copied until the operator says which data is kept. Who serves goes on.
+    /// Nothing is copied until the operator chooses. A side that serves continues.
     SplitBrain,
-    /// Not two replicas of one volume.
+    /// Not replicas of one volume.
     Unrelated,
-    /// Sizes, granularities or logical blocks differ.
+    /// Sizes, granularities or logical block sizes do not fit.
     Incompatible,
-    /// Neither has whole data.
+    /// Neither replica has consistent data.
     NoSource,
 }
 
-/// What we do. The peer finds the counterpart.
-pub fn plan(mine: &About, peers: &About) -> Plan {
+/// The plan of this side. The peer computes the counterpart.
+pub fn plan(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Plan {
     match decide(&mine.view, &peers.view) {
-        Decision::InSync => match leader(mine, peers) {
-            Some(Side::Mine) if peers.active => Plan::AwaitStepDown,
-            Some(Side::Mine) => lead(None, mine, peers),
-            Some(Side::Peers) => Plan::Follow { step_down: mine.active },
+        HandshakeDecision::InSync => match leader(mine, peers) {
+            Some(ReplicaSide::Local) if peers.is_serving => Plan::AwaitStepDown,
+            Some(ReplicaSide::Local) => lead(None, mine, peers),
+            Some(ReplicaSide::Peer) => Plan::Follow { step_down: mine.is_serving },
             None => Plan::Idle,
         },
-        Decision::Resync { source: Side::Mine, .. } if peers.active => Plan::AwaitStepDown,
-        Decision::Resync { source: Side::Mine, amount } => lead(Some(amount), mine, peers),
-        Decision::Resync { source: Side::Peers, .. } => Plan::Follow { step_down: mine.active },
-        Decision::SplitBrain => Plan::SplitBrain,
-        Decision::Unrelated => Plan::Unrelated,
-        Decision::Incompatible => Plan::Incompatible,
-        Decision::NoSource => Plan::NoSource,
+        HandshakeDecision::Resync { source: ReplicaSide::Local, .. } if peers.is_serving => {
+            Plan::AwaitStepDown
+        }
+        HandshakeDecision::Resync { source: ReplicaSide::Local, amount } => {
+            lead(Some(amount), mine, peers)
+        }
+        HandshakeDecision::Resync { source: ReplicaSide::Peer, .. } => {
+            Plan::Follow { step_down: mine.is_serving }
+        }
+        HandshakeDecision::SplitBrain => Plan::SplitBrain,
+        HandshakeDecision::Unrelated => Plan::Unrelated,
+        HandshakeDecision::Incompatible => Plan::Incompatible,
+        HandshakeDecision::NoSource => Plan::NoSource,
     }
 }
 
-fn lead(amount: Option<Amount>, mine: &About, peers: &About) -> Plan {
-    let promote = !mine.active || mine.view.epoch < peers.view.epoch;
+fn lead(amount: Option<ResyncAmount>, mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Plan {
+    let promote = !mine.is_serving || mine.view.epoch < peers.view.epoch;
     Plan::Lead { amount, promote }
 }
 
-/// Of two with equal data: who serves now, or was the source.
-fn leader(mine: &About, peers: &About) -> Option<Side> {
-    let of = |mine: bool| Some(if mine { Side::Mine } else { Side::Peers });
+/// The leader of two replicas with equal data: the side that serves now, or was the source.
+fn leader(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Option<ReplicaSide> {
+    let of = |mine: bool| Some(if mine { ReplicaSide::Local } else { ReplicaSide::Peer });
     let latest = || {
-        let rank = |about: &About| (about.view.epoch, about.view.replica);
+        let rank = |identity: &ReplicaIdentity| (identity.view.epoch, identity.view.replica);
         of(rank(mine) > rank(peers))
     };
-    match (mine.active, peers.active) {
+    match (mine.is_serving, peers.is_serving) {
         (true, true) => return latest(),
         (true, false) => return of(true),
         (false, true) => return of(false),
         (false, false) => {}
     }
     match (mine.role, peers.role) {
-        (Role::Source, Role::Source) => latest(),
-        (Role::Source, Role::Target) => of(true),
-        (Role::Target, Role::Source) => of(false),
-        (Role::Target, Role::Target) => None,
+        (ReplicaRole::Source, ReplicaRole::Source) => latest(),
+        (ReplicaRole::Source, ReplicaRole::Target) => of(true),
+        (ReplicaRole::Target, ReplicaRole::Source) => of(false),
+        (ReplicaRole::Target, ReplicaRole::Target) => None,
     }
 }
 
@@ -89,79 +97,89 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::decide::View;
-    use crate::generation::Lineage;
-    use crate::id::{Generation, Uuid};
-    use crate::versions::Versions;
+    use crate::decide::ReplicaView;
+    use crate::generation::GenerationHistory;
+    use crate::id::{Generation, MirrorId};
+    use crate::versions::LinkVersions;
 
-    fn about(replica: u8, current: u64, base: u64) -> About {
-        let mut lineage = Lineage { current: Generation(current), ..Lineage::default() };
-        lineage.bases.0[0] = Generation(base);
-        let view = View {
-            volume: Uuid([1; 16]),
-            replica: Uuid([replica; 16]),
+    fn identity(replica: u8, current: u64, base: u64) -> ReplicaIdentity {
+        let mut generations =
+            GenerationHistory { current: Generation(current), ..GenerationHistory::default() };
+        generations.bases.0[0] = Generation(base);
+        let view = ReplicaView {
+            volume: MirrorId([1; 16]),
+            replica: MirrorId([replica; 16]),
             usable_bytes: 1 << 20,
             bit_bytes: 65536,
-            lineage,
-            ..View::default()
+            generations,
+            ..ReplicaView::default()
         };
-        let versions = Versions::SPOKEN;
-        About { view, role: Role::Target, active: false, volatile_cache: true, versions }
+        let versions = LinkVersions::SPOKEN;
+        ReplicaIdentity {
+            view,
+            role: ReplicaRole::Target,
+            is_serving: false,
+            volatile_cache: true,
+            versions,
+        }
     }
 
     #[test]
-    fn a_source_leads_and_takes_a_new_epoch_only_if_it_must() {
-        let target = about(2, 5, 0);
-        let mut source = About { role: Role::Source, active: true, ..about(1, 5, 0) };
+    fn source_leads_with_new_epoch_only_if_needed() {
+        let target = identity(2, 5, 0);
+        let mut source =
+            ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 5, 0) };
         assert_eq!(plan(&source, &target), Plan::Lead { amount: None, promote: false });
         assert_eq!(plan(&target, &source), Plan::Follow { step_down: false });
-        source.active = false;
+        source.is_serving = false;
         assert_eq!(plan(&source, &target), Plan::Lead { amount: None, promote: true });
         let mut late = target;
         late.view.epoch = 9;
-        source.active = true;
+        source.is_serving = true;
         assert_eq!(plan(&source, &late), Plan::Lead { amount: None, promote: true });
     }
 
     #[test]
-    fn a_source_of_the_past_steps_down_when_nothing_of_it_is_lost() {
-        let mut old = About { role: Role::Source, active: true, ..about(1, 5, 0) };
-        let new = About { role: Role::Source, active: true, ..about(2, 6, 5) };
+    fn former_source_steps_down_without_data_loss() {
+        let mut old =
+            ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 5, 0) };
+        let new =
+            ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(2, 6, 5) };
         assert_eq!(plan(&old, &new), Plan::Follow { step_down: true });
         assert_eq!(plan(&new, &old), Plan::AwaitStepDown);
-        old.active = false;
-        let amount = Some(Amount::Partial);
+        old.is_serving = false;
+        let amount = Some(ResyncAmount::Partial);
         assert_eq!(plan(&new, &old), Plan::Lead { amount, promote: false });
-        // Once it has written alone nobody steps down.
-        old = About { role: Role::Source, active: true, ..about(1, 7, 5) };
+        // Once it has written alone, neither side steps down.
+        old = ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 7, 5) };
         assert_eq!(plan(&old, &new), Plan::SplitBrain);
     }
 
     #[test]
-    fn two_equal_targets_wait_for_the_operator() {
-        assert_eq!(plan(&about(1, 5, 0), &about(2, 5, 0)), Plan::Idle);
+    fn equal_targets_are_idle() {
+        assert_eq!(plan(&identity(1, 5, 0), &identity(2, 5, 0)), Plan::Idle);
     }
 
     prop_compose! {
         fn any_about(replica: u8)(
             numbers in (0u64..4, 0u64..4, 0u64..3),
             flags in any::<[bool; 6]>(),
-        ) -> About {
+        ) -> ReplicaIdentity {
             let (current, base, epoch) = numbers;
-            let [serving, crashed, inconsistent, dirty, active, source] = flags;
-            let mut about = about(replica, current, base);
-            about.active = active && !inconsistent;
-            let serving = serving || about.active;
-            about.view = View { epoch, serving, crashed, inconsistent, dirty, ..about.view };
-            about.role = if source || about.active { Role::Source } else { Role::Target };
-            about
+            let [serving, crashed, inconsistent, dirty, is_serving, source] = flags;
+            let mut identity = identity(replica, current, base);
+            identity.is_serving = is_serving && !inconsistent;
+            let serving = serving || identity.is_serving;
+            identity.view = ReplicaView { epoch, serving, crashed, inconsistent, dirty, ..identity.view };
+            identity.role = if source || identity.is_serving { ReplicaRole::Source } else { ReplicaRole::Target };
+            identity
         }
     }
 
     proptest! {
-        /// One leads at most, and what one does the other expects.
+        /// At most one side leads, and the other side's plan matches.
         #[test]
-        fn both_find_the_counterpart(mine in any_about(1), peers in any_about(2)) {
+        fn plans_of_both_sides_match(mine in any_about(1), peers in any_about(2)) {
             let (here, there) = (plan(&mine, &peers), plan(&peers, &mine));
             match here {
                 Plan::Lead { .. } => prop_assert_eq!(there, Plan::Follow { step_down: false }),
@@ -174,12 +192,12 @@ mod tests {
             }
         }
 
-        /// Who leads has the highest epoch afterwards, and serves alone.
+        /// The leader ends up with the highest epoch and is the only side that serves.
         #[test]
-        fn leaders_are_fenced_against_the_past(mine in any_about(1), peers in any_about(2)) {
+        fn leader_has_highest_epoch(mine in any_about(1), peers in any_about(2)) {
             if let Plan::Lead { promote, .. } = plan(&mine, &peers) {
-                prop_assert!(!peers.active);
-                prop_assert!(promote || mine.active && mine.view.epoch >= peers.view.epoch);
+                prop_assert!(!peers.is_serving);
+                prop_assert!(promote || mine.is_serving && mine.view.epoch >= peers.view.epoch);
             }
         }
     }

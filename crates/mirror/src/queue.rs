@@ -1,60 +1,51 @@
-//! The queue of asynchronous mode: what the host was told is written and the target has not
-//! acknowledged. A pure core: time is told to it, payloads stay with the tasks of their cores.
+//! Queue of asynchronous mode: writes that were acknowledged to the host and not by the target. A
+//! pure core: time is an argument, and payloads stay with the tasks on their cores.
 //!
-//! Promises:
-//! - at most [`QueueLimits::high_bytes`] and [`QueueLimits::writes`] are in it, each write counted
+//! Guarantees:
+//! - it holds at most [`QueueLimits::high_bytes`] and [`QueueLimits::writes`], counting each write
 //!   with its payload;
-//! - writes are sent in the order in which they came, a bounded number unacknowledged at a time;
-//! - once it was full it takes no more until it is down to the low mark: a source that is too fast
-//!   is slowed down in long breaths, not with every write;
-//! - its lag is known at any moment: bytes in it, and the age of the oldest.
+//! - writes are sent in order of arrival, with a bounded amount unacknowledged;
+//! - after it was full, it accepts writes again only at the low mark. A source that is too fast is
+//!   throttled in long intervals instead of at every write;
+//! - its lag is always known: the bytes in it, and the age of the oldest write.
 
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// What bounds a queue.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Full with so many bytes. At least as much as the largest write, 32 MiB.
+    /// Full at this many bytes. At least the largest write, 32 MiB.
     pub high_bytes: u64,
-    /// Takes writes again from here on.
+    /// Accepts writes again at this many bytes.
     pub low_bytes: u64,
-    /// Full with so many writes.
+    /// Full at this many writes.
     pub writes: usize,
-    /// Bytes sent and not acknowledged; one write may always be.
+    /// Bytes sent and not acknowledged. A single write may exceed it.
     pub window_bytes: u64,
 }
 
-/// What to do when the queue is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WhenFull {
-    /// Writes wait: hosts are as slow as the link.
-    #[default]
-    SlowDown,
-    /// Let the target fall behind: only track what it lacks, and bring it up to date later.
-    Track,
-}
-
-/// A write's place. Places are never used again.
+/// Position of a write in the queue. Positions are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(u64);
+pub(crate) struct QueueSlot(u64);
 
-/// Answer to [`Queue::send`].
+/// Result of [`WriteQueue::send`].
 #[derive(Debug)]
 #[must_use]
-pub(crate) enum Post {
-    /// It goes. Whoever waits behind it and fits beside it is to be woken, and so on: one woken for
-    /// each that ended would never have more under way than there were at the fewest.
-    Now {
-        /// Of the next write.
+pub(crate) enum SendDecision {
+    /// The write may be sent. The next waiting write, if it fits the window too, has to be woken,
+    /// and so on. Waking only one write per completion would never let more be in flight than at
+    /// the lowest point.
+    Send {
+        /// Waker of the next write.
         next: Option<Waker>,
     },
     /// Not yet.
-    Later,
+    Wait,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueueEntry {
     bytes: u64,
     since_ns: u64,
     state: State,
@@ -65,29 +56,29 @@ struct Entry {
 enum State {
     Waiting,
     Sent,
-    Ended,
+    Completed,
 }
 
-/// See the module's promises.
+/// Writes in order of arrival, within [`QueueLimits`].
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub(crate) struct WriteQueue {
     limits: QueueLimits,
-    /// From the oldest that has not ended.
-    entries: VecDeque<Entry>,
-    /// Place of the first entry.
+    /// From the oldest write that has not completed.
+    entries: VecDeque<QueueEntry>,
+    /// Position of the first entry.
     first: u64,
-    /// Place of the first that was not sent.
+    /// Position of the first unsent write.
     unsent: u64,
     bytes: u64,
     window: u64,
     writes: usize,
     is_full: bool,
-    at_door: Vec<Waker>,
+    space_wakers: Vec<Waker>,
 }
 
-impl Queue {
-    pub(crate) fn new(limits: QueueLimits) -> Queue {
-        Queue {
+impl WriteQueue {
+    pub(crate) fn new(limits: QueueLimits) -> WriteQueue {
+        WriteQueue {
             limits,
             entries: VecDeque::new(),
             first: 0,
@@ -96,133 +87,136 @@ impl Queue {
             window: 0,
             writes: 0,
             is_full: false,
-            at_door: Vec::new(),
+            space_wakers: Vec::new(),
         }
     }
 
-    /// Whether a write may be put in; when not, the queue is full until it is low.
-    pub(crate) fn has_room(&mut self, bytes: u64) -> bool {
+    /// Whether a write may be added. If not, the queue counts as full until the low mark.
+    pub(crate) fn has_space(&mut self, bytes: u64) -> bool {
         let over = self.bytes + bytes > self.limits.high_bytes && self.writes > 0;
         self.is_full |= over || self.writes >= self.limits.writes;
         !self.is_full
     }
 
-    /// Puts a write into the queue, if it is not full.
-    pub(crate) fn push(&mut self, bytes: u64, now_ns: u64) -> Option<Place> {
-        if !self.has_room(bytes) {
+    /// Adds a write, if the queue is not full.
+    pub(crate) fn push(&mut self, bytes: u64, now_ns: u64) -> Option<QueueSlot> {
+        if !self.has_space(bytes) {
             return None;
         }
-        let place = Place(self.first + self.entries.len() as u64);
+        let slot = QueueSlot(self.first + self.entries.len() as u64);
         let state = State::Waiting;
-        self.entries.push_back(Entry { bytes, since_ns: now_ns, state, waker: None });
+        self.entries.push_back(QueueEntry { bytes, since_ns: now_ns, state, waker: None });
         (self.bytes, self.writes) = (self.bytes + bytes, self.writes + 1);
-        Some(place)
+        Some(slot)
     }
 
-    /// Waits at the door: `waker` is woken when the queue takes writes again.
-    pub(crate) fn wait_at_door(&mut self, waker: &Waker) {
-        if !self.at_door.iter().any(|known| known.will_wake(waker)) {
-            self.at_door.push(waker.clone());
+    /// `waker` is woken when the queue accepts writes again.
+    pub(crate) fn wait_for_space(&mut self, waker: &Waker) {
+        if !self.space_wakers.iter().any(|known| known.will_wake(waker)) {
+            self.space_wakers.push(waker.clone());
         }
     }
 
-    fn entry(&mut self, place: Place) -> Option<&mut Entry> {
-        self.entries.get_mut(place.0.checked_sub(self.first)? as usize)
+    fn entry(&mut self, slot: QueueSlot) -> Option<&mut QueueEntry> {
+        self.entries.get_mut(slot.0.checked_sub(self.first)? as usize)
     }
 
-    /// Asks for the write to be sent: [`Post::Now`] counts it as sent. Else `waker` is woken when
-    /// it is its turn.
-    pub(crate) fn send(&mut self, place: Place, waker: &Waker) -> Post {
-        let is_next = self.unsent == place.0;
-        let Some(bytes) = self.entry(place).map(|entry| entry.bytes) else {
-            return Post::Now { next: None };
+    /// Asks for a write to be sent; [`SendDecision::Send`] counts it as sent. Otherwise `waker` is
+    /// woken when its turn comes.
+    pub(crate) fn send(&mut self, slot: QueueSlot, waker: &Waker) -> SendDecision {
+        let is_next = self.unsent == slot.0;
+        let Some(bytes) = self.entry(slot).map(|entry| entry.bytes) else {
+            return SendDecision::Send { next: None };
         };
         if is_next && self.fits(bytes) {
             self.window += bytes;
             self.unsent += 1;
-            if let Some(entry) = self.entry(place) {
+            if let Some(entry) = self.entry(slot) {
                 (entry.state, entry.waker) = (State::Sent, None);
             }
-            return Post::Now { next: self.next_to_send() };
+            return SendDecision::Send { next: self.next_to_send() };
         }
-        if let Some(entry) = self.entry(place) {
+        if let Some(entry) = self.entry(slot) {
             entry.waker = Some(waker.clone());
         }
-        Post::Later
+        SendDecision::Wait
     }
 
     fn fits(&self, bytes: u64) -> bool {
         self.window == 0 || self.window + bytes <= self.limits.window_bytes
     }
 
-    /// The waker of the next to be sent, if it waits and fits.
+    /// The waker of the next write to send, if it waits and fits.
     pub(crate) fn next_to_send(&mut self) -> Option<Waker> {
-        let place = Place(self.unsent);
-        let bytes = self.entry(place)?.bytes;
-        if self.fits(bytes) { self.entry(place)?.waker.take() } else { None }
+        let slot = QueueSlot(self.unsent);
+        let bytes = self.entry(slot)?.bytes;
+        if self.fits(bytes) { self.entry(slot)?.waker.take() } else { None }
     }
 
     /// The write was acknowledged, or given up with its attachment.
-    pub(crate) fn ended(&mut self, place: Place) {
+    pub(crate) fn completed(&mut self, slot: QueueSlot) {
         let unsent = self.unsent;
-        let Some(entry) = self.entry(place) else { return };
+        let Some(entry) = self.entry(slot) else { return };
         let (bytes, state) = (entry.bytes, entry.state);
-        if state == State::Ended {
+        if state == State::Completed {
             return;
         }
-        (entry.state, entry.waker) = (State::Ended, None);
+        (entry.state, entry.waker) = (State::Completed, None);
         if state == State::Sent {
             self.window -= bytes;
-        } else if place.0 == unsent {
+        } else if slot.0 == unsent {
             self.unsent += 1;
         }
         (self.bytes, self.writes) = (self.bytes - bytes, self.writes - 1);
-        while self.entries.front().is_some_and(|entry| entry.state == State::Ended) {
+        while self.entries.front().is_some_and(|entry| entry.state == State::Completed) {
             self.entries.pop_front();
             self.first += 1;
         }
         self.unsent = self.unsent.max(self.first);
-        // One that gave up in the midst of those that wait is passed over.
-        while self.entry(Place(self.unsent)).is_some_and(|entry| entry.state == State::Ended) {
+        // Skip writes that were given up while they waited.
+        while self
+            .entry(QueueSlot(self.unsent))
+            .is_some_and(|entry| entry.state == State::Completed)
+        {
             self.unsent += 1;
         }
         let low = self.bytes <= self.limits.low_bytes && self.writes <= self.limits.writes / 2;
         self.is_full &= !low;
     }
 
-    /// Those who wait at the door, if it is open.
-    pub(crate) fn take_door(&mut self) -> Vec<Waker> {
-        if self.is_full { Vec::new() } else { std::mem::take(&mut self.at_door) }
+    /// Wakers of the tasks that wait for space, if there is space now.
+    pub(crate) fn take_space_wakers(&mut self) -> Vec<Waker> {
+        if self.is_full { Vec::new() } else { std::mem::take(&mut self.space_wakers) }
     }
 
-    /// All who wait, to be sent or at the door: the session has ended.
+    /// All wakers, at the end of a session.
     pub(crate) fn wake_all(&mut self) -> Vec<Waker> {
         let unsent = self.entries.iter_mut().filter_map(|entry| entry.waker.take());
-        self.at_door.drain(..).chain(unsent).collect()
+        self.space_wakers.drain(..).chain(unsent).collect()
     }
 
-    /// Bytes in the queue, and the age of the oldest write in it, in nanoseconds.
+    /// Bytes in the queue, and the age of its oldest write in nanoseconds.
     pub(crate) fn lag(&self, now_ns: u64) -> (u64, u64) {
         let oldest = self.entries.front().map_or(now_ns, |entry| entry.since_ns);
         (self.bytes, now_ns.saturating_sub(oldest))
     }
 
-    /// The place of the next write.
-    pub(crate) fn end(&self) -> Place {
-        Place(self.first + self.entries.len() as u64)
+    /// Position of the next write to be added.
+    pub(crate) fn end(&self) -> QueueSlot {
+        QueueSlot(self.first + self.entries.len() as u64)
     }
 
-    /// True when all writes before this place have ended.
-    pub(crate) fn is_past(&self, place: Place) -> bool {
-        self.first >= place.0
+    /// True when all writes before this position have completed.
+    pub(crate) fn is_past(&self, slot: QueueSlot) -> bool {
+        self.first >= slot.0
     }
 
-    /// Writes in the queue.
+    /// Number of writes in the queue.
     pub(crate) fn writes(&self) -> usize {
         self.writes
     }
 
-    /// True from full to low.
+    /// True from full until the low mark.
     pub(crate) fn is_full(&self) -> bool {
         self.is_full
     }
@@ -241,11 +235,11 @@ mod tests {
     const LIMITS: QueueLimits =
         QueueLimits { high_bytes: 100, low_bytes: 40, writes: 20, window_bytes: 30 };
 
-    fn sends(queue: &mut Queue, place: Place) -> bool {
-        matches!(queue.send(place, Waker::noop()), Post::Now { .. })
+    fn sends(queue: &mut WriteQueue, slot: QueueSlot) -> bool {
+        matches!(queue.send(slot, Waker::noop()), SendDecision::Send { .. })
     }
 
-    /// Whether a task was woken.
+    /// Records whether a task was woken.
     #[derive(Default)]
     struct Flag(AtomicBool);
 
@@ -256,49 +250,51 @@ mod tests {
     }
 
     #[test]
-    fn it_fills_to_the_high_mark_and_opens_at_the_low_one() {
-        let mut queue = Queue::new(LIMITS);
-        let places: Vec<Place> = (0..10).map(|now| queue.push(10, now).unwrap()).collect();
+    fn queue_is_full_from_high_mark_to_low_mark() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let slots: Vec<QueueSlot> = (0..10).map(|now| queue.push(10, now).unwrap()).collect();
         assert!(queue.push(1, 10).is_none() && queue.is_full());
         assert_eq!(queue.lag(15), (100, 15));
-        for place in &places[..5] {
-            assert!(sends(&mut queue, *place));
-            queue.ended(*place);
-            assert!(queue.push(1, 20).is_none(), "full until it is low");
+        for slot in &slots[..5] {
+            assert!(sends(&mut queue, *slot));
+            queue.completed(*slot);
+            assert!(queue.push(1, 20).is_none(), "full until the low mark");
         }
         assert_eq!(queue.lag(20), (50, 15));
-        assert!(sends(&mut queue, places[5]));
-        queue.ended(places[5]);
+        assert!(sends(&mut queue, slots[5]));
+        queue.completed(slots[5]);
         assert!(queue.push(1, 20).is_some());
     }
 
     #[test]
-    fn writes_are_sent_in_order_within_the_window() {
-        let mut queue = Queue::new(LIMITS);
-        let places: Vec<Place> = (0..4).map(|now| queue.push(15, now).unwrap()).collect();
-        assert!(!sends(&mut queue, places[1]), "the first goes first");
-        assert!(sends(&mut queue, places[0]) && sends(&mut queue, places[1]));
-        assert!(!sends(&mut queue, places[2]), "the window is full");
-        queue.ended(places[1]);
+    fn writes_are_sent_in_order_within_window() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let slots: Vec<QueueSlot> = (0..4).map(|now| queue.push(15, now).unwrap()).collect();
+        assert!(!sends(&mut queue, slots[1]), "the first goes first");
+        assert!(sends(&mut queue, slots[0]) && sends(&mut queue, slots[1]));
+        assert!(!sends(&mut queue, slots[2]), "the window is full");
+        queue.completed(slots[1]);
         assert_eq!(queue.lag(9), (45, 9), "the oldest is still there");
         assert!(queue.next_to_send().is_some());
-        assert!(sends(&mut queue, places[2]));
-        queue.ended(places[0]);
+        assert!(sends(&mut queue, slots[2]));
+        queue.completed(slots[0]);
         assert_eq!(queue.lag(9), (30, 7));
     }
 
-    /// Those that asked too early are woken by the one before them, not only one by one as writes
-    /// end: a window that was once nearly empty fills again.
+    /// Writes that asked too early are woken by their predecessor, not only one per completion, so
+    /// a window that was nearly empty fills again.
     #[test]
-    fn a_window_that_was_empty_fills_again() {
-        let mut queue = Queue::new(LIMITS);
-        let places: Vec<Place> = (0..4).map(|now| queue.push(10, now).unwrap()).collect();
-        let flags: Vec<Arc<Flag>> = places.iter().map(|_| Arc::default()).collect();
-        for (place, flag) in places.iter().zip(&flags).skip(1) {
-            assert!(matches!(queue.send(*place, &flag.clone().into()), Post::Later));
+    fn empty_window_fills_again() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let slots: Vec<QueueSlot> = (0..4).map(|now| queue.push(10, now).unwrap()).collect();
+        let flags: Vec<Arc<Flag>> = slots.iter().map(|_| Arc::default()).collect();
+        for (slot, flag) in slots.iter().zip(&flags).skip(1) {
+            assert!(matches!(queue.send(*slot, &flag.clone().into()), SendDecision::Wait));
         }
-        for (at, place) in places.iter().enumerate().take(3) {
-            let Post::Now { next } = queue.send(*place, Waker::noop()) else { panic!("its turn") };
+        for (at, slot) in slots.iter().enumerate().take(3) {
+            let SendDecision::Send { next } = queue.send(*slot, Waker::noop()) else {
+                panic!("its turn")
+            };
             if let Some(next) = next {
                 next.wake();
             }
@@ -308,49 +304,49 @@ mod tests {
     }
 
     #[test]
-    fn a_write_larger_than_all_marks_passes_alone() {
-        let mut queue = Queue::new(LIMITS);
+    fn oversized_write_passes_on_its_own() {
+        let mut queue = WriteQueue::new(LIMITS);
         let huge = queue.push(1000, 0).unwrap();
         assert!(queue.push(1, 0).is_none());
         assert!(sends(&mut queue, huge));
-        queue.ended(huge);
+        queue.completed(huge);
         assert!(queue.writes() == 0 && !queue.is_full());
     }
 
     proptest! {
-        /// Whatever is given up and whatever is acknowledged: bounds hold, and the oldest that
-        /// waits can always be sent once what was sent has ended.
+        /// Whatever is given up or acknowledged, the limits hold, and the oldest waiting write can
+        /// be sent once the sent writes have completed.
         #[test]
-        fn it_is_bounded_and_never_stuck(steps in prop::collection::vec((0u8..3, any::<usize>()), 0..200)) {
-            let mut queue = Queue::new(LIMITS);
-            let mut waiting: Vec<(Place, u64)> = Vec::new();
-            let mut sent: Vec<(Place, u64)> = Vec::new();
+        fn queue_is_bounded_and_never_stuck(steps in prop::collection::vec((0u8..3, any::<usize>()), 0..200)) {
+            let mut queue = WriteQueue::new(LIMITS);
+            let mut waiting: Vec<(QueueSlot, u64)> = Vec::new();
+            let mut sent: Vec<(QueueSlot, u64)> = Vec::new();
             for (now, (what, which)) in steps.into_iter().enumerate() {
                 match what {
                     0 => {
                         let bytes = 1 + which as u64 % 20;
-                        if let Some(place) = queue.push(bytes, now as u64) {
-                            waiting.push((place, bytes));
+                        if let Some(slot) = queue.push(bytes, now as u64) {
+                            waiting.push((slot, bytes));
                         }
                     }
-                    1 if !sent.is_empty() => queue.ended(sent.swap_remove(which % sent.len()).0),
+                    1 if !sent.is_empty() => queue.completed(sent.swap_remove(which % sent.len()).0),
                     2 if which % 4 == 0 && !waiting.is_empty() => {
-                        queue.ended(waiting.remove(which % waiting.len()).0);
+                        queue.completed(waiting.remove(which % waiting.len()).0);
                     }
                     _ => {}
                 }
-                while let Some((place, bytes)) = waiting.first().copied()
-                    && sends(&mut queue, place)
+                while let Some((slot, bytes)) = waiting.first().copied()
+                    && sends(&mut queue, slot)
                 {
-                    sent.push((place, bytes));
+                    sent.push((slot, bytes));
                     waiting.remove(0);
                 }
-                let sum = |list: &[(Place, u64)]| list.iter().map(|entry| entry.1).sum::<u64>();
+                let sum = |list: &[(QueueSlot, u64)]| list.iter().map(|entry| entry.1).sum::<u64>();
                 let (bytes, window) = (sum(&waiting) + sum(&sent), sum(&sent));
                 prop_assert_eq!((queue.bytes, queue.window), (bytes, window));
                 prop_assert_eq!(queue.writes(), waiting.len() + sent.len());
                 prop_assert!(bytes <= LIMITS.high_bytes && window <= LIMITS.window_bytes.max(20));
-                prop_assert!(!sent.is_empty() || waiting.is_empty(), "nothing moves");
+                prop_assert!(!sent.is_empty() || waiting.is_empty(), "the queue is stuck");
             }
         }
     }

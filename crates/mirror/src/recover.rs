@@ -1,144 +1,152 @@
-//! What a log that is found is worth, and what is done when it is worth nothing.
+//! Log recovery: whether a log that was found can be trusted, and its replacement if not.
 //!
-//! Promises: a log that is not certainly the replica's own and latest never means that replicas are
-//! equal. It is answered by a new one, with a new name and all bits set, which is whole and durable
-//! before the superblock names it; until then the next attempt finds the old one as it was, or
-//! worse, and does the same. A device that cannot be reached says nothing of the log on it, which may
-//! be whole: that is no answer, and the replica stays closed until there is one. Nor is a log that is
-//! another replica's: it is left as it is, and so is what is no log at all ([`crate::vacant`]).
+//! Guarantees: a log that is not certainly the replica's own and latest is never taken as proof
+//! that replicas are equal. It is replaced by a log with a new name and all bits set, which is
+//! complete and durable before the superblock names it. Until then, another attempt finds the old
+//! log, intact or damaged, and does the same. An unreachable device says nothing about its log,
+//! which may be intact: the replica stays closed until the device can be read. A log of another
+//! replica is left alone, and so is anything that is not a log ([`crate::log_device`]).
 
 use flagstone_blockdev::IoError;
 
-use crate::area::Area;
 use crate::bitmap::Bitmap;
 use crate::format::log_header::{LogHeader, Trust};
-use crate::format::superblock::{Progress, Superblock};
+use crate::format::superblock::{LogProgress, Superblock};
 use crate::format::{FormatError, newest};
-use crate::id::Uuid;
+use crate::id::MirrorId;
+use crate::intent_log::LogStart;
 use crate::limits::{PAGE_WRITES_MAX, PAGES_PER_WRITE};
-use crate::log::Start;
+use crate::log_area::LogArea;
 use crate::pages::{Pages, SET};
 
-/// Why a log cannot be trusted.
+/// Why a log was not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
-    /// There is none, or both copies of its header are damaged.
+pub enum LogLost {
+    /// There is no log, or both copies of its header are damaged.
     #[error("there is no log, or its header is damaged: {0}")]
     Header(FormatError),
-    /// It was this replica's before a newer.
-    #[error("the log is one that was replaced")]
+    /// It is a log of this replica that was replaced.
+    #[error("the log was replaced by a newer one")]
     Foreign,
-    /// It is this replica's at another time than the superblock: one of the two came back from a
-    /// backup, or a part of the log did.
-    #[error("the log is not of the same time as the superblock")]
+    /// It is this replica's log from another time than the superblock: one of the two, or a part of
+    /// the log, was restored from a backup.
+    #[error("the log and the superblock are from different times: one was restored from a backup")]
     Stale,
-    /// Both copies of its hot record are damaged.
-    #[error("the log's hot record is damaged: {0}")]
+    /// Both copies of its activity record are damaged.
+    #[error("the log's activity record is damaged: {0}")]
     Record(FormatError),
-    /// Its header or hot record could not be read: what cannot be read may be the latest.
+    /// Its header or activity record could not be read. The unreadable copy may be the latest.
     #[error("the log cannot be read: {0}")]
     Unreadable(IoError),
 }
 
-/// Why nothing can be gone on with.
+/// Why a log cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoLog {
-    /// It is worth nothing.
-    Lost(Lost),
-    /// Nobody knows what it is worth.
+pub(crate) enum UnusableLog {
+    /// It cannot be trusted.
+    Lost(LogLost),
+    /// Whether it can be trusted is unknown.
     Unknown(IoError),
-    /// It is worth nothing here, and may be to another replica, whose it is.
-    Others(Uuid),
+    /// It belongs to another replica, which may still need it.
+    Foreign(MirrorId),
 }
 
-impl From<IoError> for NoLog {
-    fn from(error: IoError) -> NoLog {
-        if is_silent(error) { NoLog::Unknown(error) } else { NoLog::Lost(Lost::Unreadable(error)) }
+impl From<IoError> for UnusableLog {
+    fn from(error: IoError) -> UnusableLog {
+        if is_inconclusive(error) {
+            UnusableLog::Unknown(error)
+        } else {
+            UnusableLog::Lost(LogLost::Unreadable(error))
+        }
     }
 }
 
-/// True of a failure that says nothing of what is on a device.
-pub(crate) fn is_silent(error: IoError) -> bool {
+/// True of an error that says nothing about the contents of a device.
+pub(crate) fn is_inconclusive(error: IoError) -> bool {
     matches!(error, IoError::Unreachable | IoError::NoMemory)
 }
 
-/// A log that can be gone on with.
-pub(crate) struct Recovered {
-    pub(crate) start: Start,
-    /// Of its header.
+/// A log that can be used.
+pub(crate) struct RecoveredLog {
+    pub(crate) start: LogStart,
+    /// Sequence number of its header.
     pub(crate) header_sequence: u64,
 }
 
-/// Reads the log that the superblock names. Regions that were hot and pages that are damaged are
-/// dirty.
+/// Reads the log that the superblock names. Regions that were active and damaged pages have all
+/// their bits set.
 ///
 /// # Errors
-/// Why it is worth nothing, or why that is not known.
-pub(crate) async fn recover(area: &Area, superblock: &Superblock) -> Result<Recovered, NoLog> {
+/// Why the log cannot be used.
+pub(crate) async fn recover(
+    area: &LogArea,
+    superblock: &Superblock,
+) -> Result<RecoveredLog, UnusableLog> {
     let slots = area.headers().await?;
     let newest_header = newest(slots, |header| header.sequence);
-    let (_, header) = newest_header.map_err(|error| NoLog::Lost(Lost::Header(error)))?;
-    let Superblock { log, replica, incarnation, shape, .. } = superblock;
+    let (_, header) = newest_header.map_err(|error| UnusableLog::Lost(LogLost::Header(error)))?;
+    let Superblock { log, replica, incarnation, geometry, .. } = superblock;
     if header.replica != *replica {
-        return Err(NoLog::Others(header.replica));
+        return Err(UnusableLog::Foreign(header.replica));
     }
-    match header.trust(*log, *replica, *incarnation, shape) {
+    match header.trust(*log, *replica, *incarnation, geometry) {
         Trust::Own => {}
-        Trust::Stale => return Err(NoLog::Lost(Lost::Stale)),
-        Trust::Foreign => return Err(NoLog::Lost(Lost::Foreign)),
+        Trust::Stale => return Err(UnusableLog::Lost(LogLost::Stale)),
+        Trust::Foreign => return Err(UnusableLog::Lost(LogLost::Foreign)),
     }
     let slots = area.records(*log).await?;
     let newest_record = newest(slots, |record| record.sequence);
-    let (_, record) = newest_record.map_err(|error| NoLog::Lost(Lost::Record(error)))?;
-    let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
-    let pages = Pages::new(shape.pages());
+    let (_, record) = newest_record.map_err(|error| UnusableLog::Lost(LogLost::Record(error)))?;
+    let bits = Bitmap::new(geometry.bits(), geometry.bit_bytes);
+    let pages = Pages::new(geometry.pages());
     let before = superblock.log_progress;
     if let Some(damaged) = area.read_pages(*log, &bits, &pages).await? {
-        // What it said is lost, and its range is marked: it is counted as what all had come to.
+        // The damaged page's count is lost, and all blocks it covers are marked. Assume that it had
+        // the writes missing from the recorded progress.
         let missing = before.page_writes.saturating_sub(pages.all_writes());
         pages.found(damaged, missing.min(PAGE_WRITES_MAX));
     }
-    let found = Progress { record_sequence: record.sequence, page_writes: pages.all_writes() };
+    let found = LogProgress { record_sequence: record.sequence, page_writes: pages.all_writes() };
     if !found.has_reached(before) {
-        return Err(NoLog::Lost(Lost::Stale));
+        return Err(UnusableLog::Lost(LogLost::Stale));
     }
-    let region_bits = u64::from(shape.region_bits());
+    let region_bits = u64::from(geometry.region_bits());
     for region in record.regions {
         let first = u64::from(region) * region_bits;
         bits.set(first..first + region_bits);
         pages.raise(&(first..first + region_bits), SET);
     }
-    let start = Start { name: *log, bits, pages, sequence: record.sequence };
-    Ok(Recovered { start, header_sequence: header.sequence })
+    let start = LogStart { name: *log, bits, pages, sequence: record.sequence };
+    Ok(RecoveredLog { start, header_sequence: header.sequence })
 }
 
-/// Makes a log, all of whose bits are set or clear.
+/// Creates a log with all bits set or all clear.
 pub(crate) async fn make(
-    area: &Area,
-    replica: Uuid,
+    area: &LogArea,
+    replica: MirrorId,
     incarnation: u64,
     dirty: bool,
-) -> Result<Recovered, IoError> {
-    let (shape, name) = (*area.shape(), Uuid::random());
-    // Before anything that a power loss may tear so that nobody knows it for ours.
+) -> Result<RecoveredLog, IoError> {
+    let (geometry, name) = (*area.geometry(), MirrorId::random());
+    // First, so that a power failure leaves something recognizable as an unfinished log.
     area.begin().await?;
-    let bits = Bitmap::new(shape.bits(), shape.bit_bytes);
+    let bits = Bitmap::new(geometry.bits(), geometry.bit_bytes);
     if dirty {
         bits.set(bits.all());
     }
     let mut first = 0;
-    while first < shape.pages() {
-        let end = shape.pages().min(first + PAGES_PER_WRITE);
+    while first < geometry.pages() {
+        let end = geometry.pages().min(first + PAGES_PER_WRITE);
         area.write_pages(name, first..end, &bits, |_| Ok(0)).await?;
         first = end;
     }
     area.take_room_for_records().await?;
     area.write_record(0, name, &[]).await?;
-    // Both slots: an earlier log's header may have any sequence.
+    // Both slots: the header of an earlier log may have any sequence number.
     for sequence in [0, 1] {
-        let header = LogHeader { sequence, log: name, replica, incarnation, shape };
+        let header = LogHeader { sequence, log: name, replica, incarnation, geometry };
         area.write_header(&header).await?;
     }
-    let pages = Pages::new(shape.pages());
-    Ok(Recovered { start: Start { name, bits, pages, sequence: 0 }, header_sequence: 1 })
+    let pages = Pages::new(geometry.pages());
+    Ok(RecoveredLog { start: LogStart { name, bits, pages, sequence: 0 }, header_sequence: 1 })
 }

@@ -1,83 +1,83 @@
-//! A replica of a volume: a data device, its superblock, and its write-intent log.
+//! Replica of a volume: a data device, its superblock, and its write-intent log.
 //!
-//! Promises:
-//! - what [`Replica::update`] returns from is durable, whole, and in the order of the calls; a power
-//!   loss in the midst leaves the superblock before it or after it;
-//! - [`Replica::open`] finds every part that may differ from the peers' marked: what pages name, what
-//!   was hot, and everything when the log is not certainly its own and latest;
-//! - nothing is written below the usable size.
+//! Guarantees:
+//! - when [`Replica::update`] returns, the change is durable and whole, and changes apply in the
+//!   order of the calls. A power failure leaves the superblock before or after the change;
+//! - after [`Replica::open`], every block that may differ from the peers' is marked: those named by
+//!   bitmap pages, those in regions that were active, and all blocks unless the log is certainly
+//!   the replica's own and latest;
+//! - metadata is never written below the usable size.
 //!
-//! Methods may be called from any core that runs the executor. A call that is dropped goes on to its
-//! end, for half a superblock is nothing to leave behind.
+//! Methods may be called from any core that runs the executor. A call that is dropped still runs to
+//! completion, so that no superblock is left half-written.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, IoError, SharedDevice};
 use flagstone_runtime::{spawn, spawn_detached, time};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::area::{Area, write_page};
 use crate::bitmap::Bitmap;
 use crate::counter;
-pub use crate::create::Create;
-use crate::decide::View;
+pub use crate::create::CreateReplica;
+use crate::decide::ReplicaView;
+use crate::device_prefix::DevicePrefix;
+use crate::fifo_lock::{FifoGuard, FifoLock};
 use crate::format::FormatError;
 use crate::format::log_header::LogHeader;
-use crate::format::superblock::{Progress, Superblock};
-use crate::id::Uuid;
-use crate::limits::{LOG_NOTE_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
+use crate::format::superblock::{LogProgress, Superblock};
+use crate::id::MirrorId;
+use crate::intent_log::IntentLog;
+pub use crate::intent_log::{IntentLogStatistics, RegionRef};
+use crate::layout::{Layout, ReplicaGeometry, follow, layout};
+use crate::limits::{LOG_PROGRESS_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
 use crate::locate::{end_of, locate};
-use crate::log::Log;
-pub use crate::log::{Pin, Statistics};
-use crate::options::Intent;
-use crate::part::Part;
-pub use crate::recover::Lost;
-use crate::recover::{NoLog, Recovered, make, recover};
+use crate::log_area::{LogArea, write_page};
+use crate::log_device::is_free_for_log;
+use crate::new_space::NewSpace;
+use crate::options::IntentLogMode;
+pub use crate::recover::LogLost;
+use crate::recover::{RecoveredLog, UnusableLog, make, recover};
 use crate::resize::{Sizes, follow_device};
-use crate::room::Room;
-use crate::shape::{Layout, Shape, follow, layout};
-use crate::turn::{Turn, Turns};
-use crate::vacant::is_vacant;
 
-/// Why a replica cannot be made or opened.
+/// Why a replica cannot be created or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicaError {
     /// A device failed.
     #[error("{0}")]
     Io(#[from] IoError),
-    /// No superblock, or one that makes no sense for this device.
+    /// No superblock, or an invalid one for this device.
     #[error("no replica on the data device: {0}")]
     Superblock(FormatError),
-    /// The granularities make no sense.
-    #[error("the granularities are not possible: {0}")]
-    Shape(FormatError),
-    /// Blocks larger than a page: a page could not be written alone.
-    #[error("blocks of {0} bytes are larger than the 4096 that the mirror's own structures have")]
-    Blocks(u32),
-    /// The data device has no room for the log beside data.
+    /// Invalid granularities.
+    #[error("invalid granularities: {0}")]
+    Geometry(FormatError),
+    /// The block size exceeds a page, so pages could not be written individually.
+    #[error("blocks of {0} bytes are not supported: the mirror needs 4096 or less")]
+    BlockSize(u32),
+    /// The data device has no room for a log and any data.
     #[error("the data device is too small for a replica")]
     DataTooSmall,
-    /// The log's device is smaller than the log.
-    #[error("the device for the log is too small")]
+    /// The log device is smaller than the log.
+    #[error("the log device is too small")]
     LogTooSmall,
-    /// The log's device holds something that is no log, which may be wanted still.
-    #[error("the device for the log holds something that is no write-intent log")]
-    NoPlaceForLog,
-    /// The log's device has the log of another replica, which may be wanted still.
-    #[error(
-        "the device for the log has that of replica {log}, and the data device has replica {data}"
-    )]
-    OthersLog {
-        /// Whose log it is.
-        log: Uuid,
+    /// The log device holds something other than a log, which may still be needed.
+    #[error("the log device holds data that is not a write-intent log")]
+    LogDeviceInUse,
+    /// The log device holds the log of another replica, which may still be needed.
+    #[error("the log device belongs to replica {log}, but the data device holds replica {data}")]
+    ForeignLog {
+        /// The replica that owns the log.
+        log: MirrorId,
         /// The replica on the data device.
-        data: Uuid,
+        data: MirrorId,
     },
 }
 
-/// See the module. Clones are the same replica.
+/// An open replica. Clones are handles to the same replica.
 #[derive(Clone)]
 pub struct Replica(Arc<Inner>);
 
@@ -85,50 +85,53 @@ struct Inner {
     device: SharedDevice,
     data: SharedDevice,
     layout: Layout,
-    log: Arc<Log>,
-    lost: Option<Lost>,
-    turns: Arc<Turns>,
+    log: Arc<IntentLog>,
+    lost: Option<LogLost>,
+    fifo: Arc<FifoLock>,
     state: Mutex<State>,
-    room: Arc<Room>,
-    /// What its log has room for, when that is fixed.
+    new_space: Arc<NewSpace>,
+    /// The largest volume that the log has room for, if the log's size is fixed.
     log_room_bytes: AtomicU64,
-    /// The log has a device of its own, which may be set back to an earlier state by itself.
-    log_is_apart: bool,
-    /// A task notes how far the log has come.
-    noting: AtomicBool,
+    /// The log has a device of its own, which may be restored from a backup separately.
+    has_log_device: bool,
+    /// A task periodically records the log's progress in the superblock.
+    recording_progress: AtomicBool,
 }
 
 struct State {
     superblock: Superblock,
     header_sequence: u64,
-    /// Nothing is written any more: another has the disks.
+    /// No writes any more: another mirror owns the devices.
     retired: bool,
 }
 
 /// A replica that was found and is not in use.
 pub(crate) struct Opened {
     pub(crate) layout: Layout,
-    pub(crate) area: Area,
+    pub(crate) area: LogArea,
     pub(crate) superblock: Superblock,
-    pub(crate) recovered: Recovered,
-    pub(crate) lost: Option<Lost>,
+    pub(crate) recovered: RecoveredLog,
+    pub(crate) lost: Option<LogLost>,
 }
 
-pub(crate) fn places(
+pub(crate) fn place_metadata(
     device: &SharedDevice,
     log: Option<SharedDevice>,
     end: u64,
-    shape: &Shape,
-) -> Result<(Layout, Shape, Area), ReplicaError> {
-    let layout = layout(end, shape).ok_or(ReplicaError::DataTooSmall)?;
-    let shape = Shape { usable_bytes: layout.usable_bytes.min(shape.usable_bytes), ..*shape };
-    shape.check().map_err(ReplicaError::Shape)?;
+    geometry: &ReplicaGeometry,
+) -> Result<(Layout, ReplicaGeometry, LogArea), ReplicaError> {
+    let layout = layout(end, geometry).ok_or(ReplicaError::DataTooSmall)?;
+    let geometry = ReplicaGeometry {
+        usable_bytes: layout.usable_bytes.min(geometry.usable_bytes),
+        ..*geometry
+    };
+    geometry.check().map_err(ReplicaError::Geometry)?;
     let (on, at) = match log {
         Some(log) => (log, 0),
         None => (device.clone(), layout.log),
     };
-    let area = Area::new(on, at, &shape).ok_or(ReplicaError::LogTooSmall)?;
-    Ok((layout, shape, area))
+    let area = LogArea::new(on, at, &geometry).ok_or(ReplicaError::LogTooSmall)?;
+    Ok((layout, geometry, area))
 }
 
 pub(crate) fn check_blocks(
@@ -137,168 +140,170 @@ pub(crate) fn check_blocks(
 ) -> Result<(), ReplicaError> {
     for geometry in std::iter::once(device).chain(log).map(|device| device.geometry()) {
         if geometry.block_bytes as usize > PAGE_BYTES {
-            return Err(ReplicaError::Blocks(geometry.block_bytes));
+            return Err(ReplicaError::BlockSize(geometry.block_bytes));
         }
     }
     Ok(())
 }
 
-/// The superblock on a device, as it is on disk.
+/// Reads the superblock of a device, as it is on disk.
 ///
 /// # Errors
-/// [`ReplicaError::Superblock`] where there is no replica; or of the device.
+/// [`ReplicaError::Superblock`] if there is no replica, or an error of the device.
 pub async fn read_superblock(device: &SharedDevice) -> Result<Superblock, ReplicaError> {
     Ok(locate(device).await?.superblock)
 }
 
-/// Finds a replica and its log. Its metadata follows the end of a device that has grown; a log that
-/// cannot be trusted is made anew, where its device holds nothing else.
+/// Finds a replica and its log. The metadata is moved to the end of a device that has grown. An
+/// untrusted log is replaced, if its device holds nothing else.
 async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened, ReplicaError> {
     check_blocks(device, log.as_ref())?;
-    let apart = log.clone();
+    let log_device = log.clone();
     let found = follow_device(device, log.is_none(), locate(device).await?).await?;
     let mut superblock = found.superblock;
-    let (layout, shape, area) = places(device, log, found.end, &superblock.shape)?;
-    if shape != superblock.shape {
+    let (layout, geometry, area) = place_metadata(device, log, found.end, &superblock.geometry)?;
+    if geometry != superblock.geometry {
         return Err(ReplicaError::Superblock(FormatError::Field("usable_bytes")));
     }
     superblock.flags.crashed |= superblock.flags.in_use;
     let (recovered, lost) = match recover(&area, &superblock).await {
         Ok(recovered) => (recovered, None),
-        Err(NoLog::Unknown(error)) => return Err(error.into()),
-        // Rather two devices that were exchanged for each other than one that is free to be used.
-        Err(NoLog::Others(log)) => {
-            return Err(ReplicaError::OthersLog { log, data: superblock.replica });
+        Err(UnusableLog::Unknown(error)) => return Err(error.into()),
+        // More likely swapped devices than a blank one: refuse.
+        Err(UnusableLog::Foreign(log)) => {
+            return Err(ReplicaError::ForeignLog { log, data: superblock.replica });
         }
-        Err(NoLog::Lost(lost)) => {
-            // On the data device it lies where the superblock has it, and nobody else has anything.
-            if let Some(log) = &apart
-                && !is_vacant(log).await?
+        Err(UnusableLog::Lost(lost)) => {
+            // On the data device, the log's place is fixed by the superblock, and no one else uses
+            // it.
+            if let Some(log) = &log_device
+                && !is_free_for_log(log).await?
             {
-                return Err(ReplicaError::NoPlaceForLog);
+                return Err(ReplicaError::LogDeviceInUse);
             }
-            tracing::warn!("the log of replica {} is made anew: {lost}", superblock.replica);
+            tracing::warn!("replacing the log of replica {}: {lost}", superblock.replica);
             (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
         }
     };
     Ok(Opened { layout, area, superblock, recovered, lost })
 }
 
-/// Does work to its end, whether or not anybody waits for it.
+/// Runs a future to completion even if the caller stops waiting.
 async fn to_the_end<T: 'static>(
     work: impl Future<Output = Result<T, IoError>> + 'static,
 ) -> Result<T, IoError> {
-    // Aborted is a task whose process ends.
+    // A task is aborted only when its process ends.
     spawn(work).await.unwrap_or(Err(IoError::Unreachable))
 }
 
 impl Replica {
-    /// Opens a replica. A log that cannot be trusted is replaced by one all of whose bits are set;
-    /// [`Replica::lost`] says why. One that was open as a source is flagged as crashed.
+    /// Opens a replica. An untrusted log is replaced by a new one with all bits set, and
+    /// [`Replica::log_lost`] returns the reason. A replica that was in use as a source is flagged
+    /// as crashed.
     ///
     /// # Errors
-    /// See [`ReplicaError`]; also where the log's device cannot be reached, and nothing is known of
-    /// the log, or has something else: it is as it was.
+    /// See [`ReplicaError`]. Also if the log device is unreachable, because its log may be intact,
+    /// or if it holds something else. The log device is unchanged then.
     pub async fn open(
         device: SharedDevice,
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
-        let log_is_apart = log.is_some();
+        let has_log_device = log.is_some();
         let Opened { layout, area, superblock, recovered, lost } = find(&device, log).await?;
-        let size_bytes = superblock.shape.usable_bytes;
-        let data: SharedDevice = Arc::new(Part { device: device.clone(), size_bytes });
-        let Recovered { start, header_sequence } = recovered;
-        let log = Log::new(area, data.clone(), start);
+        let size_bytes = superblock.geometry.usable_bytes;
+        let data: SharedDevice = Arc::new(DevicePrefix { device: device.clone(), size_bytes });
+        let RecoveredLog { start, header_sequence } = recovered;
+        let log = IntentLog::new(area, data.clone(), start);
         let state = Mutex::new(State { superblock, header_sequence, retired: false });
-        let (turns, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
-        let room = Room::new(device.clone(), layout, size_bytes);
+        let (fifo, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
+        let new_space = NewSpace::new(device.clone(), layout, size_bytes);
         let inner = Inner {
             device,
             data,
             layout,
             log,
             lost,
-            turns,
+            fifo,
             state,
-            room,
+            new_space,
             log_room_bytes,
-            log_is_apart,
-            noting: AtomicBool::new(false),
+            has_log_device,
+            recording_progress: AtomicBool::new(false),
         };
         Ok(Replica(Arc::new(inner)))
     }
 
-    /// Gives a replica that is not open, or is retired, another size: hosts' data below the smaller
-    /// of the two stays, and what is new beyond `cleared_bytes` may differ from the peers'. `change`
-    /// is made in the same write of the superblock. The same size again changes nothing.
+    /// Resizes a replica that is not open, or is retired. Host data below the smaller size is kept.
+    /// New space beyond `zeroed_bytes` is marked as possibly different from the peers'. `change` is
+    /// applied in the same write of the superblock. Resizing to the current size changes nothing.
     ///
     /// # Errors
-    /// See [`ReplicaError`]. It has the old size still, unless that was the last write, of which
-    /// nobody knows.
+    /// See [`ReplicaError`]. The size is unchanged, unless the failed write was the last one, whose
+    /// outcome is unknown.
     pub async fn resize(
         device: &SharedDevice,
         log: Option<SharedDevice>,
         usable_bytes: u64,
-        cleared_bytes: u64,
+        zeroed_bytes: u64,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), ReplicaError> {
         let opened = find(device, log.clone()).await?;
-        let sizes = Sizes { usable_bytes, cleared_bytes };
+        let sizes = Sizes { usable_bytes, zeroed_bytes };
         crate::resize::resize(device, log, opened, sizes, change).await
     }
 
-    /// Zeroes what a volume of so many bytes would have more than this one, durably.
+    /// Durably zeroes the space that a volume of `usable_bytes` would gain.
     ///
     /// # Errors
-    /// Of the device; [`IoError::OutOfRange`] when there is no room for so much, and
-    /// [`IoError::Unreachable`] when the replica is retired.
-    pub(crate) async fn clear_room(&self, usable_bytes: u64) -> Result<(), IoError> {
+    /// Of the device; [`IoError::OutOfRange`] if there is no room for that size, and
+    /// [`IoError::Unreachable`] if the replica is retired.
+    pub(crate) async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), IoError> {
         if usable_bytes > self.room_bytes() {
             return Err(IoError::OutOfRange);
         }
-        self.0.room.clear(usable_bytes).await
+        self.0.new_space.zero(usable_bytes).await
     }
 
-    /// The size up to which the volume could grow into zeroes, in bytes.
-    pub(crate) fn cleared_bytes(&self) -> u64 {
-        self.0.room.cleared_bytes()
+    /// The size up to which the volume could grow into zeroed space, in bytes.
+    pub(crate) fn zeroed_bytes(&self) -> u64 {
+        self.0.new_space.zeroed_bytes()
     }
 
-    /// Writes nothing any more, from when this returns: another may open its disks. It is not in
-    /// use; what is asked of it fails with [`IoError::Unreachable`].
+    /// Stops all metadata writes for good: when this returns, another may open the devices. The
+    /// caller has ended all host calls. Later calls fail with [`IoError::Unreachable`].
     pub async fn retire(&self) {
-        let _log_turn = self.0.log.turn().await;
-        let _turn = self.0.turns.take().await;
+        let _log_guard = self.0.log.exclusive().await;
+        let _guard = self.0.fifo.acquire().await;
         self.0.log.retire();
         self.0.lock().retired = true;
-        self.0.room.end().await;
+        self.0.new_space.end().await;
     }
 
-    /// The largest size that the volume could have here, in bytes: what the device, which is asked
-    /// how large it is now, and a log that cannot be made larger have room for.
+    /// The largest size that the volume could have here, in bytes. Limited by the data device,
+    /// whose current size is queried, and by a log of fixed size.
     pub fn room_bytes(&self) -> u64 {
         self.0.device.refresh();
-        let shape = self.superblock().shape;
+        let geometry = self.superblock().geometry;
         let here = self.0.layout;
-        let layout = follow(here.end(), end_of(&self.0.device), &shape).unwrap_or(here);
-        let regions = u64::from(shape.region_bytes).saturating_mul(REGIONS_MAX);
+        let layout = follow(here.end(), end_of(&self.0.device), &geometry).unwrap_or(here);
+        let regions = u64::from(geometry.region_bytes).saturating_mul(REGIONS_MAX);
         let log = self.0.log_room_bytes.load(Ordering::Relaxed);
-        layout.usable_bytes.min(regions).min(log).max(shape.usable_bytes)
+        layout.usable_bytes.min(regions).min(log).max(geometry.usable_bytes)
     }
 
-    /// Its log cannot be made larger than for a volume of so many bytes.
+    /// Sets the size in bytes of the largest volume that the log, which cannot grow, has room for.
     pub fn set_log_room(&self, bytes: u64) {
         self.0.log_room_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// What its log writes before the data: [`Intent::HotRegions`] unless this says otherwise, after
-    /// each time that it is opened.
-    pub fn set_intent(&self, intent: Intent) {
-        self.0.log.set_intent(intent);
+    /// Sets what the log writes before the data. [`IntentLogMode::ActiveRegions`] is in effect each
+    /// time the replica is opened, until this is called.
+    pub fn set_intent_log_mode(&self, mode: IntentLogMode) {
+        self.0.log.set_intent_log_mode(mode);
     }
 
-    /// Why the log that was found when it was opened could not be trusted; all bits were set then.
-    pub fn lost(&self) -> Option<Lost> {
+    /// Why the log found at opening was not trusted. All bits were set then.
+    pub fn log_lost(&self) -> Option<LogLost> {
         self.0.lost
     }
 
@@ -312,28 +317,30 @@ impl Replica {
         self.0.data.geometry()
     }
 
-    /// The superblock as it is on disk, except that [`Flags::crashed`](crate::format::superblock::Flags::crashed) is as open found.
+    /// The superblock as on disk, except that
+    /// [`Flags::crashed`](crate::format::superblock::Flags::crashed) is as found when the replica
+    /// was opened.
     pub fn superblock(&self) -> Superblock {
         self.0.lock().superblock.clone()
     }
 
-    /// What a peer in this place of the superblock has to know of this replica.
+    /// The replica's report to the peer in this slot of the superblock.
     ///
     /// # Panics
-    /// When there is no such place.
-    pub fn view(&self, peer: usize) -> View {
+    /// When the slot does not exist.
+    pub fn view(&self, peer: usize) -> ReplicaView {
         let room_bytes = self.room_bytes();
         let block_bytes = self.geometry().block_bytes;
         let state = self.0.lock();
         let superblock = &state.superblock;
-        View {
+        ReplicaView {
             volume: superblock.volume,
             replica: superblock.replica,
-            usable_bytes: superblock.shape.usable_bytes,
+            usable_bytes: superblock.geometry.usable_bytes,
             room_bytes,
-            bit_bytes: superblock.shape.bit_bytes,
+            bit_bytes: superblock.geometry.bit_bytes,
             block_bytes,
-            lineage: superblock.lineage(peer),
+            generations: superblock.generations(peer),
             epoch: superblock.epoch,
             serving: superblock.flags.served_alone || self.0.log.is_open(),
             crashed: superblock.flags.crashed,
@@ -342,47 +349,49 @@ impl Replica {
         }
     }
 
-    /// Changes the superblock. What `change` made of it counts once it is durable.
+    /// Changes the superblock. The change takes effect when it is durable.
     ///
     /// # Errors
-    /// Of the data device. The change does not count then, though a power loss may show it.
+    /// Of the data device. The change has not taken effect then, though it may appear after a power
+    /// failure.
     pub async fn update<T: 'static>(
         &self,
         change: impl FnOnce(&mut Superblock) -> T,
     ) -> Result<T, IoError> {
-        let turn = self.0.turns.take().await;
-        self.0.write_superblock(turn, change).await
+        let guard = self.0.fifo.acquire().await;
+        self.0.write_superblock(guard, change).await
     }
 
-    /// A flush of the devices has failed before they were opened: what can be read there may not be
-    /// there durably, and no later flush makes it so. Until a resync to this replica has ended, however
-    /// often it is opened meanwhile, no checksum of it is taken for that of the same data: what differs,
-    /// or may, is written again; it is inconsistent for its peers, and does not serve. For a replica of
-    /// which no mirror was made yet.
+    /// Records that a flush of the devices failed before they were opened: data that can be read
+    /// may not be durable, and no later flush changes that. Until a resync to this replica
+    /// completes, across restarts, its checksums never match, so possibly different blocks are
+    /// rewritten; it counts as inconsistent towards peers; and it does not serve. Call it before a
+    /// mirror is created from the replica.
     ///
     /// # Errors
     /// Of the data device.
-    pub async fn doubt(&self) -> Result<(), IoError> {
-        self.update(|superblock| superblock.doubtful = true).await
+    pub async fn mark_unverified(&self) -> Result<(), IoError> {
+        self.update(|superblock| superblock.unverified = true).await
     }
 
-    /// Opens the log for a source, and the replica with it: from now on calls may enter. The log's
-    /// incarnation is raised, in its header first: `docs/mirror-format.md` says why.
+    /// Puts the replica and its log in use as a source: calls may enter from now on. First raises
+    /// the log's incarnation, in the log's header and then in the superblock;
+    /// `docs/mirror-format.md` gives the reason.
     ///
     /// # Errors
-    /// Of a device; [`IoError::Unsupported`] when it is in use already.
+    /// Of a device; [`IoError::Unsupported`] when it is already in use.
     pub async fn begin_use(
         &self,
         change: impl FnOnce(&mut Superblock) + 'static,
     ) -> Result<(), IoError> {
         let inner = self.0.clone();
         to_the_end(async move {
-            let _log_turn = inner.log.turn().await;
+            let _log_guard = inner.log.exclusive().await;
             if inner.log.is_open() {
                 return Err(IoError::Unsupported);
             }
-            inner.log.settle().await?;
-            let turn = inner.turns.take().await;
+            inner.log.quiesce().await?;
+            let guard = inner.fifo.acquire().await;
             if inner.lock().retired {
                 return Err(IoError::Unreachable);
             }
@@ -394,78 +403,79 @@ impl Replica {
                 superblock.flags.in_use = true;
                 superblock.incarnation = header.incarnation;
             };
-            inner.write_superblock(turn, raise).await?;
+            inner.write_superblock(guard, raise).await?;
             inner.log.open();
-            if inner.log_is_apart && !inner.noting.swap(true, Ordering::AcqRel) {
-                spawn_detached(note_progress(Arc::downgrade(&inner)));
+            if inner.has_log_device && !inner.recording_progress.swap(true, Ordering::AcqRel) {
+                spawn_detached(record_progress(Arc::downgrade(&inner)));
             }
             Ok(())
         })
         .await
     }
 
-    /// Refuses calls, waits for those that have entered, and closes the log and the replica.
+    /// Refuses new calls, waits for those inside, and closes the log and the replica.
     ///
     /// # Errors
-    /// Of a device. Calls stay refused; on disk it is in use still.
+    /// Of a device. Calls stay refused, and on disk the replica is still in use.
     pub async fn end_use(
         &self,
         change: impl FnOnce(&mut Superblock) + 'static,
     ) -> Result<(), IoError> {
         let inner = self.0.clone();
         to_the_end(async move {
-            let _log_turn = inner.log.turn().await;
+            let _log_guard = inner.log.exclusive().await;
             inner.log.close().await?;
-            let turn = inner.turns.take().await;
+            let guard = inner.fifo.acquire().await;
             let lower = |superblock: &mut Superblock| {
                 change(superblock);
                 superblock.flags.in_use = false;
             };
-            inner.write_superblock(turn, lower).await
+            inner.write_superblock(guard, lower).await
         })
         .await
     }
 }
 
-/// The log.
+/// Access to the log.
 impl Replica {
-    /// Enters the regions of a range, if all are hot: without I/O, memory or a lock. Never with
-    /// [`Intent::EveryWrite`]. The range is within the volume and spans at most [`Replica::longest_piece`], aligned to it.
-    pub fn try_pin(&self, offset: u64, len: u64) -> Option<Pin> {
-        self.0.log.try_pin(offset, len)
+    /// References the regions of a range if all are active, without I/O, allocation or a lock.
+    /// Always `None` with [`IntentLogMode::EveryWrite`]. The range has to lie within the volume and
+    /// within one piece of [`Replica::longest_piece`] bytes.
+    pub fn try_reference(&self, offset: u64, len: u64) -> Option<RegionRef> {
+        self.0.log.try_reference(offset, len)
     }
 
-    /// The same, waiting for the record that makes them hot.
+    /// As [`Replica::try_reference`], but waits for the record that activates the regions.
     ///
     /// # Errors
-    /// Of the log's device, or of a flush of the data device. [`IoError::Unreachable`] when the
+    /// Of the log device, or of a flush of the data device. [`IoError::Unreachable`] when the
     /// replica is not in use.
-    pub async fn pin(&self, offset: u64, len: u64) -> Result<Pin, IoError> {
-        self.0.log.pin(offset, len).await
+    pub async fn reference(&self, offset: u64, len: u64) -> Result<RegionRef, IoError> {
+        self.0.log.reference(offset, len).await
     }
 
-    /// Longer ranges are done piece by piece, cut at multiples of this, in bytes.
+    /// Longer calls are split at multiples of this, in bytes.
     pub fn longest_piece(&self) -> u64 {
-        u64::from(PIECE_MAX_REGIONS) * u64::from(self.0.log.area().shape().region_bytes)
+        u64::from(PIECE_MAX_REGIONS) * u64::from(self.0.log.area().geometry().region_bytes)
     }
 
-    /// The log's bits. One map serves all peers: what any of them lacks.
+    /// The log's bitmap. One bitmap serves all peers: it names the blocks that any of them lacks.
     pub fn bits(&self) -> &Bitmap {
         self.0.log.bits()
     }
 
-    /// Sets bits of the log. Either their regions are pinned, or [`Replica::persist_marks`] follows
-    /// before they are relied on.
+    /// Sets bits of the log. Either their regions are referenced, or [`Replica::persist_marks`] has
+    /// to follow before they are relied on.
     pub fn mark(&self, bits: Range<u64>) {
         self.0.log.mark(bits);
     }
 
-    /// Clears bits of the log, whose parts every peer has, durably.
+    /// Clears bits of the log for blocks that every peer has durably.
     pub fn clear(&self, bits: Range<u64>) {
         self.0.log.clear(bits);
     }
 
-    /// A word of the log's bits.
+    /// A word of the log's bitmap.
     pub fn word(&self, index: u64) -> u64 {
         self.bits().word(index)
     }
@@ -479,15 +489,15 @@ impl Replica {
         to_the_end(async move { inner.log.persist_marks().await }).await
     }
 
-    /// What the log has cost and saved.
-    pub fn statistics(&self) -> Statistics {
+    /// Counters of the log.
+    pub fn statistics(&self) -> IntentLogStatistics {
         self.0.log.statistics()
     }
 }
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn next_header(&self) -> Result<LogHeader, IoError> {
@@ -497,71 +507,76 @@ impl Inner {
             log: state.superblock.log,
             replica: state.superblock.replica,
             incarnation: counter::next(state.superblock.incarnation)?,
-            shape: state.superblock.shape,
+            geometry: state.superblock.geometry,
         })
     }
 
     async fn write_superblock<T: 'static>(
         self: &Arc<Self>,
-        turn: Turn,
+        guard: FifoGuard,
         change: impl FnOnce(&mut Superblock) -> T,
     ) -> Result<T, IoError> {
         let mut next = self.lock().superblock.clone();
         let value = change(&mut next);
-        // After a failure the same slot again: the other holds the one that counts.
+        // After a failure the same slot again: the other one holds the valid superblock.
         next.sequence = counter::next(next.sequence)?;
         let inner = self.clone();
         to_the_end(async move {
             if inner.lock().retired {
                 return Err(IoError::Unreachable);
             }
-            // No more than is durable by now: a log that has less came from the past.
+            // At most the progress that is durable now: a log that has less came from a backup.
             next.log_progress = inner.log.progress();
             let at = inner.layout.superblocks[(next.sequence & 1) as usize];
             let result = write_page(&inner.device, at, &next.encode()).await;
             if result.is_ok() {
                 inner.lock().superblock = next;
             }
-            drop(turn);
+            drop(guard);
             result.map(|()| value)
         })
         .await
     }
 }
 
-/// Has the superblock say how far the log has come, now and then, while the log is in use.
-async fn note_progress(inner: Weak<Inner>) {
+/// Periodically records the log's progress in the superblock while the log is in use.
+async fn record_progress(inner: Weak<Inner>) {
     loop {
         let Some(log) = inner.upgrade().map(|inner| inner.log.clone()) else { return };
-        let ended = time::timeout(Duration::from_millis(LOG_NOTE_MS), log.ended()).await.is_ok();
+        let ended =
+            time::timeout(Duration::from_millis(LOG_PROGRESS_MS), log.ended()).await.is_ok();
         let Some(inner) = inner.upgrade() else { return };
         if ended {
-            inner.noting.store(false, Ordering::Release);
-            // It may have been opened between the look and the store, and found us here.
-            if !log.is_open() || inner.lock().retired || inner.noting.swap(true, Ordering::AcqRel) {
+            inner.recording_progress.store(false, Ordering::Release);
+            // The log may have been opened after the check, by a caller that found this task still
+            // registered.
+            if !log.is_open()
+                || inner.lock().retired
+                || inner.recording_progress.swap(true, Ordering::AcqRel)
+            {
                 return;
             }
             continue;
         }
-        let turn = inner.turns.take().await;
+        let guard = inner.fifo.acquire().await;
         if inner.lock().superblock.log_progress != log.progress() {
-            // What fails is tried again next time.
-            let _ = inner.write_superblock(turn, |_| {}).await;
+            // A failure is retried next time.
+            let _ = inner.write_superblock(guard, |_| {}).await;
         }
     }
 }
 
-/// Makes a log all of whose bits are set, and has the superblock name it.
+/// Creates a log with all bits set, and makes the superblock name it.
 async fn renew(
     device: &SharedDevice,
     layout: &Layout,
-    area: &Area,
+    area: &LogArea,
     superblock: &mut Superblock,
-) -> Result<Recovered, IoError> {
+) -> Result<RecoveredLog, IoError> {
     superblock.sequence = counter::next(superblock.sequence)?;
     let made = make(area, superblock.replica, 1, true).await?;
     (superblock.log, superblock.incarnation) = (made.start.name, 1);
-    superblock.log_progress = Progress::default();
+    superblock.log_progress = LogProgress::default();
     let at = layout.superblocks[(superblock.sequence & 1) as usize];
     write_page(device, at, &superblock.encode()).await?;
     Ok(made)

@@ -1,15 +1,16 @@
-//! Bringing a peer up to date.
+//! Resync: copies a peer's out-of-sync blocks to it.
 //!
-//! Promises:
-//! - what is marked is sent, and nothing else; with comparison only what differs, or of which nobody
-//!   knows that the peer has it durably;
-//! - what may not be durable here, though it is read here, is so when the peer has it;
-//! - it ends under constant writes: they go to both legs, so no new part falls behind;
-//! - a copy holds its range against writes, so that an older copy never lands on a newer write;
-//! - it goes on, slowly, though hosts' writes that wait for its end hold all memory;
-//! - marks are cleared when the peer has flushed what was copied: cut short at any moment, the next
-//!   resync goes on with what is left;
-//! - it is as fast as [`crate::pace`] allows.
+//! Guarantees:
+//! - exactly the marked blocks are sent. With comparison, a block is sent only if it differs or the
+//!   peer may not have it durably;
+//! - blocks that may not be durable locally, although they can be read, are made durable here as
+//!   well;
+//! - it completes under constant writes: these go to both legs, so no new block falls behind;
+//! - a copy locks its range against writes, so older data never overwrites a newer write;
+//! - it makes progress, slowly, even when blocked host writes hold all memory;
+//! - bits are cleared only after the peer has flushed the copies, so an interrupted resync resumes
+//!   where it was;
+//! - its rate is set by [`crate::pace`].
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -23,61 +24,61 @@ use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::time::{self, Sleep};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
-use crate::connect::Ended;
+use crate::connect::SessionEnd;
 use crate::limits::{COPIES, COPIES_PER_FLUSH, COPY_BYTES, PEER_FLUSH_MS};
 use crate::memory::for_copy;
 use crate::mirror::{Inner, count};
 use crate::pace::Pace;
-use crate::peer::{AskError, SharedSession, checksums};
-use crate::target::sum;
+use crate::peer::{RequestError, SharedSession, checksums};
+use crate::target::checksum;
 
-/// Rate and hosts' latency are looked at so often.
-const LOOK_NS: u64 = 100_000_000;
+/// Interval at which the rate and the hosts' latency are sampled.
+const SAMPLE_NS: u64 = 100_000_000;
 
-/// A resync under way.
-struct Copying {
+/// A resync in progress.
+struct ResyncCopier {
     inner: Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    serial: u64,
+    session_id: u64,
     lanes: [Option<IoFuture<Range<u64>>>; COPIES],
-    /// Copied and not flushed there.
+    /// Copied but not flushed by the peer.
     copied: Vec<Range<u64>>,
     flush: Option<(IoFuture<()>, Vec<Range<u64>>)>,
-    /// Bits before it were looked at in this pass.
+    /// Bits below it were visited in this pass.
     cursor: u64,
     pace: Pace,
     pause: Option<Sleep>,
-    looked_ns: u64,
+    sampled_ns: u64,
     copied_then: u64,
 }
 
-/// Copies all that is marked, until nothing is.
+/// Copies all marked blocks, until none is left.
 pub(crate) async fn copy(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
-    serial: u64,
-) -> Result<(), Ended> {
+    session_id: u64,
+) -> Result<(), SessionEnd> {
     let own = &inner.legs[leg];
     let now = Inner::now_ns();
     let limits = own.options().pace;
     for counter in [&own.counters.copied_bytes, &own.counters.skipped_bytes] {
         counter.store(0, Ordering::Relaxed);
     }
-    own.counters.total_bytes.store(own.todo.bytes(), Ordering::Relaxed);
-    let mut copying = Copying {
+    own.counters.total_bytes.store(own.out_of_sync.bytes(), Ordering::Relaxed);
+    let mut copying = ResyncCopier {
         inner: inner.clone(),
         leg,
         session: session.clone(),
-        serial,
+        session_id,
         lanes: [const { None }; COPIES],
         copied: Vec::with_capacity(COPIES_PER_FLUSH + COPIES),
         flush: None,
         cursor: 0,
         pace: Pace::new(limits, now, inner.mean_latency_ns()),
         pause: None,
-        looked_ns: now,
+        sampled_ns: now,
         copied_then: 0,
     };
     let result = poll_fn(|cx| copying.poll(cx)).await;
@@ -85,10 +86,10 @@ pub(crate) async fn copy(
     result
 }
 
-impl Copying {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Ended>> {
+impl ResyncCopier {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SessionEnd>> {
         loop {
-            self.look();
+            self.sample();
             let mut moved = match self.poll_lanes(cx) {
                 Ok(moved) => moved,
                 Err(error) => return Poll::Ready(Err(error)),
@@ -100,10 +101,10 @@ impl Copying {
             moved |= self.fill(cx);
             moved |= self.start_flush();
             if self.is_idle() {
-                if self.inner.legs[self.leg].todo.count() == 0 {
+                if self.inner.legs[self.leg].out_of_sync.count() == 0 {
                     return Poll::Ready(Ok(()));
                 }
-                // What was set behind the cursor.
+                // Bits may have been set behind the cursor.
                 self.cursor = 0;
                 moved |= self.pause.is_none();
             }
@@ -117,36 +118,36 @@ impl Copying {
         self.lanes.iter().all(Option::is_none) && self.flush.is_none() && self.copied.is_empty()
     }
 
-    fn poll_lanes(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+    fn poll_lanes(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let mut moved = false;
         for lane in &mut self.lanes {
             let Some(copy) = lane else { continue };
             let Poll::Ready(result) = Pin::new(copy).poll(cx) else { continue };
             *lane = None;
             moved = true;
-            self.copied.push(result.map_err(|error| Ended::Peer(AskError::Io(error)))?);
+            self.copied.push(result.map_err(|error| SessionEnd::Peer(RequestError::Io(error)))?);
         }
         Ok(moved)
     }
 
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, Ended> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionEnd> {
         let Some((flush, _)) = &mut self.flush else { return Ok(false) };
         let Poll::Ready(result) = Pin::new(flush).poll(cx) else { return Ok(false) };
-        result.map_err(|error| Ended::Peer(AskError::Io(error)))?;
-        let (_, runs) = self.flush.take().expect("it was polled");
+        result.map_err(|error| SessionEnd::Peer(RequestError::Io(error)))?;
+        let (_, runs) = self.flush.take().expect("the flush was polled");
         for run in runs {
-            self.inner.unproven.clear(run.clone());
-            if !self.inner.copied(self.leg, self.serial, run) {
-                return Err(Ended::Lost);
+            self.inner.suspect.clear(run.clone());
+            if !self.inner.copied(self.leg, self.session_id, run) {
+                return Err(SessionEnd::Lost);
             }
         }
         Ok(true)
     }
 
-    /// Begins copies while there is a lane, something to copy, and the pace allows.
+    /// Starts copies while a lane is free, something is left to copy, and the pace allows it.
     fn fill(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
-        // What is copied and not flushed is bounded: it is copied again after a crash.
+        // Bounded, because unflushed copies are repeated after a crash.
         while self.copied.len() < 2 * COPIES_PER_FLUSH
             && let Some(free) = self.lanes.iter().position(Option::is_none)
         {
@@ -156,9 +157,9 @@ impl Copying {
                 }
                 self.pause = None;
             }
-            let todo = &self.inner.legs[self.leg].todo;
-            let most = COPY_BYTES / u64::from(self.inner.local.superblock().shape.bit_bytes);
-            let Some(run) = todo.next_run(self.cursor, most.max(1)) else { return moved };
+            let out_of_sync = &self.inner.legs[self.leg].out_of_sync;
+            let most = COPY_BYTES / u64::from(self.inner.local.superblock().geometry.bit_bytes);
+            let Some(run) = out_of_sync.next_run(self.cursor, most.max(1)) else { return moved };
             self.cursor = run.end;
             let bytes = self.inner.bytes_of(&run).1;
             let now = Inner::now_ns();
@@ -177,10 +178,10 @@ impl Copying {
         let (inner, leg, session) = (self.inner.clone(), self.leg, self.session.clone());
         IoFuture::later(async move {
             let (offset, len) = inner.bytes_of(&run);
-            let proven = !inner.legs[leg].unproven.any(run.clone());
-            let compare = proven && inner.legs[leg].options().compare;
+            let trusted = !inner.legs[leg].suspect.any(run.clone());
+            let compare = trusted && inner.legs[leg].options().compare;
             let mut at = offset;
-            // One bit may stand for more than one copy.
+            // One bit may cover more than one copy.
             while at < offset + len {
                 let piece = COPY_BYTES.min(offset + len - at);
                 copy_piece(&inner, leg, &session, (at, piece), compare).await?;
@@ -196,9 +197,9 @@ impl Copying {
             return false;
         }
         let copied = std::mem::take(&mut self.copied);
-        let unproven = copied.iter().any(|run| self.inner.unproven.any(run.clone()));
+        let suspect = copied.iter().any(|run| self.inner.suspect.any(run.clone()));
         let (inner, there) = (self.inner.clone(), self.session.flush());
-        let flush = match unproven {
+        let flush = match suspect {
             false => there,
             true => IoFuture::later(async move {
                 inner.local.data().flush().await?;
@@ -209,38 +210,38 @@ impl Copying {
         true
     }
 
-    /// Tells the pace how hosts fare.
-    fn look(&mut self) {
+    /// Reports the hosts' latency to the pace.
+    fn sample(&mut self) {
         let now = Inner::now_ns();
-        let span = now.saturating_sub(self.looked_ns);
-        if span < LOOK_NS {
+        let span = now.saturating_sub(self.sampled_ns);
+        if span < SAMPLE_NS {
             return;
         }
         let counters = &self.inner.legs[self.leg].counters;
         let done = counters.copied_bytes.load(Ordering::Relaxed)
             + counters.skipped_bytes.load(Ordering::Relaxed);
         let rate = done.saturating_sub(self.copied_then) as f64 * 1e9 / span as f64;
-        (self.looked_ns, self.copied_then) = (now, done);
+        (self.sampled_ns, self.copied_then) = (now, done);
         counters.rate.store(rate as u64, Ordering::Relaxed);
         let hosts = &self.inner.counters;
         let calls = hosts.calls.load(Ordering::Relaxed);
         let nanos = hosts.calls_ns.load(Ordering::Relaxed);
-        // The operator may have set others since.
+        // The operator may have changed the limits.
         self.pace.set(self.inner.legs[self.leg].options().pace);
-        self.pace.see(calls, nanos, rate, now);
+        self.pace.update(calls, nanos, rate, now);
     }
 }
 
 impl Inner {
-    /// Offset and length, in bytes, of a run of bits.
+    /// Offset and length of a run of bits, in bytes.
     pub(crate) fn bytes_of(&self, run: &Range<u64>) -> (u64, u64) {
-        let shape = self.local.superblock().shape;
-        let bit = u64::from(shape.bit_bytes);
+        let geometry = self.local.superblock().geometry;
+        let bit = u64::from(geometry.bit_bytes);
         let offset = run.start * bit;
-        (offset, (run.end * bit).min(shape.usable_bytes) - offset)
+        (offset, (run.end * bit).min(geometry.usable_bytes) - offset)
     }
 
-    /// What hosts' calls took on average so far.
+    /// Mean duration of host calls so far.
     fn mean_latency_ns(&self) -> Option<f64> {
         let calls = self.counters.calls.load(Ordering::Relaxed);
         let nanos = self.counters.calls_ns.load(Ordering::Relaxed);
@@ -248,7 +249,8 @@ impl Inner {
     }
 }
 
-/// Copies a range, holding it. Memory comes first: hosts' writes that wait for the range hold theirs.
+/// Copies a range under its lock. Memory is acquired first, because host writes that wait for the
+/// range hold memory themselves.
 async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
@@ -257,23 +259,23 @@ async fn copy_piece(
     compare: bool,
 ) -> Result<(), IoError> {
     let memory = for_copy(len as usize).await;
-    let _held = inner.overlap.copy(offset, len).held().await;
+    let _guard = inner.range_lock.copy(offset, len).acquired().await;
     let data = inner.local.data().read(offset, memory).await?;
-    let data = inner.prove(offset, data).await;
+    let data = inner.rewrite_suspect(offset, data).await;
     let counters = &inner.legs[leg].counters;
     if compare {
         let unit = u32::try_from(len).map_err(|_| IoError::OutOfRange)?;
-        let theirs = checksums(session, offset, len, unit).await.map_err(io)?;
-        if theirs.first() == Some(&sum(&data)) {
+        let theirs = checksums(session, offset, len, unit).await.map_err(io_error)?;
+        if theirs.first() == Some(&checksum(&data)) {
             count(&counters.skipped_bytes, len);
             return Ok(());
         }
     }
-    // Until it has flushed it.
-    let unproven = &inner.legs[leg].unproven;
-    unproven.set(unproven.bits_of(offset, len));
+    // Suspect until the peer has flushed it.
+    let suspect = &inner.legs[leg].suspect;
+    suspect.set(suspect.bits_of(offset, len));
     if is_zero(&data) {
-        // Holes stay holes, and nothing travels.
+        // Holes stay holes, and no data is sent.
         session.write_zeroes(offset, len, HOLE, None).await?;
     } else {
         session.copy(offset, data).await?;
@@ -282,7 +284,7 @@ async fn copy_piece(
     Ok(())
 }
 
-/// Zeroes that need not take room.
+/// Zeroes that may stay unallocated.
 const HOLE: ZeroFlags = ZeroFlags { fua: false, may_deallocate: true, fast_only: false };
 
 fn is_zero(data: &[u8]) -> bool {
@@ -290,68 +292,68 @@ fn is_zero(data: &[u8]) -> bool {
 }
 
 impl Inner {
-    /// Writes what was read here once more where it is not known to be here durably, though it can be
-    /// read. Its range is held. Where it cannot be written it goes to the peer all the same.
-    async fn prove(&self, offset: u64, data: BufMut) -> Buf {
+    /// Writes back data that was read here if it may not be durable here. The caller holds the lock
+    /// on its range. If the write fails, the data still goes to the peer.
+    async fn rewrite_suspect(&self, offset: u64, data: BufMut) -> Buf {
         let (data, device) = (data.freeze(), self.local.data());
         let len = data.len() as u64;
-        if self.unproven.any(self.unproven.bits_of(offset, len)) {
+        if self.suspect.any(self.suspect.bits_of(offset, len)) {
             let written = match is_zero(&data) {
                 true => device.write_zeroes(offset, len, HOLE).await,
                 false => device.write(offset, data.clone(), false).await,
             };
             if let Err(error) = written {
                 let replica = self.local.superblock().replica;
-                tracing::warn!(%replica, offset, len, "cannot be written once more here: {error}");
+                tracing::warn!(%replica, offset, len, "could not rewrite suspect data: {error}");
             }
         }
         data
     }
 }
 
-/// A peer that refuses in the midst of a resync is as good as gone.
-fn io(error: AskError) -> IoError {
+/// A refusal during a resync is treated as a lost peer.
+fn io_error(error: RequestError) -> IoError {
     match error {
-        AskError::Io(error) => error,
-        AskError::Refused(_) | AskError::Nonsense | AskError::NoCommonVersion(_) => {
-            IoError::Unreachable
-        }
+        RequestError::Io(error) => error,
+        RequestError::Refused(_)
+        | RequestError::UnexpectedReply
+        | RequestError::NoCommonVersion(_) => IoError::Unreachable,
     }
 }
 
-/// Has a peer that acknowledges from memory flush now and then, so that what would have to be copied
-/// again when it is lost stays little.
+/// Makes a peer that acknowledges from memory flush periodically, which bounds the amount to copy
+/// again if the peer is lost.
 pub(crate) async fn keep_flushed(
     inner: Arc<Inner>,
     leg: usize,
     session: SharedSession,
-    serial: u64,
+    session_id: u64,
 ) {
-    if !inner.legs[leg].options().remembers() {
+    if !inner.legs[leg].options().tracks_unflushed() {
         return;
     }
-    let mut half = inner.lock().legs[leg].told_now;
+    let mut half = inner.lock().legs[leg].unflushed_half;
     loop {
         time::sleep(Duration::from_millis(PEER_FLUSH_MS)).await;
-        if inner.legs[leg].told[half].count() == 0 {
+        if inner.legs[leg].unflushed[half].count() == 0 {
             continue;
         }
-        // Writes from now on are marked in the other half, which is clear.
-        inner.lock().legs[leg].told_now = 1 - half;
-        inner.wait(|state| (state.legs[leg].told_in_flight[half] == 0).then_some(())).await;
+        // Later writes are marked in the other half, which is empty.
+        inner.lock().legs[leg].unflushed_half = 1 - half;
+        inner.wait(|state| (state.legs[leg].unflushed_in_flight[half] == 0).then_some(())).await;
         if let Err(error) = session.flush().await {
-            inner.lose(leg, serial);
+            inner.disconnect(leg, session_id);
             if error != IoError::Unreachable {
-                // This task may end with its session.
+                // In a separate task, because this one may end with its session.
                 spawn_detached(async move { inner.record_failed_flush().await });
             }
             return;
         }
-        if !inner.told_is_durable(leg, serial, half) {
+        if !inner.unflushed_is_durable(leg, session_id, half) {
             return;
         }
         half = 1 - half;
         let mut state = inner.lock();
-        state.legs[leg].unflushed = inner.legs[leg].told[half].count() > 0;
+        state.legs[leg].has_unflushed = inner.legs[leg].unflushed[half].count() > 0;
     }
 }

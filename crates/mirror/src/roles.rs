@@ -1,72 +1,72 @@
-//! Who serves: taking the role of the source, and giving it up.
+//! Roles: taking and giving up the role of the source.
 //!
-//! One change of role at a time. Epochs are unique among the replicas of a volume: each takes
-//! numbers of its own residue, so that two that promote themselves out of each other's sight never
-//! take the same.
+//! Changes of role run one at a time. Role epochs are unique among the replicas of a volume: each
+//! replica uses the numbers of one residue class, so two replicas that promote themselves without
+//! contact never pick the same epoch.
 
 use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use crate::format::superblock::{Role, Superblock};
-use crate::id::{Generation, Uuid};
-use crate::mint::Minting;
+use crate::format::superblock::{ReplicaRole, Superblock};
+use crate::id::{Generation, MirrorId};
 use crate::mirror::{Inner, State};
-use crate::peer::{About, Request, order};
+use crate::new_generation::NewGeneration;
+use crate::peer::{PeerRequest, ReplicaIdentity, execute};
 
-/// Epochs are dealt out to so many replicas: the own and two peers, and one for good measure.
+/// Number of residue classes: this replica, two peers, and one spare.
 const EPOCH_STRIDE: u64 = 4;
 
-/// The least epoch after all that were seen, whoever takes it: a peer that is asked to be the source
-/// takes its own next one from there on. There is none after the last number, which only a forged
-/// one comes near: it is never an earlier one.
+/// The lowest epoch after `seen`, for any replica. A peer that is asked to become the source picks
+/// its own next epoch from there. Saturates at the maximum, which only a forged epoch comes close
+/// to, so the result is never lower than `seen`.
 pub(crate) fn least_epoch(seen: u64) -> u64 {
     seen.saturating_add(1)
 }
 
-/// The epoch that the replica which is `rank`-th of its volume takes after all that were seen: its
-/// first from [`least_epoch`] on.
+/// The epoch that the replica of rank `rank` picks after `seen`: the first of its residue class
+/// from [`least_epoch`] on.
 pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
     let least = least_epoch(seen);
     let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
     if first >= least { first } else { first.saturating_add(EPOCH_STRIDE) }
 }
 
-/// A change of role under way; ended when dropped.
-pub(crate) struct Changing(Arc<Inner>);
+/// A change of role in progress, ended on drop.
+pub(crate) struct RoleChange(Arc<Inner>);
 
-impl Drop for Changing {
+impl Drop for RoleChange {
     fn drop(&mut self) {
-        self.0.change(|state| state.changing = false);
+        self.0.change(|state| state.changing_role = false);
     }
 }
 
-/// The local leg is being left.
-struct Leaving(Arc<Inner>);
+/// The switch to running degraded, ended on drop.
+struct Degrading(Arc<Inner>);
 
-impl Drop for Leaving {
+impl Drop for Degrading {
     fn drop(&mut self) {
-        self.0.change(|state| state.leaving_local = false);
+        self.0.change(|state| state.degrading = false);
     }
 }
 
-/// New calls of hosts wait while this is there.
-pub(crate) struct Hold(Arc<Inner>);
+/// Blocks new host calls until it is dropped.
+pub(crate) struct AdmissionBlock(Arc<Inner>);
 
-impl Drop for Hold {
+impl Drop for AdmissionBlock {
     fn drop(&mut self) {
-        self.0.change(|state| state.holds -= 1);
+        self.0.change(|state| state.admission_blocks -= 1);
     }
 }
 
-/// Why a change of role came to nothing.
+/// Why a change of role failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RoleError {
-    /// The local leg or log.
-    #[error("the replica's device fails: {0}")]
+    /// The local leg or log failed.
+    #[error("the replica's device failed: {0}")]
     Io(#[from] IoError),
-    /// A resync to it began and has not ended.
-    #[error("the data here is inconsistent: a resync to it has not ended")]
+    /// A resync to this replica began and has not completed.
+    #[error("the local data is inconsistent: a resync to it has not completed")]
     Inconsistent,
     /// It never held data.
     #[error("the replica holds no data yet")]
@@ -74,57 +74,61 @@ pub enum RoleError {
     /// The local leg has failed.
     #[error("the local leg has failed")]
     LocalFailed,
-    /// See [`crate::replica::Replica::doubt`].
+    /// See [`crate::replica::Replica::mark_unverified`].
     #[error(
-        "a flush of the device here failed, and its source has not brought it up to date since: what it \
-         shows may be lost with its power; bring back the node that was the source, or, if that is gone \
-         for good, go on with what the device shows by a failover with `--force`"
+        "a flush of the local device failed, and no source has brought the replica up to date since: \
+         recent data may be lost in a power failure. Bring back the node that was the source; if it is \
+         gone for good, use what the device returns with `failover --force`"
     )]
-    Doubtful,
+    Unverified,
 }
 
 impl Inner {
-    /// Begins a change of role, after any other.
-    pub(crate) async fn changing(self: &Arc<Self>) -> Changing {
+    /// Starts a change of role, after any that is in progress.
+    pub(crate) async fn begin_role_change(self: &Arc<Self>) -> RoleChange {
         let begin =
-            |state: &mut State| (!std::mem::replace(&mut state.changing, true)).then_some(());
+            |state: &mut State| (!std::mem::replace(&mut state.changing_role, true)).then_some(());
         self.wait(begin).await;
-        Changing(self.clone())
+        RoleChange(self.clone())
     }
 
-    /// Holds new calls of hosts.
-    pub(crate) fn hold(self: &Arc<Self>) -> Hold {
-        self.change(|state| state.holds += 1);
-        Hold(self.clone())
+    /// Blocks new host calls.
+    pub(crate) fn block_admission(self: &Arc<Self>) -> AdmissionBlock {
+        self.change(|state| state.admission_blocks += 1);
+        AdmissionBlock(self.clone())
     }
 
-    /// Waits until no change and no flush of a host is under way. Reads are not waited for: see
+    /// Waits until no host write and no host flush is in flight. Reads are not waited for: see
     /// [`crate::device`].
-    pub(crate) async fn drained(&self) {
-        self.wait(|state| (state.in_flight == 0 && !state.minting).then_some(())).await;
+    pub(crate) async fn drain(&self) {
+        self.wait(|state| (state.in_flight == 0 && !state.bumping_generation).then_some(())).await;
     }
 
     fn rank(&self) -> u64 {
         let superblock = self.local.superblock();
         let mine = superblock.replica;
         let others = superblock.peers.iter().map(|peer| peer.replica);
-        others.filter(|other: &Uuid| !other.is_none() && *other < mine).count() as u64
+        others.filter(|other: &MirrorId| !other.is_none() && *other < mine).count() as u64
     }
 
-    /// Whether meeting this peer is enough to take the role of the source by ourselves. A source
-    /// that asked another to be it has to hear of that one: it may serve, out of this one's sight.
-    /// If that one has been the source since, it may have handed the role on. And of several
-    /// targets each would find that it has to: that is for the operator to say.
-    pub(crate) fn may_take_role(&self, peers: &About) -> bool {
+    /// Whether a handshake with this peer is sufficient for taking the role of the source without
+    /// the operator. A source that designated a successor has to meet that peer, which may be
+    /// serving out of sight. If that peer has been the source since and there are several peers, it
+    /// may have handed the role on. With several targets, each would conclude that it has to take
+    /// over, so the operator decides.
+    pub(crate) fn may_take_role(&self, peers: &ReplicaIdentity) -> bool {
         let superblock = self.local.superblock();
         let several = self.legs.len() > 1;
-        if several && self.lock().role == Role::Target {
+        if several && self.lock().role == ReplicaRole::Target {
             return false;
         }
-        let Some(heir) = superblock.heir.map(|place| superblock.peers[place].replica) else {
+        let Some(designated_successor) =
+            superblock.designated_successor.map(|place| superblock.peers[place].replica)
+        else {
             return true;
         };
-        heir == peers.view.replica && !(several && peers.view.epoch > superblock.epoch)
+        designated_successor == peers.view.replica
+            && !(several && peers.view.epoch > superblock.epoch)
     }
 
     pub(crate) fn may_serve(&self) -> Result<(), RoleError> {
@@ -136,115 +140,119 @@ impl Inner {
             return Err(RoleError::Blank);
         }
         let state = self.lock();
-        if state.local_failed {
+        if state.local_device_failed {
             return Err(RoleError::LocalFailed);
         }
-        if state.doubtful { Err(RoleError::Doubtful) } else { Ok(()) }
+        if state.unverified { Err(RoleError::Unverified) } else { Ok(()) }
     }
 
-    /// The epoch that this replica takes next, after all that were seen here and `seen`.
+    /// The next epoch of this replica, after `seen` and all epochs recorded here.
     pub(crate) fn epoch_after(&self, seen: u64) -> u64 {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Becomes the source, of an epoch later than `seen` and than all that were seen here. `forced`
-    /// when the peer was not asked.
-    pub(crate) async fn activate(
+    /// Becomes the source, with an epoch later than `seen` and than all epochs recorded here.
+    /// `forced` when the peer was not asked.
+    pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,
         forced: bool,
     ) -> Result<u64, RoleError> {
         self.may_serve()?;
-        // A source of the past must not write here from now on. What it has begun may be a resync:
-        // so ask again.
+        // First cut off the previous source. Its last request may have started a resync to this
+        // replica, so check again.
         self.end_attachment().await;
         self.may_serve()?;
-        let active = self.lock().active;
+        let serving = self.lock().serving;
         let rank = self.rank();
-        let alone = forced && !active;
+        let alone = forced && !serving;
         let parts = alone && self.legs.len() > 1;
         if parts {
-            self.doubt_all().await?;
+            self.mark_all_legs().await?;
         }
-        let minting = Minting::alone(self);
+        let new_generation = NewGeneration::alone(self);
         let promote = move |superblock: &mut Superblock| {
-            (superblock.role, superblock.heir) = (Role::Source, None);
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Source, None);
             superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
-            // Hosts will have read what is here, whatever the peer may have.
+            // Hosts will have read the local data, whatever the peer has.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {
-                minting.apply(superblock);
+                new_generation.apply(superblock);
             }
         };
-        if active {
+        if serving {
             self.local.update(promote).await?;
             return Ok(self.local.superblock().epoch);
         }
         self.local.begin_use(promote).await?;
-        self.take_marks_over();
+        self.load_out_of_sync();
         self.change(|state| {
-            (state.role, state.active) = (Role::Source, true);
+            (state.role, state.serving) = (ReplicaRole::Source, true);
             for leg in &mut state.legs {
-                if !leg.foreground {
-                    leg.minted = parts;
+                if !leg.receives_writes {
+                    leg.generation_bumped = parts;
                 }
-                // Its targets wait: as of now there is nothing but this copy.
-                leg.kicks += 1;
+                // Peers may be waiting: from now on this is the copy that counts.
+                leg.reconnect_requests += 1;
             }
         });
         let Superblock { replica, epoch, .. } = self.local.superblock();
-        tracing::info!(%replica, epoch, forced, "this side serves hosts");
+        tracing::info!(%replica, epoch, forced, "now serving hosts");
         Ok(epoch)
     }
 
-    /// The role is taken by force from a source that had several targets: what it had in hand may
-    /// have reached any of them, and no log says what. So everything may differ from here.
-    async fn doubt_all(&self) -> Result<(), IoError> {
+    /// Marks everything as out of sync for all legs. Needed when the role is taken by force from a
+    /// source that had several targets: its writes in flight may have reached any of them, and no
+    /// log names them.
+    async fn mark_all_legs(&self) -> Result<(), IoError> {
         self.local.data().flush().await?;
         for leg in 0..self.legs.len() {
-            self.mark(leg, 0, self.local.superblock().shape.usable_bytes);
+            self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
         }
         self.local.persist_marks().await
     }
 
-    /// Stops serving. What hosts have in flight ends first, but for reads; what they ask for next
-    /// fails, and so do reads that have not ended.
-    pub(crate) async fn deactivate(self: &Arc<Self>, role: Role) -> Result<(), IoError> {
-        if !self.lock().active {
+    /// Stops serving. Host writes and flushes in flight complete first. Later calls fail, and so do
+    /// reads in flight.
+    pub(crate) async fn stop_serving_as(
+        self: &Arc<Self>,
+        role: ReplicaRole,
+    ) -> Result<(), IoError> {
+        if !self.lock().serving {
             return Ok(());
         }
-        let _hold = self.hold();
-        self.drained().await;
-        let serials: Vec<u64> = self.lock().legs.iter().map(|leg| leg.serial).collect();
-        for (leg, serial) in serials.into_iter().enumerate() {
-            self.lose(leg, serial);
+        let _block = self.block_admission();
+        self.drain().await;
+        let session_ids: Vec<u64> = self.lock().legs.iter().map(|leg| leg.session_id).collect();
+        for (leg, session_id) in session_ids.into_iter().enumerate() {
+            self.disconnect(leg, session_id);
         }
-        self.change(State::end_term);
-        tracing::info!(replica = %self.local.superblock().replica, "this side serves no hosts");
-        self.put_away(role, None).await
+        self.change(State::stop_serving);
+        tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
+        self.record_unused(role, None).await
     }
 
-    /// The same of a mirror that is given up as by a crash: nothing is recorded.
+    /// Stops serving without recording it, as a crash would.
     pub(crate) async fn end_service(self: &Arc<Self>) {
-        let _hold = self.hold();
-        self.drained().await;
+        let _block = self.block_admission();
+        self.drain().await;
         self.change(|state| {
-            if state.active {
-                state.end_term();
+            if state.serving {
+                state.stop_serving();
             }
         });
     }
 
-    /// The superblock says that nobody uses the replica any more, and that the peer in the place
-    /// `heir` is about to be asked to.
-    pub(crate) async fn put_away(
+    /// Durably records that the replica is not in use, and that the peer in slot
+    /// `designated_successor` is about to be asked to serve.
+    pub(crate) async fn record_unused(
         self: &Arc<Self>,
-        role: Role,
-        heir: Option<usize>,
+        role: ReplicaRole,
+        designated_successor: Option<usize>,
     ) -> Result<(), IoError> {
         self.local.data().flush().await?;
         let put = move |superblock: &mut Superblock| {
-            (superblock.role, superblock.heir) = (role, heir);
+            (superblock.role, superblock.designated_successor) = (role, designated_successor);
         };
         if self.local.superblock().flags.in_use {
             self.local.end_use(put).await?;
@@ -255,50 +263,53 @@ impl Inner {
         Ok(())
     }
 
-    /// The local leg has failed. A peer that has all, or gets it by its queue, goes on without it;
-    /// else the host gets `error`, and the caller makes sure that no peer looks equal that is not.
-    pub(crate) async fn go_on_without_local(
+    /// Runs degraded after a failure of the local leg: a peer that has all data, or gets it from
+    /// its queue, serves without this leg. Otherwise the host gets `error`, and the caller makes
+    /// sure that no peer that differs looks equal.
+    pub(crate) async fn run_degraded(
         self: &Arc<Self>,
-        heir: Option<(usize, u64)>,
+        designated_successor: Option<(usize, u64)>,
         error: IoError,
     ) -> Result<(), IoError> {
-        let Some((leg, serial)) = heir else { return Err(error) };
-        // Not a change of role: those wait for the calls in flight, of which this is one.
+        let Some((leg, session_id)) = designated_successor else { return Err(error) };
+        // Not a change of role: that would wait for the calls in flight, and this is one of them.
         let begin =
-            |state: &mut State| (!std::mem::replace(&mut state.leaving_local, true)).then_some(());
+            |state: &mut State| (!std::mem::replace(&mut state.degrading, true)).then_some(());
         self.wait(begin).await;
-        let _leaving = Leaving(self.clone());
-        if self.lock().local_failed {
-            return if self.is_whole(leg, serial) { Ok(()) } else { Err(error) };
+        let _leaving = Degrading(self.clone());
+        if self.lock().local_device_failed {
+            return if self.is_up_to_date(leg, session_id) { Ok(()) } else { Err(error) };
         }
-        // Any other peer is left behind: who would keep track of what it lacks?
+        // Other peers are left behind, because no log would record what they lack.
         let others: Vec<(usize, u64)> =
-            self.lock().legs.iter().map(|leg| leg.serial).enumerate().collect();
-        for (other, serial) in others.into_iter().filter(|(other, _)| *other != leg) {
-            self.lose(other, serial);
+            self.lock().legs.iter().map(|leg| leg.session_id).enumerate().collect();
+        for (other, session_id) in others.into_iter().filter(|(other, _)| *other != leg) {
+            self.disconnect(other, session_id);
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
-        // From the last write that is left to a queue to the first that is waited for.
-        let _hold = self.hold();
-        if !self.is_whole(leg, serial) && !self.catch_up(leg, serial).await {
-            self.lose(leg, serial);
+        // Covers the gap between the last write left to the queue and the first write that is
+        // waited for.
+        let _block = self.block_admission();
+        if !self.is_up_to_date(leg, session_id) && !self.catch_up(leg, session_id).await {
+            self.disconnect(leg, session_id);
             return Err(error);
         }
-        // Before it has the name it flushes: what hosts flushed here is durable there.
+        // The peer flushes before it adopts the generation, so everything that hosts flushed here
+        // is durable there.
         let lost = self.local.superblock().replica;
         let generation = Generation::random();
-        self.lock().legs[leg].alone_as = generation;
-        let request = Request::GoAlone { generation, lost };
-        if order(&session, request).await.is_err() {
-            self.lose(leg, serial);
+        self.lock().legs[leg].degraded_as = generation;
+        let request = PeerRequest::RunDegraded { generation, lost };
+        if execute(&session, request).await.is_err() {
+            self.disconnect(leg, session_id);
             return Err(error);
         }
         tracing::error!(
             replica = %lost,
-            "the local leg has failed ({error}): the peer carries the volume alone"
+            "the local leg has failed ({error}): the peer serves the volume without it"
         );
-        self.change(|state| state.local_failed = true);
-        if self.is_whole(leg, serial) { Ok(()) } else { Err(error) }
+        self.change(|state| state.local_device_failed = true);
+        if self.is_up_to_date(leg, session_id) { Ok(()) } else { Err(error) }
     }
 }
 
@@ -307,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn epochs_grow_and_belong_to_one_replica() {
+    fn epochs_grow_and_are_unique_per_replica() {
         for seen in 0..40 {
             for rank in 0..3 {
                 let next = next_epoch(seen, rank);
@@ -318,19 +329,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_asked_takes_the_first_of_its_epochs_from_the_one_that_is_named() {
+    fn promoted_peer_takes_first_epoch_of_its_class() {
         for seen in (0..40).chain(u64::MAX - 8..u64::MAX - EPOCH_STRIDE) {
             let named = least_epoch(seen);
             assert!(named > seen);
             let taken = [0, 1, 2, 3].map(|rank| next_epoch(seen, rank));
             assert!(taken.iter().all(|epoch| *epoch >= named), "{seen}: {taken:?}");
-            assert!(taken.contains(&named), "{seen}: {taken:?} leave out what may be taken");
+            assert!(taken.contains(&named), "{seen}: {taken:?} lacks the lowest epoch");
         }
-        assert_eq!(least_epoch(u64::MAX), u64::MAX, "never an earlier one");
+        assert_eq!(least_epoch(u64::MAX), u64::MAX, "the epoch never decreases");
     }
 
     #[test]
-    fn no_epoch_is_before_a_forged_one() {
+    fn next_epoch_saturates_after_forged_epoch() {
         for below in 0..2 * EPOCH_STRIDE {
             for rank in 0..EPOCH_STRIDE {
                 let seen = u64::MAX - below;

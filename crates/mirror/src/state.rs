@@ -1,42 +1,46 @@
-//! What a mirror says of itself, in the field's words: derived from what is, and stored nowhere.
+//! Mirror state as shown to people and tools, in the field's vocabulary. Derived on demand and
+//! stored nowhere.
 
 use std::fmt;
 
-use crate::decide::Amount;
-use crate::format::superblock::Role;
-use crate::id::{Generation, Uuid};
-use crate::peer::LinkStatus;
-use crate::versions::Versions;
+use serde::{Deserialize, Serialize};
 
-/// The state of a mirror towards one peer, as it is shown.
+use crate::decide::ResyncAmount;
+use crate::format::superblock::ReplicaRole;
+use crate::id::{Generation, MirrorId};
+use crate::peer::LinkStatus;
+use crate::versions::LinkVersions;
+
+/// The state of a mirror towards one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirrorState {
-    /// Both are equal, and writes go to both.
+    /// Both replicas are equal, and writes go to both.
     Mirroring,
-    /// Writes go to both, and what differs is being copied.
+    /// Writes go to both, and the differences are being copied.
     Resynchronizing,
-    /// Writes are tracked: paused by the operator, or because the target fell behind.
+    /// Writes are tracked, not sent: the operator paused the mirror.
     Paused,
-    /// Writes are not tracked: the operator broke the mirror. All is copied when it goes on.
+    /// Writes are neither sent nor tracked: the operator broke the mirror. Everything is copied
+    /// when it continues.
     Broken,
-    /// The peer is out of date and cannot be reached, or has not been asked yet. Writes are tracked.
+    /// The peer is out of date and either unreachable or not asked yet. Writes are tracked.
     ResyncPending,
-    /// Both were written without the other. The operator has to choose.
+    /// Both replicas were written independently. The operator has to choose.
     SplitBrain,
-    /// The peer cannot be reached, and nothing was written since.
+    /// The peer is unreachable, and nothing was written since.
     Disconnected,
-    /// The peer is no replica of this volume, or of another size, granularity or logical block, or it
-    /// speaks no version of the link that we do.
+    /// The peer is not a replica of this volume; or its size, granularity or logical block size
+    /// does not fit; or it speaks no version of the link in common.
     Mismatch,
-    /// Neither has whole data, or nobody was made the source.
+    /// No replica has consistent data, or none was made the source.
     NoSource,
-    /// This side is a target: the source tells the state.
+    /// This side is a target: the source reports the state.
     Target,
 }
 
 impl MirrorState {
-    /// In words, as commands and metrics show it.
-    pub fn name(self) -> &'static str {
+    /// The name used by commands and metrics.
+    pub const fn name(self) -> &'static str {
         match self {
             MirrorState::Mirroring => "mirroring",
             MirrorState::Resynchronizing => "resynchronizing",
@@ -58,168 +62,187 @@ impl fmt::Display for MirrorState {
     }
 }
 
-/// What the operator wants of a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wish {
-    /// Keep it up to date.
+/// What the operator asked for, for one peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DesiredState {
+    /// Keep the peer up to date.
     #[default]
-    Mirror,
-    /// Track what it lacks.
-    Pause,
-    /// Do without it, and do not even track.
-    Break,
+    Connected,
+    /// Record what the peer lacks, without sending it.
+    Paused,
+    /// Do without the peer, and do not even record what it lacks.
+    Detached,
 }
 
-impl Wish {
-    /// All, each at the place of the number that it has on disk.
-    pub(crate) const ALL: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];
+impl DesiredState {
+    /// Name in status documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DesiredState::Connected => "connected",
+            DesiredState::Paused => "paused",
+            DesiredState::Detached => "detached",
+        }
+    }
+
+    /// All values, indexed by their number on disk.
+    pub(crate) const ALL: [DesiredState; 3] =
+        [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
 }
 
-/// How far a leg has come.
+/// Progress of a leg's connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Phase {
+pub enum LegPhase {
     /// No session.
     #[default]
-    Lost,
-    /// It was met, and nothing can be done: see the finding.
-    Met(Finding),
-    /// Attached; writes go to both; what differs is copied.
-    Resync(Amount),
+    Disconnected,
+    /// The handshake succeeded, and there is nothing to lead. The outcome says why.
+    Handshake(HandshakeOutcome),
+    /// Attached. Writes go to both legs, and differences are being copied.
+    Resync(ResyncAmount),
     /// Attached and equal.
     InSync,
 }
 
-/// What a meeting came to when nobody leads.
+/// Outcome of a handshake after which this side does not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finding {
+pub enum HandshakeOutcome {
     /// The peer leads.
     Following,
-    /// See [`crate::plan::Plan::AwaitStepDown`].
+    /// See [`crate::plan::HandshakePlan::AwaitStepDown`].
     AwaitStepDown,
-    /// See [`crate::plan::Plan::Idle`].
+    /// See [`crate::plan::HandshakePlan::Idle`].
     Idle,
-    /// See [`crate::plan::Plan::SplitBrain`].
+    /// See [`crate::plan::HandshakePlan::SplitBrain`].
     SplitBrain,
     /// Unrelated or incompatible.
     Mismatch,
-    /// It speaks no version of the link that we do.
+    /// No version of the link in common.
     NoCommonVersion,
-    /// Neither has whole data.
+    /// Neither replica has consistent data.
     NoSource,
 }
 
-/// What [`derive()`] looks at.
+/// Input of [`derive()`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// Who we are.
-    pub role: Role,
-    /// What the operator wants.
-    pub wish: Wish,
-    /// How far the leg has come.
-    pub phase: Phase,
+pub struct MirrorFacts {
+    /// This side's role.
+    pub role: ReplicaRole,
+    /// What the operator asked for.
+    pub desired_state: DesiredState,
+    /// Progress of the leg's connection.
+    pub phase: LegPhase,
     /// The peer is recorded as out of date.
     pub outdated: bool,
-    /// A source is attached here: what another target is like is for that one to say.
+    /// A source is attached here. The state of another target is for that source to report.
     pub attached: bool,
 }
 
-/// The state to show. Split brain is shown whatever else holds: it never looks like health.
-pub fn derive(facts: Facts) -> MirrorState {
-    match (facts.phase, facts.wish) {
-        (Phase::Met(Finding::SplitBrain), _) => MirrorState::SplitBrain,
-        (_, Wish::Break) => MirrorState::Broken,
-        (_, Wish::Pause) => MirrorState::Paused,
-        (Phase::InSync, _) => MirrorState::Mirroring,
-        (Phase::Resync(_), _) => MirrorState::Resynchronizing,
-        (Phase::Met(_), _) if facts.attached => MirrorState::Target,
-        (Phase::Met(Finding::Mismatch | Finding::NoCommonVersion), _) => MirrorState::Mismatch,
-        (Phase::Met(Finding::NoSource | Finding::Idle), _) => MirrorState::NoSource,
-        _ if facts.role == Role::Target => MirrorState::Target,
+/// The state to show. A split brain is shown whatever the desired state, so it is never mistaken
+/// for health.
+pub fn derive(facts: MirrorFacts) -> MirrorState {
+    match (facts.phase, facts.desired_state) {
+        (LegPhase::Handshake(HandshakeOutcome::SplitBrain), _) => MirrorState::SplitBrain,
+        (_, DesiredState::Detached) => MirrorState::Broken,
+        (_, DesiredState::Paused) => MirrorState::Paused,
+        (LegPhase::InSync, _) => MirrorState::Mirroring,
+        (LegPhase::Resync(_), _) => MirrorState::Resynchronizing,
+        (LegPhase::Handshake(_), _) if facts.attached => MirrorState::Target,
+        (
+            LegPhase::Handshake(HandshakeOutcome::Mismatch | HandshakeOutcome::NoCommonVersion),
+            _,
+        ) => MirrorState::Mismatch,
+        (LegPhase::Handshake(HandshakeOutcome::NoSource | HandshakeOutcome::Idle), _) => {
+            MirrorState::NoSource
+        }
+        _ if facts.role == ReplicaRole::Target => MirrorState::Target,
         _ if facts.outdated => MirrorState::ResyncPending,
         _ => MirrorState::Disconnected,
     }
 }
 
-/// A peer, as status shows it. Counters count since the mirror was opened.
+/// Status of one peer. Counters count since the mirror was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerStatus {
-    /// The peer's replica; none before it was first met.
-    pub replica: Uuid,
+pub struct MirrorPeerStatus {
+    /// The peer's replica; none before the first handshake.
+    pub replica: MirrorId,
     /// See [`MirrorState`].
     pub state: MirrorState,
     /// Bytes that the peer lacks, at the bitmap's granularity.
     pub out_of_date_bytes: u64,
-    /// When it was last known to be in sync, as time since the Unix epoch in seconds; 0 for never
+    /// When the peer was last known to be in sync, in seconds since the Unix epoch; 0 if never
     /// since the mirror was opened.
     pub last_in_sync_s: u64,
-    /// Asynchronous mode: bytes and writes that it has not acknowledged.
+    /// Asynchronous mode: bytes and writes that the peer has not acknowledged.
     pub lag_bytes: u64,
     /// See `lag_bytes`.
     pub lag_writes: u64,
-    /// Age of the oldest of them, in µs.
+    /// Age of the oldest unacknowledged write, in µs.
     pub lag_us: u64,
-    /// Bytes that the resync under way, or the last one, has copied and had to copy.
+    /// Bytes that the current or last resync has processed, and its total.
     pub resync_done_bytes: u64,
     /// See `resync_done_bytes`.
     pub resync_total_bytes: u64,
-    /// Bytes that it skipped, since their checksums were equal.
+    /// Bytes skipped by that resync because their checksums were equal.
     pub resync_skipped_bytes: u64,
-    /// How fast it goes, in bytes a second.
+    /// Current rate of the resync, in bytes per second.
     pub resync_bytes_per_s: u64,
-    /// Sum of what writes waited for this leg beyond the local one, in µs; and of how many.
+    /// Time that writes waited for this leg after the local leg had completed, in µs, and the
+    /// number of writes measured.
     pub added_us: u64,
     /// See `added_us`.
     pub added_writes: u64,
-    /// Times that it was lost after it had been attached.
-    pub losses: u64,
-    /// Times that this side gave its data up for the peer's in a split brain, by policy.
-    pub given_up: u64,
-    /// What it had written without the peer then, at most, at the bitmap's granularity.
-    pub given_up_bytes: u64,
-    /// The way to it.
+    /// Number of sessions lost after they had been attached.
+    pub disconnects: u64,
+    /// Number of times that this side discarded its data for the peer's in a split brain, by
+    /// policy.
+    pub discards: u64,
+    /// Upper bound of the data discarded then, at the bitmap's granularity.
+    pub discarded_bytes: u64,
+    /// Status of the link to the peer.
     pub link: LinkStatus,
-    /// The versions of the link that it spoke when it was met last; `None` before.
-    pub versions: Option<Versions>,
+    /// Versions of the link that the peer announced at the last handshake; `None` before the first.
+    pub versions: Option<LinkVersions>,
 }
 
-/// A mirror, as status shows it.
+/// Status of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct MirrorStatus {
     /// The volume.
-    pub volume: Uuid,
+    pub volume: MirrorId,
     /// This replica.
-    pub replica: Uuid,
-    /// The versions of the link that this node speaks.
-    pub versions: Versions,
-    /// Who we are.
-    pub role: Role,
-    /// Hosts are served.
-    pub active: bool,
-    /// The local leg has failed: the peer carries the volume.
-    pub local_failed: bool,
-    /// Highest epoch seen.
-    pub epoch: u64,
-    /// Generation of the data here.
+    pub replica: MirrorId,
+    /// Versions of the link that this node speaks.
+    pub versions: LinkVersions,
+    /// This side's role.
+    pub role: ReplicaRole,
+    /// Hosts are being served here.
+    pub serving: bool,
+    /// The local leg has failed: the peer serves the volume.
+    pub local_device_failed: bool,
+    /// The highest role epoch seen.
+    pub role_epoch: u64,
+    /// Generation of the local data.
     pub generation: Generation,
-    /// A resync to this replica has not ended.
+    /// A resync to this replica has not completed.
     pub inconsistent: bool,
-    /// Peers.
-    pub peers: Vec<PeerStatus>,
-    /// Writes of hosts in flight, and reads that wait for one; and those of them that wait for one
-    /// that overlaps.
+    /// Peers, in configuration order.
+    pub peers: Vec<MirrorPeerStatus>,
+    /// Host writes in flight and reads that wait for one; and, of these, the calls that wait for an
+    /// overlapping one.
     pub in_flight: u64,
     /// See `in_flight`.
-    pub waiting_for_overlap: u64,
-    /// Writes of hosts.
+    pub waiting_for_range_lock: u64,
+    /// Host writes.
     pub writes: u64,
-    /// Sum of what the local leg took for them, in µs.
+    /// Time that the local leg took for them, summed, in µs.
     pub local_us: u64,
-    /// Writes held now: for the peer (strict), or for a change of role.
-    pub held: u64,
+    /// Writes blocked now, because a peer is missing (policy `block`) or during a change of role.
+    pub blocked: u64,
 }
 
-impl PeerStatus {
-    /// Time until the resync ends at its present rate, in seconds; `None` when none goes on.
+impl MirrorPeerStatus {
+    /// Remaining time of the resync at its current rate, in seconds; `None` when none is running.
     pub fn resync_remaining_s(&self) -> Option<u64> {
         if self.state != MirrorState::Resynchronizing || self.resync_bytes_per_s == 0 {
             return None;
@@ -233,43 +256,52 @@ impl PeerStatus {
 mod tests {
     use super::*;
 
-    fn facts() -> Facts {
-        Facts {
-            role: Role::Source,
-            wish: Wish::Mirror,
-            phase: Phase::Lost,
+    fn facts() -> MirrorFacts {
+        MirrorFacts {
+            role: ReplicaRole::Source,
+            desired_state: DesiredState::Connected,
+            phase: LegPhase::Disconnected,
             outdated: false,
             attached: false,
         }
     }
 
     #[test]
-    fn states_follow_from_facts() {
+    fn state_is_derived_from_facts() {
         let shown = |facts| derive(facts).name();
         assert_eq!(shown(facts()), "disconnected");
-        assert_eq!(shown(Facts { outdated: true, ..facts() }), "resync-pending");
-        assert_eq!(shown(Facts { phase: Phase::InSync, ..facts() }), "mirroring");
+        assert_eq!(shown(MirrorFacts { outdated: true, ..facts() }), "resync-pending");
+        assert_eq!(shown(MirrorFacts { phase: LegPhase::InSync, ..facts() }), "mirroring");
         assert_eq!(
-            shown(Facts { phase: Phase::Resync(Amount::Full), ..facts() }),
+            shown(MirrorFacts { phase: LegPhase::Resync(ResyncAmount::Full), ..facts() }),
             "resynchronizing"
         );
-        assert_eq!(shown(Facts { wish: Wish::Pause, ..facts() }), "paused");
-        assert_eq!(shown(Facts { wish: Wish::Break, ..facts() }), "broken");
-        assert_eq!(shown(Facts { role: Role::Target, ..facts() }), "target");
-        let idle = Facts { phase: Phase::Met(Finding::Idle), ..facts() };
+        assert_eq!(shown(MirrorFacts { desired_state: DesiredState::Paused, ..facts() }), "paused");
+        assert_eq!(
+            shown(MirrorFacts { desired_state: DesiredState::Detached, ..facts() }),
+            "broken"
+        );
+        assert_eq!(shown(MirrorFacts { role: ReplicaRole::Target, ..facts() }), "target");
+        let idle = MirrorFacts { phase: LegPhase::Handshake(HandshakeOutcome::Idle), ..facts() };
         assert_eq!(shown(idle), "no-source");
-        assert_eq!(shown(Facts { attached: true, ..idle }), "target");
-        let stranger = Phase::Met(Finding::NoCommonVersion);
-        assert_eq!(shown(Facts { phase: stranger, outdated: true, ..facts() }), "mismatch");
+        assert_eq!(shown(MirrorFacts { attached: true, ..idle }), "target");
+        let incompatible_version = LegPhase::Handshake(HandshakeOutcome::NoCommonVersion);
+        assert_eq!(
+            shown(MirrorFacts { phase: incompatible_version, outdated: true, ..facts() }),
+            "mismatch"
+        );
     }
 
     #[test]
-    fn split_brain_is_never_shown_as_anything_else() {
-        let phase = Phase::Met(Finding::SplitBrain);
-        for role in [Role::Source, Role::Target] {
-            for wish in [Wish::Mirror, Wish::Pause, Wish::Break] {
+    fn split_brain_is_always_shown() {
+        let phase = LegPhase::Handshake(HandshakeOutcome::SplitBrain);
+        for role in [ReplicaRole::Source, ReplicaRole::Target] {
+            for desired_state in
+                [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached]
+            {
                 for outdated in [false, true] {
-                    let facts = Facts { role, wish, phase, outdated, attached: false };
+                    let facts =
+                        MirrorFacts { role, desired_state, phase, outdated, attached: false };
                     assert_eq!(derive(facts), MirrorState::SplitBrain);
                 }
             }

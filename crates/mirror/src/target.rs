@@ -1,44 +1,47 @@
-//! The receiving side: what a replica does for a source that is attached to it.
+//! Target side: a replica that serves the source attached to it.
 //!
-//! Promises:
-//! - writes are taken from one session at a time, that of the highest epoch; an attachment is
-//!   answered when no call of an earlier one is in hand any more, and its epoch is durable;
-//! - a replica that serves hosts itself is nobody's target;
-//! - ordered writes start in their order, however they arrive ([`crate::order`]);
-//! - what is answered "done" is durable.
+//! Guarantees:
+//! - writes are accepted from one session at a time, the one with the highest epoch. An attachment
+//!   is answered when no call of an earlier session is in progress and its epoch is durable;
+//! - a replica that serves hosts itself accepts no source;
+//! - ordered writes start in their order, however they arrive ([`crate::reorder`]);
+//! - a reply of [`PeerReply::Done`] means that the effect is durable.
 //!
-//! Everything in a request may be hostile: ranges are checked by the device below, orders by their
-//! gate, and what makes no sense is refused.
+//! All input may be hostile: the device checks ranges, the reorder buffer checks orders, and
+//! invalid requests are refused.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, buf};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::format::bitmap_page::WORDS;
-use crate::format::superblock::{Role, Superblock};
-use crate::generation::{Lineage, List};
-use crate::id::{Generation, Uuid};
+use crate::format::superblock::{ReplicaRole, Superblock};
+use crate::generation::{GenerationHistory, GenerationList};
+use crate::id::{Generation, MirrorId};
 use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
-use crate::mirror::{Attached, Inner, LegState, Mirror, State};
+use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::options::Mode;
-use crate::order::{Gate, Order};
-use crate::peer::{About, Answer, Attach, Refusal, Reply, Request};
-use crate::state::Phase;
-use crate::versions::Version;
-use crate::write::Finish;
+use crate::peer::{
+    AttachRequest, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+};
+use crate::reorder::{ReorderBuffer, WriteOrder};
+use crate::state::LegPhase;
+use crate::versions::LinkVersion;
+use crate::write::RunToCompletion;
 
-/// One connection of a source, at the target. What carries it (a controller, a simulated network)
-/// hands each call in, from any core, and drops it when the connection is gone.
+/// One connection of a source, at the target. Its carrier (a controller, or a simulated network)
+/// passes in calls from any core, and drops the session when the connection is gone.
 pub struct TargetSession {
     inner: Arc<Inner>,
     number: u64,
-    gate: Arc<Mutex<Gate>>,
-    /// The replica at the other end, once it has said who it is.
-    asker: Mutex<Uuid>,
+    reorder: Arc<Mutex<ReorderBuffer>>,
+    /// The replica at the other end, once it has identified itself.
+    asker: Mutex<MirrorId>,
 }
 
 impl Mirror {
@@ -46,7 +49,7 @@ impl Mirror {
     pub fn session(&self) -> Arc<TargetSession> {
         let number = self.0.next_session();
         let inner = self.0.clone();
-        Arc::new(TargetSession { inner, number, gate: Arc::default(), asker: Mutex::default() })
+        Arc::new(TargetSession { inner, number, reorder: Arc::default(), asker: Mutex::default() })
     }
 }
 
@@ -57,18 +60,18 @@ impl Drop for TargetSession {
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock()
 }
 
-/// A call in hand of the session that is attached.
-struct Served(Arc<Inner>);
+/// A call in progress for the attached session.
+struct SourceCall(Arc<Inner>);
 
-impl Drop for Served {
+impl Drop for SourceCall {
     fn drop(&mut self) {
         let last = {
             let mut state = self.0.lock();
-            state.served -= 1;
-            state.served == 0
+            state.source_calls -= 1;
+            state.source_calls == 0
         };
         if last {
             self.0.change(|_| {});
@@ -77,26 +80,26 @@ impl Drop for Served {
 }
 
 impl TargetSession {
-    /// Whether it is the one that is attached.
+    /// Whether this session is the attached one.
     pub fn is_attached(&self) -> bool {
         self.inner.is_attached(self.number)
     }
 
-    fn enter(&self) -> Result<Served, IoError> {
+    fn enter(&self) -> Result<SourceCall, IoError> {
         let mut state = self.inner.lock();
         if state.attached.is_none_or(|attached| attached.session != self.number) {
             return Err(IoError::Unreachable);
         }
-        state.served += 1;
-        Ok(Served(self.inner.clone()))
+        state.source_calls += 1;
+        Ok(SourceCall(self.inner.clone()))
     }
 
-    /// A write: `call` makes it, to the leg's device, when it is its turn. If it has to wait for that,
-    /// it holds what `park` gives; where that is nothing it is turned away, and may come again. One
-    /// whose turn it is already is never turned away so.
-    pub fn in_turn<P: 'static>(
+    /// Submits a write: `call` writes to the leg's device when the order permits. While it waits,
+    /// it holds the result of `park`. If that is `None`, the write is refused and may be sent
+    /// again. A write that can start immediately is never refused for that reason.
+    pub fn submit_in_order<P: 'static>(
         &self,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
         park: impl FnOnce() -> Option<P> + 'static,
         call: impl FnOnce(&SharedDevice) -> IoFuture<()> + 'static,
     ) -> IoFuture<()> {
@@ -107,31 +110,31 @@ impl TargetSession {
         let inner = self.inner.clone();
         let Some(order) = order else {
             let call = call(inner.local.data());
-            return IoFuture::later(Finish::new(async move {
+            return IoFuture::later(RunToCompletion::new(async move {
                 let _served = served;
                 call.await
             }));
         };
-        if lock(&self.gate).arrived(order).is_err() {
+        if lock(&self.reorder).arrived(order).is_err() {
             return IoFuture::ready(Err(IoError::OutOfRange));
         }
-        let (gate, number) = (self.gate.clone(), self.number);
+        let (reorder, number) = (self.reorder.clone(), self.number);
         IoFuture::later(async move {
-            let early = !lock(&gate).may_start(order, Waker::noop());
+            let early = !lock(&reorder).may_start(order, Waker::noop());
             if early {
                 let Some(_parked) = park() else {
-                    lock(&gate).turned_away(order);
+                    lock(&reorder).withdrawn(order);
                     return Err(IoError::NoMemory);
                 };
-                turn(&inner, &gate, number, order).await?;
+                wait_in_order(&inner, &reorder, number, order).await?;
             } else {
                 drop(park);
             }
-            Finish::new(async move {
+            RunToCompletion::new(async move {
                 let _served = served;
                 call(inner.local.data()).await?;
-                let done = lock(&gate).completed(order.number);
-                while let Some(waker) = { lock(&gate).next_to_wake() } {
+                let done = lock(&reorder).completed(order.number);
+                while let Some(waker) = { lock(&reorder).next_to_wake() } {
                     waker.wake();
                 }
                 done.map_err(|_| IoError::OutOfRange)
@@ -140,24 +143,30 @@ impl TargetSession {
         })
     }
 
-    /// Writes.
-    pub fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        self.in_turn(order, || Some(()), move |leg| leg.write(offset, data, fua))
+    /// Writes to the leg.
+    pub fn write(
+        &self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Option<WriteOrder>,
+    ) -> IoFuture<()> {
+        self.submit_in_order(order, || Some(()), move |leg| leg.write(offset, data, fua))
     }
 
-    /// Writes zeroes.
+    /// Writes zeroes to the leg.
     pub fn write_zeroes(
         &self,
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        self.in_turn(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
+        self.submit_in_order(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
     }
 
-    /// Reads. What is found once another session may have written, or a host here, is not the
-    /// source's data: it is given to nobody.
+    /// Reads from the leg. Data found after another session attached, or after hosts were served
+    /// here, may not be the source's and is not returned.
     pub fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         if !self.is_attached() {
             return IoFuture::ready(Err(IoError::Unreachable));
@@ -169,7 +178,7 @@ impl TargetSession {
         })
     }
 
-    /// Flushes.
+    /// Flushes the leg.
     pub fn flush(&self) -> IoFuture<()> {
         match self.is_attached() {
             true => self.inner.local.data().flush(),
@@ -178,96 +187,104 @@ impl TargetSession {
     }
 
     /// Answers a request.
-    pub fn ask(self: &Arc<Self>, request: Request) -> IoFuture<Answer> {
+    pub fn ask(self: &Arc<Self>, request: PeerRequest) -> IoFuture<PeerAnswer> {
         let session = self.clone();
         IoFuture::later(async move { Ok(session.answer(request).await) })
     }
 
-    async fn answer(&self, request: Request) -> Answer {
+    async fn answer(&self, request: PeerRequest) -> PeerAnswer {
         let inner = &self.inner;
         match request {
-            Request::Identify { asker } => {
+            PeerRequest::Identify { asker } => {
                 *lock(&self.asker) = asker;
-                inner.is_there(asker);
-                return Ok(Reply::About(inner.about(asker)));
+                inner.peer_is_reachable(asker);
+                return Ok(PeerReply::Identity(inner.identity(asker)));
             }
-            Request::Attach(attach) => return self.attach(attach).await,
-            Request::Surrender { base, expected } => return inner.surrender(base, expected).await,
-            Request::HandOver => {
+            PeerRequest::Attach(attach) => return self.attach(attach).await,
+            PeerRequest::Discard { base, expected } => {
+                return inner.discard_data(base, expected).await;
+            }
+            PeerRequest::HandOver => {
                 let asker = *lock(&self.asker);
                 return inner.hand_over(asker).await;
             }
-            Request::ClearRoom { .. } if inner.versions.highest() < Version::CLEARS_ROOM => {
-                return Err(Refusal::Version);
+            PeerRequest::ZeroNewSpace { .. }
+                if inner.versions.highest() < LinkVersion::ZEROES_NEW_SPACE =>
+            {
+                return Err(PeerRefusal::Version);
             }
-            Request::ClearRoom { usable_bytes } => return inner.clear_room(usable_bytes),
+            PeerRequest::ZeroNewSpace { usable_bytes } => {
+                return inner.zero_new_space(usable_bytes);
+            }
             _ => {}
         }
-        // All others come from the source that is attached.
-        let served = self.enter().map_err(|_| Refusal::NotAttached)?;
-        let Some(attached) = inner.lock().attached else { return Err(Refusal::NotAttached) };
+        // All other requests are reserved for the attached source.
+        let served = self.enter().map_err(|_| PeerRefusal::NotAttached)?;
+        let Some(attached) = inner.lock().attached else { return Err(PeerRefusal::NotAttached) };
         match request {
-            Request::Bits { page } => inner.bits_page(page),
-            Request::Checksums { offset, len, unit_bytes } => {
+            PeerRequest::BitmapPage { page } => inner.read_bitmap_page(page),
+            PeerRequest::Checksums { offset, len, unit_bytes } => {
                 inner.checksums(offset, len, unit_bytes).await
             }
-            Request::Ancestors { generations } => inner.descend(generations).await,
-            Request::BeginResync { base } => inner.begin_resync(base).await,
-            Request::EndResync { generation } => inner.adopt(generation, true).await,
-            Request::Rename { generation } => inner.adopt(generation, false).await,
-            Request::GoAlone { generation, lost: _ } => inner.adopt(generation, false).await,
-            Request::Promote { epoch } => {
-                // It is the last call of its session.
-                drop(served);
-                inner.promoted(epoch, attached).await
+            PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
+            PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
+            PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
+            PeerRequest::Rename { generation } => inner.adopt_generation(generation, false).await,
+            PeerRequest::RunDegraded { generation, lost: _ } => {
+                inner.adopt_generation(generation, false).await
             }
-            _ => Err(Refusal::NotNow),
+            PeerRequest::Promote { epoch } => {
+                // This is the last call of its session.
+                drop(served);
+                inner.promote(epoch, attached).await
+            }
+            _ => Err(PeerRefusal::NotNow),
         }
     }
 
-    async fn attach(&self, attach: Attach) -> Answer {
+    async fn attach(&self, attach: AttachRequest) -> PeerAnswer {
         let inner = &self.inner;
         if !inner.versions.contains(attach.version) {
-            return Err(Refusal::Version);
+            return Err(PeerRefusal::Version);
         }
-        let _changing = inner.changing().await;
-        inner.admissible(&attach)?;
-        inner.has_size(&attach)?;
-        // From here on no earlier session begins a call; those in hand end first.
+        let _role_change = inner.begin_role_change().await;
+        inner.check_attach(&attach)?;
+        inner.check_size(&attach)?;
+        // From here on, no earlier session starts a call. Calls in progress end first.
         inner.end_attachment().await;
-        inner.admissible(&attach)?;
+        inner.check_attach(&attach)?;
         let admit = move |superblock: &mut Superblock, slot: usize| {
-            (superblock.role, superblock.heir) = (Role::Target, None);
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             superblock.epoch = superblock.epoch.max(attach.epoch);
             if attach.in_sync {
-                superblock.doubtful = false;
-                let mut lineage = superblock.lineage(slot);
-                lineage.settle();
-                superblock.set_lineage(slot, &lineage);
+                superblock.unverified = false;
+                let mut generations = superblock.generations(slot);
+                generations.settle();
+                superblock.set_generations(slot, &generations);
                 (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
             }
         };
-        // A link of ours may be about to remember another peer.
-        inner.update_with(attach.source, admit).await.map_err(|_| Refusal::Failed)?;
-        *lock(&self.gate) = Gate::default();
-        let attached = Attached { session: self.number, source: attach.source };
+        // A connection of this mirror may be about to record another peer in the same slot.
+        inner.update_peer(attach.source, admit).await.map_err(|_| PeerRefusal::Failed)?;
+        *lock(&self.reorder) = ReorderBuffer::default();
+        let attached = AttachedSource { session: self.number, source: attach.source };
         inner.change(|state| {
-            (state.role, state.attached, state.fed) =
-                (Role::Target, Some(attached), attach.in_sync);
-            // The source has nothing that may not be here durably.
-            state.doubtful &= !attach.in_sync;
-            state.gate = Some(self.gate.clone());
+            (state.role, state.attached, state.counted_in_sync) =
+                (ReplicaRole::Target, Some(attached), attach.in_sync);
+            // The source has no data that may not be durable here.
+            state.unverified &= !attach.in_sync;
+            state.reorder = Some(self.reorder.clone());
         });
-        Ok(Reply::Done)
+        Ok(PeerReply::Done)
     }
 }
 
 impl State {
-    /// The leg that leads to the source that is attached.
-    pub(crate) fn leg_of(&self, source: Uuid) -> Option<usize> {
-        let met = self.legs.iter().position(|leg| leg.peer == source);
-        // Whose only peer it is need not have met it by its own link.
-        met.or((self.legs.len() == 1).then_some(0))
+    /// The leg that leads to the attached source.
+    pub(crate) fn leg_of(&self, source: MirrorId) -> Option<usize> {
+        let last_handshake = self.legs.iter().position(|leg| leg.peer == source);
+        // With a single peer, the source need not have been met by this leg.
+        last_handshake.or((self.legs.len() == 1).then_some(0))
     }
 }
 
@@ -276,39 +293,39 @@ impl Inner {
         self.lock().attached.is_some_and(|attached| attached.session == session)
     }
 
-    /// The session that is attached is so no longer: it begins no call from here on, and those of
-    /// its writes that wait for their order give up, for what they wait for may never come.
-    fn detach(&self, which: impl FnOnce(&Attached) -> bool) {
-        let gate = self.change(|state| {
+    /// Detaches the session: it starts no more calls, and its writes that wait for their order
+    /// fail, because their predecessors may never arrive.
+    fn detach(&self, which: impl FnOnce(&AttachedSource) -> bool) {
+        let reorder = self.change(|state| {
             let attached = state.attached.take_if(|attached| which(attached))?;
-            if let Some(leg) = state.leg_of(attached.source).filter(|_| state.fed) {
+            if let Some(leg) = state.leg_of(attached.source).filter(|_| state.counted_in_sync) {
                 let now = flagstone_runtime::time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
-            state.gate.take()
+            state.reorder.take()
         });
-        if let Some(gate) = gate {
-            let wakers = lock(&gate).wake_all();
+        if let Some(reorder) = reorder {
+            let wakers = lock(&reorder).wake_all();
             wakers.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// The same, and waits until none of its calls is in hand.
+    /// Detaches the session, and waits until none of its calls is in progress.
     pub(crate) async fn end_attachment(&self) {
         self.detach(|_| true);
-        self.wait(|state| (state.served == 0).then_some(())).await;
+        self.wait(|state| (state.source_calls == 0).then_some(())).await;
     }
 }
 
 /// Waits until an ordered write may start.
-async fn turn(
+async fn wait_in_order(
     inner: &Arc<Inner>,
-    gate: &Mutex<Gate>,
+    reorder: &Mutex<ReorderBuffer>,
     number: u64,
-    order: Order,
+    order: WriteOrder,
 ) -> Result<(), IoError> {
     poll_fn(|cx| {
-        if lock(gate).may_start(order, cx.waker()) {
+        if lock(reorder).may_start(order, cx.waker()) {
             return Poll::Ready(Ok(()));
         }
         if inner.is_attached(number) {
@@ -322,137 +339,146 @@ async fn turn(
 
 /// Requests to the replica.
 impl Inner {
-    /// A peer that was out of reach asks who we are: so it can be reached, and a link that waits
-    /// before it tries again need not. One that was met is not hurried: that would go on for ever.
-    fn is_there(&self, asker: Uuid) {
-        let lost =
-            |leg: &LegState| (leg.peer == asker || leg.peer.is_none()) && leg.phase == Phase::Lost;
+    /// Called when a peer identifies itself: a disconnected peer is reachable again, so its leg
+    /// retries at once. Peers with a completed handshake are left alone, otherwise both sides would
+    /// trigger each other forever.
+    fn peer_is_reachable(&self, asker: MirrorId) {
+        let lost = |leg: &LegState| {
+            (leg.peer == asker || leg.peer.is_none()) && leg.phase == LegPhase::Disconnected
+        };
         let state = self.lock();
-        if !state.active || !state.legs.iter().any(lost) {
+        if !state.serving || !state.legs.iter().any(lost) {
             return;
         }
         drop(state);
         self.change(|state| {
-            state.legs.iter_mut().filter(|leg| lost(leg)).for_each(|leg| leg.kicks += 1);
+            state
+                .legs
+                .iter_mut()
+                .filter(|leg| lost(leg))
+                .for_each(|leg| leg.reconnect_requests += 1);
         });
     }
 
-    /// What we say of ourselves, as this peer has to see it.
-    pub(crate) fn about(&self, asker: Uuid) -> About {
+    /// This replica's identity, as reported to the given peer.
+    pub(crate) fn identity(&self, asker: MirrorId) -> ReplicaIdentity {
         let mut view = self.local.view(self.slot_of(asker));
         let known =
             self.local.superblock().peers.iter().filter(|peer| !peer.replica.is_none()).count();
         let state = self.lock();
-        view.serving |= state.active;
-        // No moment in time is certainly there, as long as it was not brought up to date.
-        view.inconsistent |= state.doubtful;
-        view.dirty |= self.legs.iter().any(|leg| leg.todo.count() > 0);
+        view.serving |= state.serving;
+        // Until it is brought up to date, the data may not match any point in time.
+        view.inconsistent |= state.unverified;
+        view.dirty |= self.legs.iter().any(|leg| leg.out_of_sync.count() > 0);
         let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
         let several = known > 1 || self.legs.len() > 1;
-        if (queues || several) && state.role == Role::Source {
-            // Asynchronous: hosts were told what the peer never got, and a crash must not make its
-            // data the better. Several targets: each would think its own to be that, out of the
-            // others' sight.
+        if (queues || several) && state.role == ReplicaRole::Source {
+            // Asynchronous: hosts were acknowledged writes that the peer never got, so the peer's
+            // data must not be preferred after a crash. Several targets: each would consider its
+            // own data the better one, out of the others' sight.
             (view.serving, view.crashed) = (true, false);
         }
-        About {
+        ReplicaIdentity {
             view,
             role: state.role,
-            active: state.active,
+            is_serving: state.serving,
             volatile_cache: self.local.data().geometry().volatile_cache,
             versions: self.versions,
         }
     }
 
-    fn admissible(&self, attach: &Attach) -> Result<(), Refusal> {
+    fn check_attach(&self, attach: &AttachRequest) -> Result<(), PeerRefusal> {
         let superblock = self.local.superblock();
         if attach.volume != superblock.volume || attach.source == superblock.replica {
-            return Err(Refusal::Unrelated);
+            return Err(PeerRefusal::Unrelated);
         }
         let state = self.lock();
-        if state.closed || state.moving {
-            return Err(Refusal::NotNow);
+        if state.closed || state.migrating {
+            return Err(PeerRefusal::NotNow);
         }
-        if state.active {
-            return Err(Refusal::Active);
+        if state.serving {
+            return Err(PeerRefusal::Serving);
         }
-        if state.local_failed {
-            return Err(Refusal::Failed);
+        if state.local_device_failed {
+            return Err(PeerRefusal::Failed);
         }
-        // A higher epoch than any seen, or the one that we have admitted already.
+        // A higher epoch than any seen, or the one already admitted.
         if attach.epoch < superblock.epoch {
-            return Err(Refusal::Fenced(superblock.epoch));
+            return Err(PeerRefusal::Fenced(superblock.epoch));
         }
         if attach.expected != superblock.current {
-            return Err(Refusal::Changed);
+            return Err(PeerRefusal::Changed);
         }
         Ok(())
     }
 
-    /// The source's volume has another size: asks whoever can give the replica another to do so.
-    fn has_size(&self, attach: &Attach) -> Result<(), Refusal> {
-        let here = self.local.superblock().shape.usable_bytes;
+    /// If the source's volume has another size, requests that size for this replica.
+    fn check_size(&self, attach: &AttachRequest) -> Result<(), PeerRefusal> {
+        let here = self.local.superblock().geometry.usable_bytes;
         let wanted = attach.usable_bytes;
         if wanted == here || wanted == 0 {
             return Ok(());
         }
         let whole = wanted.is_multiple_of(PAGE_BYTES as u64);
         if !whole || wanted > self.local.room_bytes() {
-            return Err(Refusal::Range);
+            return Err(PeerRefusal::Range);
         }
-        self.change(|state| state.wanted_bytes = Some(wanted));
-        Err(Refusal::NotNow)
+        self.change(|state| state.requested_bytes = Some(wanted));
+        Err(PeerRefusal::NotNow)
     }
 
-    /// The place of a peer in the superblock: its own; else a free one; else that of a peer that
-    /// is not there any more, whose node was replaced.
-    pub(crate) fn slot_of(&self, replica: Uuid) -> usize {
+    /// The superblock slot of a peer: its own, or a free one, or that of a peer that is gone
+    /// because its node was replaced.
+    pub(crate) fn slot_of(&self, replica: MirrorId) -> usize {
         let peers = self.local.superblock().peers;
         if let Some(known) = peers.iter().position(|peer| peer.replica == replica) {
             return known;
         }
-        let present: Vec<Uuid> = self.lock().legs.iter().map(|leg| leg.peer).collect();
+        let present: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
         let free = peers.iter().position(|peer| peer.replica.is_none());
         let gone = || peers.iter().position(|peer| !present.contains(&peer.replica));
         free.or_else(gone).unwrap_or(0)
     }
 
-    /// The same of the peer that was met by a leg.
+    /// The superblock slot of the peer that a leg has met.
     pub(crate) fn slot_of_leg(&self, leg: usize) -> usize {
-        // The lock is given back first: the other takes it too.
+        // A separate statement, so that the lock is released: `slot_of` takes it too.
         let peer = self.lock().legs[leg].peer;
         self.slot_of(peer)
     }
 
-    fn bits_page(&self, page: u64) -> Answer {
-        let words = (self.local.superblock().shape.bits()).div_ceil(64);
+    fn read_bitmap_page(&self, page: u64) -> PeerAnswer {
+        let words = (self.local.superblock().geometry.bits()).div_ceil(64);
         let first = page.checked_mul(WORDS as u64).filter(|first| *first < words);
-        let first = first.ok_or(Refusal::Range)?;
+        let first = first.ok_or(PeerRefusal::Range)?;
         let word = |index: usize| self.local.word(first + index as u64);
-        Ok(Reply::Bits(Box::new(std::array::from_fn(word))))
+        Ok(PeerReply::BitmapPage(Box::new(std::array::from_fn(word))))
     }
 
-    async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> Answer {
+    async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> PeerAnswer {
         let sound = unit_bytes >= BIT_MIN_BYTES && len <= CHECK_BYTES;
         let within = self.local.data().geometry().check(offset, len).is_ok();
         if !sound || !within || !len.is_multiple_of(u64::from(BIT_MIN_BYTES)) {
-            return Err(Refusal::Range);
+            return Err(PeerRefusal::Range);
         }
-        let mut sums = self.sums(offset, len, unit_bytes).await.map_err(|_| Refusal::Failed)?;
-        let doubtful = self.lock().doubtful;
-        for (sum, at) in sums.iter_mut().zip((offset..).step_by(unit_bytes as usize)) {
-            let unproven = self.unproven.any(self.unproven.bits_of(at, u64::from(unit_bytes)));
-            // Equal data is to be written once more.
-            if doubtful || unproven {
-                *sum = !*sum;
+        let mut leg_checksums =
+            self.leg_checksums(offset, len, unit_bytes).await.map_err(|_| PeerRefusal::Failed)?;
+        let unverified = self.lock().unverified;
+        for (checksum, at) in leg_checksums.iter_mut().zip((offset..).step_by(unit_bytes as usize))
+        {
+            let suspect = self.suspect.any(self.suspect.bits_of(at, u64::from(unit_bytes)));
+            // Report a mismatch, so that even equal data is rewritten.
+            if unverified || suspect {
+                *checksum = !*checksum;
             }
         }
-        Ok(Reply::Checksums(sums))
+        Ok(PeerReply::Checksums(leg_checksums))
     }
 
-    /// Checksums of the local leg, one for each `unit_bytes`, of at most [`CHECK_BYTES`]. A copy may
-    /// wait for them, or a range be held meanwhile, and hosts' writes with all memory for that.
-    pub(crate) async fn sums(
+    /// Checksums of the local leg, one per `unit_bytes`, for at most [`CHECK_BYTES`]. Uses reserved
+    /// memory: a resync or a locked range may depend on it, and with them host writes that hold all
+    /// other memory.
+    pub(crate) async fn leg_checksums(
         &self,
         offset: u64,
         len: u64,
@@ -460,120 +486,126 @@ impl Inner {
     ) -> Result<Vec<u64>, IoError> {
         let memory = buf::acquire_more(len as usize).await;
         let data = self.local.data().read(offset, memory).await?;
-        Ok(data.chunks(unit_bytes as usize).map(sum).collect())
+        Ok(data.chunks(unit_bytes as usize).map(checksum).collect())
     }
 
-    async fn begin_resync(&self, base: Generation) -> Answer {
+    async fn begin_resync(&self, base: Generation) -> PeerAnswer {
         let begin = move |superblock: &mut Superblock| {
             superblock.flags.inconsistent = true;
             if !base.is_none() {
                 superblock.current = base;
             }
         };
-        self.change(|state| state.fed = false);
-        self.local.update(begin).await.map_err(|_| Refusal::Failed)?;
-        Ok(Reply::Done)
+        self.change(|state| state.counted_in_sync = false);
+        self.local.update(begin).await.map_err(|_| PeerRefusal::Failed)?;
+        Ok(PeerReply::Done)
     }
 
-    /// Our data is the source's, or about to be: what that comes from ours comes from. While a
-    /// resync has not ended nobody asks an inconsistent replica for its past.
-    async fn descend(&self, generations: List<HISTORY_LEN>) -> Answer {
+    /// Merges the source's generation history, because the local data is the source's or is about
+    /// to be. An inconsistent replica's history is not consulted before the resync completes.
+    async fn merge_ancestors(&self, generations: GenerationList<HISTORY_LEN>) -> PeerAnswer {
         let remember = move |superblock: &mut Superblock| {
-            let Lineage { current, bases, .. } = superblock.lineage(0);
+            let GenerationHistory { current, bases, .. } = superblock.generations(0);
             let known = |generation| generation == current || bases.contains(generation);
-            superblock.history.unite(&generations, known)
+            superblock.history.merge(&generations, known)
         };
         if remember(&mut self.local.superblock()) {
-            self.local.update(remember).await.map_err(|_| Refusal::Failed)?;
+            self.local.update(remember).await.map_err(|_| PeerRefusal::Failed)?;
         }
-        Ok(Reply::Done)
+        Ok(PeerReply::Done)
     }
 
-    /// Our data is the source's, of this generation. At the end of a resync the log is forgotten,
-    /// after the superblock is durable: what it names is equal now.
-    async fn adopt(&self, generation: Generation, resync: bool) -> Answer {
+    /// The local data is now the source's, with this generation. At the end of a resync, the log is
+    /// cleared after the superblock is durable, because all blocks that it names are equal now.
+    async fn adopt_generation(&self, generation: Generation, resync: bool) -> PeerAnswer {
         let superblock = self.local.superblock();
         if generation.is_none() || (superblock.flags.inconsistent && !resync) {
-            return Err(Refusal::Inconsistent);
+            return Err(PeerRefusal::Inconsistent);
         }
-        self.local.data().flush().await.map_err(|_| Refusal::Failed)?;
+        self.local.data().flush().await.map_err(|_| PeerRefusal::Failed)?;
         let adopt = move |superblock: &mut Superblock| {
-            let mut lineage = superblock.lineage(0);
-            lineage.adopt(generation);
-            // What the log covered for others, it covers no more.
+            let mut generations = superblock.generations(0);
+            generations.adopt(generation);
+            // The log no longer covers the differences to other peers.
             for peer in 1..PEERS_MAX {
                 for base in superblock.peers[peer].bases.iter() {
-                    lineage.history.remember(base);
+                    generations.history.remember(base);
                 }
-                superblock.peers[peer].bases = List::default();
+                superblock.peers[peer].bases = GenerationList::default();
             }
-            superblock.set_lineage(0, &lineage);
+            superblock.set_generations(0, &generations);
             superblock.flags.inconsistent = false;
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
-            superblock.doubtful &= !resync;
+            superblock.unverified &= !resync;
         };
-        self.local.update(adopt).await.map_err(|_| Refusal::Failed)?;
+        self.local.update(adopt).await.map_err(|_| PeerRefusal::Failed)?;
         if resync {
             self.forget_marks();
         }
         self.change(|state| {
-            state.fed = true;
-            state.doubtful &= !resync;
+            state.counted_in_sync = true;
+            state.unverified &= !resync;
         });
-        Ok(Reply::Done)
+        Ok(PeerReply::Done)
     }
 
-    async fn promoted(self: &Arc<Self>, epoch: u64, by: Attached) -> Answer {
-        let _changing = self.changing().await;
+    async fn promote(self: &Arc<Self>, epoch: u64, by: AttachedSource) -> PeerAnswer {
+        let _role_change = self.begin_role_change().await;
         let still = self.lock().attached == Some(by);
         if !still || self.local.superblock().flags.inconsistent {
-            return Err(Refusal::NotNow);
+            return Err(PeerRefusal::NotNow);
         }
-        self.activate(epoch.saturating_sub(1), false).await.map_err(|_| Refusal::Failed)?;
-        Ok(Reply::Done)
+        self.start_serving_as_source(epoch.saturating_sub(1), false)
+            .await
+            .map_err(|_| PeerRefusal::Failed)?;
+        Ok(PeerReply::Done)
     }
 
-    /// The operator gives this data up: see [`Request::Surrender`].
-    pub(crate) async fn surrender(
+    /// Discards the local data for the peer's: see [`PeerRequest::Discard`].
+    pub(crate) async fn discard_data(
         self: &Arc<Self>,
         base: Generation,
         expected: Generation,
-    ) -> Answer {
-        let _changing = self.changing().await;
-        self.surrender_held(base, expected).await
+    ) -> PeerAnswer {
+        let _role_change = self.begin_role_change().await;
+        self.discard_data_locked(base, expected).await
     }
 
-    /// The same of one that changes roles already.
-    pub(crate) async fn surrender_held(&self, base: Generation, expected: Generation) -> Answer {
+    /// As [`Inner::discard_data`], for a caller that holds the role lock.
+    pub(crate) async fn discard_data_locked(
+        &self,
+        base: Generation,
+        expected: Generation,
+    ) -> PeerAnswer {
         let superblock = self.local.superblock();
-        if self.lock().active {
-            return Err(Refusal::Active);
+        if self.lock().serving {
+            return Err(PeerRefusal::Serving);
         }
         if superblock.current != expected {
-            return Err(Refusal::Changed);
+            return Err(PeerRefusal::Changed);
         }
         let known = superblock.peers.iter().any(|peer| peer.bases.contains(base));
         if !base.is_none() && !known {
-            return Err(Refusal::Changed);
+            return Err(PeerRefusal::Changed);
         }
-        let surrender = move |superblock: &mut Superblock| {
+        let discard = move |superblock: &mut Superblock| {
             superblock.current = base;
             superblock.flags.inconsistent = !base.is_none();
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
-            (superblock.role, superblock.heir) = (Role::Target, None);
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             for peer in &mut superblock.peers {
-                peer.bases = List::default();
+                peer.bases = GenerationList::default();
             }
-            superblock.history = List::default();
+            superblock.history = GenerationList::default();
         };
-        self.local.update(surrender).await.map_err(|_| Refusal::Failed)?;
-        self.change(|state| state.role = Role::Target);
-        Ok(Reply::Done)
+        self.local.update(discard).await.map_err(|_| PeerRefusal::Failed)?;
+        self.change(|state| state.role = ReplicaRole::Target);
+        Ok(PeerReply::Done)
     }
 }
 
-/// A checksum of a part: strong enough that equal ones are taken for equal data.
-pub(crate) fn sum(part: &[u8]) -> u64 {
+/// A checksum strong enough for equal checksums to count as equal data.
+pub(crate) fn checksum(part: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, part)
 }
 

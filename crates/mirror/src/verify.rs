@@ -1,8 +1,7 @@
-//! Online verify: both legs are compared by checksums, part by part, while hosts go on.
+//! Online verify: compares the checksums of both legs, chunk by chunk, while hosts keep running.
 //!
-//! A part is held against writes while it is compared. In asynchronous mode the peer lags behind
-//! what is held: a difference counts when it is there still after the queue has run empty of what
-//! was written before.
+//! Each chunk is locked against writes while it is compared. An asynchronous peer may lag behind:
+//! the comparison waits until the queue has sent everything written to the chunk before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,36 +12,36 @@ use flagstone_runtime::time;
 use crate::limits::CHECK_BYTES;
 use crate::mirror::{Inner, Mirror};
 use crate::options::Mode;
-use crate::peer::{AskError, SharedSession, checksums};
-use crate::state::Phase;
+use crate::peer::{RequestError, SharedSession, checksums};
+use crate::state::LegPhase;
 
-/// What a verify found.
+/// Result of a verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Findings {
+pub struct VerifyReport {
     /// Bytes compared.
     pub compared_bytes: u64,
-    /// Parts that differ, as offset and length in bytes; at most [`FINDINGS_MAX`], neighbours
-    /// joined.
+    /// Differing parts, as offset and length in bytes, with adjacent parts joined; at most
+    /// [`DIFFERENCES_MAX`].
     pub differences: Vec<(u64, u64)>,
-    /// How many parts differ that are not listed.
+    /// Number of differing parts that are not listed.
     pub unlisted: u64,
-    /// From the first of those to the end of the last, as offset and length in bytes; `None`
-    /// without any.
+    /// Range from the first unlisted part to the end of the last, as offset and length in bytes;
+    /// `None` without unlisted parts.
     pub beyond: Option<(u64, u64)>,
-    /// Bytes of all parts that differ, those that are not listed included.
+    /// Bytes of all differing parts, including unlisted ones.
     pub differing_bytes: u64,
 }
 
-impl Findings {
-    /// A part differs, behind all that are known.
+impl VerifyReport {
+    /// Adds a differing part behind all parts added so far.
     fn add(&mut self, at: u64, len: u64) {
         self.differing_bytes += len;
         let listed = self.differences.len();
         match (self.differences.last_mut(), &mut self.beyond) {
             (Some((from, known)), None) if *from + *known == at => *known += len,
-            (_, None) if listed < FINDINGS_MAX => self.differences.push((at, len)),
+            (_, None) if listed < DIFFERENCES_MAX => self.differences.push((at, len)),
             (_, Some((from, known))) => {
-                // What lies between two of these is taken for different too.
+                // The space between two unlisted parts is included as well.
                 self.unlisted += u64::from(*from + *known != at);
                 *known = at + len - *from;
             }
@@ -54,27 +53,27 @@ impl Findings {
     }
 }
 
-/// Most differences that are listed.
-pub const FINDINGS_MAX: usize = 10_000;
+/// Maximum number of listed differences.
+pub const DIFFERENCES_MAX: usize = 10_000;
 
 /// Why a verify ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerifyError {
-    /// There is no such peer, or it is not in sync: there is nothing to compare.
+    /// No such peer, or the peer is not in sync: there is nothing to compare.
     #[error("the peer is not in sync")]
     NotInSync,
-    /// The local leg.
+    /// The local leg failed.
     #[error("the local leg: {0}")]
     Local(IoError),
-    /// The peer.
+    /// The peer failed.
     #[error("the peer: {0}")]
-    Peer(AskError),
+    Peer(RequestError),
 }
 
 impl Mirror {
-    /// Compares the local leg with that of a peer that is in sync, no faster than
-    /// `bytes_per_second` if given; `progress` is told the bytes compared so far. With `mark`
-    /// what differs is brought up to date from here, by a resync that begins at the end.
+    /// Compares the local leg with a peer that is in sync, limited to `bytes_per_second` if given.
+    /// `progress` gets the number of bytes compared so far. With `mark`, a resync at the end copies
+    /// the differing parts from here to the peer.
     ///
     /// # Errors
     /// See [`VerifyError`].
@@ -84,71 +83,71 @@ impl Mirror {
         bytes_per_second: Option<u64>,
         mark: bool,
         mut progress: impl FnMut(u64),
-    ) -> Result<Findings, VerifyError> {
+    ) -> Result<VerifyReport, VerifyError> {
         let inner = &self.0;
-        let (session, serial) = in_sync(inner, leg)?;
+        let (session, session_id) = in_sync(inner, leg)?;
         let size = inner.geometry.size_bytes;
-        let mut findings = Findings::default();
+        let mut report = VerifyReport::default();
         let mut at = 0;
         while at < size {
             let begins = time::now();
             let len = CHECK_BYTES.min(size - at);
-            compare(inner, leg, &session, at, len, &mut findings).await?;
+            compare(inner, leg, &session, at, len, &mut report).await?;
             at += len;
-            findings.compared_bytes = at;
+            report.compared_bytes = at;
             progress(at);
             if let Some(rate) = bytes_per_second {
                 let span = Duration::from_secs_f64(len as f64 / rate.max(1) as f64);
                 time::sleep_until(begins + span).await;
             }
         }
-        if mark && findings.differing_bytes > 0 {
-            for (offset, len) in findings.differences.iter().chain(&findings.beyond) {
+        if mark && report.differing_bytes > 0 {
+            for (offset, len) in report.differences.iter().chain(&report.beyond) {
                 inner.mark(leg, *offset, *len);
             }
-            // The next meeting finds equal generations and marks: it copies these.
-            inner.meet_anew(leg, serial);
+            // The next handshake finds equal generations and marked blocks, which it copies.
+            inner.reconnect(leg, session_id);
         }
-        Ok(findings)
+        Ok(report)
     }
 }
 
 fn in_sync(inner: &Arc<Inner>, leg: usize) -> Result<(SharedSession, u64), VerifyError> {
     let state = inner.lock();
-    let own = state.legs.get(leg).filter(|own| own.phase == Phase::InSync && state.active);
-    let session = own.and_then(|own| own.session.clone().map(|session| (session, own.serial)));
+    let own = state.legs.get(leg).filter(|own| own.phase == LegPhase::InSync && state.serving);
+    let session = own.and_then(|own| own.session.clone().map(|session| (session, own.session_id)));
     session.ok_or(VerifyError::NotInSync)
 }
 
-/// Compares one part, and notes what differs.
+/// Compares one chunk and records the differences.
 async fn compare(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
     offset: u64,
     len: u64,
-    findings: &mut Findings,
+    report: &mut VerifyReport,
 ) -> Result<(), VerifyError> {
-    let unit = inner.local.superblock().shape.bit_bytes.min(CHECK_BYTES as u32);
-    let _held = inner.overlap.copy(offset, len).held().await;
+    let unit = inner.local.superblock().geometry.bit_bytes.min(CHECK_BYTES as u32);
+    let _guard = inner.range_lock.copy(offset, len).acquired().await;
     if inner.legs[leg].options().mode == Mode::Async {
-        // What is queued of this part arrives first; nothing of it is added while it is held.
+        // Queued writes to this chunk arrive first. The lock keeps new ones out.
         inner.wait_for_queue(leg).await;
     }
-    let mine = inner.sums(offset, len, unit).await.map_err(VerifyError::Local)?;
+    let mine = inner.leg_checksums(offset, len, unit).await.map_err(VerifyError::Local)?;
     let theirs = checksums(session, offset, len, unit).await.map_err(VerifyError::Peer)?;
     for (index, _) in mine.iter().zip(&theirs).enumerate().filter(|(_, (a, b))| a != b) {
         let at = offset + index as u64 * u64::from(unit);
-        findings.add(at, u64::from(unit).min(offset + len - at));
+        report.add(at, u64::from(unit).min(offset + len - at));
     }
     Ok(())
 }
 
 impl Inner {
-    /// Waits until all that is in a peer's queue now has been acknowledged or given up.
+    /// Waits until every write now in a peer's queue has been acknowledged or given up.
     pub(crate) async fn wait_for_queue(&self, leg: usize) {
-        let place = self.legs[leg].queue().end();
-        while !self.legs[leg].queue().is_past(place) {
+        let slot = self.legs[leg].queue().end();
+        while !self.legs[leg].queue().is_past(slot) {
             time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -158,40 +157,40 @@ impl Inner {
 mod tests {
     use super::*;
 
-    /// Every second part of so many differs.
-    fn every_second(parts: u64) -> Findings {
-        let mut findings = Findings::default();
-        (0..parts).step_by(2).for_each(|part| findings.add(part * 4096, 4096));
-        findings
+    /// A report in which every second of so many parts differs.
+    fn every_second(parts: u64) -> VerifyReport {
+        let mut report = VerifyReport::default();
+        (0..parts).step_by(2).for_each(|part| report.add(part * 4096, 4096));
+        report
     }
 
     #[test]
-    fn neighbours_are_one_difference() {
-        let mut findings = every_second(3);
-        findings.add(3 * 4096, 100);
-        assert_eq!(findings.differences, [(0, 4096), (8192, 4196)]);
-        assert_eq!((findings.differing_bytes, findings.beyond), (2 * 4096 + 100, None));
+    fn adjacent_differences_are_joined() {
+        let mut report = every_second(3);
+        report.add(3 * 4096, 100);
+        assert_eq!(report.differences, [(0, 4096), (8192, 4196)]);
+        assert_eq!((report.differing_bytes, report.beyond), (2 * 4096 + 100, None));
     }
 
-    /// Whatever is not listed is counted, and copied with what lies between.
+    /// Unlisted parts are counted, and covered together with the space between them.
     #[test]
-    fn more_differences_than_are_listed_are_all_covered() {
-        let listed = 2 * FINDINGS_MAX as u64;
-        let mut findings = every_second(listed + 6);
-        assert_eq!(findings.differences.len(), FINDINGS_MAX);
-        assert_eq!(findings.unlisted, 3);
-        assert_eq!(findings.beyond, Some((listed * 4096, 5 * 4096)));
-        // A neighbour of the last.
-        findings.add((listed + 5) * 4096, 8);
-        assert_eq!(findings.unlisted, 3);
-        assert_eq!(findings.beyond, Some((listed * 4096, 5 * 4096 + 8)));
-        assert_eq!(findings.differing_bytes, (FINDINGS_MAX as u64 + 3) * 4096 + 8);
+    fn unlisted_differences_are_covered() {
+        let listed = 2 * DIFFERENCES_MAX as u64;
+        let mut report = every_second(listed + 6);
+        assert_eq!(report.differences.len(), DIFFERENCES_MAX);
+        assert_eq!(report.unlisted, 3);
+        assert_eq!(report.beyond, Some((listed * 4096, 5 * 4096)));
+        // Adjacent to the last part.
+        report.add((listed + 5) * 4096, 8);
+        assert_eq!(report.unlisted, 3);
+        assert_eq!(report.beyond, Some((listed * 4096, 5 * 4096 + 8)));
+        assert_eq!(report.differing_bytes, (DIFFERENCES_MAX as u64 + 3) * 4096 + 8);
     }
 
     #[test]
-    fn a_neighbour_of_the_last_that_is_listed_is_one_with_it() {
-        let mut findings = every_second(2 * FINDINGS_MAX as u64);
-        findings.add((2 * FINDINGS_MAX as u64 - 1) * 4096, 4096);
-        assert_eq!((findings.unlisted, findings.beyond), (0, None));
+    fn difference_adjacent_to_last_listed_is_joined() {
+        let mut report = every_second(2 * DIFFERENCES_MAX as u64);
+        report.add((2 * DIFFERENCES_MAX as u64 - 1) * 4096, 4096);
+        assert_eq!((report.unlisted, report.beyond), (0, None));
     }
 }

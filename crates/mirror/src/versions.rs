@@ -1,76 +1,77 @@
-//! Which version of the replication link two nodes use: the highest that both speak.
+//! Versions of the replication link. Two nodes use the highest version in common.
 //!
-//! | version | is |
+//! | version | content |
 //! | --- | --- |
-//! | 2 | what [`peer`](crate::peer) says, but for what is named below; no earlier one is spoken |
-//! | 3 | the same, and a target can be asked to [zero what the volume grows over](Request::ClearRoom) |
+//! | 2 | everything in [`peer`](crate::peer) except for the additions below; earlier versions are not supported |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace) |
 //!
-//! Each node says the lowest and the highest that it speaks whenever it is asked who it is, and says
-//! nothing of versions if it is of version 2. The one that asks chooses, and names its choice when it
-//! attaches. What was chosen holds for that one session: a node that is replaced by a newer or an
-//! older one is met anew, and nothing that an earlier session found is used by a later one.
+//! Each node announces the lowest and highest version that it speaks in its identity. A node of
+//! version 2 announces none. The asking side chooses, and states the version when it attaches. The
+//! choice is valid for that session: after a node is replaced by a newer or older release, a new
+//! handshake takes place, and results of earlier sessions are not reused.
 //!
-//! [`Request::ClearRoom`]: crate::peer::Request::ClearRoom
+//! [`PeerRequest::ZeroNewSpace`]: crate::peer::PeerRequest::ZeroNewSpace
 
 use std::fmt;
 
 /// A version of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version(pub u16);
+pub struct LinkVersion(pub u16);
 
-impl Version {
-    /// The first of which targets can be asked to zero what the volume grows over.
-    pub const CLEARS_ROOM: Version = Version(3);
+impl LinkVersion {
+    /// First version in which a target can be asked to zero new space.
+    pub const ZEROES_NEW_SPACE: LinkVersion = LinkVersion(3);
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for LinkVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-/// The versions that a node speaks: all from the lowest to the highest.
+/// Range of versions that a node speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Versions {
-    lowest: Version,
-    highest: Version,
+pub struct LinkVersions {
+    lowest: LinkVersion,
+    highest: LinkVersion,
 }
 
-impl Versions {
-    /// What this program speaks.
-    pub const SPOKEN: Versions = Versions { lowest: Version(2), highest: Version(3) };
+impl LinkVersions {
+    /// Versions of this program.
+    pub const SPOKEN: LinkVersions =
+        LinkVersions { lowest: LinkVersion(2), highest: LinkVersion(3) };
 
-    /// From `lowest` to `highest`; `None` where that cannot be: there is no version 0, and none
-    /// between a number and a lower one.
+    /// From `lowest` to `highest`; `None` for an invalid range: there is no version 0, and `lowest`
+    /// must not exceed `highest`.
     #[must_use]
-    pub fn new(lowest: u16, highest: u16) -> Option<Versions> {
+    pub fn new(lowest: u16, highest: u16) -> Option<LinkVersions> {
         let sound = 0 < lowest && lowest <= highest;
-        sound.then_some(Versions { lowest: Version(lowest), highest: Version(highest) })
+        sound.then_some(LinkVersions { lowest: LinkVersion(lowest), highest: LinkVersion(highest) })
     }
 
-    /// The lowest.
+    /// The lowest version.
     #[must_use]
-    pub const fn lowest(self) -> Version {
+    pub const fn lowest(self) -> LinkVersion {
         self.lowest
     }
 
-    /// The highest.
+    /// The highest version.
     #[must_use]
-    pub const fn highest(self) -> Version {
+    pub const fn highest(self) -> LinkVersion {
         self.highest
     }
 
-    /// Whether this version is one of them.
+    /// Whether this version is in the range.
     #[must_use]
-    pub fn contains(self, version: Version) -> bool {
+    pub fn contains(self, version: LinkVersion) -> bool {
         (self.lowest..=self.highest).contains(&version)
     }
 
-    /// The version that this node uses with a peer that speaks `peers`. The peer finds the same.
+    /// The version to use with a peer that speaks `peers`. The peer computes the same.
     ///
     /// # Errors
     /// [`NoCommonVersion`] when there is none.
-    pub fn highest_common(self, peers: Versions) -> Result<Version, NoCommonVersion> {
+    pub fn highest_common(self, peers: LinkVersions) -> Result<LinkVersion, NoCommonVersion> {
         let highest = self.highest.min(peers.highest);
         if highest < self.lowest.max(peers.lowest) {
             return Err(NoCommonVersion { ours: self, peers });
@@ -79,7 +80,7 @@ impl Versions {
     }
 }
 
-impl fmt::Display for Versions {
+impl fmt::Display for LinkVersions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.lowest == self.highest {
             return write!(f, "version {}", self.lowest);
@@ -88,19 +89,19 @@ impl fmt::Display for Versions {
     }
 }
 
-/// Two nodes that speak no version in common.
+/// Two nodes have no version in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoCommonVersion {
-    /// What this node speaks.
-    pub ours: Versions,
-    /// What the peer speaks.
-    pub peers: Versions,
+    /// Versions of this node.
+    pub ours: LinkVersions,
+    /// Versions of the peer.
+    pub peers: LinkVersions,
 }
 
 impl std::error::Error for NoCommonVersion {}
 
 impl NoCommonVersion {
-    /// This node is to be upgraded, and not the peer.
+    /// True when this node has the older release and has to be upgraded, not the peer.
     #[must_use]
     pub fn is_ours_older(&self) -> bool {
         self.ours.highest < self.peers.lowest
@@ -125,21 +126,21 @@ mod tests {
 
     use super::*;
 
-    fn versions(range: (u16, u16)) -> Versions {
-        Versions::new(range.0, range.1).expect("a range")
+    fn versions(range: (u16, u16)) -> LinkVersions {
+        LinkVersions::new(range.0, range.1).expect("a range")
     }
 
     #[test]
-    fn the_highest_that_both_speak_is_used() {
+    fn highest_common_version_is_used() {
         let max = u16::MAX;
         for (one, other, used) in [
-            // Equal releases.
+            // The same release.
             ((2, 2), (2, 2), Some(2)),
             ((2, 3), (2, 3), Some(3)),
-            // One is upgraded: it still speaks what the other does.
+            // One is upgraded and still speaks the other's version.
             ((2, 3), (2, 2), Some(2)),
             ((2, 4), (2, 3), Some(3)),
-            // It has given up the oldest.
+            // The newer one has dropped the oldest version.
             ((3, 4), (2, 3), Some(3)),
             ((3, 5), (2, 9), Some(5)),
             // Too far apart, by one and by many.
@@ -147,26 +148,26 @@ mod tests {
             ((2, 3), (4, 9), None),
             ((1, 1), (2, 3), None),
             ((2, 3), (max, max), None),
-            // Nothing is too high to be named.
+            // Extreme values.
             ((2, 3), (1, max), Some(3)),
             ((1, max), (1, max), Some(max)),
         ] {
             for (one, other) in [(one, other), (other, one)] {
                 let found = versions(one).highest_common(versions(other)).ok();
-                assert_eq!(found, used.map(Version), "{one:?} and {other:?}");
+                assert_eq!(found, used.map(LinkVersion), "{one:?} and {other:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_no_range_is_none() {
+    fn invalid_version_range_is_refused() {
         for (lowest, highest) in [(0, 0), (0, 3), (0, u16::MAX), (3, 2), (1, 0), (u16::MAX, 2)] {
-            assert_eq!(Versions::new(lowest, highest), None, "{lowest} to {highest}");
+            assert_eq!(LinkVersions::new(lowest, highest), None, "{lowest} to {highest}");
         }
     }
 
     #[test]
-    fn who_has_to_be_upgraded_is_said_with_both_ranges() {
+    fn no_common_version_message_names_older_node() {
         let said = |ours, peers| {
             let none = versions(ours).highest_common(versions(peers));
             none.expect_err("nothing in common").to_string()
@@ -183,20 +184,20 @@ mod tests {
         );
     }
 
-    fn any_versions() -> impl Strategy<Value = Versions> {
+    fn any_versions() -> impl Strategy<Value = LinkVersions> {
         let number = || prop_oneof![1..8u16, 1..=u16::MAX];
         (number(), number()).prop_map(|(a, b)| versions((a.min(b), a.max(b))))
     }
 
     proptest! {
         #[test]
-        fn both_find_the_same_and_nothing_higher(one in any_versions(), other in any_versions()) {
+        fn highest_common_is_symmetric_and_maximal(one in any_versions(), other in any_versions()) {
             let both = |version| one.contains(version) && other.contains(version);
             match (one.highest_common(other), other.highest_common(one)) {
                 (Ok(found), Ok(again)) => {
                     prop_assert_eq!(found, again);
                     prop_assert!(both(found));
-                    prop_assert!(found.0 == u16::MAX || !both(Version(found.0 + 1)));
+                    prop_assert!(found.0 == u16::MAX || !both(LinkVersion(found.0 + 1)));
                 }
                 (Err(_), Err(_)) => prop_assert!(!both(one.lowest().max(other.lowest()))),
                 other => prop_assert!(false, "{other:?}"),

@@ -1,79 +1,81 @@
-//! Changes of hosts: both legs in parallel, and what is done before the host hears of it.
+//! Host writes: sent to all legs in parallel, with everything that has to be recorded before the
+//! host is answered.
 //!
-//! 1. The range is held against overlapping calls, and its regions are hot.
-//! 2. The gate says which legs it goes to; a leg that lacks it is marked.
-//! 3. All legs at once.
-//! 4. A peer that failed is marked and given up, and a generation minted, durably. A local leg that
-//!    failed is left, and a peer that is whole goes on alone; where none is, the local leg counts
-//!    still, and what a peer may have got that is not here is marked. A peer that may look equal is
-//!    given up for it, and a generation minted; where that cannot be recorded nothing is served any
-//!    more. Only then the host is told.
+//! 1. Lock the range against overlapping calls, and activate its regions.
+//! 2. Ask for admission, which selects the legs. A leg without a session is marked as out of sync.
+//! 3. Submit to all legs at once.
+//! 4. Record failures. A peer that failed is marked and disconnected, and a new generation is made
+//!    durable. If the local leg failed, an up-to-date peer runs degraded without it. With no such
+//!    peer the local data still counts: whatever a peer may have received beyond it is marked, a
+//!    peer that could look equal is disconnected, and a new generation is started. If that cannot
+//!    be recorded, nothing is served here any more.
+//! 5. Answer the host.
 //!
-//! From step 3 on the call goes to its end though the host's side of it is dropped: data that is on
-//! one leg and not on the other, with nothing that says so, must not be.
+//! From step 3 on, a call runs to completion even if the host drops it: data that is on one leg
+//! only must never go unrecorded.
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::buf::Parked;
+use flagstone_runtime::buf::ParkedMemory;
 use flagstone_runtime::{Buf, spawn_detached};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::gate::{Going, LegGoing, Passage, Sending};
+use crate::admission::{Admission, Dispatch, LegCall, LegDispatch};
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, count};
 use crate::options::Mode;
-use crate::order::Order;
-use crate::overlap::Held;
-use crate::queue::{Place, Post};
-use crate::replica::Pin as HotPin;
-use crate::state::Phase;
+use crate::queue::{QueueSlot, SendDecision};
+use crate::range_lock::RangeGuard;
+use crate::reorder::WriteOrder;
+use crate::replica::RegionRef;
+use crate::state::LegPhase;
 
-/// What is done to a range.
+/// An operation on a range.
 #[derive(Clone)]
-pub(crate) enum Op {
-    /// These bytes are written.
+pub(crate) enum WriteOp {
+    /// Write these bytes.
     Write(Buf),
-    /// It is zeroed.
+    /// Write zeroes.
     Zero {
-        /// And may be deallocated.
+        /// The device may deallocate the range.
         may_deallocate: bool,
     },
 }
 
-impl Op {
-    /// Data that goes with it, in bytes.
+impl WriteOp {
+    /// Payload, in bytes.
     fn data_bytes(&self) -> u64 {
         match self {
-            Op::Write(data) => data.len() as u64,
-            Op::Zero { .. } => 0,
+            WriteOp::Write(data) => data.len() as u64,
+            WriteOp::Zero { .. } => 0,
         }
     }
 
     fn into_data(self) -> Option<Buf> {
         match self {
-            Op::Write(data) => Some(data),
-            Op::Zero { .. } => None,
+            WriteOp::Write(data) => Some(data),
+            WriteOp::Zero { .. } => None,
         }
     }
 
-    /// So many bytes of it, and what comes after them.
-    fn cut(self, at: u64) -> (Op, Option<Op>) {
+    /// Splits the operation into the first `at` bytes and the rest.
+    fn split_at(self, at: u64) -> (WriteOp, Option<WriteOp>) {
         match self {
-            Op::Write(mut data) => {
+            WriteOp::Write(mut data) => {
                 let first = data.slice(0..at as usize);
                 data.advance(at as usize);
-                (Op::Write(first), Some(Op::Write(data)))
+                (WriteOp::Write(first), Some(WriteOp::Write(data)))
             }
-            Op::Zero { .. } => (self.clone(), Some(self)),
+            WriteOp::Zero { .. } => (self.clone(), Some(self)),
         }
     }
 
     fn to_device(&self, device: &SharedDevice, offset: u64, len: u64, fua: bool) -> IoFuture<()> {
         match self {
-            Op::Write(data) => device.write(offset, data.clone(), fua),
-            Op::Zero { may_deallocate } => {
+            WriteOp::Write(data) => device.write(offset, data.clone(), fua),
+            WriteOp::Zero { may_deallocate } => {
                 let may_deallocate = *may_deallocate;
                 let flags = ZeroFlags { fua, may_deallocate, fast_only: false };
                 device.write_zeroes(offset, len, flags)
@@ -83,33 +85,35 @@ impl Op {
 
     fn to_session(
         &self,
-        sending: &Sending,
+        leg_call: &LegCall,
         (offset, len): (u64, u64),
         fua: bool,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        let fua = fua || sending.durable;
+        let fua = fua || leg_call.durable;
         match self {
-            Op::Write(data) => sending.session.write(offset, data.clone(), fua, order),
-            Op::Zero { may_deallocate } => {
+            WriteOp::Write(data) => leg_call.session.write(offset, data.clone(), fua, order),
+            WriteOp::Zero { may_deallocate } => {
                 let may_deallocate = *may_deallocate;
                 let flags = ZeroFlags { fua, may_deallocate, fast_only: false };
-                sending.session.write_zeroes(offset, len, flags, order)
+                leg_call.session.write_zeroes(offset, len, flags, order)
             }
         }
     }
 }
 
-/// A call that goes to its end, whether or not anybody waits for it.
-pub(crate) struct Finish(Option<IoFuture<()>>);
+/// A future that runs to completion even when it is dropped.
+pub(crate) struct RunToCompletion(Option<IoFuture<()>>);
 
-impl Finish {
-    pub(crate) fn new(work: impl Future<Output = Result<(), IoError>> + 'static) -> Finish {
-        Finish(Some(IoFuture::later(work)))
+impl RunToCompletion {
+    pub(crate) fn new(
+        work: impl Future<Output = Result<(), IoError>> + 'static,
+    ) -> RunToCompletion {
+        RunToCompletion(Some(IoFuture::later(work)))
     }
 }
 
-impl Future for Finish {
+impl Future for RunToCompletion {
     type Output = Result<(), IoError>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = &mut self.0 else { return Poll::Pending };
@@ -121,35 +125,35 @@ impl Future for Finish {
     }
 }
 
-impl Drop for Finish {
+impl Drop for RunToCompletion {
     fn drop(&mut self) {
         if let Some(work) = self.0.take() {
             spawn_detached(async move {
-                // Nobody waits for what it says; what it had to record it has.
+                // The result is not needed: everything to be recorded is recorded inside.
                 let _ = work.await;
             });
         }
     }
 }
 
-/// A change under way.
-struct Flight {
-    going: Going,
-    op: Op,
+/// A write in progress.
+struct WriteRequest {
+    dispatch: Dispatch,
+    op: WriteOp,
     offset: u64,
     len: u64,
     fua: bool,
-    held: Held,
-    pin: Option<HotPin>,
-    /// Nothing of its call comes after it.
+    guard: RangeGuard,
+    region_ref: Option<RegionRef>,
+    /// No further piece of its host call follows.
     is_last: bool,
 }
 
-/// A change of a host, piece by piece where it is long: the number of hot regions is bounded.
+/// Executes a host write, in pieces if it is long, because the number of active regions is bounded.
 pub(crate) async fn change(
     inner: Arc<Inner>,
     (offset, len): (u64, u64),
-    op: Op,
+    op: WriteOp,
     fua: bool,
 ) -> Result<(), IoError> {
     let longest = inner.local.longest_piece();
@@ -158,7 +162,7 @@ pub(crate) async fn change(
         let piece = (longest - at % longest).min(end - at);
         let (part, rest) = match at + piece == end {
             true => (op, None),
-            false => op.cut(piece),
+            false => op.split_at(piece),
         };
         match change_piece(inner.clone(), (at, piece), part, rest, fua).await? {
             Some(rest) => op = rest,
@@ -168,336 +172,360 @@ pub(crate) async fn change(
     }
 }
 
-/// Gives back what comes after it.
+/// Executes one piece, and returns the rest.
 async fn change_piece(
     inner: Arc<Inner>,
     (offset, len): (u64, u64),
-    op: Op,
-    rest: Option<Op>,
+    op: WriteOp,
+    rest: Option<WriteOp>,
     fua: bool,
-) -> Result<Option<Op>, IoError> {
+) -> Result<Option<WriteOp>, IoError> {
     let began = Inner::now_ns();
     let mut parked = None;
-    let flight = loop {
-        let held = inner.overlap.change(offset, len).held().await;
-        match depart(&inner, (offset, len), op.data_bytes()).await? {
-            Departure::Go(going, pin) => {
+    let request = loop {
+        let guard = inner.range_lock.change(offset, len).acquired().await;
+        match admit_write(&inner, (offset, len), op.data_bytes()).await? {
+            WriteAdmission::Admitted(dispatch, region_ref) => {
                 let is_last = rest.is_none();
-                break Flight { going, op, offset, len, fua, held, pin, is_last };
+                break WriteRequest { dispatch, op, offset, len, fua, guard, region_ref, is_last };
             }
-            Departure::Wait(passage) => {
-                // Without the range: a resync may need it before the gate opens.
-                drop(held);
-                if let Passage::Moved(successor) = passage {
-                    Box::pin(change(successor.0, (offset, len), op, fua)).await?;
+            WriteAdmission::Wait(admission) => {
+                // Release the range: a resync may need it before the write can be admitted.
+                drop(guard);
+                if let Admission::Moved(replacement) = admission {
+                    Box::pin(change(replacement.0, (offset, len), op, fua)).await?;
                     return Ok(rest);
                 }
-                if let (Passage::Held(_), None, Op::Write(data)) = (&passage, &parked, &op) {
-                    parked = Parked::hold(data);
+                if let (Admission::Blocked(_), None, WriteOp::Write(data)) =
+                    (&admission, &parked, &op)
+                {
+                    parked = ParkedMemory::hold(data);
                     if parked.is_none() {
                         drop((op, rest));
-                        return Err(inner.turned_away().await);
+                        return Err(inner.reject_after_delay().await);
                     }
                 }
-                inner.wait_for_gate(passage).await;
+                inner.wait_for_admission(admission).await;
             }
         }
     };
     drop(parked);
-    let result = Finish::new(fly(inner.clone(), flight)).await;
+    let result = RunToCompletion::new(run(inner.clone(), request)).await;
     count(&inner.counters.writes, 1);
     count(&inner.counters.calls, 1);
     count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
     result.map(|()| rest)
 }
 
-enum Departure {
-    Go(Going, Option<HotPin>),
-    Wait(Passage),
+enum WriteAdmission {
+    Admitted(Dispatch, Option<RegionRef>),
+    Wait(Admission),
 }
 
-/// Makes the regions hot and passes the gate.
-async fn depart(
+/// Activates the regions and asks for admission.
+async fn admit_write(
     inner: &Arc<Inner>,
     range: (u64, u64),
     data_bytes: u64,
-) -> Result<Departure, IoError> {
-    let pin = match inner.lock().local_failed {
+) -> Result<WriteAdmission, IoError> {
+    let region_ref = match inner.lock().local_device_failed {
         true => None,
-        false => Some(inner.local.pin(range.0, range.1)),
+        false => Some(inner.local.reference(range.0, range.1)),
     };
-    let pin = match pin {
+    let region_ref = match region_ref {
         None => None,
-        Some(pin) => match pin.await {
-            Ok(pin) => Some(pin),
+        Some(region_ref) => match region_ref.await {
+            Ok(region_ref) => Some(region_ref),
             Err(error) => {
-                // The log is closed before the replica goes to another mirror.
-                let elsewhere = inner.lock().elsewhere();
-                if let Some(elsewhere) = elsewhere {
-                    return Ok(Departure::Wait(elsewhere));
+                // The log is closed before the replica moves to another mirror.
+                let moved = inner.lock().moved();
+                if let Some(moved) = moved {
+                    return Ok(WriteAdmission::Wait(moved));
                 }
-                inner.go_on_elsewhere(error).await?;
+                inner.degrade_or_fail(error).await?;
                 None
             }
         },
     };
     loop {
-        match inner.pass(range, data_bytes) {
-            Passage::Go(going) => return Ok(Departure::Go(going, pin)),
-            Passage::Mint => {
-                if let Err(error) = inner.ensure_minted().await {
-                    inner.go_on_elsewhere(error).await?;
+        match inner.admit(range, data_bytes) {
+            Admission::Admitted(dispatch) => {
+                return Ok(WriteAdmission::Admitted(dispatch, region_ref));
+            }
+            Admission::NeedsGeneration => {
+                if let Err(error) = inner.ensure_new_generation().await {
+                    inner.degrade_or_fail(error).await?;
                 }
             }
-            Passage::Refused(error) => return Err(error),
-            passage => return Ok(Departure::Wait(passage)),
+            Admission::Refused(error) => return Err(error),
+            admission => return Ok(WriteAdmission::Wait(admission)),
         }
     }
 }
 
 impl Inner {
-    /// The own log or superblock cannot be written, before any data was: a peer that has all goes on
-    /// without this leg, or the host hears of it.
-    async fn go_on_elsewhere(self: &Arc<Self>, error: IoError) -> Result<(), IoError> {
-        // The log is closed where the role is given up.
-        if error == IoError::Unreachable || !self.lock().active {
+    /// Handles a failure to write the log or superblock before any data was written: an up-to-date
+    /// peer runs degraded without this leg, or the host gets the error.
+    async fn degrade_or_fail(self: &Arc<Self>, error: IoError) -> Result<(), IoError> {
+        // The log is closed when this side gives up the role.
+        if error == IoError::Unreachable || !self.lock().serving {
             return Err(error);
         }
-        self.go_on_without_local(self.heir(), error).await
+        self.run_degraded(self.successor_candidate(), error).await
     }
 }
 
-/// What the legs said, and when the last of each kind had.
-struct Landed {
+/// Results by leg, and the durations until the local leg and until all legs had completed.
+struct LegResults {
     local: Option<Result<(), IoError>>,
     remote: [Option<Result<(), IoError>>; PEERS_MAX],
     local_ns: u64,
     all_ns: u64,
 }
 
-/// Makes all calls at once and waits for all of them.
-async fn land(inner: &Arc<Inner>, flight: &Flight) -> Landed {
-    let range = (flight.offset, flight.len);
+/// Submits to all legs at once and waits for all of them.
+async fn submit(inner: &Arc<Inner>, request: &WriteRequest) -> LegResults {
+    let range = (request.offset, request.len);
     let began = Inner::now_ns();
     let mut remote = [const { None }; PEERS_MAX];
-    for (index, leg) in flight.going.legs.iter().enumerate() {
+    for (index, leg) in request.dispatch.legs.iter().enumerate() {
         match leg {
-            LegGoing::Marked => {}
-            LegGoing::Send(sending) => {
-                remote[index] = Some(flight.op.to_session(sending, range, flight.fua, None));
+            LegDispatch::MarkOnly => {}
+            LegDispatch::Send(leg_call) => {
+                remote[index] = Some(request.op.to_session(leg_call, range, request.fua, None));
             }
-            LegGoing::Queue(sending, place, span) => {
-                let letter = Letter { leg: index, sending: sending.clone(), place: *place };
-                let (inner, op, order) = (inner.clone(), flight.op.clone(), span.first);
-                spawn_detached(deliver(inner, letter, op, range, order));
+            LegDispatch::Queue(leg_call, slot, numbers) => {
+                let queued = QueuedWrite { leg: index, leg_call: leg_call.clone(), slot: *slot };
+                let (inner, op, order) = (inner.clone(), request.op.clone(), numbers.first);
+                spawn_detached(send_queued(inner, queued, op, range, order));
             }
         }
     }
     let device = inner.local.data();
-    let mut local = flight
-        .going
+    let mut local = request
+        .dispatch
         .local
-        .then(|| flight.op.to_device(device, flight.offset, flight.len, flight.fua));
-    let mut landed = Landed { local: None, remote: [None; PEERS_MAX], local_ns: 0, all_ns: 0 };
+        .then(|| request.op.to_device(device, request.offset, request.len, request.fua));
+    let mut results = LegResults { local: None, remote: [None; PEERS_MAX], local_ns: 0, all_ns: 0 };
     poll_fn(|cx| {
         if let Some(call) = &mut local
             && let Poll::Ready(result) = Pin::new(call).poll(cx)
         {
-            (local, landed.local) = (None, Some(result));
-            landed.local_ns = Inner::now_ns().saturating_sub(began);
+            (local, results.local) = (None, Some(result));
+            results.local_ns = Inner::now_ns().saturating_sub(began);
         }
-        for (call, landed) in remote.iter_mut().zip(&mut landed.remote) {
+        for (call, results) in remote.iter_mut().zip(&mut results.remote) {
             if let Some(running) = call
                 && let Poll::Ready(result) = Pin::new(running).poll(cx)
             {
-                (*call, *landed) = (None, Some(result));
+                (*call, *results) = (None, Some(result));
             }
         }
-        let flying = local.is_some() || remote.iter().any(Option::is_some);
-        if flying { Poll::Pending } else { Poll::Ready(()) }
+        let pending = local.is_some() || remote.iter().any(Option::is_some);
+        if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
-    landed.all_ns = Inner::now_ns().saturating_sub(began);
-    landed
+    results.all_ns = Inner::now_ns().saturating_sub(began);
+    results
 }
 
-/// From the gate to the end.
-async fn fly(inner: Arc<Inner>, flight: Flight) -> Result<(), IoError> {
-    let landed = land(&inner, &flight).await;
-    count(&inner.counters.local_ns, landed.local_ns);
-    let result = settle(&inner, &flight, &landed).await;
-    inner.ended();
-    let Flight { held, pin, op, is_last, .. } = flight;
-    drop((held, pin));
+/// Runs an admitted write to its end.
+async fn run(inner: Arc<Inner>, request: WriteRequest) -> Result<(), IoError> {
+    let results = submit(&inner, &request).await;
+    count(&inner.counters.local_ns, results.local_ns);
+    let result = complete(&inner, &request, &results).await;
+    inner.call_completed();
+    let WriteRequest { guard, region_ref, op, is_last, .. } = request;
+    drop((guard, region_ref));
     result?;
-    if landed.remote.iter().flatten().any(Result::is_err) {
-        // The data is written, so what waits now has none of it, but for what comes after a part.
+    if results.remote.iter().flatten().any(Result::is_err) {
+        // The data is written, so the blocked call keeps none of it except pieces still to come.
         let rest = if is_last { None } else { op.into_data() };
-        inner.wait_if_strict(rest).await?;
+        inner.wait_while_blocked(rest).await?;
     }
     Ok(())
 }
 
-/// Records what the legs said. Only then the next session to a peer may decide anything.
-async fn settle(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
-    let result = record(inner, flight, landed).await;
-    for (leg, going) in flight.going.legs.iter().enumerate() {
-        if let LegGoing::Send(sending) = going {
-            inner.sent(leg, sending.half);
+/// Records the results. Only afterwards may a new session to a peer decide anything.
+async fn complete(
+    inner: &Arc<Inner>,
+    request: &WriteRequest,
+    results: &LegResults,
+) -> Result<(), IoError> {
+    let result = record_results(inner, request, results).await;
+    for (leg, dispatch) in request.dispatch.legs.iter().enumerate() {
+        if let LegDispatch::Send(leg_call) = dispatch {
+            inner.leg_completed(leg, leg_call.half);
         }
     }
     result
 }
 
-async fn record(inner: &Arc<Inner>, flight: &Flight, landed: &Landed) -> Result<(), IoError> {
-    // Also of one that fails: to be waited for costs little, and it may still go on elsewhere.
-    inner.complete_orders(&flight.going);
-    let (mut whole, mut following, mut lacking) = (None, None, false);
-    for (leg, said) in landed.remote.iter().enumerate() {
-        let sending = match &flight.going.legs[leg] {
-            LegGoing::Send(sending) => sending,
-            LegGoing::Queue(sending, ..) => {
-                following = following.or(Some((leg, sending.serial)));
+async fn record_results(
+    inner: &Arc<Inner>,
+    request: &WriteRequest,
+    results: &LegResults,
+) -> Result<(), IoError> {
+    // Also for a failed write: a later write may wait for it at little cost, and a peer may still
+    // run degraded.
+    inner.complete_numbers(&request.dispatch);
+    let (mut up_to_date, mut queued_peer, mut peer_missed) = (None, None, false);
+    for (leg, result) in results.remote.iter().enumerate() {
+        let leg_call = match &request.dispatch.legs[leg] {
+            LegDispatch::Send(leg_call) => leg_call,
+            LegDispatch::Queue(leg_call, ..) => {
+                queued_peer = queued_peer.or(Some((leg, leg_call.session_id)));
                 continue;
             }
-            LegGoing::Marked => continue,
+            LegDispatch::MarkOnly => continue,
         };
-        if !matches!(said, Some(Ok(()))) {
-            inner.mark_unproven(leg, flight.offset, flight.len);
-            inner.lose(leg, sending.serial);
-            lacking = true;
+        if !matches!(result, Some(Ok(()))) {
+            inner.mark_suspect(leg, request.offset, request.len);
+            inner.disconnect(leg, leg_call.session_id);
+            peer_missed = true;
             continue;
         }
-        let added = landed.all_ns.saturating_sub(landed.local_ns);
+        let added = results.all_ns.saturating_sub(results.local_ns);
         count(&inner.legs[leg].counters.added_ns, added);
         count(&inner.legs[leg].counters.added_writes, 1);
-        if inner.is_whole(leg, sending.serial) {
-            whole = Some((leg, sending.serial));
+        if inner.is_up_to_date(leg, leg_call.session_id) {
+            up_to_date = Some((leg, leg_call.session_id));
         }
     }
-    let Err(error) = landed.local.unwrap_or(Err(IoError::WriteFault)) else {
-        return if lacking { inner.record_difference().await } else { Ok(()) };
+    let Err(error) = results.local.unwrap_or(Err(IoError::WriteFault)) else {
+        return if peer_missed { inner.record_difference().await } else { Ok(()) };
     };
-    let gone_on = inner.go_on_without_local(whole.or(following), error).await;
-    if gone_on.is_err() {
-        // What reads find from now on is what is here. A peer may have what was to be written, and
-        // must not look equal: a crash here would make that the better.
+    let degraded = inner.run_degraded(up_to_date.or(queued_peer), error).await;
+    if degraded.is_err() {
+        // Reads return the local data from now on. A peer may have received the failed write and
+        // must not look equal: after a crash here its data would be preferred.
         let mut equal = false;
-        for (leg, going) in flight.going.legs.iter().enumerate() {
-            if !matches!(going, LegGoing::Marked) {
-                inner.mark(leg, flight.offset, flight.len);
-                equal |= inner.lose_if_it_looks_equal(leg);
+        for (leg, dispatch) in request.dispatch.legs.iter().enumerate() {
+            if !matches!(dispatch, LegDispatch::MarkOnly) {
+                inner.mark(leg, request.offset, request.len);
+                equal |= inner.disconnect_unless_inconsistent(leg);
             }
         }
-        if equal || lacking {
-            // The host hears of the first error.
+        if equal || peer_missed {
+            // The host gets the first error.
             let _ = inner.record_difference().await;
         }
     }
-    gone_on
+    degraded
 }
 
 impl Inner {
-    /// After a mark: ends the session, also one that has begun since, unless all that is marked is
-    /// copied before the peer is told that it is whole. True when it does.
-    fn lose_if_it_looks_equal(&self, leg: usize) -> bool {
-        let (serial, inconsistent) = {
+    /// Called after setting a mark: ends the session, even a session that began since, unless the
+    /// peer is inconsistent and therefore copies all marks before it counts as whole. Returns true
+    /// when the peer could have looked equal.
+    fn disconnect_unless_inconsistent(&self, leg: usize) -> bool {
+        let (session_id, inconsistent) = {
             let own = &self.lock().legs[leg];
-            (own.serial, own.session.is_some() && own.inconsistent)
+            (own.session_id, own.session.is_some() && own.inconsistent)
         };
         if !inconsistent {
-            self.lose(leg, serial);
+            self.disconnect(leg, session_id);
         }
         !inconsistent
     }
 
-    /// The write has completed towards its host, as far as the order of later ones is concerned.
-    fn complete_orders(&self, going: &Going) {
-        for (leg, going) in going.legs.iter().enumerate() {
-            if let LegGoing::Queue(sending, _, span) = going {
+    /// Marks the write as completed for the numbering of later writes.
+    fn complete_numbers(&self, dispatch: &Dispatch) {
+        for (leg, dispatch) in dispatch.legs.iter().enumerate() {
+            if let LegDispatch::Queue(leg_call, _, numbers) = dispatch {
                 let mut state = self.lock();
                 let own = &mut state.legs[leg];
-                if own.serial == sending.serial {
-                    own.numbering.completed(*span);
+                if own.session_id == leg_call.session_id {
+                    own.numbering.completed(*numbers);
                 }
             }
         }
     }
 
-    /// A session whose peer can go on alone: it has all that was completed, or follows.
-    pub(crate) fn heir(&self) -> Option<(usize, u64)> {
-        let following = || {
+    /// A session whose peer can run degraded: it has every completed write, or will have when its
+    /// queue has drained.
+    pub(crate) fn successor_candidate(&self) -> Option<(usize, u64)> {
+        let queued_peer = || {
             let state = self.lock();
             let mut legs = state.legs.iter().enumerate();
-            let found = legs.find(|(_, own)| own.phase == Phase::InSync && own.session.is_some());
-            found.map(|(leg, own)| (leg, own.serial))
+            let found =
+                legs.find(|(_, own)| own.phase == LegPhase::InSync && own.session.is_some());
+            found.map(|(leg, own)| (leg, own.session_id))
         };
-        self.first_whole().or_else(following)
+        self.first_up_to_date().or_else(queued_peer)
     }
 
-    /// Waits until an asynchronous peer has all that was completed so far; false when its session
-    /// ended before.
-    pub(crate) async fn catch_up(&self, leg: usize, serial: u64) -> bool {
+    /// Waits until an asynchronous peer has every write completed so far. Returns false when its
+    /// session ended first.
+    pub(crate) async fn catch_up(&self, leg: usize, session_id: u64) -> bool {
         self.wait_for_queue(leg).await;
-        // A write that it did not get has ended the session, before it left the queue.
-        self.lock().legs[leg].is_current(serial)
+        // A write that failed to reach the peer ended the session before it left the queue.
+        self.lock().legs[leg].is_current(session_id)
     }
 
-    /// True when this session's peer has all that was completed.
-    pub(crate) fn is_whole(&self, leg: usize, serial: u64) -> bool {
+    /// True when this session's peer has every completed write.
+    pub(crate) fn is_up_to_date(&self, leg: usize, session_id: u64) -> bool {
         let state = self.lock();
-        let in_sync = state.legs[leg].phase == Phase::InSync;
-        let at_once = state.local_failed || self.legs[leg].options().mode == Mode::Sync;
-        state.legs[leg].is_current(serial) && in_sync && at_once
+        let in_sync = state.legs[leg].phase == LegPhase::InSync;
+        let at_once = state.local_device_failed || self.legs[leg].options().mode == Mode::Sync;
+        state.legs[leg].is_current(session_id) && in_sync && at_once
     }
 
-    /// A session whose peer has all that was completed.
-    pub(crate) fn first_whole(&self) -> Option<(usize, u64)> {
-        let found = |leg: usize| (leg, self.lock().legs[leg].serial);
-        (0..self.legs.len()).map(found).find(|(leg, serial)| self.is_whole(*leg, *serial))
+    /// A session whose peer has every completed write.
+    pub(crate) fn first_up_to_date(&self) -> Option<(usize, u64)> {
+        let found = |leg: usize| (leg, self.lock().legs[leg].session_id);
+        (0..self.legs.len())
+            .map(found)
+            .find(|(leg, session_id)| self.is_up_to_date(*leg, *session_id))
     }
 }
 
-/// A write that is left to a peer's queue.
-struct Letter {
+/// A write in a peer's queue.
+struct QueuedWrite {
     leg: usize,
-    sending: Sending,
-    place: Place,
+    leg_call: LegCall,
+    slot: QueueSlot,
 }
 
-/// Sends a queued write when it is its turn.
-async fn deliver(inner: Arc<Inner>, letter: Letter, op: Op, range: (u64, u64), order: Order) {
-    let Letter { leg, sending, place } = letter;
+/// Sends a queued write when its turn comes.
+async fn send_queued(
+    inner: Arc<Inner>,
+    queued: QueuedWrite,
+    op: WriteOp,
+    range: (u64, u64),
+    order: WriteOrder,
+) {
+    let QueuedWrite { leg, leg_call, slot } = queued;
     let goes = poll_fn(|cx| {
-        let post = inner.legs[leg].queue().send(place, cx.waker());
-        if let Post::Now { next } = post {
+        let decision = inner.legs[leg].queue().send(slot, cx.waker());
+        if let SendDecision::Send { next } = decision {
             next.into_iter().for_each(std::task::Waker::wake);
             return Poll::Ready(true);
         }
-        // After the waker was left: a session that ends from now on wakes us.
-        let lost = !inner.lock().legs[leg].is_current(sending.serial);
+        // Checked after the waker was stored: a session that ends from now on wakes this task.
+        let lost = !inner.lock().legs[leg].is_current(leg_call.session_id);
         if lost { Poll::Ready(false) } else { Poll::Pending }
     })
     .await;
     let result = match goes {
-        true => op.to_session(&sending, range, false, Some(order)).await,
+        true => op.to_session(&leg_call, range, false, Some(order)).await,
         false => Err(IoError::Unreachable),
     };
     if result.is_err() {
-        inner.mark_unproven(leg, range.0, range.1);
-        inner.lose(leg, sending.serial);
+        inner.mark_suspect(leg, range.0, range.1);
+        inner.disconnect(leg, leg_call.session_id);
     }
-    inner.leave_queue(leg, place);
-    inner.sent(leg, sending.half);
+    inner.leave_queue(leg, slot);
+    inner.leg_completed(leg, leg_call.half);
 }
 
 impl Inner {
-    fn leave_queue(&self, leg: usize, place: Place) {
+    fn leave_queue(&self, leg: usize, slot: QueueSlot) {
         let mut queue = self.legs[leg].queue();
-        queue.ended(place);
+        queue.completed(slot);
         let next = queue.next_to_send();
-        let door = queue.take_door();
+        let space_wakers = queue.take_space_wakers();
         drop(queue);
-        next.into_iter().chain(door).for_each(std::task::Waker::wake);
+        next.into_iter().chain(space_wakers).for_each(std::task::Waker::wake);
     }
 }

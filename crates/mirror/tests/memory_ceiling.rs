@@ -1,43 +1,47 @@
-//! Mirrors while hosts hold all pooled memory, in a process of its own: the ceiling is the process's.
-//!
-//! Time is simulated: what waits for ever ends with the time-out of the test at once.
+//! Mirrors while hosts hold all pooled memory. A process of its own, because the memory limit
+//! applies to a process.
 #![allow(missing_docs)]
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError, IoFuture, MemoryDevice, SharedDevice, ZeroFlags};
-use flagstone_mirror::id::Uuid;
-use flagstone_mirror::order::Order;
-use flagstone_mirror::peer::{Answer, Peer, Request, Session};
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::Shape;
-use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
+use flagstone_mirror::reorder::WriteOrder;
+use flagstone_mirror::replica::{CreateReplica, Replica};
+use flagstone_mirror::state::{DesiredState, MirrorState};
 use flagstone_mirror::target::TargetSession;
-use flagstone_mirror::{Mirror, PeerOptions, WhenPeerLost};
-use flagstone_runtime::sim::{Config, Simulation};
+use flagstone_mirror::{Mirror, OnPeerLoss, PeerOptions};
+use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, BufMut, JoinHandle, buf, spawn, time};
+use parking_lot::Mutex;
 
 const MIB: usize = 1 << 20;
-/// The ceiling, in bytes.
+/// The memory limit, in bytes.
 const ALL: usize = 16 * MIB;
-/// A volume whose log has several pages, and whose hot record may have.
-const SHAPE: Shape =
-    Shape { usable_bytes: 256 << 20, bit_bytes: 4096, region_bytes: 16 << 10, hot_regions: 2048 };
+/// A volume whose log has several pages and whose activity record may have several.
+const SHAPE: ReplicaGeometry = ReplicaGeometry {
+    usable_bytes: 256 << 20,
+    bit_bytes: 4096,
+    region_bytes: 16 << 10,
+    active_regions_max: 2048,
+};
 
-/// One test at a time has the ceiling.
+/// One test at a time uses the memory limit.
 fn alone(test: impl AsyncFn() + Sync) {
     static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     std::thread::scope(|scope| {
         let world = || {
             buf::set_memory_limit(ALL);
             let all = async { time::timeout(Duration::from_secs(300), test()).await };
-            let ended = Simulation::new(1, Config::default()).block_on(all);
-            assert!(ended.is_ok(), "something waits for ever");
+            let ended = Simulation::new(1, SimConfig::default()).block_on(all);
+            assert!(ended.is_ok(), "a call waits forever");
         };
         if let Err(panic) = scope.spawn(world).join() {
             std::panic::resume_unwind(panic);
@@ -45,7 +49,7 @@ fn alone(test: impl AsyncFn() + Sync) {
     });
 }
 
-/// The way to a mirror in the same process; to none it leads nowhere.
+/// Connects to a mirror in the same process; without one, connections fail.
 struct Way {
     to: Option<Mirror>,
     cut: AtomicBool,
@@ -59,8 +63,8 @@ impl Way {
 
     fn cut(&self) {
         self.cut.store(true, SeqCst);
-        let lines: Vec<_> = self.lines.lock().unwrap().drain(..).collect();
-        lines.iter().filter_map(Weak::upgrade).for_each(|line| line.lose());
+        let lines: Vec<_> = self.lines.lock().drain(..).collect();
+        lines.iter().filter_map(Weak::upgrade).for_each(|line| line.disconnect());
     }
 
     fn heal(&self) {
@@ -70,15 +74,15 @@ impl Way {
 
 struct Link(Arc<Way>);
 
-impl Peer for Link {
-    fn connect(&self) -> IoFuture<Arc<dyn Session>> {
+impl PeerConnector for Link {
+    fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
         let Some(to) = self.0.to.as_ref().filter(|_| !self.0.cut.load(SeqCst)) else {
             return IoFuture::ready(Err(IoError::Unreachable));
         };
         let target = to.session();
         let line = Line { target, lost: AtomicBool::new(false), wakers: Mutex::default() };
         let line = Arc::new(line);
-        self.0.lines.lock().unwrap().push(Arc::downgrade(&line));
+        self.0.lines.lock().push(Arc::downgrade(&line));
         IoFuture::ready(Ok(Arc::new(Connected(line))))
     }
 }
@@ -91,9 +95,9 @@ struct Line {
 }
 
 impl Line {
-    fn lose(&self) {
+    fn disconnect(&self) {
         self.lost.store(true, SeqCst);
-        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap());
+        let wakers = std::mem::take(&mut *self.wakers.lock());
         wakers.into_iter().for_each(Waker::wake);
     }
 }
@@ -109,8 +113,8 @@ impl Connected {
     }
 }
 
-impl Session for Connected {
-    fn ask(&self, request: Request) -> IoFuture<Answer> {
+impl PeerSession for Connected {
+    fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer> {
         self.call(|target| target.ask(request))
     }
 
@@ -118,7 +122,7 @@ impl Session for Connected {
         self.call(|target| target.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
         self.call(|target| target.write(offset, data, fua, order))
     }
 
@@ -127,7 +131,7 @@ impl Session for Connected {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
         self.call(|target| target.write_zeroes(offset, len, flags, order))
     }
@@ -139,20 +143,20 @@ impl Session for Connected {
     fn lost(&self) -> IoFuture<()> {
         let line = self.0.clone();
         let lost = poll_fn(move |cx| {
-            line.wakers.lock().unwrap().push(cx.waker().clone());
+            line.wakers.lock().push(cx.waker().clone());
             if line.lost.load(SeqCst) { Poll::Ready(Ok(())) } else { Poll::Pending }
         });
         IoFuture::later(lost)
     }
 
     fn close(&self) {
-        self.0.lose();
+        self.0.disconnect();
     }
 }
 
 async fn replica(with_data: bool) -> (SharedDevice, Replica) {
     let device: SharedDevice = Arc::new(MemoryDevice::new(288 << 20, 4096).unwrap());
-    let create = Create { volume: Uuid([7; 16]), with_data, shape: SHAPE };
+    let create = CreateReplica { volume: MirrorId([7; 16]), with_data, geometry: SHAPE };
     Replica::create_within(device.clone(), None, create, SHAPE.usable_bytes).await.unwrap();
     (device.clone(), Replica::open(device, None).await.unwrap())
 }
@@ -161,7 +165,7 @@ async fn replica(with_data: bool) -> (SharedDevice, Replica) {
 struct Pair {
     source: Mirror,
     target: Mirror,
-    way: Arc<Way>,
+    connector: Arc<Way>,
     devices: [SharedDevice; 2],
 }
 
@@ -169,12 +173,12 @@ impl Pair {
     async fn new(change: impl FnOnce(&mut PeerOptions)) -> Pair {
         let [(here, source), (there, target)] = [replica(true).await, replica(false).await];
         let target = Mirror::new(target, vec![PeerOptions::new(Arc::new(Link(Way::to(None))))]);
-        let way = Way::to(Some(target.clone()));
-        let mut options = PeerOptions::new(Arc::new(Link(way.clone())));
+        let connector = Way::to(Some(target.clone()));
+        let mut options = PeerOptions::new(Arc::new(Link(connector.clone())));
         change(&mut options);
         let source = Mirror::new(source, vec![options]);
         assert!(source.start().await.unwrap());
-        let pair = Pair { source, target, way, devices: [here, there] };
+        let pair = Pair { source, target, connector, devices: [here, there] };
         pair.until(MirrorState::Mirroring).await;
         pair
     }
@@ -186,9 +190,9 @@ impl Pair {
         }
     }
 
-    /// Waits until so many writes are held.
+    /// Waits until `count` writes are blocked.
     async fn until_held(&self, count: u64) {
-        while self.source.status().held != count {
+        while self.source.status().blocked != count {
             time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -214,7 +218,7 @@ impl Drop for Pair {
     }
 }
 
-/// All memory there is, in buffers of so many bytes.
+/// All memory, in buffers of `bytes`.
 fn take_all(len: usize) -> Vec<Buf> {
     let all = std::iter::from_fn(|| buf::try_alloc(len));
     let all = all.enumerate().map(|(number, mut buf)| {
@@ -222,22 +226,22 @@ fn take_all(len: usize) -> Vec<Buf> {
         buf.freeze()
     });
     let all: Vec<Buf> = all.collect();
-    assert_eq!(buf::memory_under_ceiling(), ALL, "in blocks of {len}");
+    assert_eq!(buf::memory_under_limit(), ALL, "in blocks of {len}");
     all
 }
 
-/// A write of a host each, from `offset` on in steps of `step` bytes.
+/// One host write per buffer, from `offset` in steps of `step` bytes.
 fn write_all(
     mirror: &Mirror,
     (offset, step): (u64, usize),
     all: Vec<Buf>,
 ) -> Vec<JoinHandle<Result<(), IoError>>> {
-    let places = (offset..).step_by(step);
+    let place_metadata = (offset..).step_by(step);
     let write = |(at, data)| {
         let mirror = mirror.clone();
         spawn(async move { mirror.write(at, data, false).await })
     };
-    places.zip(all).map(write).collect()
+    place_metadata.zip(all).map(write).collect()
 }
 
 async fn ended(writes: Vec<JoinHandle<Result<(), IoError>>>) -> Vec<Result<(), IoError>> {
@@ -248,14 +252,14 @@ async fn ended(writes: Vec<JoinHandle<Result<(), IoError>>>) -> Vec<Result<(), I
     results
 }
 
-/// Records, and pages of regions that leave, are written for who has all memory. What they leave is
-/// whole: the log is found, and trusted, with as little memory.
+/// Records, and the pages of evicted regions, are written for hosts that hold all memory. The log
+/// stays intact: it is found and trusted, again without memory.
 #[test]
-fn writes_that_hold_all_memory_have_their_regions_made_hot() {
+fn regions_are_activated_without_free_memory() {
     alone(async || {
         let pair = Pair::new(|_| {}).await;
-        pair.way.cut();
-        // A region each, more of them than are hot at a time; and some that are cut into pieces.
+        pair.connector.cut();
+        // One region each, more than can be active at a time; and some that are split.
         for (round, len) in [(0, 4096), (1, MIB)] {
             let offset = round * (128 << 20) + (8 << 10);
             let step = len.max(SHAPE.region_bytes as usize);
@@ -263,55 +267,58 @@ fn writes_that_hold_all_memory_have_their_regions_made_hot() {
             assert!(ended(writes).await.iter().all(Result::is_ok));
         }
         let statistics = pair.source.log_statistics();
-        assert!(statistics.cold_calls > u64::from(SHAPE.hot_regions), "{statistics:?}");
+        assert!(
+            statistics.activity_log_misses > u64::from(SHAPE.active_regions_max),
+            "{statistics:?}"
+        );
         assert!(statistics.page_writes > 0, "{statistics:?}");
         let held = take_all(MIB);
         let found = Replica::open(pair.devices[0].clone(), None).await.unwrap();
-        assert_eq!(found.lost(), None);
+        assert_eq!(found.log_lost(), None);
         assert!(found.superblock().flags.crashed && found.bits().any(2..4));
         drop(held);
-        pair.way.heal();
+        pair.connector.heal();
         pair.until(MirrorState::Mirroring).await;
         pair.check().await;
     });
 }
 
-/// A peer is lost under writes that hold all memory: a generation is minted.
+/// A peer is lost while writes hold all memory: a new generation is started.
 #[test]
-fn a_peer_is_recorded_as_out_of_date_for_writes_that_hold_all_memory() {
+fn new_generation_without_free_memory() {
     alone(async || {
         let pair = Pair::new(|_| {}).await;
         let writes = write_all(&pair.source, (0, MIB), take_all(MIB));
-        pair.way.cut();
+        pair.connector.cut();
         assert!(ended(writes).await.iter().all(Result::is_ok));
-        assert_eq!(pair.source.status().peers[0].losses, 1);
+        assert_eq!(pair.source.status().peers[0].disconnects, 1);
         assert_eq!(pair.source.state(0), MirrorState::ResyncPending);
         let status = [pair.source.status(), pair.target.status()];
         assert_ne!(status[0].generation, status[1].generation);
     });
 }
 
-/// What waits for a resync may have all memory: the resync has some of its own, and so has the
-/// comparison at its other end.
+/// Host writes waiting for a resync may hold all memory. The resync has reserved memory, and so has
+/// the comparison on the other side.
 #[test]
-fn a_resync_goes_on_while_others_hold_all_memory() {
+fn resync_proceeds_without_free_memory() {
     for compare in [false, true] {
         alone(async || {
             let pair = Pair::new(|options| {
-                (options.when_lost, options.compare) = (WhenPeerLost::Strict, compare);
+                (options.on_peer_loss, options.compare) = (OnPeerLoss::Block, compare);
             })
             .await;
-            pair.way.cut();
-            pair.source.set_wish(0, Wish::Pause).await.unwrap();
+            pair.connector.cut();
+            pair.source.set_desired_state(0, DesiredState::Paused).await.unwrap();
             let writes = write_all(&pair.source, (0, MIB), take_all(MIB));
             assert!(ended(writes).await.iter().all(Result::is_ok));
-            pair.source.set_wish(0, Wish::Mirror).await.unwrap();
-            // One of these is held, and all of it is kept by others until the end.
+            pair.source.set_desired_state(0, DesiredState::Connected).await.unwrap();
+            // One of these is blocked, and the others hold all memory until the end.
             let others = take_all(MIB);
             let one = vec![others[0].clone()];
             let held = write_all(&pair.source, (MIB as u64 / 2, MIB), one);
             pair.until_held(1).await;
-            pair.way.heal();
+            pair.connector.heal();
             assert!(ended(held).await.iter().all(Result::is_ok));
             pair.until(MirrorState::Mirroring).await;
             assert!(pair.source.status().peers[0].resync_done_bytes >= 16 << 20);
@@ -321,20 +328,21 @@ fn a_resync_goes_on_while_others_hold_all_memory() {
     }
 }
 
-/// Writes that wait for the range of a copy hold all memory: the copy has its own before the range.
+/// Writes that wait for the range of a copy hold all memory: the copy acquires its own before the
+/// range.
 #[test]
-fn a_resync_goes_on_while_what_waits_for_its_ranges_holds_all_memory() {
+fn resync_proceeds_when_range_waiters_hold_memory() {
     alone(async || {
         let pair = Pair::new(|_| {}).await;
-        pair.way.cut();
+        pair.connector.cut();
         let writes = write_all(&pair.source, (0, MIB), take_all(MIB));
         assert!(ended(writes).await.iter().all(Result::is_ok));
         let all = take_all(MIB);
-        pair.way.heal();
+        pair.connector.heal();
         while pair.source.status().peers[0].resync_total_bytes != 16 << 20 {
             time::sleep(Duration::from_millis(1)).await;
         }
-        // All where the first copy is.
+        // All within the first copy.
         let writes = write_all(&pair.source, (4096, 4096), all);
         assert!(ended(writes).await.iter().all(Result::is_ok));
         pair.until(MirrorState::Mirroring).await;
@@ -342,29 +350,29 @@ fn a_resync_goes_on_while_what_waits_for_its_ranges_holds_all_memory() {
     });
 }
 
-/// Writes that are held for as long as a peer is away leave memory to all others, and to what brings
-/// the peer back. Those that would take more are their hosts' to send again.
+/// Writes that stay blocked while a peer is absent leave memory for everything else, including the
+/// return of the peer. Writes beyond that fail, and their hosts resend them.
 #[test]
-fn writes_that_are_held_keep_a_sixteenth_of_all_memory() {
+fn blocked_writes_hold_a_sixteenth_of_memory() {
     alone(async || {
-        let pair = Pair::new(|options| options.when_lost = WhenPeerLost::Strict).await;
-        pair.way.cut();
+        let pair = Pair::new(|options| options.on_peer_loss = OnPeerLoss::Block).await;
+        pair.connector.cut();
         pair.until(MirrorState::Disconnected).await;
         let len = 256 << 10;
         let writes = write_all(&pair.source, (0, len), take_all(len));
         pair.until_held(64).await;
-        // Before any has ended, as others see it.
+        // Before any of them has failed, as other tasks see it.
         assert!(writes.iter().all(|write| !write.is_finished()));
         let others: Vec<_> = std::iter::from_fn(|| buf::try_alloc(MIB)).collect();
         assert_eq!(others.len(), 15);
         drop(others);
         pair.until_held(4).await;
-        pair.way.heal();
+        pair.connector.heal();
         let results = ended(writes).await;
         let ends_as = |end: Result<(), IoError>| results.iter().filter(|one| **one == end).count();
         assert_eq!((ends_as(Ok(())), ends_as(Err(IoError::Unreachable))), (4, 60));
         pair.until(MirrorState::Mirroring).await;
-        // They come again, and now it is as it always was.
+        // They are resent, and succeed as usual.
         let again = write_all(&pair.source, (0, len), take_all(len));
         assert!(ended(again).await.iter().all(Result::is_ok));
         pair.check().await;

@@ -1,15 +1,15 @@
-//! Serves one device over NBD, to measure the protocol by itself:
-//! `cargo run --release -p flagstone-nbd --example serve_null -- 127.0.0.1:10809 null`.
-//! The address may be the path of a Unix socket; the device is `null` (64 GiB), `memory` (1 GiB) or
-//! the path of a file or disk; a third argument is the number of cores.
+//! NBD server for one device, to measure the protocol in isolation: `cargo run --release -p
+//! flagstone-nbd --example serve_null -- 127.0.0.1:10809 null`. The address may be the path of a
+//! Unix socket. The device is `null` (64 GiB), `memory` (1 GiB) or the path of a file or disk. A
+//! third argument sets the number of cores.
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;
 
 use flagstone_blockdev::{FileDevice, FileOptions, MemoryDevice, NullDevice, SharedDevice};
-use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
+use flagstone_nbd::{Drain, Export, Exports, NbdServer, ServerOptions};
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::{Config, run, signal, spawn_detached};
+use flagstone_runtime::{RuntimeConfig, run, signal, spawn_detached};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -31,10 +31,10 @@ fn main() -> Result<(), Error> {
         Err(_) => Address::Unix(target.into()),
     };
     signal::catch_termination()?;
-    run(&Config { cores, ..Config::default() }, || async move {
+    run(&RuntimeConfig { cores, ..RuntimeConfig::default() }, || async move {
         let exports = Arc::new(Exports::new([Export::new("disk", open(&device)?)])?);
         let drain = Drain::new();
-        let server = Server::new(exports, ServerOptions::default(), drain.clone());
+        let server = NbdServer::new(exports, ServerOptions::default(), drain.clone());
         let listener = Listener::bind(&address)?;
         println!("serving {device} on {}", listener.address());
         spawn_detached(async move {

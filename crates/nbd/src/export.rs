@@ -1,67 +1,68 @@
-//! What a server offers: named devices.
+//! Exports: named devices of a server.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::departures::Departures;
-use crate::gate::Gate;
+use crate::block_lock::BlockLock;
+use crate::ended::EndedConnections;
 use crate::limits::{MAX_REQUEST_BYTES, MAX_STRING_BYTES};
-use crate::links::Links;
+use crate::links::LinkTable;
 use crate::wire::transmission_flag as flag;
 
-/// One device under a name.
+/// Named device.
 pub struct Export {
-    /// What clients ask for.
+    /// Name that clients request.
     pub name: String,
-    /// For people; may be empty.
+    /// Description for people; may be empty.
     pub description: String,
-    /// Where the data is.
+    /// Backing device.
     pub device: SharedDevice,
-    /// Refuse changes, whatever the device would take.
+    /// Refuse changes, even if the device is writable.
     pub read_only: bool,
-    /// Keeps read-modify-write apart from other changes.
-    pub(crate) gate: Gate,
-    /// Ended connections that the device still works for.
-    pub(crate) departures: Departures,
-    /// Connections that replace each other.
-    pub(crate) links: Links,
+    /// Serializes read-modify-write with other changes.
+    pub(crate) block_lock: BlockLock,
+    /// Ended connections with device calls in flight.
+    pub(crate) ended_connections: EndedConnections,
+    /// Client links, of which one connection at a time is active.
+    pub(crate) links: LinkTable,
 }
 
-/// Why an export cannot be offered.
+/// Invalid export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// Names and descriptions are text of at most 4,096 bytes without NUL.
     #[error("the name or description of export `{0}` is longer than 4096 bytes or contains NUL")]
     BadText(String),
-    /// Clients could not tell them apart.
+    /// Two exports with equal names.
     #[error("two exports are named `{0}`")]
     Duplicate(String),
 }
 
 impl Export {
-    /// A device under a name.
+    /// Creates an export without a description.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
         Export {
             name: name.into(),
             description: String::new(),
             device,
             read_only: false,
-            gate: Gate::default(),
-            departures: Departures::default(),
-            links: Links::default(),
+            block_lock: BlockLock::default(),
+            ended_connections: EndedConnections::default(),
+            links: LinkTable::default(),
         }
     }
 
-    /// The same with a description.
+    /// Sets the description.
     #[must_use]
     pub fn described(mut self, description: impl Into<String>) -> Export {
         self.description = description.into();
         self
     }
 
-    /// The same, refusing changes.
+    /// Sets whether changes are refused.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Export {
         self.read_only = read_only;
@@ -70,8 +71,8 @@ impl Export {
 
     /// "Transmission flags" of the export.
     ///
-    /// All connections share one device, so CAN_MULTI_CONN always holds. DF belongs to structured
-    /// replies. CACHE is accepted and does nothing: there is no cache that it could fill.
+    /// All connections share one device, so CAN_MULTI_CONN always applies. DF requires structured
+    /// replies. CACHE is accepted and ignored, because there is no cache to fill.
     pub fn transmission_flags(&self, structured: bool) -> u16 {
         let geometry = self.device.geometry();
         let mut flags = flag::HAS_FLAGS
@@ -100,7 +101,7 @@ impl Export {
 fn preferred_sizes(geometry: &Geometry) -> [u32; 3] {
     let minimum = geometry.block_bytes;
     let best = geometry.physical_block_bytes.max(geometry.optimal_io_bytes).max(4096);
-    // A power of two: a stripe's width that is none is rounded up, within the maximum.
+    // A stripe width that is not a power of two is rounded up, within the maximum.
     let preferred = best.max(minimum).min(MAX_REQUEST_BYTES / 2).next_power_of_two();
     [minimum, preferred, MAX_REQUEST_BYTES]
 }
@@ -111,25 +112,25 @@ impl std::fmt::Debug for Export {
     }
 }
 
-/// All that a server offers. More can be added while it serves.
+/// Exports of a server. More may be added while it runs.
 #[derive(Debug, Default)]
 pub struct Exports {
     by_name: Mutex<BTreeMap<String, Option<Arc<Export>>>>,
 }
 
-/// What there is under a name.
+/// Result of looking up a name.
 #[derive(Clone, Debug)]
-pub enum Found {
-    /// An export.
+pub enum ExportLookup {
+    /// Existing export.
     Here(Arc<Export>),
-    /// One that is expected, see [`Exports::expect`].
+    /// Expected export, see [`Exports::expect`].
     Expected,
-    /// Nothing.
+    /// No export.
     Nothing,
 }
 
 impl Exports {
-    /// Offers these.
+    /// Creates the set.
     ///
     /// # Errors
     /// [`ExportError`].
@@ -141,7 +142,7 @@ impl Exports {
         Ok(all)
     }
 
-    /// Keeps a name for an export that is to be added: clients that ask for it are told that it is
+    /// Reserves the name of an export that is added later. Clients that request it learn that it is
     /// not available yet.
     ///
     /// # Errors
@@ -156,7 +157,7 @@ impl Exports {
         Ok(())
     }
 
-    /// Offers one more, also one that was expected.
+    /// Adds an export, possibly an expected one.
     ///
     /// # Errors
     /// [`ExportError`].
@@ -171,29 +172,29 @@ impl Exports {
         Ok(())
     }
 
-    /// What there is of that name. The empty name asks for the default export: the one so named, or
-    /// the only one. With several there is no default: the wrong disk would be worse than none.
-    pub fn find(&self, name: &str) -> Found {
+    /// Finds an export. The empty name requests the default: the export with that name, or the only
+    /// one. Several exports have no default, because the wrong disk would be worse than none.
+    pub fn find(&self, name: &str) -> ExportLookup {
         let by_name = self.by_name();
         let only = || match name.is_empty() && by_name.len() == 1 {
             true => by_name.values().next(),
             false => None,
         };
         match by_name.get(name).or_else(only) {
-            Some(Some(export)) => Found::Here(export.clone()),
-            Some(None) => Found::Expected,
-            None => Found::Nothing,
+            Some(Some(export)) => ExportLookup::Here(export.clone()),
+            Some(None) => ExportLookup::Expected,
+            None => ExportLookup::Nothing,
         }
     }
 
-    /// All exports that are here, in the order of their names.
+    /// All existing exports, by name.
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.by_name().values().flatten().cloned().collect()
     }
 
-    /// The lock is held for a few instructions; a panic in them leaves nothing half done.
+    /// Held for a few instructions. A panic in between leaves no partial update.
     fn by_name(&self) -> MutexGuard<'_, BTreeMap<String, Option<Arc<Export>>>> {
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_name.lock()
     }
 }
 

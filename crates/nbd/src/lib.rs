@@ -1,34 +1,34 @@
-//! NBD: a server for block devices, and a client that is one.
+//! NBD server and client for block devices.
 //!
-//! - [`wire`]: the format, no I/O; [`handshake`] and [`session`]: what it means, no I/O either, so
-//!   they are tested and fuzzed as functions of bytes;
-//! - [`server`]: [`Server`] offers [`Exports`] over TCP or Unix sockets;
-//! - [`client`]: [`NbdDevice`] is an export of some server;
-//! - [`fuzz`]: all that reads bytes from outside, as functions of bytes;
-//! - [`limits`]: what bounds memory and patience.
+//! - [`wire`]: message formats, without I/O; [`handshake`] and [`session`]: protocol logic, also
+//!   without I/O, so that they are tested and fuzzed as functions of bytes;
+//! - [`server`]: [`NbdServer`] offers [`Exports`] over TCP or Unix sockets;
+//! - [`client`]: [`NbdDevice`] is an export of an NBD server;
+//! - [`limits`]: limits of memory and waiting times.
 //!
-//! # Which ranges may a client ask for?
-//! The announced minimum block size is the device's. A client that asks for size constraints
-//! (`NBD_INFO_BLOCK_SIZE` in `NBD_OPT_GO`: libnbd, QEMU, nbd-client) has promised to honour them:
-//! anything else of it is answered EINVAL. A client that does not ask may, as the protocol wants,
-//! read and write any byte: parts of blocks are then read, modified and written, correctly beside
-//! all other NBD writes of the export, and slowly. Changes that reach the same device by another
-//! way than NBD are not kept apart from these.
+//! # Block sizes
+//! The announced minimum block size is the device's. A client that requests size constraints
+//! (`NBD_INFO_BLOCK_SIZE` in `NBD_OPT_GO`: libnbd, QEMU, nbd-client) must honor them; other
+//! requests fail with EINVAL. A client that does not request them may read and write any byte, as
+//! the protocol requires. Partial blocks are then read, modified and written, which is slow but
+//! correct with respect to all other NBD writes of the export. Changes that reach the device other
+//! than through NBD are not serialized with these.
 
+mod block_lock;
 pub mod client;
-mod departures;
+mod ended;
 pub mod export;
-pub mod fuzz;
-mod gate;
 pub mod handshake;
 pub mod limits;
 mod links;
+#[cfg(test)]
+mod random_input;
 pub mod server;
 pub mod session;
-mod staging;
+#[cfg(test)]
 mod testing;
 pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};
-pub use export::{Export, ExportError, Exports, Found};
-pub use server::{Attached, Drain, Outcome, Server, ServerOptions};
+pub use export::{Export, ExportError, ExportLookup, Exports};
+pub use server::{AttachedClient, DisconnectReason, Drain, NbdServer, ServerOptions};

@@ -1,46 +1,50 @@
-//! At most one connection of a link carries out requests at a time (see [`crate::wire::link`]).
+//! Link table: at most one connection of a link executes requests at a time (see
+//! [`crate::wire::link`]).
 //!
-//! A connection that takes a link over tells the earlier one to stop, and waits until all that it
-//! began is done. The earlier one looks before it begins anything, so nothing comes after.
+//! A connection that takes over a link signals the previous one to stop, and waits until its
+//! requests have completed. The previous connection checks the signal before it starts a request,
+//! so none starts later.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::export::Export;
 use crate::server::Drain;
 use crate::wire::link::LinkId;
 
-/// The links of one export, on all cores.
+/// Links of one export, on all cores.
 #[derive(Debug, Default)]
-pub(crate) struct Links(Mutex<State>);
+pub(crate) struct LinkTable(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Tells the connection that holds the link to stop.
+    /// Stop signals of the connections that own a link.
     holders: BTreeMap<LinkId, Drain>,
     waiting: Vec<Waker>,
 }
 
-impl Links {
+impl LinkTable {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
-/// A connection's hold of its link, until its requests are done.
+/// A connection's ownership of its link, until its requests have completed.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct LinkOwner {
     export: Arc<Export>,
     link: LinkId,
-    /// Begins when another connection wants the link.
+    /// Signaled when another connection takes over.
     pub(crate) stop: Drain,
 }
 
-impl Hold {
-    /// Takes a link over, waiting for the end of the one who holds it.
-    pub(crate) async fn take(export: Arc<Export>, link: LinkId) -> Hold {
+impl LinkOwner {
+    /// Takes over a link, and waits for its previous owner to finish.
+    pub(crate) async fn take(export: Arc<Export>, link: LinkId) -> LinkOwner {
         let stop = Drain::new();
         poll_fn(|cx| {
             let mut state = export.links.lock();
@@ -54,11 +58,11 @@ impl Hold {
             Poll::Pending
         })
         .await;
-        Hold { export, link, stop }
+        LinkOwner { export, link, stop }
     }
 }
 
-impl Drop for Hold {
+impl Drop for LinkOwner {
     fn drop(&mut self) {
         let mut state = self.export.links.lock();
         state.holders.remove(&self.link);

@@ -1,4 +1,4 @@
-//! What was negotiated, and which requests it admits. Pure: no I/O.
+//! Session: negotiated properties, and admission of requests. No I/O.
 
 use std::sync::Arc;
 
@@ -8,94 +8,94 @@ use crate::export::Export;
 use crate::limits::MAX_REQUEST_BYTES;
 use crate::wire::Errno;
 use crate::wire::link::LinkId;
-use crate::wire::request::{Request, command, command_flag};
+use crate::wire::request::{NbdRequest, command, command_flag};
 
-/// A connection in its transmission phase.
+/// Negotiated session of a connection.
 #[derive(Clone, Debug)]
-pub struct Session {
-    /// What is served.
+pub struct NbdSession {
+    /// Export.
     pub export: Arc<Export>,
-    /// Reads are answered in chunks, and errors with a message.
+    /// Structured replies: reads are answered in chunks, and errors with a message.
     pub structured: bool,
-    /// The client has promised to honour the size constraints (it asked for BLOCK_SIZE in GO).
-    /// Other clients may send any range: what is not whole blocks is read, modified and written.
+    /// The client must honor the size constraints (it requested BLOCK_SIZE in GO). Other clients
+    /// may send any range; partial blocks are read, modified and written.
     pub sized: bool,
-    /// The client's name for this and the earlier connections that it replaces.
+    /// Link shared with the client's earlier connections, which this one replaces.
     pub link: Option<LinkId>,
     geometry: Geometry,
     read_only: bool,
 }
 
-/// A request that may be carried out: its range lies in the export and its flags are known.
+/// Valid request: its range lies in the export and its flags are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum RequestAction {
     /// Read `len` bytes, 1 to 32 MiB.
     Read {
-        /// In bytes.
+        /// Offset, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length, in bytes.
         len: u32,
     },
     /// Write the payload.
     Write {
-        /// In bytes.
+        /// Offset, in bytes.
         offset: u64,
         /// Durable before the reply.
         fua: bool,
     },
     /// Make completed writes durable.
     Flush,
-    /// Give space back.
+    /// Discard blocks.
     Trim {
-        /// In bytes.
+        /// Offset, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length, in bytes.
         len: u32,
         /// Durable before the reply.
         fua: bool,
     },
     /// Write zeroes.
     Zeroes {
-        /// In bytes.
+        /// Offset, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Length, in bytes.
         len: u32,
-        /// How.
+        /// Options.
         flags: ZeroFlags,
     },
-    /// Nothing to do but to say so.
+    /// Succeed without doing anything.
     Nothing,
     /// Finish and close.
     Disconnect,
 }
 
-impl Session {
-    /// A session on `export`.
-    pub fn new(export: Arc<Export>, structured: bool, sized: bool) -> Session {
+impl NbdSession {
+    /// Creates a session on `export`.
+    pub fn new(export: Arc<Export>, structured: bool, sized: bool) -> NbdSession {
         let geometry = export.device.geometry();
         let read_only = export.read_only || geometry.read_only;
-        Session { export, structured, sized, link: None, geometry, read_only }
+        NbdSession { export, structured, sized, link: None, geometry, read_only }
     }
 
-    /// The device's geometry.
+    /// Geometry of the device.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// True when the range is whole blocks of the device.
+    /// True when the range consists of whole device blocks.
     pub fn is_aligned(&self, offset: u64, len: u64) -> bool {
         (offset | len) & (u64::from(self.geometry.block_bytes) - 1) == 0
     }
 
-    /// Checks a request against what was negotiated and what the export is.
+    /// Validates a request against the session and the export.
     ///
     /// # Errors
-    /// The error value that answers it ("Error values").
-    pub fn admit(&self, request: &Request) -> Result<Action, Errno> {
+    /// The error of the reply ("Error values").
+    pub fn admit(&self, request: &NbdRequest) -> Result<RequestAction, Errno> {
         if request.flags & !allowed_flags(request.command, self.structured) != 0 {
             return Err(Errno::INVAL);
         }
-        let Request { offset, len, .. } = *request;
+        let NbdRequest { offset, len, .. } = *request;
         let fua = request.has(command_flag::FUA);
         match request.command {
             command::READ => {
@@ -103,7 +103,7 @@ impl Session {
                     return Err(if self.structured { Errno::OVERFLOW } else { Errno::INVAL });
                 }
                 self.range(request).map_err(Errno::of_read)?;
-                Ok(Action::Read { offset, len })
+                Ok(RequestAction::Read { offset, len })
             }
             command::WRITE => {
                 self.changes()?;
@@ -111,7 +111,7 @@ impl Session {
                     return Err(Errno::INVAL);
                 }
                 self.range(request).map_err(Errno::of_change)?;
-                Ok(Action::Write { offset, fua })
+                Ok(RequestAction::Write { offset, fua })
             }
             command::WRITE_ZEROES => self.zeroes(request, fua),
             command::TRIM => {
@@ -120,38 +120,42 @@ impl Session {
                 if !self.geometry.can_discard {
                     return Err(Errno::INVAL);
                 }
-                Ok(Action::Trim { offset, len, fua })
+                Ok(RequestAction::Trim { offset, len, fua })
             }
             command::CACHE => {
                 self.range(request).map_err(Errno::of_read)?;
-                Ok(Action::Nothing)
+                Ok(RequestAction::Nothing)
             }
-            command::FLUSH if offset == 0 && len == 0 => Ok(Action::Flush),
-            command::DISC => Ok(Action::Disconnect),
-            // BLOCK_STATUS too: no metadata context can be negotiated.
+            command::FLUSH if offset == 0 && len == 0 => Ok(RequestAction::Flush),
+            command::DISC => Ok(RequestAction::Disconnect),
+            // Includes BLOCK_STATUS, because it requires a metadata context.
             _ => Err(Errno::INVAL),
         }
     }
 
-    fn zeroes(&self, request: &Request, fua: bool) -> Result<Action, Errno> {
+    fn zeroes(&self, request: &NbdRequest, fua: bool) -> Result<RequestAction, Errno> {
         self.changes()?;
         self.range(request).map_err(Errno::of_change)?;
-        let Request { offset, len, .. } = *request;
+        let NbdRequest { offset, len, .. } = *request;
         let fast_only = request.has(command_flag::FAST_ZERO);
         let may_deallocate = !request.has(command_flag::NO_HOLE);
         let aligned = self.is_aligned(offset, u64::from(len));
         if fast_only && !(self.geometry.can_write_zeroes && aligned) {
             return Err(Errno::NOTSUP);
         }
-        Ok(Action::Zeroes { offset, len, flags: ZeroFlags { fua, may_deallocate, fast_only } })
+        Ok(RequestAction::Zeroes {
+            offset,
+            len,
+            flags: ZeroFlags { fua, may_deallocate, fast_only },
+        })
     }
 
     fn changes(&self) -> Result<(), Errno> {
         if self.read_only { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// The range is not empty and lies in the export, in whole blocks if that was promised.
-    fn range(&self, request: &Request) -> Result<(), IoError> {
+    /// Validates that the range is not empty and lies in the export, in whole blocks if negotiated.
+    fn range(&self, request: &NbdRequest) -> Result<(), IoError> {
         let (offset, len) = (request.offset, u64::from(request.len));
         if self.sized {
             return self.geometry.check(offset, len);
@@ -164,8 +168,8 @@ impl Session {
     }
 }
 
-/// The flags that go with a command. FUA goes with all ("Command flags"); none are looked at where
-/// no answer is given (DISC) or the command itself is unknown.
+/// Valid flags of a command. FUA is valid for all ("Command flags"). Any flag is accepted where no
+/// reply is sent (DISC).
 fn allowed_flags(kind: u16, structured: bool) -> u16 {
     let extra = match kind {
         command::READ if structured => command_flag::DF,
@@ -183,23 +187,23 @@ mod tests {
     use crate::testing::NoData;
     use crate::wire::request::Cookie;
 
-    fn session(structured: bool, sized: bool) -> Session {
+    fn session(structured: bool, sized: bool) -> NbdSession {
         let device = NoData::shared(Geometry::new(1 << 20, 4096));
-        Session::new(Arc::new(Export::new("x", device)), structured, sized)
+        NbdSession::new(Arc::new(Export::new("x", device)), structured, sized)
     }
 
     fn ask(
-        session: &Session,
+        session: &NbdSession,
         kind: u16,
         flags: u16,
         offset: u64,
         len: u32,
-    ) -> Result<Action, Errno> {
-        session.admit(&Request { flags, command: kind, cookie: Cookie(1), offset, len })
+    ) -> Result<RequestAction, Errno> {
+        session.admit(&NbdRequest { flags, command: kind, cookie: Cookie(1), offset, len })
     }
 
     #[test]
-    fn ranges_beyond_the_end_are_refused_as_the_protocol_says() {
+    fn out_of_range_requests_are_refused() {
         let session = session(true, true);
         for (kind, error) in [
             (command::READ, Errno::INVAL),
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_range_is_invalid() {
+    fn empty_range_is_invalid() {
         for sized in [false, true] {
             for kind in [0, 1, 4, 5, 6, 7] {
                 assert_eq!(ask(&session(true, sized), kind, 0, 0, 0), Err(Errno::INVAL));
@@ -225,23 +229,23 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_blocks_are_for_clients_that_promised_nothing() {
+    fn partial_blocks_need_unsized_client() {
         assert_eq!(ask(&session(true, true), command::READ, 0, 512, 512), Err(Errno::INVAL));
         assert!(ask(&session(true, false), command::READ, 0, 513, 1).is_ok());
         assert!(ask(&session(true, false), command::WRITE, 0, 513, 1).is_ok());
     }
 
     #[test]
-    fn too_long_is_overflow_for_structured_reads_and_invalid_otherwise() {
+    fn too_long_request_errors() {
         let device = NoData::shared(Geometry::new(1 << 40, 512));
         let export = Arc::new(Export::new("x", device));
         let long = MAX_REQUEST_BYTES + 512;
         for (structured, error) in [(true, Errno::OVERFLOW), (false, Errno::INVAL)] {
-            let session = Session::new(export.clone(), structured, true);
+            let session = NbdSession::new(export.clone(), structured, true);
             assert_eq!(ask(&session, command::READ, 0, 0, long), Err(error));
             assert_eq!(ask(&session, command::WRITE, 0, 0, long), Err(Errno::INVAL));
             assert!(ask(&session, command::READ, 0, 0, MAX_REQUEST_BYTES).is_ok());
-            // Effects have no such limit.
+            // Commands without payload have no such limit.
             assert!(ask(&session, command::TRIM, 0, 0, u32::MAX - 511).is_ok());
         }
     }
@@ -257,23 +261,26 @@ mod tests {
             assert_eq!(ask(&session, kind, command_flag::NO_HOLE, 0, 4096), Err(Errno::INVAL));
             assert!(ask(&session, kind, command_flag::FUA, 0, 4096).is_ok());
         }
-        // DF belongs to structured replies.
+        // DF requires structured replies.
         assert_eq!(ask(&session, command::READ, command_flag::DF, 0, 4096), Err(Errno::INVAL));
     }
 
     #[test]
-    fn a_flush_has_no_range_and_a_disconnect_is_one_whatever_its_flags() {
+    fn flush_range_and_disconnect_flags() {
         let session = session(true, true);
-        assert_eq!(ask(&session, command::FLUSH, command_flag::FUA, 0, 0), Ok(Action::Flush));
+        assert_eq!(
+            ask(&session, command::FLUSH, command_flag::FUA, 0, 0),
+            Ok(RequestAction::Flush)
+        );
         assert_eq!(ask(&session, command::FLUSH, 0, 0, 4096), Err(Errno::INVAL));
-        assert_eq!(ask(&session, command::DISC, u16::MAX, 7, 7), Ok(Action::Disconnect));
+        assert_eq!(ask(&session, command::DISC, u16::MAX, 7, 7), Ok(RequestAction::Disconnect));
     }
 
     #[test]
-    fn changes_of_a_read_only_export_are_not_permitted() {
+    fn read_only_export_refuses_changes() {
         let device = NoData::shared(Geometry::new(1 << 20, 512));
         let export = Arc::new(Export::new("x", device).read_only(true));
-        let session = Session::new(export, true, true);
+        let session = NbdSession::new(export, true, true);
         for kind in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
             assert_eq!(ask(&session, kind, 0, 0, 512), Err(Errno::PERM));
         }
@@ -281,17 +288,17 @@ mod tests {
     }
 
     #[test]
-    fn fast_zeroes_are_refused_where_they_would_be_slow() {
+    fn slow_fast_zeroes_are_refused() {
         let fast = command_flag::FAST_ZERO;
         let slow = Geometry { can_write_zeroes: false, ..Geometry::new(1 << 20, 512) };
-        let slow = Session::new(Arc::new(Export::new("x", NoData::shared(slow))), true, true);
+        let slow = NbdSession::new(Arc::new(Export::new("x", NoData::shared(slow))), true, true);
         assert_eq!(ask(&slow, command::WRITE_ZEROES, fast, 0, 512), Err(Errno::NOTSUP));
         assert!(ask(&slow, command::WRITE_ZEROES, 0, 0, 512).is_ok());
         let plain = session(true, false);
         assert_eq!(ask(&plain, command::WRITE_ZEROES, fast, 1, 4096), Err(Errno::NOTSUP));
         let flags = ZeroFlags { fua: true, may_deallocate: false, fast_only: true };
         let all = fast | command_flag::FUA | command_flag::NO_HOLE;
-        let zeroes = Action::Zeroes { offset: 0, len: 4096, flags };
+        let zeroes = RequestAction::Zeroes { offset: 0, len: 4096, flags };
         assert_eq!(ask(&plain, command::WRITE_ZEROES, all, 0, 4096), Ok(zeroes));
     }
 }

@@ -1,11 +1,11 @@
-//! What tests and fuzzing share.
+//! Fixtures for tests and fuzzing.
 
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
-/// A device that nobody calls: only its shape matters here.
+/// Device that is never called: only its geometry matters.
 pub(crate) struct NoData(Geometry);
 
 impl NoData {

@@ -1,4 +1,4 @@
-//! In the steady state the server and the client take no memory from the heap.
+//! Heap allocations of server and client: none in the steady state.
 #![allow(missing_docs)]
 
 mod common;
@@ -8,9 +8,10 @@ use std::sync::Arc;
 use common::{Running, memory};
 use flagstone_blockdev::{BlockDevice, NullDevice, SharedDevice};
 use flagstone_nbd::{ClientOptions, NbdDevice};
-use flagstone_runtime::{Config, DriverChoice, buf, run};
+use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run};
 
-/// Containers that grow by doubling may do so late; an allocation a call would be thousands.
+/// Allowance for containers that grow late by doubling. An allocation per call would exceed it by
+/// thousands.
 const SLACK: u64 = 64;
 
 /// Reads and writes of 4 KiB, 16 at a time, and of 128 KiB.
@@ -35,10 +36,10 @@ async fn calls(device: &NbdDevice, rounds: u64) {
     }
 }
 
-/// Heap allocations of this thread in a whole run of so many rounds.
-/// `None` where io_uring is forbidden: the driver of threads makes lists of its own to wait with.
+/// Heap allocations of this thread for `rounds` rounds. `None` if io_uring is unavailable: the
+/// threads driver allocates to wait.
 fn allocations(make: fn() -> SharedDevice, rounds: u64) -> Option<u64> {
-    let config = Config { driver: DriverChoice::IoUring, ..Config::default() };
+    let config = RuntimeConfig { io_engine: IoEngine::IoUring, ..RuntimeConfig::default() };
     let mut ran = false;
     let counted = allocation_counter::measure(|| {
         ran = run(&config, async || {
@@ -53,7 +54,7 @@ fn allocations(make: fn() -> SharedDevice, rounds: u64) -> Option<u64> {
 }
 
 #[test]
-fn requests_take_nothing_from_the_heap() {
+fn requests_do_not_allocate() {
     let null: fn() -> SharedDevice = || Arc::new(NullDevice::new(1 << 20, 512).unwrap());
     let stored: fn() -> SharedDevice = || memory(1 << 20, 512);
     for make in [null, stored] {

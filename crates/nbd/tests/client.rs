@@ -1,4 +1,4 @@
-//! The client on our own server: it is a block device like any other.
+//! Client against Flagstone's server: it behaves like any block device.
 #![allow(missing_docs)]
 
 mod common;
@@ -35,7 +35,7 @@ async fn conforms(address: &Address, block_bytes: u32, options: Options) {
 }
 
 #[test]
-fn the_client_on_the_server_conforms_over_tcp() {
+fn client_and_server_conform_over_tcp() {
     on_each_driver(async || {
         for block_bytes in [512, 4096] {
             conforms(&any_port(), block_bytes, Options::quick(1)).await;
@@ -44,7 +44,7 @@ fn the_client_on_the_server_conforms_over_tcp() {
 }
 
 #[test]
-fn the_client_on_the_server_conforms_over_unix_sockets() {
+fn client_and_server_conform_over_unix_sockets() {
     let dir = tempfile::tempdir().unwrap();
     let count = Cell::new(0);
     on_each_real_driver(async || {
@@ -65,7 +65,7 @@ fn the_client_on_the_server_conforms_over_unix_sockets() {
 }
 
 #[test]
-fn transfers_up_to_the_largest_come_through() {
+fn client_transfers_of_all_lengths() {
     on_each_real_driver(async || {
         let server = Running::with(memory(80 << 20, 512));
         let device = connect(&server.address).await;
@@ -83,7 +83,7 @@ fn transfers_up_to_the_largest_come_through() {
 }
 
 #[test]
-fn the_geometry_is_the_servers() {
+fn client_reports_server_geometry() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 4096));
         let device = connect(&server.address).await;
@@ -101,20 +101,20 @@ fn the_geometry_is_the_servers() {
 }
 
 #[test]
-fn an_export_that_is_not_there_is_named() {
+fn missing_export_is_named() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let options = ClientOptions::default();
         let error = NbdDevice::connect(server.address.clone(), "tape", options).await.unwrap_err();
         let expected = NegotiationError::UnknownExport("tape".to_owned());
         assert!(matches!(error, ConnectError::Negotiation(error) if error == expected));
-        // The empty name is the default: the only one here.
+        // The empty name is the default, the only export here.
         NbdDevice::connect(server.address.clone(), "", options).await.unwrap();
     });
 }
 
 #[test]
-fn hundreds_of_calls_at_a_time_are_pipelined() {
+fn hundreds_of_calls_are_pipelined() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let device = connect(&server.address).await;
@@ -136,7 +136,7 @@ fn hundreds_of_calls_at_a_time_are_pipelined() {
 }
 
 #[test]
-fn a_dropped_device_says_goodbye_and_leaves_nothing() {
+fn dropped_device_disconnects_and_leaks_nothing() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         leaves_nothing(async || {
@@ -144,7 +144,7 @@ fn a_dropped_device_says_goodbye_and_leaves_nothing() {
                 let device = connect(&server.address).await;
                 let data = Buf::copy_of(&[1; 512]).unwrap();
                 device.write(0, data, false).await.unwrap();
-                // Dropped at once: the call goes on, and then the connection ends.
+                // Dropped immediately: the call completes, and then the connection ends.
                 drop(device.read(0, buf::alloc(4096).await));
                 drop(device);
             }
@@ -155,7 +155,7 @@ fn a_dropped_device_says_goodbye_and_leaves_nothing() {
 }
 
 #[test]
-fn other_cores_have_connections_of_their_own() {
+fn each_core_has_its_own_connection() {
     on_each_real_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let device = connect(&server.address).await;
@@ -178,7 +178,7 @@ fn other_cores_have_connections_of_their_own() {
 }
 
 #[test]
-fn ranges_that_are_not_the_devices_never_reach_the_server() {
+fn invalid_ranges_never_reach_server() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 4096));
         let device = connect(&server.address).await;

@@ -1,4 +1,4 @@
-//! What no client should do, and the server survives.
+//! Invalid clients: the server survives them.
 #![allow(missing_docs)]
 
 mod common;
@@ -18,7 +18,7 @@ const STRUCTURED: Agreed = Agreed { structured: true, sized: true };
 const SIMPLE: Agreed = Agreed { structured: false, sized: true };
 
 #[test]
-fn a_bad_request_magic_closes_the_connection() {
+fn bad_request_magic_closes_connection() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let peer = Peer::begun(&server.address, STRUCTURED).await;
@@ -29,7 +29,7 @@ fn a_bad_request_magic_closes_the_connection() {
 }
 
 #[test]
-fn bad_words_in_the_negotiation_close_the_connection() {
+fn invalid_negotiation_closes_connection() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let mut long_option = 3_u32.to_be_bytes().to_vec();
@@ -47,7 +47,7 @@ fn bad_words_in_the_negotiation_close_the_connection() {
 }
 
 #[test]
-fn bad_requests_are_answered_and_the_connection_lives() {
+fn invalid_requests_keep_connection() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let end = 1 << 20;
@@ -77,7 +77,7 @@ fn bad_requests_are_answered_and_the_connection_lives() {
 }
 
 #[test]
-fn the_data_of_a_refused_write_is_thrown_away() {
+fn refused_write_data_is_discarded() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let peer = Peer::begun(&server.address, STRUCTURED).await;
@@ -98,7 +98,7 @@ fn the_data_of_a_refused_write_is_thrown_away() {
 }
 
 #[test]
-fn a_client_may_go_away_at_any_byte() {
+fn client_disconnects_at_any_byte() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let mut words = hello("disk", STRUCTURED);
@@ -118,7 +118,7 @@ fn a_client_may_go_away_at_any_byte() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_closed_and_holds_little() {
+fn client_that_never_reads_is_closed() {
     in_simulation(3, async || {
         let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
@@ -129,24 +129,24 @@ fn a_client_that_never_reads_is_closed_and_holds_little() {
             words.extend(request(command::READ, 0, cookie, 0, 256 << 10));
         }
         let start = time::now();
-        // The server stops receiving, and in the end closes: then the send fails.
+        // The server stops receiving and eventually closes; then the send fails.
         let _ = peer.try_send(&words).await;
         server.quiet().await;
         assert!(start.elapsed() >= PEER_TIMEOUT);
         assert!(start.elapsed() < PEER_TIMEOUT * 3);
         assert!(buf::memory_held() - before < 64 << 20);
-        // What had been received when it was closed was not begun for nobody.
+        // Requests received before the close were not started without a client.
         assert!(calls.begun() < 2 * MAX_IN_FLIGHT_BYTES / (256 << 10), "{}", calls.begun());
     });
 }
 
-/// What waits in the kernel for a client that does not take it would stay there after the close.
+/// Replies that a client does not read must not stay in the kernel after the close.
 #[test]
-fn what_a_stalled_client_did_not_take_is_dropped() {
+fn unsent_data_of_stalled_client_is_dropped() {
     in_simulation(4, async || {
         let server = Running::with(memory(1 << 20, 512));
         let peer = Peer::begun(&server.address, STRUCTURED).await;
-        // All of them are received, so that nothing unread resets the connection anyway.
+        // All of them are received, because unread data would reset the connection anyway.
         for cookie in 0..100 {
             peer.send(&request(command::READ, 0, cookie, 0, 256 << 10)).await;
         }
@@ -187,10 +187,10 @@ fn requests_in_flight_are_bounded() {
 }
 
 #[test]
-fn silence_is_cut_off_in_the_midst_of_something_and_never_between() {
+fn stalled_requests_time_out_idle_clients_stay() {
     in_simulation(5, async || {
         let server = Running::with(memory(1 << 20, 512));
-        // No word at all, half of a negotiation, half of a request, half of its data.
+        // Nothing, half of a negotiation, half of a request, half of its data.
         let silent = Peer::greeted(&server.address).await;
         let half_hello = Peer::greeted(&server.address).await;
         half_hello.send(&hello("disk", STRUCTURED)[..12]).await;
@@ -210,7 +210,7 @@ fn silence_is_cut_off_in_the_midst_of_something_and_never_between() {
 }
 
 #[test]
-fn a_slow_client_that_goes_on_is_served() {
+fn slow_client_is_served() {
     in_simulation(6, async || {
         let server = Running::with(memory(1 << 20, 512));
         let peer = Peer::begun(&server.address, STRUCTURED).await;
@@ -244,7 +244,7 @@ fn too_many_connections_are_closed() {
 }
 
 #[test]
-fn a_thousand_connections_dropped_anywhere_leave_nothing() {
+fn thousand_dropped_connections_leak_nothing() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         let mut words = hello("disk", STRUCTURED);

@@ -1,4 +1,4 @@
-//! Servers that crash, lose power, restart and fall silent, in simulated time.
+//! Servers that crash, lose power, restart or hang, in simulated time.
 #![allow(missing_docs)]
 
 mod common;
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use common::until;
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError};
-use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, ServerOptions};
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, random_u64, spawn, time};
 
 const DISK: &str = "/dev/disk";
 const BLOCK_BYTES: u64 = 512;
 const BLOCKS: u64 = 64;
-/// Histories that the tests go through; each takes milliseconds.
+/// Seeds per test; each takes milliseconds.
 const SEEDS: u64 = 100;
 
-/// A server on one node, and another node for clients.
+/// Server on one node, and another node for clients.
 struct World {
     sim: Simulation,
     server: NodeId,
@@ -31,7 +31,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let sim = Simulation::new(seed, Config::default());
+        let sim = Simulation::new(seed, SimConfig::default());
         let (server, client) = (sim.add_node("server"), sim.add_node("client"));
         sim.add_disk(server, DISK, DiskConfig::block_device(BLOCKS * BLOCK_BYTES));
         let address = Address::Tcp((sim.ip(server), 10809).into());
@@ -46,7 +46,7 @@ impl World {
             let options = FileOptions { block_bytes: Some(512), ..FileOptions::default() };
             let device = FileDevice::open(DISK, &options).unwrap();
             let exports = Arc::new(Exports::new([Export::new("disk", device)]).unwrap());
-            let server = Server::new(exports, ServerOptions::default(), Drain::new());
+            let server = NbdServer::new(exports, ServerOptions::default(), Drain::new());
             server.run(Listener::bind(&address).unwrap()).await;
         }));
     }
@@ -56,7 +56,7 @@ impl World {
         self.serve();
     }
 
-    /// Runs a client on its node, beside what happens to the server, to its end.
+    /// Runs a client on its node to its end, concurrently with the server's faults.
     fn client<T: 'static>(
         &self,
         options: ClientOptions,
@@ -92,7 +92,7 @@ async fn read(device: &NbdDevice, block: u64) -> Result<u8, IoError> {
     Ok(buf[0])
 }
 
-/// Crashes the server (and, half of the time, its power) now and then until `done`.
+/// Crashes the server repeatedly, half of the time with power loss, until `done`.
 async fn crashes(world: &World, done: impl Fn() -> bool) {
     while !done() {
         time::sleep(world.sim.random_span(Duration::ZERO, Duration::from_millis(30))).await;
@@ -108,7 +108,7 @@ async fn crashes(world: &World, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn calls_outlive_servers_that_crash() {
+fn calls_survive_server_crashes() {
     for seed in 0..SEEDS {
         let world = World::new(seed);
         let done = Rc::new(Cell::new(false));
@@ -120,7 +120,7 @@ fn calls_outlive_servers_that_crash() {
                 tasks.push(spawn(async move {
                     for step in 0..40_u64 {
                         let block = task * 8 + random_u64() % 8;
-                        // Durable writes only: nothing that is answered can be lost.
+                        // Only durable writes: nothing answered can be lost.
                         write(&device, block, step as u8 + 1, true).await.unwrap();
                         assert_eq!(read(&device, block).await, Ok(step as u8 + 1), "seed {seed}");
                         if step % 10 == 0 {
@@ -140,7 +140,7 @@ fn calls_outlive_servers_that_crash() {
     }
 }
 
-/// What a block may hold: what is known to be durable, or anything written since.
+/// Allowed contents of a block: the last durable version, or anything written since.
 #[derive(Clone, Default)]
 struct Block {
     durable: u8,
@@ -148,7 +148,7 @@ struct Block {
     since: Vec<u8>,
 }
 
-/// Writes and flushes blocks of its own until a call fails.
+/// Writes and flushes separate blocks until a call fails.
 async fn scribble(device: Arc<NbdDevice>, ledger: Rc<RefCell<Vec<Block>>>, task: u64) -> IoError {
     let mine = task * 8..(task + 1) * 8;
     for step in 1_u64.. {
@@ -182,11 +182,11 @@ async fn scribble(device: Arc<NbdDevice>, ledger: Rc<RefCell<Vec<Block>>>, task:
             return error;
         }
     }
-    unreachable!("it goes on until a call fails")
+    unreachable!("it runs until a call fails")
 }
 
 #[test]
-fn a_flush_that_succeeded_was_one_whatever_the_server_went_through() {
+fn flushed_writes_survive_crashes() {
     for seed in 0..SEEDS {
         let world = World::new(seed);
         let ledger = Rc::new(RefCell::new(vec![Block::default(); BLOCKS as usize]));
@@ -216,7 +216,7 @@ fn a_flush_that_succeeded_was_one_whatever_the_server_went_through() {
 }
 
 #[test]
-fn unflushed_writes_of_a_lost_connection_fail_the_next_flush_and_all_after() {
+fn lost_unflushed_writes_poison_device() {
     let world = World::new(1);
     let step = Rc::new(Cell::new(0));
     let steps = step.clone();
@@ -226,7 +226,7 @@ fn unflushed_writes_of_a_lost_connection_fail_the_next_flush_and_all_after() {
         write(&device, 1, 2, false).await.unwrap();
         steps.set(1);
         until(|| steps.get() == 2).await;
-        // The device goes on until it is asked to promise something.
+        // The device continues until a flush is requested.
         assert_eq!(read(&device, 0).await, Ok(1));
         assert_eq!(device.flush().await, Err(IoError::Poisoned));
         assert_eq!(device.flush().await, Err(IoError::Poisoned));
@@ -243,7 +243,7 @@ fn unflushed_writes_of_a_lost_connection_fail_the_next_flush_and_all_after() {
 }
 
 #[test]
-fn flushed_writes_and_durable_servers_survive_a_lost_connection() {
+fn durable_writes_survive_lost_connection() {
     for server_is_durable in [false, true] {
         let world = World::new(2);
         let step = Rc::new(Cell::new(0));
@@ -270,7 +270,7 @@ fn flushed_writes_and_durable_servers_survive_a_lost_connection() {
 }
 
 #[test]
-fn a_server_that_stays_away_is_unreachable_and_may_come_back() {
+fn long_outage_is_unreachable_until_return() {
     let world = World::new(3);
     let step = Rc::new(Cell::new(0));
     let steps = step.clone();
@@ -299,7 +299,7 @@ fn a_server_that_stays_away_is_unreachable_and_may_come_back() {
 }
 
 #[test]
-fn a_silent_network_is_noticed_and_overcome() {
+fn silent_network_is_detected() {
     let world = World::new(4);
     let step = Rc::new(Cell::new(0));
     let steps = step.clone();
@@ -319,7 +319,7 @@ fn a_silent_network_is_noticed_and_overcome() {
 }
 
 #[test]
-fn connections_that_break_under_load_lose_nothing_and_bring_nothing_back() {
+fn broken_connections_lose_nothing_under_load() {
     for seed in 0..SEEDS {
         let world = World::new(seed);
         let done = Rc::new(Cell::new(false));
@@ -341,8 +341,8 @@ fn connections_that_break_under_load_lose_nothing_and_bring_nothing_back() {
             }
             flag.set(true);
         };
-        // The breaks come faster than most attempts to connect, and go on until all is done: how
-        // long a request waits for its chance has no bound, and is hours of some seeds.
+        // Disconnects outpace most connection attempts until the end, so a request may wait for
+        // hours in some seeds.
         let request_timeout = Duration::from_secs(30 * 24 * 3600);
         let options = ClientOptions { request_timeout, ..ClientOptions::default() };
         world.client(options, work, async |world| {
@@ -350,7 +350,7 @@ fn connections_that_break_under_load_lose_nothing_and_bring_nothing_back() {
                 let span = world.sim.random_span(Duration::ZERO, Duration::from_millis(20));
                 time::sleep(span).await;
                 if world.sim.chance(0.1) {
-                    // Long enough for the client to give the connection up.
+                    // Long enough for the client to give up the connection.
                     world.sim.partition(world.server, world.client);
                     time::sleep(Duration::from_secs(25)).await;
                     world.sim.heal_all();
@@ -362,21 +362,21 @@ fn connections_that_break_under_load_lose_nothing_and_bring_nothing_back() {
     }
 }
 
-/// Nothing is ever sent on an idle connection of NBD, so the server held it for ever.
+/// Regression: an idle NBD connection never sends, so the server kept it forever.
 #[test]
-fn an_idle_client_whose_machine_is_gone_is_given_up() {
+fn dead_idle_client_is_disconnected() {
     for seed in 0..10 {
         let world = World::new(seed);
         let address = world.address.clone();
         drop(world.sim.spawn_on(world.client, async move {
             let options = ClientOptions::default();
             let device = NbdDevice::connect(address, "disk", options).await.unwrap();
-            // Attached, and idle.
+            // Attached and idle.
             time::sleep(Duration::from_secs(1_000_000)).await;
             drop(device);
         }));
         world.sim.run_for(Duration::from_secs(3600));
-        assert_eq!(world.sim.connections(), 1, "an idle client is left alone");
+        assert_eq!(world.sim.connections(), 1, "an idle client stays connected");
         world.sim.power_off(world.client);
         world.sim.run_for(Duration::from_secs(150));
         assert_eq!(world.sim.connections(), 0, "seed {seed}");

@@ -1,4 +1,4 @@
-//! Servers that are old, plain, strange or broken, as the client meets them.
+//! Client against old, minimal, unusual or broken servers.
 #![allow(missing_docs)]
 
 mod common;
@@ -14,7 +14,7 @@ use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_nbd::client::negotiate::NegotiationError;
 use flagstone_nbd::wire::expected::EXPECTED_CONTEXT;
 use flagstone_nbd::wire::option::{info, option, put_info, put_reply, reply_type};
-use flagstone_nbd::wire::request::{Request, command};
+use flagstone_nbd::wire::request::{NbdRequest, command};
 use flagstone_nbd::wire::{INIT_MAGIC, OPTION_MAGIC, transmission_flag as flag};
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_runtime::net::{Address, Listener, Stream};
@@ -22,19 +22,19 @@ use flagstone_runtime::{Buf, buf, spawn_detached, time};
 
 const SIZE_BYTES: u64 = 1 << 20;
 
-/// What to say to a request, given the data that a read reads.
-type Answer = fn(&Request, &[u8]) -> Vec<u8>;
+/// Response to a request, given the requested data.
+type Answer = fn(&NbdRequest, &[u8]) -> Vec<u8>;
 
-/// A server that handles one request after the other.
+/// Server that handles one request at a time.
 #[derive(Clone, Copy)]
 struct Odd {
     flags: u16,
     structured: bool,
-    /// Understands GO; otherwise EXPORT_NAME alone.
+    /// Supports GO; otherwise only EXPORT_NAME.
     go: bool,
     maximum: u32,
     answer: Answer,
-    /// Has no export, and answers who asks for its metadata contexts with one of this name.
+    /// Has no export, and lists a metadata context of this name.
     nothing: Option<&'static str>,
 }
 
@@ -47,7 +47,7 @@ const PLAIN: Odd = Odd {
     nothing: None,
 };
 
-fn simple(request: &Request, data: &[u8]) -> Vec<u8> {
+fn simple(request: &NbdRequest, data: &[u8]) -> Vec<u8> {
     let mut out = 0x6744_6698_u32.to_be_bytes().to_vec();
     out.extend([0; 4]);
     out.extend(request.cookie.0.to_be_bytes());
@@ -55,7 +55,7 @@ fn simple(request: &Request, data: &[u8]) -> Vec<u8> {
     out
 }
 
-fn chunk(request: &Request, done: bool, kind: u16, body: &[&[u8]]) -> Vec<u8> {
+fn chunk(request: &NbdRequest, done: bool, kind: u16, body: &[&[u8]]) -> Vec<u8> {
     let body = body.concat();
     let mut out = 0x668e_33ef_u32.to_be_bytes().to_vec();
     out.extend(u16::from(done).to_be_bytes());
@@ -66,7 +66,7 @@ fn chunk(request: &Request, done: bool, kind: u16, body: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-fn data(request: &Request, done: bool, from: usize, part: &[u8]) -> Vec<u8> {
+fn data(request: &NbdRequest, done: bool, from: usize, part: &[u8]) -> Vec<u8> {
     chunk(request, done, 1, &[&(request.offset + from as u64).to_be_bytes(), part])
 }
 
@@ -82,7 +82,7 @@ async fn send(stream: &Stream, bytes: &[u8]) {
 }
 
 impl Odd {
-    /// Serves one connection after the other from one memory, until a client says goodbye.
+    /// Serves one connection after the other from the same memory, until a client sends DISC.
     fn start(self) -> Address {
         let listener = Listener::bind(&any_port()).unwrap();
         let address = listener.address().clone();
@@ -97,7 +97,7 @@ impl Odd {
         address
     }
 
-    /// `Some` after a goodbye.
+    /// `Some` after a DISC.
     async fn serve(&self, stream: &Stream, disk: &mut [u8]) -> Option<()> {
         let mut greeting = INIT_MAGIC.to_be_bytes().to_vec();
         greeting.extend(OPTION_MAGIC.to_be_bytes());
@@ -106,7 +106,7 @@ impl Odd {
         read(stream, 4).await?;
         while !self.option(stream).await? {}
         loop {
-            let request = Request::decode(&read(stream, 28).await?).ok()??;
+            let request = NbdRequest::decode(&read(stream, 28).await?).ok()??;
             let range = request.offset as usize..request.offset as usize + request.len as usize;
             let mut read_data = Vec::new();
             match request.command {
@@ -175,8 +175,8 @@ impl Odd {
     }
 }
 
-/// Data back to front, in three chunks, the last of them empty.
-fn backwards(request: &Request, bytes: &[u8]) -> Vec<u8> {
+/// Data in reverse order, in three chunks, the last of them empty.
+fn backwards(request: &NbdRequest, bytes: &[u8]) -> Vec<u8> {
     let middle = bytes.len() / 2;
     let mut out = data(request, false, middle, &bytes[middle..]);
     out.extend(data(request, false, 0, &bytes[..middle]));
@@ -184,8 +184,8 @@ fn backwards(request: &Request, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Zeroes as holes, sector by sector.
-fn sparse(request: &Request, bytes: &[u8]) -> Vec<u8> {
+/// Holes for zeroes, sector by sector.
+fn sparse(request: &NbdRequest, bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, part) in bytes.chunks(512).enumerate() {
         let from = number * 512;
@@ -201,7 +201,7 @@ fn sparse(request: &Request, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn plain_and_peculiar_servers_make_conforming_devices() {
+fn unusual_servers_make_conforming_devices() {
     on_each_driver(async || {
         let chunked = Odd { structured: true, ..PLAIN };
         let zeroes = flag::SEND_WRITE_ZEROES | flag::SEND_TRIM;
@@ -222,10 +222,10 @@ fn plain_and_peculiar_servers_make_conforming_devices() {
     });
 }
 
-/// An export that another server does not have is a mistake, whatever that server makes of our
-/// question whether it is expected.
+/// An unknown export on another server is an error, whatever its answer to the query for expected
+/// exports.
 #[test]
-fn an_export_that_is_not_there_is_expected_only_where_that_is_said() {
+fn missing_export_is_expected_only_if_listed() {
     on_each_driver(async || {
         let expected = NegotiationError::NotYet("disk".to_owned());
         let unknown = NegotiationError::UnknownExport("disk".to_owned());
@@ -233,7 +233,7 @@ fn an_export_that_is_not_there_is_expected_only_where_that_is_said() {
             (true, EXPECTED_CONTEXT, &expected),
             (true, "x-flagstone:expected-not", &unknown),
             (true, "base:allocation", &unknown),
-            // The question is not understood.
+            // The query is not supported.
             (true, "", &unknown),
             (false, EXPECTED_CONTEXT, &unknown),
         ] {
@@ -247,9 +247,9 @@ fn an_export_that_is_not_there_is_expected_only_where_that_is_said() {
 }
 
 #[test]
-fn a_server_for_one_connection_gets_one() {
+fn single_connection_server_gets_one() {
     on_each_real_driver(async || {
-        // The next connection of this server would wait for the end of the first.
+        // This server would not accept the next connection before the end of the first.
         let device = PLAIN.connect().await;
         let there = device.clone();
         let done = Arc::new(AtomicBool::new(false));
@@ -270,35 +270,35 @@ fn a_server_for_one_connection_gets_one() {
 }
 
 #[test]
-fn servers_that_break_the_protocol_are_given_up() {
+fn protocol_violations_end_connection() {
     let wrong_cookie: Answer = |request, bytes| {
         let cookie = flagstone_nbd::wire::request::Cookie(request.cookie.0 ^ 1);
-        data(&Request { cookie, ..*request }, true, 0, bytes)
+        data(&NbdRequest { cookie, ..*request }, true, 0, bytes)
     };
     let answers: [Answer; 11] = [
         wrong_cookie,
         |_, _| vec![0x55; 20],
-        // A simple reply where chunks were agreed.
+        // A simple reply where chunks were negotiated.
         simple,
-        // Half of the data.
+        // Only half of the data.
         |request, bytes| data(request, true, 0, &bytes[..bytes.len() / 2]),
-        // None of it.
+        // No data.
         |request, _| chunk(request, true, 0, &[]),
-        // The same twice.
+        // The same data twice.
         |request, bytes| [data(request, false, 0, bytes), data(request, true, 0, bytes)].concat(),
-        // Beyond the request, on either side.
+        // Outside the request, on either side.
         |request, bytes| data(request, true, 512, bytes),
         |request, bytes| {
             let before = (request.offset.wrapping_sub(512)).to_be_bytes();
             chunk(request, true, 1, &[&before, bytes])
         },
-        // A hole of four gibibytes.
+        // A hole of 4 GiB.
         |request, _| {
             chunk(request, true, 2, &[&request.offset.to_be_bytes(), &u32::MAX.to_be_bytes()])
         },
-        // An error's message that is longer than its chunk.
+        // An error message longer than its chunk.
         |request, _| chunk(request, true, 0x8001, &[&5_u32.to_be_bytes(), &[0xff, 0xff]]),
-        // A chunk of a kind that nobody knows.
+        // A chunk of unknown type.
         |request, _| chunk(request, true, 77, &[&[0; 8]]),
     ];
     for answer in answers {
@@ -311,7 +311,7 @@ fn servers_that_break_the_protocol_are_given_up() {
 }
 
 #[test]
-fn an_error_in_a_chunk_fails_the_request_alone() {
+fn error_chunk_fails_only_its_request() {
     on_each_driver(async || {
         let answer: Answer = |request, bytes| match request.offset {
             0 => {
@@ -331,7 +331,7 @@ fn an_error_in_a_chunk_fails_the_request_alone() {
 }
 
 #[test]
-fn whoever_does_not_speak_nbd_is_told_so() {
+fn non_nbd_server_is_reported() {
     on_each_driver(async || {
         for (words, expected) in [
             (&b"HTTP/1.1 400 Bad Request"[..], NegotiationError::NotNbd(0x4854_5450_2f31_2e31)),
@@ -352,7 +352,7 @@ fn whoever_does_not_speak_nbd_is_told_so() {
 }
 
 #[test]
-fn a_server_without_a_word_is_not_waited_for() {
+fn silent_server_times_out() {
     in_simulation(1, async || {
         let listener = Rc::new(Listener::bind(&any_port()).unwrap());
         let address = listener.address().clone();

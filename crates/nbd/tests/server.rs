@@ -1,4 +1,4 @@
-//! What the server promises to clients that behave, seen byte by byte.
+//! Server behavior for conforming clients, checked byte by byte.
 #![allow(missing_docs)]
 
 mod common;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::held::Held;
 use common::peer::{Agreed, Peer, request};
 use common::{Running, any_port, memory, on_each_driver, until};
-use flagstone_blockdev::{Fault, FaultConfig};
+use flagstone_blockdev::{FaultConfig, FaultLayer};
 use flagstone_nbd::wire::Errno;
 use flagstone_nbd::wire::request::{command, command_flag};
 use flagstone_nbd::{Export, ServerOptions};
@@ -34,7 +34,7 @@ async fn read(peer: &Peer, offset: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn many_requests_in_one_breath_are_all_answered() {
+fn pipelined_requests_are_all_answered() {
     on_each_driver(async || {
         let server = Running::with(memory(1 << 20, 512));
         for agreed in [STRUCTURED, SIMPLE] {
@@ -63,7 +63,7 @@ fn many_requests_in_one_breath_are_all_answered() {
 }
 
 #[test]
-fn transfers_of_all_lengths_come_through() {
+fn server_transfers_of_all_lengths() {
     on_each_driver(async || {
         let server = Running::with(memory(64 << 20, 512));
         let peer = Peer::begun(&server.address, STRUCTURED).await;
@@ -77,7 +77,7 @@ fn transfers_of_all_lengths_come_through() {
 }
 
 #[test]
-fn any_range_is_served_to_clients_that_promised_nothing() {
+fn unsized_clients_access_any_range() {
     on_each_driver(async || {
         let size = 64 << 10;
         let server = Running::with(memory(size as u64, 4096));
@@ -105,7 +105,7 @@ fn any_range_is_served_to_clients_that_promised_nothing() {
 }
 
 #[test]
-fn parts_of_one_block_written_at_the_same_time_all_survive() {
+fn concurrent_partial_block_writes_survive() {
     on_each_driver(async || {
         let (device, _) = Held::wrap(memory(64 << 10, 4096));
         let server = Running::with(device);
@@ -137,7 +137,7 @@ fn parts_of_one_block_written_at_the_same_time_all_survive() {
 }
 
 #[test]
-fn a_trim_is_rounded_to_whole_blocks() {
+fn trim_is_rounded_to_whole_blocks() {
     on_each_driver(async || {
         let server = Running::with(memory(64 << 10, 4096));
         let peer = Peer::begun(&server.address, PLAIN).await;
@@ -152,10 +152,10 @@ fn a_trim_is_rounded_to_whole_blocks() {
 }
 
 #[test]
-fn device_errors_are_answered_and_the_connection_lives() {
+fn device_errors_keep_connection() {
     on_each_driver(async || {
         let config = FaultConfig::default();
-        let (device, faults) = Fault::new(memory(1 << 20, 512), config).unwrap();
+        let (device, faults) = FaultLayer::new(memory(1 << 20, 512), config).unwrap();
         faults.fail_reads(0..512);
         faults.fail_writes(0..512);
         let server = Running::with(Arc::new(device));
@@ -171,7 +171,7 @@ fn device_errors_are_answered_and_the_connection_lives() {
 }
 
 #[test]
-fn a_disconnect_waits_for_what_is_in_flight() {
+fn disconnect_waits_for_requests_in_flight() {
     on_each_driver(async || {
         let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
@@ -195,7 +195,7 @@ fn a_disconnect_waits_for_what_is_in_flight() {
 }
 
 #[test]
-fn calls_in_flight_finish_when_the_client_is_gone() {
+fn device_calls_finish_after_client_leaves() {
     on_each_driver(async || {
         let inner = memory(1 << 20, 512);
         let (device, calls) = Held::wrap(inner.clone());
@@ -216,7 +216,7 @@ fn calls_in_flight_finish_when_the_client_is_gone() {
 }
 
 #[test]
-fn a_drain_finishes_what_is_in_flight_and_refuses_what_comes() {
+fn drain_finishes_in_flight_and_refuses_new() {
     on_each_driver(async || {
         let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
@@ -247,7 +247,7 @@ fn a_drain_finishes_what_is_in_flight_and_refuses_what_comes() {
 }
 
 #[test]
-fn a_drain_does_not_wait_for_ever() {
+fn drain_has_timeout() {
     common::in_simulation(1, async || {
         let (device, calls) = Held::wrap(memory(1 << 20, 512));
         let server = Running::with(device);
@@ -265,7 +265,7 @@ fn a_drain_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_stale_unix_socket_is_replaced_and_serves() {
+fn stale_unix_socket_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     common::on_each_real_driver(async || {
         let address = flagstone_runtime::net::Address::Unix(dir.path().join("nbd.sock"));
@@ -281,7 +281,7 @@ fn a_stale_unix_socket_is_replaced_and_serves() {
 }
 
 #[test]
-fn each_export_is_a_device_of_its_own() {
+fn exports_are_separate_devices() {
     on_each_driver(async || {
         let exports = vec![
             Export::new("disk", memory(1 << 20, 512)),

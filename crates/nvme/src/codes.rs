@@ -1,9 +1,9 @@
-//! Two shapes that the specifications use all over, declared once: a numbered set of codes with
-//! names, and an integer divided into bit fields.
+//! Macros for two shapes that the specifications use throughout: a set of named codes, and an
+//! integer divided into bit fields.
 
 /// Declares a newtype over an integer with named values.
 ///
-/// A newtype rather than an `enum`: any value can arrive from the wire and must be carried, shown
+/// A newtype rather than an `enum`: any value can arrive from the wire, and must be kept, printed
 /// and refused without a conversion that fails first.
 macro_rules! codes {
     (
@@ -22,7 +22,7 @@ macro_rules! codes {
                 pub const $constant: Self = Self($value);
             )*
 
-            /// The specification's name, or `None` of a reserved or vendor-specific value.
+            /// The name in the specification; `None` for a reserved or vendor specific value.
             #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
@@ -89,7 +89,7 @@ macro_rules! bits {
         }
 
         const _: () = {
-            // Every field is inside, and no two share a bit.
+            // Every field lies within the integer, and no two fields share a bit.
             let mut seen: $repr = 0;
             $(
                 let ones = <$repr>::MAX >> (<$repr>::BITS - $width);

@@ -1,8 +1,8 @@
 //! CRC32C, the digest of NVMe/TCP headers and data (NVMe/TCP 3.3).
 //!
 //! The polynomial is Castagnoli's, reflected, all ones in and out, as in iSCSI (RFC 3720 B.4 has
-//! the vectors). On the wire it is little-endian, after the header or after the data; the header's
-//! covers the header alone, the data's the data alone: no padding, no other digest.
+//! test vectors). On the wire it is little-endian, after the header or after the data. The header
+//! digest covers only the header, the data digest only the data: no padding, and no other digest.
 
 use crate::limits::DIGEST_BYTES;
 use crc_fast::{CrcAlgorithm, Digest};
@@ -16,7 +16,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 
 /// A CRC32C over data that arrives in pieces.
 ///
-/// Four bytes of state, so that each transfer can carry one.
+/// Four bytes of state, so that each transfer can keep one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32c {
     state: u32,
@@ -35,7 +35,7 @@ impl Crc32c {
         Self { state: u32::MAX }
     }
 
-    /// Takes the next piece of the data.
+    /// Adds the next piece of the data.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         let mut digest =
@@ -52,7 +52,7 @@ impl Crc32c {
         !self.state
     }
 
-    /// [`Crc32c::value`] as it goes on the wire.
+    /// [`Crc32c::value`] in wire format.
     #[must_use]
     #[inline]
     pub const fn wire(self) -> [u8; DIGEST_BYTES] {
@@ -60,7 +60,7 @@ impl Crc32c {
     }
 }
 
-/// The digest of `bytes`, as it goes on the wire.
+/// The digest of `bytes` in wire format.
 #[must_use]
 #[inline]
 pub fn wire_digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
@@ -73,7 +73,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_vectors_of_rfc_3720() {
+    fn crc32c_matches_rfc_3720() {
         let ascending: [u8; 32] = core::array::from_fn(|index| index as u8);
         let descending: [u8; 32] = core::array::from_fn(|index| 31 - index as u8);
         assert_eq!(wire_digest(&[0; 32]), [0xaa, 0x36, 0x91, 0x8a]);
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(Crc32c::new().value(), 0);
     }
 
-    /// CRC32C a bit at a time, straight from its definition.
+    /// CRC32C bit by bit, straight from its definition.
     fn reference(bytes: &[u8]) -> u32 {
         !bytes.iter().fold(u32::MAX, |crc, &byte| {
             (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -96,7 +96,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same_value(
+        fn incremental_digest_matches(
             bytes in prop::collection::vec(any::<u8>(), 0..3000),
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         ) {

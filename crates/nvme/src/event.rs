@@ -1,15 +1,15 @@
-//! Asynchronous events: what completes an Asynchronous Event Request (Base 5.1.2).
+//! Asynchronous events: results of Asynchronous Event Requests (Base 5.1.2).
 
 use crate::codes::bits;
 use crate::log::LogId;
 
-/// An event: type, information and the log page that tells more. Reading that log page without
-/// "retain asynchronous event" re-enables events of the type.
+/// An event: type, information and the log page with details. Reading that log page without "retain
+/// asynchronous event" re-enables events of the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
     /// Type, bits 2:0; see [`event_type`].
     pub event_type: u8,
-    /// Information, of the type.
+    /// Information, specific to the type.
     pub information: u8,
     /// Log page to read.
     pub log: LogId,
@@ -54,19 +54,19 @@ impl AsyncEvent {
         Self { event_type, information, log }
     }
 
-    /// The completion's dword 0.
+    /// Dword 0 of the completion.
     #[must_use]
     pub const fn to_result(self) -> u32 {
         (self.event_type & 7) as u32 | (self.information as u32) << 8 | (self.log.0 as u32) << 16
     }
 
-    /// The event in the completion's dword 0; any is possible.
+    /// Parses dword 0 of the completion; any value is valid.
     #[must_use]
     pub const fn from_result(dw0: u32) -> Self {
         Self::of(dw0 as u8 & 7, (dw0 >> 8) as u8, LogId((dw0 >> 16) as u8))
     }
 
-    /// Which bit of [`EventMask`] lets a host have it; `None` of one that cannot be turned off.
+    /// The bit of [`EventMask`] that enables it; `None` if it cannot be disabled.
     #[must_use]
     pub const fn mask(self) -> Option<EventMask> {
         match self {
@@ -80,8 +80,9 @@ impl AsyncEvent {
 }
 
 bits! {
-    /// Asynchronous Event Configuration, which events a host wants (feature 0Bh, Base 5.1.25),
-    /// and OAES of Identify Controller, which a controller has: the same bits from 8 up.
+    /// Asynchronous Event Configuration, the events enabled by a host (feature 0Bh, Base 5.1.25),
+    /// and OAES of Identify Controller, the events supported by a controller: the same bits from 8
+    /// up.
     pub struct EventMask(u32) {
         /// SMART / health critical warnings, as in the log page's byte 0.
         critical_warnings, with_critical_warnings: 0, 8;
@@ -116,13 +117,13 @@ impl EventMask {
     /// Discovery log page change notices.
     pub const DISCOVERY: Self = Self(1 << 31);
 
-    /// Whether it has all bits of `other`.
+    /// Whether all bits of `other` are set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// All bits of both.
+    /// Union of the bits.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -135,14 +136,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn results_as_linux_reads_them() {
+    fn event_results_match_linux() {
         assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_result(), 0x0004_0002);
         assert_eq!(AsyncEvent::ANA_CHANGED.to_result(), 0x000c_0302);
         assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_result(), 0x0070_f002);
     }
 
     #[test]
-    fn a_notice_has_its_bit() {
+    fn notice_has_its_enable_bit() {
         for (event, bit) in [
             (AsyncEvent::NAMESPACE_CHANGED, 8),
             (AsyncEvent::FIRMWARE_ACTIVATION, 9),

@@ -1,4 +1,4 @@
-//! Features: what Get Features and Set Features name (Base 5.1.25).
+//! Features, for Get Features and Set Features (Base 5.1.25).
 
 use crate::codes::{bits, codes};
 use crate::status::Status;
@@ -40,7 +40,7 @@ codes! {
     }
 }
 
-/// What Get Features says of a feature with select 3, supported capabilities: dword 0.
+/// Result of Get Features with select 3, supported capabilities: dword 0.
 pub mod capability {
     /// The value can be saved.
     pub const SAVEABLE: u32 = 1 << 0;
@@ -50,7 +50,7 @@ pub mod capability {
     pub const CHANGEABLE: u32 = 1 << 2;
 }
 
-/// Number of Queues, feature 07h: how many I/O queues of each kind, 1 to 65,535.
+/// Number of Queues, feature 07h: I/O queues of each kind, 1 to 65,535.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberOfQueues {
     /// Submission queues.
@@ -60,11 +60,11 @@ pub struct NumberOfQueues {
 }
 
 impl NumberOfQueues {
-    /// What a host asks for in dword 11, both numbers 0's based.
+    /// Parses the request of a host in dword 11, both numbers 0's based.
     ///
     /// # Errors
     ///
-    /// Invalid Field, with do not retry, of 65,535 (that is 65,536 queues).
+    /// Invalid Field, with do not retry, for 65,535 (which means 65,536 queues).
     pub const fn from_request(value: u32) -> Result<Self, Status> {
         match ((value as u16).checked_add(1), ((value >> 16) as u16).checked_add(1)) {
             (Some(submission), Some(completion)) => Ok(Self { submission, completion }),
@@ -72,8 +72,8 @@ impl NumberOfQueues {
         }
     }
 
-    /// What a controller gave, in dword 0 of the completion. A number that cannot be is the
-    /// largest that can.
+    /// Parses the grant of a controller in dword 0 of the completion. An invalid number becomes the
+    /// largest valid one.
     #[must_use]
     pub const fn from_result(dw0: u32) -> Self {
         Self {
@@ -82,7 +82,8 @@ impl NumberOfQueues {
         }
     }
 
-    /// Dword 11 of a request and dword 0 of its completion. 0 queues, which cannot be said, is 1.
+    /// Dword 11 of a request and dword 0 of its completion. 0 queues cannot be encoded, and become
+    /// 1.
     #[must_use]
     pub const fn to_dword(self) -> u32 {
         self.submission.saturating_sub(1) as u32 | (self.completion.saturating_sub(1) as u32) << 16
@@ -92,7 +93,7 @@ impl NumberOfQueues {
 bits! {
     /// Arbitration, feature 01h.
     pub struct Arbitration(u32) {
-        /// AB: commands in one burst, 2^this; 7 is no limit.
+        /// AB: commands per burst, 2^this; 7 is no limit.
         burst_exponent, with_burst_exponent: 0, 3;
         /// LPW: low priority weight, 0's based.
         low_weight, with_low_weight: 8, 8;
@@ -174,7 +175,7 @@ impl HostBehavior {
     ///
     /// # Errors
     ///
-    /// Invalid Field when one of them is something else.
+    /// Invalid Field if one of them has another value.
     pub const fn check(&self) -> Result<(), Status> {
         let flags = self.retry_delay
             | self.extended_telemetry
@@ -213,7 +214,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_of_queues_round_trips(submission in 1..=u16::MAX, completion in 1..=u16::MAX) {
+        fn number_of_queues_round_trips(submission in 1..=u16::MAX, completion in 1..=u16::MAX) {
             let queues = NumberOfQueues { submission, completion };
             prop_assert_eq!(NumberOfQueues::from_request(queues.to_dword()), Ok(queues));
             prop_assert_eq!(NumberOfQueues::from_result(queues.to_dword()), queues);

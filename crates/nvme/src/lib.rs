@@ -1,24 +1,24 @@
-//! NVMe and NVMe/TCP wire formats: types and codecs, no I/O.
+//! NVMe and NVMe/TCP wire formats: types and codecs, without I/O.
 //!
-//! What it promises:
+//! Invariants:
 //!
-//! - **Nothing is allocated or copied to read.** A structure of the wire is a `#[repr(C)]` type of
-//!   alignment 1 with little-endian fields, viewed in place with [`Wire::view`] and written with
-//!   [`Wire::encode`]. Its byte numbers stand beside its fields and are asserted by the compiler.
-//! - **Nothing panics on bytes from outside.** A view checks only the length; a value's meaning is
-//!   checked by the method that gives it ([`pdu::Rules::check`], [`pdu::Transfer::accept`],
-//!   [`sgl::DataPointer::parse`], [`Nqn::from_field`]), which answers with what the protocol wants
-//!   to be told: a fatal transport error with its field, or a status code.
-//! - **No policy.** Which command is supported, how large a transfer may be and who may connect is
-//!   decided by the target and the host; here is how it is said.
+//! - **Reading allocates and copies nothing.** A wire structure is a `#[repr(C)]` type of alignment
+//!   1 with little-endian fields, viewed in place with [`Wire::view`] and written with
+//!   [`Wire::encode`]. Its byte offsets are declared with its fields, and asserted by the compiler.
+//! - **Hostile bytes never cause a panic.** A view checks only the length. The meaning of a value
+//!   is checked by the method that returns it ([`pdu::Rules::check`], [`pdu::Transfer::accept`],
+//!   [`sgl::DataPointer::parse`], [`Nqn::from_field`]), whose error is the one that the protocol
+//!   requires: a fatal transport error with its field, or a status code.
+//! - **No policy.** The target and the host decide which commands are supported, how large a
+//!   transfer may be and which hosts may connect. This crate only encodes the decision.
 //!
-//! Read in this order: [`wire`] (how structures are declared), [`pdu`] (the byte stream),
-//! [`command`] and [`status`] (what a capsule carries), [`identify`], [`log`], [`feature`],
-//! [`property`] and [`event`] (what a controller says of itself), [`replica`] (commands of our own).
+//! Read in this order: [`wire`] (declaration of structures), [`pdu`] (the byte stream), [`command`]
+//! and [`status`] (the content of capsules), [`identify`], [`log`], [`feature`], [`property`] and
+//! [`event`] (properties of a controller), [`replica`] (vendor specific commands).
 //!
-//! Specifications followed: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0 and 1.1,
-//! NVMe/TCP Transport 1.0 and 1.1. Section numbers in the documentation are those of Base 2.1,
-//! NVM Command Set 1.1 and TCP Transport 1.1 where not said otherwise.
+//! Specifications: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0 and 1.1, NVMe/TCP Transport
+//! 1.0 and 1.1. Section numbers refer to Base 2.1, NVM Command Set 1.1 and TCP Transport 1.1 unless
+//! stated otherwise.
 
 mod codes;
 pub mod command;

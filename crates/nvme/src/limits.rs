@@ -1,8 +1,7 @@
 //! Sizes and maxima of the protocols, with their arithmetic.
 //!
-//! What a specification fixes, or an encoding can hold, and nothing that is ours to choose: how
-//! deep a queue or how large a transfer is allowed to be is said in the limits of the target and
-//! of the host.
+//! These are fixed by a specification or by an encoding. Limits that the project chooses, such as
+//! queue depths and transfer sizes, are in the limits of the target and of the host.
 
 /// Submission queue entry (Base 4.1), bytes.
 pub const SQE_BYTES: usize = 64;
@@ -62,7 +61,7 @@ pub const CAPSULE_UNIT_BYTES: u32 = 16;
 /// The longest header that can arrive or be sent before its digest: `ICReq`.
 pub const HEADER_MAX_BYTES: usize = INITIALIZE_BYTES;
 
-/// The most bytes that precede the data of a PDU that we encode: header, its digest, padding.
+/// Most bytes before the data of an encoded PDU: header, its digest, padding.
 ///
 /// The padding ends at the first multiple of the alignment, of 4 to 128 bytes, that is not inside
 /// header and digest. For 72 + 4 bytes and an alignment of 72 that is 144.
@@ -80,5 +79,5 @@ pub const ENCODED_HEADER_MAX_BYTES: usize = {
     worst
 };
 
-// The data offset is a byte in the header: every offset we encode fits it.
+// The data offset is one byte of the header, so every encoded offset must fit it.
 const _: () = assert!(ENCODED_HEADER_MAX_BYTES == 144 && ENCODED_HEADER_MAX_BYTES <= 255);

@@ -2,12 +2,12 @@
 
 use crate::limits::{NQN_BYTES, NQN_FIELD_BYTES, NQN_MIN_BYTES};
 
-/// The name of the discovery subsystem that every host knows (Base 3.1.3.3).
+/// The well-known name of the discovery subsystem (Base 3.1.3.3).
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// What a name made of a UUID starts with.
+/// Prefix of a name made from a UUID.
 pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// Why bytes are not an NVMe Qualified Name.
+/// Reason that bytes are not an NVMe Qualified Name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
     /// No byte before the terminator.
@@ -19,37 +19,37 @@ pub enum NqnError {
     /// Not UTF-8, or with a control character in it.
     #[error("the name is not printable UTF-8")]
     NotText,
-    /// It does not start with `nqn.yyyy-mm.` and something after it.
+    /// Does not start with `nqn.yyyy-mm.` followed by at least one byte.
     #[error("the name does not start with nqn.yyyy-mm. and a reversed domain")]
     NotQualified,
-    /// It starts as a name made of a UUID and does not end with one.
+    /// Starts like a name made from a UUID, but does not end with one.
     #[error("the name does not end with the UUID that nqn.2014-08.org.nvmexpress:uuid: announces")]
     BadUuid,
 }
 
-/// A valid NVMe Qualified Name, held in place.
+/// A valid NVMe Qualified Name, stored inline.
 ///
-/// Equal when its bytes are equal, as the specification compares names: with case, without any
-/// normalisation.
+/// Names are equal if their bytes are equal, as the specification requires: case-sensitive, without
+/// normalization.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn {
-    // Bytes past `len` are 0, so that the derived comparisons are those of the names.
+    // Bytes past `len` are 0, so that the derived comparisons compare the names.
     bytes: [u8; NQN_BYTES],
     len: u8,
 }
 
 impl Nqn {
-    /// Takes a name that is `nqn.yyyy-mm.` and a reversed domain with anything printable after it,
-    /// or `nqn.2014-08.org.nvmexpress:uuid:` and a UUID; 223 bytes of UTF-8 at most.
+    /// Accepts `nqn.yyyy-mm.` and a reversed domain with any printable text after it, or
+    /// `nqn.2014-08.org.nvmexpress:uuid:` and a UUID; at most 223 bytes of UTF-8.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The reason that the name is invalid.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         Self::from_bytes(name.as_bytes())
     }
 
-    /// The name of the UUID `uuid`, in the form that hosts without a name of their own use.
+    /// The name made from `uuid`, which hosts without a configured name use.
     #[must_use]
     pub fn from_uuid(uuid: [u8; 16]) -> Self {
         const HEX: &[u8; 16] = b"0123456789abcdef";
@@ -76,17 +76,17 @@ impl Nqn {
         Self { bytes, len: DISCOVERY.len() as u8 }
     }
 
-    /// The name in a field of the wire: what precedes its first 0 byte.
+    /// The name in a wire field: the bytes before its first 0 byte.
     ///
     /// # Errors
     ///
-    /// As [`Nqn::new`]; [`NqnError::TooLong`] also of a field without a 0 byte.
+    /// The errors of [`Nqn::new`], and [`NqnError::TooLong`] for a field without a 0 byte.
     pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
         let len = field.iter().position(|&byte| byte == 0).ok_or(NqnError::TooLong)?;
         Self::from_bytes(&field[..len])
     }
 
-    /// The field of the wire: the name and 0 bytes.
+    /// The wire field: the name and 0 bytes.
     #[must_use]
     pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
         let mut field = [0; NQN_FIELD_BYTES];
@@ -97,7 +97,7 @@ impl Nqn {
     /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        // Checked when it was made: the fallback is never taken.
+        // It was checked by the constructor: the fallback is never used.
         core::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
     }
 
@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn names_that_are_taken() {
+    fn valid_nqns() {
         for name in [
             DISCOVERY,
             "nqn.2014-08.org.nvmexpress:uuid:2cd2c43b-a90a-45c1-a8cd-86b33ab273b5",
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_refused() {
+    fn invalid_nqns() {
         let long = format!("nqn.2024-01.{}", "x".repeat(212));
         for (name, error) in [
             ("", NqnError::Empty),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_after_the_terminator_are_not_the_name() {
+    fn bytes_after_terminator_are_ignored() {
         let mut field = Nqn::discovery().to_field();
         field[200] = b'x';
         assert_eq!(Nqn::from_field(&field), Ok(Nqn::discovery()));
@@ -239,20 +239,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_uuid_name_is_valid_and_round_trips(uuid: [u8; 16]) {
+        fn uuid_nqn_round_trips(uuid: [u8; 16]) {
             let name = Nqn::from_uuid(uuid);
             prop_assert_eq!(Nqn::new(name.as_str()), Ok(name));
             prop_assert_eq!(Nqn::from_field(&name.to_field()), Ok(name));
         }
 
         #[test]
-        fn order_is_that_of_the_text(left in "nqn\\.2024-0[1-9]\\.[a-c]{1,4}", right in "nqn\\.2024-0[1-9]\\.[a-c]{1,4}") {
+        fn nqn_order_is_text_order(left in "nqn\\.2024-0[1-9]\\.[a-c]{1,4}", right in "nqn\\.2024-0[1-9]\\.[a-c]{1,4}") {
             let order = Nqn::new(&left).unwrap().cmp(&Nqn::new(&right).unwrap());
             prop_assert_eq!(order, left.cmp(&right));
         }
 
         #[test]
-        fn any_field_is_a_name_that_round_trips_or_an_error(
+        fn any_nqn_field_round_trips_or_fails(
             prefix in prop::sample::select(vec!["", "nqn.2014-08.", UUID_PREFIX]),
             tail in prop::collection::vec(any::<u8>(), 256),
         ) {

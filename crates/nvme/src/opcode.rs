@@ -2,16 +2,16 @@
 
 use crate::codes::codes;
 
-/// Which way the data of a command goes, as its opcode says (Base 4.1.1, opcode bits 1:0).
+/// Direction of the data of a command, from its opcode (Base 4.1.1, opcode bits 1:0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataDirection {
     /// No data.
     None,
-    /// From the host to the controller, as in a write.
+    /// From the host to the controller, for example Write.
     HostToController,
-    /// From the controller to the host, as in a read.
+    /// From the controller to the host, for example Read.
     ControllerToHost,
-    /// Both: no command of ours.
+    /// Both directions: unused here.
     Both,
 }
 
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_opcode_tells_where_its_data_goes() {
+    fn opcode_gives_data_direction() {
         for (opcode, direction) in [
             (IoOpcode::FLUSH.0, DataDirection::None),
             (IoOpcode::WRITE.0, DataDirection::HostToController),

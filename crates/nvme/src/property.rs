@@ -17,7 +17,7 @@ codes! {
 }
 
 impl Property {
-    /// Its size in bytes, 4 or 8; `None` of a property that a controller over fabrics has not.
+    /// Its size in bytes, 4 or 8; `None` for a property that a fabrics controller does not have.
     #[must_use]
     pub const fn size_bytes(self) -> Option<u8> {
         match self {
@@ -27,7 +27,7 @@ impl Property {
         }
     }
 
-    /// Whether Property Set may name it.
+    /// Whether Property Set is permitted.
     #[must_use]
     pub const fn is_writable(self) -> bool {
         matches!(self, Self::CC | Self::NSSR)
@@ -37,7 +37,7 @@ impl Property {
     ///
     /// # Errors
     ///
-    /// Invalid Field, as for a property that does not exist or another size than its own.
+    /// Invalid Field for a property that does not exist, or a wrong size.
     pub const fn check_get(self, size: PropertySize) -> Result<(), Status> {
         match (self.size_bytes(), size.bytes()) {
             (Some(has), Some(asked)) if has == asked => Ok(()),
@@ -49,7 +49,7 @@ impl Property {
     ///
     /// # Errors
     ///
-    /// Invalid Field, as for [`Property::check_get`] and for a property that is read only.
+    /// Invalid Field as in [`Property::check_get`], and for a read-only property.
     pub const fn check_set(self, size: PropertySize) -> Result<(), Status> {
         if self.is_writable() { self.check_get(size) } else { Err(Status::INVALID_FIELD) }
     }
@@ -65,7 +65,7 @@ impl PropertySize {
     /// 8 bytes.
     pub const EIGHT: Self = Self(1);
 
-    /// Its meaning in bytes; `None` when reserved.
+    /// Size in bytes; `None` if reserved.
     #[must_use]
     pub const fn bytes(self) -> Option<u8> {
         match self.0 {
@@ -83,9 +83,9 @@ bits! {
         max_queue_entries_0based, with_max_queue_entries_0based: 0, 16;
         /// CQR: queues must be contiguous; 1 over fabrics.
         contiguous_queues, with_contiguous_queues: 16, 1;
-        /// AMS: arbitration mechanisms beside round robin.
+        /// AMS: arbitration mechanisms in addition to round robin.
         arbitration, with_arbitration: 17, 2;
-        /// TO: the longest wait for ready to follow enable, in units of 500 ms.
+        /// TO: longest time between enable and ready, in units of 500 ms.
         timeout_500ms, with_timeout_500ms: 24, 8;
         /// DSTRD: doorbell stride; 0 over fabrics.
         doorbell_stride, with_doorbell_stride: 32, 4;
@@ -138,7 +138,7 @@ bits! {
     pub struct Configuration(u32) {
         /// EN: enable.
         enable, with_enable: 0, 1;
-        /// CSS: command set selected: 0 NVM, 6 all supported, 7 admin alone.
+        /// CSS: selected command set: 0 NVM, 6 all supported, 7 only admin.
         command_set, with_command_set: 4, 3;
         /// MPS: memory page, 2^(12 + this) bytes.
         page_exponent, with_page_exponent: 7, 4;
@@ -155,7 +155,7 @@ bits! {
     }
 }
 
-/// Values of CC.SHN, the shutdown that a host asks for.
+/// Values of CC.SHN, the requested shutdown.
 pub mod shutdown {
     /// None.
     pub const NONE: u32 = 0;
@@ -165,11 +165,11 @@ pub mod shutdown {
     pub const ABRUPT: u32 = 2;
 }
 
-/// Values of CSTS.SHST, how far a shutdown is.
+/// Values of CSTS.SHST, the progress of a shutdown.
 pub mod shutdown_status {
-    /// No shutdown was asked for.
+    /// No shutdown was requested.
     pub const NORMAL_OPERATION: u32 = 0;
-    /// Under way.
+    /// In progress.
     pub const OCCURRING: u32 = 1;
     /// Complete: it is safe to remove power.
     pub const COMPLETE: u32 = 2;
@@ -188,12 +188,12 @@ bits! {
         subsystem_reset_occurred, with_subsystem_reset_occurred: 4, 1;
         /// PP: processing paused.
         paused, with_paused: 5, 1;
-        /// ST: the shutdown is the subsystem's.
+        /// ST: the shutdown applies to the subsystem.
         subsystem_shutdown, with_subsystem_shutdown: 6, 1;
     }
 }
 
-/// What must be written to NSSR to reset the NVM subsystem: "NVMe" (Base 3.1.4.7).
+/// Value that resets the NVM subsystem when written to NSSR: "NVMe" (Base 3.1.4.7).
 pub const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
 
 #[cfg(test)]
@@ -202,7 +202,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_are_the_propertys_own() {
+    fn property_sizes_are_checked() {
         let invalid = Err(Status::INVALID_FIELD);
         for (property, size, get, set) in [
             (Property::CAP, PropertySize::EIGHT, Ok(()), invalid),
@@ -223,15 +223,15 @@ mod tests {
 
     #[test]
     fn values_seen_on_real_wires() {
-        // What Linux writes to enable a fabrics controller.
+        // Written by Linux to enable a fabrics controller.
         let configuration = Configuration(0x0046_0001);
         assert_eq!(configuration.enable(), 1);
         assert_eq!(configuration.sqe_exponent(), 6);
         assert_eq!(configuration.cqe_exponent(), 4);
         assert_eq!(configuration.page_exponent(), 0);
-        // And to shut it down normally.
+        // Written by Linux for a normal shutdown.
         assert_eq!(Configuration(0x0046_4001).shutdown(), shutdown::NORMAL);
-        // What SPDK's target offers: 128 entries, 15 s, NVM command set.
+        // Offered by SPDK's target: 128 entries, 15 s, NVM command set.
         let capabilities = Capabilities(0x0000_0020_1e01_007f);
         assert_eq!(capabilities.max_queue_entries_0based(), 127);
         assert_eq!(capabilities.contiguous_queues(), 1);
@@ -244,7 +244,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_field_set_is_the_field_got_and_no_other_changes(start: u64, value: u64) {
+        fn property_fields_round_trip_independently(start: u64, value: u64) {
             let before = Capabilities(start);
             let after = before.with_command_sets(value);
             prop_assert_eq!(after.command_sets(), value & 0xff);

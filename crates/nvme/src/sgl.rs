@@ -1,9 +1,8 @@
-//! Scatter gather list descriptors, the two of them that NVMe/TCP has (Base 4.3.2,
-//! NVMe/TCP 3.3).
+//! Scatter gather list descriptors: the two types of NVMe/TCP (Base 4.3.2, NVMe/TCP 3.3).
 //!
-//! A command over TCP carries one descriptor: data block with subtype offset (01h), its data is in
-//! the capsule; or transport data block with the transport's subtype (5Ah), its data moves in data
-//! PDUs. All others are refused.
+//! A command over TCP has one descriptor. A data block with subtype offset (01h) means data in the
+//! capsule; a transport data block with the transport's subtype (5Ah) means data in data PDUs. All
+//! others are refused.
 
 use crate::command::Sqe;
 use crate::limits::COMMON_HEADER_BYTES;
@@ -14,7 +13,7 @@ use crate::wire::{U32, U64, wire};
 wire! {
     /// SGL descriptor, unkeyed.
     pub struct SglDescriptor [16] {
-        /// Address; of an in-capsule descriptor, the offset of the data in the capsule's data.
+        /// Address; for an in-capsule descriptor, the offset in the data of the capsule.
         0 => pub address: U64,
         /// Length of the data, in bytes.
         8 => pub data_bytes: U32,
@@ -31,14 +30,14 @@ const IN_CAPSULE: u8 = 0x01;
 const TRANSPORT: u8 = 0x5a;
 
 impl SglDescriptor {
-    /// Data of `data_bytes` bytes in the capsule, at offset 0: the only one that TCP allows.
+    /// Data of `data_bytes` bytes in the capsule, at offset 0, the only offset that TCP permits.
     #[must_use]
     #[inline]
     pub const fn in_capsule(data_bytes: u32) -> Self {
         Self::of(IN_CAPSULE, data_bytes)
     }
 
-    /// Data of `data_bytes` bytes that moves in data PDUs.
+    /// Data of `data_bytes` bytes in data PDUs.
     #[must_use]
     #[inline]
     pub const fn transport(data_bytes: u32) -> Self {
@@ -55,37 +54,37 @@ impl SglDescriptor {
     }
 }
 
-/// Where the data of a command is.
+/// Location of the data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataPointer {
-    /// In the capsule, right after the header; of this many bytes.
+    /// In the capsule, after the header.
     InCapsule {
-        /// Length, bytes; equal to what the PDU carries.
+        /// Length, bytes; equal to the data of the PDU.
         data_bytes: u32,
     },
-    /// To be moved in data PDUs.
+    /// In data PDUs.
     Transport {
-        /// Length, bytes; 0 of a command without data.
+        /// Length, bytes; 0 for a command without data.
         data_bytes: u32,
     },
 }
 
-/// What is wrong with a descriptor.
+/// Invalid descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SglError {
-    /// A type or subtype that NVMe/TCP does not use, keyed descriptors among them.
+    /// A type or subtype that NVMe/TCP does not use, such as a keyed descriptor.
     #[error("SGL descriptor type {0:#04x} is not one of NVMe/TCP's")]
     Type(u8),
-    /// In-capsule data anywhere else than at offset 0.
+    /// In-capsule data at an offset other than 0.
     #[error("in-capsule data at an offset other than 0")]
     Offset,
-    /// In-capsule data of another length than the PDU carries.
+    /// In-capsule data whose length differs from the data of the PDU.
     #[error("the SGL's length is not that of the in-capsule data")]
     Length,
 }
 
 impl SglError {
-    /// The status that completes the command, when the connection is to live.
+    /// The status that completes the command, if the connection can continue.
     #[must_use]
     pub const fn status(self) -> Status {
         match self {
@@ -95,9 +94,9 @@ impl SglError {
         }
     }
 
-    /// What ends the connection, when the data that follows cannot be told from the next PDU:
-    /// unsupported parameter with its field in the `CapsuleCmd`, or, of a length that is not the
-    /// PDU's, an invalid PDU length.
+    /// The error that ends the connection, if the data that follows cannot be distinguished from
+    /// the next PDU: unsupported parameter with its field in the `CapsuleCmd`, or, for a length
+    /// that differs from the PDU, an invalid PDU length.
     #[must_use]
     pub const fn fatal(self) -> Fatal {
         let descriptor = (COMMON_HEADER_BYTES + core::mem::offset_of!(Sqe, data)) as u32;
@@ -114,14 +113,14 @@ impl SglError {
 }
 
 impl DataPointer {
-    /// What `descriptor` means in a `CapsuleCmd` that carries `in_capsule_bytes` of data.
+    /// Parses the `descriptor` of a `CapsuleCmd` with `in_capsule_bytes` of data.
     ///
-    /// A transport descriptor in a capsule with data is a length that does not agree: the data
-    /// that was carried is nobody's.
+    /// A transport descriptor in a capsule with data is a length mismatch, because no command owns
+    /// the data.
     ///
     /// # Errors
     ///
-    /// What is wrong with the descriptor.
+    /// The reason that the descriptor is invalid.
     #[inline]
     pub fn parse(descriptor: &SglDescriptor, in_capsule_bytes: u32) -> Result<Self, SglError> {
         let data_bytes = descriptor.data_bytes.get();
@@ -194,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_descriptor_is_understood_or_refused(bytes: [u8; 16], carried: u32) {
+        fn any_sgl_descriptor_parses_or_fails(bytes: [u8; 16], carried: u32) {
             let descriptor = SglDescriptor::view(&bytes).unwrap();
             if let Ok(pointer) = DataPointer::parse(descriptor, carried) {
                 prop_assert_eq!(pointer.data_bytes(), descriptor.data_bytes.get());

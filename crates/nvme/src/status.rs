@@ -1,7 +1,8 @@
-//! What a completion says: status code type, status code and the bits beside them (Base 4.2.3).
+//! Completion status: status code type, status code and flags (Base 4.2.3).
 //!
-//! The status field of a completion queue entry is 15 bits in a 16-bit word whose lowest bit is the
-//! phase tag. [`Status`] is the 15 bits; [`Status::to_cqe`] and [`Status::from_cqe`] move them.
+//! The status field of a completion queue entry has 15 bits, in a 16-bit word whose lowest bit is
+//! the phase tag. [`Status`] is the 15 bits; [`Status::to_cqe`] and [`Status::from_cqe`] convert
+//! them.
 
 use core::fmt;
 
@@ -22,7 +23,7 @@ pub mod sct {
 /// The status field of a completion, without the phase tag.
 ///
 /// Bits 7:0 status code, 10:8 status code type, 12:11 command retry delay, 13 more, 14 do not
-/// retry. The constants have neither delay, more nor do not retry; [`Status::dnr`] adds the last.
+/// retry. The constants have no delay, more or do not retry; [`Status::dnr`] adds the last.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Status(u16);
 
@@ -63,7 +64,7 @@ impl Status {
         self.0 as u8
     }
 
-    /// Type and code alone: what the constants are compared with.
+    /// Type and code only, for comparison with the constants.
     #[must_use]
     #[inline]
     pub const fn code(self) -> Self {
@@ -77,46 +78,46 @@ impl Status {
         self.0 & CODE_MASK == 0
     }
 
-    /// The same, saying that the command would fail again if it were sent again.
+    /// Sets do not retry: the command would fail again.
     #[must_use]
     pub const fn dnr(self) -> Self {
         Self(self.0 | DO_NOT_RETRY)
     }
 
-    /// Whether the command would fail again if it were sent again.
+    /// Whether do not retry is set: the command would fail again.
     #[must_use]
     pub const fn is_dnr(self) -> bool {
         self.0 & DO_NOT_RETRY != 0
     }
 
-    /// The same, saying that the error log has more about it.
+    /// Sets more: the error log has details.
     #[must_use]
     pub const fn more(self) -> Self {
         Self(self.0 | MORE)
     }
 
-    /// Whether the error log has more about it.
+    /// Whether more is set: the error log has details.
     #[must_use]
     pub const fn is_more(self) -> bool {
         self.0 & MORE != 0
     }
 
-    /// Which of the controller's command retry delays to wait before a retry, 0 (none) to 3.
+    /// Index of the command retry delay before a retry, 0 (none) to 3.
     #[must_use]
     pub const fn retry_delay_index(self) -> u8 {
         (self.0 >> 11) as u8 & 3
     }
 
-    /// Whether it is about the path and not about the command: another path may succeed.
+    /// Whether it concerns the path rather than the command: another path may succeed.
     #[must_use]
     pub const fn is_path_error(self) -> bool {
         self.sct() == sct::PATH
     }
 
-    /// The specification's name of type and code; `None` when reserved or vendor specific.
+    /// The specification's name of type and code; `None` if reserved or vendor specific.
     ///
-    /// Command specific codes from 80h are the command set's: of a fabrics command they are named
-    /// by [`Status::fabrics_name`].
+    /// Command specific codes from 80h belong to the command set; [`Status::fabrics_name`] names
+    /// them for fabrics commands.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self.sct() {
@@ -302,7 +303,7 @@ statuses! {
 }
 
 impl fmt::Display for Status {
-    /// Name and numbers; both names where a code is one thing to an I/O and another to Connect.
+    /// Name and numbers; both names if a code means one thing for I/O and another for Connect.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.name(), self.fabrics_name()) {
             (Some(name), Some(fabrics)) if name != fabrics => write!(f, "{name} or {fabrics}")?,
@@ -328,8 +329,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bits_are_where_the_completion_has_them() {
-        // As Linux and the specification print them: DNR is bit 14 of the field, SCT from bit 8.
+    fn status_bits_match_completion() {
+        // As printed by Linux and the specification: DNR is bit 14 of the field, SCT from bit 8.
         assert_eq!(Status::INVALID_FIELD.dnr().to_cqe(), 0x8004);
         assert_eq!(Status::ANA_INACCESSIBLE.to_cqe(), 0x0604);
         assert_eq!(Status::CONNECT_INVALID_PARAMETERS.dnr().to_cqe() >> 1, 0x4182);
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_shared_by_two_command_sets_is_shown_with_both_names() {
+    fn shared_status_code_prints_both_names() {
         let text = Status::CONNECT_INVALID_PARAMETERS.dnr().to_string();
         let both = "Attempted Write to Read Only Range or Connect Invalid Parameters";
         assert_eq!(text, format!("{both} (1h/82h, do not retry)"));
@@ -352,7 +353,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_word_round_trips_but_for_its_phase(word: u16) {
+        fn any_status_round_trips_except_phase(word: u16) {
             let status = Status::from_cqe(word);
             prop_assert_eq!(status.to_cqe(), word & !1);
             prop_assert_eq!(Status::new(status.sct(), status.sc()), status.code());

@@ -1,6 +1,6 @@
-//! How a structure of the wire is declared, read and written.
+//! Wire structures: declaration, reading and writing.
 //!
-//! A structure is declared with its byte numbers, as the specifications print them:
+//! A structure is declared with its byte offsets, as the specifications print them:
 //!
 //! ```text
 //! wire! {
@@ -12,36 +12,36 @@
 //! }
 //! ```
 //!
-//! The compiler checks each offset and the size, so there is no padding and no field in the wrong
-//! place. All fields are bytes or little-endian integers of alignment 1: a structure can be viewed
-//! at any address, on any machine.
+//! The compiler checks each offset and the size, so there is no padding, and no misplaced field.
+//! All fields are bytes or little-endian integers of alignment 1: a structure can be viewed at any
+//! address, on any machine.
 
 pub use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A structure that is its own wire format.
 ///
-/// Implemented for every structure of this crate and for arrays of bytes. Every bit pattern is a
-/// value of it: whether the value makes sense is for its own methods to say.
+/// Implemented for every structure of this crate and for byte arrays. Every bit pattern is a value;
+/// the methods of the structure check whether it is meaningful.
 pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Sized {
     /// Its size, in bytes.
     const BYTES: usize = size_of::<Self>();
 
-    /// The structure at the start of `bytes`, in place; `None` when `bytes` is shorter than it.
+    /// The structure at the start of `bytes`, in place; `None` if `bytes` is shorter.
     #[inline]
     #[must_use]
     fn view(bytes: &[u8]) -> Option<&Self> {
         Self::ref_from_prefix(bytes).ok().map(|(structure, _rest)| structure)
     }
 
-    /// As [`Wire::view`], to be changed in place.
+    /// Mutable form of [`Wire::view`].
     #[inline]
     #[must_use]
     fn view_mut(bytes: &mut [u8]) -> Option<&mut Self> {
         Self::mut_from_prefix(bytes).ok().map(|(structure, _rest)| structure)
     }
 
-    /// As many whole structures as `bytes` holds, in place. Odd bytes at the end are left out.
+    /// All whole structures in `bytes`, in place. Trailing bytes are ignored.
     #[inline]
     #[must_use]
     fn view_list(bytes: &[u8]) -> &[Self] {
@@ -57,15 +57,15 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
         Self::new_zeroed()
     }
 
-    /// Its bytes, as they go on the wire.
+    /// Its bytes in wire format.
     #[inline]
     #[must_use]
     fn bytes(&self) -> &[u8] {
         self.as_bytes()
     }
 
-    /// Writes it at the start of `out` and gives its size; `None`, with nothing written, when
-    /// `out` is shorter than it.
+    /// Writes it at the start of `out` and returns its size; `None`, with nothing written, if `out`
+    /// is too short.
     #[inline]
     #[must_use]
     fn encode(&self, out: &mut [u8]) -> Option<usize> {
@@ -75,9 +75,8 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
 
 impl<T: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned> Wire for T {}
 
-/// Fills `field` with `text`, padded with spaces, as the ASCII strings of Identify are
-///. Characters outside printable ASCII become `?`; what does not fit
-/// is cut.
+/// Fills `field` with `text`, padded with spaces, like the ASCII strings of Identify. Characters
+/// outside printable ASCII become `?`; longer text is truncated.
 pub fn fill_ascii(field: &mut [u8], text: &str) {
     field.fill(b' ');
     for (byte, character) in field.iter_mut().zip(text.chars()) {
@@ -85,8 +84,8 @@ pub fn fill_ascii(field: &mut [u8], text: &str) {
     }
 }
 
-/// The text of a space-padded or NUL-terminated ASCII field, without its padding; `None` when it
-/// holds a byte that is not printable ASCII.
+/// The text of a space-padded or NUL-terminated ASCII field, without its padding; `None` if it
+/// contains a byte that is not printable ASCII.
 #[must_use]
 pub fn ascii(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
@@ -94,7 +93,7 @@ pub fn ascii(field: &[u8]) -> Option<&str> {
     text.bytes().all(|byte| matches!(byte, 0x20..=0x7e)).then_some(text)
 }
 
-/// Declares structures of the wire; see the module's documentation.
+/// Declares wire structures; the documentation of the module has an example.
 macro_rules! wire {
     ($(
         $(#[$meta:meta])*
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_slice_is_neither_read_nor_written() {
+    fn short_slice_is_refused() {
         assert!(<[u8; 4]>::view(&[1, 2, 3]).is_none());
         let mut out = [9; 3];
         assert!([1u8, 2, 3, 4].encode(&mut out).is_none());
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_leaves_odd_bytes_out() {
+    fn list_ignores_trailing_bytes() {
         let list = U16::view_list(&[1, 0, 2, 0, 3]);
         assert_eq!(list, [U16::new(1), U16::new(2)]);
         assert!(U32::view_list(&[1, 0, 0]).is_empty());

@@ -1,19 +1,19 @@
-//! What a picture shows, without how it is drawn.
+//! Figure model: contents of a picture, independent of the drawing.
 
-use crate::format::Format;
+use crate::format::NumberFormat;
 use crate::svg;
 use crate::theme::Theme;
 
-/// A picture: a title, panels under each other, one legend.
+/// A picture: title, panels from top to bottom, one legend.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figure {
-    /// The heading.
+    /// Title.
     pub title: String,
-    /// A line below it in smaller letters; may be empty.
+    /// Line below the title in smaller letters; may be empty.
     pub subtitle: String,
-    /// From top to bottom.
+    /// Panels, from top to bottom.
     pub panels: Vec<Panel>,
-    /// Where the numbers come from, below everything; may be empty.
+    /// Source of the numbers, below all panels; may be empty.
     pub footer: String,
 }
 
@@ -24,164 +24,168 @@ impl Figure {
     }
 }
 
-/// Axes, and what is drawn between them.
+/// A panel: axes and what is drawn between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
-    /// The horizontal axis. Of bars, its label alone counts.
+    /// Horizontal axis; for bars only its label is used.
     pub x: Axis,
     /// The vertical axis.
     pub y: Axis,
-    /// What is drawn.
-    pub content: Content,
-    /// Moments to point at, such as a failure; of lines alone.
+    /// Lines, bars or curves.
+    pub content: PanelContent,
+    /// Marked positions, such as a failure; lines only.
     pub marks: Vec<Mark>,
 }
 
-/// How an axis counts.
+/// An axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
-    /// What it counts, with its unit: `IOPS`, `latency, µs`.
+    /// Label with the unit: `IOPS`, `latency, µs`.
     pub label: String,
-    /// Even steps or factors.
+    /// Linear or logarithmic.
     pub scale: Scale,
-    /// How its numbers are written.
-    pub format: Format,
-    /// Where numbers are written, in order; chosen from the range if empty.
+    /// Format of the numbers.
+    pub format: NumberFormat,
+    /// Tick values in order; chosen from the range if empty.
     pub ticks: Vec<f64>,
 }
 
 impl Axis {
-    /// Even steps, numbers such as `15k`.
+    /// A linear axis with numbers such as `15k`.
     pub fn linear(label: impl Into<String>) -> Axis {
-        Axis { label: label.into(), scale: Scale::Linear, format: Format::Si, ticks: Vec::new() }
+        Axis {
+            label: label.into(),
+            scale: Scale::Linear,
+            format: NumberFormat::Si,
+            ticks: Vec::new(),
+        }
     }
 
-    /// Factors, numbers such as `15k`.
+    /// A logarithmic axis with numbers such as `15k`.
     pub fn log(label: impl Into<String>) -> Axis {
         Axis { scale: Scale::Log, ..Axis::linear(label) }
     }
 }
 
-/// How numbers become places.
+/// Mapping of numbers to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal steps are equally long; 0 is always shown.
+    /// Linear; 0 is always shown.
     Linear,
-    /// Equal factors are equally long; numbers up to 0 have no place.
+    /// Logarithmic; numbers up to 0 are not drawn.
     Log,
-    /// As [`Scale::Log`], with powers of two written: blocks, queue depths, CPUs.
+    /// As [`Scale::Log`], with ticks at powers of two: block sizes, queue depths, CPUs.
     Log2,
 }
 
-/// What stands between the axes.
+/// Contents of a panel.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
-    /// Lines over a horizontal axis of numbers.
-    Lines(Vec<Line>),
-    /// Bars in groups.
+pub enum PanelContent {
+    /// Lines over a numeric axis.
+    Lines(Vec<LineSeries>),
+    /// Grouped bars.
     Bars(Bars),
-    /// Lines whose colour changes with what holds along them. The label of the vertical axis
-    /// stands above the panel.
+    /// Lines whose color changes along them. The label of the vertical axis is above the panel.
     Curves(Vec<Curve>),
 }
 
-/// Which colour and dash: the same number looks the same in all panels of all pictures.
+/// Index of a color and dash, which look the same in all panels of all pictures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Hue(pub usize);
 
-/// One entry of the legend and its pieces of line.
+/// A line with one entry in the legend.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Line {
-    /// In the legend; the same name and hue in another panel is the same entry.
+pub struct LineSeries {
+    /// Name in the legend; equal names and hues of several panels are one entry.
     pub name: String,
-    /// Its colour and dash.
+    /// Color and dash.
     pub hue: Hue,
-    /// Pieces of (x, y), each joined within and not with the next; a piece of one point is a dot.
+    /// Pieces of (x, y) with gaps between them; a piece of one point is a dot.
     pub pieces: Vec<Vec<(f64, f64)>>,
-    /// A dot at each point.
+    /// Whether each point has a dot.
     pub dots: bool,
 }
 
 /// Bars side by side in named groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bars {
-    /// What the bars of a group are, in order, as the legend tells.
+    /// Name and hue of the bars of a group, in order.
     pub series: Vec<(String, Hue)>,
-    /// From left to right.
+    /// Groups, from left to right.
     pub groups: Vec<Group>,
 }
 
-/// Some bars and the name below them.
+/// A group of bars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
-    /// Below the bars.
+    /// Name, below the bars.
     pub name: String,
-    /// One for each of [`Bars::series`]; `None` leaves a gap.
-    pub values: Vec<Option<Value>>,
+    /// One value for each of [`Bars::series`]; `None` leaves a gap.
+    pub values: Vec<Option<BarValue>>,
 }
 
-/// The height of a bar.
+/// Value of a bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Value {
-    /// The bar's end.
+pub struct BarValue {
+    /// Height.
     pub value: f64,
-    /// The range of doubt, drawn as a whisker.
+    /// Confidence interval, drawn as a whisker.
     pub between: Option<(f64, f64)>,
 }
 
-impl From<f64> for Value {
-    fn from(value: f64) -> Value {
-        Value { value, between: None }
+impl From<f64> for BarValue {
+    fn from(value: f64) -> BarValue {
+        BarValue { value, between: None }
     }
 }
 
-/// A moment or place on the horizontal axis.
+/// A marked position on the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
-    /// Where.
+    /// Position.
     pub x: f64,
-    /// What happened there.
+    /// Text.
     pub text: String,
 }
 
-/// A line whose colour says what holds along it. Several in a panel are told apart by their dashes,
-/// and by their names at their ends.
+/// A line whose color shows what applies along it. Several curves of a panel are distinguished by
+/// their dashes and by their names at the ends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curve {
-    /// At its end and in the legend, where there are several.
+    /// Name, at the end and in the legend if there are several curves.
     pub name: String,
-    /// Its dash, from 0 on; 0 is a full line.
+    /// Index of the dash; 0 is a solid line.
     pub dash: usize,
-    /// Pieces of one colour, in order.
+    /// Pieces of one color, in order.
     pub stretches: Vec<Stretch>,
-    /// Whether there is nothing between its points, as between numbers of CPUs: they are dots then,
-    /// and a thin line leads the eye.
+    /// Whether only the points are meaningful, as for numbers of CPUs: they are dots on a thin
+    /// line.
     pub discrete: bool,
-    /// Places to point at, as far as there is room for their words.
+    /// Annotations, drawn where there is room.
     pub notes: Vec<Note>,
 }
 
-/// A piece of a curve along which one thing holds.
+/// A piece of a curve in one color.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stretch {
-    /// Its colour: the same number is the same in all panels.
+    /// Color; the same number is the same color in all panels.
     pub hue: Hue,
-    /// What the colour means, in the legend.
+    /// Meaning of the color, in the legend.
     pub meaning: String,
-    /// Beside it, where there is room; may be empty.
+    /// Text beside the piece, where there is room; may be empty.
     pub label: String,
-    /// Joined; what has no place on the axes is left out. The next stretch begins where this ends,
-    /// if it has the same point.
+    /// Points in order; points outside of the axes are omitted. Pieces are connected if they share
+    /// a point.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A place on a curve.
+/// Annotation of a point of a curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
-    /// Where.
+    /// Horizontal position.
     pub x: f64,
-    /// Where.
+    /// Vertical position.
     pub y: f64,
-    /// What is there.
+    /// Text.
     pub text: String,
 }

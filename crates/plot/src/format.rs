@@ -1,15 +1,15 @@
-//! Numbers as they stand at an axis or above a bar.
+//! Formats of numbers at axes and above bars.
 
-/// How numbers are written.
+/// Format of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum NumberFormat {
     /// Three digits and a factor of 1,000: `950`, `1.5k`, `15M`.
     Si,
     /// Digits in groups: `15,000`.
     Plain,
     /// Bytes in factors of 1,024: `4 KiB`.
     Bytes,
-    /// Bytes as blocks are written: `4K`, `1M`, powers of 1,024.
+    /// Block sizes: `4K`, `1M`, factors of 1,024.
     Block,
     /// GB in factors of 1,000: `100 GB`, `1 TB`.
     Gb,
@@ -17,34 +17,36 @@ pub enum Format {
     Gib,
     /// `1.25` is `125 %`.
     Percent,
-    /// A percentile by how rare what lies beyond is: 10 is `90 %`, 1,000 is `99.9 %`.
+    /// A percentile by the rarity of larger values: 10 is `90 %`, 1,000 is `99.9 %`.
     Nines,
 }
 
-impl Format {
-    /// The text of a finite number.
+impl NumberFormat {
+    /// Text of a finite number.
     pub fn text(self, value: f64) -> String {
         match self {
-            Format::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),
-            Format::Bytes => scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"], "\u{a0}"),
-            Format::Block => scaled(value, 1024.0, &["", "K", "M", "G", "T"], ""),
-            Format::Gb => scaled(value, 1000.0, &["GB", "TB", "PB", "EB"], "\u{a0}"),
-            Format::Gib => scaled(value, 1024.0, &["GiB", "TiB", "PiB", "EiB"], "\u{a0}"),
-            Format::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
-            Format::Plain => grouped(value),
-            Format::Nines => nines(value),
+            NumberFormat::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),
+            NumberFormat::Bytes => {
+                scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"], "\u{a0}")
+            }
+            NumberFormat::Block => scaled(value, 1024.0, &["", "K", "M", "G", "T"], ""),
+            NumberFormat::Gb => scaled(value, 1000.0, &["GB", "TB", "PB", "EB"], "\u{a0}"),
+            NumberFormat::Gib => scaled(value, 1024.0, &["GiB", "TiB", "PiB", "EiB"], "\u{a0}"),
+            NumberFormat::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
+            NumberFormat::Plain => grouped(value),
+            NumberFormat::Nines => nines(value),
         }
     }
 }
 
-/// Three digits that count, without zeroes at the end.
+/// Three significant digits without trailing zeros.
 fn digits(value: f64) -> String {
     let size = value.abs();
     let places = match size {
         _ if size >= 99.95 || size == 0.0 => 0,
         _ if size >= 9.995 => 1,
         _ if size >= 0.995 => 2,
-        // Down to numbers that nobody tells from 0.
+        // Down to numbers that are indistinguishable from 0.
         _ => (2 - size.log10().floor() as i64).clamp(3, 9) as usize,
     };
     let text = format!("{value:.places$}");
@@ -58,7 +60,7 @@ fn digits(value: f64) -> String {
 fn scaled(value: f64, factor: f64, units: &[&str], gap: &str) -> String {
     let mut value = value;
     let mut unit = 0;
-    // What would be written as 1,000 of a unit is 1 of the next.
+    // 1,000 of a unit, after rounding, is 1 of the next.
     while value.abs() >= factor * 0.9995 && unit + 1 < units.len() {
         value /= factor;
         unit += 1;
@@ -68,7 +70,7 @@ fn scaled(value: f64, factor: f64, units: &[&str], gap: &str) -> String {
 
 fn nines(value: f64) -> String {
     let value = value.max(1.0);
-    // 99 % needs no place, 99.9 % one.
+    // 99 % needs no decimal, 99.9 % one.
     let places = (value.log10().ceil() as usize).saturating_sub(2);
     format!("{:.places$}\u{a0}%", 100.0 * (1.0 - 1.0 / value))
 }
@@ -90,7 +92,7 @@ fn grouped(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Format;
+    use super::NumberFormat;
 
     #[test]
     fn numbers_are_short_and_true() {
@@ -105,21 +107,22 @@ mod tests {
             (-2500.0, "-2.5k"),
         ];
         for (value, text) in si {
-            assert_eq!(Format::Si.text(value), text);
+            assert_eq!(NumberFormat::Si.text(value), text);
         }
-        assert_eq!(Format::Bytes.text(4096.0), "4\u{a0}KiB");
-        assert_eq!(Format::Bytes.text(512.0), "512\u{a0}B");
-        assert_eq!(Format::Block.text(4096.0), "4K");
-        assert_eq!(Format::Block.text(1024.0 * 1024.0), "1M");
-        assert_eq!(Format::Block.text(512.0), "512");
-        assert_eq!(Format::Gb.text(500.0), "500\u{a0}GB");
-        assert_eq!(Format::Gb.text(2000.0), "2\u{a0}TB");
-        assert_eq!(Format::Gib.text(1024.0), "1\u{a0}TiB");
-        assert_eq!(Format::Gib.text(1000.0), "1000\u{a0}GiB");
-        assert_eq!(Format::Percent.text(0.0215), "2.15\u{a0}%");
-        assert_eq!(Format::Plain.text(1_234_567.0), "1,234,567");
-        assert_eq!(Format::Plain.text(0.5), "0.5");
-        let nines = [1.0, 2.0, 10.0, 100.0, 1000.0, 1e5].map(|value| Format::Nines.text(value));
+        assert_eq!(NumberFormat::Bytes.text(4096.0), "4\u{a0}KiB");
+        assert_eq!(NumberFormat::Bytes.text(512.0), "512\u{a0}B");
+        assert_eq!(NumberFormat::Block.text(4096.0), "4K");
+        assert_eq!(NumberFormat::Block.text(1024.0 * 1024.0), "1M");
+        assert_eq!(NumberFormat::Block.text(512.0), "512");
+        assert_eq!(NumberFormat::Gb.text(500.0), "500\u{a0}GB");
+        assert_eq!(NumberFormat::Gb.text(2000.0), "2\u{a0}TB");
+        assert_eq!(NumberFormat::Gib.text(1024.0), "1\u{a0}TiB");
+        assert_eq!(NumberFormat::Gib.text(1000.0), "1000\u{a0}GiB");
+        assert_eq!(NumberFormat::Percent.text(0.0215), "2.15\u{a0}%");
+        assert_eq!(NumberFormat::Plain.text(1_234_567.0), "1,234,567");
+        assert_eq!(NumberFormat::Plain.text(0.5), "0.5");
+        let nines =
+            [1.0, 2.0, 10.0, 100.0, 1000.0, 1e5].map(|value| NumberFormat::Nines.text(value));
         assert_eq!(
             nines.map(|text| text.replace('\u{a0}', " ")),
             ["0 %", "50 %", "90 %", "99 %", "99.9 %", "99.999 %"]

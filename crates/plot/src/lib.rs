@@ -1,24 +1,23 @@
-//! Charts: lines and bars as SVG, and as PNG.
+//! Charts: lines, bars and curves as SVG.
 //!
-//! What it promises: the same [`Figure`] gives the same bytes everywhere; a picture needs nothing
-//! from outside (no script, no font, no address); it reads well in print, in light and in dark; it
-//! can be told apart without seeing colours, as lines differ in their dashes too; and any text and
-//! any number may be in it: text is escaped, and what is not finite or does not fit a logarithmic
-//! axis is left out, never drawn somewhere else.
+//! Invariants: the same [`Figure`] gives the same bytes on every machine. A picture is
+//! self-contained (no script, font or address). It is readable in print, in light and dark themes,
+//! and without colors, because lines differ in their dashes too. Any text and number may be in it:
+//! text is escaped, and numbers that are not finite or not positive on a logarithmic axis are
+//! omitted, never drawn elsewhere.
 //!
-//! A [`Figure`] is one or more [`Panel`]s under each other, with one legend. Begin there; `scale`
-//! places numbers, `svg` writes, [`png`] draws what was written.
+//! A [`Figure`] has one or more [`Panel`]s and one legend. `scale` maps numbers to positions, `svg`
+//! writes the picture.
 
 mod figure;
 mod format;
-mod png;
 mod scale;
 mod svg;
 mod theme;
 
 pub use figure::{
-    Axis, Bars, Content, Curve, Figure, Group, Hue, Line, Mark, Note, Panel, Scale, Stretch, Value,
+    Axis, BarValue, Bars, Curve, Figure, Group, Hue, LineSeries, Mark, Note, Panel, PanelContent,
+    Scale, Stretch,
 };
-pub use format::Format;
-pub use png::{PngError, png};
+pub use format::NumberFormat;
 pub use theme::Theme;

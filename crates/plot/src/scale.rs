@@ -1,32 +1,31 @@
-//! Numbers to places: the range of an axis, its ticks, and where a number lies.
+//! Scales: range of an axis, its ticks, and positions of numbers.
 
 use crate::figure::{Axis, Scale};
 
-/// Ticks that an axis aims at.
+/// Target number of ticks.
 const TICKS: f64 = 6.0;
 
-/// Most ticks of any axis, whatever its numbers.
+/// Upper bound of the ticks of an axis.
 const TICKS_MAX: usize = 24;
 
-/// An axis with its range settled.
+/// An axis with a fixed range.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     scale: Scale,
     low: f64,
     high: f64,
-    /// The largest value that is shown.
+    /// Largest value that is shown.
     most: f64,
-    /// Numbers to write, in order.
+    /// Tick values, in order.
     pub(crate) ticks: Vec<f64>,
 }
 
 impl Placed {
-    /// An axis that shows all of `values` that it can, beginning and ending at a tick where it is
-    /// linear.
+    /// An axis that shows all representable `values`; a linear one starts and ends at a tick.
     pub(crate) fn new(axis: &Axis, values: impl Iterator<Item = f64>) -> Placed {
         let fits = |value: &f64| match axis.scale {
             Scale::Linear => value.is_finite(),
-            // No smaller ones, whose halves may be 0.
+            // Subnormal numbers are excluded, because their halves may be 0.
             Scale::Log | Scale::Log2 => value.is_normal() && *value > 0.0,
         };
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
@@ -37,7 +36,7 @@ impl Placed {
         Placed::between(axis, low, high)
     }
 
-    /// As [`Placed::new`], with room beyond the values, so that no line lies on the frame.
+    /// As [`Placed::new`], with a margin so that no line is on the frame.
     pub(crate) fn roomy(axis: &Axis, values: impl Iterator<Item = f64>) -> Placed {
         let tight = Placed::new(axis, values);
         let (low, high) = (tight.low, tight.high);
@@ -63,7 +62,7 @@ impl Placed {
 
     fn linear(low: f64, high: f64) -> Placed {
         let span = high - low;
-        // Nothing to show, or more than numbers can tell: an axis from 0 to 1 all the same.
+        // No values, or a range beyond the precision: an axis from 0 to 1.
         if !(span.is_finite() && span > f64::MIN_POSITIVE * 1e6) {
             return Placed::linear(0.0, 1.0);
         }
@@ -80,7 +79,7 @@ impl Placed {
             return Placed::log(1.0, 10.0);
         }
         let (low, high) = apart(low, high);
-        // Not of the quotient, which may be more than a number can tell.
+        // Computed from the difference of logarithms, because the quotient may overflow.
         let decades = high.log10() - low.log10();
         let factors: &[f64] = if decades < 3.2 { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let every = (decades / 10.0).ceil().max(1.0) as i32;
@@ -100,7 +99,7 @@ impl Placed {
         }
         let (low, high) = apart(low, high);
         let octaves = high.log2() - low.log2();
-        // Every power, every second, every fourth, so that there is room for the words.
+        // Ticks are thinned out so that their labels fit.
         let every = [1, 2, 4, 10].into_iter().find(|every| octaves / f64::from(*every) <= 11.0);
         let every = every.unwrap_or((octaves / 10.0).ceil() as i32);
         let (first, last) = (low.log2() - 1e-3, high.log2() + 1e-3);
@@ -111,8 +110,7 @@ impl Placed {
         Placed { scale: Scale::Log2, low, high, most: high, ticks }
     }
 
-    /// Where `value` lies, from 0 at the beginning of the axis to 1 at its end; `None` for what
-    /// has no place on it.
+    /// Position of `value`, 0 at the start of the axis to 1 at its end; `None` outside of it.
     pub(crate) fn place(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -122,13 +120,13 @@ impl Placed {
         (-0.001..=1.001).contains(&place).then_some(place)
     }
 
-    /// Where bars begin.
+    /// Position of the base of bars.
     pub(crate) fn base(&self) -> f64 {
         self.place(0.0).unwrap_or(0.0)
     }
 }
 
-/// The most of 1, 2, 5, 10, … that is not above `raw`; `raw` where it is too small to tell.
+/// Largest of 1, 2, 5, 10, … that is at most `raw`; `raw` itself below the precision.
 fn nice_below(raw: f64) -> f64 {
     let decade = 10f64.powf(raw.log10().floor());
     let nice = [5.0, 2.0, 1.0].into_iter().find(|factor| factor * decade <= raw * 1.001);
@@ -136,12 +134,12 @@ fn nice_below(raw: f64) -> f64 {
     if nice.is_normal() { nice } else { raw }
 }
 
-/// A single number stands in the middle of a factor of 4.
+/// A single value is in the middle of a range of factor 4.
 fn apart(low: f64, high: f64) -> (f64, f64) {
     if high / low < 1.01 { (low / 2.0, (high * 2.0).min(f64::MAX)) } else { (low, high) }
 }
 
-/// The least of 1, 2, 5, 10, … that is not below `raw`.
+/// Smallest of 1, 2, 5, 10, … that is at least `raw`.
 fn nice_step(raw: f64) -> f64 {
     let decade = 10f64.powf(raw.log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * decade >= raw * 0.999);
@@ -191,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_log_axis_may_span_all_that_numbers_can_tell() {
-        // Its quotient is infinite. A random figure of `any_curve_is_well_formed` found this.
+        // The quotient is infinite; found by a random figure of `any_curve_is_well_formed`.
         for scale in [Scale::Log, Scale::Log2] {
             let axis = Axis { scale, ..Axis::linear("") };
             let placed = Placed::new(&axis, [1e-300, 1.0, 1e300].into_iter());

@@ -1,18 +1,18 @@
-//! Colours, for light paper and dark screens.
+//! Themes: colors for light and dark backgrounds.
 
-/// Which ground a picture is for.
+/// Background of a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Theme {
-    /// White ground: print, and PNG.
+    /// White background, for print.
     #[default]
     Light,
-    /// Dark ground.
+    /// Dark background.
     Dark,
-    /// As the reader's screen is: for SVG in a browser.
+    /// The reader's preference, for SVG in a browser.
     Auto,
 }
 
-/// Colours of one ground.
+/// Colors of a theme.
 pub(crate) struct Palette {
     pub(crate) ground: &'static str,
     pub(crate) ink: &'static str,
@@ -21,17 +21,17 @@ pub(crate) struct Palette {
     pub(crate) hues: [&'static str; HUES],
 }
 
-/// Colours there are; further hues begin anew with another dash.
+/// Number of colors; further hues reuse them with another dash.
 pub(crate) const HUES: usize = 7;
 
-/// Dashes of lines, by hue; an empty one is a full line.
+/// Dashes of lines, by hue; an empty one is solid.
 pub(crate) const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
 
-/// Dashes of curves, whose colours mean something else.
+/// Dashes of curves, whose colors have other meanings.
 pub(crate) const CURVE_DASHES: [&str; 6] = ["", "9 4", "2 4", "12 4 2 4", "18 5", "6 3 2 3 2 3"];
 
-/// The colours of Okabe and Ito, told apart by nearly everyone, but for yellow, which is too pale
-/// for lines on white.
+/// Colors of Okabe and Ito, distinguishable with most color vision deficiencies, without yellow,
+/// which is too pale for lines on white.
 pub(crate) const LIGHT: Palette = Palette {
     ground: "#ffffff",
     ink: "#1c2430",
@@ -49,15 +49,15 @@ pub(crate) const DARK: Palette = Palette {
 };
 
 impl Palette {
-    /// The rules of the classes that shapes and text have.
+    /// CSS rules of the classes of shapes and text.
     pub(crate) fn rules(&self) -> String {
         let mut rules = format!(
             ".ground{{fill:{}}}.ink{{fill:{}}}.faint{{fill:{}}}.grid{{stroke:{}}}.axis{{stroke:{}}}\
              .ring,.halo{{stroke:{}}}.lead{{stroke:{}}}",
             self.ground, self.ink, self.faint, self.grid, self.faint, self.ground, self.ink
         );
-        for (number, colour) in self.hues.iter().enumerate() {
-            rules.push_str(&format!(".l{number}{{stroke:{colour}}}.f{number}{{fill:{colour}}}"));
+        for (number, color) in self.hues.iter().enumerate() {
+            rules.push_str(&format!(".l{number}{{stroke:{color}}}.f{number}{{fill:{color}}}"));
         }
         rules
     }

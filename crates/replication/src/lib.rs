@@ -1,29 +1,30 @@
-//! The link between the replicas of a mirrored volume, over NVMe/TCP.
+//! Replication link: the connection between the replicas of a mirrored volume, over NVMe/TCP.
 //!
-//! The mirror knows its peer as a [`Peer`](flagstone_mirror::peer::Peer), NVMe/TCP knows vendor
-//! specific commands; here is the one over the other, both ends:
+//! The mirror defines its peer as a [`PeerConnector`](flagstone_mirror::peer::PeerConnector), and
+//! NVMe/TCP has vendor-specific commands. This crate implements one on top of the other, at both
+//! ends:
 //!
-//! - [`NvmePeer`] is the way to the peer's replica: an NVMe/TCP host;
-//! - [`serve_replica`] serves a mirror's own leg to its peers: a subsystem of its own, in no
-//!   discovery log, for the hosts that are named alone.
+//! - [`NvmePeer`] connects to the peer's replica as an NVMe/TCP host;
+//! - [`serve_replica`] serves a mirror's own leg to its peers: as a separate subsystem that appears
+//!   in no discovery log and admits only the named hosts.
 //!
-//! Between the two, [`LinkOptions`]: writes that travel compressed, and a cap on what is sent.
+//! [`LinkOptions`] adds compression of writes and a bandwidth limit.
 //!
-//! The format is in `docs/nvme-vendor-commands.md`. No policy is here: who is admitted and what is
-//! decided is the mirror's.
+//! `docs/nvme-vendor-commands.md` specifies the format. There is no policy in this crate: the
+//! mirror decides.
 
+mod address;
 mod bandwidth;
 pub mod codec;
+mod convert;
 mod limits;
 mod link;
 mod peer;
-mod place;
 mod served;
-mod words;
 
+pub use address::PeerAddress;
 pub use bandwidth::Bandwidth;
 pub use flagstone_nvme::replica::Codec;
 pub use link::LinkOptions;
 pub use peer::NvmePeer;
-pub use place::Place;
 pub use served::{ReplicaHandler, replication_nqn, serve_replica};

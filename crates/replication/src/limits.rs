@@ -1,32 +1,32 @@
 //! Limits of the link.
 
 use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
-use flagstone_runtime::limits::BUF_SPARE_BYTES;
+use flagstone_runtime::limits::BUF_SHARED_RESERVE_BYTES;
 
-/// A write that is compressed goes in parts of so many bytes: compressing one keeps its core from all
-/// else for about half a millisecond, at 500 MB/s.
+/// Compressed writes are sent in parts of this size: compressing one occupies its core for about
+/// half a millisecond, at 500 MB/s.
 pub(crate) const PART_BYTES: u64 = 256 << 10;
 const _: () = assert!(PART_BYTES <= INFLATED_MAX_BYTES);
-// What is inflated fits what a core has to spare for it.
-const _: () = assert!(INFLATED_MAX_BYTES <= BUF_SPARE_BYTES as u64);
+// Inflated data fits into the reserved memory of a core.
+const _: () = assert!(INFLATED_MAX_BYTES <= BUF_SHARED_RESERVE_BYTES as u64);
 
-/// All parts of an ordered write are compressed in one go, as none that comes later may pass it. One
-/// of more bytes goes as it is: it would keep its core from all else for longer than 2 ms.
+/// The parts of an ordered write are compressed without a pause, because no later write may
+/// overtake it. A longer write is sent uncompressed: it would occupy its core for more than 2 ms.
 pub(crate) const ORDERED_COMPRESSED_MAX_BYTES: u64 = 1 << 20;
 
-/// Data that does not shrink by one part in so many goes as it is: to inflate it costs the target more
-/// than the link gains.
+/// Data is sent uncompressed unless it shrinks by at least one part in this many: inflating would
+/// cost the target more than the link gains.
 pub(crate) const SAVED_PART: usize = 8;
 
-/// How hard Zstandard tries: the level that is made for speed.
+/// Zstandard's level for speed.
 pub(crate) const ZSTD_LEVEL: i32 = 1;
 
-/// What waits for its turn under a cap looks so often whether its session is lost, in ns.
-pub(crate) const TURN_LOOK_NS: u64 = 100_000_000;
+/// A write that waits for bandwidth checks this often whether its session is lost, in ns.
+pub(crate) const SESSION_CHECK_NS: u64 = 100_000_000;
 
-/// Turns that come late are made up for, as far as so many ns: timers are not exact.
-pub(crate) const TURN_LATE_NS: u64 = 10_000_000;
+/// Writes that were sent late are made up for, up to this many ns, because timers are imprecise.
+pub(crate) const TIMER_SLACK_NS: u64 = 10_000_000;
 
-/// Under a cap a resync has what hosts' writes leave, and one part in one more than so many at least,
-/// so that it ends.
+/// Under a bandwidth limit, a resync gets what host writes leave, and at least one part in
+/// `RESYNC_SHARE + 1`, so that it completes.
 pub(crate) const RESYNC_SHARE: u64 = 8;

@@ -1,4 +1,4 @@
-//! How writes go to the peer: as they are or compressed, and when the link's cap lets them.
+//! Transmission of writes to the peer: plain or compressed, and within the bandwidth limit.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -8,42 +8,42 @@ use std::task::Poll;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture};
-use flagstone_mirror::peer::LinkStatus;
+use flagstone_mirror::peer::{LinkCompression, LinkStatus};
 use flagstone_nvme::replica::{Codec, Order};
-use flagstone_nvmf::host::{Compressed, RemoteSession};
+use flagstone_nvmf_host::{Compressed, RemoteSession};
 use flagstone_runtime::{Buf, task, time};
 
-use crate::bandwidth::{Bandwidth, Class};
+use crate::bandwidth::{Bandwidth, TrafficClass};
 use crate::codec::compress;
 use crate::limits::{ORDERED_COMPRESSED_MAX_BYTES, PART_BYTES};
 
-/// What is wanted of a link beside the connection.
+/// Options of a link besides the connection.
 #[derive(Clone, Debug, Default)]
 pub struct LinkOptions {
-    /// Writes travel compressed, where that saves something and the peer can inflate it.
+    /// Compress writes, where that saves something and the peer can inflate them.
     pub compression: Option<Codec>,
-    /// A cap, which others may share.
+    /// Bandwidth limit, which several links may share.
     pub bandwidth: Option<Arc<Bandwidth>>,
-    /// Each answer comes so much later, as over a longer link.
-    pub emulate_rtt: Duration,
+    /// Delay added to each answer, to emulate a longer link.
+    pub added_rtt: Duration,
 }
 
-/// Nothing was heard of the peer's codecs yet. No bit of a codec.
+/// The peer's codecs are unknown so far. Not the bit of any codec.
 const UNKNOWN: u8 = 1 << 7;
 
-/// What all sessions of a link have in common.
+/// State shared by all sessions of a link.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PeerLink {
     options: LinkOptions,
-    /// The bits of the codecs that the peer knows, as it said last.
+    /// Bits of the codecs that the peer supports, as it reported last.
     codecs: AtomicU8,
     data_bytes: AtomicU64,
     sent_bytes: AtomicU64,
 }
 
-impl Link {
-    pub(crate) fn new(options: LinkOptions) -> Link {
-        Link {
+impl PeerLink {
+    pub(crate) fn new(options: LinkOptions) -> PeerLink {
+        PeerLink {
             options,
             codecs: AtomicU8::new(UNKNOWN),
             data_bytes: AtomicU64::new(0),
@@ -51,7 +51,7 @@ impl Link {
         }
     }
 
-    /// The peer has said which codecs it knows.
+    /// Records the codecs that the peer supports.
     pub(crate) fn learn(&self, codecs: u8) {
         let codecs = codecs & !UNKNOWN;
         let before = self.codecs.swap(codecs, Ordering::Relaxed);
@@ -60,17 +60,17 @@ impl Link {
             && before != codecs
         {
             let codec = codec.name();
-            tracing::warn!("the peer cannot inflate {codec}: data goes to it as it is");
+            tracing::warn!("the peer does not support {codec}: sending data uncompressed");
         }
     }
 
-    /// How data is compressed now.
+    /// The codec in use.
     fn codec(&self) -> Option<Codec> {
         let known = self.codecs.load(Ordering::Relaxed);
         self.options.compression.filter(|codec| known & codec.bit() != 0)
     }
 
-    /// The most that one command carries, of what the way there allows.
+    /// The maximum payload of one command, given the maximum of the transport.
     pub(crate) fn part_bytes(&self, transfer_bytes: u64) -> u64 {
         match self.options.compression {
             Some(_) => transfer_bytes.min(PART_BYTES),
@@ -82,7 +82,11 @@ impl Link {
         let known = self.codecs.load(Ordering::Relaxed);
         let wanted = self.options.compression;
         LinkStatus {
-            compression: wanted.map_or("none", Codec::name),
+            compression: match wanted {
+                None => LinkCompression::None,
+                Some(Codec::Lz4) => LinkCompression::Lz4,
+                Some(Codec::Zstd) => LinkCompression::Zstd,
+            },
             is_declined: wanted.is_some_and(|codec| known & (codec.bit() | UNKNOWN) == 0),
             max_bytes_per_s: self.options.bandwidth.as_ref().map(|cap| cap.bytes_per_s()),
             data_bytes: self.data_bytes.load(Ordering::Relaxed),
@@ -91,9 +95,9 @@ impl Link {
         }
     }
 
-    /// The same call, answered as late as over the link that is emulated.
-    pub(crate) fn late<T: 'static>(&self, call: IoFuture<T>) -> IoFuture<T> {
-        let rtt = self.options.emulate_rtt;
+    /// The same call with the configured delay added to its answer.
+    pub(crate) fn delayed<T: 'static>(&self, call: IoFuture<T>) -> IoFuture<T> {
+        let rtt = self.options.added_rtt;
         if rtt.is_zero() {
             return call;
         }
@@ -110,162 +114,171 @@ impl Link {
     }
 }
 
-/// How something is written to the peer.
+/// Parameters of a write to the peer.
 #[derive(Clone, Copy)]
-pub(crate) struct How {
+pub(crate) struct WriteParameters {
     pub(crate) fua: bool,
     pub(crate) order: Option<Order>,
-    pub(crate) class: Class,
+    pub(crate) class: TrafficClass,
 }
 
-/// What one command carries.
-enum Load {
+/// Payload of one command.
+enum Payload {
     Plain(Buf),
     Compressed(Compressed),
 }
 
-impl Load {
-    fn new(codec: Option<Codec>, data: Buf) -> Load {
+impl Payload {
+    fn new(codec: Option<Codec>, data: Buf) -> Payload {
         match codec.and_then(|codec| compress(codec, &data)) {
-            Some(compressed) => Load::Compressed(compressed),
-            None => Load::Plain(data),
+            Some(compressed) => Payload::Compressed(compressed),
+            None => Payload::Plain(data),
         }
     }
 
     fn sent_bytes(&self) -> u64 {
         match self {
-            Load::Plain(data) => data.len() as u64,
-            Load::Compressed(compressed) => compressed.data.len() as u64,
+            Payload::Plain(data) => data.len() as u64,
+            Payload::Compressed(compressed) => compressed.data.len() as u64,
         }
     }
 }
 
-/// Writes, as the link's options say.
+/// Sends a write according to the link's options.
 pub(crate) fn send(
-    link: &Arc<Link>,
+    link: &Arc<PeerLink>,
     session: &Arc<RemoteSession>,
     offset: u64,
     data: Buf,
-    how: How,
+    parameters: WriteParameters,
 ) -> IoFuture<()> {
     if link.options.compression.is_none() && link.options.bandwidth.is_none() {
         let len = data.len() as u64;
         link.count(len, len);
-        return plain(session, offset, data, how);
+        return plain(session, offset, data, parameters);
     }
-    let way = Way { link: link.clone(), session: session.clone(), codec: link.codec(), how };
+    let write =
+        LinkWrite { link: link.clone(), session: session.clone(), codec: link.codec(), parameters };
     IoFuture::later(async move {
-        let part = way.link.part_bytes(way.session.transfer_bytes().into()) as usize;
+        let part = write.link.part_bytes(write.session.transfer_bytes().into()) as usize;
         if data.len() <= part {
-            return way.whole(offset, data).await;
+            return write.whole(offset, data).await;
         }
-        match how.order {
-            Some(_) => way.ordered_parts(offset, data, part).await,
-            None => way.parts(offset, data, part).await,
+        match parameters.order {
+            Some(_) => write.ordered_parts(offset, data, part).await,
+            None => write.parts(offset, data, part).await,
         }
     })
 }
 
-fn plain(session: &RemoteSession, offset: u64, data: Buf, how: How) -> IoFuture<()> {
-    match how.order {
-        None => session.write(offset, data, how.fua),
-        Some(order) => session.write_ordered(offset, data, how.fua, order),
+fn plain(
+    session: &RemoteSession,
+    offset: u64,
+    data: Buf,
+    parameters: WriteParameters,
+) -> IoFuture<()> {
+    match parameters.order {
+        None => session.write(offset, data, parameters.fua),
+        Some(order) => session.write_ordered(offset, data, parameters.fua, order),
     }
 }
 
-/// Data in parts, and where each begins.
-fn cut(data: &Buf, part: usize) -> impl Iterator<Item = (u64, Buf)> {
-    let places = (0..data.len()).step_by(part);
-    places.map(move |at| (at as u64, data.slice(at..data.len().min(at + part))))
+/// Splits data into parts, with their offsets.
+fn split(data: &Buf, part: usize) -> impl Iterator<Item = (u64, Buf)> {
+    let offsets = (0..data.len()).step_by(part);
+    offsets.map(move |at| (at as u64, data.slice(at..data.len().min(at + part))))
 }
 
-/// What a write in hand needs.
-struct Way {
-    link: Arc<Link>,
+/// Context of a write in progress.
+struct LinkWrite {
+    link: Arc<PeerLink>,
     session: Arc<RemoteSession>,
     codec: Option<Codec>,
-    how: How,
+    parameters: WriteParameters,
 }
 
-impl Way {
-    /// Waits until so many bytes may be sent.
-    async fn turn(&self, bytes: u64) -> Result<(), IoError> {
+impl LinkWrite {
+    /// Waits until `bytes` may be sent.
+    async fn wait_for_bandwidth(&self, bytes: u64) -> Result<(), IoError> {
         let Some(bandwidth) = &self.link.options.bandwidth else { return Ok(()) };
-        match bandwidth.turn(self.how.class, bytes, || self.session.is_lost()).await {
+        match bandwidth.acquire(self.parameters.class, bytes, || self.session.is_lost()).await {
             true => Ok(()),
             false => Err(IoError::Unreachable),
         }
     }
 
-    /// One command, the `part`-th of its write, of `len` bytes as they are written.
-    fn submit(&self, part: u32, (offset, len): (u64, u64), load: Load) -> IoFuture<()> {
-        self.link.count(len, load.sent_bytes());
-        let order = self.how.order.map(|order| order.part(part));
-        let fua = self.how.fua;
-        match load {
-            Load::Plain(data) => plain(&self.session, offset, data, How { order, ..self.how }),
-            Load::Compressed(compressed) => {
+    /// Submits one command: part `part` of its write, for `len` bytes of uncompressed data.
+    fn submit(&self, part: u32, (offset, len): (u64, u64), payload: Payload) -> IoFuture<()> {
+        self.link.count(len, payload.sent_bytes());
+        let order = self.parameters.order.map(|order| order.part(part));
+        let fua = self.parameters.fua;
+        match payload {
+            Payload::Plain(data) => {
+                plain(&self.session, offset, data, WriteParameters { order, ..self.parameters })
+            }
+            Payload::Compressed(compressed) => {
                 self.session.write_compressed(offset, len, compressed, fua, order)
             }
         }
     }
 
-    /// A write of one command.
+    /// A write that fits one command.
     async fn whole(self, offset: u64, data: Buf) -> Result<(), IoError> {
         let len = data.len() as u64;
-        let load = Load::new(self.codec, data);
-        self.turn(load.sent_bytes()).await?;
-        self.submit(0, (offset, len), load).await
+        let payload = Payload::new(self.codec, data);
+        self.wait_for_bandwidth(payload.sent_bytes()).await?;
+        self.submit(0, (offset, len), payload).await
     }
 
-    /// A write that keeps no order, part by part: others may go between.
+    /// A write without an order, part by part: other writes may go in between.
     async fn parts(self, offset: u64, data: Buf, part: usize) -> Result<(), IoError> {
-        let mut flying = Flying::default();
-        for (at, data) in cut(&data, part) {
+        let mut commands_in_flight = CommandSet::default();
+        for (at, data) in split(&data, part) {
             if at > 0 && self.codec.is_some() {
                 task::yield_now().await;
             }
             let len = data.len() as u64;
-            let load = Load::new(self.codec, data);
-            if let Err(error) = self.turn(load.sent_bytes()).await {
-                flying.fail(error);
+            let payload = Payload::new(self.codec, data);
+            if let Err(error) = self.wait_for_bandwidth(payload.sent_bytes()).await {
+                commands_in_flight.fail(error);
                 break;
             }
-            flying.begin(self.submit(0, (offset + at, len), load)).await;
+            commands_in_flight.begin(self.submit(0, (offset + at, len), payload)).await;
         }
-        flying.all().await
+        commands_in_flight.all().await
     }
 
-    /// A write that keeps an order: what comes later waits at the target for all of its parts, so
-    /// they have one turn together, and are all under way before anything else is.
+    /// An ordered write. Later writes wait at the target for all of its parts, so all parts get
+    /// their bandwidth together and are submitted before any other write.
     async fn ordered_parts(self, offset: u64, data: Buf, part: usize) -> Result<(), IoError> {
         let short = data.len() as u64 <= ORDERED_COMPRESSED_MAX_BYTES;
         let codec = self.codec.filter(|_| short);
-        let load = |(at, data): (u64, Buf)| (at, data.len() as u64, Load::new(codec, data));
-        let loads: Vec<(u64, u64, Load)> = cut(&data, part).map(load).collect();
+        let payload = |(at, data): (u64, Buf)| (at, data.len() as u64, Payload::new(codec, data));
+        let payloads: Vec<(u64, u64, Payload)> = split(&data, part).map(payload).collect();
         drop(data);
-        self.turn(loads.iter().map(|(.., load)| load.sent_bytes()).sum()).await?;
-        let mut flying = Flying::default();
-        for (part, (at, len, load)) in (0..).zip(loads) {
-            flying.begin(self.submit(part, (offset + at, len), load)).await;
+        self.wait_for_bandwidth(payloads.iter().map(|(.., payload)| payload.sent_bytes()).sum())
+            .await?;
+        let mut commands_in_flight = CommandSet::default();
+        for (part, (at, len, payload)) in (0..).zip(payloads) {
+            commands_in_flight.begin(self.submit(part, (offset + at, len), payload)).await;
         }
-        flying.all().await
+        commands_in_flight.all().await
     }
 }
 
-/// Commands under way.
+/// Commands in flight.
 #[derive(Default)]
-struct Flying {
+struct CommandSet {
     commands: Vec<IoFuture<()>>,
     failed: Option<IoError>,
 }
 
-impl Flying {
+impl CommandSet {
     fn fail(&mut self, error: IoError) {
         self.failed.get_or_insert(error);
     }
 
-    /// Has a command under way; waits for nothing.
+    /// Submits a command without waiting for it.
     async fn begin(&mut self, mut command: IoFuture<()>) {
         poll_fn(|cx| {
             match Pin::new(&mut command).poll(cx) {
@@ -280,7 +293,7 @@ impl Flying {
         .await;
     }
 
-    /// Waits for all; gives the first error.
+    /// Waits for all commands; returns the first error.
     async fn all(mut self) -> Result<(), IoError> {
         poll_fn(|cx| {
             let mut at = 0;
@@ -307,20 +320,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_cannot_inflate_is_sent_data_as_it_is() {
+    fn peer_without_codec_gets_plain_data() {
         let compression = Some(Codec::Zstd);
-        let link = Link::new(LinkOptions { compression, ..LinkOptions::default() });
-        let found = |link: &Link| (link.codec(), link.status().is_declined);
-        assert_eq!(found(&link), (None, false), "nothing is known of it yet");
-        // A peer of an earlier version says nothing of codecs.
+        let link = PeerLink::new(LinkOptions { compression, ..LinkOptions::default() });
+        let found = |link: &PeerLink| (link.codec(), link.status().is_declined);
+        assert_eq!(found(&link), (None, false), "the codecs are unknown so far");
+        // A peer of an earlier version reports no codecs.
         link.learn(0);
         assert_eq!(found(&link), (None, true));
         link.learn(Codec::Lz4.bit());
         assert_eq!(found(&link), (None, true));
-        // Bits that mean nothing here are ignored.
+        // Unknown bits are ignored.
         link.learn(!Codec::Lz4.bit());
         assert_eq!(found(&link), (compression, false));
         assert_eq!(link.part_bytes(1 << 20), PART_BYTES);
-        assert_eq!(Link::new(LinkOptions::default()).part_bytes(1 << 20), 1 << 20);
+        assert_eq!(PeerLink::new(LinkOptions::default()).part_bytes(1 << 20), 1 << 20);
     }
 }

@@ -1,56 +1,58 @@
-//! The way to the peer: [`Peer`] and [`Session`] over an NVMe/TCP host.
+//! Sending end of the link: [`PeerConnector`] and [`PeerSession`] over an NVMe/TCP host.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_mirror::order::Order;
-use flagstone_mirror::peer::{Answer, LinkStatus, Peer, Refusal, Request, Session};
+use flagstone_mirror::peer::{
+    LinkStatus, PeerAnswer, PeerConnector, PeerRefusal, PeerRequest, PeerSession,
+};
+use flagstone_mirror::reorder::WriteOrder;
 use flagstone_nvme::Nqn;
-use flagstone_nvmf::host::{AdminData, HostOptions, RemoteSession};
+use flagstone_nvmf_host::{AdminData, HostOptions, RemoteSession};
 use flagstone_runtime::{Buf, BufMut, buf};
 
-use crate::bandwidth::Class;
-use crate::link::{self, How, Link, LinkOptions};
-use crate::place::Place;
-use crate::words;
+use crate::address::PeerAddress;
+use crate::bandwidth::TrafficClass;
+use crate::convert;
+use crate::link::{self, LinkOptions, PeerLink, WriteParameters};
 
-/// How long a command is sent again that the peer turns away for now: the mirror itself tries again
-/// what fails.
+/// How long a command that the peer rejects temporarily is resent. The mirror itself retries what
+/// fails.
 const RETRY_FOR: Duration = Duration::from_secs(1);
 
-/// The way to the replica in one subsystem.
+/// Connects to the replica in one subsystem.
 #[derive(Clone, Debug)]
 pub struct NvmePeer {
-    place: Place,
+    address: PeerAddress,
     subnqn: Nqn,
     options: HostOptions,
-    link: Arc<Link>,
+    link: Arc<PeerLink>,
 }
 
 impl NvmePeer {
-    /// To the replication subsystem `subnqn` at an address, or where a name leads. Of `options` data digests, the host
-    /// identifier and the loss time-out are the link's own.
-    pub fn new(place: impl Into<Place>, subnqn: Nqn, options: HostOptions) -> NvmePeer {
-        let place = place.into();
+    /// Connects to the replication subsystem `subnqn` at an address or name. The link sets the loss
+    /// timeout of `options` to at most one second.
+    pub fn new(address: impl Into<PeerAddress>, subnqn: Nqn, options: HostOptions) -> NvmePeer {
+        let address = address.into();
         let loss_timeout = options.loss_timeout.min(RETRY_FOR);
         let options = HostOptions { loss_timeout, ..options };
-        NvmePeer { place, subnqn, options, link: Arc::new(Link::new(LinkOptions::default())) }
+        NvmePeer { address, subnqn, options, link: Arc::new(PeerLink::new(LinkOptions::default())) }
     }
 
-    /// The same with a link that does more than send what is written as it is.
+    /// Adds compression, a bandwidth limit or a delay.
     pub fn with_link(self, options: LinkOptions) -> NvmePeer {
-        NvmePeer { link: Arc::new(Link::new(options)), ..self }
+        NvmePeer { link: Arc::new(PeerLink::new(options)), ..self }
     }
 }
 
-impl Peer for NvmePeer {
-    fn connect(&self) -> IoFuture<Arc<dyn Session>> {
-        let NvmePeer { place, subnqn, options, link } = self.clone();
+impl PeerConnector for NvmePeer {
+    fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
+        let NvmePeer { address, subnqn, options, link } = self.clone();
         IoFuture::later(async move {
-            let address = place.find().await.ok_or(IoError::Unreachable)?;
+            let address = address.find().await.ok_or(IoError::Unreachable)?;
             match RemoteSession::connect(address, &subnqn, options).await {
-                Ok(session) => Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn Session>),
+                Ok(session) => Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn PeerSession>),
                 Err(error) => {
                     tracing::debug!(%subnqn, "the peer cannot be reached: {error}");
                     Err(IoError::Unreachable)
@@ -60,34 +62,34 @@ impl Peer for NvmePeer {
     }
 
     fn link(&self) -> LinkStatus {
-        LinkStatus { is_name_unknown: self.place.is_unknown(), ..self.link.status() }
+        LinkStatus { is_name_unknown: self.address.is_unknown(), ..self.link.status() }
     }
 }
 
 /// One connection.
 struct NvmeSession {
     session: Arc<RemoteSession>,
-    link: Arc<Link>,
+    link: Arc<PeerLink>,
 }
 
 impl NvmeSession {
     fn send(
         &self,
-        class: Class,
+        class: TrafficClass,
         offset: u64,
         data: Buf,
         fua: bool,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        let how = How { fua, order: order.map(words::order_to_wire), class };
-        self.link.late(link::send(&self.link, &self.session, offset, data, how))
+        let parameters = WriteParameters { fua, order: order.map(convert::order_to_wire), class };
+        self.link.delayed(link::send(&self.link, &self.session, offset, data, parameters))
     }
 }
 
-impl Session for NvmeSession {
-    fn ask(&self, request: Request) -> IoFuture<Answer> {
-        let Some(request) = words::to_wire(&request) else {
-            return IoFuture::ready(Ok(Err(Refusal::Range)));
+impl PeerSession for NvmeSession {
+    fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer> {
+        let Some(request) = convert::to_wire(&request) else {
+            return IoFuture::ready(Ok(Err(PeerRefusal::Range)));
         };
         let (command, sent) = request.command(0, self.session.nsid());
         let data = match (sent, request.reply_bytes()) {
@@ -101,36 +103,36 @@ impl Session for NvmeSession {
         };
         let (answer, session) = (self.session.admin(command, data), self.session.clone());
         let (link, block_bytes) = (self.link.clone(), self.session.geometry().block_bytes);
-        self.link.late(IoFuture::later(async move {
+        self.link.delayed(IoFuture::later(async move {
             let answer = answer.await?;
             if answer.status.is_success() {
                 let data = answer.data.as_deref().unwrap_or_default();
-                if let Some(reply) = words::reply(&request, data) {
-                    if let Some(codecs) = words::codecs(&reply, data) {
+                if let Some(reply) = convert::reply(&request, data) {
+                    if let Some(codecs) = convert::codecs(&reply, data) {
                         link.learn(codecs);
                     }
-                    return Ok(Ok(words::with_blocks(reply, block_bytes)));
+                    return Ok(Ok(convert::with_blocks(reply, block_bytes)));
                 }
-            } else if let Some(refusal) = words::refusal(answer.status, answer.result) {
+            } else if let Some(refusal) = convert::refusal(answer.status, answer.result) {
                 return Ok(Err(refusal));
             }
-            // Whoever this is, it is no replica that we understand.
-            tracing::warn!("the peer answers {request:?} with {}", answer.status);
+            // The other side is not a replica that this release understands.
+            tracing::warn!("unexpected answer from the peer to {request:?}: {}", answer.status);
             session.close();
             Err(IoError::Unreachable)
         }))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.link.late(self.session.read(offset, buf))
+        self.link.delayed(self.session.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
-        self.send(Class::Hosts, offset, data, fua, order)
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
+        self.send(TrafficClass::Hosts, offset, data, fua, order)
     }
 
     fn copy(&self, offset: u64, data: Buf) -> IoFuture<()> {
-        self.send(Class::Resync, offset, data, false, None)
+        self.send(TrafficClass::Resync, offset, data, false, None)
     }
 
     fn write_zeroes(
@@ -138,12 +140,12 @@ impl Session for NvmeSession {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        self.link.late(match order {
+        self.link.delayed(match order {
             None => self.session.write_zeroes(offset, len, flags),
             Some(order) => {
-                self.session.write_zeroes_ordered(offset, len, flags, words::order_to_wire(order))
+                self.session.write_zeroes_ordered(offset, len, flags, convert::order_to_wire(order))
             }
         })
     }
@@ -153,7 +155,7 @@ impl Session for NvmeSession {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.link.late(self.session.flush())
+        self.link.delayed(self.session.flush())
     }
 
     fn lost(&self) -> IoFuture<()> {

@@ -1,7 +1,7 @@
-//! The receiving end: a mirror's own leg, as a namespace with vendor specific commands.
+//! Receiving end of the link: a mirror's own leg as a namespace with vendor-specific commands.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_mirror::Mirror;
@@ -10,27 +10,29 @@ use flagstone_nvme::limits::NQN_BYTES;
 use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
 use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
-use flagstone_nvmf::target::{
+use flagstone_nvmf_target::{
     Charge, NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
     VendorHost, VendorReply, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut, buf};
+use parking_lot::Mutex;
 
 use crate::codec::inflate;
-use crate::words;
+use crate::convert;
 
-/// What a volume's name is followed by in that of its replication subsystem.
+/// Suffix that makes the name of a volume's replication subsystem from the volume's name.
 const SUFFIX: &str = ":replica";
 
-/// Name of the replication subsystem of the volume that hosts know as `volume`; `None` when that
-/// is too long.
+/// Name of the replication subsystem of the volume that hosts know as `volume`; `None` when it
+/// would be too long.
 pub fn replication_nqn(volume: &Nqn) -> Option<Nqn> {
     let name = format!("{volume}{SUFFIX}");
     (name.len() <= NQN_BYTES).then(|| Nqn::new(&name).ok()).flatten()
 }
 
-/// Serves the mirror's own leg to its peers: as namespace 1 of the hidden subsystem of `config`,
-/// whose allow-list should name the peers. `uuid` names the namespace; not 0, and not the volume's.
+/// Serves the mirror's own leg to its peers, as namespace 1 of the hidden subsystem `config`, whose
+/// allow-list should name the peers. `uuid` identifies the namespace; it must not be 0 or the
+/// volume's.
 ///
 /// # Errors
 /// Those of the target.
@@ -42,7 +44,7 @@ pub fn serve_replica(
 ) -> Result<(), TargetError> {
     let nqn = config.nqn;
     let handler = Arc::new(ReplicaHandler::new(mirror));
-    let device: SharedDevice = Arc::new(Leg { geometry: handler.geometry, session: None });
+    let device: SharedDevice = Arc::new(LegDevice { geometry: handler.geometry, session: None });
     target.add_hidden_subsystem(config)?;
     let namespace = NamespaceConfig { nsid: Some(1), device, uuid, read_only: false };
     let added = target.add_vendor_namespace(&nqn, namespace, handler);
@@ -52,21 +54,21 @@ pub fn serve_replica(
     added.map(drop)
 }
 
-/// Carries out what peers ask of a mirror's own leg.
+/// Executes the requests of peers on a mirror's own leg.
 pub struct ReplicaHandler {
     mirror: Arc<Mirror>,
     geometry: Geometry,
-    /// By host, name and identifier: controllers of one host are one session.
-    sessions: Mutex<BTreeMap<HostKey, Weak<TargetSession>>>,
+    /// By host name and identifier: all controllers of one host share a session.
+    sessions: Mutex<BTreeMap<SourceKey, Weak<TargetSession>>>,
 }
 
-/// Name and identifier of a host.
-type HostKey = (Nqn, [u8; 16]);
+/// Name and identifier of a source's host.
+type SourceKey = (Nqn, [u8; 16]);
 
 impl ReplicaHandler {
     /// For the leg of `mirror`.
     pub fn new(mirror: Arc<Mirror>) -> ReplicaHandler {
-        // A discard leaves what the device likes, so a leg is sent zeroes instead.
+        // The result of a discard depends on the device, so a leg is sent zeroes instead.
         let geometry = Geometry {
             can_discard: false,
             discard_zeroes: false,
@@ -83,7 +85,7 @@ impl VendorHandler for ReplicaHandler {
     }
 
     fn session(&self, host: &VendorHost) -> Arc<dyn VendorSession> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = self.sessions.lock();
         sessions.retain(|_, session| session.strong_count() > 0);
         let known = sessions.entry((host.nqn, host.id)).or_default();
         let session = known.upgrade().unwrap_or_else(|| {
@@ -91,17 +93,17 @@ impl VendorHandler for ReplicaHandler {
             *known = Arc::downgrade(&session);
             session
         });
-        Arc::new(Served { session, geometry: self.geometry })
+        Arc::new(ControllerSession { session, geometry: self.geometry })
     }
 }
 
 /// One controller of a source.
-struct Served {
+struct ControllerSession {
     session: Arc<TargetSession>,
     geometry: Geometry,
 }
 
-impl Served {
+impl ControllerSession {
     fn ordered_write(
         &self,
         command: &Sqe,
@@ -114,13 +116,13 @@ impl Served {
         let len = u64::from(range.blocks()) << shift;
         let data = data.filter(|data| data.len() as u64 == len);
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-        let order = Some(words::order_from_wire(order));
+        let order = Some(convert::order_from_wire(order));
         let offset = range.start() << shift;
         let write = move |leg: &SharedDevice| leg.write(offset, data, fua);
-        Ok(self.session.in_turn(order, || charge.park(), write))
+        Ok(self.session.submit_in_order(order, || charge.park(), write))
     }
 
-    /// What it inflates to is known before, and bounded.
+    /// The inflated size is known in advance, and bounded.
     fn compressed_write(
         &self,
         command: &Sqe,
@@ -137,9 +139,9 @@ impl Served {
         let data = data.filter(|data| u32::try_from(data.len()).ok() == write.sent_bytes());
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         let offset = write.range.start() << shift;
-        let order = write.order.map(words::order_from_wire);
-        // Not before its turn: what waits for others has as little memory as it can.
-        Ok(self.session.in_turn(
+        let order = write.order.map(convert::order_from_wire);
+        // Inflate only when the order permits it: waiting writes hold as little memory as possible.
+        Ok(self.session.submit_in_order(
             order,
             || charge.park(),
             move |leg| {
@@ -147,7 +149,7 @@ impl Served {
                 IoFuture::later(async move {
                     let mut place = buf::acquire_more(len as usize).await;
                     if !inflate(write.codec, &data[..write.compressed_bytes as usize], &mut place) {
-                        // Invalid Field in Command.
+                        // Reported as Invalid Field in Command.
                         return Err(IoError::Misaligned);
                     }
                     drop(data);
@@ -164,24 +166,24 @@ impl Served {
         let flags =
             ZeroFlags { fua: zeroes.fua, may_deallocate: zeroes.deallocate, fast_only: false };
         let (offset, len) = (zeroes.start << shift, zeroes.blocks << shift);
-        let order = Some(words::order_from_wire(zeroes.order));
+        let order = Some(convert::order_from_wire(zeroes.order));
         let zero = move |leg: &SharedDevice| leg.write_zeroes(offset, len, flags);
-        Ok(self.session.in_turn(order, || charge.park(), zero))
+        Ok(self.session.submit_in_order(order, || charge.park(), zero))
     }
 }
 
-impl VendorSession for Served {
+impl VendorSession for ControllerSession {
     fn device(&self) -> SharedDevice {
-        Arc::new(Leg { geometry: self.geometry, session: Some(self.session.clone()) })
+        Arc::new(LegDevice { geometry: self.geometry, session: Some(self.session.clone()) })
     }
 
-    /// Until it attaches, and that is for its host to do.
+    /// True until the session attaches, which is the task of its host.
     fn is_cut_off(&self) -> bool {
         !self.session.is_attached()
     }
 
     fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
-        // Data goes one way: what comes with some is parsed with it.
+        // Data goes in one direction: a request with data is parsed together with it.
         match Request::sent_bytes(AdminOpcode(command.opcode)) {
             Some(1..) => Ok(0),
             _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
@@ -190,7 +192,7 @@ impl VendorSession for Served {
 
     fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply> {
         let request = match Request::parse(command, data) {
-            Ok(request) => words::from_wire(request),
+            Ok(request) => convert::from_wire(request),
             Err(status) => return IoFuture::ready(Ok(VendorReply::failure(status, 0))),
         };
         let answer = self.session.ask(request);
@@ -198,13 +200,13 @@ impl VendorSession for Served {
             Ok(match answer.await? {
                 Ok(reply) => {
                     let mut place = place;
-                    match words::put_reply(&reply, place.as_deref_mut().unwrap_or_default()) {
+                    match convert::put_reply(&reply, place.as_deref_mut().unwrap_or_default()) {
                         true => VendorReply::success(place),
                         false => VendorReply::failure(Status::INTERNAL_ERROR.dnr(), 0),
                     }
                 }
                 Err(refusal) => {
-                    let (status, result) = words::refusal_to_wire(refusal);
+                    let (status, result) = convert::refusal_to_wire(refusal);
                     VendorReply::failure(status, result)
                 }
             })
@@ -227,13 +229,13 @@ impl VendorSession for Served {
     }
 }
 
-/// The leg as a source reads and writes it, attached or not; of nobody without a session.
-struct Leg {
+/// The leg as read and written by a source, attached or not. Without a session, all calls fail.
+struct LegDevice {
     geometry: Geometry,
     session: Option<Arc<TargetSession>>,
 }
 
-impl Leg {
+impl LegDevice {
     fn call<T>(&self, make: impl FnOnce(&TargetSession) -> IoFuture<T>) -> IoFuture<T> {
         match &self.session {
             Some(session) => make(session),
@@ -242,7 +244,7 @@ impl Leg {
     }
 }
 
-impl BlockDevice for Leg {
+impl BlockDevice for LegDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -260,7 +262,7 @@ impl BlockDevice for Leg {
     }
 
     fn discard(&self, _: u64, _: u64) -> IoFuture<()> {
-        // A hint.
+        // A discard is only a hint.
         IoFuture::ready(Ok(()))
     }
 

@@ -1,37 +1,38 @@
-//! Two mirrored nodes and the link between them over NVMe/TCP, in a simulated world.
+//! Two mirrored nodes and the link between them over NVMe/TCP, in simulation.
 #![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
-use flagstone_mirror::id::Uuid;
-use flagstone_mirror::peer::{LinkStatus, Peer, Request, SharedSession};
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::Shape;
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::peer::{LinkStatus, PeerConnector, PeerRequest, SharedSession};
+use flagstone_mirror::replica::{CreateReplica, Replica};
 use flagstone_mirror::state::MirrorState;
-use flagstone_mirror::{Mirror, Mode, PeerOptions, Versions};
+use flagstone_mirror::{LinkVersions, Mirror, Mode, PeerOptions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::{Nqn, Wire};
-use flagstone_nvmf::host::{AdminData, Compressed, HostOptions, RemoteSession};
-use flagstone_nvmf::target::{SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{AdminData, Compressed, HostOptions, RemoteSession};
+use flagstone_nvmf_target::{SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_replication::{
-    Bandwidth, Codec, LinkOptions, NvmePeer, Place, replication_nqn, serve_replica,
+    Bandwidth, Codec, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
 };
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 use flagstone_runtime::{buf, spawn, spawn_detached, time};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 const DATA: &str = "/dev/data";
 const DEVICE_BYTES: u64 = 1 << 20;
 const PORT: u16 = 4420;
-/// How long a peer may be silent.
+/// Timeout for a silent peer.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// What local work takes at most.
+/// Upper bound for local work.
 const MOMENT: Duration = Duration::from_millis(100);
-/// What one command of the link carries.
+/// Maximum transfer of one command of the link.
 const TRANSFER_BYTES: u32 = 8192;
 
 fn subsystem() -> Nqn {
@@ -44,10 +45,10 @@ fn host(node: usize) -> Nqn {
 }
 
 fn open() -> SharedDevice {
-    FileDevice::open(DATA, &FileOptions::default()).expect("it is free")
+    FileDevice::open(DATA, &FileOptions::default()).expect("the device opens")
 }
 
-/// Transfers are short, so that writes are several.
+/// Transfers are short, so that long writes have several parts.
 fn target_config() -> TargetConfig {
     TargetConfig {
         mdts_bytes: TRANSFER_BYTES,
@@ -70,8 +71,8 @@ fn host_options(index: usize) -> HostOptions {
 
 type Mirrors = Rc<RefCell<[Option<Arc<Mirror>>; 2]>>;
 
-/// The versions of the link that each node speaks.
-type Releases = [Versions; 2];
+/// Versions of the link that each node speaks.
+type Releases = [LinkVersions; 2];
 
 struct World {
     sim: Simulation,
@@ -80,12 +81,12 @@ struct World {
     mode: Mode,
     link: LinkOptions,
     releases: Cell<Releases>,
-    /// Where the second node is, for the first.
-    place: Option<Place>,
+    /// Address of the second node, as seen by the first.
+    place: Option<PeerAddress>,
     _memory: Memory,
 }
 
-/// Pooled memory is the process's: worlds share it, but for the one whose test takes all of it.
+/// Pooled memory belongs to the process: worlds share it, except in tests that use all of it.
 static MEMORY: RwLock<()> = RwLock::new(());
 
 enum Memory {
@@ -95,11 +96,11 @@ enum Memory {
 
 impl Memory {
     fn shared() -> Memory {
-        Memory::Shared { _guard: MEMORY.read().unwrap_or_else(PoisonError::into_inner) }
+        Memory::Shared { _guard: MEMORY.read() }
     }
 
     fn own() -> Memory {
-        Memory::Own { _guard: MEMORY.write().unwrap_or_else(PoisonError::into_inner) }
+        Memory::Own { _guard: MEMORY.write() }
     }
 }
 
@@ -113,23 +114,28 @@ impl World {
     }
 
     fn with_memory(seed: u64, mode: Mode, link: LinkOptions, memory: Memory) -> World {
-        World::of(seed, mode, link, memory, [Versions::SPOKEN; 2])
+        World::of(seed, mode, link, memory, [LinkVersions::SPOKEN; 2])
     }
 
     fn of(seed: u64, mode: Mode, link: LinkOptions, memory: Memory, releases: Releases) -> World {
-        let sim = Simulation::new(seed, Config::default());
+        let sim = Simulation::new(seed, SimConfig::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         for (index, node) in nodes.into_iter().enumerate() {
             let disk =
                 DiskConfig { volatile_cache: true, ..DiskConfig::block_device(DEVICE_BYTES) };
             sim.add_disk(node, DATA, disk);
-            let shape =
-                Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes: 8192, hot_regions: 32 };
-            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let geometry = ReplicaGeometry {
+                usable_bytes: 4096,
+                bit_bytes: 4096,
+                region_bytes: 8192,
+                active_regions_max: 32,
+            };
+            let create =
+                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
             let made = sim.spawn_on(node, async move {
-                Replica::create(open(), None, create).await.expect("a sound disk");
+                Replica::create(open(), None, create).await.expect("the disk works");
             });
-            sim.block_on(made).expect("nobody ends it");
+            sim.block_on(made).expect("the task completes");
         }
         let (mirrors, releases) = (Rc::default(), Cell::new(releases));
         let world =
@@ -143,14 +149,14 @@ impl World {
         Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
     }
 
-    /// From a node to the other, by several connections.
+    /// Connects a node to the other, over several connections.
     fn way(&self, index: usize) -> NvmePeer {
         let named = self.place.clone().filter(|_| index == 0);
         let place = named.unwrap_or_else(|| self.address(1 - index).into());
         NvmePeer::new(place, subsystem(), host_options(index)).with_link(self.link.clone())
     }
 
-    /// A node: its mirror, and its leg served to the other.
+    /// A node: its mirror, and its leg served to the other node.
     fn start(&self, index: usize) {
         let mut peer = PeerOptions::new(Arc::new(self.way(index)));
         peer.mode = self.mode;
@@ -180,12 +186,12 @@ impl World {
     }
 
     fn mirror(&self, index: usize) -> Arc<Mirror> {
-        self.mirrors.borrow()[index].clone().expect("it has started")
+        self.mirrors.borrow()[index].clone().expect("the task has started")
     }
 
-    /// Of a node's way to the other.
+    /// A node's connector to the other.
     fn link_status(&self, index: usize) -> LinkStatus {
-        self.mirror(index).options(0).expect("it has a peer").way.link()
+        self.mirror(index).options(0).expect("the mirror has a peer").connector.link()
     }
 
     fn stop(&self, index: usize) {
@@ -193,7 +199,7 @@ impl World {
         self.mirrors.borrow_mut()[index] = None;
     }
 
-    /// Waits until the node says that both are equal.
+    /// Waits until the node reports that both are equal.
     fn until_mirroring(&self, index: usize) {
         for _ in 0..600 {
             self.sim.run_for(Duration::from_millis(100));
@@ -216,7 +222,7 @@ impl World {
             data.fill(byte);
             mirror.write(offset, data.freeze(), true).await
         });
-        self.sim.block_on(written).expect("nobody ends it").expect("a sound mirror");
+        self.sim.block_on(written).expect("the task completes").expect("the mirror works");
     }
 
     fn read(&self, index: usize, offset: u64) -> u8 {
@@ -227,29 +233,29 @@ impl World {
                 data[0]
             })
         });
-        self.sim.block_on(read).expect("nobody ends it").expect("a sound mirror")
+        self.sim.block_on(read).expect("the task completes").expect("the mirror works")
     }
 
-    /// The source dies; the other serves.
+    /// The source dies, and the other node serves.
     fn fail_over_to(&self, index: usize) {
         self.stop(1 - index);
         let mirror = self.mirror(index);
         let failed_over =
             self.sim.spawn_on(self.nodes[index], async move { mirror.failover().await });
-        self.sim.block_on(failed_over).expect("nobody ends it").expect("whole data");
+        self.sim.block_on(failed_over).expect("the task completes").expect("consistent data");
     }
 }
 
-/// A peer's name that nobody knows at first, and that leads elsewhere later, is looked up for each
-/// connection.
+/// A peer's name that is unknown at first, and resolves to another address later, is looked up for
+/// each connection.
 #[test]
-fn a_peer_is_found_as_soon_as_its_name_is_known() {
+fn peer_name_is_resolved_for_each_connection() {
     let mut world = World::new(7, Mode::Sync);
-    let known = Arc::new(std::sync::Mutex::new(None));
+    let known = Arc::new(parking_lot::Mutex::new(None));
     world.stop(0);
     let answer = known.clone();
-    world.place = Some(Place::found_by("b", move || {
-        let found: Option<Address> = answer.lock().unwrap().clone();
+    world.place = Some(PeerAddress::resolved_by("b", move || {
+        let found: Option<Address> = answer.lock().clone();
         Box::pin(
             async move { found.map(|one| vec![one]).ok_or(std::io::ErrorKind::NotFound.into()) },
         )
@@ -259,13 +265,13 @@ fn a_peer_is_found_as_soon_as_its_name_is_known() {
     world.sim.run_for(Duration::from_secs(20));
     assert!(world.link_status(0).is_name_unknown);
     assert_ne!(world.mirror(0).state(0), MirrorState::Mirroring);
-    *known.lock().unwrap() = Some(world.address(1));
+    *known.lock() = Some(world.address(1));
     world.until_mirroring(0);
     assert!(!world.link_status(0).is_name_unknown);
 }
 
-/// What was written is on the peer, through resync and mirroring, with the source dead; and the
-/// source that comes back is brought up to date over the same link, the other way round.
+/// Written data is on the peer, through resync and mirroring, when the source is dead. When the old
+/// source returns, it is brought up to date over the same link in the other direction.
 fn a_volume_survives_its_node(mode: Mode, compression: Option<Codec>) {
     for seed in 1..=4 {
         let link = LinkOptions { compression, ..LinkOptions::default() };
@@ -280,13 +286,13 @@ fn a_volume_survives_its_node(mode: Mode, compression: Option<Codec>) {
             mirror.flush().await
         });
         world.sim.block_on(zeroed).unwrap().unwrap();
-        // What the queue of an asynchronous mirror still holds goes over.
+        // The rest of an asynchronous queue is sent.
         world.sim.run_for(Duration::from_secs(5));
         let link = world.link_status(0);
-        assert_eq!(link.compression, compression.map_or("none", Codec::name));
+        assert_eq!(link.compression.name(), compression.map_or("none", Codec::name));
         assert!(!link.is_declined && link.data_bytes >= 32 * 4096, "{link:?}");
         match compression {
-            // Each block is of one byte.
+            // Each block is filled with one byte.
             Some(_) => assert!(link.sent_bytes < link.data_bytes / 16, "{link:?}"),
             None => assert_eq!(link.sent_bytes, link.data_bytes),
         }
@@ -306,17 +312,17 @@ fn a_volume_survives_its_node(mode: Mode, compression: Option<Codec>) {
 }
 
 #[test]
-fn a_synchronous_mirror_survives_its_node() {
+fn synchronous_mirror_survives_source_failure() {
     a_volume_survives_its_node(Mode::Sync, None);
 }
 
 #[test]
-fn an_asynchronous_mirror_survives_its_node() {
+fn asynchronous_mirror_survives_source_failure() {
     a_volume_survives_its_node(Mode::Async, None);
 }
 
 #[test]
-fn compressed_writes_survive_as_others_do() {
+fn compressed_mirror_survives_source_failure() {
     for codec in Codec::ALL {
         a_volume_survives_its_node(Mode::Sync, Some(codec));
         a_volume_survives_its_node(Mode::Async, Some(codec));
@@ -324,7 +330,7 @@ fn compressed_writes_survive_as_others_do() {
 }
 
 #[test]
-fn a_link_that_is_cut_comes_back() {
+fn link_recovers_after_partition() {
     let world = World::new(9, Mode::Sync);
     world.until_mirroring(0);
     world.sim.partition(world.nodes[0], world.nodes[1]);
@@ -339,16 +345,16 @@ fn a_link_that_is_cut_comes_back() {
     assert_eq!(world.read(1, 0), 5);
 }
 
-/// A write of more than one transfer is several commands, and counts as that many in its order: the
-/// link would be lost otherwise, or later writes wait for ever.
+/// A write of more than one transfer becomes several commands, each with its own sequence number.
+/// Otherwise the link would be lost, or later writes would wait forever.
 #[test]
-fn long_writes_keep_their_order() {
+fn multi_part_writes_keep_their_order() {
     long_writes(LinkOptions::default);
 }
 
-/// Neither parts that are compressed nor waiting for turns change that.
+/// The same with compressed parts and a bandwidth limit.
 #[test]
-fn long_writes_keep_their_order_compressed_and_under_a_cap() {
+fn compressed_limited_writes_keep_their_order() {
     for codec in [None, Some(Codec::Lz4), Some(Codec::Zstd)] {
         long_writes(|| LinkOptions {
             compression: codec,
@@ -377,10 +383,10 @@ fn long_writes(link: impl Fn() -> LinkOptions) {
     }
 }
 
-/// Hosts of a synchronous mirror wait for the cap, an asynchronous one has its queue: neither sends
-/// faster, and all arrives.
+/// Hosts of a synchronous mirror wait for the bandwidth limit, and an asynchronous one has its
+/// queue. Neither sends faster, and all data arrives.
 #[test]
-fn a_cap_on_the_link_holds() {
+fn bandwidth_limit_holds() {
     const CAP: u64 = 128 << 10;
     for mode in [Mode::Sync, Mode::Async] {
         let bandwidth = Some(Bandwidth::new(CAP));
@@ -393,7 +399,7 @@ fn a_cap_on_the_link_holds() {
             world.write(0, u64::from(block) * 4096, block + 1);
         }
         let written = world.sim.now() - began;
-        // 512 KiB are four seconds' worth, less the last write and what timers make up for.
+        // 512 KiB take four seconds, minus the last write and the compensation of timers.
         let least = Duration::from_millis(3900);
         assert_eq!(written >= least, mode == Mode::Sync, "{mode:?}: {written:?}");
         while sent(&world) < before + 128 * 4096 {
@@ -410,14 +416,15 @@ fn a_cap_on_the_link_holds() {
     }
 }
 
-/// Hosts of a synchronous mirror wait for each round trip of a longer link; those of an asynchronous
-/// one for none, and what follows from each other follows it to the target without waiting for it.
+/// Hosts of a synchronous mirror wait for each round trip of a longer link. Hosts of an
+/// asynchronous one wait for none, and dependent writes follow each other to the target without
+/// waiting.
 #[test]
-fn a_longer_link_is_waited_for_by_hosts_of_a_synchronous_mirror_alone() {
+fn only_synchronous_hosts_wait_for_round_trips() {
     const RTT: Duration = Duration::from_millis(50);
     const WRITES: u8 = 32;
     for mode in [Mode::Sync, Mode::Async] {
-        let link = LinkOptions { emulate_rtt: RTT, ..LinkOptions::default() };
+        let link = LinkOptions { added_rtt: RTT, ..LinkOptions::default() };
         let world = World::with_link(6, mode, link);
         world.until_mirroring(0);
         let began = world.sim.now();
@@ -434,36 +441,39 @@ fn a_longer_link_is_waited_for_by_hosts_of_a_synchronous_mirror_alone() {
     }
 }
 
-/// A session of the source of `world`, whose mirror is gone, with its target: attached to it.
+/// An attached session of the source of `world`, whose mirror is gone.
 async fn attached(address: Address) -> Arc<RemoteSession> {
-    let session =
-        RemoteSession::connect(address, &subsystem(), host_options(0)).await.expect("it serves");
+    let session = RemoteSession::connect(address, &subsystem(), host_options(0))
+        .await
+        .expect("the node serves");
     let source = [3; 16];
     let asked = wire::Request::Identify { asker: source };
     let (command, _) = asked.command(0, session.nsid());
     let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
-    let said = session.admin(command, place).await.expect("it answers").data.expect("success");
+    let said =
+        session.admin(command, place).await.expect("the peer answers").data.expect("success");
     let number = |at: usize| u64::from_le_bytes(said[at..at + 8].try_into().expect("8 bytes"));
     let (epoch, generation) = (number(48), number(56));
     let attach = wire::Attach::new([7; 16], source, epoch + 1, generation, true);
     let (command, _) = wire::Request::Attach(attach).command(0, session.nsid());
     let mut data = buf::alloc_small(attach.bytes().len());
     data.copy_from_slice(attach.bytes());
-    let answer = session.admin(command, AdminData::Out(data.freeze())).await.expect("an answer");
+    let answer =
+        session.admin(command, AdminData::Out(data.freeze())).await.expect("the peer answers");
     assert!(answer.status.is_success(), "{}", answer.status);
     session
 }
 
-/// A session that is not attached, or not any more, is told so at once: nothing comes of trying again.
-/// What it shares a target with is not hurt by it.
+/// A session that is not attached fails at once, because retrying is useless. Other sessions of the
+/// target are not affected.
 #[test]
-fn who_is_not_attached_does_not_try_again() {
+fn unattached_session_fails_immediately() {
     let world = World::new(3, Mode::Sync);
     world.until_mirroring(0);
     let address = world.address(1);
     let refused = world.sim.spawn_on(world.nodes[0], async move {
         let connected = RemoteSession::connect(address, &subsystem(), host_options(0)).await;
-        let session = connected.expect("it serves");
+        let session = connected.expect("the node serves");
         let began = time::now();
         let read = session.read(0, buf::alloc_small(4096)).await.map(drop);
         let write = session.write(0, buf::zeroes(4096), false).await;
@@ -474,7 +484,7 @@ fn who_is_not_attached_does_not_try_again() {
         assert!(began.elapsed() < MOMENT, "{:?}", began.elapsed());
         assert!(!session.is_lost());
     });
-    world.sim.block_on(refused).expect("nobody ends it");
+    world.sim.block_on(refused).expect("the task completes");
     world.write(0, 0, 1);
     assert_eq!(world.mirror(0).state(0), MirrorState::Mirroring);
 }
@@ -491,12 +501,12 @@ fn with_attached<T: Future<Output = ()>>(
     let address = world.address(1);
     let done =
         world.sim.spawn_on(world.nodes[0], async move { test(attached(address).await).await });
-    world.sim.block_on(done).expect("nobody ends it");
+    world.sim.block_on(done).expect("the task completes");
 }
 
-/// Whatever a source sends as compressed data, it is refused, and the connection stays.
+/// Invalid compressed data is refused, and the connection stays.
 #[test]
-fn data_that_does_not_inflate_to_its_blocks_is_refused() {
+fn invalid_compressed_data_is_refused() {
     with_attached(Memory::shared(), async |session| {
         for codec in Codec::ALL {
             for data in [&b"none"[..], &[0; 64], &[0xff; 64], &[0x1f, 0, 1, 0, 0xff, 0xff, 0xff, 9]]
@@ -513,7 +523,7 @@ fn data_that_does_not_inflate_to_its_blocks_is_refused() {
     });
 }
 
-/// 8 KiB of one byte, as LZ4: the byte, as many again but five, and these.
+/// 8 KiB of one byte, in LZ4: the byte, a match of all but the last five, and those.
 fn eight_kib_of(byte: u8) -> Compressed {
     let again = 8192 - 1 - 5;
     let more = again - 4 - 15;
@@ -529,10 +539,10 @@ fn eight_kib_of(byte: u8) -> Compressed {
     Compressed { bytes: bytes.len() as u32, data: data.freeze(), codec: Codec::Lz4 }
 }
 
-/// Where there is no memory to inflate a write into, and none comes back, it has what its core keeps
-/// beyond the ceiling: those that wait for it would wait for ever.
+/// Without memory to inflate a write, the reserved memory of the core is used. Otherwise writes
+/// that wait for each other would wait forever.
 #[test]
-fn ordered_writes_are_inflated_with_no_memory_at_all() {
+fn ordered_writes_inflate_without_free_memory() {
     with_attached(Memory::own(), async |session| {
         let place = buf::alloc(DEVICE_BYTES as usize / 2).await;
         let mut taken = Vec::new();
@@ -541,7 +551,7 @@ fn ordered_writes_are_inflated_with_no_memory_at_all() {
                 taken.push(memory);
             }
         }
-        // What is sent of one write has a place, and that is all.
+        // One sent write has a buffer, and that is all.
         taken.pop();
         for index in 0..16 {
             let order = wire::Order { number: index + 1, beside: 0 };
@@ -553,21 +563,21 @@ fn ordered_writes_are_inflated_with_no_memory_at_all() {
         drop(taken);
         let mut place = place;
         place.truncate(16 * 8192);
-        let read = session.read(0, place).await.expect("it was written");
+        let read = session.read(0, place).await.expect("the data was written");
         for (index, part) in (1..).zip(read.chunks(8192)) {
             assert!(part.iter().all(|byte| *byte == index), "part {index}");
         }
     });
 }
 
-/// Two nodes that are each other's source may both have given all their memory to hosts, whose writes
-/// wait for the other: what the link brings has a place all the same, with its command or asked for,
-/// in order or not.
+/// Two nodes that are each other's source may both have given all their memory to hosts whose
+/// writes wait for the other. Writes from the link are received nevertheless, with data in the
+/// command capsule or transferred separately, ordered or not.
 #[test]
-fn writes_of_the_link_are_received_with_no_memory_at_all() {
+fn link_writes_are_received_without_free_memory() {
     with_attached(Memory::own(), async |session| {
         let place = buf::alloc(DEVICE_BYTES as usize / 2).await;
-        // Hosts' data, which the hosts' side keeps.
+        // Host data, which stays with the host side.
         let data = async |len: u64| {
             let mut data = buf::alloc(len as usize).await;
             data.fill((len / 4096) as u8);
@@ -586,7 +596,7 @@ fn writes_of_the_link_are_received_with_no_memory_at_all() {
             let (offset, data) = (u64::from(index) * 8192, data.clone());
             writes.push(spawn(match index % 4 {
                 0 | 1 => session.write(offset, data, false),
-                // Numbers from 1 on.
+                // Numbers start at 1.
                 second => {
                     let order = wire::Order { number: index / 4 * 2 + second - 1, beside: 0 };
                     session.write_ordered(offset, data, false, order)
@@ -600,7 +610,7 @@ fn writes_of_the_link_are_received_with_no_memory_at_all() {
         drop(taken);
         let mut place = place;
         place.truncate(16 * 8192);
-        let read = session.read(0, place).await.expect("it was written");
+        let read = session.read(0, place).await.expect("the data was written");
         for (index, part) in read.chunks(8192).enumerate() {
             let expected = if index % 2 == 0 { [2, 2] } else { [1, 0] };
             assert_eq!([part[0], part[8191]], expected, "write {index}");
@@ -608,17 +618,17 @@ fn writes_of_the_link_are_received_with_no_memory_at_all() {
     });
 }
 
-/// How a node falls silent, its connections as they were: nothing is reset.
+/// Ways in which a node falls silent without resetting its connections.
 const SILENCES: [fn(&World); 3] = [
     |world| world.sim.partition(world.nodes[0], world.nodes[1]),
     |world| world.sim.partition_one_way(world.nodes[0], world.nodes[1]),
-    // As one that is stopped (SIGSTOP): what is sent to it arrives.
+    // Like a stopped process (SIGSTOP): data sent to it still arrives.
     |world| world.sim.partition_one_way(world.nodes[1], world.nodes[0]),
 ];
 
-/// Whether it carries something or nothing.
+/// With and without a request in flight.
 #[test]
-fn a_peer_that_falls_silent_is_given_up_in_time() {
+fn silent_peer_is_lost_within_timeout() {
     for (seed, silence) in (1..).zip(SILENCES) {
         for asks in [false, true] {
             let world = World::new(seed, Mode::Sync);
@@ -626,15 +636,15 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
             let way = world.way(0);
             let connected = world.sim.spawn_on(world.nodes[0], async move { way.connect().await });
             let session: SharedSession = world.sim.block_on(connected).unwrap().unwrap();
-            // Somewhere between two signs of life.
+            // At a random point between two keep-alives.
             world.sim.run_for(world.sim.random_span(Duration::ZERO, 2 * TIMEOUT));
             silence(&world);
             let cut = world.sim.now();
             let calls = session.clone();
             let lost = world.sim.spawn_on(world.nodes[0], async move {
                 if asks {
-                    let asker = Uuid([1; 16]);
-                    let asked = calls.ask(Request::Identify { asker }).await;
+                    let asker = MirrorId([1; 16]);
+                    let asked = calls.ask(PeerRequest::Identify { asker }).await;
                     assert!(matches!(asked, Err(IoError::Unreachable)), "{asked:?}");
                 }
                 calls.lost().await
@@ -651,15 +661,14 @@ fn a_peer_that_falls_silent_is_given_up_in_time() {
     }
 }
 
-fn versions(lowest: u16, highest: u16) -> Versions {
-    Versions::new(lowest, highest).expect("a range")
+fn versions(lowest: u16, highest: u16) -> LinkVersions {
+    LinkVersions::new(lowest, highest).expect("a range")
 }
 
-/// Whatever releases both nodes are of, if there is a version that both speak; also when they are
-/// replaced by others, and in both roles.
+/// Any two releases with a version in common work together, also after upgrades and in both roles.
 #[test]
-fn nodes_of_different_releases_mirror_and_are_upgraded() {
-    let (before, this, next) = (versions(2, 2), Versions::SPOKEN, versions(3, 4));
+fn different_releases_mirror_and_upgrade() {
+    let (before, this, next) = (versions(2, 2), LinkVersions::SPOKEN, versions(3, 4));
     for (seed, [first, second]) in (1..).zip([
         [[before, before], [this, before]],
         [[before, this], [this, this]],
@@ -685,19 +694,19 @@ fn nodes_of_different_releases_mirror_and_are_upgraded() {
     }
 }
 
-/// Of a release too far from this one nothing is looked at but which versions it speaks.
+/// From a release without a version in common, only the announced versions are used.
 #[test]
-fn a_node_without_a_version_in_common_is_told_apart_and_waits() {
-    let releases = [Versions::SPOKEN, versions(4, u16::MAX)];
+fn peer_without_common_version_is_mismatch() {
+    let releases = [LinkVersions::SPOKEN, versions(4, u16::MAX)];
     let world = World::of(1, Mode::Sync, LinkOptions::default(), Memory::shared(), releases);
     world.sim.run_for(Duration::from_secs(20));
     for (index, peers) in [(0, releases[1]), (1, releases[0])] {
         assert_eq!(world.mirror(index).state(0), MirrorState::Mismatch, "node {index}");
         let mirror = world.mirror(index);
         let status = world.sim.spawn_on(world.nodes[index], async move { mirror.status() });
-        let status = world.sim.block_on(status).expect("nobody ends it");
+        let status = world.sim.block_on(status).expect("the task completes");
         assert_eq!(status.peers[0].versions, Some(peers));
-        assert!(mirror_has_met_nobody(&world, index), "node {index}");
+        assert!(has_no_handshake(&world, index), "node {index}");
     }
     world.stop(1);
     world.releases.set([releases[0], versions(3, 7)]);
@@ -706,31 +715,32 @@ fn a_node_without_a_version_in_common_is_told_apart_and_waits() {
     world.until_mirroring(0);
 }
 
-fn mirror_has_met_nobody(world: &World, index: usize) -> bool {
-    world.mirror(index).met(0).is_none() && !world.mirror(index).has_source()
+fn has_no_handshake(world: &World, index: usize) -> bool {
+    world.mirror(index).last_handshake(0).is_none() && !world.mirror(index).has_source()
 }
 
-/// As the release before this one has it, byte for byte: a source that says nothing of versions
-/// attaches, and may ask for what that release had without a number of its own.
+/// The previous release, byte for byte: a source that announces no versions can attach, and use the
+/// requests of that release without naming a version.
 #[test]
-fn a_source_that_knows_no_ranges_is_served() {
+fn source_without_version_range_is_served() {
     with_attached(Memory::shared(), async |session| {
         let asked = wire::Request::Identify { asker: [3; 16] };
         let (command, _) = asked.command(0, session.nsid());
         let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
-        let said = session.admin(command, place).await.expect("it answers").data.expect("success");
-        assert_eq!(said[..2], [2, 0], "all that it looks at");
+        let said =
+            session.admin(command, place).await.expect("the peer answers").data.expect("success");
+        assert_eq!(said[..2], [2, 0], "the only bytes it reads");
         let clear = wire::Request::ClearRoom { usable_bytes: 4096 };
         let (command, _) = clear.command(0, session.nsid());
-        let answer = session.admin(command, AdminData::None).await.expect("an answer");
+        let answer = session.admin(command, AdminData::None).await.expect("the peer answers");
         assert!(answer.status.is_success(), "{}", answer.status);
     });
 }
 
-/// A source that has chosen what this target does not speak, as if it had been another a moment
-/// before, is not let in; nor does a version of a hostile one harm.
+/// A source that chose a version that this target does not speak, as after a downgrade, is refused.
+/// A hostile source's version does no harm.
 #[test]
-fn a_source_of_a_version_that_is_not_spoken_is_refused() {
+fn source_with_unsupported_version_is_refused() {
     with_attached(Memory::shared(), async |session| {
         for version in [1, 4, 0x200, u16::MAX] {
             let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
@@ -738,11 +748,11 @@ fn a_source_of_a_version_that_is_not_spoken_is_refused() {
             let mut data = buf::alloc_small(attach.bytes().len());
             data.copy_from_slice(attach.bytes());
             let data = AdminData::Out(data.freeze());
-            let answer = session.admin(command, data).await.expect("an answer");
+            let answer = session.admin(command, data).await.expect("the peer answers");
             let refused = wire::Refusal::of(answer.status, answer.result);
             assert_eq!(refused, Some(wire::Refusal::Version), "version {version}");
         }
-        // It is attached as before.
-        session.flush().await.expect("its own attachment stays");
+        // It is still attached.
+        session.flush().await.expect("the session stays attached");
     });
 }

@@ -1,4 +1,4 @@
-//! One value a core, reachable from a handle that all cores share.
+//! Per-core values behind one handle that all cores share.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -12,9 +12,9 @@ thread_local! {
     static VALUES: RefCell<Vec<Option<Rc<dyn Any>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A lazily made value for each core (thread) that asks, such as a device's connections of that
-/// core. The handle is `Send` and `Sync`, the values need not be. When the handle is dropped, the
-/// value of the dropping thread goes with it; those of other threads go with their threads.
+/// A value per core (thread), made on first use, such as the connections of a device on that core.
+/// The handle is `Send` and `Sync`; the values need not be. Dropping the handle drops the value of
+/// the dropping thread; other threads drop theirs when they end.
 #[derive(Debug)]
 pub struct CoreLocal<T> {
     index: usize,
@@ -28,18 +28,18 @@ impl<T: 'static> Default for CoreLocal<T> {
 }
 
 impl<T: 'static> CoreLocal<T> {
-    /// No value on any core yet.
+    /// Starts without a value on any core.
     pub fn new() -> CoreLocal<T> {
         CoreLocal { index: NEXT.fetch_add(1, Ordering::Relaxed), value: PhantomData }
     }
 
-    /// This core's value, if there is one.
+    /// The value of this core, if it was made.
     pub fn get(&self) -> Option<Rc<T>> {
         let any = VALUES.with(|values| values.borrow().get(self.index).cloned().flatten())?;
         any.downcast().ok()
     }
 
-    /// This core's value, made now if there is none.
+    /// The value of this core, made now if there is none.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> Rc<T> {
         if let Some(value) = self.get() {
             return value;
@@ -55,7 +55,7 @@ impl<T: 'static> CoreLocal<T> {
         value
     }
 
-    /// Takes this core's value out.
+    /// Takes the value of this core out.
     pub fn take(&self) -> Option<Rc<T>> {
         let any =
             VALUES.with(|values| values.borrow_mut().get_mut(self.index).and_then(Option::take))?;

@@ -1,17 +1,19 @@
-//! The executor of one core: tasks, their wake-ups, timers, and the loop that drives them.
+//! Executor of one core: tasks, wake-ups, timers, and the loop that drives them.
 //!
-//! Promises: a task runs on the core that spawned it; in the steady state spawning and waking
-//! allocate nothing (task slots and their wakers are reused); an executor with nothing to do sleeps
-//! in its driver.
+//! Invariants: a task runs on the core that spawned it. Spawning and waking allocate nothing in the
+//! steady state, because task slots and their wakers are reused. An executor without work sleeps in
+//! its driver.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+
+use parking_lot::Mutex;
 
 use crate::driver::{Driver, Wait};
 use crate::limits::{SHUT_DOWN_NS, SHUT_DOWN_TURN_NS, TASKS_PER_TURN};
@@ -25,14 +27,14 @@ thread_local! {
 /// Work sent to an executor from another thread.
 pub(crate) type Remote = Box<dyn FnOnce() + Send>;
 
-/// What other threads may touch of an executor.
+/// The part of an executor that other threads may access.
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
     /// Set while anything is in the inbox.
     pending: AtomicBool,
-    /// Set while the driver sleeps, or is about to: then an inbox needs the bell.
+    /// Set while the driver sleeps or is about to: senders must then ring the bell.
     asleep: AtomicBool,
-    /// The future that the thread drives beside its tasks wants to be polled.
+    /// The main future, which the thread drives in addition to its tasks, wants to be polled.
     main_woken: AtomicBool,
     /// An eventfd that ends the driver's sleep.
     bell: std::os::fd::OwnedFd,
@@ -59,16 +61,16 @@ impl Shared {
 
     /// Runs `work` on the executor's thread.
     pub(crate) fn send(&self, work: Remote) {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).work.push(work);
+        self.inbox.lock().work.push(work);
         self.ring();
     }
 
     fn wake(&self, slot: u32) {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).woken.push(slot);
+        self.inbox.lock().woken.push(slot);
         self.ring();
     }
 
-    /// Has the thread's main future polled.
+    /// Wakes the main future of the thread.
     pub(crate) fn wake_main(&self) {
         if !self.main_woken.swap(true, Ordering::SeqCst) {
             self.ring();
@@ -83,12 +85,12 @@ impl Shared {
     fn ring(&self) {
         self.pending.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
-            // A full counter is as loud as one more.
+            // The write fails only if the counter is full, and then the bell is already ringing.
             let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Announces sleep. False when work has come meanwhile: do not sleep.
+    /// Announces sleep. Returns false if work arrived meanwhile: then the driver must not sleep.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         !self.pending.load(Ordering::SeqCst)
@@ -107,8 +109,8 @@ impl Shared {
     }
 }
 
-/// The waker of one task slot; it outlives the tasks that use the slot, and a late wake-up only
-/// polls the slot's next task once for nothing.
+/// Waker of one task slot. It outlives the tasks that use the slot, so a late wake-up may poll the
+/// next task of the slot once without need.
 struct SlotWaker {
     slot: u32,
     queued: AtomicBool,
@@ -142,7 +144,8 @@ impl Wake for SlotWaker {
 
 struct TaskSlot {
     future: Option<LocalBox<()>>,
-    /// Bumped when the slot's task ends, so that a handle of an earlier task cannot abort a later.
+    /// Incremented when the task of the slot ends, so that a handle of an earlier task cannot abort
+    /// a later one.
     generation: u32,
     node: u32,
     flow: u64,
@@ -157,7 +160,7 @@ struct Tasks {
     free: Vec<u32>,
 }
 
-/// Names a task for [`Executor::abort`].
+/// Identifies a task for [`Executor::abort`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TaskId {
     slot: u32,
@@ -170,7 +173,7 @@ struct Timers {
     next_id: u64,
 }
 
-/// One core's executor. See the module's promises.
+/// Executor of one core.
 pub(crate) struct Executor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) core: usize,
@@ -206,7 +209,7 @@ impl Executor {
     /// The executor of this thread.
     ///
     /// # Panics
-    /// Outside of one: I/O and time need a running executor.
+    /// Outside of an executor: I/O and time need a running one.
     pub(crate) fn current() -> Rc<Executor> {
         Executor::try_current().expect("this needs a running flagstone executor on the thread")
     }
@@ -215,7 +218,7 @@ impl Executor {
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
-    /// Makes this the thread's executor until the guard is dropped.
+    /// Makes this the executor of the thread until the guard is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> Entered {
         let earlier = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
         Entered { earlier }
@@ -229,7 +232,7 @@ impl Executor {
         self.driver.borrow().now()
     }
 
-    /// The simulated node whose task runs now; 0 outside of simulation.
+    /// The simulated node of the running task; 0 outside of simulation.
     pub(crate) fn node(&self) -> u32 {
         self.node.get()
     }
@@ -242,12 +245,12 @@ impl Executor {
         result
     }
 
-    /// The flow that the running task belongs to; see [`crate::task::flow`].
+    /// The flow of the running task; see [`crate::task::flow`].
     pub(crate) fn flow(&self) -> u64 {
         self.flow.get()
     }
 
-    /// Moves the running task, and what it spawns from now on, to `flow`.
+    /// Moves the running task, and the tasks it spawns from now on, to `flow`.
     pub(crate) fn set_flow(&self, flow: u64) {
         self.flow.set(flow);
     }
@@ -296,7 +299,8 @@ impl Executor {
         TaskId { slot, generation }
     }
 
-    /// Drops a task, unless it has ended. A task that aborts itself ends at its next suspension.
+    /// Drops a task unless it has ended. A task that aborts itself ends at its next suspension
+    /// point.
     pub(crate) fn abort(&self, id: TaskId) {
         let future = {
             let mut tasks = self.tasks.borrow_mut();
@@ -315,14 +319,15 @@ impl Executor {
         drop(future);
     }
 
-    /// Drops every task of a simulated node, those that their destructors spawn included.
+    /// Drops every task of a simulated node, including tasks that destructors spawn.
+    #[cfg(feature = "sim")]
     pub(crate) fn abort_node(&self, node: u32) {
         while let Some(victim) = self.find_task(|task| task.node == node) {
             self.as_node(node, || self.abort(victim));
         }
     }
 
-    /// A task that is not running right now. (One that panicked stays without its future.)
+    /// Finds a task that is not running right now. (A task that panicked has no future any more.)
     fn find_task(&self, wanted: impl Fn(&TaskSlot) -> bool) -> Option<TaskId> {
         let tasks = self.tasks.borrow();
         let mut slots = tasks.slots.iter().enumerate();
@@ -332,6 +337,7 @@ impl Executor {
     }
 
     /// Number of tasks alive on a simulated node.
+    #[cfg(feature = "sim")]
     pub(crate) fn tasks_of(&self, node: u32) -> usize {
         let tasks = self.tasks.borrow();
         tasks.slots.iter().filter(|task| task.occupied && task.node == node).count()
@@ -351,7 +357,7 @@ impl Executor {
         key
     }
 
-    /// Replaces the waker of a timer that has not fired; true when it was still there.
+    /// Replaces the waker of a timer. Returns false if the timer has already fired.
     pub(crate) fn update_timer(&self, key: (u64, u64), waker: &Waker) -> bool {
         match self.timers.borrow_mut().queue.get_mut(&key) {
             Some(stored) => {
@@ -366,7 +372,7 @@ impl Executor {
         self.timers.borrow_mut().queue.remove(&key);
     }
 
-    /// One round: run ready tasks, drive I/O (waiting only when nothing is ready), fire timers.
+    /// One turn: runs ready tasks, drives I/O (waiting only if no task is ready), fires timers.
     pub(crate) fn turn(&self) {
         self.read_mail();
         self.run_ready();
@@ -379,12 +385,13 @@ impl Executor {
         self.fire_timers();
     }
 
-    /// True when no task can run before something happens outside.
+    /// True if no task can run before an external event.
     pub(crate) fn is_idle(&self) -> bool {
         self.ready.borrow().is_empty() && !self.shared.main_woken.load(Ordering::SeqCst)
     }
 
     /// The time of the next timer.
+    #[cfg(feature = "sim")]
     pub(crate) fn next_timer(&self) -> Option<u64> {
         self.timers.borrow().queue.keys().next().map(|key| key.0)
     }
@@ -396,12 +403,12 @@ impl Executor {
         self.garbage.replace(garbage);
     }
 
-    /// Takes in what other threads, or this one by way of its handle, have sent.
+    /// Takes in work that other threads, or this one through its handle, have sent.
     pub(crate) fn read_mail(&self) {
         if !self.shared.pending.swap(false, Ordering::SeqCst) {
             return;
         }
-        let mut inbox = self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inbox = self.shared.inbox.lock();
         let woken = std::mem::take(&mut inbox.woken);
         let work = std::mem::take(&mut inbox.work);
         drop(inbox);
@@ -477,14 +484,15 @@ impl Executor {
         }
     }
 
-    /// Drops all tasks, cancels the socket operations in flight, those included that nobody will
-    /// ever poll or drop, and waits for the driver to complete all that it has. A file operation
-    /// that does not end in [`SHUT_DOWN_NS`] is left behind with the whole executor, as the kernel
-    /// may still use its buffer.
+    /// Drops all tasks, cancels the socket operations in flight, and waits until the driver has
+    /// completed all operations. Operations that were leaked, and so are never polled or dropped,
+    /// are cancelled too. A file operation that does not end within [`SHUT_DOWN_NS`] is leaked
+    /// together with the whole executor, because the kernel may still use its buffer.
     pub(crate) fn shut_down(self: &Rc<Self>) {
         let limit = self.now().saturating_add(SHUT_DOWN_NS);
         loop {
-            // Mail left unread would keep the driver from waiting, and so from completing anything.
+            // Unread messages would keep the driver from waiting, and so from completing
+            // operations.
             self.read_mail();
             while let Some(victim) = self.find_task(|_| true) {
                 self.abort(victim);
@@ -494,7 +502,9 @@ impl Executor {
             }
             let now = self.now();
             if now >= limit {
-                tracing::error!("operations do not end: left behind");
+                tracing::error!(
+                    "file operations did not end within 30 s of the shutdown: leaking them"
+                );
                 std::mem::forget(self.clone());
                 return;
             }
@@ -502,7 +512,7 @@ impl Executor {
         }
     }
 
-    /// Cancels what can be, and counts what the driver has not completed.
+    /// Cancels what can be cancelled, and counts the operations that the driver has not completed.
     fn cancel_all(&self) -> usize {
         let ops: Vec<(OpId, bool)> = self.ops.borrow().with_driver().collect();
         for (id, cancellable) in &ops {
@@ -514,7 +524,7 @@ impl Executor {
     }
 }
 
-/// Restores the thread's earlier executor when dropped.
+/// Restores the previous executor of the thread when dropped.
 pub(crate) struct Entered {
     earlier: Option<Rc<Executor>>,
 }
@@ -526,7 +536,7 @@ impl Drop for Entered {
     }
 }
 
-/// Resolves at the second poll: lets other tasks and I/O run.
+/// Resolves at the second poll, so that other tasks and I/O run first.
 pub(crate) struct YieldNow(pub(crate) bool);
 
 impl Future for YieldNow {

@@ -15,14 +15,15 @@ use crate::op::{Op, OpFuture};
 pub struct OpenOptions {
     /// Open for reading only.
     pub read_only: bool,
-    /// Bypass the page cache where the file system can (O_DIRECT); see [`FileInfo::direct`] for
-    /// what was had.
+    /// Bypass the page cache if the file system supports it (O_DIRECT). [`FileInfo::direct`] says
+    /// whether it does.
     pub direct: bool,
-    /// Create a regular file of this many bytes (sparse) when there is none.
+    /// Create a sparse regular file of this many bytes if none exists.
     pub create_bytes: Option<u64>,
-    /// Take an exclusive advisory lock (block devices: O_EXCL, which refuses a mounted disk), so
-    /// that two programs do not serve one disk. The lock goes with the last user of the file; a
-    /// disk may be busy for a moment longer, until the kernel has let go of it too.
+    /// Take an exclusive advisory lock, so that two programs do not serve one disk. On block
+    /// devices this is O_EXCL, which also refuses a mounted disk. The lock is released with the
+    /// last user of the file. A disk may stay busy for a moment longer, until the kernel has
+    /// released it too.
     pub exclusive: bool,
 }
 
@@ -32,29 +33,30 @@ impl Default for OpenOptions {
     }
 }
 
-/// What was found out about an open file.
+/// Properties of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileInfo {
     /// Size in bytes.
     pub size_bytes: u64,
-    /// A block device, not a regular file.
+    /// True for a block device, false for a regular file.
     pub block_device: bool,
     /// The page cache is bypassed.
     pub direct: bool,
-    /// The smallest unit of reads and writes, in bytes: a device's logical block size; for regular
-    /// files what O_DIRECT asks of offsets and lengths, 512 at least.
+    /// Smallest unit of reads and writes, in bytes: the logical block size of a device. For a
+    /// regular file it is the alignment that O_DIRECT requires of offsets and lengths, at least
+    /// 512.
     pub logical_block_bytes: u32,
-    /// The unit that the medium writes without read-modify-write, in bytes.
+    /// Unit that the medium writes without read-modify-write, in bytes.
     pub physical_block_bytes: u32,
-    /// What memory addresses must be a multiple of, in bytes.
+    /// Required alignment of memory addresses, in bytes.
     pub memory_align_bytes: u32,
     /// Ranges can be deallocated.
     pub can_deallocate: bool,
-    /// Ranges can be zeroed without sending zeroes.
+    /// Ranges can be zeroed without transferring zeroes.
     pub can_zero: bool,
 }
 
-/// An open file or block device; may be shared by cores.
+/// An open file or block device; cores may share it.
 #[derive(Debug)]
 pub struct File {
     handle: Arc<Handle>,
@@ -62,10 +64,10 @@ pub struct File {
 }
 
 impl File {
-    /// Opens. Blocks for as long as the system takes: for start-up, not for the data path.
+    /// Opens. Blocks the thread until the system returns: use it at start-up, not on the data path.
     ///
     /// # Errors
-    /// The system's; `WouldBlock` or `ResourceBusy` when another program has it exclusively.
+    /// Errors of the system; `WouldBlock` or `ResourceBusy` if another program holds the lock.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> io::Result<File> {
         let executor = Executor::current();
         let node = executor.node();
@@ -77,20 +79,20 @@ impl File {
         Ok(File { handle: Arc::new(adopt(raw, kind)), info })
     }
 
-    /// What was found out at open.
+    /// The properties found when the file was opened.
     pub fn info(&self) -> FileInfo {
         self.info
     }
 
-    /// Asks how large it is now, in bytes: it may have been made larger since it was opened.
+    /// Queries the current size, in bytes: the file may have grown since it was opened.
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub fn size_now(&self) -> io::Result<u64> {
         Executor::current().driver().size(self.handle.raw())
     }
 
-    /// Reads at `offset` into `buf`; the count is short at the end of the file only.
+    /// Reads at `offset` into `buf`. The count is short only at the end of the file.
     pub async fn read_at(&self, buf: BufMut, offset: u64) -> (io::Result<usize>, BufMut) {
         let op = Op::ReadAt { file: self.handle.clone(), buf, offset };
         match OpFuture::new(op).await {
@@ -99,10 +101,10 @@ impl File {
         }
     }
 
-    /// Writes all of `buf` at `offset`; with `durable` it is on stable storage when this returns.
+    /// Writes all of `buf` at `offset`. With `durable` the data is on stable storage on return.
     ///
     /// # Errors
-    /// The system's; `WriteZero` when the medium takes no more.
+    /// Errors of the system; `WriteZero` if the medium accepts no more bytes.
     pub async fn write_at(&self, buf: Buf, offset: u64, durable: bool) -> io::Result<()> {
         let mut rest = buf;
         let mut offset = offset;
@@ -122,7 +124,7 @@ impl File {
     /// Makes every completed write durable.
     ///
     /// # Errors
-    /// The system's. After a failure earlier writes may be lost: treat the file as failed.
+    /// Errors of the system. After a failure, earlier writes may be lost: treat the file as failed.
     pub async fn sync(&self) -> io::Result<()> {
         OpFuture::new(Op::Sync { file: self.handle.clone() }).await.0.map(drop)
     }
@@ -130,7 +132,7 @@ impl File {
     /// Deallocates or zeroes a range.
     ///
     /// # Errors
-    /// The system's; `Unsupported` where the file system or device cannot.
+    /// Errors of the system; `Unsupported` if the file system or device cannot do it.
     pub async fn punch(&self, offset: u64, len: u64, mode: PunchMode) -> io::Result<()> {
         let op = Op::Punch { file: self.handle.clone(), offset, len, mode };
         OpFuture::new(op).await.0.map(drop)

@@ -1,30 +1,32 @@
-//! Handles of open files and sockets, of this machine or of a simulated one.
+//! Handles of open files and sockets, real or simulated.
 
 use std::cell::RefCell;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::driver::os;
 
-/// Where a handle's number means something.
+/// Namespace of a raw handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A file descriptor of this process.
     Os,
-    /// An entry of the simulated world of this thread.
+    /// An entry of the simulated world that this thread runs.
     Sim,
 }
 
 thread_local! {
-    /// Simulated handles dropped since the driver last looked: a drop may come in the midst of the
-    /// driver's own work, so it only leaves a note.
+    /// Simulated handles dropped since the driver last looked. A drop may happen while the driver
+    /// itself is working, so it only records the handle here.
     static DROPPED: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An open file or socket; closes when the last user, in-flight operations included, is gone.
+/// An open file or socket. It closes when its last user is gone, including operations in flight.
 #[derive(Debug)]
 pub(crate) struct Handle {
     raw: i32,
     kind: Kind,
-    /// Its file has our advisory lock.
+    /// This process holds an advisory lock on the file.
     locked: bool,
 }
 
@@ -34,7 +36,8 @@ impl Handle {
         Handle { raw, kind, locked: false }
     }
 
-    /// As [`Handle::adopt`], of a file that was locked when it was opened: its close unlocks it.
+    /// Same as [`Handle::adopt`], for a file that was locked when it was opened: closing unlocks
+    /// it.
     pub(crate) fn adopt_locked(raw: i32, kind: Kind) -> Handle {
         Handle { raw, kind, locked: true }
     }
@@ -46,6 +49,15 @@ impl Handle {
     pub(crate) fn kind(&self) -> Kind {
         self.kind
     }
+
+    /// Another descriptor of the same file or socket; `Unsupported` in simulation.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        match self.kind {
+            // SAFETY: the descriptor is open for as long as this handle lives.
+            Kind::Os => unsafe { BorrowedFd::borrow_raw(self.raw) }.try_clone_to_owned(),
+            Kind::Sim => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
 }
 
 impl Drop for Handle {
@@ -53,11 +65,12 @@ impl Drop for Handle {
         match self.kind {
             Kind::Os => {
                 if self.locked {
-                    // Nothing is in flight, but a worker of io_uring may have the file for a moment
-                    // after it said that its request is done, and would keep the lock for as long.
+                    // No operation is in flight, but an io_uring worker may hold a reference to the
+                    // file for a moment after its request completed. That reference would keep the
+                    // lock, so unlock explicitly.
                     os::unlock(self.raw);
                 }
-                // SAFETY: the descriptor is ours alone and closed once, here.
+                // SAFETY: this handle owns the descriptor and closes it once, here.
                 unsafe { libc::close(self.raw) };
             }
             Kind::Sim => {
@@ -67,7 +80,8 @@ impl Drop for Handle {
     }
 }
 
-/// The simulated handles dropped since the last call.
+/// Returns the simulated handles dropped since the last call.
+#[cfg(feature = "sim")]
 pub(crate) fn take_dropped() -> Vec<i32> {
     DROPPED.with(|dropped| std::mem::take(&mut *dropped.borrow_mut()))
 }
@@ -82,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_file_is_unlocked_though_another_has_it_still() {
+    fn closing_unlocks_despite_duplicate_descriptor() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let lock = |file: &File| flock(file, FlockOperation::NonBlockingLockExclusive);
         let ours = file.reopen().unwrap();

@@ -1,7 +1,7 @@
-//! Boxed futures whose memory is pooled: the steady state of a data path allocates nothing.
+//! Boxed futures with pooled memory, so that the steady state of a data path allocates nothing.
 //!
 //! A [`LocalBox`] is a `Pin<Box<dyn Future>>` that stays on one core and takes its memory from the
-//! core's free lists, one list for each power of two up to 4 KiB.
+//! free lists of the core, one list per power of two up to 4 KiB.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 const MIN_SHIFT: u32 = 6;
 const MAX_SHIFT: u32 = 12;
 const CLASSES: usize = (MAX_SHIFT - MIN_SHIFT + 1) as usize;
-/// Idle blocks kept for each size: at most 4,096 × (64 B + … + 4 KiB) ≈ 33 MB a core, reached only
+/// Idle blocks kept per size: at most 4,096 × (64 B + … + 4 KiB) ≈ 33 MB per core, reached only
 /// after as many operations were in flight at once.
 const KEEP: usize = 4096;
 const ALIGN: usize = 64;
@@ -25,7 +25,8 @@ impl Drop for FreeLists {
     fn drop(&mut self) {
         for (class, list) in self.0.iter_mut().enumerate() {
             for block in list.drain(..) {
-                // SAFETY: blocks of a list were allocated with its class's layout and are idle.
+                // SAFETY: blocks of a list were allocated with the layout of its class and are
+                // idle.
                 unsafe { dealloc(block.as_ptr(), class_layout(class)) };
             }
         }
@@ -76,12 +77,12 @@ fn give_back(block: NonNull<u8>, layout: Layout) {
         list.last() == Some(&block)
     });
     if kept != Ok(true) {
-        // SAFETY: `take` allocated it with its class's layout, and no list holds it.
+        // SAFETY: `take` allocated it with the layout of its class, and no list holds it.
         unsafe { dealloc(block.as_ptr(), class_layout(class)) };
     }
 }
 
-/// A future on the heap of this core, of unknown type, with pooled memory.
+/// A type-erased future in pooled memory of this core.
 pub struct LocalBox<T> {
     future: NonNull<dyn Future<Output = T>>,
     layout: Layout,
@@ -97,7 +98,7 @@ impl<T> LocalBox<T> {
             layout
         };
         let place = take(layout).cast::<F>();
-        // SAFETY: the block is large and aligned enough for an `F` and nobody else's.
+        // SAFETY: the block is large and aligned enough for an `F`, and exclusively owned.
         unsafe { place.write(future) };
         let future: NonNull<dyn Future<Output = T>> = place;
         LocalBox { future, layout }
@@ -108,7 +109,8 @@ impl<T> Future for LocalBox<T> {
     type Output = T;
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let this = self.get_mut();
-        // SAFETY: the future is alive until drop, ours alone, and never moves from its block.
+        // SAFETY: the future is alive until drop, exclusively owned, and never moves from its
+        // block.
         unsafe { Pin::new_unchecked(this.future.as_mut()) }.poll(cx)
     }
 }

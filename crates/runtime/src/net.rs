@@ -3,20 +3,21 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::blocking::spawn_blocking;
 use crate::buf::{Buf, BufMut};
-use crate::elsewhere::elsewhere;
 use crate::executor::Executor;
 use crate::handle::{Handle, Kind};
 use crate::op::{Op, OpFuture};
 use crate::vectored::{RecvList, SendList};
 
-/// Where a stream socket listens or connects.
+/// Address at which a stream socket listens or to which it connects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Address {
-    /// TCP over IPv4 or IPv6. In simulation the IP names the node ([`crate::sim`]).
+    /// TCP over IPv4 or IPv6. In simulation the IP address identifies the node (module `sim`).
     Tcp(SocketAddr),
     /// A Unix stream socket's path.
     Unix(PathBuf),
@@ -31,7 +32,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// An address in the kernel's form, at a place that does not move while a connect is in flight.
+/// An address in the form of the kernel, boxed so that it does not move during a connect.
 #[derive(Clone)]
 pub(crate) struct RawAddress {
     pub(crate) address: Address,
@@ -54,11 +55,11 @@ impl RawAddress {
     }
 }
 
-/// Resolves `host` (a name, an IPv4 or a bare IPv6 address) and `port`, blocking at most as long as
-/// the system's resolver does. In simulation only IP addresses are known.
+/// Resolves `host` (a name, an IPv4 or a bare IPv6 address) and `port`. Blocks for as long as the
+/// resolver of the system. In simulation only IP addresses resolve.
 ///
 /// # Errors
-/// The resolver's.
+/// Errors of the resolver.
 pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![Address::Tcp(SocketAddr::new(ip, port))]);
@@ -70,22 +71,22 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
 }
 
-/// As [`resolve`], without holding up this core: a thread of its own asks the system's resolver, which
-/// may take its time when no name server answers.
+/// Same as [`resolve`], without blocking this core: a separate thread calls the resolver of the
+/// system, which may take long if no name server answers.
 ///
 /// # Errors
-/// The resolver's.
+/// Errors of the resolver.
 pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<Address>> {
     let simulated = Executor::try_current().is_some_and(|ex| ex.driver().name() == "simulation");
     if simulated || host.parse::<IpAddr>().is_ok() {
         return resolve(host, port);
     }
     let host = host.to_owned();
-    elsewhere("resolver", move || resolve(&host, port)).await?
+    spawn_blocking("resolver", move || resolve(&host, port)).await?
 }
 
-/// Whether a connection that failed in this way, or could not be made, may come about later without
-/// any change here: nobody listens yet, or the network is down.
+/// True if a failed connection may succeed later without any change here, because the listener is
+/// not up yet or the network is down.
 pub fn may_pass(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -101,26 +102,26 @@ pub fn may_pass(error: &io::Error) -> bool {
             | Kind::NetworkUnreachable
             | Kind::NetworkDown
             | Kind::AddrNotAvailable
-            // The file of a Unix socket.
+            // The file of a Unix socket does not exist yet.
             | Kind::NotFound
     ) || error.raw_os_error() == Some(HOST_DOWN)
 }
 
-/// EHOSTDOWN of <errno.h>: its neighbours know that it does not answer.
+/// EHOSTDOWN of <errno.h>: the address resolution of a neighbor reports that it does not answer.
 const HOST_DOWN: i32 = 112;
 
-/// Who connected to a Unix socket, as the kernel knew it then.
+/// The process that connected to a Unix socket, recorded by the kernel at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerUser {
-    /// Its effective user; 0 is root.
+    /// Effective user; 0 is root.
     pub user_id: u32,
-    /// Its effective group.
+    /// Effective group.
     pub group_id: u32,
-    /// Its process; `None` when that is of another namespace.
+    /// Process; `None` if it is in another PID namespace.
     pub process_id: Option<u32>,
 }
 
-/// What of a connection to shut down.
+/// Direction of a connection to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Receive,
@@ -128,15 +129,15 @@ pub(crate) enum Direction {
     Both,
 }
 
-/// When an idle TCP connection's peer is asked whether it is there, and given up. The kernel's
-/// answer on its side is enough: its program is not asked.
+/// TCP keep-alive: when to probe the peer of an idle connection, and when to give up. The kernel of
+/// the peer answers the probes, not its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// Silence before the first question, in seconds: 1 to 32,767.
+    /// Idle time before the first probe, in seconds: 1 to 32,767.
     pub idle_s: u16,
-    /// Pause between questions, in seconds: 1 to 32,767.
+    /// Interval between probes, in seconds: 1 to 32,767.
     pub interval_s: u16,
-    /// Questions without an answer after which the connection has failed: 1 to 127.
+    /// Unanswered probes after which the connection fails: 1 to 127.
     pub probes: u8,
 }
 
@@ -158,20 +159,20 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens. Port 0 takes a free port, see [`Listener::address`]. A stale Unix socket that
-    /// nobody serves is replaced.
+    /// Listens. Port 0 takes a free port; see [`Listener::address`]. A stale Unix socket, which no
+    /// process serves, is replaced.
     ///
     /// # Errors
-    /// The system's: address in use, permission, not available.
+    /// Errors of the system: address in use, permission denied, address not available.
     pub fn bind(address: &Address) -> io::Result<Listener> {
         Listener::bind_with(address, false)
     }
 
-    /// As [`Listener::bind`]; a Unix socket's file is of mode 0600 from the first, so that this
-    /// user and root alone can connect. Simulated files have no modes.
+    /// Same as [`Listener::bind`], with mode 0600 on the file of a Unix socket from its creation,
+    /// so that only this user and root can connect. Simulated files have no modes.
     ///
     /// # Errors
-    /// As [`Listener::bind`].
+    /// The errors of [`Listener::bind`].
     pub fn bind_private(address: &Address) -> io::Result<Listener> {
         Listener::bind_with(address, true)
     }
@@ -185,7 +186,7 @@ impl Listener {
         Ok(Listener { handle: Arc::new(Handle::adopt(raw, kind)), address })
     }
 
-    /// The address that it is bound to.
+    /// The bound address.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -193,12 +194,23 @@ impl Listener {
     /// Accepts the next connection.
     ///
     /// # Errors
-    /// The system's; out of descriptors and aborted connections are worth a retry after a pause.
+    /// Errors of the system. Exhausted descriptors and aborted connections are worth a retry after
+    /// a pause.
     pub async fn accept(&self) -> io::Result<Stream> {
         let (result, _) = OpFuture::new(Op::Accept { socket: self.handle.clone() }).await;
         let raw = result? as i32;
         let handle = Arc::new(Handle::adopt(raw, self.handle.kind()));
         Ok(Stream { handle })
+    }
+
+    /// The listening socket, non-blocking, for an event loop other than this runtime's.
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` in simulation.
+    pub fn into_descriptor(self) -> io::Result<OwnedFd> {
+        let descriptor = self.handle.duplicate()?;
+        rustix::io::ioctl_fionbio(&descriptor, true)?;
+        Ok(descriptor)
     }
 }
 
@@ -206,18 +218,18 @@ pub(crate) fn kind_of(driver: &str) -> Kind {
     if driver == "simulation" { Kind::Sim } else { Kind::Os }
 }
 
-/// A connected stream socket. May be used by one receiving and one sending task at a time. It may
-/// be moved to another core while nothing is in flight.
+/// A connected stream socket. One receiving and one sending task may use it at a time. It may move
+/// to another core while no operation is in flight.
 #[derive(Clone, Debug)]
 pub struct Stream {
     handle: Arc<Handle>,
 }
 
 impl Stream {
-    /// Connects, with no time-out of its own beyond the system's.
+    /// Connects, with the timeout of the system only.
     ///
     /// # Errors
-    /// The system's: refused, unreachable, timed out.
+    /// Errors of the system: refused, unreachable, timed out.
     pub async fn connect(address: &Address) -> io::Result<Stream> {
         let executor = Executor::current();
         let node = executor.node();
@@ -233,22 +245,22 @@ impl Stream {
         Ok(Stream { handle })
     }
 
-    /// The peer's address, for people; empty when it is gone.
+    /// The address of the peer as text; empty if the peer is gone.
     pub fn peer(&self) -> String {
         Executor::current().driver().peer(self.handle.raw())
     }
 
-    /// The address of this side, as the peer reached it; `None` of Unix sockets.
+    /// The local address, as the peer reached it; `None` for Unix sockets.
     pub fn local(&self) -> Option<SocketAddr> {
         Executor::current().driver().local(self.handle.raw())
     }
 
-    /// Who is at the other end of a Unix socket; `None` of other sockets, and in simulation.
+    /// The peer process of a Unix socket; `None` for other sockets and in simulation.
     pub fn peer_user(&self) -> Option<PeerUser> {
         Executor::current().driver().peer_user(self.handle.raw())
     }
 
-    /// Receives at least one byte into `buf`; 0 when the peer has closed (or `buf` is empty).
+    /// Receives at least one byte into `buf`; 0 if the peer has closed or `buf` is empty.
     pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
         let (result, op) = OpFuture::new(Op::Recv { socket: self.handle.clone(), buf }).await;
         match op {
@@ -257,7 +269,7 @@ impl Stream {
         }
     }
 
-    /// Receives at least one byte into the list's buffers, in order; 0 when the peer has closed.
+    /// Receives at least one byte into the buffers of the list, in order; 0 if the peer has closed.
     pub async fn recv_vectored(&self, list: RecvList) -> (io::Result<usize>, RecvList) {
         let op = Op::RecvVectored { socket: self.handle.clone(), list };
         match OpFuture::new(op).await {
@@ -269,7 +281,7 @@ impl Stream {
     /// Receives exactly `buf.len()` bytes.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the peer closes before; the system's otherwise.
+    /// `UnexpectedEof` if the peer closes before; otherwise errors of the system.
     pub async fn recv_exact(&self, mut buf: BufMut) -> (io::Result<()>, BufMut) {
         let want = buf.len();
         let mut have = 0;
@@ -288,7 +300,7 @@ impl Stream {
         (Ok(()), buf)
     }
 
-    /// Sends at least one byte of the list and drops from it what was sent.
+    /// Sends at least one byte of the list and removes the sent bytes from it.
     pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
         match OpFuture::new(Op::Send { socket: self.handle.clone(), list }).await {
             (result, Op::Send { mut list, .. }) => {
@@ -302,7 +314,7 @@ impl Stream {
         }
     }
 
-    /// Sends the whole list; gives it back empty when all went well.
+    /// Sends the whole list; returns it empty on success.
     pub async fn send_all(&self, mut list: SendList) -> (io::Result<()>, SendList) {
         while !list.is_empty() {
             let (result, rest) = self.send(list).await;
@@ -319,51 +331,51 @@ impl Stream {
     /// Sends one buffer. For control paths; data paths batch with [`Stream::send_all`].
     ///
     /// # Errors
-    /// The system's.
+    /// Errors of the system.
     pub async fn send_buf(&self, buf: Buf) -> io::Result<()> {
         let mut list = SendList::new();
         list.push(buf);
         self.send_all(list).await.0
     }
 
-    /// Ends the receiving direction: receives end with 0 once what has arrived is read.
+    /// Ends the receiving direction: receives return 0 after the data that has already arrived.
     pub fn shutdown_receiving(&self) {
         if let Some(executor) = Executor::try_current() {
             executor.driver().shutdown(self.handle.raw(), Direction::Receive);
         }
     }
 
-    /// Ends the sending direction: the peer sees the end once it has read what was sent, sends fail
-    /// with `BrokenPipe` from now on, one in flight included, and receives go on.
+    /// Ends the sending direction. The peer sees the end after the sent data; later sends, and a
+    /// send in flight, fail with `BrokenPipe`. Receives continue.
     pub fn shutdown_sending(&self) {
         if let Some(executor) = Executor::try_current() {
             executor.driver().shutdown(self.handle.raw(), Direction::Send);
         }
     }
 
-    /// Gives the connection up: both directions end as by [`Stream::shutdown`], and when the last
-    /// clone and operation of it are gone, what the kernel has not sent is dropped and the peer is
-    /// reset. For peers that must not keep anything of ours, such as memory for data that they do
-    /// not take. Of Unix sockets the peer can still read what was sent.
+    /// Aborts the connection: both directions end as with [`Stream::shutdown`]. When the last clone
+    /// and operation are gone, unsent data is dropped and the peer is reset. Use it for peers that
+    /// must not hold resources of this side, such as memory for data that they do not receive. The
+    /// peer of a Unix socket can still read the data already sent.
     pub fn abort(&self) {
         if let Some(executor) = Executor::try_current() {
             executor.driver().abort(self.handle.raw());
         }
     }
 
-    /// Has the system find out when the peer's machine is gone though nothing is sent: operations
-    /// fail with `TimedOut` then, or with `ConnectionReset` when it is back and knows nothing of
-    /// the connection. Data that is under way and not acknowledged is given up on by the system's
-    /// own time-outs, about 15 minutes. Unix sockets need none of it: there it does nothing.
+    /// Enables keep-alive, which detects a lost peer while no data is sent. Operations then fail
+    /// with `TimedOut`, or with `ConnectionReset` if the peer is back and does not know the
+    /// connection. Unacknowledged data in flight is subject to the retransmission timeout of the
+    /// system instead, about 15 minutes. Unix sockets do not need it, and ignore it.
     ///
     /// # Errors
-    /// `InvalidInput` when a value is out of its range; the system's.
+    /// `InvalidInput` if a value is out of range; otherwise errors of the system.
     pub fn set_keep_alive(&self, keep_alive: KeepAlive) -> io::Result<()> {
         keep_alive.check()?;
         Executor::current().driver().set_keep_alive(self.handle.raw(), keep_alive)
     }
 
-    /// Ends both directions: a receive in flight ends with 0, the peer sees the end.
+    /// Ends both directions: a receive in flight returns 0, and the peer sees the end.
     pub fn shutdown(&self) {
         if let Some(executor) = Executor::try_current() {
             executor.driver().shutdown(self.handle.raw(), Direction::Both);

@@ -1,8 +1,7 @@
-//! Operations: what tasks ask of the outside world, and the table of those in flight.
+//! I/O operations and the table of operations in flight: the interface of executor and drivers.
 //!
-//! An [`Op`] owns its buffers and its handle while it is in flight, so a task that drops the future
-//! leaves nothing dangling: the entry stays, detached, until the driver has completed it.
-//! This is the seam between the executor and its drivers (io_uring, threads, simulation).
+//! An [`Op`] owns its buffers and its handle while it is in flight. A task that drops the future
+//! therefore leaves nothing dangling: the entry stays, detached, until the driver has completed it.
 
 use std::future::Future;
 use std::io;
@@ -19,10 +18,10 @@ use crate::vectored::{RecvList, SendList};
 /// Index of an operation in flight.
 pub(crate) type OpId = u32;
 
-/// What a driver is asked to do. Results are byte counts, or a new raw handle for `Accept`.
+/// A request to a driver. Results are byte counts, or a new raw handle for `Accept`.
 #[derive(Debug)]
 pub(crate) enum Op {
-    /// Read at an offset of a file; may be short at its end only.
+    /// Read at an offset of a file; short only at the end of the file.
     ReadAt { file: Arc<Handle>, buf: BufMut, offset: u64 },
     /// Write at an offset of a file; `durable` asks for stable storage before completion.
     WriteAt { file: Arc<Handle>, buf: Buf, offset: u64, durable: bool },
@@ -30,11 +29,11 @@ pub(crate) enum Op {
     Sync { file: Arc<Handle> },
     /// Deallocate (`zero` false) or zero (`zero` true) a range of a file.
     Punch { file: Arc<Handle>, offset: u64, len: u64, mode: PunchMode },
-    /// Receive at least one byte; zero means that the peer has closed.
+    /// Receive at least one byte; zero if the peer has closed.
     Recv { socket: Arc<Handle>, buf: BufMut },
     /// Receive at least one byte into several buffers.
     RecvVectored { socket: Arc<Handle>, list: RecvList },
-    /// Send from several buffers, all bytes unless an error comes between.
+    /// Send from several buffers, all bytes unless an error occurs.
     Send { socket: Arc<Handle>, list: SendList },
     /// Accept a connection.
     Accept { socket: Arc<Handle> },
@@ -42,7 +41,7 @@ pub(crate) enum Op {
     Connect { socket: Arc<Handle>, address: Box<crate::net::RawAddress> },
 }
 
-/// How a range of a file is given up.
+/// Mode of a punch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PunchMode {
     /// Deallocate; later reads return zeroes.
@@ -52,7 +51,7 @@ pub enum PunchMode {
 }
 
 impl Op {
-    /// True when cancelling is safe and useful: nothing on a disk depends on it.
+    /// True if cancelling is safe and useful: no disk content depends on the operation.
     fn cancellable(&self) -> bool {
         matches!(
             self,
@@ -64,7 +63,7 @@ impl Op {
         )
     }
 
-    /// True for what changes a file: its completion may be the work of one of the kernel's threads.
+    /// True for operations that change a file: a kernel thread may complete them.
     pub(crate) fn changes_file(&self) -> bool {
         matches!(self, Op::WriteAt { .. } | Op::Sync { .. } | Op::Punch { .. })
     }
@@ -109,8 +108,8 @@ impl Ops {
         }
     }
 
-    /// Operations that the driver has not completed, whether or not anybody waits for them, and
-    /// whether each can be cancelled.
+    /// Operations that the driver has not completed, including detached ones, and whether each can
+    /// be cancelled.
     pub(crate) fn with_driver(&self) -> impl Iterator<Item = (OpId, bool)> + '_ {
         self.slots.iter().enumerate().filter_map(|(id, slot)| match &slot.state {
             State::InFlight { op, .. } | State::Detached { op } => {
@@ -120,13 +119,13 @@ impl Ops {
         })
     }
 
-    /// Number of operations in flight or waiting to be taken.
+    /// Number of operations that are in flight or whose result was not taken yet.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Records a result and wakes the task that waits for it. Returns what must be dropped by the
-    /// caller once no borrow is held: a detached operation's buffers and handles.
+    /// Records a result and wakes the waiting task. Returns the buffers and handles of a detached
+    /// operation, which the caller must drop when it holds no borrow.
     #[must_use]
     pub(crate) fn complete(&mut self, id: OpId, result: io::Result<u32>) -> Option<Op> {
         let slot = &mut self.slots[id as usize];
@@ -141,7 +140,7 @@ impl Ops {
             State::Detached { op } => {
                 self.free.push(id);
                 if let (Op::Accept { socket }, Ok(raw)) = (&op, &result) {
-                    // Nobody will take the accepted connection: close it.
+                    // The future was dropped, so the accepted connection is closed here.
                     drop(Handle::adopt(*raw as i32, socket.kind()));
                 }
                 Some(op)
@@ -169,7 +168,7 @@ impl Ops {
     }
 }
 
-/// An operation in flight: resolves to its result and gives its buffers back.
+/// An operation in flight: resolves to its result and returns its buffers.
 pub(crate) struct OpFuture {
     executor: Rc<Executor>,
     id: Option<OpId>,

@@ -1,4 +1,4 @@
-//! Starting executors: one a core, the calling thread being the first.
+//! Start of the executors: one per core, with the calling thread as core 0.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,77 +11,78 @@ use crate::driver::Driver;
 use crate::driver::threads::Threads;
 use crate::driver::uring::{Unusable, Uring, check_kernel};
 use crate::executor::{Executor, Shared};
-use crate::limits::DEFAULT_SPIN_NS;
+use crate::limits::DEFAULT_BUSY_POLL_NS;
 use crate::local_box::LocalBox;
 
-/// Which driver to use.
+/// I/O engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DriverChoice {
-    /// io_uring, or threads where it is forbidden.
+pub enum IoEngine {
+    /// `auto`: io_uring, or threads if the system forbids io_uring.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// `io_uring`: io_uring, or an error.
     IoUring,
-    /// Plain threads and epoll.
+    /// `threads`: poll(2) and worker threads.
     Threads,
 }
 
-/// How to run.
+/// Settings of a runtime.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Executor threads, 1 at least; 0 for one a CPU that the process may use.
+pub struct RuntimeConfig {
+    /// Executor threads, at least 1; 0 for one per CPU that the process may use.
     pub cores: usize,
-    /// The driver.
-    pub driver: DriverChoice,
-    /// Bound of the busy-wait before sleeping, in nanoseconds; 0 turns it off.
-    pub spin_ns: u64,
-    /// Ceiling of pooled memory, in bytes.
-    pub memory_bytes: usize,
-    /// Bind each executor thread to a CPU of the process's set: the first to this index, and so on.
+    /// I/O engine.
+    pub io_engine: IoEngine,
+    /// Bound of busy-polling before sleeping, in nanoseconds; 0 turns it off.
+    pub busy_poll_ns: u64,
+    /// Limit of pooled buffer memory, in bytes.
+    pub buffer_memory_bytes: usize,
+    /// Pins each executor thread to a CPU of the process's CPU set: core 0 to the CPU at this
+    /// index, core 1 to the next, and so on.
     pub pin_from: Option<usize>,
 }
 
-impl Default for Config {
-    fn default() -> Config {
-        Config {
+impl Default for RuntimeConfig {
+    fn default() -> RuntimeConfig {
+        RuntimeConfig {
             cores: 1,
-            driver: DriverChoice::Auto,
-            spin_ns: DEFAULT_SPIN_NS,
-            memory_bytes: crate::limits::DEFAULT_MEMORY_BYTES,
+            io_engine: IoEngine::Auto,
+            busy_poll_ns: DEFAULT_BUSY_POLL_NS,
+            buffer_memory_bytes: crate::limits::DEFAULT_BUFFER_MEMORY_BYTES,
             pin_from: None,
         }
     }
 }
 
-/// Why the runtime cannot start.
+/// Reason that the runtime cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The kernel is older than 5.15.
     #[error("{0}")]
     Kernel(String),
-    /// io_uring was asked for and is not to be had.
-    #[error("{0}; use the driver `threads`, or allow the io_uring system calls")]
+    /// The configuration demands io_uring, which is not available.
+    #[error("{0}; use the I/O engine `threads`, or allow the io_uring system calls")]
     Forbidden(String),
     /// The system refuses an eventfd, epoll or thread.
     #[error("cannot start an executor: {0}")]
     System(#[from] io::Error),
 }
 
-/// A core's executor, as other cores see it.
+/// Handle of the executor of a core, usable from other cores.
 #[derive(Clone)]
 pub struct CoreHandle {
     shared: Arc<Shared>,
 }
 
 impl CoreHandle {
-    /// Runs `make` on that core and spawns the future that it returns. What `make` captures must be
-    /// `Send`, the future need not be.
+    /// Runs `make` on that core and spawns the future that it returns. The captures of `make` must
+    /// be `Send`; the future need not be.
     pub fn spawn<F, Fut>(&self, make: F)
     where
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = ()> + 'static,
     {
-        // The task belongs to the flow, and in simulation to the node, that asked for it.
+        // The task inherits the flow, and in simulation the node, of the caller.
         let (node, flow) =
             Executor::try_current().map_or((0, 0), |executor| (executor.node(), executor.flow()));
         self.shared.send(Box::new(move || {
@@ -103,7 +104,7 @@ thread_local! {
     static CORES: RefCell<Vec<CoreHandle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// All cores of this runtime, in order; the current one in simulation.
+/// All cores of this runtime, in order; in simulation only the current one.
 pub fn cores() -> Vec<CoreHandle> {
     let known = CORES.with(|cores| cores.borrow().clone());
     if known.is_empty() {
@@ -117,12 +118,15 @@ pub fn core_index() -> usize {
     Executor::current().core
 }
 
-fn make_driver(config: &Config, shared: &Arc<Shared>) -> Result<Box<dyn Driver>, StartError> {
+fn make_driver(
+    config: &RuntimeConfig,
+    shared: &Arc<Shared>,
+) -> Result<Box<dyn Driver>, StartError> {
     check_kernel().map_err(|error| StartError::Kernel(error.to_string()))?;
-    if config.driver != DriverChoice::Threads {
-        match Uring::new(shared.clone(), config.spin_ns) {
+    if config.io_engine != IoEngine::Threads {
+        match Uring::new(shared.clone(), config.busy_poll_ns) {
             Ok(driver) => return Ok(Box::new(driver)),
-            Err(error @ Unusable::Forbidden(_)) if config.driver == DriverChoice::Auto => {
+            Err(error @ Unusable::Forbidden(_)) if config.io_engine == IoEngine::Auto => {
                 tracing::warn!("{error}: falling back to threads, slower but correct");
             }
             Err(error) => return Err(StartError::Forbidden(error.to_string())),
@@ -131,18 +135,18 @@ fn make_driver(config: &Config, shared: &Arc<Shared>) -> Result<Box<dyn Driver>,
     Ok(Box::new(Threads::new(shared.clone())?))
 }
 
-/// Runs `main` on the calling thread as core 0, with the other cores beside it, until it returns.
-/// Then every task is dropped and every operation in flight awaited. `main` begins when all cores
-/// run; it does not if one cannot.
+/// Runs `main` on the calling thread as core 0, together with the other cores, until it returns.
+/// Then drops every task and waits for every operation in flight. `main` starts when all cores run;
+/// it does not start if one of them cannot.
 ///
 /// # Errors
-/// [`StartError`]; see there.
-pub fn run<F, Fut, T>(config: &Config, main: F) -> Result<T, StartError>
+/// The variants of [`StartError`].
+pub fn run<F, Fut, T>(config: &RuntimeConfig, main: F) -> Result<T, StartError>
 where
     F: FnOnce() -> Fut,
     Fut: Future<Output = T>,
 {
-    crate::buf::set_memory_limit(config.memory_bytes);
+    crate::buf::set_memory_limit(config.buffer_memory_bytes);
     let count = match config.cores {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         count => count,
@@ -163,7 +167,8 @@ where
                 .spawn(move || serve_core(core, &config, &own, handles, &stop, started))?,
         );
     }
-    // Ends when each has started or given up: what is sent to a core that cannot run is never done.
+    // The channel closes when each core has started or failed. Work sent to a core that cannot run
+    // would never be done.
     drop(started);
     let result = (starts.iter().count() == threads.len())
         .then(|| run_first(config, &shared[0], handles, main));
@@ -181,19 +186,19 @@ where
     }
     match (result, failure) {
         (Some(Ok(_)) | None, Some(error)) => Err(error),
-        (result, _) => result.expect("a core that did not start says why"),
+        (result, _) => result.expect("a core that did not start reports an error"),
     }
 }
 
-/// Runs `future` on one core with the default configuration. For tools and tests.
+/// Runs `future` on one core with the default settings. For tools and tests.
 ///
 /// # Errors
-/// [`StartError`]; see there.
+/// The variants of [`StartError`].
 pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, StartError> {
-    run(&Config::default(), || future)
+    run(&RuntimeConfig::default(), || future)
 }
 
-fn pin(config: &Config, core: usize) {
+fn pin(config: &RuntimeConfig, core: usize) {
     let Some(first) = config.pin_from else { return };
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let cpus: Vec<usize> =
@@ -201,13 +206,13 @@ fn pin(config: &Config, core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpus[(first + core) % cpus.len()]);
     if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::warn!("cannot bind core {core} to a CPU: {error}");
+        tracing::warn!("cannot pin core {core} to a CPU: {error}");
     }
 }
 
 fn serve_core(
     core: usize,
-    config: &Config,
+    config: &RuntimeConfig,
     shared: &Arc<Shared>,
     handles: Vec<CoreHandle>,
     stop: &AtomicBool,
@@ -217,7 +222,7 @@ fn serve_core(
     CORES.with(|cores| *cores.borrow_mut() = handles);
     let executor = Executor::new(core, shared.clone(), make_driver(config, shared)?);
     let _entered = executor.enter();
-    // The other side waits for it for as long as a core may still start.
+    // The receiver waits until no core can still start.
     let _ = started.send(());
     drop(started);
     while !stop.load(Ordering::SeqCst) {
@@ -228,7 +233,7 @@ fn serve_core(
 }
 
 fn run_first<F, Fut, T>(
-    config: &Config,
+    config: &RuntimeConfig,
     shared: &Arc<Shared>,
     handles: Vec<CoreHandle>,
     main: F,
@@ -237,7 +242,7 @@ where
     F: FnOnce() -> Fut,
     Fut: Future<Output = T>,
 {
-    // With one core `run` may be called from a thread that is bound already: leave it be.
+    // With one core, `run` may be called on a thread that is already pinned: keep its CPU set.
     pin(config, 0);
     let executor = Executor::new(0, shared.clone(), make_driver(config, shared)?);
     let _entered = executor.enter();
@@ -248,8 +253,8 @@ where
     Ok(result)
 }
 
-/// Polls `main` beside the executor's own tasks. It needs no `'static`: it never leaves this frame.
-/// `after_turn` may look for what should end the loop by a panic.
+/// Polls `main` in addition to the tasks of the executor. `main` need not be `'static` because it
+/// never leaves this frame. `after_turn` may end the loop with a panic.
 pub(crate) fn drive_to_end<T>(
     executor: &Rc<Executor>,
     main: impl Future<Output = T>,
@@ -270,7 +275,7 @@ pub(crate) fn drive_to_end<T>(
     }
 }
 
-/// Wakes the future that a thread drives beside its tasks.
+/// Wakes the main future of a thread.
 struct MainWaker {
     shared: Arc<Shared>,
 }

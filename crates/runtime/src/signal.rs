@@ -1,4 +1,4 @@
-//! Signals that ask a program to end, or to read its configuration again.
+//! Signals that ask a program to end or to reload its configuration.
 
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::driver::os;
 use crate::handle::{Handle, Kind};
 use crate::op::{Op, OpFuture};
 
-/// The handler's end and the listener's end of a socket pair: every driver can receive from one.
+/// A socket pair from the signal handler to the listener, because every driver can receive from a
+/// socket.
 static BELL: AtomicI32 = AtomicI32::new(-1);
 static EAR: AtomicI32 = AtomicI32::new(-1);
 
@@ -21,22 +22,21 @@ extern "C" fn on_signal(signal: libc::c_int) {
     unsafe { libc::write(fd, (&raw const signal).cast(), 4) };
 }
 
-/// The signal that asks a program to read its configuration again; see [`catch_reload`].
+/// The signal that asks for a reload of the configuration; see [`catch_reload`].
 pub const RELOAD: i32 = libc::SIGHUP;
 
 /// Prepares for [`terminated`]: from now on SIGTERM and SIGINT do not end the process at once.
 ///
 /// # Errors
-/// The system's, when no socket pair can be had.
+/// Errors of the system, if no socket pair can be created.
 pub fn catch_termination() -> std::io::Result<()> {
     catch(&[libc::SIGTERM, libc::SIGINT])
 }
 
-/// As [`catch_termination`], for SIGHUP: [`terminated`] returns [`RELOAD`] for it, which is no
-/// reason to end.
+/// Same as [`catch_termination`], for SIGHUP: [`terminated`] returns [`RELOAD`] for it.
 ///
 /// # Errors
-/// As [`catch_termination`].
+/// The errors of [`catch_termination`].
 pub fn catch_reload() -> std::io::Result<()> {
     catch(&[RELOAD])
 }
@@ -56,25 +56,25 @@ fn catch(signals: &[libc::c_int]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Opens the two ends, once.
+/// Opens both ends, once.
 fn open_bell() -> std::io::Result<()> {
     if BELL.load(Ordering::Relaxed) >= 0 {
         return Ok(());
     }
     let flags = SocketFlags::CLOEXEC;
     let (bell, ear) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // A program that is deaf to its signals must not hang in the handler.
+    // If the program does not read its signals, the handler must not block.
     rustix::io::ioctl_fionbio(&bell, true)?;
     BELL.store(bell.into_raw_fd(), Ordering::Relaxed);
     EAR.store(ear.into_raw_fd(), Ordering::Relaxed);
     Ok(())
 }
 
-/// Waits for a signal that is caught: SIGTERM or SIGINT, or [`RELOAD`]; returns the signal's number. One task
-/// waits at a time.
+/// Waits for a caught signal: SIGTERM, SIGINT or [`RELOAD`]. Returns the signal number. Only one
+/// task may wait at a time.
 ///
 /// # Panics
-/// Without [`catch_termination`] before.
+/// If [`catch_termination`] was not called before.
 pub async fn terminated() -> i32 {
     let ear = EAR.load(Ordering::Relaxed);
     assert!(ear >= 0, "catch_termination comes first");

@@ -1,5 +1,5 @@
-//! Meeting points of tasks on one core. None of them is `Send`; between cores use
-//! [`crate::CoreHandle`].
+//! Synchronization of tasks on one core: notification, semaphore, one-shot channel. None of them is
+//! `Send`; between cores use [`crate::CoreHandle`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,14 +8,14 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// A condition that tasks wait for: each waiter looks at its own state again after a wake-up.
+/// A condition that tasks wait for. Each waiter checks its own state again after a wake-up.
 #[derive(Debug, Default)]
 pub struct Notify {
     waiting: RefCell<Vec<Waker>>,
 }
 
 impl Notify {
-    /// Nobody waiting.
+    /// Starts without waiters.
     pub fn new() -> Notify {
         Notify::default()
     }
@@ -26,7 +26,7 @@ impl Notify {
         for waker in &woken {
             waker.wake_by_ref();
         }
-        // Keep the capacity for the next round, unless someone has begun to wait meanwhile.
+        // Keep the allocation for the next round, unless a new waiter has registered meanwhile.
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {
             let mut woken = woken;
@@ -35,7 +35,7 @@ impl Notify {
         }
     }
 
-    /// Waits until `ready` gives a value; it is asked now and after each [`Notify::notify`].
+    /// Waits until `ready` returns a value. It is called now and after each [`Notify::notify`].
     pub async fn wait_for<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| {
             if let Some(value) = ready() {
@@ -51,7 +51,7 @@ impl Notify {
     }
 }
 
-/// Permits for a bounded number of holders, given in the order they are asked for.
+/// Permits for a bounded number of holders, granted in the order of the requests.
 #[derive(Debug)]
 pub struct Semaphore {
     permits: Cell<usize>,
@@ -71,12 +71,12 @@ impl Semaphore {
         Rc::new(Semaphore { permits: Cell::new(permits), queue: RefCell::default() })
     }
 
-    /// Permits nobody holds.
+    /// Number of free permits.
     pub fn available(&self) -> usize {
         self.permits.get()
     }
 
-    /// `want` permits now, if nobody waits before us and as many are there.
+    /// Takes `want` permits now, if enough are free and no earlier request waits.
     pub fn try_acquire(self: &Rc<Self>, want: usize) -> Option<Permit> {
         if !self.queue.borrow().is_empty() || self.permits.get() < want {
             return None;
@@ -145,7 +145,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Permits held; they go back when dropped.
+/// Held permits; dropping returns them.
 #[derive(Debug)]
 pub struct Permit {
     semaphore: Rc<Semaphore>,
@@ -159,7 +159,7 @@ impl Drop for Permit {
     }
 }
 
-/// One value from one task to another of the same core.
+/// Creates a channel for one value between two tasks of the same core.
 pub fn oneshot<T>() -> (OneSender<T>, OneReceiver<T>) {
     let cell = Rc::new(RefCell::new(One { value: None, closed: false, waker: None }));
     (OneSender(cell.clone()), OneReceiver(cell))
@@ -172,12 +172,12 @@ struct One<T> {
     waker: Option<Waker>,
 }
 
-/// Sends the value of a [`oneshot`].
+/// Sending half of a [`oneshot`].
 #[derive(Debug)]
 pub struct OneSender<T>(Rc<RefCell<One<T>>>);
 
 impl<T> OneSender<T> {
-    /// Sends; a receiver that is gone is no error.
+    /// Sends. If the receiver is gone, the value is dropped.
     pub fn send(self, value: T) {
         self.0.borrow_mut().value = Some(value);
     }
@@ -195,7 +195,7 @@ impl<T> Drop for OneSender<T> {
     }
 }
 
-/// Receives the value of a [`oneshot`]: `None` when the sender was dropped without one.
+/// Receiving half of a [`oneshot`]: `None` if the sender was dropped without sending.
 #[derive(Debug)]
 pub struct OneReceiver<T>(Rc<RefCell<One<T>>>);
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use crate::executor::{Executor, TaskId, YieldNow};
 use crate::local_box::LocalBox;
 
-/// Starts a task whose result nobody needs. Allocates nothing in the steady state.
+/// Starts a task without a result. Allocates nothing in the steady state.
 pub fn spawn_detached(future: impl Future<Output = ()> + 'static) {
     Executor::current().spawn(LocalBox::new(future));
 }
@@ -33,19 +33,19 @@ pub async fn yield_now() {
     YieldNow(false).await;
 }
 
-/// The next flow that begins, in whatever executor of this process; 0 is that of all tasks that
-/// belong to none.
+/// The next flow number, across all executors of this process; 0 means no flow.
 static NEXT_FLOW: AtomicU64 = AtomicU64::new(1);
 
-/// Whom work is done for: the flow that this task belongs to, which devices that are shared (such
-/// as one with a limit) treat alike. Tasks belong to the flow of the task that spawned them.
+/// The flow of this task. A flow identifies the client on whose behalf work is done; devices that
+/// several clients share, such as a rate limit, divide their capacity fairly between flows. A task
+/// inherits the flow of the task that spawned it.
 pub fn flow() -> u64 {
     Executor::current().flow()
 }
 
-/// Begins a flow, such as one for each connection of a server: this task, and those that it spawns
-/// from now on, belong to it. Flows have no end; a number is never used again. Work outside of
-/// tasks (the future given to [`crate::run`]) belongs to none once it was suspended.
+/// Begins a flow, such as one per connection of a server. This task, and the tasks that it spawns
+/// from now on, belong to it. Flows have no end, and a number is never reused. The main future of
+/// [`crate::run`] belongs to no flow after it was suspended.
 pub fn begin_flow() -> u64 {
     let flow = NEXT_FLOW.fetch_add(1, Ordering::Relaxed);
     Executor::current().set_flow(flow);
@@ -58,7 +58,7 @@ struct Join<T> {
     waiter: Option<Waker>,
 }
 
-/// Marks the end of a task, however it comes.
+/// Marks the end of a task: return, abort or panic.
 struct EndGuard<T>(Rc<RefCell<Join<T>>>);
 
 impl<T> Drop for EndGuard<T> {
@@ -78,7 +78,7 @@ impl<T> Drop for EndGuard<T> {
 #[error("the task was aborted")]
 pub struct Aborted;
 
-/// Waits for a task's result, or ends it. Dropping it lets the task go on.
+/// Waits for the result of a task, or aborts it. Dropping the handle lets the task continue.
 pub struct JoinHandle<T> {
     id: TaskId,
     executor: std::rc::Weak<Executor>,
@@ -86,14 +86,14 @@ pub struct JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Drops the task's future, unless it has ended.
+    /// Drops the future of the task, unless it has ended.
     pub fn abort(&self) {
         if let Some(executor) = self.executor.upgrade() {
             executor.abort(self.id);
         }
     }
 
-    /// True once the task has ended, by itself or by abort.
+    /// True after the task has returned or was aborted.
     pub fn is_finished(&self) -> bool {
         self.result.borrow().ended
     }

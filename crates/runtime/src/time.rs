@@ -18,11 +18,12 @@ impl Instant {
         self.0
     }
 
+    #[cfg(feature = "sim")]
     pub(crate) fn from_nanos(nanos: u64) -> Instant {
         Instant(nanos)
     }
 
-    /// Time since `earlier`, zero when that is later.
+    /// Time since `earlier`; zero if that is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -52,7 +53,7 @@ pub fn now() -> Instant {
     Instant(Executor::current().now())
 }
 
-/// Time since the Unix epoch, for people and for identities; it may jump.
+/// Time since the Unix epoch, for log lines and identifiers; it may jump.
 pub fn wall_clock() -> Duration {
     Duration::from_nanos(Executor::current().driver().wall_clock())
 }
@@ -67,7 +68,7 @@ pub fn sleep(span: Duration) -> Sleep {
     sleep_until(now() + span)
 }
 
-/// See [`sleep`]. Dropping it removes the timer.
+/// Future of [`sleep`]. Dropping it removes the timer.
 #[derive(Debug)]
 pub struct Sleep {
     deadline: Instant,
@@ -97,15 +98,15 @@ impl Drop for Sleep {
     }
 }
 
-/// The time was up first.
+/// The timeout expired first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("timed out")]
 pub struct Elapsed;
 
-/// Runs `future` for at most `span`; beyond it the future is dropped.
+/// Runs `future` for at most `span`, then drops it.
 ///
 /// # Errors
-/// [`Elapsed`] when the time is up.
+/// [`Elapsed`] if the timeout expires.
 pub async fn timeout<F: Future>(span: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let mut timer = sleep(span);

@@ -1,13 +1,13 @@
-//! Lists of buffers for one vectored send or receive.
+//! Buffer lists for one vectored send or receive.
 //!
-//! A list owns its buffers and the kernel's view of them (`iovec`s and a `msghdr` on the heap, at
-//! addresses that do not move), is reused from one operation to the next and so allocates nothing
-//! in the steady state.
+//! A list owns its buffers and the kernel's view of them: `iovec`s and a `msghdr` on the heap, at
+//! stable addresses. It is reused from one operation to the next, so it allocates nothing in the
+//! steady state.
 
 use crate::buf::{Buf, BufMut};
 use crate::limits::MAX_SEGMENTS;
 
-/// The kernel's view of a list.
+/// Kernel view of a list.
 struct Message {
     iovecs: Vec<libc::iovec>,
     header: libc::msghdr,
@@ -71,7 +71,7 @@ impl SendList {
         self.bytes == 0
     }
 
-    /// Forgets all buffers.
+    /// Removes all buffers.
     pub fn clear(&mut self) {
         self.bufs.clear();
         self.head = 0;
@@ -79,11 +79,12 @@ impl SendList {
     }
 
     /// The buffers still to send.
+    #[cfg(feature = "sim")]
     pub(crate) fn pending(&self) -> &[Buf] {
         &self.bufs[self.head..]
     }
 
-    /// Drops the first `count` bytes: they are on their way.
+    /// Removes the first `count` bytes, which were sent.
     pub fn advance(&mut self, mut count: usize) {
         assert!(count <= self.bytes, "advance beyond the list");
         self.bytes -= count;
@@ -101,8 +102,8 @@ impl SendList {
         }
     }
 
-    /// Points the kernel's view at the first [`MAX_SEGMENTS`] buffers. The pointer stays good until
-    /// the list is changed or dropped.
+    /// Points the kernel view at the first [`MAX_SEGMENTS`] buffers. The pointer is valid until the
+    /// list is changed or dropped.
     pub(crate) fn message(&mut self) -> *mut libc::msghdr {
         let message = &mut *self.message;
         message.iovecs.clear();
@@ -141,13 +142,13 @@ impl RecvList {
     /// Appends a buffer.
     ///
     /// # Panics
-    /// Beyond [`MAX_SEGMENTS`] buffers.
+    /// If there are more than [`MAX_SEGMENTS`] buffers.
     pub fn push(&mut self, buf: BufMut) {
         assert!(self.bufs.len() < MAX_SEGMENTS, "too many segments");
         self.bufs.push(buf);
     }
 
-    /// Bytes that fit.
+    /// Total length of the buffers, in bytes.
     pub fn bytes(&self) -> usize {
         self.bufs.iter().map(|buf| buf.len()).sum()
     }
@@ -157,6 +158,7 @@ impl RecvList {
         self.bufs.drain(..)
     }
 
+    #[cfg(feature = "sim")]
     pub(crate) fn bufs_mut(&mut self) -> &mut [BufMut] {
         &mut self.bufs
     }

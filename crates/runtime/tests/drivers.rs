@@ -1,4 +1,4 @@
-//! Both real drivers do the same things in the same way.
+//! Real drivers: both have the same behavior.
 #![allow(missing_docs)]
 
 use std::cell::Cell;
@@ -11,16 +11,17 @@ use std::time::Duration;
 use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
 use flagstone_runtime::net::{Address, KeepAlive, Listener, Stream};
 use flagstone_runtime::{
-    Buf, Config, DriverChoice, RecvList, SendList, alive, buf, cores, run, spawn, sync, task, time,
+    Buf, IoEngine, RecvList, RuntimeConfig, SendList, alive, buf, cores, run, spawn, sync, task,
+    time,
 };
 
 /// Runs the test on each real driver, with two cores.
 fn on_each_driver(test: impl AsyncFn()) {
-    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
-        let config = Config { cores: 2, driver, ..Config::default() };
+    for driver in [IoEngine::IoUring, IoEngine::Threads] {
+        let config = RuntimeConfig { cores: 2, io_engine: driver, ..RuntimeConfig::default() };
         match run(&config, || test()) {
             Ok(()) => {}
-            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) if driver == IoEngine::IoUring => eprintln!("skipped: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
@@ -41,7 +42,7 @@ async fn echo(stream: Stream) {
 }
 
 #[test]
-fn echo_over_tcp_and_unix_and_a_clean_end() {
+fn echo_over_tcp_and_unix_then_clean_shutdown() {
     let dir = tempfile::tempdir().unwrap();
     on_each_driver(async || {
         for address in [any_port(), Address::Unix(dir.path().join("echo.sock"))] {
@@ -69,7 +70,7 @@ fn echo_over_tcp_and_unix_and_a_clean_end() {
 }
 
 #[test]
-fn a_vectored_receive_fills_buffers_in_order() {
+fn vectored_receive_fills_buffers_in_order() {
     on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let client = Stream::connect(listener.address()).await.unwrap();
@@ -90,7 +91,7 @@ fn a_vectored_receive_fills_buffers_in_order() {
 }
 
 #[test]
-fn a_dropped_receive_is_cancelled_and_leaves_nothing() {
+fn dropped_receive_is_cancelled() {
     on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let client = Stream::connect(listener.address()).await.unwrap();
@@ -107,7 +108,7 @@ fn a_dropped_receive_is_cancelled_and_leaves_nothing() {
 }
 
 #[test]
-fn connecting_to_nobody_fails() {
+fn connect_without_listener_fails() {
     on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let address = listener.address().clone();
@@ -169,7 +170,7 @@ fn timers_fire_in_order_and_time_outs_drop() {
 }
 
 #[test]
-fn cores_run_each_others_work() {
+fn cores_run_work_of_other_cores() {
     on_each_driver(async || {
         let cores = cores();
         let home = cores[0].clone();
@@ -190,7 +191,7 @@ fn cores_run_each_others_work() {
 }
 
 #[test]
-fn aborted_tasks_end_and_say_so() {
+fn aborted_tasks_report_abort() {
     on_each_driver(async || {
         let before = alive();
         let task = spawn(async { time::sleep(Duration::from_secs(3600)).await });
@@ -202,7 +203,7 @@ fn aborted_tasks_end_and_say_so() {
 }
 
 #[test]
-fn a_semaphore_is_fair_and_returns_permits() {
+fn semaphore_is_fair_and_returns_permits() {
     on_each_driver(async || {
         let semaphore = sync::Semaphore::new(2);
         let both = semaphore.acquire(2).await;
@@ -216,8 +217,8 @@ fn a_semaphore_is_fair_and_returns_permits() {
     });
 }
 
-/// Found by the load generator: the wake-up that ends `main` was left unread, the driver took it
-/// for work and never waited, and the write in flight never completed.
+/// Found by the load generator: the wake-up that ends `main` stayed unread. The driver took it for
+/// work and never waited, so the write in flight never completed.
 #[test]
 fn main_may_end_while_a_write_is_in_flight() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -243,7 +244,7 @@ fn main_may_end_while_a_write_is_in_flight() {
 fn tasks_belong_to_the_flow_of_the_task_that_spawned_them() {
     on_each_driver(async || {
         let work = |first: Option<u64>| async move {
-            assert_eq!(task::flow(), 0, "nobody began one yet");
+            assert_eq!(task::flow(), 0, "no flow has begun yet");
             let mine = task::begin_flow();
             assert!(first.is_none_or(|first| first != mine));
             task::yield_now().await;
@@ -256,7 +257,7 @@ fn tasks_belong_to_the_flow_of_the_task_that_spawned_them() {
             });
             assert_eq!(child.await, Ok(mine));
             assert_eq!(task::flow(), mine, "a child's own flow is not its parent's");
-            // Work for another core is of the same flow.
+            // Work for another core has the same flow.
             let (far, near) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
             let (flow, done) = (far.clone(), near.clone());
             cores()[1].spawn(move || async move {
@@ -275,9 +276,9 @@ fn tasks_belong_to_the_flow_of_the_task_that_spawned_them() {
     });
 }
 
-/// The threads driver held what belonged to cancelled operations until its next sleep was over.
+/// The threads driver kept the resources of cancelled operations until its next sleep was over.
 #[test]
-fn a_cancelled_operation_gives_its_socket_back_at_once() {
+fn cancelled_operation_releases_socket_at_once() {
     on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let client = Stream::connect(listener.address()).await.unwrap();
@@ -306,10 +307,10 @@ fn main_may_end_while_sends_wait_for_each_other() {
     });
 }
 
-/// An operation whose future is neither polled nor dropped any more, as in a cycle of references,
-/// kept the executor waiting for ever.
+/// An operation whose future is never polled or dropped again, as in a reference cycle, kept the
+/// executor waiting forever.
 #[test]
-fn main_may_end_though_an_operation_was_forgotten() {
+fn main_may_end_with_leaked_operation() {
     on_each_driver(async || {
         let listener = Listener::bind(&any_port()).unwrap();
         let client = Stream::connect(listener.address()).await.unwrap();
@@ -317,7 +318,7 @@ fn main_may_end_though_an_operation_was_forgotten() {
         let mut receive = Box::pin(server.recv(buf::alloc(100).await));
         let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(receive.as_mut().poll(&mut cx).is_pending());
-        // Leaked on purpose, with what it borrows.
+        // Leaked on purpose, with everything it borrows.
         std::mem::forget(receive);
         std::mem::forget((client, server));
     });
@@ -330,7 +331,7 @@ async fn tcp_pair() -> (Stream, Stream) {
 }
 
 #[test]
-fn the_sending_direction_alone_ends_after_what_was_sent() {
+fn shutdown_sending_ends_after_sent_data() {
     on_each_driver(async || {
         let (client, server) = tcp_pair().await;
         client.send_buf(Buf::copy_of(b"last").unwrap()).await.unwrap();
@@ -346,10 +347,10 @@ fn the_sending_direction_alone_ends_after_what_was_sent() {
     });
 }
 
-/// A send that waits for a peer that takes nothing ends too, and the peer is reset: it never sees
-/// the rest, which an ordinary close would leave in the kernel for it.
+/// A send that waits for a peer that does not receive ends too, and the peer is reset. It never
+/// sees the rest of the data, which an ordinary close would leave in the kernel for it.
 #[test]
-fn an_aborted_connection_leaves_nothing_behind() {
+fn abort_drops_unsent_data() {
     on_each_driver(async || {
         let (client, server) = tcp_pair().await;
         let sender = client.clone();
@@ -373,7 +374,7 @@ fn an_aborted_connection_leaves_nothing_behind() {
 }
 
 #[test]
-fn keep_alive_takes_what_the_system_takes() {
+fn keep_alive_accepts_system_ranges() {
     let dir = tempfile::tempdir().unwrap();
     on_each_driver(async || {
         let (client, _server) = tcp_pair().await;
@@ -397,7 +398,7 @@ fn keep_alive_takes_what_the_system_takes() {
 }
 
 #[test]
-fn a_private_socket_is_of_mode_0600_and_tells_who_connects() {
+fn private_socket_has_mode_0600_and_peer_user() {
     use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     let dir = tempfile::tempdir().unwrap();
     on_each_driver(async || {
@@ -418,7 +419,7 @@ fn a_private_socket_is_of_mode_0600_and_tells_who_connects() {
 }
 
 #[test]
-fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+fn stale_socket_is_replaced_and_live_one_kept() {
     let dir = tempfile::tempdir().unwrap();
     on_each_driver(async || {
         let path = dir.path().join("once.sock");
@@ -426,20 +427,20 @@ fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
         let first = Listener::bind(&address).unwrap();
         let in_use = |result: std::io::Result<Listener>| result.unwrap_err().kind();
         assert_eq!(in_use(Listener::bind(&address)), std::io::ErrorKind::AddrInUse);
-        // However many wait to be accepted.
+        // The result does not depend on the number of connections that wait to be accepted.
         let mut waiting = Vec::new();
         for _ in 0..20 {
             waiting.push(Stream::connect(&address).await.unwrap());
         }
         assert_eq!(in_use(Listener::bind_private(&address)), std::io::ErrorKind::AddrInUse);
-        // A killed server's sockets are closed, and their files stay.
+        // The sockets of a killed server are closed, and their files stay.
         drop(first);
         drop(waiting);
         assert!(path.exists());
         let second = Listener::bind_private(&address).unwrap();
         Stream::connect(&address).await.unwrap();
         drop(second);
-        // What is no socket is nobody's to remove.
+        // A file that is not a socket must not be removed.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "a file").unwrap();
         assert_eq!(in_use(Listener::bind(&address)), std::io::ErrorKind::AddrInUse);

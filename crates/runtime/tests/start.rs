@@ -1,10 +1,10 @@
-//! What holds when a program's first line runs. Alone in its process: it counts descriptors.
+//! State of the process when `main` starts. In a process of its own, because it counts descriptors.
 
 use std::fs;
 
-use flagstone_runtime::{Config, DriverChoice, StartError, run};
+use flagstone_runtime::{IoEngine, RuntimeConfig, StartError, run};
 
-/// Rings that this process has open.
+/// io_uring rings that this process has open.
 fn rings() -> usize {
     let folder = fs::read_dir("/proc/self/fd").expect("procfs");
     let targets = folder.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -14,7 +14,8 @@ fn rings() -> usize {
 #[test]
 fn all_cores_run_when_main_begins() {
     const CORES: usize = 16;
-    let config = Config { cores: CORES, driver: DriverChoice::IoUring, ..Config::default() };
+    let config =
+        RuntimeConfig { cores: CORES, io_engine: IoEngine::IoUring, ..RuntimeConfig::default() };
     match run(&config, || async { rings() }) {
         Ok(rings) => assert_eq!(rings, CORES),
         Err(StartError::Forbidden(why)) => println!("skipped: {why}"),

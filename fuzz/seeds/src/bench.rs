@@ -1,10 +1,10 @@
-//! What fio prints, suites, and command lines of diskspd.
+//! Seeds of benchmark input: fio output, suites, and diskspd command lines.
 
 use std::io;
 
 use super::Corpus;
 
-/// One job as fio 3.33 tells of it in json+.
+/// One job in the json+ format of fio 3.33.
 const JSON: &str = r#"fio: a warning before it
 {"fio version": "fio-3.33", "jobs": [{"jobname": "j", "error": 0, "usr_cpu": 3.5, "sys_cpu": 8.25, "ctx": 12,
 "read": {"io_bytes": 8192, "total_ios": 2, "iops": 1.5, "bw_bytes": 6144, "runtime": 1000, "iops_stddev": 0.5,
@@ -13,7 +13,7 @@ const JSON: &str = r#"fio: a warning before it
 "clat_ns": {"min": 5, "max": 5, "mean": 5, "stddev": 0, "N": 1, "percentile": {"50.000000": 5, "99.990000": 5}}}}]}
 "#;
 
-/// `bench_fio`: the byte of the kind, and the text.
+/// `bench_fio`: the kind byte, and the text.
 pub(crate) fn fio(corpus: &Corpus) -> io::Result<()> {
     let put = |name: &str, kind: u8, text: &str| {
         corpus.put("bench_fio", name, &[&[kind], text.as_bytes()].concat())
@@ -27,7 +27,7 @@ pub(crate) fn fio(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `bench_diskspd`: a word a line.
+/// `bench_diskspd`: one word per line.
 pub(crate) fn diskspd(corpus: &Corpus) -> io::Result<()> {
     let lines = [
         ("published", "-c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L data.dat"),

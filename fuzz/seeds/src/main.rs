@@ -1,11 +1,11 @@
-//! Makes the seeds of the fuzz targets: real messages, written with the project's own codecs, and
-//! the mistakes that the tests know.
+//! Seed generator of the fuzz targets: real messages, encoded with the project's own codecs, and
+//! the errors known from the tests.
 //!
 //! ```text
 //! cargo run --manifest-path fuzz/Cargo.toml -p flagstone-fuzz-seeds
 //! ```
 //!
-//! Files `seed-…` in `fuzz/corpus/TARGET` are overwritten; others, found by fuzzing, stay.
+//! Overwrites the files `seed-…` in `fuzz/corpus/TARGET`. Other files, found by fuzzing, stay.
 
 mod bench;
 mod mirror;
@@ -16,7 +16,7 @@ mod text;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where the seeds of the targets go, and what is there already that helps.
+/// Directory of the targets' seeds, and the existing files that seeds are made from.
 struct Corpus {
     project: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Disks of replicas, and what travels between them.
+//! Seeds of mirror input: replica disks, and compressed messages between nodes.
 
 use std::io;
 
@@ -7,13 +7,13 @@ use flagstone_replication::codec::compress;
 
 use super::Corpus;
 
-/// `mirror_replica`: each kind of replica as it is, and with fields that only an attacker, a mistake
-/// or the end of all time would leave.
+/// `mirror_replica`: each kind of replica unchanged, and with field values that only an attacker, a
+/// bug or a counter near its end would leave.
 pub(crate) fn replicas(corpus: &Corpus) -> io::Result<()> {
     for parameters in 0..8_u8 {
         corpus.put("mirror_replica", &format!("as-made-{parameters}"), &[parameters])?;
     }
-    // Pages from the end: superblock slots 1 and 0, a bitmap page, hot records, headers.
+    // Pages from the end: superblock slots 1 and 0, a bitmap page, activity log records, headers.
     let changes: [(&str, u8, &[u8], u16, &[u8]); 9] = [
         ("last-sequence", 0, &[0, 1], 16, &[0xFF; 8]),
         ("last-incarnation", 0, &[0, 1], 120, &[0xFF; 8]),
@@ -38,8 +38,8 @@ pub(crate) fn replicas(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `mirror_codec`: what is compressed of several kinds of data, with the length of it and others, cut
-/// short and with more behind it; and data to compress.
+/// `mirror_codec`: several kinds of data, compressed, with correct and wrong lengths, truncated,
+/// and with trailing bytes; and data to compress.
 pub(crate) fn compressed(corpus: &Corpus) -> io::Result<()> {
     let text: Vec<u8> = (0..4096).map(|at| b"flagstone "[at % 10]).collect();
     let steps: Vec<u8> = (0..65_536).map(|at| (at / 7 + at / 512) as u8).collect();

@@ -1,15 +1,15 @@
-//! NBD negotiations and requests.
+//! Seeds of NBD input: negotiations and requests.
 
 use std::io;
 
 use flagstone_nbd::wire::handshake_flag;
 use flagstone_nbd::wire::option::{info, info_request, option, put_option};
 use flagstone_nbd::wire::reply::{put_data, put_simple};
-use flagstone_nbd::wire::request::{Cookie, Request, command, command_flag};
+use flagstone_nbd::wire::request::{Cookie, NbdRequest, command, command_flag};
 
 use super::Corpus;
 
-/// The client's flags and then options.
+/// Client flags followed by options.
 fn client(parameters: u8, flags: u16, options: &[(u32, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![parameters];
     bytes.extend(u32::from(flags).to_be_bytes());
@@ -31,7 +31,8 @@ fn meta_context(export: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-/// `nbd_handshake`, and `nbd_server` from its start: as libnbd, QEMU, nbd-client and fio negotiate.
+/// `nbd_handshake` and `nbd_server` from its start: negotiations of libnbd, QEMU, nbd-client and
+/// fio.
 pub(crate) fn handshakes(corpus: &Corpus) -> io::Result<()> {
     let both = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
     let go = info_request("db", &[info::EXPORT, info::BLOCK_SIZE]);
@@ -106,9 +107,9 @@ pub(crate) fn handshakes(corpus: &Corpus) -> io::Result<()> {
     corpus.put("nbd_handshake", "endless-option", &long)
 }
 
-/// `nbd_request` and `nbd_server`: each command with each parameter of the session.
+/// `nbd_request` and `nbd_server`: each command with each session parameter.
 pub(crate) fn requests(corpus: &Corpus) -> io::Result<()> {
-    let request = |command, flags, offset, len| Request {
+    let request = |command, flags, offset, len| NbdRequest {
         flags,
         command,
         cookie: Cookie(0x1122_3344),
@@ -151,7 +152,7 @@ pub(crate) fn requests(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `nbd_client`: what a server may say, in the place of, and between, what it does say.
+/// `nbd_client`: possible server messages in place of the server's own, and between them.
 pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
     let mut simple = [0; 16];
     put_simple(&mut simple, Cookie(1), 5);
@@ -159,7 +160,8 @@ pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
     put_data(&mut data, Cookie(1), 0, 512);
     let words: [(&str, &[u8]); 4] =
         [("simple", &simple), ("data", &data), ("ones", &[0xff; 8]), ("zeroes", &[0; 24])];
-    // The greeting; the answer to structured replies; to GO, its size; the first replies.
+    // The greeting; the answer to structured replies; the size in the answer to GO; the first
+    // replies.
     for (at, pass_bytes) in [0_u16, 18, 38, 58, 60, 100, 130, 200].into_iter().enumerate() {
         for (index, (name, bytes)) in words.iter().enumerate() {
             let (how, connection) = ((index + at) as u8 % 4, u8::from(at == 7));

@@ -1,4 +1,4 @@
-//! NVMe/TCP streams, commands and what controllers answer.
+//! Seeds of NVMe/TCP input: streams, commands and controller answers.
 
 use std::io;
 
@@ -31,15 +31,15 @@ const DIGESTS: [(&str, Digests); 4] = [
     ("digests", Digests { header: true, data: true }),
 ];
 
-/// A stream of PDUs of one side.
+/// A stream of PDUs in one direction.
 struct Stream {
     bytes: Vec<u8>,
     encoder: Encoder,
 }
 
 impl Stream {
-    /// `host`: what a host reads; else what a target reads. Digests are made right on reading if
-    /// `mend`.
+    /// `host`: a stream read by a host, otherwise by a target. With `mend`, digests are corrected
+    /// on reading.
     fn new(host: bool, digests: Digests, alignment: u8, mend: bool) -> Self {
         let parameters = u8::from(host) | digests.to_dgst() << 1 | alignment << 3;
         let mut bytes = vec![parameters, u8::from(mend)];
@@ -51,7 +51,7 @@ impl Stream {
         Self { bytes, encoder: Encoder::new(digests, alignment) }
     }
 
-    /// A header that `write` writes, and its data with its digest.
+    /// Appends a header produced by `write`, and its data with its digest.
     fn push(&mut self, data: &[u8], write: impl Fn(&Encoder, &mut [u8]) -> Option<usize>) {
         let mut out = [0; ENCODED_HEADER_MAX_BYTES];
         let len = write(&self.encoder, &mut out).expect("a valid PDU");
@@ -199,7 +199,7 @@ fn conversations(corpus: &Corpus, all: &[(&str, Sqe, &[u8])]) -> io::Result<()> 
             let input = [&[how, digests.to_dgst() | 5 << 2], &records[..]].concat();
             corpus.put("nvme_target", &format!("records-{queue}-{name}"), &input)?;
         }
-        // Without the parameters of `nvme_pdu`.
+        // Without the parameter bytes of `nvme_pdu`.
         let stream = &to_target(digests, 0, false)[2..];
         corpus.put("nvme_target", &format!("start-{name}"), &[&[0, 4], stream].concat())?;
     }
@@ -220,10 +220,10 @@ fn conversations(corpus: &Corpus, all: &[(&str, Sqe, &[u8])]) -> io::Result<()> 
     corpus.put("nvme_target", "bytes-admin", &[&[1, 0], bytes].concat())
 }
 
-/// `nvme_reply`: a structure of each kind behind the byte that chooses it.
+/// `nvme_reply`: one structure of each kind, after its kind byte.
 pub(crate) fn replies(corpus: &Corpus) -> io::Result<()> {
     let put = |choice: u8, name: &str, bytes: &[u8]| {
-        // Readers take what is missing as 0: the zeroes at the end need not be stored.
+        // Readers treat missing bytes as 0, so trailing zeroes need not be stored.
         let end = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |at| at + 1);
         corpus.put("nvme_reply", name, &[&[choice], &bytes[..end]].concat())
     };
@@ -274,7 +274,7 @@ pub(crate) fn replies(corpus: &Corpus) -> io::Result<()> {
     put(7, "completion", Cqe::with_result(1, status, 0x1_0100).bytes())
 }
 
-/// `nvme_host`: PDUs in the place of, and between, what a target says on each connection.
+/// `nvme_host`: PDUs in place of the target's messages on each connection, and between them.
 pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
     let encoder = Encoder::new(Digests::default(), 0);
     let written = |write: &dyn Fn(&mut [u8]) -> Option<usize>| {
@@ -293,7 +293,7 @@ pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
         ("initialize", InitializeResponse::new(Digests::default(), 0, 4096).bytes().to_vec()),
         ("ones", vec![0xff; 8]),
     ];
-    // ICResp alone; with the response of Connect; of the first property; into the data of Identify.
+    // ICResp only; with the Connect response; with the first property; into the Identify data.
     for (at, pass_bytes) in [0_u16, 128, 152, 176, 300, 4600].into_iter().enumerate() {
         for (index, (name, pdu)) in pdus.iter().enumerate() {
             let (how, connection) = ((index + at) as u8 % 4, at as u8 % 4);

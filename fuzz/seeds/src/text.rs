@@ -1,10 +1,10 @@
-//! Configurations and what stands in them.
+//! Seeds of text input: configurations, catalogs, fio output, specifications and HTTP requests.
 
 use std::io;
 
 use super::Corpus;
 
-/// `config`: the example, and the tests' broken files.
+/// `config`: the example, and the broken files of the tests.
 pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     let example = std::fs::read(corpus.project.join("docs/examples/flagstone.toml"))?;
     corpus.put("config", "example", &example)?;
@@ -19,9 +19,9 @@ pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `catalogue`: the documentation's, and the tables of the page of 2019 as far as an input goes.
+/// `catalogue`: the documentation's, and the 2019 tables up to the input limit.
 pub(crate) fn catalogues(corpus: &Corpus) -> io::Result<()> {
-    /// Longest input of `fuzz/run`.
+    /// Longest input of `fuzz/run`, in bytes.
     const MOST: usize = 16_384;
     let documentation = std::fs::read_to_string(corpus.project.join("docs/catalogue.md"))?;
     let example = documentation.split("```toml\n").nth(1).and_then(|text| text.split("```").next());
@@ -31,7 +31,7 @@ pub(crate) fn catalogues(corpus: &Corpus) -> io::Result<()> {
     corpus.put("catalogue", "page-2019", &page[..end.map_or(0, |end| end + 1)])
 }
 
-/// `fio`: what the real one printed, without the spaces, behind the byte that chooses the catalogue.
+/// `fio`: output of the real fio without spaces, after the byte that selects the catalog.
 pub(crate) fn fio_outputs(corpus: &Corpus) -> io::Result<()> {
     for entry in std::fs::read_dir(corpus.project.join("crates/bench/tests/outputs"))? {
         let path = entry?.path();
@@ -46,7 +46,7 @@ pub(crate) fn fio_outputs(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `spec`: every form of each, behind the byte that chooses it.
+/// `spec`: every form of each kind, after its kind byte.
 pub(crate) fn specs(corpus: &Corpus) -> io::Result<()> {
     let devices = [
         "/dev/nvme0n1",
@@ -92,7 +92,7 @@ pub(crate) fn specs(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `http_request`: what clients of the control API send, and mistakes.
+/// `http_request`: requests of control API clients, and malformed ones.
 pub(crate) fn requests(corpus: &Corpus) -> io::Result<()> {
     let requests: [(&str, &[u8]); 7] = [
         ("get", b"GET /v1/volumes/a%20b?watch=1&x=a+b HTTP/1.1\r\nHost: localhost\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n"),

@@ -1,10 +1,13 @@
-//! A file device on one disk, through kills and power losses, with and without a failing disk.
+//! File device on one disk, through kills and power losses, with and without a failing disk.
+//!
+//! The scenario calls the real file device directly. It leaves out the network and all layers above
+//! the device.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
-use flagstone_runtime::sim::{Config, DiskConfig, DiskFaults, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, SimConfig, Simulation};
 use flagstone_runtime::time;
 
 use crate::load::{Ended, LoadOptions, run as load, verify};
@@ -18,7 +21,7 @@ pub const SCENARIO: Scenario = Scenario {
     run: |seed| run(seed, false, |device| device),
 };
 
-/// A disk that fails reads, writes and flushes.
+/// A disk with read, write and flush errors.
 pub const FAULTY: Scenario = Scenario {
     name: "faulty-disk",
     about: "the same on a disk with read, write and flush errors and stalls",
@@ -27,11 +30,11 @@ pub const FAULTY: Scenario = Scenario {
 
 const DISK: &str = "/dev/disk";
 
-/// What the load sees of the device: the device itself, or in tests one that breaks promises.
+/// Wrapper around the device: identity, or in tests a device that violates a guarantee.
 type Wrap = fn(SharedDevice) -> SharedDevice;
 
 fn run(seed: u64, faulty: bool, wrap: Wrap) -> Outcome {
-    let sim = Simulation::new(seed, Config::default());
+    let sim = Simulation::new(seed, SimConfig::default());
     let node = sim.add_node("storage");
     let size_bytes = 512 << sim.random_between(3, 11);
     let config = DiskConfig {
@@ -55,7 +58,7 @@ fn run(seed: u64, faulty: bool, wrap: Wrap) -> Outcome {
     Outcome::of(&sim, model.checks(), rounds)
 }
 
-/// Opens the device on its node and checks all of it.
+/// Opens the device on its node and checks all of its content.
 fn checked(sim: &Simulation, node: NodeId, model: &Shared) -> SharedDevice {
     sim.set_faults(node, DISK, DiskFaults::default());
     let model = model.clone();
@@ -65,10 +68,11 @@ fn checked(sim: &Simulation, node: NodeId, model: &Shared) -> SharedDevice {
         verify(&device, &model).await.expect("a sound disk");
         device
     });
-    sim.block_on(opened).expect("nobody ends it")
+    sim.block_on(opened).expect("the task is not aborted")
 }
 
-/// Opens, checks, loads, and ends by a kill or a power loss at any moment.
+/// One process life: opens, checks and loads the device, then ends at a random moment by a kill or
+/// a power loss.
 fn one_life(sim: &Simulation, node: NodeId, model: &Shared, faulty: bool, wrap: Wrap) {
     let device = wrap(checked(sim, node, model));
     let mut options = LoadOptions::new(sim.random_between(1, 24) as usize);
@@ -86,10 +90,10 @@ fn one_life(sim: &Simulation, node: NodeId, model: &Shared, faulty: bool, wrap: 
         }
     });
     if sim.chance(0.1) {
-        // At rest: everything is answered.
+        // At rest: all calls have been answered.
         stop.set(true);
-        let loading = Rc::into_inner(loading).expect("ours alone");
-        let ended = sim.block_on(loading).expect("nobody ends it");
+        let loading = Rc::into_inner(loading).expect("the only reference");
+        let ended = sim.block_on(loading).expect("the task is not aborted");
         assert!(faulty || ended == Ended::Stopped, "the load ended by {ended:?}");
     } else {
         assert!(faulty || !loading.is_finished(), "a sound disk failed the load");
@@ -121,7 +125,7 @@ mod tests {
     use crate::scenarios::liar::{Lie, caught, lying};
 
     #[test]
-    fn a_sound_device_keeps_its_promises_and_replays() {
+    fn sound_device_keeps_guarantees_and_replays() {
         for seed in 0..10 {
             for scenario in [&SCENARIO, &FAULTY] {
                 run_seed(scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_break_promises_are_caught() {
+    fn faulty_devices_are_detected() {
         let flush = caught(|seed| run(seed, false, |device| lying(Lie::Flush)(device)));
         let fua = caught(|seed| run(seed, false, |device| lying(Lie::Fua)(device)));
         let place = caught(|seed| run(seed, false, |device| lying(Lie::Place)(device)));

@@ -1,16 +1,20 @@
-//! Clients and an echo server through partitions, resets, kills and power losses.
+//! Echo server and its clients, through partitions, resets, kills and power losses.
+//!
+//! The scenario tests the simulated streams that the other scenarios rely on. It leaves out devices
+//! and storage protocols.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, Stream};
-use flagstone_runtime::sim::{Config, NodeId, Rng, Simulation};
+use flagstone_runtime::rng::Rng;
+use flagstone_runtime::sim::{NodeId, SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, random_u64, task, time};
 
 use crate::{Outcome, Scenario};
 
-/// See the module's head.
+/// The scenario; the module documentation describes it.
 pub const SCENARIO: Scenario = Scenario {
     name: "echo",
     about: "streams give back what was sent, in order, until they say that they failed; all heals",
@@ -19,11 +23,11 @@ pub const SCENARIO: Scenario = Scenario {
 
 const CLIENTS: usize = 3;
 const LARGEST_BYTES: u64 = 300 << 10;
-/// A client that waits longer gives its connection up.
+/// A client drops its connection when an answer takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn run(seed: u64) -> Outcome {
-    let sim = Simulation::new(seed, Config::default());
+    let sim = Simulation::new(seed, SimConfig::default());
     let server = sim.add_node("server");
     let address = Address::Tcp((sim.ip(server), 7).into());
     sim.spawn_on(server, serve(address.clone()));
@@ -46,10 +50,10 @@ fn run(seed: u64) -> Outcome {
         for client in clients {
             client.await.expect("clients do not fail");
         }
-        // What clients gave up ends in time too: dead connections are reset or time out.
+        // Connections abandoned by clients must end as well, by a reset or a timeout.
         time::sleep(Duration::from_secs(2000)).await;
     });
-    assert_eq!(sim.connections(), 0, "a connection is left\n{}", sim.report());
+    assert_eq!(sim.connections(), 0, "a connection was not released\n{}", sim.report());
     Outcome::of(&sim, checks.get(), faults)
 }
 
@@ -79,7 +83,7 @@ async fn serve(address: Address) {
     loop {
         let Ok(stream) = listener.accept().await else { return };
         task::spawn_detached(async move {
-            // A peer that is gone without a word is given up.
+            // A peer that vanished without closing its connection is abandoned after this time.
             let patient = Duration::from_secs(30);
             while let Ok((Ok(count @ 1..), data)) =
                 time::timeout(patient, stream.recv(buf::alloc(32 << 10).await)).await
@@ -93,7 +97,7 @@ async fn serve(address: Address) {
     }
 }
 
-/// Sends and checks until told to stop, then until one exchange has gone well.
+/// Sends and checks messages until the stop flag is set, then until one exchange succeeds.
 async fn client(address: Address, checks: Rc<Cell<u64>>, stop: Rc<Cell<bool>>) {
     loop {
         let connected = time::timeout(PATIENCE, Stream::connect(&address)).await;
@@ -116,7 +120,7 @@ async fn client(address: Address, checks: Rc<Cell<u64>>, stop: Rc<Cell<bool>>) {
     }
 }
 
-/// One message there and back; false when the connection failed.
+/// One message there and back. Returns false when the connection failed.
 async fn exchange(stream: &Stream) -> bool {
     let mut rng = Rng::new(random_u64());
     let len = rng.between(1, LARGEST_BYTES).min(rng.between(1, LARGEST_BYTES)) as usize;
@@ -153,7 +157,7 @@ mod tests {
     use crate::runner::run_seed;
 
     #[test]
-    fn streams_keep_their_promises_and_replay() {
+    fn streams_keep_guarantees_and_replay() {
         for seed in 0..3 {
             run_seed(&SCENARIO, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
         }

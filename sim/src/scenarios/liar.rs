@@ -1,4 +1,4 @@
-//! Devices that break promises: a scenario that does not catch them is worth nothing.
+//! Faulty devices that violate a guarantee on purpose, to prove that the scenarios detect it.
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
@@ -6,7 +6,7 @@ use flagstone_runtime::{Buf, BufMut};
 use crate::runner::run_seed;
 use crate::{Outcome, Scenario};
 
-/// A device that breaks one promise.
+/// A device that violates one guarantee.
 struct Liar {
     device: SharedDevice,
     lie: Lie,
@@ -14,11 +14,11 @@ struct Liar {
 
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Lie {
-    /// Flushes do nothing.
+    /// Flushes have no effect.
     Flush,
-    /// Writes are never durable by themselves.
+    /// FUA writes are not durable.
     Fua,
-    /// Writes go one block too far now and then.
+    /// Some writes go one block too far.
     Place,
 }
 
@@ -54,12 +54,12 @@ impl BlockDevice for Liar {
     }
 }
 
-/// A device that breaks this promise, around one that keeps it.
+/// Wrapper that makes a correct device violate one guarantee.
 pub(crate) fn lying(lie: Lie) -> impl Fn(SharedDevice) -> SharedDevice {
     move |device| std::sync::Arc::new(Liar { device, lie })
 }
 
-/// How many of 40 seeds fail.
+/// Number of failing seeds among 40.
 pub(crate) fn caught(run: fn(u64) -> Outcome) -> usize {
     let scenario = Scenario { name: "liar", about: "", run };
     (0..40).filter(|seed| run_seed(&scenario, *seed, false).is_err()).count()

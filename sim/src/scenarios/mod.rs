@@ -1,4 +1,4 @@
-//! The scenarios, one a module.
+//! Scenarios, one per module.
 
 pub mod disk;
 pub mod echo;
@@ -9,7 +9,7 @@ pub mod served;
 
 use crate::Scenario;
 
-/// All of them, in the order in which they are run.
+/// All scenarios, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     disk::SCENARIO,
     disk::FAULTY,
@@ -18,7 +18,7 @@ pub const ALL: &[Scenario] = &[
     served::NBD,
     mirror::SYNC,
     mirror::MEMORY,
-    mirror::STRICT,
+    mirror::BLOCK_ON_PEER_LOSS,
     mirror::ASYNC,
     mirror::FAULTY,
     mirror::BROKEN,
@@ -27,7 +27,7 @@ pub const ALL: &[Scenario] = &[
     mirror::TWO,
 ];
 
-/// The one of this name.
+/// Finds a scenario by name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
     ALL.iter().find(|scenario| scenario.name == name)
 }

@@ -1,4 +1,7 @@
-//! A volume on a file, served over a network to one client, through everything that can fail.
+//! Volume on a file, served over a simulated network to one client, through all faults.
+//!
+//! The server, the client and the file device are the real code. TLS, authentication and multiple
+//! hosts are left out.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -6,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
-use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, Server, ServerOptions};
+use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, ServerOptions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvmf::host::{HostOptions, RemoteDevice};
-use flagstone_nvmf::target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::{Address, Listener};
-use flagstone_runtime::sim::{Config, DiskConfig, NodeId, Simulation};
+use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 use flagstone_runtime::{JoinHandle, random_u64, spawn_detached, time};
 
 use crate::load::{Ended, LoadOptions, run as load, verify};
@@ -35,18 +38,18 @@ pub const NVME: Scenario = Scenario {
 };
 
 const DISK: &str = "/dev/disk";
-/// Longer than any disk or server needs to finish what it has in hand.
+/// Longer than any disk or server needs to finish its pending work.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// What is served of the device: the device itself, or in tests one that breaks promises.
+/// Wrapper around the served device: identity, or in tests a device that violates a guarantee.
 type Wrap = fn(SharedDevice) -> SharedDevice;
 
-/// A protocol: how a device is served, and how it is attached.
+/// A protocol: how to serve a device, and how to attach to it.
 struct Front {
     port: u16,
     /// Serves until the node dies.
     serve: fn(SharedDevice, Address) -> IoFuture<()>,
-    /// One attempt.
+    /// Attempts to attach once.
     attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
 }
 
@@ -57,7 +60,7 @@ fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
         let exports = Exports::new([Export::new("volume", device)]).expect("one export");
         let listener = Listener::bind(&address).expect("the port is free");
         let options = ServerOptions::default();
-        Server::new(Arc::new(exports), options, Drain::new()).run(listener).await;
+        NbdServer::new(Arc::new(exports), options, Drain::new()).run(listener).await;
         Ok(())
     })
 }
@@ -106,7 +109,7 @@ fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
     })
 }
 
-/// The world and what is known of it.
+/// The simulated world and the model of its volume.
 struct Cluster {
     sim: Simulation,
     server: NodeId,
@@ -119,7 +122,7 @@ struct Cluster {
 }
 
 fn run(seed: u64, front: &'static Front, wrap: Wrap) -> Outcome {
-    let sim = Simulation::new(seed, Config::default());
+    let sim = Simulation::new(seed, SimConfig::default());
     let (server, client) = (sim.add_node("server"), sim.add_node("client"));
     let size_bytes = 4096 << sim.random_between(0, 8);
     sim.add_disk(server, DISK, DiskConfig::block_device(size_bytes));
@@ -139,11 +142,11 @@ fn run(seed: u64, front: &'static Front, wrap: Wrap) -> Outcome {
         }
         cluster.sim.heal_all();
         cluster.stop.set(true);
-        loading.await.expect("nobody ends it");
+        loading.await.expect("the task is not aborted");
     });
     cluster.check_at_rest();
     let sim = &cluster.sim;
-    assert_eq!(sim.connections(), 0, "a connection is left\n{}", sim.report());
+    assert_eq!(sim.connections(), 0, "a connection was not released\n{}", sim.report());
     Outcome::of(sim, cluster.model.checks(), faults)
 }
 
@@ -160,7 +163,8 @@ impl Cluster {
         });
     }
 
-    /// Loads the volume, attaching it again when it fails for good, until told to stop.
+    /// Loads the volume until the stop flag is set, and attaches again after each permanent
+    /// failure.
     fn start_client(&self) -> JoinHandle<()> {
         let (attach, address) = (self.front.attach, self.address());
         let (model, stop, depth) = (self.model.clone(), self.stop.clone(), self.depth);
@@ -200,7 +204,7 @@ impl Cluster {
             }
             _ => sim.crash(client),
         }
-        // Most outages are short; a long one outlasts every time-out.
+        // Most outages are short; a long one exceeds every timeout.
         if sim.chance(0.1) {
             pause *= 60;
         }
@@ -211,7 +215,7 @@ impl Cluster {
         }
         sim.heal(server, client);
         if !sim.is_up(client) {
-            // What the dead client had sent is carried out first.
+            // The requests that the dead client sent are carried out first.
             time::sleep(QUIET).await;
             self.model.process_ended();
             sim.restart(client);
@@ -219,7 +223,7 @@ impl Cluster {
         }
     }
 
-    /// Nothing fails any more: the volume is checked over the network, then everything is closed.
+    /// Stops all faults, checks the volume over the network, and closes everything.
     fn check_at_rest(&self) {
         let (attach, address) = (self.front.attach, self.address());
         let model = self.model.clone();
@@ -229,12 +233,12 @@ impl Cluster {
             let device = attached(attach, &address).await;
             verify(&device, &model).await.expect("a sound network and disk");
         });
-        self.sim.block_on(checking).expect("nobody ends it");
+        self.sim.block_on(checking).expect("the task is not aborted");
         self.sim.run_for(Duration::from_secs(2000));
     }
 }
 
-/// Attaches as soon as the server lets it.
+/// Attaches as soon as the server accepts.
 async fn attached(
     attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
     address: &Address,
@@ -254,21 +258,21 @@ mod tests {
     use crate::scenarios::liar::{Lie, caught, lying};
 
     #[test]
-    fn nvme_tcp_keeps_its_promises_and_replays() {
+    fn nvme_tcp_keeps_guarantees_and_replays() {
         for seed in 0..5 {
             run_seed(&NVME, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
         }
     }
 
     #[test]
-    fn nbd_keeps_its_promises_and_replays() {
+    fn nbd_keeps_guarantees_and_replays() {
         for seed in 0..5 {
             run_seed(&NBD, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
         }
     }
 
     #[test]
-    fn servers_of_devices_that_break_promises_are_caught() {
+    fn servers_of_faulty_devices_are_detected() {
         let nvme = [
             caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Flush)(device))),
             caught(|seed| run(seed, &NVME_FRONT, |device| lying(Lie::Place)(device))),

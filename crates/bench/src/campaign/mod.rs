@@ -1,4 +1,5 @@
-//! A campaign: every job of a suite on every target, again and again, so that drift hits all alike.
+//! Campaign: every job of a suite on every target, with interleaved repetitions so that drift of
+//! the machine affects all targets alike.
 
 mod pace;
 mod run;
@@ -8,72 +9,72 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::attach::Choice;
+use crate::attach::InitiatorChoice;
 use crate::error::Error;
-use crate::job::Job;
+use crate::job::BenchJob;
 use crate::limits::{REPETITIONS, SUITE_JOBS, TARGETS};
-use crate::nature::Origin;
+use crate::provenance::Origin;
 use crate::results::SCHEMA_VERSION;
 use crate::suite::Suite;
-use crate::target::{Place, Target};
+use crate::target::{BenchTarget, DiskAddress};
 
-pub use run::{Campaign, Ending, Watcher};
+pub use run::{Campaign, CampaignEnd, Watcher};
 
-/// Rounds of a job whose results do not become steady.
+/// Upper bound of the rounds of a job that does not become steady.
 pub const ROUNDS_MAX: u32 = 25;
 
-/// What is to be done: all that a run can be resumed from.
+/// Parameters of a campaign: everything that is needed to resume it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct CampaignPlan {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// The suite's name.
+    /// Name of the suite.
     pub suite: String,
-    /// Its title.
+    /// Title of the suite.
     pub title: String,
-    /// Its jobs.
-    pub jobs: Vec<Job>,
-    /// Things to compare.
-    pub targets: Vec<Target>,
-    /// How often.
+    /// Jobs, in order.
+    pub jobs: Vec<BenchJob>,
+    /// Targets to compare.
+    pub targets: Vec<BenchTarget>,
+    /// Measurements of each job on each target.
     pub repetitions: u32,
-    /// Whether to go on until it is steady.
+    /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
-    /// Whether to fill first.
+    /// Whether unwritten parts of targets are filled first.
     pub precondition: bool,
-    /// Size of files that have to be made, in bytes.
+    /// Size of files that are created, in bytes.
     pub file_bytes: u64,
-    /// Who drives `nvme-tcp://` targets.
+    /// Driver of `nvme-tcp://` targets.
     #[serde(default)]
-    pub initiator: Choice,
-    /// What the user told of disks that cannot be looked into, by how they are written.
+    pub initiator: InitiatorChoice,
+    /// User-supplied provenance of disks that cannot be inspected, by address.
     #[serde(default)]
     pub origins: BTreeMap<String, Origin>,
-    /// What made it and would make it again, where that is no `flagstone bench run`: its targets
-    /// were there for it alone.
+    /// The command that made the campaign, where that was not `flagstone bench run`: its targets
+    /// existed for it only, so it cannot be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Disks whose data may be destroyed. It is never kept: what a disk holds when a run is resumed
-    /// is not what the user once agreed to lose.
+    /// Disks whose data may be destroyed. Never stored: a resumed run asks for consent again,
+    /// because the disk may hold other data by then.
     #[serde(skip)]
     pub destroy: Vec<String>,
 }
 
-/// One measurement to make.
+/// One measurement of a campaign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct CampaignStep {
     /// Index of the job.
     pub job: usize,
-    /// From 0.
+    /// Repetition, from 0.
     pub repetition: u32,
     /// Index of the target.
     pub target: usize,
 }
 
-impl Plan {
-    /// From a suite.
-    pub fn new(suite: &Suite, targets: Vec<Target>, file_bytes: u64) -> Plan {
-        Plan {
+impl CampaignPlan {
+    /// A campaign of a suite, with default parameters.
+    pub fn new(suite: &Suite, targets: Vec<BenchTarget>, file_bytes: u64) -> CampaignPlan {
+        CampaignPlan {
             schema_version: SCHEMA_VERSION,
             suite: suite.name.clone(),
             title: suite.title.clone(),
@@ -83,14 +84,14 @@ impl Plan {
             steady_state: suite.steady_state,
             precondition: suite.precondition,
             file_bytes,
-            initiator: Choice::default(),
+            initiator: InitiatorChoice::default(),
             origins: BTreeMap::new(),
             command: None,
             destroy: Vec::new(),
         }
     }
 
-    /// Says what is wrong with it, also when it was read from a file.
+    /// Validates it; a plan that was read from a file may be invalid too.
     ///
     /// # Errors
     /// [`Error::Usage`].
@@ -125,18 +126,17 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether a job changes a target.
+    /// Whether any job writes to the targets.
     pub fn writes(&self) -> bool {
-        self.jobs.iter().any(Job::writes)
+        self.jobs.iter().any(BenchJob::writes)
     }
 
-    /// Whether a target can do a job.
+    /// Whether a target has enough disks for a job.
     fn suits(&self, job: usize, target: usize) -> bool {
         self.jobs[job].disks as usize <= self.targets[target].disks.len()
     }
 
-    /// Targets that are left out of jobs that need more disks than they have, with how many of how
-    /// many jobs.
+    /// Messages for targets that have too few disks for some jobs; those jobs are skipped there.
     pub fn left_out(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (target, named) in self.targets.iter().enumerate() {
@@ -153,30 +153,30 @@ impl Plan {
         found
     }
 
-    /// One round of a job on all targets that it suits. Each round begins with another target, so
-    /// that none is always the one that follows the same other.
-    pub fn round(&self, job: usize, repetition: u32) -> Vec<Step> {
+    /// One round of a job on all suitable targets. Each round starts with another target, so that
+    /// no target always follows the same one.
+    pub fn round(&self, job: usize, repetition: u32) -> Vec<CampaignStep> {
         let count = self.targets.len();
         let order = (0..count).map(|at| (at + repetition as usize) % count);
         let suited = order.filter(|target| self.suits(job, *target));
-        suited.map(|target| Step { job, repetition, target }).collect()
+        suited.map(|target| CampaignStep { job, repetition, target }).collect()
     }
 
-    /// Everything in order, if no round is added.
-    pub fn steps(&self) -> Vec<Step> {
+    /// All measurements in order, if no round is added.
+    pub fn steps(&self) -> Vec<CampaignStep> {
         let rounds = (0..self.jobs.len())
             .flat_map(|job| (0..self.repetitions).map(move |repetition| (job, repetition)));
         rounds.flat_map(|(job, repetition)| self.round(job, repetition)).collect()
     }
 
-    /// How long a step takes, in seconds, with what starting fio takes.
-    pub fn step_seconds(&self, step: Step) -> f64 {
+    /// Duration of a measurement, in seconds, including fio's start.
+    pub fn step_seconds(&self, step: CampaignStep) -> f64 {
         let job = &self.jobs[step.job];
         (job.ramp_ms + job.runtime_ms) as f64 / 1e3 + 0.3
     }
 
-    /// The job as it is run on a target: offsets of threads are made smaller on a smaller disk.
-    fn fitted(&self, step: Step, size_bytes: Option<u64>) -> Job {
+    /// The job for a target of this size: offsets of threads shrink on smaller disks.
+    fn fitted(&self, step: CampaignStep, size_bytes: Option<u64>) -> BenchJob {
         let mut job = self.jobs[step.job].clone();
         if let Some(size) = size_bytes {
             let each = size.saturating_sub(job.offset_bytes) / u64::from(job.threads);
@@ -186,20 +186,20 @@ impl Plan {
         job
     }
 
-    /// Whether any target needs fio, whoever drives `nvme-tcp://`.
+    /// Whether any target needs fio, independent of the driver of `nvme-tcp://`.
     pub fn needs_fio(&self) -> bool {
-        let ours = |target: &Target| matches!(target.disks[0], Place::NvmeTcp(_));
+        let ours = |target: &BenchTarget| matches!(target.disks[0], DiskAddress::NvmeTcp(_));
         !self.targets.iter().all(ours)
     }
 }
 
 #[cfg(test)]
-impl Plan {
+impl CampaignPlan {
     /// Two jobs on two targets, for tests.
-    pub fn example() -> Plan {
+    pub fn example() -> CampaignPlan {
         let targets = ["a=/x", "b=/y,/z"].map(|text| text.parse().unwrap()).into();
         let suite = crate::suite::find("quick").unwrap();
-        let mut plan = Plan::new(&suite, targets, 1 << 20);
+        let mut plan = CampaignPlan::new(&suite, targets, 1 << 20);
         plan.jobs.truncate(2);
         plan
     }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn repetitions_are_interleaved_and_take_turns() {
-        let mut plan = Plan::example();
+        let mut plan = CampaignPlan::example();
         plan.repetitions = 2;
         let order: Vec<_> = plan.steps().iter().map(|s| (s.job, s.repetition, s.target)).collect();
         assert_eq!(
@@ -228,7 +228,7 @@ mod tests {
             ]
         );
         plan.jobs[0].disks = 2;
-        assert_eq!(plan.round(0, 0), [Step { job: 0, repetition: 0, target: 1 }]);
+        assert_eq!(plan.round(0, 0), [CampaignStep { job: 0, repetition: 0, target: 1 }]);
         let told = plan.left_out();
         assert_eq!(told, ["a: 1 of 2 jobs need more disks than its 1, and are left out"]);
         assert_eq!(plan.check().map_err(|e| e.to_string()), Ok(()));
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn offsets_fit_smaller_disks() {
-        let mut plan = Plan::example();
+        let mut plan = CampaignPlan::example();
         plan.jobs[0].offset_increment_bytes = 500 << 30;
         plan.jobs[0].threads = 4;
         let step = plan.steps()[0];
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let mut plan = Plan::example();
+        let mut plan = CampaignPlan::example();
         plan.targets[1].name = "a".to_owned();
         assert!(plan.check().unwrap_err().to_string().contains("two targets are called a"));
     }

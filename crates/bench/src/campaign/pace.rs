@@ -1,13 +1,13 @@
-//! How long a campaign still takes: what was planned, corrected by what such steps took so far.
+//! Remaining time of a campaign: the planned time, corrected by the time that steps took so far.
 
-/// What a fill is taken to reach before anything is known of it, in bytes a second.
+/// Assumed throughput of a fill before anything is known, in bytes per second.
 const FILL_BYTES_PER_S: f64 = 200e6;
-/// A fill is looked at so seldom, in seconds.
+/// Interval at which the progress of a fill is read, in seconds.
 const LOOK_S: f64 = 1.0;
-/// Of a fill so much has to be done before its pace is believed.
+/// Share of a fill that must be done before its pace is used, 0 to 1.
 const TOLD_LEAST: f64 = 0.01;
 
-/// How much longer the steps of this run took than was planned.
+/// Ratio of actual to planned time of the steps so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     planned_s: f64,
@@ -15,13 +15,13 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A step is done.
+    /// Adds a completed step.
     pub(super) fn add(&mut self, planned_s: f64, took_s: f64) {
         self.planned_s += planned_s;
         self.took_s += took_s;
     }
 
-    /// What planned seconds will be.
+    /// Expected time of the given planned seconds.
     pub(super) fn corrected(&self, planned_s: f64) -> f64 {
         match self.planned_s > 0.0 {
             true => planned_s * (self.took_s / self.planned_s),
@@ -30,12 +30,12 @@ impl Pace {
     }
 }
 
-/// What a fill of a size is taken to take, in seconds, before it begins.
+/// Assumed duration of a fill of this size, in seconds.
 pub(super) fn planned_s(size_bytes: u64) -> f64 {
     size_bytes as f64 / FILL_BYTES_PER_S
 }
 
-/// The progress of a fill.
+/// Progress of a fill.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     looked_s: f64,
@@ -43,8 +43,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Looks, if it is time: how much is done, from 0 to 1, and how long the rest takes.
-    /// `written_bytes` tells how much of so many bytes is written, where that is known.
+    /// Reads the progress if the interval has passed: the share that is done, 0 to 1, and the
+    /// seconds that the rest takes. `written_bytes` returns the bytes written so far, where known.
     pub(super) fn look(
         &mut self,
         elapsed_s: f64,
@@ -55,7 +55,7 @@ impl Progress {
             return None;
         }
         self.looked_s = elapsed_s;
-        // What the kernel tells may stand still or go back, as it counts others too.
+        // The kernel's count may stand still or shrink: it includes other writers.
         self.done = self.done.max((written_bytes()? as f64 / size_bytes.max(1) as f64).min(1.0));
         (self.done >= TOLD_LEAST).then(|| (self.done, elapsed_s * (1.0 - self.done) / self.done))
     }

@@ -1,4 +1,4 @@
-//! Running a campaign, from its beginning or from where it stopped.
+//! Execution of a campaign, from its start or from where it was interrupted.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,75 +6,75 @@ use std::path::Path;
 use crate::attach::Initiator;
 use crate::campaign::pace::{Pace, Progress, planned_s};
 use crate::campaign::serve::{Driven, OWN_TOOL};
-use crate::campaign::{Plan, ROUNDS_MAX, Step};
+use crate::campaign::{CampaignPlan, CampaignStep, ROUNDS_MAX};
 use crate::environment;
 use crate::error::Error;
 use crate::fio::Fio;
 use crate::generator::Generator;
-use crate::guard::{self, Verdict};
+use crate::guard::{self, GuardVerdict};
 use crate::measurement::Measurement;
-use crate::nature::Nature;
 use crate::os::{self, Interrupt, Stopwatch};
 use crate::precondition;
-use crate::results::{Record, Store};
+use crate::provenance::Provenance;
+use crate::results::{ResultRecord, ResultStore};
 use crate::served;
-use crate::server::Meter;
+use crate::server::CpuMeter;
 use crate::stats::{Steady, steady};
-use crate::target::{Place, Target};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// Who follows a campaign: a terminal, or nobody.
+/// Progress display of a campaign.
 pub trait Watcher {
-    /// Something that the user should know.
+    /// A message to the user.
     fn note(&mut self, text: &str);
-    /// A measurement or a fill begins; `remaining_s` is of all that is left, with this.
+    /// A measurement or fill starts; `remaining_s` is the time until the end of the campaign.
     fn begin(&mut self, what: &str, remaining_s: f64);
-    /// How much of a fill is done, from 0 to 1; the remaining time is of all that is left.
+    /// Share of a fill that is done, 0 to 1, and the time until the end of the campaign.
     fn filled(&mut self, _done: f64, _remaining_s: f64) {}
     /// Time passes.
     fn tick(&mut self);
-    /// A measurement is made and kept.
-    fn done(&mut self, record: &Record);
-    /// A round was judged.
+    /// A measurement is done and stored.
+    fn done(&mut self, record: &ResultRecord);
+    /// A round was checked for steady state.
     fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>);
 }
 
 /// How a campaign ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// All is done.
+pub enum CampaignEnd {
+    /// All measurements are done.
     Complete,
-    /// The user stopped it: it can be resumed.
+    /// Interrupted by the user; it can be resumed.
     Interrupted,
 }
 
-/// A campaign to run.
+/// A campaign with its results directory and the tools that measure.
 #[derive(Debug)]
 pub struct Campaign<'a> {
-    /// What to do.
-    pub plan: &'a Plan,
-    /// Where the results go.
-    pub store: &'a Store,
+    /// Parameters.
+    pub plan: &'a CampaignPlan,
+    /// Results directory.
+    pub store: &'a ResultStore,
     /// For paths and `nbd://`.
     pub fio: Option<&'a Fio>,
-    /// For `nvme-tcp://` that the kernel does not drive, and to ask served volumes for their size.
+    /// For `nvme-tcp://` without the kernel, and for the size of served volumes.
     pub generator: &'a Generator,
-    /// The kernel's, for `nvme-tcp://`.
+    /// For `nvme-tcp://` through the kernel.
     pub initiator: &'a Initiator,
-    /// The user's.
+    /// Interruption by the user.
     pub interrupt: &'a Interrupt,
 }
 
 type Done = BTreeSet<(String, String, u32)>;
 
 impl Campaign<'_> {
-    /// Guards, fills, and measures what is not yet measured.
+    /// Checks the targets, fills them, and makes the measurements that are missing.
     ///
     /// # Errors
-    /// The first that is more than the user's interruption. What was measured before is kept.
-    pub fn run(&self, watcher: &mut dyn Watcher) -> Result<Ending, Error> {
+    /// The first failure other than an interruption. Results so far are stored.
+    pub fn run(&self, watcher: &mut dyn Watcher) -> Result<CampaignEnd, Error> {
         match self.run_all(watcher) {
-            Ok(()) => Ok(Ending::Complete),
-            Err(Error::Interrupted) => Ok(Ending::Interrupted),
+            Ok(()) => Ok(CampaignEnd::Complete),
+            Err(Error::Interrupted) => Ok(CampaignEnd::Interrupted),
             Err(error) => Err(error),
         }
     }
@@ -94,11 +94,11 @@ impl Campaign<'_> {
         for target in &self.plan.targets {
             driven.push(self.drive(target, &records, watcher)?);
         }
-        // What makes no job possible is found before anything is written.
+        // Impossible jobs are found before anything is written.
         for step in self.plan.steps() {
             let (job, target) = (self.plan.fitted(step, None), &driven[step.target].target);
             match (&target.disks[0], self.fio) {
-                (Place::NvmeTcp(uri), _) => drop(crate::generator::arguments(&job, uri)?),
+                (DiskAddress::NvmeTcp(uri), _) => drop(crate::generator::arguments(&job, uri)?),
                 (_, Some(fio)) => drop(fio.options(&job, target)?),
                 (_, None) => return Err(Error::FioMissing),
             }
@@ -117,10 +117,15 @@ impl Campaign<'_> {
         let mut environment = environment::record(&self.plan.targets, self.fio);
         driven.iter().for_each(|driven| driven.describe(&mut environment));
         self.store.environment(&environment)?;
-        let of = |target| Nature::of_target(target, &environment, &self.plan.origins);
-        let natures: Vec<Nature> = self.plan.targets.iter().map(of).collect();
+        let of = |target| Provenance::of_target(target, &environment, &self.plan.origins);
+        let provenances: Vec<Provenance> = self.plan.targets.iter().map(of).collect();
         for job in 0..self.plan.jobs.len() {
-            self.run_job(job, (&driven, &natures), (&mut done, &mut rounds, &mut pace), watcher)?;
+            self.run_job(
+                job,
+                (&driven, &provenances),
+                (&mut done, &mut rounds, &mut pace),
+                watcher,
+            )?;
         }
         Ok(())
     }
@@ -128,7 +133,7 @@ impl Campaign<'_> {
     fn run_job(
         &self,
         job: usize,
-        (driven, natures): (&[Driven], &[Nature]),
+        (driven, provenances): (&[Driven], &[Provenance]),
         (done, rounds, pace): (&mut Done, &mut Rounds, &mut Pace),
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
@@ -146,7 +151,7 @@ impl Campaign<'_> {
                 let watch = Stopwatch::start();
                 let mut record = self.measure(step, &driven[step.target], watcher)?;
                 pace.add(self.plan.step_seconds(step), watch.seconds());
-                record.nature = natures[step.target];
+                record.provenance = provenances[step.target];
                 self.store.append(&record)?;
                 watcher.done(&record);
                 rounds.add(&record);
@@ -179,37 +184,37 @@ impl Campaign<'_> {
         all
     }
 
-    fn key(&self, step: Step) -> (String, String, u32) {
+    fn key(&self, step: CampaignStep) -> (String, String, u32) {
         let (job, target) = (&self.plan.jobs[step.job], &self.plan.targets[step.target]);
         (job.name.clone(), target.name.clone(), step.repetition)
     }
 
-    fn remaining_s(&self, from: Step, done: &Done) -> f64 {
+    fn remaining_s(&self, from: CampaignStep, done: &Done) -> f64 {
         let steps = self.plan.steps();
         let left =
             steps.iter().filter(|step| step.job >= from.job && !done.contains(&self.key(**step)));
         let planned: f64 = left.map(|step| self.plan.step_seconds(*step)).sum();
-        // Nobody knows how many rounds are added; this one is.
+        // The number of added rounds is unknown, except for the current one.
         let is_added = from.repetition >= self.plan.repetitions;
         planned + if is_added { self.plan.step_seconds(from) } else { 0.0 }
     }
 
     fn measure(
         &self,
-        step: Step,
+        step: CampaignStep,
         driven: &Driven,
         watcher: &mut dyn Watcher,
-    ) -> Result<Record, Error> {
+    ) -> Result<ResultRecord, Error> {
         let target = &driven.target;
         let job = self.plan.fitted(step, driven.size_bytes());
         let started_unix_s = os::unix_seconds();
-        let mut meter = Meter::new(&driven.servers, job.ramp_ms);
+        let mut meter = CpuMeter::new(&driven.servers, job.ramp_ms);
         let mut tick = || {
             meter.tick();
             watcher.tick();
         };
         let (mut measurement, raw, command, tool) = match (&target.disks[0], self.fio) {
-            (Place::NvmeTcp(uri), _) => {
+            (DiskAddress::NvmeTcp(uri), _) => {
                 let run = self.generator.measure(&job, uri, self.interrupt, &mut tick)?;
                 let raw = serde_json::to_string(&run.results).expect("results are always JSON");
                 (run.measurement(), raw, run.command, OWN_TOOL.to_owned())
@@ -225,22 +230,27 @@ impl Campaign<'_> {
         measurement.cpu = measurement.cpu.or(metered.host);
         measurement.server = metered.server;
         let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
-        Ok(Record {
+        Ok(ResultRecord {
             repetition: step.repetition,
             started_unix_s,
             tool,
             command,
             raw: Some(raw),
-            ..Record::new(&self.plan.suite, &job, &self.plan.targets[step.target], measurement)
+            ..ResultRecord::new(
+                &self.plan.suite,
+                &job,
+                &self.plan.targets[step.target],
+                measurement,
+            )
         })
     }
 
-    /// Whether all files that are to be made fit.
-    fn check_room(&self, verdicts: &[Vec<Verdict>]) -> Result<(), Error> {
+    /// Checks that all files to be created fit on their file systems.
+    fn check_room(&self, verdicts: &[Vec<GuardVerdict>]) -> Result<(), Error> {
         let mut absent: Vec<&Path> = Vec::new();
         for (target, verdicts) in self.plan.targets.iter().zip(verdicts) {
             let disks = target.disks.iter().zip(verdicts);
-            let missing = disks.filter(|(_, verdict)| **verdict == Verdict::Absent);
+            let missing = disks.filter(|(_, verdict)| **verdict == GuardVerdict::Absent);
             absent.extend(missing.filter_map(|(disk, _)| disk.path()));
         }
         absent.sort_unstable();
@@ -248,17 +258,17 @@ impl Campaign<'_> {
         precondition::check_room(&absent, self.plan.file_bytes)
     }
 
-    /// Makes files, and finds what was never written and is to be filled.
+    /// Creates files, and lists disks with unwritten parts to be filled.
     fn prepare(
         &self,
         driven: &Driven,
-        verdicts: &[Verdict],
+        verdicts: &[GuardVerdict],
         watcher: &mut dyn Watcher,
     ) -> Result<Vec<Unfilled>, Error> {
         let mut fills = Vec::new();
         for (disk, verdict) in driven.target.disks.iter().zip(verdicts) {
             match disk.path() {
-                Some(path) if *verdict == Verdict::Absent => {
+                Some(path) if *verdict == GuardVerdict::Absent => {
                     precondition::make(path, self.plan.file_bytes)?;
                 }
                 _ if !self.plan.precondition || self.is_filled(disk)? => continue,
@@ -276,7 +286,8 @@ impl Campaign<'_> {
                 None => driven.served_bytes(disk),
             };
             let size_bytes = if known == 0 { self.plan.file_bytes } else { known };
-            let target = Target { name: driven.target.name.clone(), disks: vec![disk.clone()] };
+            let target =
+                BenchTarget { name: driven.target.name.clone(), disks: vec![disk.clone()] };
             fills.push(Unfilled { target, size_bytes });
         }
         Ok(fills)
@@ -294,7 +305,7 @@ impl Campaign<'_> {
         Ok(())
     }
 
-    fn is_filled(&self, disk: &Place) -> Result<bool, Error> {
+    fn is_filled(&self, disk: &DiskAddress) -> Result<bool, Error> {
         match disk.path() {
             Some(path) => {
                 Ok(os::size_of(path).is_ok_and(|s| s > 0 && precondition::is_filled(path, s)))
@@ -303,7 +314,7 @@ impl Campaign<'_> {
         }
     }
 
-    /// Fills one disk; `after_s` is what takes its time after it.
+    /// Fills one disk; `after_s` is the remaining time after it.
     fn fill(&self, fill: &Unfilled, after_s: f64, watcher: &mut dyn Watcher) -> Result<(), Error> {
         let disk = &fill.target.disks[0];
         let (mut progress, watch) = (Progress::default(), Stopwatch::start());
@@ -326,19 +337,19 @@ impl Campaign<'_> {
     }
 }
 
-/// A disk that is to be filled before anything is measured.
+/// A disk that is filled before the first measurement.
 struct Unfilled {
-    /// A target of this disk alone.
-    target: Target,
+    /// Target with only this disk.
+    target: BenchTarget,
     size_bytes: u64,
 }
 
-/// IOPS by job and target, in the order of their rounds.
+/// IOPS by job and target, in the order of the rounds.
 #[derive(Default)]
 struct Rounds(std::collections::BTreeMap<(String, String), Vec<f64>>);
 
 impl Rounds {
-    fn add(&mut self, record: &Record) {
+    fn add(&mut self, record: &ResultRecord) {
         let key = (record.job.clone(), record.target.clone());
         self.0.entry(key).or_default().push(record.iops);
     }

@@ -1,41 +1,41 @@
-//! Who drives a target, and what is known of it before it is measured: the kernel, fio or our own
-//! generator; the size of served volumes, and the processes that serve them.
+//! Driver of a target: the kernel, fio or our own generator, with the size of served volumes and
+//! the processes that serve them.
 
 use std::collections::BTreeMap;
 
-use super::Plan;
+use super::CampaignPlan;
 use super::run::{Campaign, Watcher};
-use crate::attach::{Attached, Choice};
+use crate::attach::{Attached, InitiatorChoice};
 use crate::environment::{self, Environment};
 use crate::error::Error;
 use crate::guard;
 use crate::os;
-use crate::results::Record;
+use crate::results::ResultRecord;
 use crate::server::Servers;
-use crate::target::{Place, Target};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// What our own generator is called in results.
+/// Name of our own generator in results.
 pub(super) const OWN_TOOL: &str = "flagstone load";
 
-/// A target as it is driven. What it attached is detached with it.
+/// A target with its driver. Kernel attachments are detached when it is dropped.
 #[derive(Debug)]
 pub(super) struct Driven {
-    /// Devices stand where the kernel attached the plan's addresses.
-    pub(super) target: Target,
-    /// Who serves it, on this machine.
+    /// The target, with block devices in place of addresses that the kernel attached.
+    pub(super) target: BenchTarget,
+    /// Processes of this machine that serve it.
     pub(super) servers: Servers,
-    /// Sizes of served disks, by how they are written, in bytes.
+    /// Sizes of served disks by address, in bytes.
     sizes: BTreeMap<String, u64>,
-    /// The plan's disks.
-    disks: Vec<Place>,
-    /// What drives it, if it is served.
+    /// The disks as they are in the plan.
+    disks: Vec<DiskAddress>,
+    /// Description of the driver, if the target is served.
     initiator: Option<String>,
-    /// Held until the end.
+    /// Kernel attachments, held until the end.
     _attached: Vec<Attached>,
 }
 
 impl Driven {
-    /// Of its first disk.
+    /// Size of the first disk, in bytes.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         let first = &self.target.disks[0];
         match first.path() {
@@ -44,12 +44,12 @@ impl Driven {
         }
     }
 
-    /// Of a served disk; 0 if it is none.
-    pub(super) fn served_bytes(&self, disk: &Place) -> u64 {
+    /// Size of a served disk, in bytes; 0 if the disk is not served.
+    pub(super) fn served_bytes(&self, disk: &DiskAddress) -> u64 {
         self.sizes.get(&disk.to_string()).copied().unwrap_or(0)
     }
 
-    /// Adds what the environment cannot see by itself.
+    /// Adds the served disks to the environment.
     pub(super) fn describe(&self, environment: &mut Environment) {
         for (disk, driven) in self.disks.iter().zip(&self.target.disks) {
             if disk.path().is_some() {
@@ -66,11 +66,11 @@ impl Driven {
 }
 
 impl Campaign<'_> {
-    /// Decides who drives a target, attaches it if the kernel does, and looks at what is served.
+    /// Chooses the driver of a target, attaches it if that is the kernel, and reads the sizes.
     pub(super) fn drive(
         &self,
-        target: &Target,
-        done: &[Record],
+        target: &BenchTarget,
+        done: &[ResultRecord],
         watcher: &mut dyn Watcher,
     ) -> Result<Driven, Error> {
         let mut driven = Driven {
@@ -82,8 +82,8 @@ impl Campaign<'_> {
             _attached: Vec::new(),
         };
         match &target.disks[0] {
-            Place::Path(_) => return Ok(driven),
-            Place::Nbd(_) => {
+            DiskAddress::Path(_) => return Ok(driven),
+            DiskAddress::Nbd(_) => {
                 driven.initiator = Some("fio's nbd engine".to_owned());
                 if self.plan.jobs.iter().any(|job| job.sync && job.writes()) {
                     watcher.note(&format!(
@@ -92,7 +92,7 @@ impl Campaign<'_> {
                     ));
                 }
             }
-            Place::NvmeTcp(_) => self.drive_nvme(&mut driven, done, watcher)?,
+            DiskAddress::NvmeTcp(_) => self.drive_nvme(&mut driven, done, watcher)?,
         }
         for disk in driven.target.disks.iter().filter(|disk| disk.path().is_none()) {
             let name = disk.to_string();
@@ -105,12 +105,12 @@ impl Campaign<'_> {
     fn drive_nvme(
         &self,
         driven: &mut Driven,
-        done: &[Record],
+        done: &[ResultRecord],
         watcher: &mut dyn Watcher,
     ) -> Result<(), Error> {
         let choice = choice(self.plan, &driven.target, done);
         let reason = match choice {
-            Choice::Flagstone => "as was asked".to_owned(),
+            InitiatorChoice::Flagstone => "as was asked".to_owned(),
             _ => match self.attach_all(&driven.target)? {
                 Ok(attached) => {
                     let names: Vec<_> =
@@ -120,8 +120,10 @@ impl Campaign<'_> {
                         driven.target.name,
                         names.join(", ")
                     ));
-                    driven.target.disks =
-                        attached.iter().map(|one| Place::Path(one.device().to_owned())).collect();
+                    driven.target.disks = attached
+                        .iter()
+                        .map(|one| DiskAddress::Path(one.device().to_owned()))
+                        .collect();
                     driven.initiator = Some("the kernel and fio".to_owned());
                     driven._attached = attached;
                     return self.guard_attached(driven);
@@ -129,8 +131,8 @@ impl Campaign<'_> {
                 Err(reason) => reason,
             },
         };
-        let Target { name, disks } = &driven.target;
-        if choice == Choice::Kernel {
+        let BenchTarget { name, disks } = &driven.target;
+        if choice == InitiatorChoice::Kernel {
             return Err(Error::Usage(format!(
                 "{name} cannot be measured through the kernel: {reason}"
             )));
@@ -140,7 +142,7 @@ impl Campaign<'_> {
                 "{name}: several nvme-tcp:// disks at once need the kernel: {reason}"
             )));
         }
-        if choice == Choice::Auto {
+        if choice == InitiatorChoice::Auto {
             watcher.note(&format!(
                 "{name} is measured with our own generator, not through the kernel: {reason}"
             ));
@@ -149,8 +151,8 @@ impl Campaign<'_> {
         Ok(())
     }
 
-    /// All of a target's disks, or why one cannot be attached: then none is.
-    fn attach_all(&self, target: &Target) -> Result<Result<Vec<Attached>, String>, Error> {
+    /// Attaches all disks of a target, or none; then the inner error is the reason.
+    fn attach_all(&self, target: &BenchTarget) -> Result<Result<Vec<Attached>, String>, Error> {
         if self.fio.is_none() {
             return Ok(Err("there is no fio here".to_owned()));
         }
@@ -167,18 +169,18 @@ impl Campaign<'_> {
         Ok(Ok(attached))
     }
 
-    /// One that was attached before may be in use, which no consent overrides.
+    /// A disk that was attached before may be in use, which no consent overrides.
     fn guard_attached(&self, driven: &Driven) -> Result<(), Error> {
-        let agreed: Vec<_> = driven.target.disks.iter().map(Place::to_string).collect();
+        let agreed: Vec<_> = driven.target.disks.iter().map(DiskAddress::to_string).collect();
         guard::check(&driven.target, self.plan.writes(), &agreed).map(drop)
     }
 }
 
-/// What drove a target before an interruption goes on driving it.
-fn choice(plan: &Plan, target: &Target, done: &[Record]) -> Choice {
+/// A resumed run keeps the driver of each target.
+fn choice(plan: &CampaignPlan, target: &BenchTarget, done: &[ResultRecord]) -> InitiatorChoice {
     match done.iter().find(|record| record.target == target.name) {
-        Some(record) if record.tool == OWN_TOOL => Choice::Flagstone,
-        Some(_) => Choice::Kernel,
+        Some(record) if record.tool == OWN_TOOL => InitiatorChoice::Flagstone,
+        Some(_) => InitiatorChoice::Kernel,
         None => plan.initiator,
     }
 }

@@ -1,23 +1,23 @@
-//! Where requests of `-rd` go: as it was asked, and as it is on a target of its size.
+//! Distribution of requests over a target (`-rd`): as requested, and in bytes of a target's size.
 
 use std::collections::BTreeMap;
 
 use super::profile::{Distribution, Profile};
 use super::report::Thread;
 
-/// A share of the requests, and the range of the target that they go to.
+/// A share of the requests and the range of the target that they access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Range {
     /// Percent of the requests; 0 is a hole.
     pub(super) io_percent: u64,
-    /// Its beginning: percent or bytes from where the target begins.
+    /// Start of the range: percent or bytes from the base of the target.
     pub(super) from: u64,
-    /// Its length; 0 is up to the target's end, whatever that is.
+    /// Length of the range; 0 is up to the end of the target.
     pub(super) length: u64,
 }
 
-/// As diskspd's profile tells it: what no range was named for goes to the rest, and a rest without
-/// requests is not named.
+/// The distribution as diskspd's profile prints it: requests without a range access the rest of the
+/// target, and a rest without requests is omitted.
 pub(super) fn asked(distribution: &Distribution) -> Vec<Range> {
     let (Distribution::Percent(pairs) | Distribution::Absolute(pairs)) = distribution;
     let (mut from, mut left) = (0u64, 100u64);
@@ -39,7 +39,7 @@ pub(super) fn asked(distribution: &Distribution) -> Vec<Range> {
     ranges
 }
 
-/// In bytes on a target of a size, aligned as its requests are, without holes.
+/// The ranges in bytes on a target of this size, aligned like its requests, without holes.
 pub(super) fn effective(profile: &Profile, file_bytes: u64) -> Vec<Range> {
     let Some(distribution) = &profile.distribution else { return Vec::new() };
     let end = profile.end_bytes.map_or(file_bytes, |end| end.min(file_bytes));
@@ -53,7 +53,7 @@ pub(super) fn effective(profile: &Profile, file_bytes: u64) -> Vec<Range> {
             let from = part(range.from) / align * align;
             let to = match range.from + range.length {
                 100 => whole,
-                // As diskspd adds: the parts are rounded down by themselves.
+                // As diskspd adds: both parts are rounded down separately.
                 _ => (part(range.from) + part(range.length)) / align * align,
             };
             Range { from, length: to.saturating_sub(from), ..range }
@@ -67,11 +67,11 @@ pub(super) fn effective(profile: &Profile, file_bytes: u64) -> Vec<Range> {
     placed.filter(|range| range.length > 0).collect()
 }
 
-/// Threads by what is effective on their targets: of each distribution the targets, and of each of
-/// those the threads.
+/// Threads by effective distribution: for each distribution its targets, and for each target its
+/// threads.
 pub(super) type Effective<'a> = BTreeMap<Vec<Range>, BTreeMap<&'a str, Vec<usize>>>;
 
-/// Of all threads of a run.
+/// Effective distributions of all threads of a run.
 pub(super) fn by_threads<'a>(profile: &Profile, threads: &'a [Thread]) -> Effective<'a> {
     let mut all = Effective::new();
     for (at, thread) in threads.iter().enumerate() {
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(places("-b4K -B1M:1M -rdpct100/50 f", 4 << 20), [(100, 0, 512 << 10)]);
         assert_eq!(places("-b4K -rdabs50/1M f", 1 << 20), [(50, 0, 1 << 20)]);
         assert_eq!(places("-b4K f", 1 << 20), []);
-        // A target smaller than a block is fio's to refuse: nothing here may overflow.
+        // fio refuses a target smaller than a block; the arithmetic must not overflow before that.
         assert_eq!(places("-b64K -rdpct100/100 f", 0), [(100, 0, 64 << 10)]);
         assert_eq!(places("-b4K -rdpct1/1:99/99 f", u64::MAX).len(), 2);
     }

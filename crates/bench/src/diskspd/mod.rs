@@ -1,8 +1,8 @@
-//! diskspd's command line, done with fio: diskspd 2.2's flags with their meaning and defaults, and
-//! its text and XML reports in the form that existing parsers read.
+//! diskspd front end: executes diskspd 2.2 command lines with fio, and prints diskspd's text and
+//! XML reports in the form that existing parsers read.
 //!
-//! [`parse`] reads the command line, [`translate`] makes a job of it and says what is not the same,
-//! [`report`] gathers what came of it, [`text`] and [`xml`] write it.
+//! [`parse`] reads the command line, [`translate`] converts it into a fio job with warnings for
+//! differences, [`report`] collects the results, [`text`] and [`xml`] print them.
 
 mod distribution;
 pub mod parse;
@@ -14,4 +14,4 @@ pub mod xml;
 
 pub use parse::{Parsed, parse};
 pub use profile::Profile;
-pub use report::Report;
+pub use report::DiskspdReport;

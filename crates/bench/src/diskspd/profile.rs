@@ -1,6 +1,6 @@
-//! What a diskspd command line asks for.
+//! Parameters of a diskspd command line.
 
-/// How a target is cached.
+/// Caching of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
     /// By the operating system: diskspd's default.
@@ -12,64 +12,64 @@ pub enum Cache {
     Mapped,
 }
 
-/// Where random or sequential requests go.
+/// Order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// One after the other, so far apart.
+    /// Sequential, with a fixed stride.
     Sequential {
-        /// Bytes from the beginning of one to that of the next; a block's size if `None`.
+        /// Bytes between the starts of consecutive requests; the block size if `None`.
         stride_bytes: Option<u64>,
     },
-    /// Anywhere.
+    /// Random.
     Random {
-        /// Bytes that places are multiples of; a block's size if `None`.
+        /// Alignment in bytes; the block size if `None`.
         align_bytes: Option<u64>,
-        /// How many of a hundred are random; the others follow their predecessor.
+        /// Percent of random requests; the others follow their predecessor.
         percent: u8,
     },
 }
 
-/// What writes write.
+/// Contents of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Content {
+pub enum WriteContent {
     /// Bytes 0 to 255, repeated: diskspd's default.
     #[default]
     Pattern,
-    /// Zeroes (`-Z`).
+    /// Zeros (`-Z`).
     Zero,
-    /// New random data each time (`-Zr`).
+    /// New random data for each write (`-Zr`).
     Random,
-    /// Parts of a buffer of random data, or of a file's (`-Z<size>[,file]`).
+    /// Parts of a buffer of random data or of a file (`-Z<size>[,file]`).
     Buffer {
-        /// Its size.
+        /// Size of the buffer, in bytes.
         bytes: u64,
-        /// Where its data is from.
+        /// File with the data; random data if `None`.
         file: Option<String>,
     },
 }
 
-/// A limit of each thread's rate on each target.
+/// Rate limit of each thread on each target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
-    /// Bytes a millisecond.
+pub enum DiskspdRate {
+    /// Bytes per millisecond.
     BytesPerMs(u64),
-    /// Requests a second.
+    /// Requests per second.
     Iops(u64),
 }
 
-/// Which CPUs threads are bound to.
+/// CPU affinity of the threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Affinity {
-    /// All of them, in turn: diskspd's default.
+    /// All CPUs, round robin: diskspd's default.
     #[default]
     All,
     /// None (`-n`).
     None,
-    /// These, in turn (`-a`).
+    /// These CPUs, round robin (`-a`).
     Cpus(Vec<u32>),
 }
 
-/// Requests that are not spread evenly over a target.
+/// Uneven distribution of the requests over a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Distribution {
     /// Percent of requests and percent of the target (`-rdpct`).
@@ -78,9 +78,9 @@ pub enum Distribution {
     Absolute(Vec<(u64, u64)>),
 }
 
-/// A report's form.
+/// Format of the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum DiskspdFormat {
     /// `-Rtext`
     #[default]
     Text,
@@ -88,18 +88,18 @@ pub enum Format {
     Xml,
 }
 
-/// Everything, with diskspd's defaults.
+/// All parameters, with diskspd's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// The command line, as its report repeats it.
+    /// Command line, repeated in the report.
     pub command_line: String,
     /// Paths.
     pub targets: Vec<String>,
     /// `-b`, in bytes.
     pub block_bytes: u64,
-    /// `-B`: where it begins, in bytes.
+    /// `-B`: start of the accessed range, in bytes.
     pub base_bytes: u64,
-    /// `-f` or the end of `-B`: where it ends, in bytes from the target's beginning.
+    /// `-f` or the end of `-B`: end of the accessed range, in bytes from the start of the target.
     pub end_bytes: Option<u64>,
     /// `-c`, in bytes.
     pub create_bytes: Option<u64>,
@@ -120,7 +120,7 @@ pub struct Profile {
     /// `-O` was given: `outstanding` is of the pool of `-F`, not of a target.
     pub total_outstanding: bool,
     /// `-g`
-    pub rate: Option<Rate>,
+    pub rate: Option<DiskspdRate>,
     /// `-i` and `-j`: requests of a burst, and ms between bursts.
     pub burst: Option<(u32, u32)>,
     /// `-I`: 1 very low, 2 low, 3 normal.
@@ -136,7 +136,7 @@ pub struct Profile {
     /// `-rd`
     pub distribution: Option<Distribution>,
     /// `-R`
-    pub format: Format,
+    pub format: DiskspdFormat,
     /// `-Rp`: print the profile, do not run.
     pub profile_only: bool,
     /// `-S`
@@ -152,7 +152,7 @@ pub struct Profile {
     /// `-z`: 0 if it is not given, `None` for one of the clock's.
     pub seed: Option<u64>,
     /// `-Z`
-    pub content: Content,
+    pub content: WriteContent,
     /// `-a`, `-n`
     pub affinity: Affinity,
     /// `-fs`: the target is opened with a hint of sequential access.
@@ -186,7 +186,7 @@ impl Default for Profile {
             flush_views: false,
             access: Access::Sequential { stride_bytes: None },
             distribution: None,
-            format: Format::Text,
+            format: DiskspdFormat::Text,
             profile_only: false,
             cache: Cache::Cached,
             write_through: false,
@@ -194,7 +194,7 @@ impl Default for Profile {
             verbose: false,
             write_percent: 0,
             seed: Some(0),
-            content: Content::Pattern,
+            content: WriteContent::Pattern,
             affinity: Affinity::All,
             sequential_hint: false,
             random_hint: false,
@@ -203,23 +203,23 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Whether places are random.
+    /// Whether the access is random.
     pub fn is_random(&self) -> bool {
         matches!(self.access, Access::Random { .. })
     }
 
-    /// `-F` and `-O` as a report tells them, 0 if they are not given.
+    /// `-F` and `-O` as reports print them; 0 if not given.
     pub(super) fn pool(&self) -> (u32, u32) {
         let threads = if self.total_threads { self.threads } else { 0 };
         (threads, if self.total_outstanding { self.outstanding } else { 0 })
     }
 
-    /// Requests in flight that a report tells of each target: `-O` is none of theirs.
+    /// Requests in flight that a report prints for each target; `-O` does not apply to targets.
     pub(super) fn of_target(&self) -> u32 {
         if self.total_outstanding { Profile::default().outstanding } else { self.outstanding }
     }
 
-    /// Alignment of random places, or the stride of sequential ones, in bytes.
+    /// Alignment of random requests, or stride of sequential ones, in bytes.
     pub fn align_bytes(&self) -> u64 {
         match self.access {
             Access::Sequential { stride_bytes: bytes }

@@ -1,14 +1,14 @@
-//! What came of a run, as diskspd counts it: by thread and target.
+//! Results of a run as diskspd counts them: by thread and target.
 
 use super::profile::Profile;
 use crate::cpu::CpuUse;
 use crate::error::Error;
-use crate::fio::output::{JobOutput, Side};
+use crate::fio::output::{FioDirection, JobOutput};
 use crate::fio::program::FioRun;
 use crate::fio::series::Series;
 use crate::measurement::LatencySum;
 
-/// One direction of one thread, or of all.
+/// Counts of one direction, of one thread or of several.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Count {
     pub(super) bytes: u64,
@@ -17,7 +17,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    fn add(&mut self, side: &Side) {
+    fn add(&mut self, side: &FioDirection) {
         self.bytes = self.bytes.saturating_add(side.io_bytes);
         self.ios = self.ios.saturating_add(side.total_ios);
         self.latency.add(side.latency(), side.total_ios);
@@ -33,7 +33,7 @@ pub(super) struct Thread {
     pub(super) series: Series,
 }
 
-/// Which direction is counted.
+/// Direction of the counted requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Total,
@@ -42,7 +42,7 @@ pub(super) enum Section {
 }
 
 impl Section {
-    fn sides(self, job: &JobOutput) -> Vec<&Side> {
+    fn sides(self, job: &JobOutput) -> Vec<&FioDirection> {
         match self {
             Section::Total => vec![&job.read, &job.write],
             Section::Read => vec![&job.read],
@@ -65,7 +65,7 @@ impl Thread {
     }
 }
 
-/// Several threads as one.
+/// Sum over several threads.
 pub(super) fn count<'a>(section: Section, threads: impl Iterator<Item = &'a Thread>) -> Count {
     let mut sum = Count::default();
     for thread in threads {
@@ -74,29 +74,29 @@ pub(super) fn count<'a>(section: Section, threads: impl Iterator<Item = &'a Thre
     sum
 }
 
-/// Population standard deviation of IOPS over intervals.
+/// Population standard deviation of the IOPS of intervals.
 pub(super) fn deviation(iops: &[f64]) -> f64 {
     let count = iops.len().max(1) as f64;
     let mean = iops.iter().sum::<f64>() / count;
     (iops.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt()
 }
 
-/// The machine, as reports tell of it.
+/// The machine, as reports describe it.
 #[derive(Clone, Debug, Default)]
 pub struct System {
-    /// Its name.
+    /// Host name.
     pub computer: String,
-    /// Seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub started_unix_s: f64,
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: usize,
-    /// What governs their frequency, in the place of Windows' power scheme; empty if nothing does.
+    /// Frequency governor, in place of Windows' power scheme; empty if there is none.
     pub power_scheme: String,
 }
 
-/// Everything that a report tells.
+/// Data of a report.
 #[derive(Clone, Debug)]
-pub struct Report<'a> {
+pub struct DiskspdReport<'a> {
     pub(super) profile: &'a Profile,
     pub(super) system: System,
     pub(super) seconds: f64,
@@ -104,17 +104,17 @@ pub struct Report<'a> {
     pub(super) threads: Vec<Thread>,
 }
 
-impl<'a> Report<'a> {
-    /// Of a run of fio. `file_bytes` are the sizes of the targets.
+impl<'a> DiskspdReport<'a> {
+    /// Report of a run of fio. `file_bytes` are the sizes of the targets, in bytes.
     ///
     /// # Errors
-    /// That fio did not tell of each thread.
+    /// fio's output lacks a thread.
     pub fn new(
         profile: &'a Profile,
         system: System,
         run: &FioRun,
         file_bytes: &[u64],
-    ) -> Result<Report<'a>, Error> {
+    ) -> Result<DiskspdReport<'a>, Error> {
         let each = profile.threads as usize;
         if run.output.jobs.len() != each * profile.targets.len() {
             return Err(Error::FioOutput {
@@ -131,7 +131,7 @@ impl<'a> Report<'a> {
         });
         let runtime = |job: &JobOutput| job.read.runtime.max(job.write.runtime);
         let longest = run.output.jobs.iter().map(runtime).max().unwrap_or(0);
-        Ok(Report {
+        Ok(DiskspdReport {
             profile,
             system,
             seconds: longest as f64 / 1e3,
@@ -140,10 +140,10 @@ impl<'a> Report<'a> {
         })
     }
 
-    /// All threads' IOPS over time.
+    /// Sum of all threads' IOPS over time.
     pub(super) fn series(&self) -> Series {
         let mut all = Series::default();
-        // An interval that some threads did not log is no interval of all.
+        // An interval that some threads did not log is incomplete and is cut off.
         let least = self.threads.iter().map(|thread| thread.series.read_iops.len()).min();
         for thread in &self.threads {
             all.add(&thread.series);

@@ -1,14 +1,14 @@
-//! diskspd's report as text, in the form of version 2.2.
+//! Text report of diskspd, in the form of version 2.2.
 
 use std::fmt::Write as _;
 
 use super::distribution::{self, by_threads, listed};
-use super::profile::{Access, Affinity, Cache, Content, Distribution, Profile, Rate};
-use super::report::{Count, Report, Section, count, deviation};
+use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
+use super::report::{Count, DiskspdReport, Section, count, deviation};
 use crate::cpu::CpuUse;
 use crate::units::format_utc;
 
-/// Percentiles of the table of latencies.
+/// Percentiles of the latency table.
 const ROWS: [(&str, f64); 13] = [
     ("25th", 25.0),
     ("50th", 50.0),
@@ -25,7 +25,7 @@ const ROWS: [(&str, f64); 13] = [
     ("9-nines", 99.999_999_9),
 ];
 
-/// `64KiB`, `1.50MiB`, `100`.
+/// diskspd's size format: `64KiB`, `1.50MiB`, `100`.
 fn size(bytes: u64) -> String {
     for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
         let whole = 1u64 << shift;
@@ -39,7 +39,7 @@ fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// The input parameters: what `-Rp` prints, and what a report begins with.
+/// Input parameters: the output of `-Rp`, and the first part of a report.
 pub fn profile(profile: &Profile) -> String {
     let mut out = format!("\nCommand Line: {}\n\nInput parameters:\n\n", profile.command_line);
     if profile.verbose {
@@ -68,7 +68,7 @@ pub fn profile(profile: &Profile) -> String {
         let cpus: Vec<_> = cpus.iter().map(|cpu| format!("0/{cpu}")).collect();
         let _ = writeln!(out, "\tadvanced affinity round robin (group/core): {}", cpus.join(", "));
     }
-    if profile.content == Content::Random {
+    if profile.content == WriteContent::Random {
         out += "\tgenerating random data for each write IO\n";
         out += "\t  WARNING: this increases the CPU cost of issuing writes and should only\n";
         out += "\t           be compared to other results using the -Zr flag\n";
@@ -106,7 +106,7 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
     }
 }
 
-/// What is written, and what caches it.
+/// Contents and caching of writes.
 fn data(profile: &Profile, line: &mut impl FnMut(String)) {
     line(match profile.cache {
         Cache::Cached | Cache::Mapped => "using software cache".to_owned(),
@@ -122,13 +122,13 @@ fn data(profile: &Profile, line: &mut impl FnMut(String)) {
         line(format!("memory mapped I/O enabled{flush}"));
     }
     match &profile.content {
-        Content::Zero => line("zeroing write buffers".to_owned()),
-        Content::Buffer { bytes, file } => {
+        WriteContent::Zero => line("zeroing write buffers".to_owned()),
+        WriteContent::Buffer { bytes, file } => {
             line(format!("write buffer size: {}", size(*bytes)));
             let source = file.as_ref().map_or("random fill".to_owned(), |file| format!("'{file}'"));
             line(format!("write buffer source: {source}"));
         }
-        Content::Pattern | Content::Random => {}
+        WriteContent::Pattern | WriteContent::Random => {}
     }
     line(match profile.write_percent {
         0 => "performing read test".to_owned(),
@@ -137,7 +137,7 @@ fn data(profile: &Profile, line: &mut impl FnMut(String)) {
     });
 }
 
-/// Their size, order and number.
+/// Size, order and number of the requests.
 fn requests(profile: &Profile, line: &mut impl FnMut(String)) {
     line(format!("block size: {}", size(profile.block_bytes)));
     let align = size(profile.align_bytes());
@@ -156,7 +156,7 @@ fn requests(profile: &Profile, line: &mut impl FnMut(String)) {
     });
 }
 
-/// Which part of the target, and what the system is told of it.
+/// Accessed range of the target, and hints to the operating system.
 fn range(profile: &Profile, line: &mut impl FnMut(String)) {
     if profile.base_bytes > 0 {
         line(format!("base file offset: {}", size(profile.base_bytes)));
@@ -175,7 +175,7 @@ fn range(profile: &Profile, line: &mut impl FnMut(String)) {
     }
 }
 
-/// Who does it, and how fast at most.
+/// Threads and rate limit.
 fn threads(profile: &Profile, line: &mut impl FnMut(String)) {
     if !profile.total_threads {
         line(format!("threads per file: {}", profile.threads));
@@ -190,13 +190,15 @@ fn threads(profile: &Profile, line: &mut impl FnMut(String)) {
     };
     line(format!("IO priority: {priority}"));
     match profile.rate {
-        Some(Rate::Iops(iops)) => line(format!("throughput rate-limited to {iops} IOPS")),
-        Some(Rate::BytesPerMs(bytes)) => line(format!("throughput rate-limited to {bytes} B/ms")),
+        Some(DiskspdRate::Iops(iops)) => line(format!("throughput rate-limited to {iops} IOPS")),
+        Some(DiskspdRate::BytesPerMs(bytes)) => {
+            line(format!("throughput rate-limited to {bytes} B/ms"))
+        }
         None => {}
     }
 }
 
-/// A range in bytes, in columns of six and its unit.
+/// A range in bytes, in columns of six characters and the unit.
 fn absolute(range: &distribution::Range) -> String {
     let column = |bytes: u64| {
         let text = size(bytes);
@@ -211,8 +213,8 @@ fn absolute(range: &distribution::Range) -> String {
     format!("   {:>3}% of IO => [{from} - {to})", range.io_percent)
 }
 
-impl Report<'_> {
-    /// The whole report.
+impl DiskspdReport<'_> {
+    /// The complete report.
     pub fn text(&self) -> String {
         let mut out = profile(self.profile);
         self.system(&mut out);
@@ -264,7 +266,7 @@ impl Report<'_> {
         );
     }
 
-    /// What `-rd` comes to on targets of their sizes.
+    /// Effective distribution of `-rd` on the targets.
     fn distributions(&self, out: &mut String) {
         for (at, (ranges, targets)) in
             by_threads(self.profile, &self.threads).into_iter().enumerate()

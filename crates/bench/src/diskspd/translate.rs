@@ -1,35 +1,35 @@
-//! A diskspd profile as one job of fio on its targets.
+//! Translation of a diskspd profile into one fio job.
 
 use std::path::PathBuf;
 
-use super::profile::{Access, Affinity, Cache, Content, Distribution, Profile, Rate};
+use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
 use crate::error::Error;
-use crate::job::{Buffers, Job, Pattern};
-use crate::target::{Place, Target};
+use crate::job::{BenchJob, Buffers, JobPattern};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// What fio is to do, and what is not quite diskspd's.
+/// A fio job with the differences from diskspd.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Translation {
-    /// One job on all targets, with a result of each thread.
-    pub job: Job,
-    /// The targets.
-    pub target: Target,
-    /// What fio does in another way.
+    /// The job, with results per thread.
+    pub job: BenchJob,
+    /// All targets as one.
+    pub target: BenchTarget,
+    /// Differences from diskspd's behavior.
     pub warnings: Vec<String>,
 }
 
-/// Bytes 0 to 255: what diskspd writes if not told otherwise.
+/// diskspd's default contents of writes: bytes 0 to 255, repeated.
 fn pattern() -> Vec<u8> {
     (0..=255).collect()
 }
 
-/// Translates. `cpus` are those of this machine that may be used, as in `0-3,8`.
+/// Translates a profile. `cpus` is the list of usable CPUs, such as `0-3,8`.
 ///
 /// # Errors
-/// What cannot be honoured, by the flag's name.
+/// A flag that cannot be honored, by name.
 pub fn translate(profile: &Profile, cpus: &str) -> Result<Translation, Error> {
     let mut warnings = Vec::new();
-    let mut job = Job {
+    let mut job = BenchJob {
         name: "diskspd".to_owned(),
         pattern: fio_pattern(profile),
         block_bytes: profile.block_bytes,
@@ -46,7 +46,7 @@ pub fn translate(profile: &Profile, cpus: &str) -> Result<Translation, Error> {
         seed: profile.seed,
         interval_ms: profile.interval_ms,
         per_thread: true,
-        ..Job::default()
+        ..BenchJob::default()
     };
     let mut extra: Vec<(&str, String)> = Vec::new();
     access(profile, &mut job, &mut extra)?;
@@ -89,22 +89,22 @@ pub fn translate(profile: &Profile, cpus: &str) -> Result<Translation, Error> {
     }
     job.extra = extra.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     job.check().map_err(Error::Usage)?;
-    let disks = profile.targets.iter().map(|path| Place::Path(PathBuf::from(path))).collect();
-    Ok(Translation { job, target: Target { name: "diskspd".to_owned(), disks }, warnings })
+    let disks = profile.targets.iter().map(|path| DiskAddress::Path(PathBuf::from(path))).collect();
+    Ok(Translation { job, target: BenchTarget { name: "diskspd".to_owned(), disks }, warnings })
 }
 
-fn fio_pattern(profile: &Profile) -> Pattern {
+fn fio_pattern(profile: &Profile) -> JobPattern {
     match (profile.is_random(), profile.write_percent) {
-        (true, 0) => Pattern::RandRead,
-        (true, 100) => Pattern::RandWrite,
-        (true, _) => Pattern::RandRw,
-        (false, 0) => Pattern::Read,
-        (false, 100) => Pattern::Write,
-        (false, _) => Pattern::Rw,
+        (true, 0) => JobPattern::RandRead,
+        (true, 100) => JobPattern::RandWrite,
+        (true, _) => JobPattern::RandRw,
+        (false, 0) => JobPattern::Read,
+        (false, 100) => JobPattern::Write,
+        (false, _) => JobPattern::Rw,
     }
 }
 
-/// How much of the target is used, from the base on.
+/// Size of the accessed range from the base on, in bytes.
 fn size(profile: &Profile) -> Result<Option<u64>, Error> {
     let end = match (profile.end_bytes, profile.create_bytes) {
         (Some(end), Some(created)) => Some(end.min(created)),
@@ -116,7 +116,11 @@ fn size(profile: &Profile) -> Result<Option<u64>, Error> {
     if size < profile.block_bytes { Err(too_small()) } else { Ok(Some(size)) }
 }
 
-fn access(profile: &Profile, job: &mut Job, extra: &mut Vec<(&str, String)>) -> Result<(), Error> {
+fn access(
+    profile: &Profile,
+    job: &mut BenchJob,
+    extra: &mut Vec<(&str, String)>,
+) -> Result<(), Error> {
     match profile.access {
         Access::Sequential { stride_bytes } => {
             let stride = stride_bytes.unwrap_or(profile.block_bytes);
@@ -162,13 +166,13 @@ fn access(profile: &Profile, job: &mut Job, extra: &mut Vec<(&str, String)>) -> 
     Ok(())
 }
 
-fn content(profile: &Profile, job: &mut Job, warnings: &mut Vec<String>) {
+fn content(profile: &Profile, job: &mut BenchJob, warnings: &mut Vec<String>) {
     job.buffers = match &profile.content {
-        Content::Pattern => Buffers::Pattern(pattern()),
-        Content::Zero => Buffers::Zero,
-        Content::Random => Buffers::Random,
-        Content::Buffer { file: Some(file), .. } => Buffers::File(file.clone()),
-        Content::Buffer { file: None, .. } => {
+        WriteContent::Pattern => Buffers::Pattern(pattern()),
+        WriteContent::Zero => Buffers::Zero,
+        WriteContent::Random => Buffers::Random,
+        WriteContent::Buffer { file: Some(file), .. } => Buffers::File(file.clone()),
+        WriteContent::Buffer { file: None, .. } => {
             if profile.write_percent > 0 {
                 warnings
                     .push("-Z: fio's random data changes a little with each request".to_owned());
@@ -183,15 +187,15 @@ fn content(profile: &Profile, job: &mut Job, warnings: &mut Vec<String>) {
 
 fn rate(
     profile: &Profile,
-    job: &mut Job,
+    job: &mut BenchJob,
     extra: &mut Vec<(&str, String)>,
     warnings: &mut Vec<String>,
 ) {
     match profile.rate {
-        Some(Rate::Iops(iops)) => job.rate_iops = Some(iops),
-        Some(Rate::BytesPerMs(bytes)) => {
+        Some(DiskspdRate::Iops(iops)) => job.rate_iops = Some(iops),
+        Some(DiskspdRate::BytesPerMs(bytes)) => {
             let rate = bytes.saturating_mul(1000);
-            // fio limits reads and writes each by itself.
+            // fio limits reads and writes separately.
             let writes = rate / 100 * u64::from(profile.write_percent);
             let mixed = job.pattern.is_mixed();
             let value =
@@ -204,8 +208,8 @@ fn rate(
         extra.push(("thinktime", format!("{pause_ms}ms")));
         extra.push(("thinktime_blocks", requests.to_string()));
         if requests < profile.outstanding {
-            // fio counts requests that ended: of a deeper queue more begin meanwhile, up to twice as
-            // many as the burst has.
+            // fio counts completed requests: in a deeper queue up to twice the burst would start
+            // meanwhile.
             job.depth = requests;
             warnings.push("-i: fio keeps no more requests in flight than a burst has".to_owned());
         }

@@ -1,15 +1,17 @@
-//! diskspd's report as XML, in the form of version 2.2.
+//! XML report of diskspd, in the form of version 2.2.
 
 use std::fmt::Display;
 
 use super::distribution::{self, Range};
-use super::profile::{Access, Affinity, Cache, Content, Distribution, Format, Profile, Rate};
-use super::report::{Report, Section, Thread, count, deviation};
+use super::profile::{
+    Access, Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, Profile, WriteContent,
+};
+use super::report::{DiskspdReport, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
 use crate::fio::series::Series;
 use crate::units::format_utc;
 
-/// An XML text under construction: elements that nest, and leaves.
+/// XML writer: nested elements and leaves.
 #[derive(Default)]
 struct Writer {
     out: String,
@@ -60,7 +62,7 @@ impl Writer {
     }
 }
 
-/// The profile by itself: what `-Rpxml` prints.
+/// The profile only: the output of `-Rpxml`.
 pub fn profile(profile: &Profile) -> String {
     let mut xml = Writer::default();
     profile_element(&mut xml, profile);
@@ -70,7 +72,7 @@ pub fn profile(profile: &Profile) -> String {
 fn profile_element(xml: &mut Writer, profile: &Profile) {
     xml.begin("Profile");
     xml.leaf("Progress", 0);
-    xml.leaf("ResultFormat", if profile.format == Format::Xml { "xml" } else { "text" });
+    xml.leaf("ResultFormat", if profile.format == DiskspdFormat::Xml { "xml" } else { "text" });
     xml.leaf("Verbose", profile.verbose);
     xml.begin("TimeSpans");
     xml.begin("TimeSpan");
@@ -121,9 +123,9 @@ fn target(xml: &mut Writer, profile: &Profile, path: &str) {
     }
     xml.begin("WriteBufferContent");
     match &profile.content {
-        Content::Zero => xml.leaf("Pattern", "zero"),
-        Content::Pattern | Content::Random => xml.leaf("Pattern", "sequential"),
-        Content::Buffer { bytes, file } => {
+        WriteContent::Zero => xml.leaf("Pattern", "zero"),
+        WriteContent::Pattern | WriteContent::Random => xml.leaf("Pattern", "sequential"),
+        WriteContent::Buffer { bytes, file } => {
             xml.leaf("Pattern", "random");
             xml.begin("RandomDataSource");
             xml.leaf("SizeInBytes", bytes);
@@ -148,10 +150,10 @@ fn target(xml: &mut Writer, profile: &Profile, path: &str) {
     xml.leaf("RequestCount", profile.of_target());
     xml.leaf("WriteRatio", profile.write_percent);
     match profile.rate {
-        Some(Rate::Iops(iops)) => {
+        Some(DiskspdRate::Iops(iops)) => {
             xml.line(&format!("<Throughput unit=\"IOPS\">{iops}</Throughput>"));
         }
-        Some(Rate::BytesPerMs(bytes)) => xml.leaf("Throughput", bytes),
+        Some(DiskspdRate::BytesPerMs(bytes)) => xml.leaf("Throughput", bytes),
         None => xml.leaf("Throughput", 0),
     }
     xml.leaf("ThreadsPerFile", if profile.total_threads { 1 } else { profile.threads });
@@ -187,7 +189,7 @@ fn access(xml: &mut Writer, profile: &Profile) {
     xml.end();
 }
 
-/// What `-rd` comes to on a target of a size: holes are ranges without requests.
+/// Effective distribution of `-rd` on a target; holes are ranges without requests.
 fn effective(xml: &mut Writer, ranges: &[Range]) {
     if ranges.is_empty() {
         return;
@@ -206,7 +208,7 @@ fn effective(xml: &mut Writer, ranges: &[Range]) {
     xml.end();
 }
 
-/// The mask of so many CPUs from the first, in hexadecimal: more than 64 of them too.
+/// Hexadecimal mask of the first `cpus` CPUs, of any number.
 fn mask_of(cpus: usize) -> String {
     let first = match cpus % 4 {
         0 => String::new(),
@@ -215,8 +217,8 @@ fn mask_of(cpus: usize) -> String {
     format!("0x{first}{}", "f".repeat(cpus / 4))
 }
 
-impl Report<'_> {
-    /// The whole report.
+impl DiskspdReport<'_> {
+    /// The complete report.
     pub fn xml(&self) -> String {
         let mut xml = Writer::default();
         xml.begin("Results");
@@ -262,7 +264,7 @@ impl Report<'_> {
         xml.end();
     }
 
-    /// All CPUs are one group, node and socket, as in the text.
+    /// All CPUs are one group, node and socket, as in the text report.
     fn topology(&self, xml: &mut Writer) {
         let cpus = self.system.cpus;
         let all = mask_of(cpus);

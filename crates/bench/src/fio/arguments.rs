@@ -1,40 +1,40 @@
-//! A job as fio's command line and as fio's job file: pure, so that both can be looked at first.
+//! fio command lines and job files: pure functions of a job and a target.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::error::Error;
-use crate::job::{Buffers, Job};
-use crate::target::{Place, Target};
+use crate::job::{BenchJob, Buffers};
+use crate::target::{BenchTarget, DiskAddress};
 
-/// fio's options for a job: those of all disks, and then those of each.
+/// fio's options for a job: global ones, and a section for each disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Of all disks.
+pub struct FioJobOptions {
+    /// Global options.
     pub global: Vec<(String, String)>,
-    /// A section a disk: its name and its own options.
+    /// Name and options of each disk's section.
     pub sections: Vec<(String, Vec<(String, String)>)>,
 }
 
-/// Where fio puts its interval logs, and how long an interval is.
+/// Interval logs of fio.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
-    /// Beginning of the files' names.
+    /// Prefix of the files' names.
     pub prefix: &'a Path,
     /// Interval, in ms.
     pub interval_ms: u64,
 }
 
-/// Makes fio's options. `engine` is for disks with a path and jobs that name none.
+/// fio's options for a job. `engine` is for disks with a path and jobs without an engine.
 ///
 /// # Errors
-/// A target or a job that fio cannot do.
+/// A target or job that fio does not support.
 pub fn options(
-    job: &Job,
-    target: &Target,
+    job: &BenchJob,
+    target: &BenchTarget,
     engine: &str,
     logs: Option<Logs<'_>>,
-) -> Result<Options, Error> {
+) -> Result<FioJobOptions, Error> {
     job.check().map_err(Error::Usage)?;
     let mut global = of_job(job);
     if let Some(logs) = logs {
@@ -64,29 +64,31 @@ pub fn options(
         let name = if used == 1 { job.name.clone() } else { format!("{}.{at}", job.name) };
         sections.push((name, of_disk(disk, job.engine.as_deref().unwrap_or(engine))?));
     }
-    Ok(Options { global, sections })
+    Ok(FioJobOptions { global, sections })
 }
 
-fn of_disk(disk: &Place, engine: &str) -> Result<Vec<(String, String)>, Error> {
+fn of_disk(disk: &DiskAddress, engine: &str) -> Result<Vec<(String, String)>, Error> {
     let pair = |key: &str, value: String| (key.to_owned(), value);
     match disk {
-        Place::Path(path) => {
+        DiskAddress::Path(path) => {
             let path = path.to_str().ok_or_else(|| {
                 Error::Usage(format!("{}: fio takes no path that is not UTF-8", path.display()))
             })?;
-            // fio reads a colon as the end of a file's name.
+            // A colon separates file names in fio.
             let name = path.replace('\\', "\\\\").replace(':', "\\:");
             Ok(vec![pair("ioengine", engine.to_owned()), pair("filename", name)])
         }
-        Place::Nbd(uri) => Ok(vec![pair("ioengine", "nbd".to_owned()), pair("uri", uri.clone())]),
-        Place::NvmeTcp(uri) => Err(Error::Usage(format!(
+        DiskAddress::Nbd(uri) => {
+            Ok(vec![pair("ioengine", "nbd".to_owned()), pair("uri", uri.clone())])
+        }
+        DiskAddress::NvmeTcp(uri) => Err(Error::Usage(format!(
             "{uri}: fio has no engine for it: use nvme connect and name the device, or leave it to \
              our own generator"
         ))),
     }
 }
 
-fn of_job(job: &Job) -> Vec<(String, String)> {
+fn of_job(job: &BenchJob) -> Vec<(String, String)> {
     let mut out: Vec<(String, String)> = Vec::new();
     let mut add = |key: &str, value: String| out.push((key.to_owned(), value));
     let skip = if job.skip_bytes > 0 { format!(":{}", job.skip_bytes) } else { String::new() };
@@ -124,7 +126,7 @@ fn of_job(job: &Job) -> Vec<(String, String)> {
         None => add("randrepeat", "0".to_owned()),
     }
     match job.rate_iops {
-        // fio limits reads and writes each by itself.
+        // fio limits reads and writes separately.
         Some(rate) if job.pattern.is_mixed() => {
             let writes = rate * u64::from(job.write_percent) / 100;
             // 0 would be no limit.
@@ -147,7 +149,7 @@ fn of_job(job: &Job) -> Vec<(String, String)> {
         Buffers::File(path) => add("buffer_pattern", format!("'{path}'")),
     }
     if !job.extra.iter().any(|(key, _)| key == "gtod_reduce") {
-        // Percentiles of the whole time from submission to completion, as users see it.
+        // Percentiles of the total latency from submission to completion, as users see it.
         add("lat_percentiles", "1".to_owned());
         add("clat_percentiles", "0".to_owned());
     }
@@ -160,8 +162,8 @@ fn of_job(job: &Job) -> Vec<(String, String)> {
     out
 }
 
-impl Options {
-    /// fio's command line, without the program's name.
+impl FioJobOptions {
+    /// Arguments of fio, without the program's name.
     pub fn arguments(&self) -> Vec<String> {
         let option = |(key, value): &(String, String)| format!("--{key}={value}");
         let mut out = vec!["--output-format=json+".to_owned()];
@@ -173,7 +175,7 @@ impl Options {
         out
     }
 
-    /// fio's job file.
+    /// The job file.
     pub fn job_file(&self) -> String {
         let mut out = String::from("[global]\n");
         for (key, value) in &self.global {
@@ -188,13 +190,13 @@ impl Options {
         out
     }
 
-    /// The whole command as one would type it.
+    /// The complete command line, quoted for a shell.
     pub fn command(&self) -> String {
         shell("fio", &self.arguments())
     }
 }
 
-/// A command as one would type it.
+/// A command line, quoted for a shell.
 pub fn shell(program: &str, arguments: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,%@".contains(c);
     let mut out = program.to_owned();
@@ -212,15 +214,15 @@ pub fn shell(program: &str, arguments: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Pattern;
+    use crate::job::JobPattern;
 
-    fn target(text: &str) -> Target {
+    fn target(text: &str) -> BenchTarget {
         text.parse().unwrap()
     }
 
     #[test]
     fn the_plain_job() {
-        let job = Job { name: "quick".to_owned(), seed: Some(7), ..Job::default() };
+        let job = BenchJob { name: "quick".to_owned(), seed: Some(7), ..BenchJob::default() };
         let file = options(&job, &target("/dev/x:1"), "libaio", None).unwrap().job_file();
         assert_eq!(
             file,
@@ -233,9 +235,9 @@ mod tests {
 
     #[test]
     fn everything_at_once_on_two_disks_of_three() {
-        let job = Job {
+        let job = BenchJob {
             name: "all".to_owned(),
-            pattern: Pattern::RandRw,
+            pattern: JobPattern::RandRw,
             write_percent: 30,
             block_bytes: 8192,
             depth: 3,
@@ -252,7 +254,7 @@ mod tests {
             random_map: true,
             per_thread: true,
             extra: vec![("iomem".to_owned(), "mmap".to_owned())],
-            ..Job::default()
+            ..BenchJob::default()
         };
         let logs = Logs { prefix: Path::new("log"), interval_ms: 500 };
         let made =
@@ -270,9 +272,9 @@ mod tests {
 
     #[test]
     fn what_fio_cannot_do_is_refused() {
-        let job = Job { disks: 2, ..Job::default() };
+        let job = BenchJob { disks: 2, ..BenchJob::default() };
         assert!(options(&job, &target("/a"), "x", None).is_err());
-        assert!(options(&Job::default(), &target("nvme-tcp://h/n"), "x", None).is_err());
+        assert!(options(&BenchJob::default(), &target("nvme-tcp://h/n"), "x", None).is_err());
     }
 
     #[test]

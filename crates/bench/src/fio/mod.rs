@@ -1,4 +1,4 @@
-//! fio: what it is asked, how it is run, and what it says.
+//! fio: job options, execution, output.
 
 pub mod arguments;
 pub mod options;

@@ -1,4 +1,4 @@
-//! The options that fio repeats in its output: names and values as they were written.
+//! Options that fio repeats in its output: names and values as given.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,12 +9,12 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use crate::limits::FIO_OPTIONS;
 use crate::units::{parse_size, parse_time_ms};
 
-/// Options of a job, or of all jobs. fio leaves out most options that have no value, such as
-/// `group_reporting` and `stonewall`: what is not here may have been given nevertheless.
+/// Options of a job, or global options. fio omits most options without a value, such as
+/// `group_reporting` and `stonewall`, so an absent option may have been given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options(BTreeMap<String, String>);
+pub struct FioOptions(BTreeMap<String, String>);
 
-/// A value as text: fio writes texts; others make numbers and truths of them.
+/// A value as text. fio writes strings; other producers write numbers and booleans.
 struct Value(String);
 
 struct OneValue;
@@ -60,13 +60,13 @@ impl<'de> Deserialize<'de> for Value {
 struct Names;
 
 impl<'de> Visitor<'de> for Names {
-    type Value = Options;
+    type Value = FioOptions;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of options")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Options, M::Error> {
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<FioOptions, M::Error> {
         let mut out = BTreeMap::new();
         while let Some(name) = map.next_key::<String>()? {
             out.insert(name, map.next_value::<Value>()?.0);
@@ -74,39 +74,39 @@ impl<'de> Visitor<'de> for Names {
                 return Err(de::Error::custom("too many options"));
             }
         }
-        Ok(Options(out))
+        Ok(FioOptions(out))
     }
 }
 
-impl<'de> Deserialize<'de> for Options {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Options, D::Error> {
+impl<'de> Deserialize<'de> for FioOptions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FioOptions, D::Error> {
         deserializer.deserialize_map(Names)
     }
 }
 
-impl Options {
-    /// The value of an option.
+impl FioOptions {
+    /// Value of an option.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Whether none is known.
+    /// Whether no option is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// A job's options, with those of all jobs behind them.
+/// Options of a job; global options apply where the job has none.
 #[derive(Clone, Copy, Debug)]
 pub struct OfJob<'a> {
-    /// Of the job.
-    pub own: &'a Options,
-    /// Of all.
-    pub global: &'a Options,
+    /// Options of the job.
+    pub own: &'a FioOptions,
+    /// Global options.
+    pub global: &'a FioOptions,
 }
 
 impl<'a> OfJob<'a> {
-    /// The value of an option.
+    /// Value of an option.
     pub fn get(&self, name: &str) -> Option<&'a str> {
         self.own.get(name).or_else(|| self.global.get(name))
     }
@@ -116,30 +116,29 @@ impl<'a> OfJob<'a> {
         self.own.is_empty() && self.global.is_empty()
     }
 
-    /// A number; none if it is not given, or is not a plain number.
+    /// A number; `None` if the option is absent or not a plain number.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.trim().parse().ok()
     }
 
-    /// Whether an option that is on or off is on: one without a value is. `None` if it is not given.
+    /// Whether a boolean option is on; without a value it is. `None` if it is absent.
     pub fn is_on(&self, name: &str) -> Option<bool> {
         self.get(name).map(|value| !matches!(value.trim(), "0" | "false"))
     }
 
-    /// Whether an option is given and is a number above 0 in any of its parts, such as
-    /// `rate_iops=,500`.
+    /// Whether any part of an option is a number above 0, as in `rate_iops=,500`.
     pub fn is_above_zero(&self, name: &str) -> bool {
         let above = |part: &str| part.trim().starts_with(|c: char| ('1'..='9').contains(&c));
         self.get(name).is_some_and(|value| value.split([',', ':']).any(above))
     }
 
-    /// A size in bytes, as fio reads it: `200G` is 200 GiB. None for what depends on a file, such as
-    /// `50%`, or is not understood.
+    /// A size in bytes as fio reads it: `200G` is 200 GiB. `None` for a size relative to a file,
+    /// such as `50%`, and for invalid ones.
     pub fn bytes(&self, name: &str) -> Option<u64> {
         parse_size(self.get(name)?).ok()
     }
 
-    /// A time in ms, as fio reads it: without a unit, seconds.
+    /// A time in ms as fio reads it; without a unit it is in seconds.
     pub fn millis(&self, name: &str) -> Option<u64> {
         parse_time_ms(self.get(name)?).ok()
     }
@@ -149,7 +148,7 @@ impl<'a> OfJob<'a> {
 mod tests {
     use super::*;
 
-    fn options(text: &str) -> Options {
+    fn options(text: &str) -> FioOptions {
         serde_json::from_str(text).unwrap()
     }
 
@@ -170,7 +169,7 @@ mod tests {
             r#"{"a": "200G", "b": "50%", "c": "4096", "d": "1.0MB", "e": "16kib", "f": "99999999999T",
                 "g": "60", "h": "2s", "i": "1m", "j": "soon", "k": "ü"}"#,
         );
-        let of = OfJob { own: &own, global: &Options::default() };
+        let of = OfJob { own: &own, global: &FioOptions::default() };
         let sizes = ["a", "b", "c", "d", "e", "f", "k"].map(|name| of.bytes(name));
         assert_eq!(sizes, [Some(200 << 30), None, Some(4096), None, Some(16384), None, None]);
         let times = ["g", "h", "i", "j"].map(|name| of.millis(name));
@@ -180,11 +179,11 @@ mod tests {
     #[test]
     fn values_are_plain_and_not_endlessly_many() {
         for nested in [r#"{"a": [1]}"#, r#"{"a": {}}"#] {
-            let error = serde_json::from_str::<Options>(nested).unwrap_err().to_string();
+            let error = serde_json::from_str::<FioOptions>(nested).unwrap_err().to_string();
             assert!(error.contains("expected the value of an option"), "{error}");
         }
         let many: Vec<_> = (0..=FIO_OPTIONS).map(|n| format!("\"{n}\": \"\"")).collect();
-        let error = serde_json::from_str::<Options>(&format!("{{{}}}", many.join(",")));
+        let error = serde_json::from_str::<FioOptions>(&format!("{{{}}}", many.join(",")));
         assert!(error.unwrap_err().to_string().contains("too many options"));
     }
 }

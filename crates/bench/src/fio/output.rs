@@ -1,66 +1,66 @@
-//! What fio prints as `json` or `json+`, of any fio 3. It is read as hostile: bounded in size and
-//! number, and every figure must be a finite number from 0 up. What newer or older versions add or
-//! leave out is borne.
+//! fio's output in `json` or `json+` format, of any fio 3. It is read as hostile input: size and
+//! counts are bounded, and every figure must be finite and not negative. Unknown and missing
+//! members are accepted.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::fio::options::Options;
+use crate::fio::options::FioOptions;
 use crate::histogram::Histogram;
 use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
-/// All of one run.
+/// Output of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Such as `fio-3.33`.
+    /// Version, such as `fio-3.33`.
     pub version: String,
-    /// Options of all jobs, unless a job has its own.
-    pub global: Options,
-    /// A job, or with group reporting a group, each. Those of several machines have no sum in it.
+    /// Global options; options of a job take precedence.
+    pub global: FioOptions,
+    /// One entry for each job, or for each group with group reporting. Sums of several machines are
+    /// removed.
     pub jobs: Vec<JobOutput>,
 }
 
-/// What came of one job.
+/// Results of one job.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct JobOutput {
-    /// As its section is called.
+    /// Name of the job's section.
     #[serde(rename = "jobname", default)]
     pub name: String,
-    /// An error number of the system, or 0.
+    /// Error number of the system, or 0.
     #[serde(default)]
     pub error: i64,
-    /// Jobs of one number ran at the same time; a group that waits for those before it
-    /// (`stonewall`) has the next one, and so has one that only says so (`new_group`).
+    /// Group of the job. Jobs of one group ran at the same time. A job with `stonewall` or
+    /// `new_group` starts the next group.
     #[serde(default)]
     pub groupid: i64,
-    /// When it began, in ms since 1970. fio 3.36 or so and later.
+    /// Start time, in ms since 1970; fio 3.36 and later.
     #[serde(default)]
     pub job_start: Option<u64>,
-    /// How long fio had run when it told of this job, in s.
+    /// Run time of fio when it reported this job, in s.
     #[serde(default)]
     pub elapsed: Option<u64>,
-    /// The machine, where fio ran on others (`--client`).
+    /// Machine, where fio ran on others (`--client`).
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Its own options; of a group, those of its first job. Options without a value are left out
-    /// by fio.
+    /// Options of the job; of a group, those of its first job. fio omits options without a value.
     #[serde(default, rename = "job options")]
-    pub options: Options,
+    pub options: FioOptions,
     /// Reads.
     #[serde(default)]
-    pub read: Side,
+    pub read: FioDirection,
     /// Writes.
     #[serde(default)]
-    pub write: Side,
-    /// Reads, writes and trims together, of jobs that asked for that (`unified_rw_reporting`).
+    pub write: FioDirection,
+    /// Reads, writes and trims together, with `unified_rw_reporting`.
     #[serde(default)]
-    pub mixed: Side,
-    /// CPU time of the job in user mode, in % of one CPU; of a group, the mean of its jobs.
+    pub mixed: FioDirection,
+    /// CPU time in user mode, in % of one CPU; of a group, the mean of its jobs.
     #[serde(default)]
     pub usr_cpu: f64,
-    /// CPU time of the job in the kernel, in % of one CPU.
+    /// CPU time in the kernel, in % of one CPU.
     #[serde(default)]
     pub sys_cpu: f64,
     /// Context switches.
@@ -68,45 +68,45 @@ pub struct JobOutput {
     pub ctx: u64,
 }
 
-/// Reads or writes.
+/// Results of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct Side {
+pub struct FioDirection {
     /// Bytes.
     #[serde(default)]
     pub io_bytes: u64,
     /// Requests.
     #[serde(default)]
     pub total_ios: u64,
-    /// Requests a second.
+    /// Requests per second.
     #[serde(default)]
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     #[serde(default)]
     pub bw_bytes: f64,
-    /// Time that was measured, in ms.
+    /// Measured time, in ms.
     #[serde(default)]
     pub runtime: u64,
-    /// Standard deviation of IOPS over intervals.
+    /// Standard deviation of the IOPS of intervals.
     #[serde(default)]
     pub iops_stddev: f64,
-    /// From submission to completion.
+    /// Total latency, from submission to completion.
     #[serde(default, rename = "lat_ns")]
-    pub lat: Latency,
-    /// From when the kernel had it to completion: of jobs of others, which have no percentiles of
-    /// the whole.
+    pub lat: FioLatency,
+    /// Completion latency, from the submission to the kernel on; the fallback where the total
+    /// latency has no percentiles.
     #[serde(default, rename = "clat_ns")]
-    pub clat: Latency,
+    pub clat: FioLatency,
 }
 
-impl Side {
-    /// Requests that ended while it was measured. fio's own count leaves out those that were in
-    /// flight when the warm-up ended, though their bytes and latencies are counted: 1 % of 25,600
-    /// requests at a depth of 256.
+impl FioDirection {
+    /// Requests that completed during the measurement. fio's own count omits requests that were in
+    /// flight at the end of the warm-up, although their bytes and latencies are counted: 1 % of
+    /// 25,600 requests at a depth of 256.
     pub fn completed(&self) -> u64 {
         self.latency().count.max(self.total_ios)
     }
 
-    /// Of them, how many a second.
+    /// [`FioDirection::completed`] per second.
     pub fn completed_per_s(&self) -> f64 {
         let seconds = self.runtime as f64 / 1e3;
         match self.completed() {
@@ -115,8 +115,8 @@ impl Side {
         }
     }
 
-    /// The latency with percentiles: the whole, or else its part that the kernel had.
-    pub fn latency(&self) -> &Latency {
+    /// The latency that has percentiles: total latency, or else completion latency.
+    pub fn latency(&self) -> &FioLatency {
         if self.lat.bins.count() == 0 && (self.clat.bins.count() > 0 || self.lat.count == 0) {
             &self.clat
         } else {
@@ -125,13 +125,13 @@ impl Side {
     }
 }
 
-/// A latency.
+/// Latency statistics.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-pub struct Latency {
-    /// Least, in ns.
+pub struct FioLatency {
+    /// Minimum, in ns.
     #[serde(default)]
     pub min: f64,
-    /// Greatest, in ns.
+    /// Maximum, in ns.
     #[serde(default)]
     pub max: f64,
     /// Mean, in ns.
@@ -140,22 +140,22 @@ pub struct Latency {
     /// Standard deviation, in ns.
     #[serde(default)]
     pub stddev: f64,
-    /// How many.
+    /// Number of samples.
     #[serde(default, rename = "N")]
     pub count: u64,
-    /// json+ alone.
+    /// Histogram; json+ only.
     #[serde(default, deserialize_with = "bins")]
     pub bins: Histogram,
-    /// Percentages and ns, ascending: what there is without json+.
+    /// Percentages and ns, ascending; without json+ the only percentiles.
     #[serde(default, deserialize_with = "percentiles")]
     pub percentile: Vec<(f64, f64)>,
 }
 
-impl Latency {
-    /// A percentile in ns: from the bins, or the one that fio printed.
+impl FioLatency {
+    /// A percentile in ns, from the histogram or as printed by fio.
     pub fn percentile_ns(&self, percent: f64) -> Option<f64> {
         if let Some(nanos) = self.bins.percentile_ns(percent) {
-            // A bin's middle may lie outside of what was seen.
+            // The middle of a bin may lie outside of the observed range.
             let inside = (nanos as f64).max(self.min);
             return Some(if self.max > 0.0 { inside.min(self.max) } else { inside });
         }
@@ -176,7 +176,7 @@ impl<'de, T: std::str::FromStr, V: Deserialize<'de>> Visitor<'de> for Pairs<T, V
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
         let mut out = Vec::new();
         while let Some(key) = map.next_key::<std::borrow::Cow<'de, str>>()? {
-            // fio 3.0 names the end of the list in it.
+            // fio 3.0 ends the list with a key that is not a number.
             let Ok(key) = key.parse() else {
                 map.next_value::<IgnoredAny>()?;
                 continue;
@@ -206,7 +206,7 @@ struct Raw {
     #[serde(rename = "fio version")]
     version: String,
     #[serde(default, rename = "global options")]
-    global: Options,
+    global: FioOptions,
     #[serde(default, deserialize_with = "jobs")]
     jobs: Vec<JobOutput>,
     /// In place of `jobs` where fio ran on other machines.
@@ -214,7 +214,7 @@ struct Raw {
     client_stats: Vec<JobOutput>,
 }
 
-/// The name that fio gives to the sum of several machines.
+/// fio's name for the sum of several machines.
 const ALL_CLIENTS: &str = "All clients";
 
 struct Jobs;
@@ -244,7 +244,7 @@ fn jobs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<JobOutput>, D:
     deserializer.deserialize_seq(Jobs)
 }
 
-/// Characters of a mistake that are repeated: it may quote any text of the input.
+/// Upper bound of an error message, in characters: it may quote the input.
 const SAID_CHARS: usize = 200;
 
 fn said(error: serde_json::Error) -> String {
@@ -259,8 +259,7 @@ fn said(error: serde_json::Error) -> String {
     format!("{begin}… at line {} column {}", error.line(), error.column())
 }
 
-/// Where the JSON begins: fio prints it from the start of a line, and warnings may stand before it
-/// and have braces of their own.
+/// Start of the JSON: fio prints it at the start of a line; warnings before it may have braces.
 fn beginning(text: &str) -> Option<usize> {
     if text.starts_with('{') {
         return Some(0);
@@ -268,11 +267,11 @@ fn beginning(text: &str) -> Option<usize> {
     text.find("\n{").map(|at| at + 1).or_else(|| text.find('{'))
 }
 
-/// Reads the JSON in fio's output: warnings may stand before it and other text behind it. Of several
-/// objects (`--status-interval`) it is the last, which tells of the whole run.
+/// Parses the JSON in fio's output, which may be between other text. Of several objects
+/// (`--status-interval`) the last one describes the whole run.
 ///
 /// # Errors
-/// What is wrong with it, as a phrase.
+/// The mistake, as a phrase.
 pub fn parse(text: &str) -> Result<Output, String> {
     let start = beginning(text).ok_or("there is no JSON in it")?;
     let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Raw>();
@@ -301,7 +300,7 @@ pub fn parse(text: &str) -> Result<Output, String> {
     Ok(Output { version: raw.version, global: raw.global, jobs })
 }
 
-/// Above any figure that there can be, in any unit here; sums of them stay finite.
+/// Above any plausible figure in any unit; sums of smaller figures stay finite.
 const FIGURE_MOST: f64 = 1e21;
 
 fn check(job: &JobOutput) -> Result<(), String> {
@@ -320,7 +319,7 @@ fn check(job: &JobOutput) -> Result<(), String> {
     }
 }
 
-/// A name as it is repeated in a message: on one line, not long.
+/// A name as it is repeated in a message: one short line.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(60).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -348,7 +347,7 @@ mod tests {
         assert_eq!((read.iops, read.total_ios), (1000.5, 2001));
         assert_eq!(read.latency().percentile_ns(99.0), Some(1_500_000.0));
         assert_eq!(read.latency().percentile_ns(98.0), None);
-        assert_eq!(output.jobs[0].write, Side::default());
+        assert_eq!(output.jobs[0].write, FioDirection::default());
     }
 
     #[test]

@@ -1,75 +1,74 @@
-//! What ran at the same time, of any fio result: the sum of its jobs, and what is known of how they
-//! did it.
+//! Phases of a fio result: jobs that ran at the same time, with their sum and their access method.
 //!
-//! fio leaves much out of its output: options without a value (`stonewall`, `group_reporting`),
-//! and of a group the options of all jobs but the first. What is here is what can be said without
-//! them; the rest is `None`.
+//! fio omits much from its output: options without a value (`stonewall`, `group_reporting`), and
+//! the options of all jobs of a group but the first. Fields that cannot be derived without these
+//! are `None`.
 
 use crate::fio::options::OfJob;
-use crate::fio::output::{JobOutput, Output, Side, shown};
+use crate::fio::output::{FioDirection, JobOutput, Output, shown};
 use crate::limits::{DEPTH, THREADS};
 
 /// Jobs that ran at the same time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Phase {
-    /// Their names, each once, in the order of the output.
+pub struct FioPhase {
+    /// Distinct names, in the order of the output.
     pub names: Vec<String>,
-    /// Reads of all of them.
-    pub read: Rate,
-    /// Writes of all of them.
-    pub write: Rate,
+    /// Reads of all jobs.
+    pub read: PhaseRate,
+    /// Writes of all jobs.
+    pub write: PhaseRate,
     /// Threads or processes.
     pub jobs: u32,
-    /// I/Os that they were told to keep in flight; an engine that does one at a time keeps one for
-    /// each job, whatever it is told.
+    /// Requests in flight that the jobs were given; a synchronous engine has one for each job,
+    /// whatever depth it was given.
     pub in_flight: Option<u64>,
-    /// How long the job ran that ran longest, in s.
+    /// Run time of the longest job, in s.
     pub seconds: f64,
-    /// How long the job ran that ran shortest, in s.
+    /// Run time of the shortest job, in s.
     pub seconds_least: f64,
-    /// fio's name of the pattern, if it is the same of all.
+    /// fio's name of the pattern, if all jobs have the same.
     pub pattern: Option<String>,
-    /// Whether places are random in any of them.
+    /// Whether the access of any job is random.
     pub random: Option<bool>,
-    /// Whether the page cache of the system stood between: `direct=1` is not in the options, and
-    /// the engine would heed it. `None` where that cannot be said.
+    /// Whether the page cache was used: `direct=1` was not given, and the engine would honor it.
+    /// `None` where that is unknown.
     pub cached: Option<bool>,
-    /// An engine that does one I/O at a time was told to keep more in flight.
+    /// Name of a synchronous engine that was given a depth above 1.
     pub one_at_a_time: Option<String>,
-    /// An option that holds a job back, such as `rate_iops`.
+    /// Option that slows a job down, such as `rate_iops`.
     pub paced_by: Option<&'static str>,
-    /// Writes waited for flushes among them (`fsync`, `fdatasync`).
+    /// Whether the writes included flushes (`fsync`, `fdatasync`).
     pub flushed: bool,
-    /// Several sequential jobs went over the same places of one file.
+    /// Whether several sequential jobs accessed the same range of one file.
     pub same_places: bool,
-    /// The file reaches at least that far, in bytes.
+    /// Lower bound of the file's size, in bytes.
     pub reach_bytes: Option<u64>,
-    /// CPUs that they kept busy, in CPUs.
+    /// CPU time, in CPUs.
     pub cpus: f64,
     /// CPU time of the busiest job, in % of one CPU; of a group, the mean of its jobs.
     pub busiest_percent: f64,
-    /// Jobs that ended with an error, with its number.
+    /// Jobs that failed, with their error numbers.
     pub errors: Vec<(String, i64)>,
 }
 
 /// Reads or writes of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rate {
-    /// A second.
+pub struct PhaseRate {
+    /// Requests per second.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// How many.
+    /// Number of requests.
     pub ios: u64,
-    /// Mean latency in µs, from submission to completion; `None` if fio was told not to measure it.
+    /// Mean total latency in µs; `None` if fio did not measure it.
     pub latency_us: Option<f64>,
 }
 
-impl Rate {
-    fn of(side: &Side) -> Rate {
+impl PhaseRate {
+    fn of(side: &FioDirection) -> PhaseRate {
         let ios = side.completed();
         if ios == 0 {
-            return Rate::default();
+            return PhaseRate::default();
         }
         let (seconds, told) = (side.runtime as f64 / 1e3, side.completed_per_s());
         let iops = match told > 0.0 || seconds == 0.0 {
@@ -77,16 +76,16 @@ impl Rate {
             false => ios as f64 / seconds,
         };
         let mean = if side.lat.mean > 0.0 { side.lat.mean } else { side.clat.mean };
-        Rate {
+        PhaseRate {
             iops,
-            // fio rounds its rate of bytes; those of each request are exact.
+            // fio rounds its byte rate; bytes per request are exact.
             bytes_per_s: iops * (side.io_bytes as f64 / ios as f64),
             ios,
             latency_us: (mean > 0.0).then_some(mean / 1e3),
         }
     }
 
-    fn add(&mut self, other: Rate) {
+    fn add(&mut self, other: PhaseRate) {
         if other.ios == 0 {
             return;
         }
@@ -103,33 +102,33 @@ impl Rate {
         self.ios = self.ios.saturating_add(other.ios);
     }
 
-    fn part(self, of: f64) -> Rate {
+    fn part(self, of: f64) -> PhaseRate {
         let ios = (self.ios as f64 * of).round() as u64;
-        Rate { iops: self.iops * of, bytes_per_s: self.bytes_per_s * of, ios, ..self }
+        PhaseRate { iops: self.iops * of, bytes_per_s: self.bytes_per_s * of, ios, ..self }
     }
 }
 
-impl Phase {
-    /// Whether there were reads or writes.
+impl FioPhase {
+    /// Whether there were neither reads nor writes.
     pub fn is_idle(&self) -> bool {
         self.read.iops + self.write.iops <= 0.0
     }
 }
 
-/// Engines that do one I/O at a time.
+/// Synchronous engines.
 const ONE_AT_A_TIME: [&str; 7] = ["sync", "psync", "vsync", "pvsync", "pvsync2", "mmap", "splice"];
-/// Other engines that go through the page cache unless they are told not to.
+/// Other engines that use the page cache unless `direct=1` is given.
 const HEEDS_DIRECT: [&str; 4] = ["libaio", "io_uring", "posixaio", "windowsaio"];
-/// fio's own, on Linux, when none is given.
+/// fio's default engine on Linux.
 const ENGINE_DEFAULT: &str = "psync";
-/// Options that hold a job back.
+/// Options that slow a job down.
 const PACES: [&str; 4] = ["rate", "rate_iops", "thinktime", "latency_target"];
 
-/// The phases of a result, in the order in which they ran.
+/// Phases of a result, in the order in which they ran.
 ///
 /// # Errors
-/// What cannot be summed, as a phrase: results of several machines, or of a fio before 3.
-pub fn phases(output: &Output) -> Result<Vec<Phase>, String> {
+/// Results that cannot be summed, as a phrase: of several machines, or of a fio before 3.
+pub fn phases(output: &Output) -> Result<Vec<FioPhase>, String> {
     if ["fio-1.", "fio-2."].iter().any(|old| output.version.starts_with(old)) {
         return Err(format!("it is of {}: fio 3 is needed", shown(&output.version)));
     }
@@ -140,7 +139,7 @@ pub fn phases(output: &Output) -> Result<Vec<Phase>, String> {
         return Err(format!("it is of {} machines: give the result of one", hosts.len()));
     }
     let groups = groups(output);
-    let mut phases: Vec<Vec<Job<'_>>> = Vec::new();
+    let mut phases: Vec<Vec<PhaseJob<'_>>> = Vec::new();
     let mut end = None;
     let apart = one_after_the_other(&groups);
     for group in groups {
@@ -164,26 +163,26 @@ pub fn phases(output: &Output) -> Result<Vec<Phase>, String> {
 }
 
 /// An entry of the output.
-struct Job<'a> {
+struct PhaseJob<'a> {
     output: &'a JobOutput,
     options: OfJob<'a>,
-    /// How many threads or processes it is the sum of.
+    /// Number of threads or processes in the entry.
     copies: u32,
 }
 
 /// Entries of each group, in the order of the output.
-fn groups(output: &Output) -> Vec<Vec<Job<'_>>> {
-    let mut groups: Vec<(i64, Vec<Job<'_>>)> = Vec::new();
+fn groups(output: &Output) -> Vec<Vec<PhaseJob<'_>>> {
+    let mut groups: Vec<(i64, Vec<PhaseJob<'_>>)> = Vec::new();
     for job in &output.jobs {
         let options = OfJob { own: &job.options, global: &output.global };
-        let entry = Job { output: job, options, copies: 1 };
+        let entry = PhaseJob { output: job, options, copies: 1 };
         match groups.last_mut() {
             Some((id, entries)) if *id == job.groupid => entries.push(entry),
             _ => groups.push((job.groupid, vec![entry])),
         }
     }
     for (_, entries) in &mut groups {
-        // Without group reporting each copy of a job has an entry of its own.
+        // Without group reporting each copy of a job has its own entry.
         if let [only] = entries.as_mut_slice() {
             let copies = only.options.number("numjobs").unwrap_or(1);
             only.copies = copies.clamp(1, u64::from(THREADS)) as u32;
@@ -196,33 +195,33 @@ fn run_ms(job: &JobOutput) -> u64 {
     job.read.runtime.max(job.write.runtime).max(job.mixed.runtime)
 }
 
-/// How long a group took, in ms, with the time before it was measured.
-fn own_time(group: &[Job<'_>]) -> u64 {
-    let of = |job: &Job<'_>| {
+/// Duration of a group including the warm-up, in ms.
+fn own_time(group: &[PhaseJob<'_>]) -> u64 {
+    let of = |job: &PhaseJob<'_>| {
         let ramp = job.options.millis("ramp_time").unwrap_or(0);
         run_ms(job.output).saturating_add(ramp)
     };
-    // A little less, as clocks of jobs are read apart from each other.
+    // A little less, because the jobs' clocks are read at different times.
     let longest = group.iter().map(of).max().unwrap_or(0);
     longest - longest / 20
 }
 
-fn start_of(group: &[Job<'_>]) -> Option<u64> {
+fn start_of(group: &[PhaseJob<'_>]) -> Option<u64> {
     let starts: Option<Vec<u64>> = group.iter().map(|job| job.output.job_start).collect();
     starts?.into_iter().min().filter(|start| *start > 0)
 }
 
-/// Whether groups waited for each other: then together they took as long as fio did. Where fio does
-/// not tell, they are taken to, as that is why people make groups.
-fn one_after_the_other(groups: &[Vec<Job<'_>>]) -> bool {
+/// Whether groups ran one after the other: then the sum of their durations is fio's run time. Where
+/// the run time is unknown, sequential execution is assumed, the usual reason for groups.
+fn one_after_the_other(groups: &[Vec<PhaseJob<'_>>]) -> bool {
     let elapsed = groups.iter().flatten().filter_map(|job| job.output.elapsed).max();
     let together = groups.iter().fold(0u64, |sum, group| sum.saturating_add(own_time(group)));
     // fio rounds to seconds.
     elapsed.is_none_or(|seconds| together <= seconds.saturating_add(1).saturating_mul(1000))
 }
 
-fn phase(jobs: &[Job<'_>]) -> Phase {
-    let mut out = Phase { seconds_least: f64::INFINITY, ..Phase::default() };
+fn phase(jobs: &[PhaseJob<'_>]) -> FioPhase {
+    let mut out = FioPhase { seconds_least: f64::INFINITY, ..FioPhase::default() };
     let mut in_flight = Some(0u64);
     for job in jobs {
         let name = shown(&job.output.name);
@@ -255,13 +254,13 @@ fn phase(jobs: &[Job<'_>]) -> Phase {
     out
 }
 
-/// Reads and writes; those that fio counted together are split as the job was told to mix them.
-fn sides(job: &Job<'_>) -> (Rate, Rate) {
-    let (read, write) = (Rate::of(&job.output.read), Rate::of(&job.output.write));
+/// Reads and writes. A unified count is split by the configured mix.
+fn sides(job: &PhaseJob<'_>) -> (PhaseRate, PhaseRate) {
+    let (read, write) = (PhaseRate::of(&job.output.read), PhaseRate::of(&job.output.write));
     if read.ios > 0 || write.ios > 0 {
         return (read, write);
     }
-    let all = Rate::of(&job.output.mixed);
+    let all = PhaseRate::of(&job.output.mixed);
     let pattern = pattern(&job.options).unwrap_or_default();
     let percent = match pattern.trim_start_matches("rand") {
         "rw" | "readwrite" => match job.options.number("rwmixwrite") {
@@ -272,7 +271,7 @@ fn sides(job: &Job<'_>) -> (Rate, Rate) {
         _ => 100,
     };
     let reads = percent as f64 / 100.0;
-    let some = |part: f64| if part > 0.0 { all.part(part) } else { Rate::default() };
+    let some = |part: f64| if part > 0.0 { all.part(part) } else { PhaseRate::default() };
     (some(reads), some(1.0 - reads))
 }
 
@@ -288,8 +287,8 @@ fn engine<'a>(options: &OfJob<'a>) -> &'a str {
     options.get("ioengine").unwrap_or(ENGINE_DEFAULT)
 }
 
-/// I/Os in flight of an entry.
-fn depth(job: &Job<'_>) -> Option<u64> {
+/// Requests in flight of an entry.
+fn depth(job: &PhaseJob<'_>) -> Option<u64> {
     if job.options.is_empty() {
         return None;
     }
@@ -298,8 +297,8 @@ fn depth(job: &Job<'_>) -> Option<u64> {
     Some(kept.saturating_mul(u64::from(job.copies)))
 }
 
-/// What an entry adds to what is known of how its phase did it.
-fn how(job: &Job<'_>, out: &mut Phase) {
+/// Adds the access method of an entry to its phase.
+fn how(job: &PhaseJob<'_>, out: &mut FioPhase) {
     let options = &job.options;
     if options.is_empty() {
         return;
@@ -324,13 +323,13 @@ fn how(job: &Job<'_>, out: &mut Phase) {
     }
 }
 
-/// Whether any two of the jobs begin at the same place of the same file, as far as is known.
-fn same_places(jobs: &[Job<'_>]) -> bool {
+/// Whether two jobs start at the same offset of the same file, as far as is known.
+fn same_places(jobs: &[PhaseJob<'_>]) -> bool {
     let mut places = Vec::new();
     for job in jobs {
         let options = &job.options;
         let Some(file) = options.get("filename") else { continue };
-        // Each copy is moved on by it.
+        // Each copy has its own offset.
         if options.is_above_zero("offset_increment") {
             continue;
         }
@@ -338,7 +337,7 @@ fn same_places(jobs: &[Job<'_>]) -> bool {
         if job.copies > 1 || places.contains(&place) {
             return true;
         }
-        // What is beyond them is not worth more memory and time.
+        // Bounds memory and time for hostile input.
         if places.len() < 64 {
             places.push(place);
         }

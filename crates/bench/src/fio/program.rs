@@ -1,4 +1,4 @@
-//! The fio of this machine: found, checked, run.
+//! fio on this machine: discovery, version check, execution.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,24 +7,24 @@ use std::time::Duration;
 
 use crate::cpu::{CpuUse, Snapshot};
 use crate::error::Error;
-use crate::fio::arguments::{self, Logs, Options, shell};
+use crate::fio::arguments::{self, FioJobOptions, Logs, shell};
 use crate::fio::output::{self, Output, shown};
 use crate::fio::series::{self, Series};
-use crate::job::Job;
+use crate::job::BenchJob;
 use crate::limits::{FIO_ANSWER, FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
-use crate::os::{self, Ended, Interrupt, Stopwatch};
-use crate::target::Target;
+use crate::os::{self, Interrupt, ProcessOutput, Stopwatch};
+use crate::target::BenchTarget;
 
-/// The oldest fio that has all the options used: Debian's of 2019.
+/// Oldest fio with all options that are used: Debian's of 2019.
 const OLDEST: (u32, u32) = (3, 12);
-/// How it is called in messages.
+/// [`OLDEST`] in messages.
 const OLDEST_NAME: &str = "fio-3.12";
-/// Points of the time series that are asked for.
+/// Target number of points of a time series.
 const SERIES_AIM: u64 = 200;
-/// Shortest interval of the time series, in ms.
+/// Shortest interval of a time series, in ms.
 const INTERVAL_LEAST_MS: u64 = 100;
 
-/// A fio that can be run.
+/// A usable fio.
 #[derive(Clone, Debug)]
 pub struct Fio {
     program: PathBuf,
@@ -32,27 +32,27 @@ pub struct Fio {
     engine: String,
 }
 
-/// All that came of one run.
+/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct FioRun {
-    /// What fio printed.
+    /// Parsed output.
     pub output: Output,
-    /// As it was printed.
+    /// Output as printed.
     pub raw: String,
     /// IOPS over time: of all threads if they are reported together, else of each.
     pub series: Vec<Series>,
-    /// Of each CPU of this machine while it was measured.
+    /// Usage of each CPU of this machine during the measurement.
     pub cpus: Vec<CpuUse>,
-    /// How many threads there were.
+    /// Number of threads.
     pub threads: u32,
-    /// Time in which it stood still, in seconds: see [`os::Ended::paused_s`].
+    /// Time in which fio stood still, in seconds: see [`os::ProcessOutput::paused_s`].
     pub paused_s: f64,
-    /// As one would type it.
+    /// Command line.
     pub command: String,
 }
 
 impl Fio {
-    /// The fio that the environment names with `FIO`, or that is on the path.
+    /// The fio named by the environment variable `FIO`, or found on the path.
     ///
     /// # Errors
     /// [`Error::FioMissing`], [`Error::FioNotRun`], [`Error::FioSilent`], [`Error::NotFio`],
@@ -62,7 +62,7 @@ impl Fio {
         Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
     }
 
-    /// This fio.
+    /// The fio at this path.
     ///
     /// # Errors
     /// As [`Fio::find`].
@@ -70,7 +70,7 @@ impl Fio {
         Fio::answering(program, FIO_ANSWER, interrupt)
     }
 
-    /// This fio, which may take so long to answer a question.
+    /// The fio at this path, with a time limit for each answer.
     fn answering(program: PathBuf, limit: Duration, interrupt: &Interrupt) -> Result<Fio, Error> {
         let mut fio = Fio { program, version: String::new(), engine: String::new() };
         let answer = fio.answer(&["--version".to_owned()], limit, interrupt);
@@ -100,24 +100,24 @@ impl Fio {
         Ok(fio)
     }
 
-    /// Such as `fio-3.33`.
+    /// Version, such as `fio-3.33`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// The I/O engine for jobs that name none: `io_uring`, or the next of [`ENGINES`] where that is
-    /// forbidden or not built in.
+    /// I/O engine for jobs that name none: the first of [`ENGINES`] that works, or
+    /// [`ONE_AT_A_TIME`].
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// The program, as it is repeated in a message.
+    /// The program in messages.
     fn name(&self) -> String {
         shown(&self.program.display().to_string())
     }
 
-    /// Why it cannot be started. There is none only where nothing has that name: what is there and
-    /// cannot be run is to be told.
+    /// Why the program cannot be started. fio counts as missing only if no file of that name
+    /// exists.
     fn not_run(&self, cause: &io::Error) -> Error {
         let program = &self.program;
         let is_there = program.exists();
@@ -135,7 +135,7 @@ impl Fio {
         Error::FioNotRun { program: self.name(), cause }
     }
 
-    /// One that does not come to its end does not work.
+    /// An engine whose probe does not end in time counts as broken.
     fn best_engine(&self, limit: Duration, interrupt: &Interrupt) -> Result<String, Error> {
         for engine in ENGINES {
             let options = ["name=probe", "filename=/dev/zero", "rw=read", "bs=4k", "size=4k"];
@@ -154,7 +154,7 @@ impl Fio {
         arguments: &[String],
         limit: Duration,
         interrupt: &Interrupt,
-    ) -> Result<Option<Ended>, Error> {
+    ) -> Result<Option<ProcessOutput>, Error> {
         let mut command = Command::new(&self.program);
         os::run_within(command.args(arguments), FIO_OUTPUT_BYTES, interrupt, limit)
     }
@@ -164,11 +164,11 @@ impl Fio {
         arguments: &[String],
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
-    ) -> Result<Ended, Error> {
+    ) -> Result<ProcessOutput, Error> {
         os::run(Command::new(&self.program).args(arguments), FIO_OUTPUT_BYTES, interrupt, tick)
     }
 
-    fn failed(&self, ended: &Ended, command: String) -> Error {
+    fn failed(&self, ended: &ProcessOutput, command: String) -> Error {
         let mut said = ended.said(FIO_SAID_BYTES);
         if said.contains("Invalid argument") && command.contains("--direct=1") {
             said += "\n(the file system may have no direct I/O, or not for such small blocks)";
@@ -176,11 +176,11 @@ impl Fio {
         Error::FioFailed { status: ended.status.to_string(), command, said }
     }
 
-    /// What [`Fio::measure`] would run.
+    /// fio's options for a measurement.
     ///
     /// # Errors
-    /// What fio cannot do.
-    pub fn options(&self, job: &Job, target: &Target) -> Result<Options, Error> {
+    /// A job that fio does not support.
+    pub fn options(&self, job: &BenchJob, target: &BenchTarget) -> Result<FioJobOptions, Error> {
         let is_served = target.disks.iter().any(|disk| disk.path().is_none());
         if job.depth > 1 && job.engine.is_none() && !is_served && self.engine == ONE_AT_A_TIME {
             return Err(Error::Usage(format!(
@@ -202,8 +202,8 @@ impl Fio {
     /// fio's failure with its own words, [`Error::FioOutput`], [`Error::Interrupted`].
     pub fn measure(
         &self,
-        job: &Job,
-        target: &Target,
+        job: &BenchJob,
+        target: &BenchTarget,
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
     ) -> Result<FioRun, Error> {
@@ -243,7 +243,13 @@ impl Fio {
         Ok(FioRun { output, raw, series, cpus, threads, paused_s, command })
     }
 
-    fn series(&self, job: &Job, output: &Output, logs: &Path, interval_ms: u64) -> Vec<Series> {
+    fn series(
+        &self,
+        job: &BenchJob,
+        output: &Output,
+        logs: &Path,
+        interval_ms: u64,
+    ) -> Vec<Series> {
         let read = |name: String| series::read(&logs.join(name), interval_ms, job.runtime_ms);
         if job.per_thread {
             (1..=output.jobs.len()).map(|n| read(format!("log_iops.{n}.log"))).collect()
@@ -252,19 +258,74 @@ impl Fio {
         }
     }
 
-    /// Writes a range of a target with data that no disk can compress: `job` says the range.
+    /// Whether this fio has an I/O engine, by its name.
+    ///
+    /// # Errors
+    /// fio cannot be run; [`Error::Interrupted`].
+    pub fn has_engine(&self, engine: &str, interrupt: &Interrupt) -> Result<bool, Error> {
+        let ended = self.ended(&["--enghelp".to_owned()], interrupt, &mut || {})?;
+        Ok(ended.output.lines().any(|line| line.trim() == engine))
+    }
+
+    /// Writes `size_bytes` in random order with a checksum in each 4 KiB block, then reads and
+    /// checks all of them. Returns the number of blocks written and checked.
+    ///
+    /// # Errors
+    /// As [`Fio::measure`]. A wrong checksum is a failure of fio.
+    pub fn verify(
+        &self,
+        target: &BenchTarget,
+        size_bytes: u64,
+        interrupt: &Interrupt,
+    ) -> Result<(u64, u64), Error> {
+        let job = BenchJob {
+            name: "verify".to_owned(),
+            pattern: crate::job::JobPattern::RandWrite,
+            depth: 32,
+            size_bytes: Some(size_bytes),
+            random_map: true,
+            ..BenchJob::default()
+        };
+        let mut options = arguments::options(&job, target, &self.engine, None)?;
+        once(&mut options);
+        for (key, value) in [
+            ("verify", "crc32c"),
+            ("do_verify", "1"),
+            ("verify_fatal", "1"),
+            ("verify_state_save", "0"),
+        ] {
+            options.global.push((key.to_owned(), value.to_owned()));
+        }
+        let command = options.command();
+        let ended = self.ended(&options.arguments(), interrupt, &mut || {})?;
+        if !ended.status.success() {
+            return Err(self.failed(&ended, command));
+        }
+        match output::parse(&ended.output) {
+            Ok(output) => {
+                let sum = |side: fn(&output::JobOutput) -> u64| output.jobs.iter().map(side).sum();
+                Ok((sum(|job| job.write.total_ios), sum(|job| job.read.total_ios)))
+            }
+            Err(detail) => {
+                Err(Error::FioOutput { detail, command, said: ended.said(FIO_SAID_BYTES) })
+            }
+        }
+    }
+
+    /// Writes the first `size_bytes` of a target, or all of it, with incompressible data. Returns
+    /// the command line.
     ///
     /// # Errors
     /// As [`Fio::measure`].
     pub fn fill(
         &self,
-        target: &Target,
+        target: &BenchTarget,
         size_bytes: Option<u64>,
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
     ) -> Result<String, Error> {
-        let mut job = Job { name: "fill".to_owned(), ..Job::default() };
-        job.pattern = crate::job::Pattern::Write;
+        let mut job = BenchJob { name: "fill".to_owned(), ..BenchJob::default() };
+        job.pattern = crate::job::JobPattern::Write;
         job.block_bytes = FILL_BLOCK_BYTES;
         job.depth = 8;
         job.buffers = crate::job::Buffers::Random;
@@ -272,32 +333,35 @@ impl Fio {
         job.direct = false;
         job.extra = vec![("end_fsync".to_owned(), "1".to_owned())];
         let mut options = arguments::options(&job, target, &self.engine, None)?;
-        // Once from the beginning to the end, however long that takes.
-        options
-            .global
-            .retain(|(key, _)| !["time_based", "runtime", "ramp_time"].contains(&key.as_str()));
+        once(&mut options);
         let command = options.command();
         let ended = self.ended(&options.arguments(), interrupt, tick)?;
         if ended.status.success() { Ok(command) } else { Err(self.failed(&ended, command)) }
     }
 }
 
-/// I/O engines that keep many requests in flight, the best first.
+/// Removes the time limit: the range is processed once, however long that takes.
+fn once(options: &mut FioJobOptions) {
+    let timed = ["time_based", "runtime", "ramp_time"];
+    options.global.retain(|(key, _)| !timed.contains(&key.as_str()));
+}
+
+/// I/O engines with deep queues, the best first.
 const ENGINES: [&str; 3] = ["io_uring", "libaio", "posixaio"];
-/// What is left: it does one after the other, whatever depth is asked for.
+/// Fallback engine: synchronous, whatever depth is asked for.
 const ONE_AT_A_TIME: &str = "psync";
 
-/// Bytes of one request of a fill.
+/// Block size of a fill, in bytes.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
 
-/// The first line that says anything, in quotes.
+/// The first line that is not empty, in quotes.
 fn first_line(texts: &[&str]) -> String {
     let lines = texts.iter().flat_map(|text| text.lines());
     let said = lines.map(str::trim).find(|line| !line.is_empty());
     said.map_or_else(|| "nothing".to_owned(), |line| format!("`{}`", shown(line)))
 }
 
-/// `fio-3.33-12-gabcd` is (3, 33).
+/// Major and minor version: `fio-3.33-12-gabcd` is (3, 33).
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.strip_prefix("fio-")?.split(|c: char| !c.is_ascii_digit());
     let major = parts.next()?.parse().ok()?;
@@ -361,7 +425,7 @@ mod tests {
         assert!(error.ends_with("--version\nnot for you?[2J"), "{error:?}");
     }
 
-    /// It is there, so it is not missing.
+    /// A fio that exists but cannot be run is not reported as missing.
     #[test]
     fn a_fio_that_cannot_be_run_says_why() {
         let (directory, path) = fake("echo fio-3.33");
@@ -378,13 +442,13 @@ mod tests {
         std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         refused(&path, "the interpreter that it names");
-        // No program for any machine.
+        // Not a program for any machine.
         std::fs::write(&path, b"\x7fELF and then nothing").unwrap();
         refused(&path, "Exec format error");
         refused(&path.join("below"), "Not a directory");
     }
 
-    /// It is ended, and an I/O engine with which it does not end is not taken.
+    /// It is terminated, and an engine whose probe hangs is not used.
     #[test]
     fn a_fio_that_never_answers_is_not_waited_for_without_limit() {
         let never = Interrupt::never();
@@ -405,12 +469,15 @@ mod tests {
         let (_directory, path) = fake(body);
         let fio = Fio::at(path, &never).unwrap();
         assert_eq!(fio.engine(), "psync");
-        let target: Target = "/x".parse().unwrap();
-        assert!(fio.options(&Job::default(), &target).is_ok(), "one at a time is what it does");
-        let deep = Job { name: "deep".to_owned(), depth: 32, ..Job::default() };
+        let target: BenchTarget = "/x".parse().unwrap();
+        assert!(
+            fio.options(&BenchJob::default(), &target).is_ok(),
+            "one at a time is what it does"
+        );
+        let deep = BenchJob { name: "deep".to_owned(), depth: 32, ..BenchJob::default() };
         let refused = fio.options(&deep, &target).unwrap_err().to_string();
         assert!(refused.starts_with("deep: a depth of 32 cannot be had: fio-3.33 "), "{refused}");
-        let named = Job { engine: Some("libaio".to_owned()), ..deep.clone() };
+        let named = BenchJob { engine: Some("libaio".to_owned()), ..deep.clone() };
         assert!(fio.options(&named, &target).is_ok(), "the user's choice");
         assert!(fio.options(&deep, &"nbd://host/x".parse().unwrap()).is_ok(), "another engine");
     }
@@ -424,10 +491,10 @@ mod tests {
         let (_directory, path) = fake(body);
         let fio = Fio::at(path, &never).unwrap();
         assert_eq!((fio.version(), fio.engine()), ("fio-3.33", "io_uring"));
-        let target: Target = "/x".parse().unwrap();
-        let failed = fio.measure(&Job::default(), &target, &never, &mut || {}).unwrap_err();
+        let target: BenchTarget = "/x".parse().unwrap();
+        let failed = fio.measure(&BenchJob::default(), &target, &never, &mut || {}).unwrap_err();
         assert!(failed.to_string().contains("fio: no space"), "{failed}");
-        let bad = Job { name: "bad".to_owned(), ..Job::default() };
+        let bad = BenchJob { name: "bad".to_owned(), ..BenchJob::default() };
         let broken = fio.measure(&bad, &target, &never, &mut || {}).unwrap_err().to_string();
         assert!(broken.contains("ends in the middle") && broken.contains("oh dear"), "{broken}");
     }

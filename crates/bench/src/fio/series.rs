@@ -1,4 +1,4 @@
-//! fio's interval logs: IOPS over time.
+//! Interval logs of fio: IOPS over time.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use crate::limits::{FIO_LOG_BYTES, SERIES_POINTS};
 pub struct Series {
     /// Length of an interval, in ms.
     pub interval_ms: u64,
-    /// Reads a second of each.
+    /// Reads per second in each interval.
     pub read_iops: Vec<f64>,
-    /// Writes a second of each.
+    /// Writes per second in each interval.
     pub write_iops: Vec<f64>,
 }
 
@@ -21,7 +21,7 @@ impl Series {
         self.read_iops.iter().zip(&self.write_iops).map(|(read, write)| read + write).collect()
     }
 
-    /// Both at the same time.
+    /// Adds a concurrent series.
     pub fn add(&mut self, other: &Series) {
         for (mine, theirs) in
             [(&mut self.read_iops, &other.read_iops), (&mut self.write_iops, &other.write_iops)]
@@ -32,7 +32,7 @@ impl Series {
         self.interval_ms = self.interval_ms.max(other.interval_ms);
     }
 
-    /// The same with at most [`SERIES_POINTS`] points.
+    /// Averages neighbors so that at most [`SERIES_POINTS`] points remain.
     pub fn bounded(mut self) -> Series {
         let points = self.read_iops.len().max(self.write_iops.len());
         let together = points.div_ceil(SERIES_POINTS).max(1);
@@ -45,16 +45,17 @@ impl Series {
     }
 }
 
-/// Reads a log; one that is missing or broken gives what could be read: results do not depend on it.
+/// Reads a log. A missing or broken log gives an empty or shorter series: results do not depend on
+/// it.
 pub fn read(path: &Path, interval_ms: u64, runtime_ms: u64) -> Series {
     let text = crate::os::read_text(path, FIO_LOG_BYTES).unwrap_or_default();
     parse(&text, interval_ms, runtime_ms)
 }
 
-/// Reads the text of a log, in which several threads' lines may stand one after the other.
+/// Parses a log, in which several threads' lines may follow each other.
 pub fn parse(text: &str, interval_ms: u64, runtime_ms: u64) -> Series {
     let interval_ms = interval_ms.max(1);
-    // What is left of the last interval is no measurement of an interval.
+    // The rest after the last full interval is dropped.
     let points = (runtime_ms / interval_ms).min(1 << 20) as usize;
     let mut series =
         Series { interval_ms, read_iops: vec![0.0; points], write_iops: vec![0.0; points] };
@@ -78,7 +79,7 @@ pub fn parse(text: &str, interval_ms: u64, runtime_ms: u64) -> Series {
             lines[at] += 1;
         }
     }
-    // The last interval of some threads, or of all, is not logged when they end within it.
+    // fio does not log the last interval of threads that end within it.
     let most = lines.iter().max().copied().unwrap_or(0);
     let whole = lines.iter().rposition(|count| *count == most && most > 0).map_or(0, |at| at + 1);
     series.read_iops.truncate(whole);

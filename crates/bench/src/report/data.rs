@@ -1,13 +1,13 @@
-//! The data of a report, so that it can be looked into again: the plans, the environments and every
-//! record as in `results.jsonl`, with time series that are averaged where there are too many.
+//! Data of a report as JSON: plans, environments and all records as in `results.jsonl`, with time
+//! series averaged where there are too many points.
 
 use serde::Serialize;
 
-use super::{Extras, Run};
-use crate::campaign::Plan;
+use super::{AdditionalSections, Run};
+use crate::campaign::CampaignPlan;
 use crate::environment::Environment;
 use crate::limits::REPORT_DATA_POINTS;
-use crate::results::{Record, SCHEMA_VERSION};
+use crate::results::{ResultRecord, SCHEMA_VERSION};
 
 #[derive(Serialize)]
 struct Data<'a> {
@@ -18,14 +18,14 @@ struct Data<'a> {
 #[derive(Serialize)]
 struct RunData<'a> {
     name: &'a str,
-    plan: Option<&'a Plan>,
+    plan: Option<&'a CampaignPlan>,
     environments: &'a [Environment],
     #[serde(skip_serializing_if = "Option::is_none")]
-    extras: Option<&'a Extras>,
-    results: Vec<Record>,
+    additional_sections: Option<&'a AdditionalSections>,
+    results: Vec<ResultRecord>,
 }
 
-/// All of it as JSON.
+/// The JSON document.
 pub(super) fn json<'a>(runs: impl IntoIterator<Item = &'a Run>) -> String {
     let runs: Vec<&Run> = runs.into_iter().collect();
     let records: usize = runs.iter().map(|run| run.rounds.len()).sum();
@@ -36,12 +36,18 @@ pub(super) fn json<'a>(runs: impl IntoIterator<Item = &'a Run>) -> String {
 }
 
 fn of_run(run: &Run, most: usize) -> RunData<'_> {
-    let Run { name, rounds, plan, environments, extras, .. } = run;
+    let Run { name, rounds, plan, environments, additional_sections, .. } = run;
     let results = rounds.iter().map(|record| small(record.clone(), most)).collect();
-    RunData { name, plan: plan.as_ref(), environments, extras: extras.as_ref(), results }
+    RunData {
+        name,
+        plan: plan.as_ref(),
+        environments,
+        additional_sections: additional_sections.as_ref(),
+        results,
+    }
 }
 
-fn small(mut record: Record, most: usize) -> Record {
+fn small(mut record: ResultRecord, most: usize) -> ResultRecord {
     let series = &mut record.measurement.series_iops;
     let together = series.len().div_ceil(most).max(1);
     let mean = |chunk: &[f64]| chunk.iter().sum::<f64>() / chunk.len() as f64;
@@ -57,7 +63,7 @@ fn small(mut record: Record, most: usize) -> Record {
             &mut side.iops,
             &mut side.bytes_per_s,
         ] {
-            // A thousandth of what is measured is below any noise.
+            // A thousandth of the unit is below any noise.
             *value = (*value * 1e3).round() / 1e3;
         }
     }

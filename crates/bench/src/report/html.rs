@@ -1,4 +1,4 @@
-//! HTML text: what goes in is escaped, so that results can say anything and remain text.
+//! HTML writer that escapes all text, so that results may contain any characters.
 
 use crate::table::Table;
 

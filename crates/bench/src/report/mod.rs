@@ -1,18 +1,18 @@
-//! A report to look at: one HTML file with tables, plots, the environment, the commands and the
-//! data; and each table and plot as a file of its own.
+//! HTML report: one file with tables, plots, environment, commands and data; and each table and
+//! plot as a file of its own.
 //!
-//! What it promises: the file needs nothing from outside and runs no script; what is not known to
-//! be a real disk says so beside its name in every table and plot, in a notice above all, and in
-//! the file of each plot; what stands in results, which anyone may have written, is text and never
-//! markup; and the report of 1,000 results stays below 5 MB.
+//! Invariants: the file needs nothing from outside and runs no script. Targets that are not known
+//! to be real disks are marked in every table and plot, in a notice at the top, and in the file of
+//! each plot. Text of results, which anyone may have written, is never markup. The report of 1,000
+//! results stays below 5 MB.
 //!
-//! [`Run`] reads, [`Report`] gathers, `plots` and `tables` show, `page` writes the HTML and [`files`]
-//! the rest. An experiment adds [`Extras`] to its results; an [`Album`] is several reports in one
-//! page.
+//! [`Run`] reads results, [`HtmlReport`] collects them, `plots` and `tables` draw, `page` writes the
+//! HTML and [`files`] the files. [`AdditionalSections`] are the additional sections of an experiment; an
+//! [`CombinedReport`] combines several reports in one page.
 
-mod album;
+mod additional_sections;
+mod combined_report;
 mod data;
-mod extras;
 mod files;
 mod html;
 mod page;
@@ -25,43 +25,43 @@ use std::path::{Path, PathBuf};
 use flagstone_plot::Figure as Picture;
 use serde::{Deserialize, Serialize};
 
-pub use self::album::Album;
-pub use self::extras::{Drawing, Drawn, Extras};
+pub use self::additional_sections::{AdditionalSections, Drawing, Drawn};
+pub use self::combined_report::CombinedReport;
 pub use self::tables::by_size;
 
-use crate::campaign::Plan;
+use crate::campaign::CampaignPlan;
 use crate::compare::Comparison;
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::nature::Nature;
-use crate::results::{self, Record, Store};
+use crate::provenance::Provenance;
+use crate::results::{self, ResultRecord, ResultStore};
 use crate::table::Table;
 
-/// One run, as it was read.
+/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What the report calls it.
+    /// Name in the report.
     pub name: String,
-    /// Every measurement, also rounds that were not steady yet.
-    pub rounds: Vec<Record>,
-    /// Those that are results.
-    pub records: Vec<Record>,
-    /// What was to be done, if it is a directory of a run.
-    pub plan: Option<Plan>,
-    /// What it was done on.
+    /// All measurements, including rounds before the steady state.
+    pub rounds: Vec<ResultRecord>,
+    /// The measurements that count as results.
+    pub records: Vec<ResultRecord>,
+    /// Plan of the campaign, if the run is a directory.
+    pub plan: Option<CampaignPlan>,
+    /// Environments.
     pub environments: Vec<Environment>,
-    /// What an experiment added.
-    pub extras: Option<Extras>,
+    /// Additional sections of an experiment.
+    pub additional_sections: Option<AdditionalSections>,
 }
 
 impl Run {
-    /// Reads several, each of them another: one that is given twice would count its repetitions
-    /// twice, and differences would seem surer than they are.
+    /// Reads several runs. Duplicates are refused: repetitions that are counted twice would make
+    /// differences seem more significant than they are.
     ///
     /// # Errors
-    /// As [`Run::read`]; [`Error::Usage`] for one that is given twice.
+    /// As [`Run::read`]; [`Error::Usage`] for a duplicate.
     pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>, Error> {
-        // What cannot be resolved is found out when it is read.
+        // Unreadable paths are reported by the read below.
         let file = |path: &PathBuf| results::file(path).canonicalize().ok();
         for (at, path) in paths.iter().enumerate() {
             let own = file(path);
@@ -78,7 +78,7 @@ impl Run {
     /// Reads a directory of a run, or a file of lines.
     ///
     /// # Errors
-    /// What cannot be read, with its place.
+    /// The file and line that cannot be read.
     pub fn read(path: &Path) -> Result<Run, Error> {
         let name = path.display().to_string().trim_end_matches('/').to_owned();
         let rounds = results::read(path)?;
@@ -89,18 +89,18 @@ impl Run {
                 rounds,
                 plan: None,
                 environments: Vec::new(),
-                extras: None,
+                additional_sections: None,
             });
         }
-        let (store, plan) = Store::open(path)?;
+        let (store, plan) = ResultStore::open(path)?;
         let records = results::settled(rounds.clone(), &plan);
         let environments = store.environments()?;
-        let extras = Extras::read(path)?;
-        Ok(Run { name, rounds, records, plan: Some(plan), environments, extras })
+        let additional_sections = AdditionalSections::read(path)?;
+        Ok(Run { name, rounds, records, plan: Some(plan), environments, additional_sections })
     }
 }
 
-/// Runs side by side: the targets of a single one, or else each target of each run.
+/// Comparison of the targets of a single run, or of each target of each run.
 pub fn comparison(runs: &[Run]) -> Comparison {
     Comparison::of_runs(runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect())
 }
@@ -108,98 +108,115 @@ pub fn comparison(runs: &[Run]) -> Comparison {
 /// A picture with the name of its files.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
-    /// Lower-case letters, digits and `-`.
+    /// Lowercase letters, digits and `-`.
     pub(crate) id: String,
-    /// What is drawn.
+    /// The picture.
     pub(crate) picture: Picture,
 }
 
 /// A table with the name of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
-    /// Lower-case letters, digits and `-`.
+    /// Lowercase letters, digits and `-`.
     pub id: String,
-    /// What it says.
+    /// The table.
     #[serde(flatten)]
     pub table: Table,
 }
 
-/// Where a report stands in a page: alone, or as one of several.
+/// Position of a report in its page: the only report, or one of several.
 #[derive(Clone, Debug, Default)]
-struct Place {
-    /// Before each name that is one of the whole page.
+struct PagePosition {
+    /// Prefix of element ids, which are unique in the page.
     prefix: String,
-    /// How much deeper its headings are.
+    /// Additional depth of the headings.
     depth: usize,
 }
 
-/// What an experiment added, to be shown.
+/// Additional sections, ready to be shown.
 #[derive(Debug)]
 struct Shown {
     title: String,
     plots: Vec<Plot>,
     tables: Vec<Named>,
-    doubts: Vec<String>,
+    caveats: Vec<String>,
 }
 
 impl Shown {
-    /// Names begin with what is not that of any table or plot of the measurements.
-    fn new(extras: &Extras, prefix: &str) -> Shown {
+    /// The prefix keeps ids distinct from those of the measurements' tables and plots.
+    fn new(additional_sections: &AdditionalSections, prefix: &str) -> Shown {
         let named = |id: String| format!("{prefix}{id}");
         Shown {
-            title: extras.title.clone(),
-            plots: extras.plots().map(|plot| Plot { id: named(plot.id), ..plot }).collect(),
-            tables: extras.named().map(|table| Named { id: named(table.id), ..table }).collect(),
-            doubts: extras.doubts.clone(),
+            title: additional_sections.title.clone(),
+            plots: additional_sections
+                .plots()
+                .map(|plot| Plot { id: named(plot.id), ..plot })
+                .collect(),
+            tables: additional_sections
+                .named()
+                .map(|table| Named { id: named(table.id), ..table })
+                .collect(),
+            caveats: additional_sections.caveats.clone(),
         }
     }
 }
 
-/// All that a report shows.
+/// A report of one or several runs.
 #[derive(Debug)]
-pub struct Report {
+pub struct HtmlReport {
     runs: Vec<Run>,
     title: String,
-    place: Place,
-    /// Of the runs that have any, in order.
-    extras: Vec<Shown>,
+    place: PagePosition,
+    /// Additional sections of the runs that have any, in order.
+    additional_sections: Vec<Shown>,
     comparison: Comparison,
     tables: Vec<Named>,
     plots: Vec<Plot>,
-    /// Plots that were left out, as there were too many.
+    /// Number of plots that were omitted, because there are too many.
     plots_left_out: usize,
 }
 
-impl Report {
-    /// Of one run, whose targets are put side by side, or of several. There is at least one.
-    pub fn new(runs: Vec<Run>) -> Report {
+impl HtmlReport {
+    /// A report that compares the targets of one run, or several runs; `runs` is not empty.
+    pub fn new(runs: Vec<Run>) -> HtmlReport {
         let title = title(&runs);
         let comparison = comparison(&runs);
         let tables = tables::all(&runs, &comparison);
         let mut plots = plots::all(&runs, &comparison);
         let plots_left_out = plots.len().saturating_sub(crate::limits::REPORT_PLOTS);
         plots.truncate(crate::limits::REPORT_PLOTS);
-        let several = runs.iter().filter(|run| run.extras.is_some()).count() > 1;
+        let several = runs.iter().filter(|run| run.additional_sections.is_some()).count() > 1;
         let prefix =
             |at: usize| if several { format!("lab-{}-", at + 1) } else { "lab-".to_owned() };
-        let shown = |(at, run): (usize, &Run)| Some(Shown::new(run.extras.as_ref()?, &prefix(at)));
-        let extras = runs.iter().enumerate().filter_map(shown).collect();
-        let place = Place::default();
-        Report { runs, title, place, extras, comparison, tables, plots, plots_left_out }
+        let shown = |(at, run): (usize, &Run)| {
+            Some(Shown::new(run.additional_sections.as_ref()?, &prefix(at)))
+        };
+        let additional_sections = runs.iter().enumerate().filter_map(shown).collect();
+        let place = PagePosition::default();
+        HtmlReport {
+            runs,
+            title,
+            place,
+            additional_sections,
+            comparison,
+            tables,
+            plots,
+            plots_left_out,
+        }
     }
 
-    /// What is compared and is not known to be real: its nature and its name.
-    fn doubtful(&self) -> Vec<(Nature, String)> {
+    /// Targets that are not known to be real: provenance and name.
+    fn doubtful(&self) -> Vec<(Provenance, String)> {
         let things = self.comparison.names().iter().zip(self.comparison.natures());
-        let of = |(name, nature): (&String, &Nature)| {
-            let bare = name.strip_suffix(nature.suffix()).unwrap_or(name);
-            nature.warning().map(|_| (*nature, bare.to_owned()))
+        let of = |(name, provenance): (&String, &Provenance)| {
+            let bare = name.strip_suffix(provenance.suffix()).unwrap_or(name);
+            provenance.warning().map(|_| (*provenance, bare.to_owned()))
         };
         things.filter_map(of).collect()
     }
 }
 
-/// The suites' titles, or their names where no plan tells more.
+/// Titles of the suites, or their names where there is no plan.
 fn title(runs: &[Run]) -> String {
     let mut titles: Vec<String> = Vec::new();
     for run in runs {
@@ -212,7 +229,7 @@ fn title(runs: &[Run]) -> String {
     titles.join("; ")
 }
 
-/// A name of files and links: what is not plain becomes `-`.
+/// A name for files and links: other characters become `-`.
 fn slug(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars().take(80) {

@@ -1,25 +1,25 @@
-//! The page: a section after the other, the answer first.
+//! HTML page of a report; the results precede the method.
 
 use std::collections::BTreeMap;
 
 use flagstone_plot::Theme;
 
 use super::html::{Writer, json_in_script};
-use super::{Plot, Report, Run, data, repeat};
-use crate::campaign::Plan;
-use crate::compare::{Figure, SIGNIFICANT, Verdict};
-use crate::doubts::{LISTED, doubts, listed};
-use crate::environment::{Disk, Environment};
-use crate::nature::Nature;
+use super::{HtmlReport, Plot, Run, data, repeat};
+use crate::campaign::CampaignPlan;
+use crate::caveats::{LISTED, caveats, listed};
+use crate::compare::{ComparedMetric, DifferenceVerdict, SIGNIFICANT};
+use crate::environment::{DiskRecord, Environment};
+use crate::provenance::Provenance;
 use crate::stats::shown_deviations;
 use crate::table::Table;
 use crate::units::{format_number, format_seconds, format_utc};
 
-/// How the page looks: in the page itself, as it needs nothing from outside.
+/// Style sheet, embedded in the page.
 const STYLE: &str = include_str!("style.css");
-/// Above the doubts of an experiment.
-pub(super) const DOUBTS: &str = "What the numbers do not say by themselves";
-/// The sections: where they are and what they are called.
+/// Heading of an experiment's caveats.
+pub(super) const CAVEATS: &str = "Caveats";
+/// Sections: ids and headings.
 const SECTIONS: [(&str, &str); 7] = [
     ("experiment", "The experiment"),
     ("results", "Results"),
@@ -30,7 +30,7 @@ const SECTIONS: [(&str, &str); 7] = [
     ("raw", "Data"),
 ];
 
-impl Report {
+impl HtmlReport {
     /// The report as one HTML document.
     pub fn html(&self) -> String {
         let mut out = Writer::default();
@@ -39,7 +39,7 @@ impl Report {
         out.element("h1", &self.title);
         self.about(&mut out);
         notice(&mut out, &self.doubtful());
-        let sections = SECTIONS.into_iter().skip(usize::from(self.extras.is_empty()));
+        let sections = SECTIONS.into_iter().skip(usize::from(self.additional_sections.is_empty()));
         navigation(&mut out, sections.map(|(id, name)| (id.to_owned(), name)));
         out.raw("</header>\n<main>\n");
         self.body(&mut out);
@@ -49,7 +49,7 @@ impl Report {
         out.finish()
     }
 
-    /// All sections but the data.
+    /// All sections except the data.
     pub(super) fn body(&self, out: &mut Writer) {
         self.experiment(out);
         self.results(out);
@@ -59,7 +59,7 @@ impl Report {
         self.commands(out);
     }
 
-    /// What is compared, and when it was measured.
+    /// Names of the targets and time of the measurement.
     pub(super) fn about(&self, out: &mut Writer) {
         let names = self.comparison.names().join(", ");
         out.element("p class=\"about\"", &format!("{names}{}", self.when()));
@@ -80,27 +80,27 @@ impl Report {
         out.table(&format!("{}{id}", self.place.prefix), table);
     }
 
-    /// What the experiments of the runs are about, before all that was measured.
+    /// Sections of the experiments, before the measurements.
     fn experiment(&self, out: &mut Writer) {
-        if self.extras.is_empty() {
+        if self.additional_sections.is_empty() {
             return;
         }
         self.section(out, 0);
-        for shown in &self.extras {
-            if self.extras.len() > 1 {
+        for shown in &self.additional_sections {
+            if self.additional_sections.len() > 1 {
                 self.heading(out, 3, &shown.title);
             }
             plots(out, &self.place.prefix, &shown.plots);
             shown.tables.iter().for_each(|named| self.table(out, &named.id, &named.table));
-            if !shown.doubts.is_empty() {
-                self.heading(out, 3, DOUBTS);
-                list(out, &shown.doubts);
+            if !shown.caveats.is_empty() {
+                self.heading(out, 3, CAVEATS);
+                list(out, &shown.caveats);
             }
         }
         out.raw("</section>\n");
     }
 
-    /// When it was measured.
+    /// Time of the measurement.
     fn when(&self) -> String {
         let all = self.runs.iter().flat_map(|run| &run.records).map(|record| record.started_unix_s);
         let (first, last) = all
@@ -122,20 +122,23 @@ impl Report {
         out.raw("</section>\n");
     }
 
-    /// What a reader has to know before the tables: differences, and what is noisy.
+    /// Findings above the tables: significant differences, and caveats.
     fn findings(&self) -> Vec<String> {
         let (mut found, mut not_shown, mut few) = (Vec::new(), Vec::new(), Vec::new());
         let names = self.comparison.names();
         for row in self.comparison.rows() {
             for (at, name) in names.iter().enumerate().skip(1) {
-                let (first, values) = (row.values(0, Figure::Iops), row.values(at, Figure::Iops));
+                let (first, values) =
+                    (row.values(0, ComparedMetric::Iops), row.values(at, ComparedMetric::Iops));
                 if first.is_empty() || values.is_empty() {
                     continue;
                 }
-                match Verdict::of(&values, &first) {
-                    Verdict::Differs(_) => found.push(self.difference(row, at, name)),
-                    Verdict::NotShown { .. } => not_shown.push(format!("{} on {name}", row.job)),
-                    Verdict::TooFew => few.push(format!("{} on {name}", row.job)),
+                match DifferenceVerdict::of(&values, &first) {
+                    DifferenceVerdict::Differs(_) => found.push(self.difference(row, at, name)),
+                    DifferenceVerdict::NotShown { .. } => {
+                        not_shown.push(format!("{} on {name}", row.job))
+                    }
+                    DifferenceVerdict::TooFew => few.push(format!("{} on {name}", row.job)),
                 }
             }
         }
@@ -150,11 +153,11 @@ impl Report {
         if !few.is_empty() {
             found.push(format!("Too few repetitions to tell: {}.", listed(few)));
         }
-        found.extend(doubts(&self.comparison));
+        found.extend(caveats(&self.comparison));
         found
     }
 
-    fn difference(&self, row: &crate::compare::Row, at: usize, name: &str) -> String {
+    fn difference(&self, row: &crate::compare::JobRow, at: usize, name: &str) -> String {
         let change = |figure| {
             let (base, other) = (row.median(0, figure)?, row.median(at, figure)?);
             (base > 0.0).then(|| 100.0 * (other - base) / base)
@@ -167,8 +170,8 @@ impl Report {
         format!(
             "{} on {name}: {} IOPS and {} mean latency than on {}.",
             row.job,
-            word(change(Figure::Iops), "more", "fewer"),
-            word(change(Figure::Latency), "longer", "shorter"),
+            word(change(ComparedMetric::Iops), "more", "fewer"),
+            word(change(ComparedMetric::Latency), "longer", "shorter"),
             self.comparison.names()[0]
         )
     }
@@ -203,7 +206,7 @@ impl Report {
         out.raw("</section>\n");
     }
 
-    /// What the verdicts are worth.
+    /// Explanation of the significance tests.
     fn statistics(&self, out: &mut Writer) {
         let rows = self.comparison.rows();
         let least = rows.iter().flat_map(|row| row.records.iter().map(Vec::len)).min().unwrap_or(0);
@@ -264,12 +267,12 @@ impl Report {
         out.raw("</section>\n");
     }
 
-    /// What the user told of disks that cannot be looked into.
+    /// The user's statements on disks that cannot be inspected.
     fn origins(&self, out: &mut Writer, run: &Run) {
         let origins = run.plan.as_ref().map(|plan| &plan.origins);
         for (disk, origin) in origins.unwrap_or(&BTreeMap::new()) {
-            let nature = origin.nature.warning().unwrap_or("a real disk, as the user said");
-            self.heading(out, 3, &format!("What {disk} is made of: {nature}"));
+            let provenance = origin.provenance.warning().unwrap_or("a real disk, as the user said");
+            self.heading(out, 3, &format!("What {disk} is made of: {provenance}"));
             if !origin.stack.is_empty() {
                 out.element("pre", &origin.stack);
             }
@@ -277,7 +280,7 @@ impl Report {
     }
 }
 
-/// The beginning of a page, up to what it shows.
+/// Start of a page, up to the body.
 pub(super) fn begin(out: &mut Writer, title: &str) {
     out.raw("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
     out.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
@@ -286,46 +289,46 @@ pub(super) fn begin(out: &mut Writer, title: &str) {
     out.raw(&format!("\n<style>\n{STYLE}</style>\n</head>\n<body>\n"));
 }
 
-/// Its end.
+/// End of a page.
 pub(super) fn end(out: &mut Writer) {
     out.raw("<footer>");
     out.element("p", &format!("Made by flagstone bench {}.", env!("CARGO_PKG_VERSION")));
     out.raw("</footer>\n</body>\n</html>\n");
 }
 
-/// What is not known to be a real disk, above all else: a sentence for each nature.
-pub(super) fn notice(out: &mut Writer, doubtful: &[(Nature, String)]) {
+/// Notice on targets that are not known to be real disks, with one sentence for each provenance.
+pub(super) fn notice(out: &mut Writer, doubtful: &[(Provenance, String)]) {
     if doubtful.is_empty() {
         return;
     }
     out.raw("<div class=\"notice\" role=\"note\">");
-    let false_disk = doubtful.iter().any(|(nature, _)| *nature >= Nature::Memory);
+    let false_disk = doubtful.iter().any(|(provenance, _)| *provenance >= Provenance::Memory);
     let head = if false_disk { "Not only real disks." } else { "Not known to be real disks." };
     out.raw("<p>");
     out.element("strong", head);
     out.raw("</p>");
-    let mut natures: Vec<Nature> = doubtful.iter().map(|(nature, _)| *nature).collect();
+    let mut natures: Vec<Provenance> = doubtful.iter().map(|(provenance, _)| *provenance).collect();
     natures.sort_unstable_by(|a, b| b.cmp(a));
     natures.dedup();
-    for nature in natures {
-        out.element("p", &sentence(nature, doubtful));
+    for provenance in natures {
+        out.element("p", &sentence(provenance, doubtful));
     }
     out.raw("</div>\n");
 }
 
-/// What all that is of this nature is.
-fn sentence(nature: Nature, doubtful: &[(Nature, String)]) -> String {
-    let of = doubtful.iter().filter(|(one, _)| *one == nature);
+/// Sentence for all targets of one provenance.
+fn sentence(provenance: Provenance, doubtful: &[(Provenance, String)]) -> String {
+    let of = doubtful.iter().filter(|(one, _)| *one == provenance);
     let names: Vec<&str> = of.map(|(_, name)| name.as_str()).collect();
-    let what = nature.warning().unwrap_or_default();
+    let what = provenance.warning().unwrap_or_default();
     match &names[..] {
         [one] => format!("{one} is {what}."),
-        // Names may have commas in them.
+        // Names may contain commas.
         several => format!("{}; each is {what}.", several.join("; ")),
     }
 }
 
-/// Links to sections of the page: where they are, and what they are called.
+/// Links to the sections of the page: ids and headings.
 pub(super) fn navigation<'a>(out: &mut Writer, sections: impl Iterator<Item = (String, &'a str)>) {
     out.raw("<nav aria-label=\"Sections\"><ul>");
     for (id, name) in sections {
@@ -352,7 +355,7 @@ pub(super) fn plots(out: &mut Writer, prefix: &str, plots: &[Plot]) {
     out.raw("</div>\n");
 }
 
-/// The data of all that is in the page.
+/// Data section of a page.
 pub(super) fn data_section<'a>(out: &mut Writer, runs: impl IntoIterator<Item = &'a Run>) {
     let (id, name) = SECTIONS[6];
     out.raw(&format!("<section id=\"{id}\">\n"));
@@ -379,8 +382,8 @@ fn date(unix_seconds: f64) -> String {
     format!("{}-{}-{} {}:{}", part(0, 4), part(4, 6), part(6, 8), part(9, 11), part(11, 13))
 }
 
-fn method_of(out: &mut Writer, plan: &Plan) {
-    let times = |pick: fn(&crate::job::Job) -> u64| {
+fn method_of(out: &mut Writer, plan: &CampaignPlan) {
+    let times = |pick: fn(&crate::job::BenchJob) -> u64| {
         let mut all: Vec<u64> = plan.jobs.iter().map(pick).collect();
         all.sort_unstable();
         all.dedup();
@@ -463,7 +466,7 @@ fn disks_of(found: &Environment) -> Table {
     table
 }
 
-fn disk_row(name: &str, disk: &Disk) -> Vec<String> {
+fn disk_row(name: &str, disk: &DiskRecord) -> Vec<String> {
     let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
     let size = disk.size_bytes.map(|bytes| bytes as f64 / 1e9);
     let size = size.map_or_else(|| "-".to_owned(), |gb| format!("{} GB", format_number(gb, 2)));

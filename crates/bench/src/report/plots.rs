@@ -1,18 +1,19 @@
-//! The plots: bars over sizes, jobs and disks; percentiles of latency; IOPS over time and rounds.
+//! Plots: bars by size, job and number of disks; latency percentiles; IOPS over time and rounds.
 
 use flagstone_plot::{
-    Axis, Bars, Content, Figure as Picture, Format, Group, Hue, Line, Panel, Scale, Value,
+    Axis, BarValue, Bars, Figure as Picture, Group, Hue, LineSeries, NumberFormat, Panel,
+    PanelContent, Scale,
 };
 
 use super::{Plot, Run, slug};
-use crate::compare::{Cell, Comparison, Figure, Row};
+use crate::compare::{ComparedMetric, Comparison, JobRow, RepeatedFigure};
 use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
 use crate::measurement::{PERCENTILES, are_enough};
-use crate::results::Record;
+use crate::results::ResultRecord;
 use crate::stats::median;
 use crate::units::format_size;
 
-/// All plots of a report, the most telling first.
+/// All plots of a report, the most important first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
     let maker = Maker { comparison, footer: footer(runs) };
     let mut plots = maker.bars();
@@ -20,7 +21,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
     plots.extend(maker.percentiles());
     plots.extend(maker.over_time());
     plots.extend(maker.over_rounds(runs));
-    // Two jobs whose names differ in nothing that a file's name keeps.
+    // Jobs may have equal file names after the conversion.
     for at in 1..plots.len() {
         let same = plots[..at].iter().filter(|plot| plot.id == plots[at].id).count();
         if same > 0 {
@@ -30,7 +31,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
     plots
 }
 
-/// What measured it.
+/// Tools that measured the results.
 fn footer(runs: &[Run]) -> String {
     let mut tools: Vec<&str> = Vec::new();
     for record in runs.iter().flat_map(|run| &run.records) {
@@ -46,10 +47,10 @@ struct Maker<'a> {
     footer: String,
 }
 
-/// The pieces of a line: nothing is drawn between them.
+/// Pieces of a line with gaps between them.
 type Pieces = Vec<Vec<(f64, f64)>>;
 
-/// One line of a plot, before it has a hue.
+/// Name and pieces of a line without a hue.
 type Named = (String, Pieces);
 
 impl Maker<'_> {
@@ -57,14 +58,13 @@ impl Maker<'_> {
         Picture { title, subtitle, panels, footer: self.footer.clone() }
     }
 
-    /// Throughput and latency against the size of the request, where jobs differ in that alone;
-    /// against the job elsewhere.
+    /// Throughput and latency by block size for jobs that differ only in it, by job for the others.
     fn bars(&self) -> Vec<Plot> {
-        let rows: Vec<&Row> = self.comparison.rows().iter().collect();
-        let key = |row: &Row| (row.rw, row.depth, row.threads, row.disks);
-        let mut families: Vec<Vec<&Row>> = Vec::new();
+        let rows: Vec<&JobRow> = self.comparison.rows().iter().collect();
+        let key = |row: &JobRow| (row.rw, row.depth, row.threads, row.disks);
+        let mut families: Vec<Vec<&JobRow>> = Vec::new();
         for row in rows {
-            let fits = |family: &&mut Vec<&Row>| {
+            let fits = |family: &&mut Vec<&JobRow>| {
                 key(family[0]) == key(row)
                     && family.iter().all(|other| other.block_bytes != row.block_bytes)
             };
@@ -74,7 +74,7 @@ impl Maker<'_> {
             }
         }
         let mut plots = Vec::new();
-        let mut alone: Vec<&Row> = Vec::new();
+        let mut alone: Vec<&JobRow> = Vec::new();
         for family in families {
             let [row, _, ..] = family[..] else {
                 alone.extend(family);
@@ -83,23 +83,24 @@ impl Maker<'_> {
             let what = format!("{}, {} in flight", row.rw, row.in_flight());
             let id =
                 slug(&format!("by-size-{}-d{}-t{}-x{}", row.rw, row.depth, row.threads, row.disks));
-            let names = |row: &Row| format_size(row.block_bytes).to_uppercase();
+            let names = |row: &JobRow| format_size(row.block_bytes).to_uppercase();
             let title = format!("Throughput and latency by size: {what}");
             let panels = self.panels(
                 &family,
                 &names,
                 "size of a request",
-                &[Figure::Throughput, Figure::Latency],
+                &[ComparedMetric::Throughput, ComparedMetric::Latency],
             );
             plots.push(Plot { id, picture: self.picture(title, subtitle(&family), panels) });
         }
         let by_disks = self.disk_families();
-        let is_there = |row: &&Row| by_disks.iter().flatten().any(|other| other.job == row.job);
+        let is_there = |row: &&JobRow| by_disks.iter().flatten().any(|other| other.job == row.job);
         alone.retain(|row| !is_there(row));
         let longest = alone.iter().map(|row| row.job.chars().count()).max().unwrap_or(0);
         let room = (PLOT_CHARACTERS / (longest + 2)).clamp(1, PLOT_GROUPS);
         for (at, chunk) in alone.chunks(room).enumerate() {
-            let panels = self.panels(chunk, &|row: &Row| row.job.clone(), "job", &Figure::ALL);
+            let panels =
+                self.panels(chunk, &|row: &JobRow| row.job.clone(), "job", &ComparedMetric::ALL);
             let title = "IOPS, throughput and latency by job".to_owned();
             let id = format!("by-job-{}", at + 1);
             plots.push(Plot { id, picture: self.picture(title, subtitle(chunk), panels) });
@@ -109,19 +110,19 @@ impl Maker<'_> {
 
     fn panels(
         &self,
-        rows: &[&Row],
-        name: &dyn Fn(&Row) -> String,
+        rows: &[&JobRow],
+        name: &dyn Fn(&JobRow) -> String,
         label: &str,
-        figures: &[Figure],
+        figures: &[ComparedMetric],
     ) -> Vec<Panel> {
         let names = self.comparison.names();
-        let panel = |figure: &Figure| Panel {
+        let panel = |figure: &ComparedMetric| Panel {
             x: Axis::linear(label),
             y: match figure {
-                Figure::Iops => Axis::linear(figure.name()),
-                _ => Axis { format: Format::Plain, ..Axis::linear(figure.name()) },
+                ComparedMetric::Iops => Axis::linear(figure.name()),
+                _ => Axis { format: NumberFormat::Plain, ..Axis::linear(figure.name()) },
             },
-            content: Content::Bars(Bars {
+            content: PanelContent::Bars(Bars {
                 series: names.iter().cloned().enumerate().map(|(at, n)| (n, Hue(at))).collect(),
                 groups: rows
                     .iter()
@@ -136,10 +137,10 @@ impl Maker<'_> {
         figures.iter().map(panel).collect()
     }
 
-    /// Jobs that differ in the number of disks alone, by that number.
-    fn disk_families(&self) -> Vec<Vec<&Row>> {
-        let key = |row: &Row| (row.rw, row.block_bytes, row.depth, row.threads);
-        let mut families: Vec<Vec<&Row>> = Vec::new();
+    /// Jobs that differ only in the number of disks, sorted by it.
+    fn disk_families(&self) -> Vec<Vec<&JobRow>> {
+        let key = |row: &JobRow| (row.rw, row.block_bytes, row.depth, row.threads);
+        let mut families: Vec<Vec<&JobRow>> = Vec::new();
         for row in self.comparison.rows() {
             match families.iter_mut().find(|family| key(family[0]) == key(row)) {
                 Some(family) => family.push(row),
@@ -154,7 +155,7 @@ impl Maker<'_> {
         families
     }
 
-    /// IOPS against the number of disks, for each pattern, size and depth.
+    /// IOPS by number of disks, for each pattern, size and depth.
     fn by_disks(&self) -> Vec<Plot> {
         let mut plots = Vec::new();
         for family in self.disk_families() {
@@ -162,8 +163,13 @@ impl Maker<'_> {
             let size = format_size(row.block_bytes);
             let what = format!("{} {size}, {} in flight on each", row.rw, row.in_flight());
             let id = slug(&format!("by-disks-{}-{size}-d{}-t{}", row.rw, row.depth, row.threads));
-            let names = |row: &Row| row.disks.to_string();
-            let panels = self.panels(&family, &names, "disks", &[Figure::Iops, Figure::Latency]);
+            let names = |row: &JobRow| row.disks.to_string();
+            let panels = self.panels(
+                &family,
+                &names,
+                "disks",
+                &[ComparedMetric::Iops, ComparedMetric::Latency],
+            );
             let title = format!("IOPS and latency by disks: {what}");
             plots.push(Plot { id, picture: self.picture(title, subtitle(&family), panels) });
         }
@@ -171,10 +177,10 @@ impl Maker<'_> {
     }
 
     fn percentiles(&self) -> Vec<Plot> {
-        let curve = |row: &Row, at: usize| vec![percentile_curve(&row.records[at])];
+        let curve = |row: &JobRow, at: usize| vec![percentile_curve(&row.records[at])];
         let axes = (
-            Axis { scale: Scale::Log, format: Format::Nines, ..Axis::linear("percentile") },
-            Axis { format: Format::Plain, ..Axis::log("latency, µs") },
+            Axis { scale: Scale::Log, format: NumberFormat::Nines, ..Axis::linear("percentile") },
+            Axis { format: NumberFormat::Plain, ..Axis::log("latency, µs") },
         );
         self.lines("latency", "Latency percentiles", "medians of repetitions", axes, true, &curve)
     }
@@ -183,7 +189,7 @@ impl Maker<'_> {
         let records: usize =
             self.comparison.rows().iter().flat_map(|row| &row.records).map(Vec::len).sum();
         let most = (REPORT_POINTS / records.max(1)).clamp(8, 300);
-        let series = |row: &Row, at: usize| -> Vec<Vec<(f64, f64)>> {
+        let series = |row: &JobRow, at: usize| -> Vec<Vec<(f64, f64)>> {
             row.records[at].iter().map(|record| series(record, most)).collect()
         };
         let axes = (Axis::linear("seconds since the measurement began"), Axis::linear("IOPS"));
@@ -197,7 +203,7 @@ impl Maker<'_> {
         )
     }
 
-    /// The rounds of runs that went on until they were steady.
+    /// Rounds of runs with steady state.
     fn over_rounds(&self, runs: &[Run]) -> Vec<Plot> {
         let steady = runs.iter().filter(|run| run.plan.as_ref().is_some_and(|p| p.steady_state));
         let named = steady.map(|run| (run.name.clone(), run.rounds.clone())).collect::<Vec<_>>();
@@ -205,16 +211,18 @@ impl Maker<'_> {
             return Vec::new();
         }
         let rounds = Comparison::of_runs(named);
-        let all = |row: &Row, at: usize| {
+        let all = |row: &JobRow, at: usize| {
             let points = row.records[at].iter();
             vec![points.map(|r| (f64::from(r.repetition) + 1.0, r.iops)).collect()]
         };
-        let axes = (Axis { format: Format::Plain, ..Axis::linear("round") }, Axis::linear("IOPS"));
+        let axes =
+            (Axis { format: NumberFormat::Plain, ..Axis::linear("round") }, Axis::linear("IOPS"));
         let maker = Maker { comparison: &rounds, footer: self.footer.clone() };
         maker.lines("rounds", "IOPS by round", "until the last five are steady", axes, true, &all)
     }
 
-    /// A plot for each job with a line for each thing; of one thing, plots of several jobs.
+    /// One plot for each job with a line for each target; for a single target, plots of several
+    /// jobs.
     fn lines(
         &self,
         id: &str,
@@ -222,7 +230,7 @@ impl Maker<'_> {
         subtitle: &str,
         (x, y): (Axis, Axis),
         dots: bool,
-        pieces: &dyn Fn(&Row, usize) -> Pieces,
+        pieces: &dyn Fn(&JobRow, usize) -> Pieces,
     ) -> Vec<Plot> {
         let (names, rows) = (self.comparison.names(), self.comparison.rows());
         let mut groups: Vec<(String, Vec<Named>)> = Vec::new();
@@ -247,9 +255,9 @@ impl Maker<'_> {
             }
             let named = lines.into_iter().enumerate();
             let lines = named
-                .map(|(at, (name, pieces))| Line { name, hue: Hue(at), pieces, dots })
+                .map(|(at, (name, pieces))| LineSeries { name, hue: Hue(at), pieces, dots })
                 .collect();
-            let content = Content::Lines(lines);
+            let content = PanelContent::Lines(lines);
             let panel = Panel { x: x.clone(), y: y.clone(), content, marks: Vec::new() };
             let part = if names.len() == 1 { (at + 1).to_string() } else { of.clone() };
             plots.push(Plot {
@@ -261,28 +269,28 @@ impl Maker<'_> {
     }
 }
 
-fn bar(row: &Row, at: usize, figure: Figure) -> Option<Value> {
-    let cell = Cell::new(row.values(at, figure))?;
+fn bar(row: &JobRow, at: usize, figure: ComparedMetric) -> Option<BarValue> {
+    let cell = RepeatedFigure::new(row.values(at, figure))?;
     let between = cell.interval.map(|interval| (interval.low, interval.high));
-    Some(Value { value: cell.median, between })
+    Some(BarValue { value: cell.median, between })
 }
 
-/// How many repetitions the bars are medians of.
-fn subtitle(rows: &[&Row]) -> String {
+/// Number of repetitions behind the bars.
+fn subtitle(rows: &[&JobRow]) -> String {
     let counts = || rows.iter().flat_map(|row| row.records.iter().map(Vec::len)).filter(|n| *n > 0);
     let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
     let number = if least == most { least.to_string() } else { format!("{least} to {most}") };
-    let doubt = if least >= 3 { ", with 95 % confidence of the median" } else { "" };
+    let caveat = if least >= 3 { ", with 95 % confidence of the median" } else { "" };
     match most {
         1 => "one measurement of each".to_owned(),
-        _ => format!("median of {number} repetitions{doubt}"),
+        _ => format!("median of {number} repetitions{caveat}"),
     }
 }
 
-/// Medians over repetitions of each percentile that enough requests lie beyond, by how rare what
-/// lies beyond is, from the least latency on.
-fn percentile_curve(records: &[Record]) -> Vec<(f64, f64)> {
-    let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
+/// Medians over repetitions of each meaningful percentile, by the rarity of slower requests; the
+/// first point is the minimum latency.
+fn percentile_curve(records: &[ResultRecord]) -> Vec<(f64, f64)> {
+    let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
         median(&records.iter().filter_map(pick).collect::<Vec<_>>())
     };
     let ios = middle(&|record| Some(record.measurement.total.ios as f64)).unwrap_or(0.0);
@@ -292,15 +300,15 @@ fn percentile_curve(records: &[Record]) -> Vec<(f64, f64)> {
         let beyond = (100.0 - percent) / 100.0;
         let found = middle(&|record| record.measurement.total.percentile_us(name));
         if let Some(us) = found.filter(|_| are_enough(ios, percent)) {
-            // Exactly 10,000 for 99.99 %, where the axis has a number.
+            // Rounded to exactly 10,000 for 99.99 %, where the axis has a tick.
             points.push(((1e6 / beyond).round() / 1e6, us));
         }
     }
     points
 }
 
-/// Time in seconds and IOPS, at most so many points: neighbours are averaged.
-fn series(record: &Record, most: usize) -> Vec<(f64, f64)> {
+/// Time in seconds and IOPS, averaged to at most `most` points.
+fn series(record: &ResultRecord, most: usize) -> Vec<(f64, f64)> {
     let iops = &record.measurement.series_iops;
     let step = record.measurement.series_interval_ms as f64 / 1e3;
     let together = iops.len().div_ceil(most.max(1)).max(1);
@@ -316,7 +324,7 @@ mod tests {
     use super::*;
     use crate::measurement::Measurement;
 
-    fn record(ios: u64) -> Record {
+    fn record(ios: u64) -> ResultRecord {
         let mut measurement = Measurement { series_interval_ms: 100, ..Measurement::default() };
         measurement.total.ios = ios;
         measurement.total.latency_min_us = 1.0;
@@ -325,7 +333,7 @@ mod tests {
             measurement.total.percentiles_us.insert(name.to_owned(), percent);
         }
         let target = "a=/x".parse().unwrap();
-        Record::new("s", &crate::job::Job::default(), &target, measurement)
+        ResultRecord::new("s", &crate::job::BenchJob::default(), &target, measurement)
     }
 
     #[test]

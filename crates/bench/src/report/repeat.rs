@@ -1,14 +1,14 @@
-//! What to type to do it all again.
+//! Commands that repeat a run.
 
 use super::Run;
-use crate::attach::Choice;
-use crate::campaign::Plan;
+use crate::attach::InitiatorChoice;
+use crate::campaign::CampaignPlan;
 use crate::fio::arguments::shell;
-use crate::job::Job;
+use crate::job::BenchJob;
 use crate::suite;
 
-/// The `flagstone bench run` that makes a plan, or what else made it, and what has to be known of it.
-pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
+/// The command line of a plan, with a note on differences.
+pub(super) fn run_command(plan: &CampaignPlan) -> (String, Option<&'static str>) {
     if let Some(command) = &plan.command {
         return (command.clone(), None);
     }
@@ -25,7 +25,7 @@ pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
         Some(own) if own.jobs == plan.jobs => {}
         Some(mut own) => {
             let first = plan.jobs.first().cloned().unwrap_or_default();
-            let set = |own: &[Job], of: fn(&mut Job) -> &mut u64| {
+            let set = |own: &[BenchJob], of: fn(&mut BenchJob) -> &mut u64| {
                 let mut own = own.to_vec();
                 own.iter_mut().for_each(|job| *of(job) = *of(&mut first.clone()));
                 own
@@ -48,9 +48,9 @@ pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
         None => note = Some("the suite is the user's own file: name it in place of its name"),
     }
     match plan.initiator {
-        Choice::Auto => {}
-        Choice::Kernel => words.push("--initiator=kernel".to_owned()),
-        Choice::Flagstone => words.push("--initiator=flagstone".to_owned()),
+        InitiatorChoice::Auto => {}
+        InitiatorChoice::Kernel => words.push("--initiator=kernel".to_owned()),
+        InitiatorChoice::Flagstone => words.push("--initiator=flagstone".to_owned()),
     }
     if plan.steady_state {
         words.push("--steady-state".to_owned());
@@ -62,13 +62,14 @@ pub(super) fn run_command(plan: &Plan) -> (String, Option<&'static str>) {
     (shell("flagstone", &words), note)
 }
 
-/// The command of each measurement, once where several are the same, with what it measured.
+/// Distinct command lines of the measurements, with job and target.
 pub(super) fn commands(runs: &[Run]) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     for run in runs {
         for record in run.records.iter().filter(|record| !record.command.is_empty()) {
             if all.iter().all(|(_, command)| *command != record.command) {
-                let what = format!("{} on {}{}", record.job, record.target, record.nature.suffix());
+                let what =
+                    format!("{} on {}{}", record.job, record.target, record.provenance.suffix());
                 all.push((what, record.command.clone()));
             }
         }
@@ -84,7 +85,7 @@ mod tests {
     fn the_command_that_makes_a_plan() {
         let suite = suite::find("quick").unwrap();
         let targets = ["a=/x y", "/z"].map(|text| text.parse().unwrap()).into();
-        let mut plan = Plan::new(&suite, targets, 1 << 20);
+        let mut plan = CampaignPlan::new(&suite, targets, 1 << 20);
         let (command, note) = run_command(&plan);
         let expected = format!(
             "flagstone bench run quick 'a=/x y' /z --repetitions={} --size=1048576",
@@ -100,7 +101,7 @@ mod tests {
             "{command}"
         );
         plan.jobs.iter_mut().for_each(|job| job.ramp_ms = 0);
-        plan.initiator = Choice::Flagstone;
+        plan.initiator = InitiatorChoice::Flagstone;
         let (command, note) = run_command(&plan);
         let expected = "--runtime=700ms --ramp=0ms --initiator=flagstone";
         assert!(note.is_none() && command.contains(expected), "{command}");

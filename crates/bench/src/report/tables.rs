@@ -1,15 +1,15 @@
-//! The tables of a report.
+//! Tables of a report.
 
 use super::{Named, Run};
-use crate::compare::{Comparison, Figure};
+use crate::compare::{ComparedMetric, Comparison};
 use crate::published::{by_disks, by_size as of_sizes, published};
 use crate::stats::steady;
 use crate::table::Table;
 
-/// The suite whose results are shown by the size of the disks.
+/// Suite whose results are shown by disk size.
 const BY_SIZE: &str = "provisioned-iops";
 
-/// All of them: the summary first.
+/// All tables, the summary first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     let mut tables = Vec::new();
     let mut add = |id: String, table: Table| tables.push(Named { id, table });
@@ -33,7 +33,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     }
     if !others.is_empty() {
         let ids = ["throughput", "iops", "latency"];
-        for (id, figure) in ids.into_iter().zip(Figure::ALL) {
+        for (id, figure) in ids.into_iter().zip(ComparedMetric::ALL) {
             add(id.to_owned(), comparison.figure(figure));
         }
     }
@@ -46,7 +46,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     tables
 }
 
-/// IOPS by the size of the disks, where runs measured that and know a size.
+/// IOPS by disk size, for runs of the suite with known sizes.
 pub fn by_size(runs: &[Run], comparison: &Comparison) -> Option<Table> {
     let measured = suites(runs).iter().any(|suite| suite == BY_SIZE);
     measured.then(|| of_sizes(comparison, &sizes(runs, comparison))).flatten()
@@ -62,7 +62,7 @@ fn suites(runs: &[Run]) -> Vec<String> {
     suites
 }
 
-/// The size of each thing's disks together, in GB: as its own run saw them, as a path can be of
+/// Size of each target's disks together, in GB, from the environment of its own run: a path may be
 /// another disk in another run.
 fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
     let of = |at: usize| {
@@ -77,7 +77,7 @@ fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
     (0..comparison.names().len()).map(of).collect()
 }
 
-/// How steady each round was, of runs that went on until it was.
+/// Steady-state criteria of each round.
 fn rounds(runs: &[Run]) -> Option<Table> {
     let head = ["job", "on", "round", "IOPS", "range of the last five", "drift", "steady"];
     let title = "rounds until the last five are steady (range at most 20 %, drift at most 10 %)";

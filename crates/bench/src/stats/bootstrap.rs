@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 use super::median;
 use crate::limits::RESAMPLES;
 
-/// 95 % confidence.
+/// 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Interval {
-    /// Its lower end.
+pub struct ConfidenceInterval {
+    /// Lower end.
     pub low: f64,
-    /// Its upper end.
+    /// Upper end.
     pub high: f64,
 }
 
-/// SplitMix64 (Steele, Lea, Flood, 2014): enough for resampling, and the same everywhere.
+/// SplitMix64 (Steele, Lea, Flood, 2014): sufficient for resampling, and equal on all platforms.
 pub(super) struct Generator(pub(super) u64);
 
 impl Generator {
@@ -36,7 +36,7 @@ impl Generator {
 
 #[cfg(test)]
 impl Generator {
-    /// From the normal distribution around 0 with a standard deviation of 1 (Box and Muller, 1958).
+    /// Normal distribution with mean 0 and standard deviation 1 (Box and Muller, 1958).
     pub(super) fn normal(&mut self) -> f64 {
         let mut uniform = || (self.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64;
         let (radius, turn) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
@@ -44,18 +44,18 @@ impl Generator {
     }
 }
 
-/// Seed of every interval: the same results give the same report.
+/// Fixed seed: the same results give the same report.
 const SEED: u64 = 0x666c_6167_7374_6f6e;
 
-fn ends(mut samples: Vec<f64>) -> Option<Interval> {
+fn ends(mut samples: Vec<f64>) -> Option<ConfidenceInterval> {
     samples.retain(|sample| sample.is_finite());
     samples.sort_by(f64::total_cmp);
     let at = |share: f64| samples[((samples.len() - 1) as f64 * share).round() as usize];
-    (!samples.is_empty()).then(|| Interval { low: at(0.025), high: at(0.975) })
+    (!samples.is_empty()).then(|| ConfidenceInterval { low: at(0.025), high: at(0.975) })
 }
 
-/// Of the median; `None` of fewer than three values, which say nothing of it.
-pub fn median_interval(values: &[f64]) -> Option<Interval> {
+/// Interval of the median; `None` with fewer than three values.
+pub fn median_interval(values: &[f64]) -> Option<ConfidenceInterval> {
     if values.len() < 3 {
         return None;
     }
@@ -63,8 +63,8 @@ pub fn median_interval(values: &[f64]) -> Option<Interval> {
     ends((0..RESAMPLES).map(|_| generator.resampled_median(values, &mut scratch)).collect())
 }
 
-/// Of the median of `a` over the median of `b`.
-pub fn median_ratio_interval(a: &[f64], b: &[f64]) -> Option<Interval> {
+/// Interval of the median of `a` over the median of `b`.
+pub fn median_ratio_interval(a: &[f64], b: &[f64]) -> Option<ConfidenceInterval> {
     if a.len() < 3 || b.len() < 3 {
         return None;
     }
@@ -84,12 +84,13 @@ mod tests {
     fn an_interval_holds_the_median_and_is_the_same_each_time() {
         let values: Vec<f64> = (1..=21).map(f64::from).collect();
         let interval = median_interval(&values).unwrap();
-        // The exact distribution of the resampled median of 21 has its 2.5 % tails at 7 and 15.
+        // The exact distribution of the resampled median of 21 values has its 2.5 % tails at 7 and
+        // 15.
         assert!((6.0..=8.0).contains(&interval.low), "{interval:?}");
         assert!((14.0..=16.0).contains(&interval.high), "{interval:?}");
         assert_eq!(median_interval(&values), Some(interval));
         assert_eq!(median_interval(&[1.0, 2.0]), None);
-        assert_eq!(median_interval(&[5.0; 3]), Some(Interval { low: 5.0, high: 5.0 }));
+        assert_eq!(median_interval(&[5.0; 3]), Some(ConfidenceInterval { low: 5.0, high: 5.0 }));
     }
 
     #[test]

@@ -1,21 +1,21 @@
-//! The test of Mann and Whitney (1947): whether one of two samples tends to be larger. It knows
-//! nothing of means or normal distributions, which benchmarks do not have.
+//! Rank test of Mann and Whitney (1947): whether one of two samples tends to be larger. It assumes
+//! no normal distribution, which benchmark results do not have.
 
 use crate::limits::EXACT_PAIRS;
 
-/// What the test says.
+/// Result of the test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Significance {
     /// Mann and Whitney's U of the first sample.
     pub u: f64,
-    /// How likely a difference as large is between samples of the same thing, two-sided.
+    /// Two-sided p-value.
     pub p: f64,
-    /// The smallest `p` that samples of these sizes can have: above 0.05 they can show nothing.
+    /// Smallest possible p-value of samples of these sizes.
     pub p_least: f64,
 }
 
-/// Compares two samples; `None` if one is empty. Exact without ties for small samples, else by the
-/// normal approximation with correction for ties and continuity.
+/// Compares two samples; `None` if one is empty. Exact for small samples without ties, else by the
+/// normal approximation with corrections for ties and continuity.
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> Option<Significance> {
     let (n, m) = (a.len(), b.len());
     if n == 0 || m == 0 {
@@ -43,17 +43,17 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> Option<Significance> {
     Some(Significance { u, p, p_least })
 }
 
-/// The share of all arrangements that are as uneven, by counting them.
+/// Exact two-sided p-value, by counting the arrangements.
 fn exact(n: usize, m: usize, u: f64) -> f64 {
     let pairs = n * m;
-    // ways[i][s] after j of the second sample: arrangements of i and j with U = s.
+    // ways[i][s] after j of the second sample: arrangements of i and j values with U = s.
     let mut ways = vec![vec![0.0; pairs + 1]; n + 1];
     for row in &mut ways {
         row[0] = 1.0;
     }
     for j in 1..=m {
         for i in 1..=n {
-            // The largest is of the first sample (j pairs more), or of the second.
+            // The largest value is of the first sample (j more pairs), or of the second.
             for s in (0..=pairs).rev() {
                 let first = if s >= j { ways[i - 1][s - j] } else { 0.0 };
                 ways[i][s] += first;
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn known_exact_values() {
-        // All apart: 2 of 20 arrangements of 3 and 3, of 252 of 5 and 5, of 70 of 4 and 4.
+        // Disjoint samples: 2 of 20 arrangements of 3 and 3, of 252 of 5 and 5, of 70 of 4 and 4.
         assert!((p(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]) - 0.1).abs() < 1e-12);
         let low: Vec<f64> = (0..5).map(f64::from).collect();
         let high: Vec<f64> = (10..15).map(f64::from).collect();

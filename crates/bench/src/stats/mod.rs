@@ -1,20 +1,19 @@
-//! What several repetitions say: their middle, how sure it is, whether two of them differ, and
-//! whether a series of rounds has become steady. All of it is pure and has no chance in it but a
-//! seeded generator's.
+//! Statistics of repetitions: median, confidence, significance, and steady state of rounds. All
+//! functions are pure; resampling uses a seeded generator.
 
-mod again;
 mod bootstrap;
 mod mann_whitney;
 mod power;
+mod reproducibility;
 mod steady;
 
-pub use again::{another_run, another_run_percent};
-pub use bootstrap::{Interval, median_interval, median_ratio_interval};
+pub use bootstrap::{ConfidenceInterval, median_interval, median_ratio_interval};
 pub use mann_whitney::{Significance, mann_whitney};
 pub use power::{REPETITIONS_LEAST, shown_deviations, shown_percent};
+pub use reproducibility::{run_to_run_variation, run_to_run_variation_percent};
 pub use steady::{Steady, WINDOW, steady};
 
-/// The median: the mean of the two in the middle of an even number. `None` of nothing.
+/// Median: the mean of the two middle values of an even number. `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -30,15 +29,15 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Standard deviation of a sample. `None` of fewer than two.
+/// Standard deviation of a sample; `None` with fewer than two values.
 fn deviation(values: &[f64]) -> Option<f64> {
     let mean = mean(values);
     let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
     (values.len() >= 2).then(|| (squares / (values.len() - 1) as f64).sqrt())
 }
 
-/// Standard deviation of a sample over its mean, in %: how noisy it is. `None` of fewer than two.
-pub fn noise_percent(values: &[f64]) -> Option<f64> {
+/// Coefficient of variation: standard deviation over mean, in %; `None` with fewer than two values.
+pub fn coefficient_of_variation_percent(values: &[f64]) -> Option<f64> {
     let (deviation, mean) = (deviation(values)?, mean(values));
     (mean != 0.0).then(|| 100.0 * deviation / mean)
 }
@@ -52,8 +51,8 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(noise_percent(&[1.0]), None);
-        let noise = noise_percent(&[9.0, 10.0, 11.0]).unwrap();
+        assert_eq!(coefficient_of_variation_percent(&[1.0]), None);
+        let noise = coefficient_of_variation_percent(&[9.0, 10.0, 11.0]).unwrap();
         assert!((noise - 10.0).abs() < 1e-12);
     }
 }

@@ -1,11 +1,11 @@
-//! How large a difference has to be so that so many repetitions show it. A test that found no
-//! difference says little if it could hardly have found one.
+//! Power of the significance test: the smallest difference that a number of repetitions shows. A
+//! negative result says little if the difference could hardly have been shown.
 
 use super::{deviation, mean};
 
 /// Repetitions of each side, and the difference, in standard deviations of one side, that the
-/// two-sided test of Mann and Whitney at 5 % shows 4 times of 5, between samples of normal
-/// distributions: by simulation, which the tests below repeat for some.
+/// two-sided test of Mann and Whitney at 5 % shows with a power of 80 % between normal
+/// distributions. Simulated; the tests below repeat some of it.
 const DIFFERENCE: [(usize, f64); 11] = [
     (4, 2.89),
     (5, 2.31),
@@ -20,26 +20,26 @@ const DIFFERENCE: [(usize, f64); 11] = [
     (30, 0.76),
 ];
 
-/// The least repetitions of each side that can show any difference: 4 of 4 can be arranged in 70
-/// ways, of which 2 are as uneven as can be, and 2 / 70 is below 5 %; of 3 and 3 it is 2 / 20.
+/// Fewest repetitions of each side that can show a difference: 4 and 4 have 70 arrangements, 2 of
+/// them extreme, and 2 / 70 is below 5 %; for 3 and 3 it is 2 / 20.
 pub const REPETITIONS_LEAST: usize = DIFFERENCE[0].0;
 
-/// The difference that is shown 4 times of 5, in standard deviations, of at least so many
-/// repetitions of each side; `None` if they can show nothing.
+/// Difference that is shown with a power of 80 %, in standard deviations, with at least
+/// `repetitions` of each side; `None` if they cannot show any.
 pub fn shown_deviations(repetitions: usize) -> Option<f64> {
     let (least, last) = (DIFFERENCE[0], DIFFERENCE[DIFFERENCE.len() - 1]);
     if repetitions < least.0 {
         return None;
     }
     if repetitions > last.0 {
-        // It falls as the root of the number.
+        // It falls with the square root of the number.
         return Some(last.1 * (last.0 as f64 / repetitions as f64).sqrt());
     }
     let known = DIFFERENCE.iter().rev().find(|(count, _)| *count <= repetitions);
     known.map(|(_, deviations)| *deviations)
 }
 
-/// The same in % of the first one's mean, with the noise that the two samples have.
+/// [`shown_deviations`] in % of the mean of `first`, with the variance of both samples.
 pub fn shown_percent(first: &[f64], second: &[f64]) -> Option<f64> {
     let deviations = shown_deviations(first.len().min(second.len()))?;
     let variance = |values: &[f64]| deviation(values).map(|deviation| deviation.powi(2));
@@ -54,7 +54,7 @@ mod tests {
     use crate::stats::bootstrap::Generator;
     use crate::stats::mann_whitney;
 
-    /// The share of samples, apart by so much, that the test tells apart.
+    /// Share of sample pairs at this distance that the test distinguishes.
     fn power(count: usize, apart: f64) -> f64 {
         let mut generator = Generator(7);
         let trials = 4000;

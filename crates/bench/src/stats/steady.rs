@@ -1,27 +1,27 @@
-//! Steady state, in the manner of SNIA's Performance Test Specification: over the last rounds of a
-//! measurement neither the range nor the drift may be large.
+//! Steady state after SNIA's Performance Test Specification: the range and drift of the last rounds
+//! are bounded.
 
 use serde::{Deserialize, Serialize};
 
-/// Rounds that are looked at together.
+/// Rounds in the measurement window.
 pub const WINDOW: usize = 5;
-/// The range of the window over its mean may be at most this, in %.
+/// Largest range over the mean of the window, in %.
 const RANGE_PERCENT: f64 = 20.0;
-/// What the least-squares line climbs over the window may be at most this of the mean, in %.
+/// Largest rise of the least-squares line over the window, in % of the mean.
 const DRIFT_PERCENT: f64 = 10.0;
 
-/// How steady the last [`WINDOW`] rounds are.
+/// Steadiness of the last [`WINDOW`] rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Steady {
-    /// Largest less smallest over the mean, in %.
+    /// Range over the mean, in %.
     pub range_percent: f64,
-    /// What the fitted line rises or falls over the window, over the mean, in %.
+    /// Rise or fall of the fitted line over the window, in % of the mean.
     pub drift_percent: f64,
     /// Whether both are within the specification.
     pub is_steady: bool,
 }
 
-/// Judges the last rounds; `None` while there are too few.
+/// Checks the last rounds; `None` if there are too few.
 pub fn steady(rounds: &[f64]) -> Option<Steady> {
     let window = rounds.get(rounds.len().checked_sub(WINDOW)?..)?;
     let mean = window.iter().sum::<f64>() / WINDOW as f64;
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(steady(&[1.0; 4]), None);
         let flat = steady(&[500.0, 100.0, 101.0, 99.0, 100.0, 100.0]).unwrap();
         assert!(flat.is_steady && (flat.range_percent - 2.0).abs() < 1e-9, "{flat:?}");
-        // Rises by 12 of 106 on a line: the range of 11 % is fine, the drift is not.
+        // Rises by 12 of 106 on a line: the range of 11 % is within the bound, the drift is not.
         let rising = steady(&[100.0, 103.0, 106.0, 109.0, 112.0]).unwrap();
         assert!(!rising.is_steady && (rising.drift_percent - 1200.0 / 106.0).abs() < 1e-9);
         assert!(!steady(&[100.0, 125.0, 80.0, 125.0, 100.0]).unwrap().is_steady);

@@ -1,4 +1,4 @@
-//! Shape, bounds, and reads after writes.
+//! Basic checks: geometry, bounds, and reads after writes.
 
 use flagstone_runtime::{Buf, BufMut, buf};
 
@@ -6,7 +6,7 @@ use super::kit::{Kit, fill, patterned};
 use crate::device::MAX_TRANSFER_BYTES;
 use crate::{IoError, ZeroFlags};
 
-pub(super) fn geometry_makes_sense(kit: &Kit<'_>) {
+pub(super) fn geometry_is_consistent(kit: &Kit<'_>) {
     let geometry = kit.geometry;
     let block = geometry.block_bytes;
     assert!(block.is_power_of_two() && (512..=65536).contains(&block), "{geometry:?}");
@@ -18,7 +18,7 @@ pub(super) fn geometry_makes_sense(kit: &Kit<'_>) {
     assert_eq!(geometry, kit.device.geometry(), "the geometry is constant");
 }
 
-pub(super) async fn ranges_that_are_not_the_devices_fail_without_effect(kit: &mut Kit<'_>) {
+pub(super) async fn invalid_ranges_fail_without_effect(kit: &mut Kit<'_>) {
     let (block, size) = (kit.block(), kit.geometry.size_bytes);
     let stamp = kit.stamp();
     let edges = [0, size - block];
@@ -54,7 +54,7 @@ pub(super) async fn ranges_that_are_not_the_devices_fail_without_effect(kit: &mu
 
 async fn all_calls_fail(kit: &Kit<'_>, offset: u64, len: u64, expected: IoError) {
     let device = &kit.device;
-    // A read-only device may find either fault first.
+    // On a read-only device either error is correct.
     let refused = |result: Result<(), IoError>| match result {
         Err(IoError::ReadOnly) if kit.geometry.read_only => true,
         result => result == Err(expected),
@@ -74,7 +74,7 @@ async fn all_calls_fail(kit: &Kit<'_>, offset: u64, len: u64, expected: IoError)
     }
 }
 
-pub(super) async fn a_read_only_device_refuses_changes(kit: &mut Kit<'_>) {
+pub(super) async fn read_only_device_refuses_changes(kit: &mut Kit<'_>) {
     let (device, block) = (&kit.device, kit.block());
     let before = kit.read(0, 4 * block).await;
     for fua in [false, true] {
@@ -117,8 +117,8 @@ fn lengths(kit: &Kit<'_>) -> Vec<u64> {
     lengths
 }
 
-/// Where transfers of `len` bytes are tried: at both ends of the device, and from one block before
-/// each boundary.
+/// Offsets for transfers of `len` bytes: at both ends of the device, and from one block before each
+/// boundary.
 fn offsets(kit: &Kit<'_>, len: u64) -> Vec<u64> {
     let (block, size) = (kit.block(), kit.geometry.size_bytes);
     let mut offsets = vec![0, block, 3 * block, size - len];
@@ -134,10 +134,10 @@ fn offsets(kit: &Kit<'_>, len: u64) -> Vec<u64> {
     offsets
 }
 
-pub(super) async fn reads_return_what_was_written(kit: &mut Kit<'_>) {
+pub(super) async fn reads_return_written_data(kit: &mut Kit<'_>) {
     for len in lengths(kit) {
         let offsets = offsets(kit, len);
-        // Of the long ones a few will do.
+        // For long transfers a few offsets suffice.
         let step = if len > 1 << 20 { offsets.len().div_ceil(3) } else { 1 };
         for offset in offsets.into_iter().step_by(step) {
             let stamp = kit.stamp();
@@ -157,7 +157,7 @@ pub(super) async fn reads_return_what_was_written(kit: &mut Kit<'_>) {
     }
 }
 
-pub(super) async fn the_first_and_last_blocks_are_like_others(kit: &mut Kit<'_>) {
+pub(super) async fn first_and_last_blocks_work(kit: &mut Kit<'_>) {
     let (block, size) = (kit.block(), kit.geometry.size_bytes);
     let places = [0, block, size - 2 * block, size - block];
     let stamps = places.map(|_| kit.stamp());
@@ -169,14 +169,14 @@ pub(super) async fn the_first_and_last_blocks_are_like_others(kit: &mut Kit<'_>)
     }
 }
 
-pub(super) async fn memory_at_any_address_works(kit: &mut Kit<'_>) {
+pub(super) async fn unaligned_memory_works(kit: &mut Kit<'_>) {
     let block = kit.block();
     for (shift, blocks) in [(1, 1), (3, 2), (8, 3), (24, 1), (511, 2), (512, 7), (2048, 1)] {
         let (offset, len) = (4 * block, blocks * block);
         let stamp = kit.stamp();
         let mut data = shifted(shift, len).await;
         fill(offset, &mut data, stamp);
-        // Durable writes may take another way.
+        // Durable writes may take another code path.
         let write = kit.device.write(offset, data.freeze(), shift == 3);
         assert_eq!(write.await, Ok(()), "write from an address of ...{shift}");
         let read = kit.device.read(offset, shifted(shift, len).await).await;
@@ -203,7 +203,7 @@ async fn large_and_unaligned(kit: &mut Kit<'_>) {
     kit.compare(0, &data, stamp);
 }
 
-/// A buffer that begins `shift` bytes after a 4 KiB boundary.
+/// A buffer that starts `shift` bytes after a 4 KiB boundary.
 async fn shifted(shift: usize, len: u64) -> BufMut {
     buf::alloc(shift + len as usize).await.split_off(shift)
 }

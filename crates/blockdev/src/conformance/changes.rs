@@ -1,4 +1,4 @@
-//! Discards and zeroes.
+//! Checks of discards and zeroes.
 
 use super::kit::{Kit, is_zero, mismatch};
 use crate::{IoError, ZeroFlags};
@@ -23,7 +23,7 @@ fn ranges(kit: &Kit<'_>) -> Vec<(u64, u64)> {
     ranges
 }
 
-pub(super) async fn discarded_blocks_are_zeroes_or_old_and_stay_so(kit: &mut Kit<'_>) {
+pub(super) async fn discarded_blocks_are_stable(kit: &mut Kit<'_>) {
     let block = kit.block();
     for (offset, len) in ranges(kit) {
         let mut old = 0;
@@ -63,7 +63,7 @@ pub(super) async fn zeroes_are_written_with_any_flags(kit: &mut Kit<'_>) {
             zero_and_check(kit, offset, len, flags).await;
         }
     }
-    the_whole_device_can_be_zeroed(kit).await;
+    whole_device_can_be_zeroed(kit).await;
 }
 
 async fn zero_and_check(kit: &mut Kit<'_>, offset: u64, len: u64, flags: ZeroFlags) {
@@ -75,14 +75,14 @@ async fn zero_and_check(kit: &mut Kit<'_>, offset: u64, len: u64, flags: ZeroFla
         .await;
     match result {
         Ok(()) => assert!(is_zero(&after), "zeroes of {len} B at {offset} with {flags:?}"),
-        // The range is in doubt then; the blocks around it are not.
+        // The content of the range is then undefined; the blocks around it must be unchanged.
         Err(IoError::Unsupported) if flags.fast_only => {}
         Err(error) => panic!("zeroes of {len} B at {offset} with {flags:?}: {error}"),
     }
 }
 
-/// Zeroes, unlike writes, have no greatest length.
-async fn the_whole_device_can_be_zeroed(kit: &mut Kit<'_>) {
+/// Unlike writes, zeroes have no maximum length.
+async fn whole_device_can_be_zeroed(kit: &mut Kit<'_>) {
     let (block, size) = (kit.block(), kit.geometry.size_bytes);
     let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
     assert_eq!(kit.device.write_zeroes(0, size, flags).await, Ok(()), "zeroes of everything");

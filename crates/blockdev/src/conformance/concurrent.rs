@@ -1,23 +1,24 @@
-//! Many calls at once, from one core and from several.
+//! Checks of concurrent calls, from one core and from several.
 
 use std::future::{Future, poll_fn};
 use std::ops::RangeInclusive;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use flagstone_runtime::{buf, cores, spawn, task};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::kit::{Kit, fill, mismatch, patterned};
-use crate::rng::Rng;
 use crate::{IoError, SharedDevice, ZeroFlags};
+use flagstone_runtime::rng::Rng;
 
-/// The unit that a disk never tears, in bytes.
+/// Unit that a disk never tears, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
-pub(super) async fn calls_on_different_ranges_do_not_disturb_each_other(kit: &mut Kit<'_>) {
+pub(super) async fn disjoint_calls_are_independent(kit: &mut Kit<'_>) {
     let (block, size) = (kit.block(), kit.geometry.size_bytes);
-    // Neighbours share chunks, pages and sectors of the device, but no block.
+    // Neighbors share chunks, pages and sectors of the device, but no block.
     let tasks = (kit.options.tasks as u64).min(kit.geometry.blocks());
     let span = (size / tasks / block).clamp(1, 16) * block;
     let rounds = kit.options.rounds as u64;
@@ -29,11 +30,11 @@ pub(super) async fn calls_on_different_ranges_do_not_disturb_each_other(kit: &mu
         })
         .collect();
     for task in running {
-        task.await.expect("nobody aborts these tasks");
+        task.await.expect("these tasks are not aborted");
     }
 }
 
-/// Writes and reads a range that nobody else writes.
+/// Writes and reads a range of which this task is the only writer.
 async fn work_alone(
     device: SharedDevice,
     base: u64,
@@ -59,7 +60,7 @@ async fn work_alone(
         let parts = read.chunks(block as usize).zip((base..).step_by(block as usize));
         for ((part, at), stamp) in parts.zip(&newest) {
             let wrong = stamp.and_then(|stamp| mismatch(at, part, stamp));
-            assert_eq!(wrong, None, "a neighbour's call changed this block, or a write was lost");
+            assert_eq!(wrong, None, "a neighbor's call changed this block, or a write was lost");
         }
     }
 }
@@ -88,7 +89,7 @@ pub(super) async fn overlapping_calls_leave_whole_blocks(kit: &mut Kit<'_>) {
             .map(|_| spawn(read_whole(kit.device.clone(), span, unit, stamps.clone())))
             .collect();
         for reader in readers {
-            reader.await.expect("nobody aborts these tasks");
+            reader.await.expect("these tasks are not aborted");
         }
         for writer in writers {
             writer.await;
@@ -97,17 +98,17 @@ pub(super) async fn overlapping_calls_leave_whole_blocks(kit: &mut Kit<'_>) {
     }
 }
 
-/// Reads while others write.
+/// Reads while other tasks write.
 async fn read_whole(device: SharedDevice, span: u64, unit: u64, stamps: RangeInclusive<u64>) {
     for _ in 0..4 {
         let read = device.read(0, buf::alloc(span as usize).await).await;
         all_of_one_writer(&read.expect("a read within the device"), unit, &stamps);
-        // A device that answers at once would leave the writers no time.
+        // Without this, a device that completes immediately would starve the writers.
         task::yield_now().await;
     }
 }
 
-/// Each unit of the data, which begins at offset 0, is of one of the stamps.
+/// True if each unit of the data, which starts at offset 0, carries one of the stamps.
 fn all_of_one_writer(data: &[u8], unit: u64, stamps: &RangeInclusive<u64>) {
     for (part, at) in data.chunks(unit as usize).zip((0..).step_by(unit as usize)) {
         let whole = stamps.clone().any(|stamp| mismatch(at, part, stamp).is_none());
@@ -115,7 +116,7 @@ fn all_of_one_writer(data: &[u8], unit: u64, stamps: &RangeInclusive<u64>) {
     }
 }
 
-pub(super) async fn cores_see_each_others_writes(kit: &mut Kit<'_>) {
+pub(super) async fn writes_are_visible_across_cores(kit: &mut Kit<'_>) {
     let block = kit.block();
     for round in 0..16 {
         for core in 0..cores().len() {
@@ -154,19 +155,19 @@ async fn flushes_from_all_cores_at_once(kit: &Kit<'_>) {
     }
 }
 
-/// What one core leaves for another, and who waits for it.
+/// A value on its way from one core to another, and the waker of the receiver.
 struct Mailbox<T> {
     value: Option<T>,
     closed: bool,
     waiting: Option<Waker>,
 }
 
-/// The sender's end: closes the mailbox when it goes, with a value in it or without.
+/// Sending end: closes the mailbox when dropped, with or without a value in it.
 struct Sender<T>(Arc<Mutex<Mailbox<T>>>);
 
 impl<T> Sender<T> {
     fn lock(&self) -> MutexGuard<'_, Mailbox<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -180,7 +181,7 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// Runs a future on another core. It starts at once.
+/// Starts a future on another core, at once.
 fn on_core<T, Fut>(
     core: usize,
     make: impl FnOnce() -> Fut + Send + 'static,
@@ -196,7 +197,7 @@ where
         sender.lock().value = Some(value);
     });
     poll_fn(move |cx| {
-        let mut mailbox = mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mailbox = mailbox.lock();
         if mailbox.closed {
             let value = mailbox.value.take();
             return Poll::Ready(value.expect("a check failed on another core"));
@@ -206,7 +207,7 @@ where
     })
 }
 
-pub(super) async fn dropped_calls_leave_the_device_usable(kit: &mut Kit<'_>) {
+pub(super) async fn dropped_calls_leave_device_usable(kit: &mut Kit<'_>) {
     let block = kit.block();
     let (safe, stamp) = (32 * block, kit.stamp());
     kit.write(safe, 8 * block, stamp).await;
@@ -231,7 +232,7 @@ pub(super) async fn dropped_calls_leave_the_device_usable(kit: &mut Kit<'_>) {
     }
 }
 
-/// Makes a call get under way, and drops it.
+/// Polls a call once, so that it is in flight, and drops it.
 async fn poll_once<T>(call: impl Future<Output = Result<T, IoError>>) {
     let mut call = pin!(call);
     poll_fn(|cx| {

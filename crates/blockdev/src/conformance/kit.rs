@@ -1,10 +1,10 @@
-//! What the checks have in common: patterned data, and calls with checked results.
+//! Helpers of the checks: patterned data, and calls with checked results.
 
 use flagstone_runtime::{BufMut, buf};
 
 use super::Options;
-use crate::rng::{Rng, mix};
 use crate::{Geometry, SharedDevice};
+use flagstone_runtime::rng::{Rng, mix64};
 
 /// A device under test.
 pub(super) struct Kit<'a> {
@@ -26,13 +26,13 @@ impl Kit<'_> {
         u64::from(self.geometry.block_bytes)
     }
 
-    /// A stamp that no earlier data carries.
+    /// A new stamp, different from all earlier ones.
     pub(super) fn stamp(&mut self) -> u64 {
         self.stamps += 1;
         self.stamps
     }
 
-    /// Longest transfer that the device and the options allow, in bytes.
+    /// Longest transfer that the device and the options permit, in bytes.
     pub(super) fn longest(&self) -> u64 {
         let most = (self.options.max_transfer_bytes as u64).min(self.geometry.size_bytes);
         most / self.block() * self.block()
@@ -46,9 +46,10 @@ impl Kit<'_> {
 
     pub(super) async fn read(&self, offset: u64, len: u64) -> BufMut {
         let mut buf = buf::alloc(len as usize).await;
-        // What a device forgets to fill in must not pass for data.
+        // A filler that no pattern contains, so that bytes which the device did not fill are
+        // noticed.
         buf.fill(0xDB);
-        let known = self.device.known(offset, len as usize);
+        let known = self.device.try_read_cached(offset, len as usize);
         match self.device.read(offset, buf).await {
             Ok(buf) => {
                 assert_eq!(buf.len() as u64, len, "a read gives the caller's buffer back");
@@ -61,7 +62,7 @@ impl Kit<'_> {
         }
     }
 
-    /// Reads a range and compares it with what `write` with the same stamp wrote.
+    /// Reads a range and compares it with the pattern that `write` with the same stamp wrote.
     pub(super) async fn verify(&self, offset: u64, len: u64, stamp: u64) {
         self.compare(offset, &self.read(offset, len).await, stamp);
     }
@@ -73,8 +74,8 @@ impl Kit<'_> {
         }
     }
 
-    /// Runs `change` on the middle of a patterned range, and checks that the blocks around it stay
-    /// as they are. Gives the middle's content from after the change.
+    /// Runs `change` on the middle of a patterned range, and checks that the blocks around it are
+    /// unchanged. Returns the content of the middle afterwards.
     pub(super) async fn around(
         &mut self,
         offset: u64,
@@ -92,7 +93,8 @@ impl Kit<'_> {
     }
 }
 
-/// Fills memory with the pattern of `stamp`: each word is unlike that of any other place or stamp.
+/// Fills memory with the pattern of `stamp`: each word differs from the word of any other offset or
+/// stamp.
 pub(super) fn fill(offset: u64, data: &mut [u8], stamp: u64) {
     for (word, at) in data.chunks_exact_mut(8).zip((offset..).step_by(8)) {
         word.copy_from_slice(&word_at(at, stamp));
@@ -105,7 +107,7 @@ pub(super) async fn patterned(offset: u64, len: u64, stamp: u64) -> BufMut {
     buf
 }
 
-/// The first byte that is not of the pattern of `stamp`, as an offset of the device.
+/// Device offset of the first byte that does not match the pattern of `stamp`.
 pub(super) fn mismatch(offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
     let mut words = data.chunks_exact(8).zip((offset..).step_by(8));
     words.find(|(word, at)| *word != word_at(*at, stamp)).map(|(_, at)| at)
@@ -116,5 +118,5 @@ pub(super) fn is_zero(data: &[u8]) -> bool {
 }
 
 fn word_at(offset: u64, stamp: u64) -> [u8; 8] {
-    mix(offset ^ mix(stamp)).to_le_bytes()
+    mix64(offset ^ mix64(stamp)).to_le_bytes()
 }

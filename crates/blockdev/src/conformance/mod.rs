@@ -1,6 +1,7 @@
-//! The suite that every device and every layer passes.
+//! Conformance kit: the checks that every device and every layer must pass.
 //!
-//! Plain functions, so that any crate with a device can run them in its own tests, on any driver:
+//! They are plain functions, so that any crate with a device can run them in its tests, on any
+//! driver:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -11,8 +12,8 @@
 //! flagstone_runtime::block_on(conformance::run(make, Options::quick(1))).unwrap();
 //! ```
 //!
-//! Each check states a promise of [`crate::device`] in its name and panics, with the place and the
-//! seed, when the device breaks it.
+//! The name of each check states a promise of [`crate::device`]. If the device breaks the promise,
+//! the check panics with the offset and the seed.
 
 mod basic;
 mod changes;
@@ -25,28 +26,28 @@ use crate::SharedDevice;
 use crate::device::MAX_TRANSFER_BYTES;
 use kit::Kit;
 
-/// How thoroughly to check, and what the device is excused from.
+/// Thoroughness of the checks, and exemptions of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Determines the data and the order of random calls.
     pub seed: u64,
     /// Longest transfer to try, in bytes.
     pub max_transfer_bytes: usize,
-    /// Offsets where something changes inside the device (a stripe's chunk): transfers are tried
-    /// around their first multiples.
+    /// Offsets of internal boundaries of the device, such as the chunks of a stripe: transfers are
+    /// tried around their first multiples.
     pub boundaries_bytes: Vec<u64>,
     /// Random calls compared with a model.
     pub model_steps: usize,
     /// Bytes of the device that the model covers.
     pub model_bytes: u64,
-    /// Tasks that call at the same time.
+    /// Concurrent tasks.
     pub tasks: usize,
-    /// Rounds of each of these tasks.
+    /// Rounds per task.
     pub rounds: usize,
-    /// Overlapping calls leave blocks whole. False for disks, which promise that for a sector: then
-    /// only overlapping writes are made, and looked at by sectors when they are done.
+    /// Overlapping calls leave blocks whole. False for disks, which guarantee that for a sector
+    /// only: then only overlapping writes are made, and checked by sectors when all are done.
     pub whole_blocks: bool,
-    /// Reads return what was written. False for the null device alone.
+    /// Reads return written data. False for the null device only.
     pub remembers: bool,
 }
 
@@ -81,41 +82,41 @@ impl Options {
     }
 }
 
-/// Runs every check, each on a device from `make`, which may hold any data, needs 64 blocks at
-/// least, and is not used by anyone else. The devices are dropped; the calls that they were given
-/// may still be in flight then.
+/// Runs every check, each on a device from `make`. The device may contain any data, has at least 64
+/// blocks, and has no other users. It is dropped after the check; calls made on it may then still
+/// be in flight.
 ///
 /// # Panics
-/// When the device breaks a promise.
+/// If the device breaks a promise.
 pub async fn run(make: impl AsyncFn() -> SharedDevice, options: Options) {
     let kit = async || Kit::new(make().await, &options);
-    basic::geometry_makes_sense(&kit().await);
-    basic::ranges_that_are_not_the_devices_fail_without_effect(&mut kit().await).await;
+    basic::geometry_is_consistent(&kit().await);
+    basic::invalid_ranges_fail_without_effect(&mut kit().await).await;
     if kit().await.geometry.read_only {
-        return basic::a_read_only_device_refuses_changes(&mut kit().await).await;
+        return basic::read_only_device_refuses_changes(&mut kit().await).await;
     }
     basic::flushes_and_durable_writes_complete(&mut kit().await).await;
-    basic::memory_at_any_address_works(&mut kit().await).await;
+    basic::unaligned_memory_works(&mut kit().await).await;
     changes::zeroes_are_written_with_any_flags(&mut kit().await).await;
-    concurrent::dropped_calls_leave_the_device_usable(&mut kit().await).await;
+    concurrent::dropped_calls_leave_device_usable(&mut kit().await).await;
     if !options.remembers {
         return;
     }
-    basic::reads_return_what_was_written(&mut kit().await).await;
-    basic::the_first_and_last_blocks_are_like_others(&mut kit().await).await;
-    changes::discarded_blocks_are_zeroes_or_old_and_stay_so(&mut kit().await).await;
-    concurrent::calls_on_different_ranges_do_not_disturb_each_other(&mut kit().await).await;
+    basic::reads_return_written_data(&mut kit().await).await;
+    basic::first_and_last_blocks_work(&mut kit().await).await;
+    changes::discarded_blocks_are_stable(&mut kit().await).await;
+    concurrent::disjoint_calls_are_independent(&mut kit().await).await;
     concurrent::overlapping_calls_leave_whole_blocks(&mut kit().await).await;
-    concurrent::cores_see_each_others_writes(&mut kit().await).await;
-    model::random_calls_equal_a_vector(&mut kit().await).await;
+    concurrent::writes_are_visible_across_cores(&mut kit().await).await;
+    model::random_calls_match_model(&mut kit().await).await;
 }
 
-/// Checks that what was promised to be durable is there after the device was dropped and opened
-/// again: `open` returns the same data each time. It may crash what lies below the device first:
-/// data that was not promised is not looked at.
+/// Checks that durable data is still present after the device was dropped and opened again. `open`
+/// returns a device with the same data each time. It may first crash the layers below the device,
+/// because data that is not promised durable is not checked.
 ///
 /// # Panics
-/// When promised data is gone.
+/// If durable data is missing.
 pub async fn run_with_reopen(open: impl AsyncFn() -> SharedDevice, options: Options) {
     reopen::durable_data_survives(open, &options).await;
 }

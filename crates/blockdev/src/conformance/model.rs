@@ -1,14 +1,14 @@
-//! The law of all devices: they behave like an array of bytes.
+//! Model check: a device behaves like an array of bytes.
 
 use flagstone_runtime::buf;
 
 use super::kit::{Kit, fill, is_zero};
 use crate::{IoError, ZeroFlags};
 
-pub(super) async fn random_calls_equal_a_vector(kit: &mut Kit<'_>) {
+pub(super) async fn random_calls_match_model(kit: &mut Kit<'_>) {
     let size = kit.geometry.size_bytes;
     let bytes = kit.options.model_bytes.min(size) / kit.block() * kit.block();
-    // Once at the beginning of the device, once at its end.
+    // Once at the start of the device, once at its end.
     for base in [0, size - bytes] {
         let model = vec![0; bytes as usize];
         let whole = ZeroFlags::default();
@@ -21,7 +21,7 @@ pub(super) async fn random_calls_equal_a_vector(kit: &mut Kit<'_>) {
     }
 }
 
-/// The device from `base` on, and what it must hold.
+/// The device from `base` on, and its expected content.
 struct Run<'a, 'b> {
     kit: &'a mut Kit<'b>,
     base: u64,
@@ -40,7 +40,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// A random range: most are short, some as long as the model.
+    /// A random range: mostly short, sometimes as long as the model.
     fn range(&mut self) -> (u64, u64) {
         let block = self.kit.block();
         let blocks = (self.model.len() as u64).min(self.kit.longest()) / block;
@@ -68,7 +68,7 @@ impl Run<'_, '_> {
 
     async fn compare(&mut self, offset: u64, len: u64) {
         let seed = self.kit.options.seed;
-        // The model may cover more than one transfer can.
+        // The model may be larger than the longest transfer.
         let longest = self.kit.longest();
         for piece in crate::pieces::pieces(offset, len, longest) {
             let read = self.kit.read(piece.offset, piece.len).await;
@@ -98,7 +98,7 @@ impl Run<'_, '_> {
         self.learn(offset, len).await;
     }
 
-    /// Takes the device's content of a range over, each block of which must be zeroes or unchanged.
+    /// Adopts the content of a range of the device, each block of which must be zero or unchanged.
     async fn learn(&mut self, offset: u64, len: u64) {
         let block = self.kit.block() as usize;
         let longest = self.kit.longest();

@@ -1,10 +1,10 @@
-//! Durability: what was promised is there when the device is opened again.
+//! Durability check: durable data is present after a reopen.
 
 use super::Options;
 use super::kit::{Kit, is_zero, patterned};
 use crate::{SharedDevice, ZeroFlags};
 
-/// Times that the device is closed and opened.
+/// Number of reopens.
 const ROUNDS: u64 = 4;
 
 pub(super) async fn durable_data_survives(open: impl AsyncFn() -> SharedDevice, options: &Options) {
@@ -15,7 +15,7 @@ pub(super) async fn durable_data_survives(open: impl AsyncFn() -> SharedDevice, 
             check(&kit, promise).await;
         }
         promised = Some(write(&kit, (options.seed << 16) + round).await);
-        // Not promised, and so never looked at; it must not harm what is.
+        // Not durable, so never checked; it must not damage durable data.
         let last = kit.geometry.size_bytes - kit.block();
         kit.write(last, kit.block(), round).await;
     }
@@ -23,13 +23,13 @@ pub(super) async fn durable_data_survives(open: impl AsyncFn() -> SharedDevice, 
     check(&kit, &promised.expect("several rounds were run")).await;
 }
 
-/// Ranges in blocks, (offset, length), and how they were made durable.
+/// Ranges in blocks, (offset, length), and the way in which they were made durable.
 const FLUSHED: (u64, u64) = (0, 16);
 const DURABLE: (u64, u64) = (20, 5);
 const ZEROED: (u64, u64) = (30, 7);
 const ZEROED_AND_FLUSHED: (u64, u64) = (40, 9);
 
-/// Writes in each way that is durable; returns the stamp.
+/// Writes with each way of making data durable; returns the stamp.
 async fn write(kit: &Kit<'_>, stamp: u64) -> u64 {
     let block = kit.block();
     let bytes = |(offset, len): (u64, u64)| (offset * block, len * block);

@@ -1,18 +1,19 @@
-//! A regular file or a block device as a device.
+//! File device: a regular file or a block device.
 //!
-//! Promises, beyond those of every device:
-//! - payloads go between the caller's memory and the disk as they are (O_DIRECT), by way of a copy
-//!   only where the memory is not aligned as the disk asks;
-//! - a failed sync poisons the device: what the kernel failed to write it may have dropped, and a
-//!   second sync would claim success. Later changes and flushes fail with [`IoError::Poisoned`]
-//!   until the file is opened again; reads still work. A failed durable write does the same, unless
-//!   it is plain that it failed before it reached the disk;
-//! - flushes that wait at the same time share one sync;
-//! - what lies beyond the end of a file that was truncated underneath reads as zeroes.
+//! Invariants, in addition to the promises of every device:
+//! - payloads are transferred directly between the memory of the caller and the disk (O_DIRECT),
+//!   and copied only if the memory is not aligned as the disk requires;
+//! - a failed sync poisons the device. The kernel may have dropped the data that it failed to
+//!   write, and a second sync would claim success. Later changes and flushes fail with
+//!   [`IoError::Poisoned`] until the file is opened again; reads still work. A failed durable write
+//!   does the same, unless it certainly failed before it reached the disk;
+//! - concurrent flushes share one sync;
+//! - the range beyond the end of a file that was truncated while open reads as zeroes.
 //!
-//! It may be made larger while it is open: [`BlockDevice::refresh`] finds that.
+//! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size.
 //!
-//! Overlapping calls with O_DIRECT are as atomic as the disk below makes them, a sector at least.
+//! Overlapping calls with O_DIRECT are as atomic as on the disk below, which means at least a
+//! sector.
 
 mod open;
 mod sync;
@@ -32,29 +33,29 @@ use self::sync::SyncGroup;
 use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS};
 use crate::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 
-/// See the module's promises.
+/// A file or disk as a device.
 #[derive(Debug)]
 pub struct FileDevice(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     file: Arc<File>,
-    /// Except for the size, which is `size_bytes`.
+    /// Geometry at open, except for the size, which is `size_bytes`.
     opened: Geometry,
     size_bytes: AtomicU64,
     sync: Arc<SyncGroup>,
-    /// The file or disk turned out to be unable to deallocate.
+    /// A deallocation has failed as unsupported.
     no_deallocate: AtomicBool,
-    /// The file or disk turned out to be unable to zero a range.
+    /// Zeroing a range has failed as unsupported.
     no_zero: AtomicBool,
 }
 
 impl FileDevice {
-    /// Opens the file or block device at `path`. Blocks for as long as the system takes.
+    /// Opens the file or block device at `path`. Blocks until the system returns.
     ///
     /// # Errors
-    /// The system's, and `InvalidInput` for a block size that the disk cannot do or a file smaller
-    /// than a block; the text says what to do.
+    /// Errors of the system, and `InvalidInput` for a block size that the disk does not support or
+    /// a file smaller than a block; the text suggests a remedy.
     pub fn open(path: impl AsRef<Path>, options: &FileOptions) -> io::Result<Arc<FileDevice>> {
         let (file, geometry) = open::open(path.as_ref(), options)?;
         Ok(Arc::new(FileDevice(Arc::new(Inner {
@@ -72,7 +73,7 @@ impl FileDevice {
         self.0.sync.is_poisoned()
     }
 
-    /// True when the page cache is bypassed.
+    /// True if the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
         self.0.file.info().direct
     }
@@ -115,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Goes on after a short read, until nothing comes: the end of the file.
+    /// Continues after a short read, until the end of the file.
     async fn read_on(
         &self,
         offset: u64,
@@ -123,7 +124,7 @@ impl Inner {
         mut filled: usize,
     ) -> Result<BufMut, IoError> {
         let block = self.opened.block_bytes as usize;
-        // A count within a block is the end of the file, and O_DIRECT could not go on from there.
+        // A count within a block means the end of the file, from which O_DIRECT could not continue.
         while filled < buf.len() && filled.is_multiple_of(block) {
             let rest = buf.split_off(filled);
             let (result, rest) = self.file.read_at(rest, offset + filled as u64).await;
@@ -153,8 +154,8 @@ impl Inner {
     }
 
     async fn write_aligned(&self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
-        // Through the page cache, a durable write's failure may be that of an earlier write, which
-        // the kernel reports once: only the shared sync sees to it that all who wait hear of it.
+        // Through the page cache, the failure of a durable write may belong to an earlier write,
+        // which the kernel reports only once. Only the shared sync reports it to all waiters.
         let durable = fua && self.file.info().direct;
         if let Err(error) = self.file.write_at(data, offset, durable).await {
             let error = IoError::from_os(&error, true);
@@ -172,8 +173,8 @@ impl Inner {
         SyncGroup::sync(&self.sync, sync).await
     }
 
-    /// Gives space back where the file or disk can. Elsewhere a file is zeroed, as is promised of
-    /// it, and a disk stays as it is.
+    /// Frees space if the file or disk can. Otherwise a file is zeroed, because discarded blocks of
+    /// files must read as zeroes, and a disk is left as it is.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), IoError> {
         if self.opened.discard_zeroes {
             let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
@@ -183,7 +184,7 @@ impl Inner {
     }
 }
 
-/// Memory that O_DIRECT takes, waiting for it for a bounded time.
+/// Memory with the alignment for O_DIRECT, waiting for it for a bounded time.
 async fn bounce_buffer(len: usize) -> Result<BufMut, IoError> {
     if let Some(buf) = buf::try_alloc(len) {
         return Ok(buf);

@@ -1,4 +1,4 @@
-//! Opening: what the caller asks for, what the disk offers, and the geometry that follows.
+//! Opening a file device: options, capabilities of the disk, and the resulting geometry.
 
 use std::io;
 use std::path::Path;
@@ -7,19 +7,19 @@ use flagstone_runtime::fs::{File, FileInfo, OpenOptions};
 
 use crate::Geometry;
 
-/// How to open a file device.
+/// Options for opening a file device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Take no writes.
+    /// Refuse writes.
     pub read_only: bool,
-    /// Bypass the page cache where the file system can.
+    /// Bypass the page cache if the file system supports it.
     pub direct: bool,
-    /// Refuse a file or disk that another program has taken or mounted.
+    /// Refuse a file or disk that another program has locked or mounted.
     pub exclusive: bool,
-    /// Make a regular file of this many bytes (sparse) where there is none.
+    /// Create a sparse regular file of this many bytes if none exists.
     pub create_bytes: Option<u64>,
-    /// Block size to serve, 512 or 4096 bytes; by default a disk's logical block size, and for
-    /// regular files 4096 where their size is a multiple of it, else 512.
+    /// Served block size, 512 or 4096 bytes. The default is the logical block size of a disk; for
+    /// regular files 4096 if their size is a multiple of it, otherwise 512.
     pub block_bytes: Option<u32>,
 }
 
@@ -35,7 +35,7 @@ impl Default for FileOptions {
     }
 }
 
-/// Opens, and works out the geometry.
+/// Opens, and determines the geometry.
 pub(super) fn open(path: &Path, options: &FileOptions) -> io::Result<(File, Geometry)> {
     let wanted = OpenOptions {
         read_only: options.read_only,
@@ -72,7 +72,7 @@ fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> 
         volatile_cache: true,
         read_only: options.read_only,
         can_discard,
-        // A disk may turn out not to be able to, and is not to be written over then.
+        // A disk may turn out not to support it, and must not be overwritten instead.
         discard_zeroes: can_discard && !info.block_device,
         can_write_zeroes: (info.can_zero || info.can_deallocate) && !options.read_only,
     })
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_served_in_4_kib_blocks_where_the_size_allows() {
+    fn files_use_4_kib_blocks_if_size_permits() {
         let odd = FileInfo { size_bytes: (1 << 20) + 700, ..FILE };
         assert_eq!(of(FILE, None).unwrap().block_bytes, 4096);
         let geometry = of(odd, None).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_served_in_their_own_blocks() {
+    fn disks_use_their_logical_blocks() {
         let disk = FileInfo { block_device: true, ..FILE };
         assert_eq!(of(disk, None).unwrap().block_bytes, 512);
         let native = FileInfo { logical_block_bytes: 4096, ..disk };
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused_with_advice() {
+    fn unusable_file_is_refused_with_advice() {
         assert!(of(FILE, Some(1024)).unwrap_err().contains("use 512 or 4096"));
         let empty = FileInfo { size_bytes: 100, ..FILE };
         assert!(of(empty, None).unwrap_err().contains("less than one block"));

@@ -1,19 +1,21 @@
-//! One sync for all who wait, and what its failure means.
+//! Sync group: one sync for all waiting flushes, and the handling of its failure.
 //!
-//! The kernel reports lost writes to one of the syncs that run at the time, once; a second sync
-//! says that all is well. So at most one sync runs at a time and all who wait share its result;
-//! it runs in a task of its own, so that its result is seen even if nobody waits any more; and a
-//! failure is kept. As a side effect, many flushes cost one.
+//! The kernel reports lost writes once, to one of the concurrent syncs; the next sync reports
+//! success. So at most one sync runs at a time, and all waiters share its result. It runs in a task
+//! of its own, so that its result is seen even if all waiters are gone. A failure is kept. As a
+//! side effect, many flushes cost one sync.
 
 use std::future::poll_fn;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::IoError;
 
-/// The syncs of one device, from any core.
+/// The syncs of one device, for all cores.
 #[derive(Debug, Default)]
 pub(super) struct SyncGroup {
     poisoned: AtomicBool,
@@ -22,15 +24,15 @@ pub(super) struct SyncGroup {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Number of the newest sync that was begun.
+    /// Number of the newest started sync.
     begun: u64,
-    /// Number of the newest sync that has ended.
+    /// Number of the newest ended sync.
     ended: u64,
-    /// Someone waits for a sync of a higher number than `begun`.
+    /// A caller waits for a sync with a number above `begun`.
     again: bool,
     /// The task that syncs is alive.
     running: bool,
-    /// The sync that failed, and how.
+    /// The failed sync, and its error.
     failure: Option<(u64, IoError)>,
     waiting: Vec<Waker>,
 }
@@ -41,16 +43,16 @@ impl SyncGroup {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Fails all that comes later.
+    /// Makes all later calls fail.
     pub(super) fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);
     }
 
-    /// Makes all writes that completed before this call durable, with a sync that begins now or,
-    /// when one is running, with the next.
+    /// Makes all writes that completed before this call durable, with a sync that starts now or, if
+    /// one is running, with the next one.
     ///
     /// # Errors
-    /// The sync's own, or [`IoError::Poisoned`] when an earlier one failed.
+    /// The error of the sync, or [`IoError::Poisoned`] if an earlier one failed.
     pub(super) async fn sync(
         group: &Arc<SyncGroup>,
         sync: impl AsyncFn() -> io::Result<()> + 'static,
@@ -82,7 +84,7 @@ impl SyncGroup {
         Poll::Ready(if self.is_poisoned() { Err(IoError::Poisoned) } else { Ok(()) })
     }
 
-    /// Records the end of a sync and wakes who waited. True when there must be another.
+    /// Records the end of a sync and wakes its waiters. True if another sync is needed.
     fn finish(&self, result: Result<(), IoError>) -> bool {
         let mut state = self.lock();
         state.ended = state.begun;
@@ -107,7 +109,7 @@ impl SyncGroup {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -124,13 +126,13 @@ impl State {
     }
 }
 
-/// Syncs for as long as anyone asks.
+/// Syncs while there are callers.
 async fn run(group: Arc<SyncGroup>, sync: impl AsyncFn() -> io::Result<()>) {
     let mut watch = Watch { group: &group, unfinished: true };
     loop {
         let result = sync().await.map_err(|error| IoError::from_os(&error, true));
         if let Err(error) = result {
-            tracing::error!("a sync failed ({error}); the device must be reopened");
+            tracing::error!("sync failed: {error}; the device must be reopened");
         }
         if !group.finish(result) {
             break;
@@ -139,7 +141,7 @@ async fn run(group: Arc<SyncGroup>, sync: impl AsyncFn() -> io::Result<()>) {
     watch.unfinished = false;
 }
 
-/// A core that ends takes its tasks with it. The result of a sync is unknown then: as good as a
+/// A core that ends drops its tasks. The result of a running sync is then unknown, and counts as a
 /// failure.
 struct Watch<'a> {
     group: &'a SyncGroup,
@@ -165,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A sync whose results are given out by the test.
+    /// A sync whose results the test supplies.
     #[derive(Clone, Default)]
     struct Fake {
         begun: Rc<Cell<usize>>,
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_come_during_a_sync_share_the_next() {
+    fn callers_during_sync_share_next_sync() {
         block_on(async {
             let (fake, group) = (Fake::default(), Arc::default());
             let first = fake.flush(&group);
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_reaches_all_who_waited_and_all_who_come() {
+    fn sync_failure_reaches_all_callers() {
         block_on(async {
             let (fake, group) = (Fake::default(), Arc::default());
             let first = fake.flush(&group);
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_counts_though_nobody_waits_any_more() {
+    fn sync_failure_without_waiters_counts() {
         block_on(async {
             let (fake, group) = (Fake::default(), Arc::<SyncGroup>::default());
             let flush = fake.flush(&group);
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_whose_end_nobody_saw_is_a_failure() {
+    fn abandoned_sync_counts_as_failure() {
         let group = Arc::<SyncGroup>::default();
         block_on(async {
             drop(Fake::default().flush(&group));

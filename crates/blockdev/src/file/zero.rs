@@ -1,4 +1,4 @@
-//! Zeroing a range: by the file system or disk where it can, else by writing zeroes.
+//! Zeroing of a range: by the file system or disk if supported, otherwise by writing zeroes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,20 +27,20 @@ impl Inner {
         if flags.fua { self.flush().await } else { Ok(()) }
     }
 
-    /// False when neither the file system nor the disk can.
+    /// False if neither the file system nor the disk supports it.
     async fn zero_fast(&self, offset: u64, len: u64, flags: ZeroFlags) -> Result<bool, IoError> {
         if flags.may_deallocate && self.punch(offset, len, PunchMode::Deallocate).await? {
             return Ok(true);
         }
-        // Asked to zero a disk's range and keep it allocated, the kernel writes zeroes itself where
-        // the disk has no command for it, and does not say so.
+        // To zero a range of a disk and keep it allocated, the kernel silently writes zeroes itself
+        // if the disk has no command for it.
         if flags.fast_only && self.file.info().block_device {
             return Ok(false);
         }
         self.punch(offset, len, PunchMode::Zero).await
     }
 
-    /// Deallocates or zeroes. False, and remembered, when this is impossible here.
+    /// Deallocates or zeroes. Returns false, and remembers it, if this is unsupported.
     pub(super) async fn punch(
         &self,
         offset: u64,

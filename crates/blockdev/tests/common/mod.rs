@@ -1,4 +1,4 @@
-//! What the tests of devices have in common: drivers to run on, and places for files.
+//! Helpers for device tests: drivers to run on, and places for files.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::cell::Cell;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_runtime::sim::{self, Simulation};
-use flagstone_runtime::{Config, DriverChoice, run};
+use flagstone_runtime::{IoEngine, RuntimeConfig, run};
 
-/// Names for files that do not exist yet, in a directory that goes away.
+/// Names for files that do not exist yet, in a temporary directory.
 pub struct Files {
     dir: tempfile::TempDir,
     made: Cell<usize>,
@@ -16,7 +16,7 @@ pub struct Files {
 
 impl Files {
     pub fn new() -> Files {
-        // Not the system's directory for temporary files, which may be in memory, without O_DIRECT.
+        // The temporary directory of the system may be in memory, without O_DIRECT.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         Files { dir, made: Cell::new(0) }
     }
@@ -33,24 +33,24 @@ impl Files {
     }
 }
 
-/// Runs a test on each driver that devices must work on, with two cores where there are several.
-/// For tests that touch their files through devices alone.
+/// Runs a test on each driver, with two cores if the driver has several. For tests that access
+/// their files only through devices.
 pub fn on_each_driver(test: impl AsyncFn(&Files)) {
     on_each_real_driver(&test);
     for seed in 1..=2 {
-        let sim = Simulation::new(seed, sim::Config::default());
+        let sim = Simulation::new(seed, sim::SimConfig::default());
         sim.block_on(test(&Files::new()));
     }
 }
 
 /// Runs a test on io_uring and on threads.
 pub fn on_each_real_driver(test: impl AsyncFn(&Files)) {
-    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
+    for driver in [IoEngine::IoUring, IoEngine::Threads] {
         let files = Files::new();
-        let config = Config { cores: 2, driver, ..Config::default() };
+        let config = RuntimeConfig { cores: 2, io_engine: driver, ..RuntimeConfig::default() };
         match run(&config, || test(&files)) {
             Ok(()) => {}
-            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) if driver == IoEngine::IoUring => eprintln!("skipped: {error}"),
             Err(error) => panic!("{error}"),
         }
     }

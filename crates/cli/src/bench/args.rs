@@ -1,17 +1,17 @@
-//! The arguments of `flagstone bench`.
+//! Options of `flagstone bench`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_bench::attach::Choice;
+use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::table::Form;
-use flagstone_bench::target::Target;
+use flagstone_bench::target::BenchTarget;
 use flagstone_bench::units::{parse_size, parse_time_ms};
 
 /// Arguments of `flagstone bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: BenchCommand,
 }
@@ -21,13 +21,13 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Run a suite of jobs on disks, files or served volumes, and compare them
     Run(RunArgs),
-    /// Do what a diskspd command line says, with fio, and print diskspd's report
+    /// Run a diskspd command line with fio, and print diskspd's report
     Diskspd(DiskspdArgs),
-    /// Put results side by side, with confidence and significance
-    Compare(CompareArgs),
-    /// Make a report to look at: one HTML file with tables, plots, commands and the data
+    /// Compare results, with confidence intervals and significance
+    Compare(BenchCompareArgs),
+    /// Write an HTML report with tables, plots, commands and data
     Report(ReportArgs),
-    /// Go on with a run that was interrupted
+    /// Continue an interrupted run
     Resume(ResumeArgs),
     /// List the suites, and the results in a directory
     List(ListArgs),
@@ -36,89 +36,89 @@ pub enum BenchCommand {
 /// Arguments of `flagstone bench run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A built-in suite (see flagstone bench list), or a suite's file
+    /// A built-in suite (see flagstone bench list), or the file of a suite
     pub suite: String,
-    /// What to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
+    /// Targets to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
     #[arg(required = true)]
-    pub targets: Vec<Target>,
-    /// How often each job is measured on each target; the suite's own number if not given
+    pub targets: Vec<BenchTarget>,
+    /// Repetitions of each job on each target; the suite's if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Time that each measurement takes; the suite's own if not given
+    /// Length of each measurement; the suite's if not given
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
-    /// Warm-up before each measurement; the suite's own if not given
+    /// Warm-up before each measurement; the suite's if not given
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Size of a file that has to be made
+    /// Size of a file that the run creates
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = file_size)]
     pub size: u64,
-    /// Go on until the last five rounds are steady, as SNIA's specification judges it
+    /// Measure until the last five rounds are steady by SNIA's criterion
     #[arg(long)]
     pub steady_state: bool,
-    /// Do not fill targets that have parts that were never written
+    /// Do not fill targets that have unwritten parts
     #[arg(long)]
     pub no_precondition: bool,
-    /// A target's disk, exactly as it is written, whose data may be destroyed (repeatable)
+    /// A disk of a target, exactly as written, whose data may be destroyed (repeatable)
     #[arg(long, value_name = "DISK")]
     pub destroy_data: Vec<String>,
-    /// Directory of the results; one of the suite's name and the time in bench-results if not given
+    /// Results directory; bench-results/SUITE-TIME if not given
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
-    /// Form of the tables
+    /// Format of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
-    /// The configuration file that served volumes come from: kept with the results, which say so
-    /// where a volume emulates a disk
+    /// Configuration file of the served volumes, stored with the results to mark emulated disks
     #[arg(long, value_name = "FILE")]
     pub stack: Option<PathBuf>,
-    /// Control API of the server of this machine that serves a target: what the volume is made of is
-    /// kept with the results; where servers have it by default if not given
+    /// API socket of the local server that serves a target, whose volume layers are stored with the
+    /// results; the default sockets if not given
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
-    /// A target that is not a real disk but acts as one: its results say so (repeatable)
+    /// A target that emulates a disk; its results are marked (repeatable)
     #[arg(long, value_name = "TARGET")]
     pub emulated: Vec<String>,
-    /// Who drives nvme-tcp:// targets
+    /// Initiator for nvme-tcp:// targets
     #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
-    pub initiator: Driver,
-    /// Print fio's job files, and do nothing
+    pub initiator: InitiatorArg,
+    /// Print fio's job files and exit
     #[arg(long)]
     pub dry_run: bool,
 }
 
-/// Who drives `nvme-tcp://` targets.
+/// Initiator for `nvme-tcp://` targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Driver {
-    /// The kernel and fio where that can be, else our own generator; which and why is said
+pub enum InitiatorArg {
+    /// The kernel and fio if possible, else the built-in generator; the choice and its reason are
+    /// printed
     Auto,
-    /// The kernel and fio: root, nvme-cli and the module nvme-tcp are needed
+    /// The kernel and fio; needs root, nvme-cli and the module nvme-tcp
     Kernel,
-    /// Our own generator, flagstone load
+    /// The built-in generator, flagstone load
     Flagstone,
 }
 
-impl From<Driver> for Choice {
-    fn from(driver: Driver) -> Choice {
-        match driver {
-            Driver::Auto => Choice::Auto,
-            Driver::Kernel => Choice::Kernel,
-            Driver::Flagstone => Choice::Flagstone,
+impl From<InitiatorArg> for InitiatorChoice {
+    fn from(initiator: InitiatorArg) -> InitiatorChoice {
+        match initiator {
+            InitiatorArg::Auto => InitiatorChoice::Auto,
+            InitiatorArg::Kernel => InitiatorChoice::Kernel,
+            InitiatorArg::Flagstone => InitiatorChoice::Flagstone,
         }
     }
 }
 
-/// Arguments of `flagstone bench diskspd`. `-h` is diskspd's: no cache, and written through.
+/// Arguments of `flagstone bench diskspd`. `-h` is diskspd's flag: no cache, and write-through.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct DiskspdArgs {
     /// Print this help; -h is diskspd's own flag
     #[arg(long, action = clap::ArgAction::Help)]
     pub help: Option<bool>,
-    /// Print fio's command and job file, and do nothing; before diskspd's own flags
+    /// Print fio's command and job file and exit; before diskspd's own flags
     #[arg(long)]
     pub dry_run: bool,
-    /// A target, exactly as it is written, whose data may be destroyed; before diskspd's own flags
+    /// A target, exactly as written, whose data may be destroyed; before diskspd's own flags
     #[arg(long, value_name = "TARGET")]
     pub destroy_data: Vec<String>,
     /// diskspd's own command line: flags, then targets
@@ -128,15 +128,15 @@ pub struct DiskspdArgs {
 
 /// Arguments of `flagstone bench compare`.
 #[derive(Debug, Args)]
-pub struct CompareArgs {
-    /// Results: directories of runs, or files of lines; the first is what the others are compared
-    /// with; a single one's targets are compared with each other
+pub struct BenchCompareArgs {
+    /// Results: run directories or files of lines; the first is the baseline; the targets of a
+    /// single result are compared with each other
     #[arg(required = true)]
     pub results: Vec<PathBuf>,
-    /// End with code 5 if something is surely slower than the first by more than this
+    /// Exit with status 5 if anything is significantly slower than the first by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub fail_if_slower: Option<f64>,
-    /// Form of the tables
+    /// Format of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
 }
@@ -144,14 +144,14 @@ pub struct CompareArgs {
 /// Arguments of `flagstone bench report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Results: directories of runs, or files of lines; the first is what the others are compared
-    /// with; a single one's targets are compared with each other
+    /// Results: run directories or files of lines; the first is the baseline; the targets of a
+    /// single result are compared with each other
     #[arg(required = true)]
     pub results: Vec<PathBuf>,
     /// The HTML file; `-` is standard output
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub output: PathBuf,
-    /// Also write each table as Markdown and CSV, and each plot as SVG and PNG, into this directory
+    /// Also write each table as Markdown and CSV, and each plot as SVG, to this directory
     #[arg(long, value_name = "DIR")]
     pub files: Option<PathBuf>,
 }
@@ -161,11 +161,11 @@ pub struct ReportArgs {
 pub struct ResumeArgs {
     /// Directory of the run
     pub run: PathBuf,
-    /// A target's disk, exactly as it is written, whose data may be destroyed: agreed to anew for
-    /// each run (repeatable)
+    /// A disk of a target, exactly as written, whose data may be destroyed; required again for each
+    /// resume (repeatable)
     #[arg(long, value_name = "DISK")]
     pub destroy_data: Vec<String>,
-    /// Form of the tables
+    /// Format of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
 }
@@ -173,20 +173,20 @@ pub struct ResumeArgs {
 /// Arguments of `flagstone bench list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Directory with the directories of runs
+    /// Directory that contains the run directories
     #[arg(default_value = "bench-results")]
     pub directory: PathBuf,
-    /// Print a built-in suite's file, to begin one's own with
+    /// Print the file of a built-in suite, as a template
     #[arg(long, value_name = "NAME")]
     pub suite: Option<String>,
 }
 
-/// How tables are written.
+/// Format of tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TableForm {
     /// Aligned columns
     Text,
-    /// GitHub's tables
+    /// GitHub Markdown tables
     Markdown,
     /// Comma-separated values
     Csv,

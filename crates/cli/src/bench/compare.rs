@@ -4,11 +4,11 @@ use flagstone_bench::Error;
 use flagstone_bench::report::{Run, comparison};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 
-use super::args::CompareArgs;
+use super::args::BenchCompareArgs;
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
-pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
+pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
     let runs = Run::read_all(&args.results)?;
     let comparison = comparison(&runs);
     if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
@@ -19,8 +19,7 @@ pub(super) fn run(args: &CompareArgs) -> Result<Exit, Error> {
     let few = comparison.undecidable();
     if !few.is_empty() {
         complain(&format!(
-            "flagstone: error: too few repetitions to tell whether it is slower: {} ({REPETITIONS_LEAST} of each \
-             or more are needed)\n",
+            "flagstone: error: too few repetitions to compare {}: --fail-if-slower needs {REPETITIONS_LEAST} of each or more\n",
             few.join(", ")
         ));
         return Ok(Exit::Failed);

@@ -3,21 +3,21 @@
 use std::path::Path;
 
 use flagstone_bench::Error;
-use flagstone_bench::diskspd::profile::{Format, Profile};
+use flagstone_bench::diskspd::profile::{DiskspdFormat, Profile};
 use flagstone_bench::diskspd::report::System;
 use flagstone_bench::diskspd::translate::{Translation, translate};
-use flagstone_bench::diskspd::{Report, parse, text, xml};
+use flagstone_bench::diskspd::{DiskspdReport, parse, text, xml};
 use flagstone_bench::fio::Fio;
-use flagstone_bench::guard::{self, Verdict};
+use flagstone_bench::guard::{self, GuardVerdict};
 use flagstone_bench::os::{self, Interrupt};
 use flagstone_bench::precondition;
-use flagstone_bench::target::Target;
+use flagstone_bench::target::BenchTarget;
 
 use super::args::DiskspdArgs;
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
-/// More than the file of the kernel has.
+/// Upper bound of the kernel's file.
 const STATUS_BYTES: u64 = 1 << 20;
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 const GOVERNOR: &str = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
@@ -31,8 +31,8 @@ pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
     }
     if profile.profile_only {
         let text = match profile.format {
-            Format::Text => text::profile(profile),
-            Format::Xml => xml::profile(profile),
+            DiskspdFormat::Text => text::profile(profile),
+            DiskspdFormat::Xml => xml::profile(profile),
         };
         return Ok(print(&text, Exit::Success));
     }
@@ -58,21 +58,21 @@ pub(super) fn run(args: &DiskspdArgs) -> Result<Exit, Error> {
     let run = fio.measure(&translation.job, &translation.target, &interrupt, &mut || {})?;
     if run.paused_s > 0.0 {
         complain(&format!(
-            "flagstone: warning: fio stood still for {:.1} s in the midst, stopped by a signal or \
-             asleep with the machine: measure again\n",
+            "flagstone: warning: fio was suspended for {:.1} s, by a signal or with the machine: measure again\n",
             run.paused_s
         ));
     }
-    let report = Report::new(profile, system, &run, &sizes?)?;
+    let report = DiskspdReport::new(profile, system, &run, &sizes?)?;
     let text = match profile.format {
-        Format::Text => report.text(),
-        Format::Xml => report.xml(),
+        DiskspdFormat::Text => report.text(),
+        DiskspdFormat::Xml => report.xml(),
     };
     Ok(print(&text, Exit::Success))
 }
 
-/// Guards the targets, and makes files that `-c` asks for. They are written whole, as diskspd does
-/// without the privilege to skip that: reads of what was never written are no reads of a disk.
+/// Guards the targets and creates the files that `-c` asks for. Files are written completely,
+/// because reads of unwritten ranges never reach the disk; diskspd without its volume privilege
+/// does the same.
 fn prepare(
     args: &DiskspdArgs,
     profile: &Profile,
@@ -85,36 +85,36 @@ fn prepare(
     for (disk, verdict) in translation.target.disks.iter().zip(verdicts) {
         let Some(path) = disk.path() else { continue };
         let Some(bytes) = profile.create_bytes else {
-            if verdict == Verdict::Absent {
+            if verdict == GuardVerdict::Absent {
                 let missing = format!("{disk} does not exist: -c<size> creates it");
                 return Err(Error::Usage(missing));
             }
             continue;
         };
-        if verdict == Verdict::Free && !path.is_file() {
-            // As with diskspd, -c is for files.
+        if verdict == GuardVerdict::Free && !path.is_file() {
+            // As in diskspd, -c applies only to files.
             continue;
         }
         let is_made = os::size_of(path).ok() == Some(bytes) && guard::is_ours(path);
         if is_made && precondition::is_filled(path, bytes) {
             continue;
         }
-        complain(&format!("flagstone: writing {disk}, as -c asks\n"));
+        complain(&format!("flagstone: creating {disk} for -c\n"));
         precondition::make(path, bytes)?;
-        let one = Target { name: disk.to_string(), disks: vec![disk.clone()] };
+        let one = BenchTarget { name: disk.to_string(), disks: vec![disk.clone()] };
         fio.fill(&one, Some(bytes), interrupt, &mut || {})?;
     }
     Ok(())
 }
 
-/// CPUs that this process may use, as the kernel lists them.
+/// CPUs that this process may use, in the kernel's list format.
 fn cpus() -> String {
     let status = os::read_text(Path::new("/proc/self/status"), STATUS_BYTES).unwrap_or_default();
     let listed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     listed.map_or_else(|| "0".to_owned(), |list| list.trim().to_owned())
 }
 
-/// A file of the kernel, nothing if it is not there.
+/// The text of a kernel file; empty if the file is missing.
 fn read(path: &str) -> String {
     let text = os::read_text(Path::new(path), STATUS_BYTES);
     text.map(|text| text.trim().to_owned()).unwrap_or_default()

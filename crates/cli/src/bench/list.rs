@@ -1,7 +1,7 @@
 //! `flagstone bench list`.
 
 use flagstone_bench::Error;
-use flagstone_bench::results::{self, Store};
+use flagstone_bench::results::{self, ResultStore};
 use flagstone_bench::suite::{self, BUILT_IN};
 use flagstone_bench::table::{Form, Table};
 use flagstone_bench::units::format_seconds;
@@ -36,7 +36,7 @@ pub(super) fn run(args: &ListArgs) -> Result<Exit, Error> {
     };
     directories.sort();
     for directory in directories {
-        let Ok((_, plan)) = Store::open(&directory) else { continue };
+        let Ok((_, plan)) = ResultStore::open(&directory) else { continue };
         let done = results::read(&directory).map_or(0, |records| records.len());
         runs.rows.push(vec![
             directory.display().to_string(),

@@ -1,19 +1,19 @@
-//! `flagstone bench`: measures with fio, keeps the results, compares them.
+//! `flagstone bench`: measures with fio, stores the results and compares them.
 
 pub mod args;
-mod asked;
 mod compare;
 mod diskspd;
 mod list;
-pub(crate) mod origin;
+mod local_server;
+pub(crate) mod provenance;
 mod report;
 mod run;
 pub(crate) mod watch;
 
 use flagstone_bench::Error;
-use flagstone_bench::campaign::Ending;
-use flagstone_bench::compare::Figure;
-use flagstone_bench::doubts::doubts;
+use flagstone_bench::campaign::CampaignEnd;
+use flagstone_bench::caveats::caveats;
+use flagstone_bench::compare::ComparedMetric;
 use flagstone_bench::published::by_disks;
 use flagstone_bench::report::{Run, by_size, comparison};
 use flagstone_bench::table::{Form, Table, write_all};
@@ -42,30 +42,30 @@ pub fn run(args: &BenchArgs) -> Exit {
     })
 }
 
-fn exit_of(ending: Ending) -> Exit {
+fn exit_of(ending: CampaignEnd) -> Exit {
     match ending {
-        Ending::Complete => Exit::Success,
-        Ending::Interrupted => Exit::Interrupted,
+        CampaignEnd::Complete => Exit::Success,
+        CampaignEnd::Interrupted => Exit::Interrupted,
     }
 }
 
-/// All tables of runs side by side.
+/// All tables of the runs.
 fn tables(runs: &[Run], form: Form) -> String {
     let comparison = &comparison(runs);
     let mut all: Vec<Table> = vec![comparison.summary()];
     if comparison.names().len() > 1 {
-        all.extend(Figure::ALL.map(|figure| comparison.figure(figure)));
+        all.extend(ComparedMetric::ALL.map(|figure| comparison.figure(figure)));
         all.extend((1..comparison.names().len()).filter_map(|other| comparison.overhead(other)));
         all.extend((1..comparison.names().len()).flat_map(|other| by_disks(comparison, other)));
     }
     all.extend(by_size(runs, comparison));
     all.extend(comparison.cpu());
     let mut text = write_all(&all, form);
-    // What reads CSV reads tables alone.
+    // A CSV reader expects only tables.
     if form != Form::Csv {
-        let doubts = doubts(comparison);
-        text += if doubts.is_empty() { "" } else { "\n" };
-        text.extend(doubts.iter().map(|doubt| format!("- {doubt}\n")));
+        let caveats = caveats(comparison);
+        text += if caveats.is_empty() { "" } else { "\n" };
+        text.extend(caveats.iter().map(|caveat| format!("- {caveat}\n")));
     }
     text
 }

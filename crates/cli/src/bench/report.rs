@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use flagstone_bench::Error;
-use flagstone_bench::report::{Report, Run};
+use flagstone_bench::report::{HtmlReport, Run};
 
 use super::args::ReportArgs;
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &ReportArgs) -> Result<Exit, Error> {
-    let report = Report::new(Run::read_all(&args.results)?);
+    let report = HtmlReport::new(Run::read_all(&args.results)?);
     let html = report.html();
     if let Some(directory) = &args.files {
         let count = report.write_files(directory)?;

@@ -3,28 +3,28 @@
 use std::path::PathBuf;
 
 use flagstone_bench::Error;
-use flagstone_bench::attach::{Choice, Initiator, connect_command};
-use flagstone_bench::campaign::{Campaign, Plan, Watcher as _};
+use flagstone_bench::attach::{Initiator, InitiatorChoice, connect_command};
+use flagstone_bench::campaign::{Campaign, CampaignPlan, Watcher as _};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{Generator, arguments};
 use flagstone_bench::os::{Interrupt, unix_seconds};
 use flagstone_bench::report::Run;
-use flagstone_bench::results::{Store, free_directory, resume_command};
+use flagstone_bench::results::{ResultStore, free_directory, resume_command};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
-use flagstone_bench::target::{Place, Target};
+use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_bench::units::format_utc;
 
 use super::args::{ResumeArgs, RunArgs};
-use super::origin;
-use super::watch::Watch;
+use super::provenance;
+use super::watch::CampaignProgress;
 use super::{exit_of, tables};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
-/// Stands for the device that the kernel will make.
+/// Stands for the device that the kernel will create.
 const KERNEL_DEVICE: &str = "/dev/nvmeXnY";
 
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
@@ -38,15 +38,15 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     if let Some(ramp_ms) = args.ramp {
         suite.jobs.iter_mut().for_each(|job| job.ramp_ms = ramp_ms);
     }
-    let mut plan = Plan::new(&suite, args.targets.clone(), args.size);
+    let mut plan = CampaignPlan::new(&suite, args.targets.clone(), args.size);
     plan.steady_state |= args.steady_state;
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
     plan.initiator = args.initiator.into();
-    plan.origins = origin::told(&plan, args)?;
+    plan.origins = provenance::of_plan(&plan, args)?;
     plan.check()?;
     let known: Vec<_> =
-        plan.targets.iter().flat_map(|target| &target.disks).map(Place::to_string).collect();
+        plan.targets.iter().flat_map(|target| &target.disks).map(DiskAddress::to_string).collect();
     if let Some(other) = plan.destroy.iter().find(|name| !known.contains(name)) {
         return Err(Error::usage(format!("--destroy-data={other}: no target has this disk")));
     }
@@ -55,7 +55,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     if args.dry_run {
         return dry_run(&plan, fio.as_ref());
     }
-    // A target that is refused leaves no directory behind.
+    // A refused target leaves no directory behind.
     for target in &plan.targets {
         flagstone_bench::guard::check(target, plan.writes(), &plan.destroy)?;
     }
@@ -63,7 +63,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         let name = format!("{}-{}", suite.name, format_utc(unix_seconds()));
         free_directory(&PathBuf::from("bench-results").join(name))
     });
-    let store = Store::create(&directory, &plan)?;
+    let store = ResultStore::create(&directory, &plan)?;
     let ended = measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into());
     if ended.is_err() && args.results.is_none() {
         store.discard();
@@ -72,10 +72,10 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
 }
 
 pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
-    let (store, mut plan) = Store::open(&args.run)?;
+    let (store, mut plan) = ResultStore::open(&args.run)?;
     if let Some(command) = &plan.command {
         return Err(Error::usage(format!(
-            "{} was not made by bench run, and its targets may be there no more: run again: {command}",
+            "{} was not created by bench run and its targets may be gone; run again: {command}",
             args.run.display()
         )));
     }
@@ -85,11 +85,11 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
 }
 
-/// fio, if a target needs it, or if it is there for what the kernel may attach.
-fn fio_for(plan: &Plan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
-    match plan.needs_fio() || plan.initiator == Choice::Kernel {
+/// fio, if a target needs it or the kernel may attach a target.
+fn fio_for(plan: &CampaignPlan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
+    match plan.needs_fio() || plan.initiator == InitiatorChoice::Kernel {
         true => Fio::find(interrupt).map(Some),
-        false if plan.initiator == Choice::Flagstone => Ok(None),
+        false if plan.initiator == InitiatorChoice::Flagstone => Ok(None),
         false => match Fio::find(interrupt) {
             Err(error) if error.is_lack_of_fio() => Ok(None),
             found => found.map(Some),
@@ -98,8 +98,8 @@ fn fio_for(plan: &Plan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
 }
 
 fn measure(
-    plan: &Plan,
-    store: &Store,
+    plan: &CampaignPlan,
+    store: &ResultStore,
     fio: Option<&Fio>,
     interrupt: &Interrupt,
     form: Form,
@@ -107,10 +107,10 @@ fn measure(
     let program = std::env::current_exe()
         .map_err(|cause| Error::System { what: "cannot find this program", cause })?;
     let generator = Generator { program };
-    let mut watch = Watch::new();
+    let mut watch = CampaignProgress::new();
     if plan.targets.len() > 1 && !plan.steady_state && plan.repetitions < REPETITIONS_LEAST as u32 {
         watch.note(&format!(
-            "{} repetitions of each can never show that two targets differ: {REPETITIONS_LEAST} or more can",
+            "{} repetitions of each can never show a difference between targets: use {REPETITIONS_LEAST} or more",
             plan.repetitions
         ));
     }
@@ -130,37 +130,36 @@ fn measure(
     let exit = exit_of(ended.inspect_err(|_| {
         complain(&match is_empty {
             true => "nothing was measured\n".to_owned(),
-            false => format!("what was measured is in {directory}; go on with: {resume}\n"),
+            false => format!("results so far are in {directory}; continue with: {resume}\n"),
         });
     })?);
     complain(&match exit {
-        Exit::Interrupted => format!("interrupted; go on with: {resume}\n"),
+        Exit::Interrupted => format!("interrupted; continue with: {resume}\n"),
         _ => {
             let words = ["bench".to_owned(), "report".to_owned(), directory.clone()];
             let report = shell("flagstone", &words);
-            format!("results are in {directory}; to look at: {report}\n")
+            format!("results are in {directory}; create a report: {report}\n")
         }
     });
     Ok(if exit == Exit::Success { shown } else { exit })
 }
 
-fn dry_run(plan: &Plan, fio: Option<&Fio>) -> Result<Exit, Error> {
+fn dry_run(plan: &CampaignPlan, fio: Option<&Fio>) -> Result<Exit, Error> {
     let mut out = String::new();
     for step in plan.steps().iter().filter(|step| step.repetition == 0) {
         let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
         out += &format!("# {} on {}\n", job.name, target.name);
         match (&target.disks[0], fio) {
-            (Place::NvmeTcp(uri), fio) => {
+            (DiskAddress::NvmeTcp(uri), fio) => {
                 if let (Some(fio), Some(connect)) = (fio, connect_command(uri))
-                    && plan.initiator != Choice::Flagstone
+                    && plan.initiator != InitiatorChoice::Flagstone
                 {
-                    let device: Target = KERNEL_DEVICE.parse().map_err(Error::Usage)?;
-                    out +=
-                        &format!("# through the kernel, whatever it calls the device: {connect}\n");
+                    let device: BenchTarget = KERNEL_DEVICE.parse().map_err(Error::Usage)?;
+                    out += &format!("# through the kernel, with any device name: {connect}\n");
                     out += &fio.options(job, &device)?.job_file();
                 }
-                if plan.initiator != Choice::Kernel {
-                    out += "# with our own generator\n";
+                if plan.initiator != InitiatorChoice::Kernel {
+                    out += "# with the built-in generator\n";
                     out += &format!("{}\n", shell("flagstone", &arguments(job, uri)?));
                 }
             }

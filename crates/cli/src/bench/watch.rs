@@ -4,39 +4,39 @@ use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use flagstone_bench::campaign::Watcher;
-use flagstone_bench::results::Record;
+use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
 use flagstone_bench::units::{format_number, format_seconds};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::complain;
 
-/// Shows a campaign to whoever looks at standard error.
-pub(crate) struct Watch {
+/// Progress output of a campaign on standard error.
+pub(crate) struct CampaignProgress {
     bar: ProgressBar,
-    /// What is being done.
+    /// The current step.
     what: String,
-    /// How much of it is done, where that is known: from 0 to 1.
+    /// The completed fraction of the step, 0 to 1, if known.
     done: Option<f64>,
-    /// When the remaining time was told, and what it was then.
+    /// The time of the last remaining-time estimate, and the estimate in seconds.
     told: (Duration, f64),
 }
 
-impl Watch {
-    pub(crate) fn new() -> Watch {
+impl CampaignProgress {
+    pub(crate) fn new() -> CampaignProgress {
         if !io::stderr().is_terminal() {
-            return Watch::on(ProgressBar::hidden());
+            return CampaignProgress::on(ProgressBar::hidden());
         }
         let bar = ProgressBar::new_spinner();
         bar.set_draw_target(ProgressDrawTarget::stderr());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
             bar.set_style(style);
         }
-        Watch::on(bar)
+        CampaignProgress::on(bar)
     }
 
-    fn on(bar: ProgressBar) -> Watch {
-        Watch { bar, what: String::new(), done: None, told: (Duration::ZERO, 0.0) }
+    fn on(bar: ProgressBar) -> CampaignProgress {
+        CampaignProgress { bar, what: String::new(), done: None, told: (Duration::ZERO, 0.0) }
     }
 
     fn show(&self) {
@@ -57,7 +57,7 @@ impl Watch {
     }
 }
 
-impl Watcher for Watch {
+impl Watcher for CampaignProgress {
     fn note(&mut self, text: &str) {
         self.line(&format!("flagstone: note: {text}"));
     }
@@ -79,11 +79,11 @@ impl Watcher for Watch {
         self.bar.tick();
     }
 
-    fn done(&mut self, record: &Record) {
+    fn done(&mut self, record: &ResultRecord) {
         let p99 =
             record.latency_p99_us.map_or_else(|| "-".to_owned(), |us| format!("{:.3}", us / 1e3));
         let paused = match record.measurement.paused_s {
-            s if s > 0.0 => format!("  but it stood still for {s:.1} s"),
+            s if s > 0.0 => format!("  (suspended for {s:.1} s)"),
             _ => String::new(),
         };
         self.line(&format!(
@@ -108,8 +108,8 @@ impl Watcher for Watch {
     }
 }
 
-/// What is done, how far, and how long it all still takes: that counts down while nothing new is
-/// known of it.
+/// The step, its completed percentage and the remaining time of the campaign. The caller counts the
+/// remaining time down between estimates.
 fn message(what: &str, done: Option<f64>, left_s: f64) -> String {
     let far = done.map_or_else(String::new, |done| format!(", {:.0} % done", done * 100.0));
     let left = match left_s {
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown() {
+    fn progress_message_format() {
         assert_eq!(message("a on b, 1 of 4", None, 90.4), "a on b, 1 of 4; about 1 min 30 s left");
         assert_eq!(message("filling b", Some(0.376), 5.0), "filling b, 38 % done; about 5 s left");
         assert_eq!(message("a", None, -3.0), "a; less than a second left");

@@ -1,9 +1,9 @@
-//! What `flagstone lab` takes.
+//! Options of `flagstone lab`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_bench::units::parse_time_ms;
+use flagstone_bench::units::{parse_size, parse_time_ms};
 
 use super::real_args::{
     RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
@@ -13,7 +13,7 @@ use crate::bench::args::TableForm;
 /// Arguments of `flagstone lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
-    /// Which experiment.
+    /// The experiment.
     #[command(subcommand)]
     pub command: LabCommand,
 }
@@ -21,46 +21,48 @@ pub struct LabArgs {
 /// The experiments.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
-    /// A mirror against no mirror, emulated or on real nodes, beside the published table
-    Mirror(MirrorArgs),
-    /// A node of a mirror dies under a verifying load, and comes back
+    /// Compare a mirror with a plain disk, emulated or on real nodes, and with the published table
+    Mirror(LabMirrorArgs),
+    /// Kill a node of a mirror under a verifying load, and bring it back
     Failover(FailoverArgs),
-    /// Local SSDs against the same over NVMe/TCP, beside the published table
+    /// Compare local SSDs with NVMe/TCP volumes, and with the published table
     Fabric(FabricArgs),
-    /// What a larger disk brings: emulated or real disks, the formula, and what was published
+    /// Measure the effect of disk size on emulated or real disks, against the formula and published
+    /// figures
     Provisioned(ProvisionedArgs),
-    /// The limits of cloud disks: rows of the page's tables, emulated, or a real disk, measured
+    /// Measure the limits of cloud disks: rows of the page's tables, emulated, or a real disk
     Limits(LimitsArgs),
+    /// Measure and verify a served volume, then run the mirror, fabric and failover experiments, shortened
+    Demo(DemoArgs),
 }
 
-/// Where results go, and how they are shown.
+/// Destination and format of the results.
 #[derive(Debug, Args)]
 pub struct OutputArgs {
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
+    /// Results and report directory; lab-results/EXPERIMENT-TIME if not given
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
-    /// Form of the tables
+    /// Format of the tables
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub format: TableForm,
-    /// What was found as JSON on standard output
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// How long things are measured and how often.
+/// Length and number of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// Warm-up of each measurement, in ms.
     pub ramp_ms: u64,
     /// Length of each measurement, in ms.
     pub runtime_ms: u64,
-    /// Of each measurement.
+    /// Repetitions of each measurement.
     pub repetitions: u32,
 }
 
 impl Lengths {
-    /// What was asked, or else these.
+    /// Options override these defaults.
     fn or(self, ramp: Option<u64>, runtime: Option<u64>, repetitions: Option<u32>) -> Lengths {
         Lengths {
             ramp_ms: ramp.unwrap_or(self.ramp_ms),
@@ -76,37 +78,37 @@ const fn lengths(ramp_ms: u64, runtime_ms: u64, repetitions: u32) -> Lengths {
 
 /// Arguments of `flagstone lab mirror`.
 #[derive(Debug, Args)]
-pub struct MirrorArgs {
-    /// Real nodes in place of emulated ones.
+pub struct LabMirrorArgs {
+    /// Real nodes instead of emulated ones.
     #[command(flatten)]
     pub nodes: RealMirrorArgs,
-    /// Round trip of the link between the nodes, such as 0.3ms, which it is if not given; of real
-    /// nodes what it is if it is not measured
+    /// Round trip of the link between the nodes, such as 0.3ms (the default); for real nodes, the
+    /// value to use if it is not measured
     #[arg(long, value_name = "TIME", value_parser = round_trip_us)]
     pub rtt: Option<u64>,
-    /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits hold in place of
-    /// the published disk's; of real nodes what they are, for the results
+    /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits replace those
+    /// of the published disk; for real nodes, their type
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
-    /// Some three minutes: what is shown is a first look, and no difference can be shown by it
+    /// About three minutes: a first look, too short to show a difference
     #[arg(long)]
     pub short: bool,
-    /// How often each is measured; 4 if not given, 1 with --short
+    /// Repetitions of each measurement; 4 if not given, 1 with --short
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Time that each measurement takes; 10s if not given, 2s with --short
+    /// Length of each measurement; 10s if not given, 2s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
     /// Warm-up before each measurement; 2s if not given, 1s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Where and how its results are shown.
+    /// Results.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-impl MirrorArgs {
-    /// As its help says, of emulated targets and of real ones.
+impl LabMirrorArgs {
+    /// Lengths for emulated and real targets.
     pub fn lengths(&self) -> Lengths {
         let own = if self.short { lengths(1000, 2000, 1) } else { lengths(2000, 10_000, 4) };
         own.or(self.ramp, self.runtime, self.repetitions)
@@ -116,37 +118,36 @@ impl MirrorArgs {
 /// How a node dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeathKind {
-    /// It answers nothing and closes nothing.
+    /// The node stops answering and closes nothing.
     Silent,
-    /// Its connections are closed at once.
+    /// The node's connections close at once.
     Kill,
 }
 
 /// Arguments of `flagstone lab failover`.
 #[derive(Debug, Args)]
 pub struct FailoverArgs {
-    /// Real nodes in place of processes of this machine.
+    /// Real nodes instead of local processes.
     #[command(flatten)]
     pub nodes: RealFailoverArgs,
-    /// How long the drill takes at least, before all that was written is read back
+    /// Minimum length of the drill, before the written data is read back
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
     pub time: u64,
-    /// How the source dies: silent, as at the loss of its power, or killed, which closes its
-    /// connections at once
+    /// Death of the source: silent, like a power loss, or kill, which closes its connections at
+    /// once
     #[arg(long, value_enum, value_name = "KIND", default_value = "silent")]
     pub death: DeathKind,
-    /// Disks as fast as the files below them, rather than like SSD persistent disks
+    /// Do not emulate SSD persistent disks: use the speed of the files
     #[arg(long)]
     pub no_emulation: bool,
-    /// Where the nodes' files are made, 512 MiB together, in a directory that is removed at the end;
-    /// that of temporary files if not given
+    /// Parent of the temporary directory for the nodes' files, 512 MiB in all; the system's
+    /// temporary directory if not given
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Directory of the results and the report; one of the experiment's name and the time in
-    /// lab-results if not given
+    /// Results and report directory; lab-results/EXPERIMENT-TIME if not given
     #[arg(long, value_name = "DIR")]
     pub results: Option<PathBuf>,
-    /// What was found as JSON on standard output
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -154,25 +155,25 @@ pub struct FailoverArgs {
 /// Arguments of `flagstone lab provisioned`.
 #[derive(Debug, Args)]
 pub struct ProvisionedArgs {
-    /// Real disks in place of emulated ones.
+    /// Real disks instead of emulated ones.
     #[command(flatten)]
     pub real: RealProvisionedArgs,
     /// Under half a minute: a first look
     #[arg(long)]
     pub short: bool,
-    /// How often each is measured; 4 if not given, 1 with --short
+    /// Repetitions of each measurement; 4 if not given, 1 with --short
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Time that each measurement takes; 1m as published if not given, 5s with --short
+    /// Length of each measurement; 1m, as published, if not given, 5s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
-    /// Where and how its results are shown.
+    /// Results.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 impl ProvisionedArgs {
-    /// As published (`--ramp_time=2s --runtime=1m`) if nothing is said.
+    /// Defaults as published: `--ramp_time=2s --runtime=1m`.
     pub fn lengths(&self) -> Lengths {
         let own = if self.short { lengths(2000, 5000, 1) } else { lengths(2000, 60_000, 4) };
         own.or(None, self.runtime, self.repetitions)
@@ -182,28 +183,28 @@ impl ProvisionedArgs {
 /// Arguments of `flagstone lab limits`.
 #[derive(Debug, Args)]
 pub struct LimitsArgs {
-    /// Real disks in place of emulated ones.
+    /// Real disks instead of emulated ones.
     #[command(flatten)]
     pub real: RealLimitsArgs,
-    /// Some four minutes: a first look
+    /// About four minutes: a first look
     #[arg(long)]
     pub short: bool,
-    /// How often each is measured
+    /// Repetitions of each measurement
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: u32,
-    /// Time that each measurement takes; 5s if not given, 2s with --short
+    /// Length of each measurement; 5s if not given, 2s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
     /// Warm-up before each measurement; 1s if not given, 0.5s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Where and how its results are shown.
+    /// Results.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 impl LimitsArgs {
-    /// As its help says, of emulated targets and of real ones.
+    /// Lengths for emulated and real targets.
     pub fn lengths(&self) -> Lengths {
         let own = if self.short { lengths(500, 2000, 1) } else { lengths(1000, 5000, 1) };
         own.or(self.ramp, self.runtime, Some(self.repetitions))
@@ -213,41 +214,81 @@ impl LimitsArgs {
 /// Arguments of `flagstone lab fabric`.
 #[derive(Debug, Args)]
 pub struct FabricArgs {
-    /// Real disks in place of emulated ones.
+    /// Real disks instead of emulated ones.
     #[command(flatten)]
     pub real: RealFabricArgs,
     /// Under a minute: a first look
     #[arg(long)]
     pub short: bool,
-    /// Disks and network so many times slower than the published ones, for machines of few CPUs
+    /// Slow the emulated disks and network down by this factor, for machines with few CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub scale: u32,
-    /// How often each is measured; 4 if not given, 1 with --short
+    /// Repetitions of each measurement; 4 if not given, 1 with --short
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repetitions: Option<u32>,
-    /// Time that each measurement takes; 10s if not given, 2s with --short
+    /// Length of each measurement; 10s if not given, 2s with --short
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub runtime: Option<u64>,
     /// Warm-up before each measurement; 2s if not given, 0.5s with --short
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
     pub ramp: Option<u64>,
-    /// Where and how its results are shown.
+    /// Results.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 impl FabricArgs {
-    /// As its help says, of emulated targets and of real ones.
+    /// Lengths for emulated and real targets.
     pub fn lengths(&self) -> Lengths {
         let own = if self.short { lengths(500, 2000, 1) } else { lengths(2000, 10_000, 4) };
         own.or(self.ramp, self.runtime, self.repetitions)
     }
 }
 
-/// Longest round trip: a write is given up on after seconds.
+/// Arguments of `flagstone lab demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Directory for the volume's temporary file, on the disk to measure
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub dir: PathBuf,
+    /// Size of the volume, 64m or more
+    #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = demo_size)]
+    pub size: u64,
+    /// Length of each measurement; there are 29
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = demo_time)]
+    pub runtime: u64,
+    /// Results and report directory; replaces the results of an earlier demo
+    #[arg(long, value_name = "DIR", default_value = "lab-results/demo")]
+    pub results: PathBuf,
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Smallest volume of the demo: the verified range.
+const DEMO_BYTES_LEAST: u64 = 64 << 20;
+
+fn demo_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes >= DEMO_BYTES_LEAST && bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        _ => Err("write a multiple of 1m, from 64m on".to_owned()),
+    }
+}
+
+/// Shortest and longest measurement of the demo, in ms.
+const DEMO_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
+
+fn demo_time(text: &str) -> Result<u64, String> {
+    match parse_time_ms(text)? {
+        ms if DEMO_MS.contains(&ms) => Ok(ms),
+        _ => Err("write a time from 100ms to 1h".to_owned()),
+    }
+}
+
+/// Longest round trip, in µs: writes time out after seconds.
 const RTT_MOST_US: f64 = 1e6;
 
-/// A time with a fraction, in whole µs: round trips are written as 0.3ms.
+/// A time in whole µs. Fractions are allowed, as in 0.3ms.
 fn round_trip_us(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is no round trip: write such as 0.3ms, 300us or 0");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -273,8 +314,8 @@ pub(super) fn measured_time(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Shortest and longest drill, in ms: a silent peer is found dead after two seconds, so less has no
-/// room for all that happens, and more is a picture of little.
+/// Shortest and longest drill, in ms. A silent peer is detected after two seconds, so a shorter
+/// drill has no time for all its events; a longer one makes an unreadable timeline.
 const DRILL_MS: std::ops::RangeInclusive<u64> = 10_000..=3_600_000;
 
 fn drill_time(text: &str) -> Result<u64, String> {
@@ -289,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_have_fractions() {
+    fn round_trip_accepts_fractions() {
         for (text, us) in [("0.3ms", 300), ("300us", 300), ("0", 0), ("0.08s", 80_000)] {
             assert_eq!(round_trip_us(text), Ok(us), "{text}");
         }
@@ -299,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn drills_have_room_for_what_happens() {
+    fn drill_time_has_bounds() {
         assert_eq!(drill_time("20s"), Ok(20_000));
         assert!(drill_time("9s").is_err() && drill_time("2h").is_err());
     }

@@ -1,60 +1,57 @@
 //! `flagstone lab failover`.
 
 use std::io::{self, IsTerminal};
-use std::path::Path;
 
+use flagstone_bench::Error as BenchError;
 use flagstone_bench::os::Interrupt;
-use flagstone_bench::report::Extras;
 use flagstone_bench::units::format_number;
-use flagstone_lab::failover::{self, Death, Follower, Options, Summary, timeline};
-use flagstone_lab::{Error, extras};
+use flagstone_lab::failover::{
+    self, Death, EmulatedFailover, FailoverBed, FailoverOptions, FailoverSummary, Follower,
+    GivenFailover, NodeCommands, timeline,
+};
+use flagstone_lab::process::wait_for_enter;
+use flagstone_lab::{Error, sections};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::args::{DeathKind, FailoverArgs};
+use super::args::{DeathKind, FailoverArgs, Lengths};
+use super::experiments::{given, run_options, with_origins};
+use crate::columns::{self, Left, Right};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
-    if let Some((node_a, node_b)) = args.nodes.both() {
-        return super::real::failover(args, node_a, node_b);
-    }
-    let options = Options {
-        program: super::program()?,
-        command: super::typed(),
-        scratch: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-        seconds: args.time as f64 / 1e3,
-        death: match args.death {
-            DeathKind::Silent => Death::Silent,
-            DeathKind::Kill => Death::Kill,
-        },
-        emulate: !args.no_emulation,
+    let bed = match args.nodes.both() {
+        None => FailoverBed::Emulated(EmulatedFailover {
+            directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+            death: match args.death {
+                DeathKind::Silent => Death::Silent,
+                DeathKind::Kill => Death::Kill,
+            },
+            is_emulated: !args.no_emulation,
+        }),
+        Some((node_a, node_b)) => FailoverBed::Given(Box::new(given_nodes(args, node_a, node_b)?)),
     };
-    let directory = super::results(args.results.as_ref(), "failover");
-    flagstone_lab::check_is_new(&directory)?;
+    let lengths = Lengths { ramp_ms: 0, runtime_ms: args.time, repetitions: 1 };
+    let run = run_options("failover", args.results.as_ref(), &lengths)?;
+    let options = FailoverOptions { run, bed };
     let interrupt = Interrupt::catch()?;
     let mut steps = Steps::new(failover::STEPS);
-    let ended = failover::run(&options, &mut steps, &interrupt);
+    let ended = failover::run(
+        &options,
+        &mut Asking { steps: &mut steps, interrupt: &interrupt },
+        &interrupt,
+    );
     steps.clear();
-    let outcome = ended?;
-    outcome.keep(&directory)?;
-    let summary = &outcome.summary;
+    let summary = ended?;
+    let directory = &options.run.results;
+    super::write_summary(directory, &summary)?;
     let shown = match args.json {
-        true => super::json(summary),
-        false => text(summary),
+        true => super::json(&summary),
+        false => text(&summary, args),
     };
-    shown_with_report(&directory, summary, &shown, &extras::failover(summary))
-}
-
-/// Makes the report, and prints; the exit says whether anything was lost.
-pub(super) fn shown_with_report(
-    directory: &Path,
-    summary: &Summary,
-    shown: &str,
-    extras: &Extras,
-) -> Result<Exit, Error> {
-    let report = super::report(directory, extras)?;
+    let report = super::report(directory, &sections::failover(&summary))?;
     let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
-    let exit = print(shown, exit);
+    let exit = print(&shown, exit);
     complain(&format!(
         "results and timeline.svg are in {}; the report is {}\n",
         directory.display(),
@@ -63,40 +60,93 @@ pub(super) fn shown_with_report(
     Ok(exit)
 }
 
-/// The most important first.
-fn text(summary: &Summary) -> String {
-    let disks = match summary.emulated {
-        true => "disks are EMULATED",
-        false => "the nodes' disks are files of this machine",
+/// Nodes of the user.
+fn given_nodes(args: &FailoverArgs, node_a: &str, node_b: &str) -> Result<GivenFailover, Error> {
+    let nodes = &args.nodes;
+    let mut bed = GivenFailover {
+        targets: given(&nodes.targets, nodes.machine.as_ref()),
+        node_a: node_a.to_owned(),
+        node_b: node_b.to_owned(),
+        volume: nodes.volume.clone(),
+        commands: NodeCommands {
+            kill: nodes.kill_command.clone(),
+            failover: nodes.failover_command.clone(),
+            come_back: nodes.return_command.clone(),
+            switchover: nodes.switchover_command.clone(),
+            status: nodes.status_command.clone(),
+        },
     };
-    let which = format!("{disks}; host and nodes are processes of one machine");
-    numbers(summary, &which)
+    let target = bed.target()?;
+    bed.targets = with_origins(bed.targets, &nodes.targets, &[target])?;
+    if bed.commands.need_operator() && !io::stdin().is_terminal() {
+        return Err(BenchError::usage(
+            "without a terminal nobody can be asked to act on the nodes: use --kill-command, \
+             --failover-command, --return-command, --switchover-command and --status-command",
+        )
+        .into());
+    }
+    Ok(bed)
 }
 
-/// The most important first, with a word on what the nodes are before the timeline.
-pub(super) fn numbers(summary: &Summary, which: &str) -> String {
+/// Asks the user at the terminal.
+struct Asking<'a> {
+    steps: &'a mut Steps,
+    interrupt: &'a Interrupt,
+}
+
+impl Follower for Asking<'_> {
+    fn begin(&mut self, what: &str) {
+        self.steps.begin(what);
+    }
+
+    fn end(&mut self, what: &str) {
+        self.steps.end(what);
+    }
+
+    fn ask(&mut self, what: &str) -> Result<(), Error> {
+        self.steps.line(&format!("NOW {what}: press Enter\n"));
+        wait_for_enter(self.interrupt)
+    }
+}
+
+/// Results for a terminal, the most important first.
+fn text(summary: &FailoverSummary, args: &FailoverArgs) -> String {
+    let Some((node_a, node_b)) = args.nodes.both() else {
+        let disks = match summary.emulated {
+            true => "disks are EMULATED",
+            false => "the nodes' disks are files of this machine",
+        };
+        let nodes = format!("{disks}; host and nodes are processes of one machine");
+        return numbers(summary, &nodes);
+    };
+    let suffix = summary.provenance.suffix();
+    let nodes = format!("the volume{suffix} is of {node_a} and {node_b}; the host is this machine");
+    let caveats: String = summary.caveats.iter().map(|caveat| format!("- {caveat}.\n")).collect();
+    format!("{}\n{caveats}", numbers(summary, &nodes))
+}
+
+/// The figures and the timeline, with a description of the nodes between them.
+fn numbers(summary: &FailoverSummary, nodes: &str) -> String {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    format!(
-        "{}\n\
-         {}\n\
-         took over        {:>8} ms   from the death of the source to the end of the failover\n\
-         longest wait     {:>8} ms   of a request of the host\n\
-         resynced         {:>8.1} MiB  of {:.1}, in sync {} ms after the dead node's start\n\
-         switched back    {:>8} ms   planned\n\
-         {which}\n\n{}",
-        summary.verdict(),
-        summary.death_in_words(),
-        format_number(summary.failover_ms, 0),
-        format_number(summary.longest_ms, 0),
-        mib(summary.resynced_bytes),
+    let resynced = format!(
+        "of {:.1}, in sync {} ms after the restart of the dead node",
         mib(summary.volume_bytes),
         format_number(summary.return_ms, 0),
-        format_number(summary.switchover_ms, 0),
-        timeline::text(summary),
-    )
+    );
+    let ms = |value| format_number(value, 0);
+    let rows = [
+        ["failover", &ms(summary.failover_ms), "ms", "from the death of the source"],
+        ["longest wait", &ms(summary.longest_ms), "ms", "of one request of the host"],
+        ["resync", &format!("{:.1}", mib(summary.resynced_bytes)), "MiB", &resynced],
+        ["switchover", &ms(summary.switchover_ms), "ms", "back to the first node, planned"],
+    ];
+    let rows = rows.map(|row| row.map(str::to_owned).to_vec());
+    let lines = columns::rows(&[Left, Right, Left, Left], &rows).join("\n");
+    let (verdict, death) = (summary.verdict(), summary.death_in_words());
+    format!("{verdict}\n{death}\n{lines}\n{nodes}\n\n{}", timeline::text(summary))
 }
 
-/// Progress: a line that changes on a terminal, lines elsewhere.
+/// Progress: a changing line on a terminal, lines elsewhere.
 pub(super) struct Steps {
     bar: Option<ProgressBar>,
     done: usize,
@@ -116,7 +166,7 @@ impl Steps {
         Steps { bar, done: 0, all }
     }
 
-    /// Says something that stays.
+    /// Prints a line that stays.
     pub(super) fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| complain(text)),
@@ -132,6 +182,19 @@ impl Steps {
 }
 
 impl Follower for Steps {
+    fn steps(&mut self, count: usize) {
+        self.all = count;
+        if let Some(bar) = &self.bar {
+            bar.set_length(count as u64);
+        }
+    }
+
+    fn tick(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.tick();
+        }
+    }
+
     fn begin(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(what.to_owned());

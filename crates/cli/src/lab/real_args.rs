@@ -1,28 +1,28 @@
-//! What `flagstone lab` takes for real disks and hosts.
+//! Options of `flagstone lab` for real disks and hosts.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use flagstone_bench::target::Target;
+use flagstone_bench::target::BenchTarget;
 
-use crate::bench::args::Driver;
+use crate::bench::args::InitiatorArg;
 
-/// Of every experiment on real targets.
+/// Options of every experiment on real targets.
 #[derive(Debug, Args)]
 pub struct TargetArgs {
-    /// A real target that may be overwritten, exactly as its refusal names it (repeatable)
+    /// A real target that may be overwritten, exactly as the refusal names it (repeatable)
     #[arg(long, value_name = "TARGET", help_heading = "Real targets")]
     pub destroy_data: Vec<String>,
-    /// The configuration file that served volumes come from: kept with the results, which then say
-    /// what is behind the volumes
+    /// Configuration file of the served volumes, stored with the results to show what backs the
+    /// volumes
     #[arg(long, value_name = "FILE", help_heading = "Real targets")]
     pub stack: Option<PathBuf>,
 }
 
-/// Who drives real targets that are served.
+/// Initiator of served targets.
 #[derive(Debug, Args)]
 pub struct InitiatorArgs {
-    /// Who drives nvme-tcp:// targets
+    /// Initiator for nvme-tcp:// targets
     #[arg(
         long,
         value_enum,
@@ -30,40 +30,40 @@ pub struct InitiatorArgs {
         default_value = "auto",
         help_heading = "Real targets"
     )]
-    pub initiator: Driver,
+    pub initiator: InitiatorArg,
 }
 
-/// Of `lab mirror`.
+/// Options of `lab mirror`.
 #[derive(Debug, Args)]
 pub struct RealMirrorArgs {
-    /// Address of a real node, the source of a mirror: its volumes are measured in place of emulated
-    /// ones
+    /// Address of a real node, the source of a mirror, whose volumes are measured instead of
+    /// emulated ones
     #[arg(long, value_name = "HOST[:PORT]", help_heading = "Real targets")]
     pub node_a: Option<String>,
-    /// Address of the other real node: the link to it is measured
+    /// Address of the other real node, to measure the link
     #[arg(long, value_name = "HOST[:PORT]", requires = "node_a", help_heading = "Real targets")]
     pub node_b: Option<String>,
-    /// The real nodes' mirrored volume, by its name or NQN
+    /// Name or NQN of the mirrored volume on the real nodes
     #[arg(long, value_name = "NAME", default_value = "mirrored", help_heading = "Real targets")]
     pub mirrored: String,
-    /// Node A's volume that is not mirrored
+    /// Volume of node A without a mirror
     #[arg(long, value_name = "NAME", default_value = "plain", help_heading = "Real targets")]
     pub plain: String,
-    /// Node B's volume that answers at once, by which the link is measured
+    /// Volume of node B that answers immediately, to measure the link
     #[arg(long, value_name = "NAME", default_value = "link", help_heading = "Real targets")]
     pub link: String,
-    /// Of every experiment.
+    /// Targets.
     #[command(flatten)]
     pub targets: TargetArgs,
-    /// Who drives them.
+    /// Initiator.
     #[command(flatten)]
     pub initiator: InitiatorArgs,
-    /// Before they are written to.
+    /// Preconditioning.
     #[command(flatten)]
     pub fill: FillArgs,
 }
 
-/// Of `lab failover`.
+/// Options of `lab failover`.
 #[derive(Debug, Args)]
 pub struct RealFailoverArgs {
     /// Address of a real node, the source of a mirror, which dies
@@ -72,28 +72,29 @@ pub struct RealFailoverArgs {
     /// Address of the real node that takes over
     #[arg(long, value_name = "HOST[:PORT]", requires = "node_a", help_heading = "Real targets")]
     pub node_b: Option<String>,
-    /// The real nodes' mirrored volume, by its name or NQN
+    /// Name or NQN of the mirrored volume on the real nodes
     #[arg(long, value_name = "NAME", default_value = "db", help_heading = "Real targets")]
     pub volume: String,
-    /// Shell command that kills node A; without it you are asked to do so, and so on
+    /// Shell command that kills node A; without it, and likewise below, the program prompts you to
+    /// act
     #[arg(long, value_name = "COMMAND", requires = "node_a", help_heading = "Real targets")]
     pub kill_command: Option<String>,
-    /// Shell command that makes node B the source, run again until it succeeds
+    /// Shell command that makes node B the source; repeated until it succeeds
     #[arg(long, value_name = "COMMAND", requires = "node_a", help_heading = "Real targets")]
     pub failover_command: Option<String>,
     /// Shell command that brings node A back
     #[arg(long, value_name = "COMMAND", requires = "node_a", help_heading = "Real targets")]
     pub return_command: Option<String>,
-    /// Shell command that makes node A the source again, run again until it succeeds
+    /// Shell command that makes node A the source again; repeated until it succeeds
     #[arg(long, value_name = "COMMAND", requires = "node_a", help_heading = "Real targets")]
     pub switchover_command: Option<String>,
     /// Shell command that prints flagstone mirror status --json of node B
     #[arg(long, value_name = "COMMAND", requires = "node_a", help_heading = "Real targets")]
     pub status_command: Option<String>,
-    /// What the real nodes' machines are, such as n2-standard-8, for the results
+    /// Machine type of the real nodes, such as n2-standard-8, for the results
     #[arg(long, value_name = "NAME", requires = "node_a", help_heading = "Real targets")]
     pub machine: Option<String>,
-    /// Of every experiment.
+    /// Targets.
     #[command(flatten)]
     pub targets: TargetArgs,
 }
@@ -105,16 +106,16 @@ impl RealFailoverArgs {
     }
 }
 
-/// Of experiments on disks of a type that the planner knows.
+/// Options of experiments on catalogue disks.
 #[derive(Debug, Args)]
 pub struct KindArgs {
     /// Type of the real disks in the catalogue, such as pd-ssd
     #[arg(long, value_name = "TYPE", help_heading = "Real targets")]
     pub like: Option<String>,
-    /// Type of the machine that has the real disks, such as n1-standard-8
+    /// Machine type with the real disks, such as n1-standard-8
     #[arg(long, value_name = "NAME", help_heading = "Real targets")]
     pub machine: Option<String>,
-    /// The catalogue that says what real disks do: a built-in one's name, or a file
+    /// Catalogue with the limits of the real disks: a built-in name, or a file
     #[arg(
         long = "catalog",
         value_name = "CATALOGUE",
@@ -124,74 +125,73 @@ pub struct KindArgs {
     pub catalogue: String,
 }
 
-/// Of experiments that fill devices.
+/// Options of experiments that fill devices.
 #[derive(Debug, Args)]
 pub struct FillArgs {
-    /// Do not fill real devices and volumes that have parts that were never written
+    /// Do not fill real devices and volumes that have unwritten parts
     #[arg(long, help_heading = "Real targets")]
     pub no_precondition: bool,
 }
 
-/// Of `lab fabric`.
+/// Options of `lab fabric`.
 #[derive(Debug, Args)]
 pub struct RealFabricArgs {
-    /// Real disks in place of emulated ones: on the server its SSDs' devices, up to four; on the
-    /// client volumes, nvme-tcp://…, the first of one SSD, the second of two striped, and so on
+    /// Real disks instead of emulated ones: on the server, up to four SSD devices; on the client,
+    /// volumes nvme-tcp://…, the first on one SSD, the second striped over two, and so on
     #[arg(value_name = "DISK")]
     pub disks: Vec<String>,
-    /// On the client: the results of the run on the server, to be shown beside
+    /// On the client: the results of the run on the server, for comparison
     #[arg(long, value_name = "DIR", requires = "disks", help_heading = "Real targets")]
     pub local_results: Option<PathBuf>,
-    /// What the real machines are, such as n1-highcpu-16, for the results
+    /// Machine type of the real machines, such as n1-highcpu-16, for the results
     #[arg(long, value_name = "NAME", requires = "disks", help_heading = "Real targets")]
     pub machine: Option<String>,
-    /// Of every experiment.
+    /// Targets.
     #[command(flatten)]
     pub targets: TargetArgs,
-    /// Who drives them.
+    /// Initiator.
     #[command(flatten)]
     pub initiator: InitiatorArgs,
-    /// Before they are written to.
+    /// Preconditioning.
     #[command(flatten)]
     pub fill: FillArgs,
 }
 
-/// Of `lab provisioned`.
+/// Options of `lab provisioned`.
 #[derive(Debug, Args)]
 pub struct RealProvisionedArgs {
-    /// Real disks in place of emulated ones, devices or volumes: they are read, and nothing is
-    /// written
+    /// Real disks instead of emulated ones, devices or volumes; they are only read
     #[arg(value_name = "DISK")]
-    pub disks: Vec<Target>,
+    pub disks: Vec<BenchTarget>,
     /// What they are; pd-standard on n1-standard-8 if it is not said.
     #[command(flatten)]
     pub kind: KindArgs,
-    /// The configuration file that served volumes come from: kept with the results, which then say
-    /// what is behind the volumes
+    /// Configuration file of the served volumes, stored with the results to show what backs the
+    /// volumes
     #[arg(long, value_name = "FILE", requires = "disks", help_heading = "Real targets")]
     pub stack: Option<PathBuf>,
-    /// Who drives them.
+    /// Initiator.
     #[command(flatten)]
     pub initiator: InitiatorArgs,
 }
 
-/// Of `lab limits`.
+/// Options of `lab limits`.
 #[derive(Debug, Args)]
 pub struct RealLimitsArgs {
-    /// A real disk in place of emulated ones, a device or a volume, all of which is written to; with
+    /// A real disk instead of emulated ones, a device or a volume, which is overwritten; needs
     /// --like and --machine
     #[arg(value_name = "DISK", requires_all = ["like", "machine"])]
-    pub disk: Option<Target>,
+    pub disk: Option<BenchTarget>,
     /// What it is.
     #[command(flatten)]
     pub kind: KindArgs,
-    /// Of every experiment.
+    /// Targets.
     #[command(flatten)]
     pub targets: TargetArgs,
-    /// Who drives it.
+    /// Initiator.
     #[command(flatten)]
     pub initiator: InitiatorArgs,
-    /// Before it is written to.
+    /// Preconditioning.
     #[command(flatten)]
     pub fill: FillArgs,
 }

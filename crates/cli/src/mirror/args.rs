@@ -1,88 +1,89 @@
-//! What `flagstone mirror` takes.
+//! Options of `flagstone mirror`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_control::units::{parse_rate, parse_size};
+use flagstone_config::units::{parse_rate, parse_size};
 
 use crate::status::pause;
 
 /// Arguments of `flagstone mirror`.
 #[derive(Debug, Args)]
 pub struct MirrorArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: MirrorCommand,
 }
 
-/// What `flagstone mirror` does.
+/// Commands of `flagstone mirror`.
 #[derive(Debug, Subcommand)]
 pub enum MirrorCommand {
-    /// Say how mirrors do: state, what is out of date, and what to do next
-    Status(StatusArgs),
-    /// Make this node's replica of a volume
+    /// Show the state of mirrors, their out-of-sync data, and the next step
+    Status(MirrorStatusArgs),
+    /// Create this node's replica of a volume
     Create(CreateArgs),
-    /// Stop sending to a peer, and track what it lacks
+    /// Pause mirroring to a peer, and track its out-of-sync blocks
     Pause(PeerArgs),
-    /// Go on after pause or break
+    /// Resume mirroring after pause or break
     Continue(PeerArgs),
-    /// Bring a peer up to date now
+    /// Resynchronize a peer now
     Resync(ResyncArgs),
-    /// Do without a peer, and do not track what it lacks
+    /// Detach a peer without tracking its out-of-sync blocks
     Break(PeerArgs),
-    /// Hand the volume from one node to the other; nothing is lost
+    /// Move the source role between the nodes without data loss
     Switchover(SwitchoverArgs),
-    /// Serve the volume here, though the node that served it cannot be asked
+    /// Make this node the source although the current source is unreachable
     Failover(ForceArgs),
-    /// Compare both sides by checksums, while hosts go on
+    /// Compare the checksums of both replicas while hosts are served
     Verify(VerifyArgs),
-    /// End a split brain by saying whose data is kept
+    /// End a split brain by choosing the data to keep
     Resolve(ResolveArgs),
-    /// Have the volume grow to what the devices of all its nodes have room for now
+    /// Grow the volume to the size that the devices of all nodes allow
     Grow(GrowArgs),
-    /// Make this node a target: it serves the volume no more
+    /// Make this node a target: it stops serving the volume
     Demote(DemoteArgs),
-    /// Forget that the volume's device here is a replica; its data stays
+    /// Remove the replica from the volume's device here; the data stays
     Delete(ForceArgs),
 }
 
-/// How the server is asked, and how its answer is shown.
+/// Connection to the server and format of its answers.
 #[derive(Debug, Clone, Args)]
-pub struct Asking {
-    /// The server's own documents on standard output, of docs/api.md; with --watch one a line
+pub struct QueryArgs {
+    /// Print the server's JSON documents (docs/api.md); with --watch one per line
     #[arg(long)]
     pub json: bool,
-    /// Unix socket of the server's API, which it prints at its start; the default places if not given
+    /// Unix socket of the server's API, which the server prints at startup; the default sockets if
+    /// not given
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
-    /// Show the state again and again: of status until interrupted, else until it has settled
+    /// Repeat the state: for status until interrupted, otherwise until the action has finished
     #[arg(long)]
     pub watch: bool,
-    /// Pause between two looks of --watch, 100ms or longer
+    /// Interval of --watch, 100ms or longer
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = pause)]
     pub interval: Duration,
 }
 
-/// What all actions take.
+/// Options of all actions.
 #[derive(Debug, Clone, Args)]
-pub struct Acting {
-    /// Say what would be done, from the present state, and do nothing
+pub struct ActionArgs {
+    /// Show the effect of the action on the current state, and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// How the server is asked.
+    /// Server.
     #[command(flatten)]
-    pub asking: Asking,
+    pub query: QueryArgs,
 }
 
 /// Arguments of `flagstone mirror status`.
 #[derive(Debug, Clone, Args)]
-pub struct StatusArgs {
-    /// Tell all about the mirror of this volume, rather than a line of each
+pub struct MirrorStatusArgs {
+    /// Show the details of this volume's mirror
     pub volume: Option<String>,
-    /// How the server is asked.
+    /// Server.
     #[command(flatten)]
-    pub asking: Asking,
+    pub query: QueryArgs,
 }
 
 /// Arguments of `flagstone mirror create`.
@@ -91,24 +92,24 @@ pub struct StatusArgs {
 pub struct CreateArgs {
     /// The volume
     pub volume: String,
-    /// What is on the device is the volume's data; its end takes the mirror's metadata
+    /// Keep the data on the device as the volume's data; the end of the device holds the metadata
     #[arg(long)]
     pub source: bool,
-    /// The volume's data is copied here from its source: everything on the device is overwritten
+    /// Copy the volume's data from its source, which overwrites the device
     #[arg(long)]
     pub target: bool,
-    /// With --target: overwrite a device that is not empty, or that may have an earlier replica
+    /// With --target: overwrite a device that is not empty, or that may hold an earlier replica
     #[arg(long, conflicts_with = "source")]
     pub destroy_data: bool,
-    /// With --source: begin a new volume though an earlier replica of it may be here, or a peer has one
+    /// With --source: start a new volume although an earlier replica may be here, or on a peer
     #[arg(long, conflicts_with = "target")]
     pub anew: bool,
-    /// Do not ask before something is lost
+    /// Skip the confirmation of data loss
     #[arg(long, short)]
     pub yes: bool,
-    /// What all actions take.
+    /// All actions.
     #[command(flatten)]
-    pub acting: Acting,
+    pub action_args: ActionArgs,
 }
 
 /// Arguments of actions on a peer.
@@ -116,24 +117,24 @@ pub struct CreateArgs {
 pub struct PeerArgs {
     /// The volume
     pub volume: String,
-    /// The peer, when the volume has several
+    /// The peer, if the volume has several
     #[arg(long, value_name = "NAME")]
     pub peer: Option<String>,
-    /// What all actions take.
+    /// All actions.
     #[command(flatten)]
-    pub acting: Acting,
+    pub action_args: ActionArgs,
 }
 
 /// Arguments of `flagstone mirror resync`.
 #[derive(Debug, Clone, Args)]
 pub struct ResyncArgs {
-    /// Which mirror.
+    /// Mirror.
     #[command(flatten)]
     pub of: PeerArgs,
-    /// Copy everything, whatever is known to be equal
+    /// Copy everything, even blocks known to be in sync
     #[arg(long)]
     pub full: bool,
-    /// Whether to compare checksums first and copy what differs; as configured if not given
+    /// Compare checksums first and copy only differences; as configured if not given
     #[arg(long, value_name = "YES|NO")]
     pub compare: Option<YesNo>,
 }
@@ -150,10 +151,10 @@ pub enum YesNo {
 /// Arguments of `flagstone mirror switchover`.
 #[derive(Debug, Clone, Args)]
 pub struct SwitchoverArgs {
-    /// Which mirror.
+    /// Mirror.
     #[command(flatten)]
     pub of: PeerArgs,
-    /// The node that is to serve the volume: a peer, or this one, which it is if not given
+    /// The new source: a peer or this node; this node if not given
     #[arg(long, value_name = "NODE")]
     pub to: Option<String>,
 }
@@ -161,39 +162,39 @@ pub struct SwitchoverArgs {
 /// Arguments of `flagstone mirror verify`.
 #[derive(Debug, Clone, Args)]
 pub struct VerifyArgs {
-    /// Which mirror.
+    /// Mirror.
     #[command(flatten)]
     pub of: PeerArgs,
-    /// Copy what differs to the peer at the end
+    /// Copy differing blocks to the peer at the end
     #[arg(long, alias = "mark")]
     pub repair: bool,
-    /// Compare no more than this a second, such as 100MB/s; no limit if not given
+    /// Maximum rate of the comparison, such as 100MB/s; unlimited if not given
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub max_rate: Option<u64>,
-    /// Stop the verify that runs
+    /// Stop the running verify
     #[arg(long, conflicts_with_all = ["repair", "max_rate", "watch"])]
     pub stop: bool,
 }
 
-/// Whose data is kept.
+/// The replica whose data is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Keep {
-    /// This node's; the peer gives its own up
+pub enum KeepSide {
+    /// Keep this node's data; the peer discards its own
     Mine,
-    /// The peer's; this node gives its own up
+    /// Keep the peer's data; this node discards its own
     Peer,
 }
 
 /// Arguments of `flagstone mirror resolve`.
 #[derive(Debug, Clone, Args)]
 pub struct ResolveArgs {
-    /// Which mirror.
+    /// Mirror.
     #[command(flatten)]
     pub of: PeerArgs,
-    /// Whose data is kept
+    /// The data to keep
     #[arg(long, value_enum, value_name = "SIDE")]
-    pub keep: Keep,
-    /// Do not ask before something is lost
+    pub keep: KeepSide,
+    /// Skip the confirmation of data loss
     #[arg(long, short)]
     pub yes: bool,
 }
@@ -203,9 +204,9 @@ pub struct ResolveArgs {
 pub struct DemoteArgs {
     /// The volume
     pub volume: String,
-    /// What all actions take.
+    /// All actions.
     #[command(flatten)]
-    pub acting: Acting,
+    pub action_args: ActionArgs,
 }
 
 /// Arguments of `flagstone mirror grow`.
@@ -213,12 +214,12 @@ pub struct DemoteArgs {
 pub struct GrowArgs {
     /// The volume
     pub volume: String,
-    /// Grow to this size, such as 200GiB, rather than to all that there is room for
+    /// Grow to this size, such as 200GiB, instead of the largest possible
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// What all actions take.
+    /// All actions.
     #[command(flatten)]
-    pub acting: Acting,
+    pub action_args: ActionArgs,
 }
 
 /// Arguments of `flagstone mirror failover` and `delete`.
@@ -226,16 +227,16 @@ pub struct GrowArgs {
 pub struct ForceArgs {
     /// The volume
     pub volume: String,
-    /// Do it though a source is attached or the disk here is in doubt after a failed flush (failover), or
-    /// hosts are served (delete)
+    /// Proceed although a source is attached or the local disk is unverified after a failed flush
+    /// (failover), or hosts are served (delete)
     #[arg(long)]
     pub force: bool,
-    /// Do not ask before something is lost
+    /// Skip the confirmation of data loss
     #[arg(long, short)]
     pub yes: bool,
-    /// What all actions take.
+    /// All actions.
     #[command(flatten)]
-    pub acting: Acting,
+    pub action_args: ActionArgs,
 }
 
 fn size(text: &str) -> Result<u64, String> {

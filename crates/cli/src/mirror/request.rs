@@ -1,130 +1,155 @@
-//! What each command asks of the server, and when what it began has settled.
+//! API requests of the mirror commands, and when their effects have finished.
 
-use flagstone_control::api::mirror_document::{MirrorDocument, ReplicaDocument};
+use flagstone_server::api::mirror_document::{
+    MirrorAction, MirrorDocument, ReplicaDocument, ReplicaRole, ReportedState, ResolveKeep,
+};
 use serde_json::{Map, Value};
 
-use super::args::{Acting, Asking, ForceArgs, Keep, MirrorCommand, PeerArgs, YesNo};
+use super::args::{ActionArgs, ForceArgs, KeepSide, MirrorCommand, PeerArgs, QueryArgs, YesNo};
 
-/// A request for an action.
+/// An action request.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
-    pub(super) action: &'static str,
+pub(super) struct ActionRequest {
+    pub(super) action: MirrorAction,
     pub(super) volume: String,
     pub(super) peer: Option<String>,
     pub(super) body: Map<String, Value>,
-    /// It may lose something, and nobody said yet that this is fine.
+    /// The action may lose data and the user has not confirmed it.
     pub(super) asks_first: bool,
     pub(super) dry_run: bool,
-    pub(super) asking: Asking,
+    pub(super) query: QueryArgs,
 }
 
-impl Request {
-    fn new(action: &'static str, volume: &str, acting: &Acting) -> Request {
-        Request {
+impl ActionRequest {
+    fn new(action: MirrorAction, volume: &str, action_args: &ActionArgs) -> ActionRequest {
+        ActionRequest {
             action,
             volume: volume.to_owned(),
             peer: None,
             body: Map::new(),
             asks_first: false,
-            dry_run: acting.dry_run,
-            asking: acting.asking.clone(),
+            dry_run: action_args.dry_run,
+            query: action_args.query.clone(),
         }
     }
 
-    fn of(action: &'static str, args: &PeerArgs) -> Request {
-        let request = Request::new(action, &args.volume, &args.acting);
-        let request = Request { peer: args.peer.clone(), ..request };
+    fn of(action: MirrorAction, args: &PeerArgs) -> ActionRequest {
+        let request = ActionRequest::new(action, &args.volume, &args.action_args);
+        let request = ActionRequest { peer: args.peer.clone(), ..request };
         request.with("peer", args.peer.clone())
     }
 
-    fn forced(action: &'static str, args: &ForceArgs) -> Request {
-        let request = Request::new(action, &args.volume, &args.acting);
-        Request { asks_first: !args.yes, ..request }.flag("force", args.force)
+    fn forced(action: MirrorAction, args: &ForceArgs) -> ActionRequest {
+        let request = ActionRequest::new(action, &args.volume, &args.action_args);
+        ActionRequest { asks_first: !args.yes, ..request }.flag("force", args.force)
     }
 
-    fn with(mut self, member: &str, value: Option<impl Into<Value>>) -> Request {
+    fn with(mut self, member: &str, value: Option<impl Into<Value>>) -> ActionRequest {
         if let Some(value) = value {
             self.body.insert(member.to_owned(), value.into());
         }
         self
     }
 
-    fn flag(self, member: &str, is: bool) -> Request {
+    fn flag(self, member: &str, is: bool) -> ActionRequest {
         self.with(member, is.then_some(true))
     }
 }
 
-/// What a command asks for; status asks for no action.
-pub(super) fn request(command: &MirrorCommand) -> Option<Request> {
+/// The request of a command; `None` for status.
+pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
     Some(match command {
         MirrorCommand::Status(_) => return None,
         MirrorCommand::Create(args) => {
-            let request = Request::new("create", &args.volume, &args.acting)
-                .with("role", Some(if args.source { "source" } else { "target" }))
+            let role = if args.source { ReplicaRole::Source } else { ReplicaRole::Target };
+            let request = ActionRequest::new(MirrorAction::Create, &args.volume, &args.action_args)
+                .with("role", Some(role.name()))
                 .flag("destroy_data", args.destroy_data)
                 .flag("anew", args.anew);
-            // An empty device has nothing to lose, and a source keeps what it has.
-            Request { asks_first: (args.destroy_data || args.anew) && !args.yes, ..request }
+            // An empty device has nothing to lose, and a source keeps its data.
+            ActionRequest { asks_first: (args.destroy_data || args.anew) && !args.yes, ..request }
         }
-        MirrorCommand::Pause(args) => Request::of("pause", args),
-        MirrorCommand::Continue(args) => Request::of("continue", args),
-        MirrorCommand::Break(args) => Request::of("break", args),
-        MirrorCommand::Resync(args) => Request::of("resync", &args.of)
+        MirrorCommand::Pause(args) => ActionRequest::of(MirrorAction::Pause, args),
+        MirrorCommand::Continue(args) => ActionRequest::of(MirrorAction::Continue, args),
+        MirrorCommand::Break(args) => ActionRequest::of(MirrorAction::Break, args),
+        MirrorCommand::Resync(args) => ActionRequest::of(MirrorAction::Resync, &args.of)
             .flag("full", args.full)
             .with("compare", args.compare.map(|compare| compare == YesNo::Yes)),
         MirrorCommand::Switchover(args) => {
-            Request::of("switchover", &args.of).with("to", args.to.clone())
+            ActionRequest::of(MirrorAction::Switchover, &args.of).with("to", args.to.clone())
         }
-        MirrorCommand::Failover(args) => Request::forced("failover", args),
-        MirrorCommand::Verify(args) => Request::of("verify", &args.of)
+        MirrorCommand::Failover(args) => ActionRequest::forced(MirrorAction::Failover, args),
+        MirrorCommand::Verify(args) => ActionRequest::of(MirrorAction::Verify, &args.of)
             .flag("repair", args.repair)
             .flag("stop", args.stop)
             .with("bytes_per_second", args.max_rate),
         MirrorCommand::Resolve(args) => {
-            let keep = if args.keep == Keep::Mine { "mine" } else { "peer" };
-            let request = Request::of("resolve", &args.of).with("keep", Some(keep));
-            Request { asks_first: !args.yes, ..request }
+            let keep = match args.keep {
+                KeepSide::Mine => ResolveKeep::Mine,
+                KeepSide::Peer => ResolveKeep::Peer,
+            };
+            let request =
+                ActionRequest::of(MirrorAction::Resolve, &args.of).with("keep", Some(keep.name()));
+            ActionRequest { asks_first: !args.yes, ..request }
         }
-        MirrorCommand::Demote(args) => Request::new("demote", &args.volume, &args.acting),
+        MirrorCommand::Demote(args) => {
+            ActionRequest::new(MirrorAction::Demote, &args.volume, &args.action_args)
+        }
         MirrorCommand::Grow(args) => {
-            Request::new("grow", &args.volume, &args.acting).with("size_bytes", args.size)
+            ActionRequest::new(MirrorAction::Grow, &args.volume, &args.action_args)
+                .with("size_bytes", args.size)
         }
-        MirrorCommand::Delete(args) => Request::forced("delete", args),
+        MirrorCommand::Delete(args) => ActionRequest::forced(MirrorAction::Delete, args),
     })
 }
 
-/// Whether what an action began has come to its end, or cannot go on without the operator.
-pub(super) fn is_settled(action: &str, peer: Option<&str>, now: &MirrorDocument) -> bool {
-    if action == "verify" {
+/// Whether an action has finished, or needs the operator to continue.
+pub(super) fn is_settled(action: MirrorAction, peer: Option<&str>, now: &MirrorDocument) -> bool {
+    if action == MirrorAction::Verify {
         let Some(verify) = &now.verify else { return true };
-        // What differs is copied at the end.
+        // Differing blocks are copied at the end.
         let copies = verify.repair && verify.error.is_none() && verify.differing_bytes > 0;
-        return !verify.running && (!copies || is_settled("resync", Some(&verify.peer), now));
+        return !verify.running
+            && (!copies || is_settled(MirrorAction::Resync, Some(&verify.peer), now));
     }
     let growing = |replica: &ReplicaDocument| replica.growing_to_bytes.is_some();
-    if action == "grow" && now.replica.as_ref().is_some_and(growing) {
+    if action == MirrorAction::Grow && now.replica.as_ref().is_some_and(growing) {
         return false;
     }
-    if !["create", "continue", "resync", "resolve", "switchover", "grow"].contains(&action) {
+    let copies_data = matches!(
+        action,
+        MirrorAction::Create
+            | MirrorAction::Continue
+            | MirrorAction::Resync
+            | MirrorAction::Resolve
+            | MirrorAction::Switchover
+            | MirrorAction::Grow
+    );
+    if !copies_data {
         return true;
     }
     let mut peers = now.peers.iter().filter(|one| peer.is_none_or(|peer| one.name == peer));
     peers.all(|peer| {
-        let copies = ["resynchronizing", "resync-pending", "disconnected"];
-        // A target without whole data is brought up to date by its source.
-        let is_fed = peer.state == "target"
+        let copies = matches!(
+            peer.state,
+            ReportedState::Resynchronizing
+                | ReportedState::ResyncPending
+                | ReportedState::Disconnected
+        );
+        // The source brings an incomplete target up to date.
+        let is_fed = peer.state == ReportedState::Target
             && now
                 .replica
                 .as_ref()
                 .is_some_and(|replica| replica.inconsistent || replica.holds_nothing());
-        !copies.contains(&peer.state.as_str()) && !is_fed
+        !copies && !is_fed
     })
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use flagstone_control::api::mirror_document::{PeerDocument, VerifyDocument};
+    use flagstone_server::api::mirror_document::{PeerDocument, VerifyDocument};
     use serde_json::json;
 
     use super::super::args::MirrorArgs;
@@ -143,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_asks_for_its_action() {
+    fn mirror_commands_build_requests() {
         for (line, action, body, asks_first) in [
             ("create db --source", "create", json!({ "role": "source" }), false),
             ("create db --target", "create", json!({ "role": "target" }), false),
@@ -194,7 +219,7 @@ mod tests {
             ("delete db", "delete", json!({}), true),
         ] {
             let found = request(&parse(line).expect(line)).expect(line);
-            assert_eq!((found.action, found.volume.as_str()), (action, "db"), "{line}");
+            assert_eq!((found.action.name(), found.volume.as_str()), (action, "db"), "{line}");
             assert_eq!(Value::Object(found.body), body, "{line}");
             assert_eq!(found.asks_first, asks_first, "{line}");
         }
@@ -204,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_say_what_to_write() {
+    fn invalid_mirror_options_name_accepted_values() {
         for (line, part) in [
             ("create db", "--source"),
             ("create db --source --target", "cannot be used with"),
@@ -225,51 +250,57 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_is_watched_to_its_end() {
-        let now = |state: &str| MirrorDocument {
-            peers: vec![PeerDocument {
-                name: "b".into(),
-                state: state.into(),
-                ..Default::default()
-            }],
+    fn watch_ends_when_action_settles() {
+        let now = |state: ReportedState| MirrorDocument {
+            peers: vec![PeerDocument { name: "b".into(), state, ..Default::default() }],
             replica: Some(ReplicaDocument { generation: "00ab".into(), ..Default::default() }),
             ..MirrorDocument::default()
         };
-        for action in ["create", "continue", "resync", "resolve", "switchover", "grow"] {
+        for action in [
+            MirrorAction::Create,
+            MirrorAction::Continue,
+            MirrorAction::Resync,
+            MirrorAction::Resolve,
+            MirrorAction::Switchover,
+            MirrorAction::Grow,
+        ] {
             for (state, settled) in [
-                ("mirroring", true),
-                ("split-brain", true),
-                ("paused", true),
-                ("target", true),
-                ("resynchronizing", false),
-                ("resync-pending", false),
-                ("disconnected", false),
+                (ReportedState::Mirroring, true),
+                (ReportedState::SplitBrain, true),
+                (ReportedState::Paused, true),
+                (ReportedState::Target, true),
+                (ReportedState::Resynchronizing, false),
+                (ReportedState::ResyncPending, false),
+                (ReportedState::Disconnected, false),
             ] {
                 assert_eq!(is_settled(action, None, &now(state)), settled, "{action} {state}");
             }
         }
-        assert!(is_settled("resync", Some("c"), &now("resynchronizing")), "another peer's");
-        assert!(is_settled("pause", None, &now("disconnected")));
-        let mut fed = now("target");
+        assert!(
+            is_settled(MirrorAction::Resync, Some("c"), &now(ReportedState::Resynchronizing)),
+            "another peer's"
+        );
+        assert!(is_settled(MirrorAction::Pause, None, &now(ReportedState::Disconnected)));
+        let mut fed = now(ReportedState::Target);
         fed.replica.as_mut().unwrap().inconsistent = true;
-        assert!(!is_settled("create", None, &fed));
-        // One that was just made holds nothing yet.
+        assert!(!is_settled(MirrorAction::Create, None, &fed));
+        // A new replica holds no data yet.
         let blank = ReplicaDocument { generation: "0000".into(), ..ReplicaDocument::default() };
         assert!(!is_settled(
-            "create",
+            MirrorAction::Create,
             None,
-            &MirrorDocument { replica: Some(blank), ..now("target") }
+            &MirrorDocument { replica: Some(blank), ..now(ReportedState::Target) }
         ));
-        let mut grows = now("mirroring");
+        let mut grows = now(ReportedState::Mirroring);
         grows.replica.as_mut().unwrap().growing_to_bytes = Some(4096);
-        assert!(!is_settled("grow", None, &grows), "what is new is being zeroed");
-        assert!(is_settled("continue", None, &grows));
-        let mut verifies = now("mirroring");
+        assert!(!is_settled(MirrorAction::Grow, None, &grows), "what is new is being zeroed");
+        assert!(is_settled(MirrorAction::Continue, None, &grows));
+        let mut verifies = now(ReportedState::Mirroring);
         let verify = VerifyDocument { running: true, ..VerifyDocument::default() };
         verifies.verify = Some(verify);
-        assert!(!is_settled("verify", None, &verifies));
+        assert!(!is_settled(MirrorAction::Verify, None, &verifies));
         verifies.verify.as_mut().unwrap().running = false;
-        assert!(is_settled("verify", None, &verifies));
+        assert!(is_settled(MirrorAction::Verify, None, &verifies));
         let verify = VerifyDocument {
             peer: "b".into(),
             repair: true,
@@ -277,8 +308,8 @@ mod tests {
             ..Default::default()
         };
         verifies.verify = Some(verify);
-        assert!(is_settled("verify", None, &verifies));
-        verifies.peers[0].state = "resynchronizing".into();
-        assert!(!is_settled("verify", None, &verifies), "what differs is being copied");
+        assert!(is_settled(MirrorAction::Verify, None, &verifies));
+        verifies.peers[0].state = ReportedState::Resynchronizing;
+        assert!(!is_settled(MirrorAction::Verify, None, &verifies), "what differs is being copied");
     }
 }

@@ -1,29 +1,29 @@
-//! What is shown of a mirror.
+//! Text of one mirror's status.
 
 use std::fmt::Write as _;
 
-use flagstone_control::api::mirror_document::{
-    ActionDocument, LinkDocument, MirrorDocument, PeerDocument, ReplicaDocument, ResyncDocument,
-    VerifyDocument,
-};
 use flagstone_runtime::time::Instant;
+use flagstone_server::api::mirror_document::{
+    ActionDocument, LinkCompression, LinkDocument, MirrorDocument, Mode, PeerDocument,
+    ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+};
 
 use crate::columns::wrapped;
 use crate::status::numbers::{grouped, megabytes, rate, size, span};
 
-/// Width of a bar of progress, and of texts.
+/// Widths of progress bars and of text, in characters.
 const BAR: u64 = 32;
 const WIDTH: usize = 96;
 
-/// A mirror at a moment.
-pub(super) struct Look {
+/// A mirror document and its time.
+pub(super) struct MirrorSample {
     pub(super) at: Instant,
     /// Time since the Unix epoch, in seconds.
     pub(super) wall: u64,
     pub(super) document: MirrorDocument,
 }
 
-/// How much of `total` is done, in whole hundredths; never 100 before it is.
+/// Completed percentage, rounded down: 100 only when complete.
 pub(super) fn percent(done: u64, total: u64) -> u64 {
     match total {
         0 => 0,
@@ -39,40 +39,39 @@ fn bar(done: u64, total: u64) -> String {
     format!("[{}{}] {percent} %", "#".repeat(full), ".".repeat(BAR as usize - full))
 }
 
-/// All about one mirror; of numbers that grow, what they did since the last look.
-pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
+/// Status of one mirror. Counters show their change since the last sample.
+pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String {
     let now = &look.document;
     let mut text = format!("{}: {}", now.volume, now.state);
     let Some(replica) = &now.replica else {
         let _ = writeln!(text, " on {}", now.node);
         return text + &next(now);
     };
-    let serves = match (replica.active, replica.local_failed) {
-        (true, true) => ", serves hosts from a peer: its own device has failed",
+    let serves = match (replica.serving, replica.local_device_failed) {
+        (true, true) => ", serves hosts from a peer: the local device has failed",
         (true, false) => ", serves hosts",
-        (false, _) if replica.inconsistent => ", serves nobody, its data is not whole yet",
-        (false, _) if replica.doubtful => {
-            ", serves nobody, its data is in doubt since a flush of its disk failed"
+        (false, _) if replica.inconsistent => ", does not serve: its data is incomplete",
+        (false, _) if replica.unverified => {
+            ", does not serve: its data is unverified after a failed flush"
         }
-        (false, _) => ", serves nobody",
+        (false, _) => ", does not serve",
     };
     let of = match &replica.source {
         Some(source) => format!(" of {source}"),
         None => String::new(),
     };
-    let _ = writeln!(text, "; {} is the {}{of}{serves}", now.node, replica.role);
+    let _ = writeln!(text, "; {} is the {}{of}{serves}", now.node, replica.role.name());
     let _ = writeln!(
         text,
-        "  {}, epoch {}, generation {}\n  volume {}, replica {}",
+        "  {}, role epoch {}, generation {}\n  volume {}, replica {}",
         size(replica.size_bytes),
-        replica.epoch,
+        replica.role_epoch,
         replica.generation,
         replica.volume_uuid,
         replica.replica_uuid,
     );
     if let Some(bytes) = replica.growing_to_bytes {
-        let _ =
-            writeln!(text, "  grows to {}: what is new is being zeroed on all nodes", size(bytes));
+        let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
@@ -86,7 +85,7 @@ pub(super) fn mirror(look: &Look, last: Option<&Look>) -> String {
     text + &next(now)
 }
 
-fn seconds(was: &Look, now: &Look) -> f64 {
+fn seconds(was: &MirrorSample, now: &MirrorSample) -> f64 {
     now.at.since(was.at).as_secs_f64()
 }
 
@@ -103,44 +102,50 @@ fn next(now: &MirrorDocument) -> String {
 
 fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> String {
     let when = match peer.last_in_sync_seconds {
-        _ if peer.state == "mirroring" => "in sync".to_owned(),
-        _ if peer.state == "target" => "it tells what is in sync".to_owned(),
+        _ if peer.state == ReportedState::Mirroring => "in sync".to_owned(),
+        _ if peer.state == ReportedState::Target => "reports the sync state".to_owned(),
         Some(then) => format!("last in sync {} ago", span(wall.saturating_sub(then) as f64)),
-        None => "never in sync while this server ran".to_owned(),
+        None => "not in sync since the server started".to_owned(),
     };
-    let mode = match (peer.mode.as_str(), peer.ack.as_str()) {
-        ("sync", ack) => format!("sync, acknowledges from {ack}"),
-        (mode, _) => mode.to_owned(),
+    let mode = match (peer.mode, peer.ack) {
+        (Some(Mode::Sync), Some(ack)) => format!("; sync, acknowledges from {}", ack.name()),
+        (Some(mode), _) => format!("; {}", mode.name()),
+        (None, _) => String::new(),
     };
-    let mut text = format!("\npeer {}: {}; {when}; {mode}\n", peer.name, peer.state);
-    // What is connected tells by its state how it is: that is later.
-    let tells = ["mirroring", "resynchronizing", "target"].contains(&peer.state.as_str());
-    if let Some(met) = peer.met.as_ref().filter(|_| !tells) {
-        let serves = if met.active { ", served hosts" } else { "" };
-        let whole = if met.inconsistent { ", not whole" } else { "" };
+    let mut text = format!("\npeer {}: {}; {when}{mode}\n", peer.name, peer.state);
+    // The state of a connected peer supersedes the last handshake.
+    let connected = matches!(
+        peer.state,
+        ReportedState::Mirroring | ReportedState::Resynchronizing | ReportedState::Target
+    );
+    if let Some(handshake) = peer.last_handshake.as_ref().filter(|_| !connected) {
+        let serves = if handshake.serving { ", served hosts" } else { "" };
+        let whole = if handshake.inconsistent { ", incomplete" } else { "" };
         let _ = writeln!(
             text,
-            "  as it was met last: {}{serves}{whole}, epoch {}, generation {}",
-            met.role, met.epoch, met.generation
+            "  last handshake: {}{serves}{whole}, role epoch {}, generation {}",
+            handshake.role.name(),
+            handshake.role_epoch,
+            handshake.generation
         );
     }
-    let lost = match peer.losses {
+    let disconnects = match peer.disconnects {
         0 => String::new(),
-        1 => ", lost once".to_owned(),
-        times => format!(", lost {} times", grouped(times)),
+        1 => ", disconnected once".to_owned(),
+        times => format!(", disconnected {} times", grouped(times)),
     };
-    let _ = writeln!(text, "  out of date {}{lost}", size(peer.out_of_date_bytes));
-    if peer.given_up > 0 {
+    let _ = writeln!(text, "  out of sync {}{disconnects}", size(peer.out_of_date_bytes));
+    if peer.discards > 0 {
         let _ = writeln!(
             text,
-            "  gave up {} of this side's in a split brain, as split_brain says",
-            size(peer.given_up_bytes)
+            "  discarded {} of this node's data after a split brain (after_split_brain)",
+            size(peer.discarded_bytes)
         );
     }
-    if peer.lag_writes > 0 || peer.mode == "async" {
+    if peer.lag_writes > 0 || peer.mode == Some(Mode::Async) {
         let _ = writeln!(
             text,
-            "  behind by {} in {} writes, the oldest of {:.1} s",
+            "  lags by {} in {} writes, the oldest {:.1} s ago",
             size(peer.lag_bytes),
             grouped(peer.lag_writes),
             peer.lag_us as f64 / 1e6
@@ -157,32 +162,33 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
     if let Some(resync) = &peer.resync {
         text.push_str(&resync_text(resync));
     } else if peer.full_resync {
-        text.push_str("  everything is going to be copied\n");
+        text.push_str("  a full resync is pending\n");
     }
     text
 }
 
-/// What is not usual of the way to the peer; nothing of one that sends all as it is, between nodes of
-/// one release.
+/// Unusual properties of the link to the peer; empty for uncompressed links without a rate cap
+/// between nodes of one release.
 fn link_text(link: &LinkDocument) -> String {
     let mut parts = Vec::new();
     if let (Some(version), Some((_, peers))) = (link.version, link.peer_versions) {
         let (_, ours) = link.node_versions;
         if ours > version {
-            parts.push(format!("version {version}, as the peer speaks no later one"));
+            parts.push(format!("version {version}: the peer supports no later one"));
         } else if peers > version {
-            parts.push(format!("version {version}, as this node speaks no later one"));
+            parts.push(format!("version {version}: this node supports no later one"));
         }
     }
-    match link.compression.as_str() {
-        "" | "none" => {}
+    match link.compression {
+        LinkCompression::None => {}
         codec if link.compression_declined => {
-            parts.push(format!("{codec} is wanted, which the peer does not know: not compressed"));
+            parts.push(format!("{} is not supported by the peer: not compressed", codec.name()));
         }
         codec => parts.push(format!(
-            "{codec} made {} of {}",
-            size(link.sent_bytes),
-            size(link.data_bytes)
+            "{} compressed {} to {}",
+            codec.name(),
+            size(link.data_bytes),
+            size(link.sent_bytes)
         )),
     }
     if let Some(cap) = link.max_bytes_per_second {
@@ -195,11 +201,11 @@ fn resync_text(resync: &ResyncDocument) -> String {
     let kind = if resync.full { "full resync" } else { "resync" };
     let left = match resync.remaining_seconds {
         Some(seconds) => format!("{} left", span(seconds as f64)),
-        None => "it stands still".to_owned(),
+        None => "stalled".to_owned(),
     };
     let skipped = match resync.skipped_bytes {
         0 => String::new(),
-        bytes => format!(", {} were equal", size(bytes)),
+        bytes => format!(", {} already equal", size(bytes)),
     };
     format!(
         "  {kind} {}  {} of {}, {} MB/s, {left}{skipped}\n",
@@ -210,10 +216,10 @@ fn resync_text(resync: &ResyncDocument) -> String {
     )
 }
 
-/// What went through, and what the log made of it; since the last look when there was one.
+/// Write and intent log counters, since the last sample if there is one.
 fn work(replica: &ReplicaDocument, before: Option<(f64, &ReplicaDocument)>) -> String {
-    let (log, zero) = (&replica.log, ReplicaDocument::default());
-    // A server that began anew counts from zero.
+    let (log, zero) = (&replica.intent_log, ReplicaDocument::default());
+    // A restarted server counts from zero.
     let was = match before {
         Some((_, was)) if was.writes <= replica.writes => was,
         _ => &zero,
@@ -227,20 +233,20 @@ fn work(replica: &ReplicaDocument, before: Option<(f64, &ReplicaDocument)>) -> S
     };
     let made = |of: fn(&ReplicaDocument) -> u64| grouped(since(of(was), of(replica)));
     format!(
-        "\nqueue depth {}, of which {} wait for one that overlaps; {} held\n\
-         {many}, {} on the local leg\n\
-         log: {} metadata writes saved, {} records and {} bitmap pages written, {} flushes, {} \
-         writes waited; {} regions hot{}\n",
+        "\nqueue depth {}, {} waiting for a range lock, {} blocked\n\
+         {many}, {} on the local device\n\
+         intent log: {} metadata writes saved, {} records and {} bitmap pages written, {} flushes, {} \
+         writes waited; {} active regions{}\n",
         grouped(replica.in_flight),
-        grouped(replica.waiting_for_overlap),
-        grouped(replica.held),
+        grouped(replica.waiting_for_range_lock),
+        grouped(replica.blocked),
         mean(since(was.local_us, replica.local_us), writes),
-        made(|replica| replica.log.saved_writes),
-        made(|replica| replica.log.record_writes),
-        made(|replica| replica.log.page_writes),
-        made(|replica| replica.log.data_flushes),
-        made(|replica| replica.log.waited_writes),
-        grouped(log.hot_regions),
+        made(|replica| replica.intent_log.activity_log_hits),
+        made(|replica| replica.intent_log.record_writes),
+        made(|replica| replica.intent_log.page_writes),
+        made(|replica| replica.intent_log.data_flushes),
+        made(|replica| replica.intent_log.activity_log_misses),
+        grouped(log.active_regions),
         match log.failures {
             0 => String::new(),
             count => format!("; {} of its writes FAILED", grouped(count)),
@@ -269,10 +275,10 @@ fn verify_text(verify: &VerifyDocument) -> String {
     );
     let then = match (verify.running, &verify.error) {
         (true, _) => "\n".to_owned(),
-        (false, Some(error)) => format!("; it ended early: {error}\n"),
+        (false, Some(error)) => format!("; stopped early: {error}\n"),
         (false, None) if verify.differing_bytes == 0 => "; no difference\n".to_owned(),
         (false, None) => {
-            let then = if verify.repair { ", and are copied to the peer" } else { "" };
+            let then = if verify.repair { ", being copied to the peer" } else { "" };
             format!("; {} DIFFER{then}\n", size(verify.differing_bytes))
         }
     };
@@ -281,21 +287,21 @@ fn verify_text(verify: &VerifyDocument) -> String {
         let _ = writeln!(text, "  {} bytes at {}", grouped(*len), grouped(*offset));
     }
     if verify.unlisted > 0 {
-        let _ = writeln!(text, "  and {} ranges more", grouped(verify.unlisted));
+        let _ = writeln!(text, "  and {} more ranges", grouped(verify.unlisted));
     }
     text
 }
 
-/// What came of an action.
+/// Result of an action.
 pub(super) fn action(answer: &ActionDocument) -> String {
     let head = match (answer.dry_run, answer.changed) {
-        (true, _) => "nothing was done; it would be so: ",
+        (true, _) => "dry run: ",
         (false, true) => "",
-        (false, false) => "nothing to change: ",
+        (false, false) => "no change: ",
     };
-    let mut text = format!("{}: {head}{}\n", answer.volume, answer.said);
-    if let Some(loses) = answer.loses.as_ref().filter(|_| answer.dry_run) {
-        let _ = writeln!(text, "this loses: {loses}");
+    let mut text = format!("{}: {head}{}\n", answer.volume, answer.outcome);
+    if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.dry_run) {
+        let _ = writeln!(text, "data loss: {data_loss}");
     }
     text
 }

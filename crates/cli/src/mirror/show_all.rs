@@ -1,27 +1,28 @@
-//! A line for each mirror.
+//! Table of all mirrors.
 
 use std::fmt::Write as _;
 
-use flagstone_control::api::mirror_document::MirrorDocument;
+use flagstone_server::api::mirror_document::MirrorDocument;
 
 use super::show::percent;
-use crate::columns::{Side, lines};
+use crate::columns::{Left, Right, lines};
 use crate::status::numbers::size;
 
-/// All mirrors, a line for each peer.
+/// One line for each peer of each mirror.
 pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
     if mirrors.is_empty() {
-        return "no volume is mirrored: give one `mirror = { … }` in the configuration\n".into();
+        return "no volume has a mirror: add `mirror = { … }` to a volume in the configuration\n"
+            .into();
     }
     let head = [
-        ("volume", Side::Left),
-        ("role", Side::Left),
-        ("serves", Side::Left),
-        ("peer", Side::Left),
-        ("state", Side::Left),
-        ("out of date", Side::Right),
-        ("resync", Side::Right),
-        ("in flight", Side::Right),
+        ("volume", Left),
+        ("role", Left),
+        ("serves", Left),
+        ("peer", Left),
+        ("state", Left),
+        ("out of sync", Right),
+        ("resync", Right),
+        ("in flight", Right),
     ];
     let mut rows = Vec::new();
     for mirror in mirrors {
@@ -30,10 +31,12 @@ pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
             let resync = peer.resync.as_ref();
             rows.push(vec![
                 mirror.volume.clone(),
-                replica.map_or("-", |replica| &replica.role).to_owned(),
-                replica.map_or("-", |replica| if replica.active { "yes" } else { "no" }).to_owned(),
+                replica.map_or("-", |replica| replica.role.name()).to_owned(),
+                replica
+                    .map_or("-", |replica| if replica.serving { "yes" } else { "no" })
+                    .to_owned(),
                 peer.name.clone(),
-                peer.state.clone(),
+                peer.state.to_string(),
                 size(peer.out_of_date_bytes),
                 resync.map_or("-".to_owned(), |resync| {
                     format!("{} %", percent(resync.done_bytes, resync.total_bytes))
@@ -53,22 +56,27 @@ pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use flagstone_control::api::mirror_document::{PeerDocument, ReplicaDocument, ResyncDocument};
+    use flagstone_server::api::mirror_document::{
+        PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument,
+    };
 
     use super::*;
 
     #[test]
-    fn each_peer_has_its_line() {
+    fn status_table_has_line_per_peer() {
         let resync = ResyncDocument { done_bytes: 1, total_bytes: 4, ..ResyncDocument::default() };
         let peer = PeerDocument {
             name: "node-b".into(),
-            state: "resynchronizing".into(),
+            state: ReportedState::Resynchronizing,
             out_of_date_bytes: 3 << 20,
             resync: Some(resync),
             ..PeerDocument::default()
         };
-        let replica =
-            ReplicaDocument { role: "source".into(), active: true, ..ReplicaDocument::default() };
+        let replica = ReplicaDocument {
+            role: ReplicaRole::Source,
+            serving: true,
+            ..ReplicaDocument::default()
+        };
         let mirror = MirrorDocument {
             volume: "db".into(),
             peers: vec![peer],
@@ -77,8 +85,7 @@ mod tests {
             ..MirrorDocument::default()
         };
         let expected = "\
-volume  role    serves  peer    state            out of date  resync  in flight
-------  ------  ------  ------  ---------------  -----------  ------  ---------
+volume  role    serves  peer    state            out of sync  resync  in flight
 db      source  yes     node-b  resynchronizing     3.00 MiB    25 %          0
 
 db: do this

@@ -1,27 +1,30 @@
-//! The texts, as people see them.
+//! Status texts, compared as printed.
 
-use flagstone_control::api::mirror_document::{LogDocument, MetDocument, NOT_CREATED};
+use flagstone_server::api::mirror_document::{
+    Ack, HandshakeDocument, IntentLogDocument, MirrorAction, ReplicaRole,
+};
 
 use super::*;
 
-fn document(state: &str) -> MirrorDocument {
+fn document(state: ReportedState) -> MirrorDocument {
     let peer = PeerDocument {
         name: "node-b".into(),
-        state: state.into(),
-        mode: "sync".into(),
-        ack: "disk".into(),
+        state,
+        mode: Some(Mode::Sync),
+        ack: Some(Ack::Disk),
         out_of_date_bytes: 3 << 20,
         last_in_sync_seconds: Some(1_000),
         added_us: 3_100,
         added_writes: 10,
-        losses: 1,
+        disconnects: 1,
         ..PeerDocument::default()
     };
-    let log = LogDocument { saved_writes: 990, record_writes: 3, ..LogDocument::default() };
+    let intent_log =
+        IntentLogDocument { activity_log_hits: 990, record_writes: 3, ..Default::default() };
     let replica = ReplicaDocument {
-        role: "source".into(),
-        active: true,
-        epoch: 5,
+        role: ReplicaRole::Source,
+        serving: true,
+        role_epoch: 5,
         generation: "00000000000000ab".into(),
         volume_uuid: "V".into(),
         replica_uuid: "R".into(),
@@ -29,13 +32,13 @@ fn document(state: &str) -> MirrorDocument {
         in_flight: 24,
         writes: 10,
         local_us: 2_000,
-        log,
+        intent_log,
         ..ReplicaDocument::default()
     };
     MirrorDocument {
         volume: "db".into(),
         node: "node-a".into(),
-        state: state.into(),
+        state,
         peers: vec![peer],
         replica: Some(replica),
         ..MirrorDocument::default()
@@ -43,89 +46,97 @@ fn document(state: &str) -> MirrorDocument {
 }
 
 fn shown(document: MirrorDocument) -> String {
-    mirror(&Look { at: flagstone_runtime::time::now(), wall: 1_065, document }, None)
+    mirror(&MirrorSample { at: flagstone_runtime::time::now(), wall: 1_065, document }, None)
 }
 
 #[test]
-fn a_mirror_that_is_well() {
+fn healthy_mirror_status() {
     let expected = "\
 db: mirroring; node-a is the source, serves hosts
-  1.00 GiB, epoch 5, generation 00000000000000ab
+  1.00 GiB, role epoch 5, generation 00000000000000ab
   volume V, replica R
 
 peer node-b: mirroring; in sync; sync, acknowledges from disk
-  out of date 3.00 MiB, lost once
+  out of sync 3.00 MiB, disconnected once
   adds 310.0 µs to a write
 
-queue depth 24, of which 0 wait for one that overlaps; 0 held
-10 writes, 200.0 µs on the local leg
-log: 990 metadata writes saved, 3 records and 0 bitmap pages written, 0 flushes, 0 writes waited; 0 \
-regions hot
+queue depth 24, 0 waiting for a range lock, 0 blocked
+10 writes, 200.0 µs on the local device
+intent log: 990 metadata writes saved, 3 records and 0 bitmap pages written, 0 flushes, 0 writes waited; 0 \
+active regions
 ";
     assert_eq!(
-        flagstone_runtime::block_on(async { shown(document("mirroring")) }).unwrap(),
+        flagstone_runtime::block_on(async { shown(document(ReportedState::Mirroring)) }).unwrap(),
         expected
     );
 }
 
 #[test]
-fn a_target_tells_whose_it_is_and_a_volume_that_it_grows() {
-    let mut now = document("target");
+fn target_and_growing_volume_status() {
+    let mut now = document(ReportedState::Target);
     let replica = now.replica.as_mut().unwrap();
-    (replica.role, replica.active) = ("target".into(), false);
+    (replica.role, replica.serving) = (ReplicaRole::Target, false);
     replica.source = Some("node-c".into());
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
     assert!(
-        text.starts_with("db: target; node-a is the target of node-c, serves nobody\n"),
+        text.starts_with("db: target; node-a is the target of node-c, does not serve\n"),
         "{text}"
     );
-    let mut now = document("mirroring");
+    let mut now = document(ReportedState::Mirroring);
     now.replica.as_mut().unwrap().growing_to_bytes = Some(2 << 30);
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
-    assert!(text.contains("\n  grows to 2.00 GiB: what is new is being zeroed"), "{text}");
+    assert!(text.contains("\n  growing to 2.00 GiB: zeroing the new space"), "{text}");
 }
 
 #[test]
-fn what_was_met_and_what_to_do_in_a_split_brain() {
-    let mut now = document("split-brain");
-    let met = MetDocument { role: "source".into(), active: true, epoch: 7, ..Default::default() };
-    now.peers[0].met = Some(met);
+fn split_brain_status_shows_handshake_and_advice() {
+    let mut now = document(ReportedState::SplitBrain);
+    now.peers[0].last_handshake = Some(HandshakeDocument {
+        role: ReplicaRole::Source,
+        serving: true,
+        role_epoch: 7,
+        ..Default::default()
+    });
     now.next = vec!["choose whose data is kept ".repeat(6).trim().to_owned()];
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
-    assert!(text.contains("as it was met last: source, served hosts, epoch 7"), "{text}");
+    assert!(text.contains("last handshake: source, served hosts, role epoch 7"), "{text}");
     assert!(text.contains("split-brain; last in sync 1m 5s ago"), "{text}");
     assert!(text.contains("\nnext  choose whose data"), "{text}");
     assert!(text.contains("\n      "), "it goes on below: {text}");
 }
 
-/// What was met is of the past where the state is of now; and nothing was lost that was not.
+/// The last handshake is stale once the peer is connected, and unlost peers show no count.
 #[test]
-fn a_peer_that_is_connected_is_not_shown_as_it_was_before() {
-    for state in ["mirroring", "resynchronizing", "target"] {
+fn connected_peer_hides_last_handshake() {
+    for state in [ReportedState::Mirroring, ReportedState::Resynchronizing, ReportedState::Target] {
         let mut now = document(state);
-        now.peers[0].met = Some(MetDocument { inconsistent: true, ..Default::default() });
-        (now.peers[0].losses, now.peers[0].last_in_sync_seconds) = (0, None);
+        now.peers[0].last_handshake =
+            Some(HandshakeDocument { inconsistent: true, ..Default::default() });
+        (now.peers[0].disconnects, now.peers[0].last_in_sync_seconds) = (0, None);
         let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
-        assert!(!text.contains("met last"), "{text}");
-        assert!(text.contains("  out of date 3.00 MiB\n"), "{text}");
+        assert!(!text.contains("last handshake"), "{text}");
+        assert!(text.contains("  out of sync 3.00 MiB\n"), "{text}");
     }
-    let mut now = document("resync-pending");
-    (now.peers[0].losses, now.peers[0].last_in_sync_seconds) = (2, None);
+    let mut now = document(ReportedState::ResyncPending);
+    (now.peers[0].disconnects, now.peers[0].last_in_sync_seconds) = (2, None);
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
-    assert!(text.contains("lost 2 times"), "{text}");
-    assert!(text.contains("never in sync while this server ran"), "{text}");
+    assert!(text.contains("disconnected 2 times"), "{text}");
+    assert!(text.contains("not in sync since the server started"), "{text}");
 }
 
 #[test]
-fn before_there_is_a_replica() {
-    let now =
-        MirrorDocument { replica: None, next: vec!["make it".into()], ..document(NOT_CREATED) };
+fn status_without_replica() {
+    let now = MirrorDocument {
+        replica: None,
+        next: vec!["make it".into()],
+        ..document(ReportedState::NotCreated)
+    };
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
     assert_eq!(text, "db: not-created on node-a\n\nnext  make it\n");
 }
 
 #[test]
-fn a_bar_is_full_when_all_is_done_and_not_before() {
+fn progress_bar_is_full_only_when_complete() {
     assert_eq!(bar(0, 0), format!("[{}] 0 %", ".".repeat(32)));
     assert_eq!(bar(999, 1000), format!("[{}.] 99 %", "#".repeat(31)));
     assert_eq!(bar(1000, 1000), format!("[{}] 100 %", "#".repeat(32)));
@@ -134,7 +145,7 @@ fn a_bar_is_full_when_all_is_done_and_not_before() {
 }
 
 #[test]
-fn a_resync_tells_its_rate_and_the_time_that_is_left() {
+fn resync_status_shows_rate_and_time_left() {
     let resync = ResyncDocument {
         full: true,
         done_bytes: 1 << 30,
@@ -146,30 +157,30 @@ fn a_resync_tells_its_rate_and_the_time_that_is_left() {
     let text = resync_text(&resync);
     let bar = format!("[{}{}] 25 %", "#".repeat(8), ".".repeat(24));
     let expected = format!(
-        "  full resync {bar}  1.00 GiB of 4.00 GiB, 210 MB/s, 1m 5s left, 1.00 MiB were equal\n"
+        "  full resync {bar}  1.00 GiB of 4.00 GiB, 210 MB/s, 1m 5s left, 1.00 MiB already equal\n"
     );
     assert_eq!(text, expected);
     let still = ResyncDocument { remaining_seconds: None, ..resync };
-    assert!(resync_text(&still).contains("it stands still"));
+    assert!(resync_text(&still).contains("stalled"));
 }
 
 #[test]
-fn numbers_are_of_the_time_between_two_looks() {
-    let was = document("mirroring").replica.unwrap();
+fn counters_are_per_interval() {
+    let was = document(ReportedState::Mirroring).replica.unwrap();
     let mut now = was.clone();
-    (now.writes, now.local_us, now.log.saved_writes) = (30, 2_000 + 20 * 150, 1_010);
+    (now.writes, now.local_us, now.intent_log.activity_log_hits) = (30, 2_000 + 20 * 150, 1_010);
     let text = work(&now, Some((2.0, &was)));
-    assert!(text.contains("10 writes a second, 150.0 µs on the local leg"), "{text}");
+    assert!(text.contains("10 writes a second, 150.0 µs on the local device"), "{text}");
     assert!(text.contains("20 metadata writes saved, 0 records"), "{text}");
-    // A server that began anew.
+    // A restarted server.
     now.writes = 4;
     assert!(work(&now, Some((2.0, &was))).contains("2.0 writes a second"), "since its start");
-    now.log.failures = 2;
+    now.intent_log.failures = 2;
     assert!(work(&now, None).contains("2 of its writes FAILED"));
 }
 
 #[test]
-fn a_verify_lists_what_differs() {
+fn verify_status_lists_differences() {
     let mut verify = VerifyDocument {
         peer: "node-b".into(),
         running: true,
@@ -183,35 +194,37 @@ fn a_verify_lists_what_differs() {
     (verify.differing_bytes, verify.differences, verify.unlisted) = (8192, vec![(65_536, 8192)], 2);
     let text = verify_text(&verify);
     assert!(
-        text.contains("8.00 KiB DIFFER\n  8,192 bytes at 65,536\n  and 2 ranges more"),
+        text.contains("8.00 KiB DIFFER\n  8,192 bytes at 65,536\n  and 2 more ranges"),
         "{text}"
     );
     verify.error = Some("the peer is not in sync".into());
-    assert!(verify_text(&verify).contains("it ended early: the peer is not in sync"));
+    assert!(verify_text(&verify).contains("stopped early: the peer is not in sync"));
 }
 
 #[test]
-fn actions_say_what_they_did_or_would_do() {
+fn action_text_for_real_and_dry_runs() {
     let answer = ActionDocument {
         volume: "db".into(),
-        said: "it is paused".into(),
+        action: MirrorAction::Pause,
         changed: true,
-        loses: Some("much".into()),
-        ..ActionDocument::default()
+        dry_run: false,
+        outcome: "it is paused".into(),
+        data_loss: Some("much".into()),
+        mirror: MirrorDocument::default(),
     };
     assert_eq!(action(&answer), "db: it is paused\n");
     let again = ActionDocument { changed: false, ..answer.clone() };
-    assert_eq!(action(&again), "db: nothing to change: it is paused\n");
+    assert_eq!(action(&again), "db: no change: it is paused\n");
     let dry = ActionDocument { dry_run: true, ..answer };
-    let expected = "db: nothing was done; it would be so: it is paused\nthis loses: much\n";
+    let expected = "db: dry run: it is paused\ndata loss: much\n";
     assert_eq!(action(&dry), expected);
 }
 
 #[test]
-fn a_link_that_compresses_or_is_capped_says_so() {
-    let of = |compression: &str, declined: bool, cap: Option<u64>| {
+fn link_status_shows_compression_and_cap() {
+    let of = |compression: LinkCompression, declined: bool, cap: Option<u64>| {
         link_text(&LinkDocument {
-            compression: compression.into(),
+            compression,
             compression_declined: declined,
             max_bytes_per_second: cap,
             data_bytes: 4 << 20,
@@ -219,28 +232,29 @@ fn a_link_that_compresses_or_is_capped_says_so() {
             ..LinkDocument::default()
         })
     };
-    assert_eq!(of("none", false, None), "");
-    assert_eq!(of("lz4", false, None), "  link: lz4 made 1.00 MiB of 4.00 MiB\n");
+    assert_eq!(of(LinkCompression::None, false, None), "");
     assert_eq!(
-        of("zstd", true, Some(50_000_000)),
-        "  link: zstd is wanted, which the peer does not know: not compressed; \
+        of(LinkCompression::Lz4, false, None),
+        "  link: lz4 compressed 4.00 MiB to 1.00 MiB\n"
+    );
+    assert_eq!(
+        of(LinkCompression::Zstd, true, Some(50_000_000)),
+        "  link: zstd is not supported by the peer: not compressed; \
          at most 50.0 MB/s to the peer\n"
     );
 }
 
 #[test]
-fn a_link_of_an_older_version_says_who_holds_it_there() {
+fn link_status_shows_older_version() {
     let of = |version, node_versions, peer_versions| {
-        let compression = "none".to_owned();
-        let link = LinkDocument { version, node_versions, peer_versions, ..Default::default() };
-        link_text(&LinkDocument { compression, ..link })
+        link_text(&LinkDocument { version, node_versions, peer_versions, ..Default::default() })
     };
     assert_eq!(of(None, (2, 3), None), "", "not met");
     assert_eq!(of(Some(3), (2, 3), Some((2, 3))), "");
     let peer = of(Some(2), (2, 3), Some((2, 2)));
-    assert_eq!(peer, "  link: version 2, as the peer speaks no later one\n");
+    assert_eq!(peer, "  link: version 2: the peer supports no later one\n");
     let own = of(Some(3), (2, 3), Some((3, 5)));
-    assert_eq!(own, "  link: version 3, as this node speaks no later one\n");
-    // What to do about none in common is told as advice.
+    assert_eq!(own, "  link: version 3: this node supports no later one\n");
+    // The advice of `next` covers peers without a common version.
     assert_eq!(of(None, (2, 3), Some((4, 5))), "");
 }

@@ -1,20 +1,20 @@
-//! The command line of `flagstone plan`.
+//! Options of `flagstone plan`.
 //!
-//! Values are taken as text and read here, so that a mistake is one line that says what is
-//! accepted.
+//! Values arrive as text and are parsed here, so that a mistake is reported in one line that says
+//! what is accepted.
 
 use clap::{Args, Subcommand, ValueEnum as _};
 use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
-use flagstone_cloud::{Access, Configuration, Workload};
-use flagstone_control::units::{parse_block_size, parse_size};
+use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
+use flagstone_config::units::{parse_block_size, parse_size};
 
-use super::several::{CompareArgs, CurveArgs};
-use crate::args::Pattern;
+use super::several::{CurveArgs, PlanCompareArgs};
+use crate::args::LoadPattern;
 
 /// Arguments of `flagstone plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// What to plan.
+    /// The command.
     #[command(subcommand)]
     pub command: PlanCommand,
 }
@@ -22,23 +22,23 @@ pub struct PlanArgs {
 /// The commands of `flagstone plan`.
 #[derive(Debug, Subcommand)]
 pub enum PlanCommand {
-    /// Predict what a disk, size and machine will do, and which limit binds
+    /// Predict the performance of a disk, size and machine, and the limit that binds
     Predict(Box<PredictArgs>),
-    /// Find the cheapest disks and machine that do what is needed
+    /// Find the cheapest disks and machine for a need
     Cheapest(Box<CheapestArgs>),
-    /// Judge a fio result: as predicted, above or below, what held it, and what would help
+    /// Compare a fio result with the prediction: bottleneck, causes and recommendations
     Explain(Box<ExplainArgs>),
-    /// Put types of disk side by side: what each does, by which limit, and for how much
-    Compare(Box<CompareArgs>),
-    /// Draw IOPS and MB/s over size, vCPUs, block or queue depth, with the limit that binds
+    /// Compare disk types: performance, binding limit and price
+    Compare(Box<PlanCompareArgs>),
+    /// Plot IOPS and MB/s over size, vCPUs, block size or queue depth, with the limit that binds
     Curve(Box<CurveArgs>),
-    /// Print the tables of limits and prices that a catalogue stands for
+    /// Print the limit and price tables of a catalogue
     Table(TableArgs),
-    /// Print a catalogue of the program, to begin one's own from
+    /// Print a built-in catalogue, as a template
     Catalog(CatalogArgs),
 }
 
-/// Which catalogue.
+/// The catalogue option.
 #[derive(Debug, Args)]
 pub struct CatalogueArg {
     /// Limits and prices: gcp-current, gcp-2019, or a file
@@ -47,16 +47,16 @@ pub struct CatalogueArg {
 }
 
 impl CatalogueArg {
-    /// The catalogue.
+    /// Opens the catalogue.
     ///
     /// # Errors
-    /// The first mistake in it, on one line.
+    /// The first mistake in it, in one line.
     pub fn open(&self) -> Result<Catalogue, String> {
         Catalogue::open(&self.catalogue).map_err(|error| error.to_string())
     }
 }
 
-/// The disks and the machine that they are attached to.
+/// Options of the disks and their machine.
 #[derive(Debug, Args)]
 pub struct DiskArgs {
     /// Type of disk, such as pd-ssd
@@ -65,35 +65,35 @@ pub struct DiskArgs {
     /// Size of each disk, such as 500GB or 1TiB; GB is 10^9 bytes, GiB is 2^30
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub size: Option<String>,
-    /// Machine type, such as n2-standard-8; the catalogue's own default if not given
+    /// Machine type, such as n2-standard-8; the catalogue's default if not given
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
-    /// Disks of that type and size, striped; as many as the machine comes with if not given, or 1
+    /// Number of disks, striped; as many as the machine comes with if not given, or 1
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub disks: Option<String>,
-    /// The disks are replicated in two zones
+    /// Disks are replicated in two zones
     #[arg(long)]
     pub regional: bool,
-    /// IOPS bought for each disk, of types that sell them
+    /// Provisioned IOPS of each disk, for types that sell them
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub iops: Option<String>,
-    /// Throughput bought for each disk, of types that sell it, such as 400MiB/s
+    /// Provisioned throughput of each disk, such as 400MiB/s, for types that sell it
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     pub throughput: Option<String>,
-    /// What else the machine sends, in Gbit/s
+    /// Other network egress of the machine, in Gbit/s
     #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
-    pub network_gbps: String,
-    /// The machine has the dearer networking tier, Tier_1
+    pub other_egress_gbps: String,
+    /// The machine has Tier_1 networking
     #[arg(long)]
-    pub tier1: bool,
+    pub tier1_networking: bool,
 }
 
 impl DiskArgs {
-    /// The configuration that they mean in a catalogue.
+    /// The configuration in a catalogue.
     ///
     /// # Errors
-    /// The first mistake, on one line.
-    pub fn configuration(&self, catalogue: &Catalogue) -> Result<Configuration, String> {
+    /// The first mistake, in one line.
+    pub fn configuration(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
         let disk = catalogue.disk_type(&self.kind).map_err(|error| error.to_string())?;
         let machine = self.machine.as_ref().or(catalogue.machine_default.as_ref());
         let machine = machine.ok_or("--machine is missing: write a machine type")?;
@@ -103,14 +103,15 @@ impl DiskArgs {
             None if local => 0,
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
-        let mut configuration = Configuration::new(catalogue, &self.kind, size_bytes, machine)
+        let mut configuration = DiskConfiguration::new(catalogue, &self.kind, size_bytes, machine)
             .map_err(|error| error.to_string())?;
         let fixed = catalogue.fixed_disks(&self.kind, machine).unwrap_or(1);
         let disks = self.disks.as_ref().map(|text| count("--disks", text, 128));
         configuration.disks = disks.transpose()?.unwrap_or(fixed);
         configuration.regional = self.regional;
-        configuration.tier1 = self.tier1;
-        configuration.network_gbit_per_s = decimal("--network-gbps", &self.network_gbps)?;
+        configuration.tier1_networking = self.tier1_networking;
+        configuration.other_egress_gbit_per_s =
+            decimal("--other-egress-gbps", &self.other_egress_gbps)?;
         let iops = self.iops.as_ref().map(|text| decimal("--iops", text));
         configuration.provisioned_iops = iops.transpose()?;
         let throughput = self.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
@@ -119,7 +120,7 @@ impl DiskArgs {
     }
 }
 
-/// What is done to the disks.
+/// Options of the workload.
 #[derive(Debug, Args)]
 pub struct WorkloadArgs {
     /// Bytes of one I/O; as in fio, 4k is 4,096
@@ -128,24 +129,24 @@ pub struct WorkloadArgs {
     /// Order and kind of the I/O: read, write, randread, randwrite, readwrite or randrw
     #[arg(long, value_name = "PATTERN", default_value = "randread")]
     pub rw: String,
-    /// I/Os in flight of each job; as many as it takes if not given
+    /// I/Os in flight of each job; enough for every limit if not given
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub depth: Option<String>,
     /// Jobs, each with --depth in flight
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true)]
     pub jobs: String,
-    /// Reads among a hundred I/Os, for readwrite and randrw; 50 if not given
+    /// Percentage of reads, for readwrite and randrw; 50 if not given
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub read_percent: Option<String>,
 }
 
 impl WorkloadArgs {
-    /// The workload that they mean.
+    /// The workload.
     ///
     /// # Errors
-    /// The first mistake, on one line.
+    /// The first mistake, in one line.
     pub fn workload(&self) -> Result<Workload, String> {
-        let known = Pattern::from_str(&self.rw, false).ok().filter(|pattern| !pattern.trims());
+        let known = LoadPattern::from_str(&self.rw, false).ok().filter(|pattern| !pattern.trims());
         let pattern = known.ok_or_else(|| {
             let words = "read, write, randread, randwrite, readwrite or randrw";
             format!("--rw {}: write one of {words}", printable(&self.rw))
@@ -169,7 +170,7 @@ impl WorkloadArgs {
         let workload = Workload {
             block_bytes,
             read_percent: read_percent as u8,
-            access: if pattern.is_random() { Access::Random } else { Access::Sequential },
+            access: if pattern.is_random() { AccessOrder::Random } else { AccessOrder::Sequential },
             depth,
             jobs: count("--jobs", &self.jobs, 1 << 16)?,
         };
@@ -177,7 +178,7 @@ impl WorkloadArgs {
         Ok(workload)
     }
 
-    /// The pattern by fio's name, mixed ones with their reads.
+    /// fio's name of the pattern; for mixed patterns with the percentage of reads.
     pub fn pattern_text(&self, workload: &Workload) -> String {
         match workload.read_percent {
             0 | 100 => self.rw.clone(),
@@ -189,16 +190,16 @@ impl WorkloadArgs {
 /// Arguments of `flagstone plan predict`.
 #[derive(Debug, Args)]
 pub struct PredictArgs {
-    /// The disks.
+    /// Disks.
     #[command(flatten)]
     pub disk: DiskArgs,
-    /// The workload.
+    /// Workload.
     #[command(flatten)]
     pub workload: WorkloadArgs,
-    /// The catalogue.
+    /// Catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The prediction as JSON on standard output
+    /// Print the prediction as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -206,60 +207,59 @@ pub struct PredictArgs {
 /// Arguments of `flagstone plan cheapest`.
 #[derive(Debug, Args)]
 pub struct CheapestArgs {
-    /// Reads a second, of --bs each
+    /// Reads per second, of --bs each
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub read_iops: Option<String>,
-    /// Writes a second, of --bs each
+    /// Writes per second, of --bs each
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub write_iops: Option<String>,
-    /// Throughput of large I/O, such as 400MB/s: not at the same time as the IOPS, and reads to
-    /// writes as in them
+    /// Throughput of large I/O, such as 400MB/s: not at the same time as the IOPS, with their
+    /// proportion of reads
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     pub throughput: Option<String>,
-    /// What is to be kept, such as 1TB
+    /// Data to store, such as 1TB
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub capacity: Option<String>,
     /// Bytes of one I/O; as in fio, 4k is 4,096
     #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
     pub bs: String,
-    /// The reads and the writes are not needed at the same time
+    /// Reads and writes are not needed at the same time
     #[arg(long)]
     pub not_at_once: bool,
     /// Families or machines to choose from, such as n1,n2,c3 or n2-standard-8; all if not given
     #[arg(long, value_name = "NAMES")]
     pub machines: Option<String>,
-    /// Types of disk to choose from, such as pd-ssd,pd-balanced; all if not given
+    /// Disk types to choose from, such as pd-ssd,pd-balanced; all if not given
     #[arg(long = "type", value_name = "TYPES")]
     pub kinds: Option<String>,
-    /// Only disks that are replicated in two zones
+    /// Only disks replicated in two zones
     #[arg(long)]
     pub regional: bool,
-    /// Whether disks that lose their data when the machine stops will do: ok or no
+    /// Whether to consider local SSDs, which lose their data when the machine stops: ok or no
     #[arg(long, value_name = "WORD", default_value = "no")]
     pub local_ssd: String,
-    /// Most disks to stripe
+    /// Maximum number of disks to stripe
     #[arg(long, value_name = "N", default_value = "16", allow_hyphen_values = true)]
     pub disks_max: String,
-    /// What else the machine sends, in Gbit/s
+    /// Other network egress of the machine, in Gbit/s
     #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
-    pub network_gbps: String,
-    /// Machines have the dearer networking tier, Tier_1, where there is one
+    pub other_egress_gbps: String,
+    /// Machines have Tier_1 networking where it exists
     #[arg(long)]
-    pub tier1: bool,
-    /// Prices of machines, and of disks in place of the catalogue's: a TOML file
+    pub tier1_networking: bool,
+    /// Prices of machines, and of disks instead of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub price_file: Option<String>,
-    /// Of configurations that differ in the number of disks alone, and in what follows from it, show
-    /// the cheapest
+    /// Show only the cheapest of configurations that differ in the number of disks
     #[arg(long)]
     pub distinct: bool,
-    /// How many configurations to show
+    /// Number of configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub top: String,
     /// The catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The configurations as JSON on standard output
+    /// Print the configurations as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -267,28 +267,28 @@ pub struct CheapestArgs {
 /// Arguments of `flagstone plan explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// What fio 3 printed as json or json+; - is standard input
+    /// Output of fio 3 as json or json+; - is standard input
     #[arg(value_name = "RESULT")]
     pub result: String,
     /// The disks.
     #[command(flatten)]
     pub disk: DiskArgs,
-    /// How far from the prediction, in %, is still as predicted
+    /// Deviation from the prediction, in %, that still counts as predicted
     #[arg(long, value_name = "PERCENT", default_value = "5", allow_hyphen_values = true)]
     pub tolerance: String,
     /// The catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The judgement as JSON on standard output
+    /// Print the judgment as JSON
     #[arg(long)]
     pub json: bool,
 }
 
 impl ExplainArgs {
-    /// The tolerance as a part, 0 to less than 1.
+    /// The tolerance as a fraction, 0 to less than 1.
     ///
     /// # Errors
-    /// That it is none, on one line.
+    /// It is out of range; one line.
     pub fn tolerance(&self) -> Result<f64, String> {
         let percent = self.tolerance.parse::<f64>().ok().filter(|n| (0.0..100.0).contains(n));
         percent.map(|percent| percent / 100.0).ok_or_else(|| {
@@ -301,13 +301,13 @@ impl ExplainArgs {
 /// Arguments of `flagstone plan table`.
 #[derive(Debug, Args)]
 pub struct TableArgs {
-    /// Type of disk, such as pd-standard; all tables if not given
+    /// Disk type, such as pd-standard; all tables if not given
     #[arg(long = "type", value_name = "TYPE")]
     pub kind: Option<String>,
     /// The catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The tables as JSON on standard output
+    /// Print the tables as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -315,7 +315,7 @@ pub struct TableArgs {
 /// Arguments of `flagstone plan catalog`.
 #[derive(Debug, Args)]
 pub struct CatalogArgs {
-    /// Name of the catalogue; the names are listed if none is given
+    /// Name of the catalogue; lists the names if not given
     pub name: Option<String>,
 }
 
@@ -330,7 +330,7 @@ pub(crate) fn count_from(option: &str, text: &str, least: u32, most: u32) -> Res
     })
 }
 
-/// A number that is not negative.
+/// A number from 0.
 pub(crate) fn decimal(option: &str, text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| {

@@ -4,16 +4,18 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::cheapest::{Answer, Cheaper, Found, Headroom, Need, Prices, Scope, What};
+use flagstone_cloud::cheapest::{
+    Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
+};
 use flagstone_cloud::{block_text, grouped};
-use flagstone_control::units::{parse_block_size, parse_size};
+use flagstone_config::units::{parse_block_size, parse_size};
 use serde::Serialize;
 
 use super::args::{CheapestArgs, bytes_per_s, count, decimal};
 use super::paint::Paint;
 use super::predict::list;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
-use crate::columns::{Side, lines};
+use crate::columns::{Left, Right, lines};
 use crate::exit::Exit;
 use crate::output::print;
 
@@ -33,7 +35,7 @@ pub(super) fn run(args: &CheapestArgs) -> Exit {
     }
 }
 
-fn answer(args: &CheapestArgs) -> Result<(Catalogue, Answer), String> {
+fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), String> {
     let mut catalogue = args.catalogue.open()?;
     let mut prices = Prices::default();
     if let Some(file) = &args.price_file {
@@ -83,8 +85,8 @@ fn scope(args: &CheapestArgs) -> Result<Scope, String> {
         types: words(&args.kinds),
         regional: args.regional,
         local_ssd,
-        tier1: args.tier1,
-        network_gbit_per_s: decimal("--network-gbps", &args.network_gbps)?,
+        tier1_networking: args.tier1_networking,
+        other_egress_gbit_per_s: decimal("--other-egress-gbps", &args.other_egress_gbps)?,
         disks_max: count("--disks-max", &args.disks_max, 128)?,
     })
 }
@@ -94,20 +96,20 @@ fn scope(args: &CheapestArgs) -> Result<Scope, String> {
 struct Report<'a> {
     schema_version: u32,
     catalogue: CatalogueHead<'a>,
-    answer: &'a Answer,
+    answer: &'a CheapestReport,
 }
 
-fn text(catalogue: &Catalogue, answer: &Answer, paint: Paint) -> String {
+fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String {
     let mut out = head(catalogue);
     let _ = writeln!(out, "{}\n", asked(&answer.need, &answer.scope));
     if answer.found.is_empty() {
-        let _ = writeln!(out, "{}", paint.red("nothing in the catalogue is enough"));
+        let _ = writeln!(out, "{}", paint.red("nothing in the catalogue is sufficient"));
     } else {
         found(answer, paint, &mut out);
         others(answer, paint, &mut out);
     }
     if !answer.cheaper.is_empty() {
-        let _ = writeln!(out, "\n{}", paint.bold("cheaper, but not enough"));
+        let _ = writeln!(out, "\n{}", paint.bold("cheaper, but insufficient"));
         for cheaper in &answer.cheaper {
             let _ = writeln!(out, "  {}", lacks(answer, cheaper));
         }
@@ -115,7 +117,7 @@ fn text(catalogue: &Catalogue, answer: &Answer, paint: Paint) -> String {
     if !answer.machines_priced {
         let _ = writeln!(
             out,
-            "\nPrices are of disks alone: the catalogue has none of machines. Give --price-file."
+            "\nPrices exclude machines, which the catalogue does not price: give --price-file."
         );
     }
     list("not known", &answer.not_known, paint, &mut out);
@@ -150,14 +152,14 @@ fn asked(need: &Need, scope: &Scope) -> String {
     format!("needed: {}{zones}", parts.join("; "))
 }
 
-fn found(answer: &Answer, paint: Paint, out: &mut String) {
-    let mut columns = vec![("USD a month", Side::Right), ("disks", Side::Left)];
+fn found(answer: &CheapestReport, paint: Paint, out: &mut String) {
+    let mut columns = vec![("USD a month", Right), ("disks", Left)];
     let priced = answer.machines_priced;
-    columns.push(if priced { ("machine", Side::Left) } else { ("machine, or larger", Side::Left) });
+    columns.push(if priced { ("machine", Left) } else { ("machine, or larger", Left) });
     if answer.found.iter().any(|found| found.usd_per_iops.is_some()) {
-        columns.push(("USD an IOPS", Side::Right));
+        columns.push(("USD an IOPS", Right));
     }
-    columns.extend([("to spare", Side::Left), ("decided by", Side::Left), ("sure", Side::Left)]);
+    columns.extend([("to spare", Left), ("decided by", Left), ("sure", Left)]);
     let rows: Vec<Vec<String>> = answer
         .found
         .iter()
@@ -166,23 +168,21 @@ fn found(answer: &Answer, paint: Paint, out: &mut String) {
                 vec![format!("{:.2}", found.usd_per_month), disks(answer, found), machine(found)];
             row.extend(found.usd_per_iops.map(|usd| format!("{usd:.4}")));
             row.push(found.headroom.iter().map(spare).collect::<Vec<_>>().join(", "));
-            row.push(found.decided_by.iter().map(What::to_string).collect::<Vec<_>>().join(", "));
+            row.push(
+                found.decided_by.iter().map(Requirement::to_string).collect::<Vec<_>>().join(", "),
+            );
             row.push(found.confidence.to_string());
             row
         })
         .collect();
     for (number, line) in lines(&columns, &rows).into_iter().enumerate() {
-        let line = match number {
-            0 => paint.bold(&line),
-            1 => paint.dim(&line),
-            _ => line,
-        };
+        let line = if number == 0 { paint.bold(&line) } else { line };
         let _ = writeln!(out, "  {line}");
     }
 }
 
-/// What the rows stand for, where each type is shown once; or that they could be fewer.
-fn others(answer: &Answer, paint: Paint, out: &mut String) {
+/// How the configurations that `--distinct` hides differ, or a hint at `--distinct`.
+fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
     let told = answer.found.iter().filter_map(|found| Some((found, found.others?)));
     for (found, others) in told {
         let numbers = match others.count {
@@ -196,7 +196,7 @@ fn others(answer: &Answer, paint: Paint, out: &mut String) {
             format!("also {}: {numbers} {:.2} USD a month", found.kind, others.usd_per_month_max);
         let _ = writeln!(out, "  {}", paint.dim(&line));
     }
-    let repeated = |(at, found): &(usize, &Found)| {
+    let repeated = |(at, found): &(usize, &CheapestPlan)| {
         answer.found[..*at].iter().any(|before| before.kind == found.kind)
     };
     let repeats = answer.found.iter().enumerate().filter(repeated).count();
@@ -207,7 +207,7 @@ fn others(answer: &Answer, paint: Paint, out: &mut String) {
     }
 }
 
-fn disks(answer: &Answer, found: &Found) -> String {
+fn disks(answer: &CheapestReport, found: &CheapestPlan) -> String {
     let zones = if found.regional { "regional " } else { "" };
     let size = format!("{} {}", grouped(found.size), answer.size_unit);
     let mut text = format!("{} x {size} {zones}{}", found.disks, found.kind);
@@ -223,10 +223,10 @@ fn disks(answer: &Answer, found: &Found) -> String {
     text
 }
 
-/// Other machines that are named before the rest is counted.
+/// Other machines to name before the rest is only counted.
 const MACHINES_SHOWN: usize = 2;
 
-fn machine(found: &Found) -> String {
+fn machine(found: &CheapestPlan) -> String {
     let mut text = found.machine.name.clone();
     if found.by_request {
         text.push_str(" (ask first)");
@@ -247,25 +247,25 @@ fn machine(found: &Found) -> String {
 }
 
 fn spare(headroom: &Headroom) -> String {
-    // What is short of a whole percent is no reserve to count on.
+    // Rounding up would promise a reserve that does not exist.
     let percent = headroom.percent.max(0.0).floor();
     let of = match (headroom.of, headroom.read_percent) {
-        (What::Iops, Some(100.0)) => "read IOPS",
-        (What::Iops, Some(0.0)) => "write IOPS",
-        (What::Iops, _) => "IOPS",
-        (What::Throughput, Some(100.0)) => "read MB/s",
-        (What::Throughput, Some(0.0)) => "write MB/s",
-        (What::Throughput, _) => "MB/s",
-        (What::Capacity, _) => "capacity",
+        (Requirement::Iops, Some(100.0)) => "read IOPS",
+        (Requirement::Iops, Some(0.0)) => "write IOPS",
+        (Requirement::Iops, _) => "IOPS",
+        (Requirement::Throughput, Some(100.0)) => "read MB/s",
+        (Requirement::Throughput, Some(0.0)) => "write MB/s",
+        (Requirement::Throughput, _) => "MB/s",
+        (Requirement::Capacity, _) => "capacity",
     };
     format!("{of} {} %", grouped(percent))
 }
 
-fn lacks(answer: &Answer, cheaper: &Cheaper) -> String {
-    let Cheaper { kind, disks, size, usd_per_month, because, .. } = cheaper;
+fn lacks(answer: &CheapestReport, cheaper: &Cheaper) -> String {
+    let Cheaper { kind, disks, size, usd_per_month, explanation, .. } = cheaper;
     let (has, needs) = match cheaper.lacks {
-        What::Throughput => {
-            // The load's IOPS are of large blocks: only their proportion means something.
+        Requirement::Throughput => {
+            // The IOPS of this load are of large blocks; only their proportion is meaningful.
             let mb = answer.need.bytes_per_s / 1e6;
             let has = mb * cheaper.has_iops / cheaper.needs_iops;
             (format!("{} MB/s", grouped(has.floor())), format!("{} MB/s", grouped(mb)))
@@ -276,16 +276,16 @@ fn lacks(answer: &Answer, cheaper: &Cheaper) -> String {
         ),
     };
     let enough = match cheaper.enough_usd_per_month {
-        Some(usd) => format!("enough of it costs {usd:.2} USD"),
-        None => "no size or number of it is enough".to_owned(),
+        Some(usd) => format!("a sufficient amount costs {usd:.2} USD"),
+        None => "no size or number is sufficient".to_owned(),
     };
     let size = format!("{} {}", grouped(*size), answer.size_unit);
     format!(
-        "{disks} x {size} {kind}, {usd_per_month:.2} USD: {has} of {needs} ({because}); {enough}"
+        "{disks} x {size} {kind}, {usd_per_month:.2} USD: {has} of {needs} ({explanation}); {enough}"
     )
 }
 
-fn sources(answer: &Answer, paint: Paint, out: &mut String) {
+fn sources(answer: &CheapestReport, paint: Paint, out: &mut String) {
     let lines: Vec<String> = answer
         .sources
         .iter()

@@ -5,44 +5,44 @@ use std::path::Path;
 
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::Prices;
-use flagstone_cloud::compare::{Asked, Column, Does};
-use flagstone_cloud::prediction::{Dimension, Limit, SourceUse};
+use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
+use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
 use flagstone_cloud::{Workload, block_text, grouped};
-use flagstone_control::units::parse_size;
+use flagstone_config::units::parse_size;
 use serde::Serialize;
 
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::{CompareArgs, none_can};
+use super::several::{PlanCompareArgs, none_can};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
-use crate::columns::{Side, lines, wrapped};
+use crate::columns::wrapped_lines;
 use crate::exit::Exit;
 use crate::output::print;
 
-/// Widest cell before it goes on in the next line.
-const CELL_MAX: usize = 34;
+/// Widest cell before it wraps.
+const CELL_MAX: u16 = 34;
 
 /// Runs the command.
-pub(super) fn run(args: &CompareArgs) -> Exit {
+pub(super) fn run(args: &PlanCompareArgs) -> Exit {
     let compared = compared(args);
-    let (catalogue, asked, columns) = match compared {
+    let (catalogue, request, columns) = match compared {
         Ok(found) => found,
         Err(error) => return usage(&error),
     };
-    if let Some(exit) = none_can(&catalogue, columns.iter().map(|of| of.cannot.as_ref())) {
+    if let Some(exit) = none_can(&catalogue, columns.iter().map(|of| of.error.as_ref())) {
         return exit;
     }
     if args.json {
         return json(&Report {
             schema_version: SCHEMA_VERSION,
             catalogue: (&catalogue).into(),
-            asked: &asked,
+            request: &request,
             size_unit: catalogue.units.size.name(),
             throughput_unit: catalogue.units.throughput.name(),
             columns: &columns,
         });
     }
-    print(&text(&catalogue, &asked, &columns, Paint::stdout()), Exit::Success)
+    print(&text(&catalogue, &request, &columns, Paint::stdout()), Exit::Success)
 }
 
 /// The report of `--json`, documented in `docs/plan-json.md`.
@@ -50,13 +50,15 @@ pub(super) fn run(args: &CompareArgs) -> Exit {
 struct Report<'a> {
     schema_version: u32,
     catalogue: CatalogueHead<'a>,
-    asked: &'a Asked,
+    request: &'a ComparisonRequest,
     size_unit: &'static str,
     throughput_unit: &'static str,
-    columns: &'a [Column],
+    columns: &'a [ComparisonColumn],
 }
 
-fn compared(args: &CompareArgs) -> Result<(Catalogue, Asked, Vec<Column>), String> {
+fn compared(
+    args: &PlanCompareArgs,
+) -> Result<(Catalogue, ComparisonRequest, Vec<ComparisonColumn>), String> {
     let mut catalogue = args.catalogue.open()?;
     if let Some(file) = &args.price_file {
         let prices = Prices::read(Path::new(file)).map_err(|error| error.to_string())?;
@@ -68,22 +70,22 @@ fn compared(args: &CompareArgs) -> Result<(Catalogue, Asked, Vec<Column>), Strin
     if capacity == 0 {
         return Err("--capacity 0: write a size above 0, such as 1TB".to_owned());
     }
-    let asked = Asked {
+    let request = ComparisonRequest {
         capacity_bytes: capacity,
         machine: types.machine,
         regional: args.types.regional,
-        network_gbit_per_s: types.network_gbit_per_s,
-        tier1: args.types.tier1,
+        other_egress_gbit_per_s: types.other_egress_gbit_per_s,
+        tier1_networking: args.types.tier1_networking,
         provisioned_iops: types.iops,
         provisioned_bytes_per_s: types.bytes_per_s,
         workloads: workloads(args)?,
     };
-    let columns = catalogue.compare(&types.kinds, &asked).map_err(|error| error.to_string())?;
-    Ok((catalogue, asked, columns))
+    let columns = catalogue.compare(&types.kinds, &request).map_err(|error| error.to_string())?;
+    Ok((catalogue, request, columns))
 }
 
-/// The loads: first those that IOPS are counted of, then those for MB/s.
-fn workloads(args: &CompareArgs) -> Result<Vec<Workload>, String> {
+/// The workloads: those for IOPS first, then those for MB/s.
+fn workloads(args: &PlanCompareArgs) -> Result<Vec<Workload>, String> {
     let patterns = match &args.rw {
         Some(rw) => vec![rw.as_str()],
         None if args.loads.read_percent.is_some() => {
@@ -96,19 +98,20 @@ fn workloads(args: &CompareArgs) -> Result<Vec<Workload>, String> {
     Ok((0..2).flat_map(|index| both.iter().map(move |pair| pair[index].clone())).collect())
 }
 
-fn text(catalogue: &Catalogue, asked: &Asked, columns: &[Column], paint: Paint) -> String {
+fn text(
+    catalogue: &Catalogue,
+    request: &ComparisonRequest,
+    columns: &[ComparisonColumn],
+    paint: Paint,
+) -> String {
     let mut out = head(catalogue);
-    let _ = writeln!(out, "{}\n", question(asked));
+    let _ = writeln!(out, "{}\n", question(request));
     let sources = sources(columns);
-    let rows = rows(catalogue, asked, columns, &sources);
-    let mut heads: Vec<(&str, Side)> = vec![("", Side::Left)];
-    heads.extend(columns.iter().map(|column| (column.kind.as_str(), Side::Left)));
-    for (number, line) in lines(&heads, &rows).into_iter().enumerate() {
-        let line = match number {
-            0 => paint.bold(&line),
-            1 => paint.dim(&line),
-            _ => line,
-        };
+    let rows = rows(catalogue, request, columns, &sources);
+    let mut heads = vec![""];
+    heads.extend(columns.iter().map(|column| column.kind.as_str()));
+    for (number, line) in wrapped_lines(&heads, &rows, CELL_MAX).into_iter().enumerate() {
+        let line = if number == 0 { paint.bold(&line) } else { line };
         let _ = writeln!(out, "  {line}");
     }
     let numbered: Vec<String> = sources
@@ -137,28 +140,28 @@ fn text(catalogue: &Catalogue, asked: &Asked, columns: &[Column], paint: Paint) 
     out
 }
 
-fn question(asked: &Asked) -> String {
-    let machine = &asked.machine;
+fn question(request: &ComparisonRequest) -> String {
+    let machine = &request.machine;
     let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
-    let zones = if asked.regional { " in two zones" } else { "" };
-    let network = match asked.network_gbit_per_s {
+    let zones = if request.regional { " in two zones" } else { "" };
+    let network = match request.other_egress_gbit_per_s {
         0.0 => String::new(),
         gbit => format!(", {gbit} Gbit/s of other traffic"),
     };
-    let depth = asked.workloads.first().and_then(Workload::in_flight);
+    let depth = request.workloads.first().and_then(Workload::in_flight);
     let depth = match depth {
         Some(in_flight) => format!("{in_flight} in flight"),
-        None => "as many in flight as it takes".to_owned(),
+        None => "any number in flight".to_owned(),
     };
-    let capacity = grouped(asked.capacity_bytes as f64 / 1e9);
+    let capacity = grouped(request.capacity_bytes as f64 / 1e9);
     format!("{capacity} GB{zones} on {}{vcpus}{network}; {depth}", machine.name)
 }
 
-/// What a load is called in a row: `read`, `written`, or both at once.
+/// Name of a workload in a row.
 fn load_name(workload: &Workload) -> String {
     let access = match workload.access {
-        flagstone_cloud::Access::Random => "random",
-        flagstone_cloud::Access::Sequential => "sequential",
+        flagstone_cloud::AccessOrder::Random => "random",
+        flagstone_cloud::AccessOrder::Sequential => "sequential",
     };
     match workload.read_percent {
         100 => format!("{access} reads"),
@@ -167,8 +170,8 @@ fn load_name(workload: &Workload) -> String {
     }
 }
 
-/// All sources of all columns, each once.
-fn sources(columns: &[Column]) -> Vec<SourceUse> {
+/// Sources of all columns, without duplicates.
+fn sources(columns: &[ComparisonColumn]) -> Vec<SourceUse> {
     let mut all: Vec<SourceUse> = Vec::new();
     for source in columns.iter().flat_map(|column| &column.sources) {
         if !all.iter().any(|known| known.key == source.key) {
@@ -178,64 +181,65 @@ fn sources(columns: &[Column]) -> Vec<SourceUse> {
     all
 }
 
-/// The rows under the names of the types; long cells are several lines.
+/// The rows below the type names.
 fn rows(
     catalogue: &Catalogue,
-    asked: &Asked,
-    columns: &[Column],
+    request: &ComparisonRequest,
+    columns: &[ComparisonColumn],
     sources: &[SourceUse],
 ) -> Vec<Vec<String>> {
     let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut row = |name: &str, cell: &dyn Fn(&Column) -> String| {
-        let mut cells = vec![vec![name.to_owned()]];
-        cells.extend(columns.iter().map(|column| wrapped(&cell(column), CELL_MAX)));
-        let height = cells.iter().map(Vec::len).max().unwrap_or(0);
-        let line =
-            |at: usize| cells.iter().map(move |cell| cell.get(at).cloned().unwrap_or_default());
-        rows.extend((0..height).map(|at| line(at).collect()));
+    let mut row = |name: &str, cell: &dyn Fn(&ComparisonColumn) -> String| {
+        let mut cells = vec![name.to_owned()];
+        cells.extend(columns.iter().map(cell));
+        rows.push(cells);
     };
     row("disks", &|column| disks(catalogue, column));
-    let of = |column: &Column, what: &dyn Fn(&Column) -> String| match column.cannot {
+    let of = |column: &ComparisonColumn, what: &dyn Fn(&ComparisonColumn) -> String| match column
+        .error
+    {
         Some(_) => "-".to_owned(),
         None => what(column),
     };
     let unit = catalogue.units.throughput.name();
-    let half = asked.workloads.len() / 2;
-    for (index, workload) in asked.workloads.iter().enumerate() {
+    let half = request.workloads.len() / 2;
+    for (index, workload) in request.workloads.iter().enumerate() {
         let iops = index < half;
         let what = if iops { "IOPS" } else { unit };
         let name = format!("{what}, {}", load_name(workload));
-        let number = move |does: &Does| {
-            if iops { grouped(does.total.iops) } else { decimals(does.total.throughput) }
+        let number = move |results: &WorkloadResult| {
+            if iops { grouped(results.total.iops) } else { decimals(results.total.throughput) }
         };
-        row(&name, &|c| of(c, &|c| number(&c.does[index])));
+        row(&name, &|c| of(c, &|c| number(&c.results[index])));
         let block = format!("  of {}, limited by", block_text(workload.block_bytes));
-        row(&block, &|c| of(c, &|c| limit(&c.does[index].binding, unit)));
+        row(&block, &|c| of(c, &|c| limit(&c.results[index].binding, unit)));
     }
     row("USD a month", &|c| {
-        let known = |c: &Column| c.cost.as_ref().map(|cost| format!("{:.2}", cost.usd_per_month));
+        let known =
+            |c: &ComparisonColumn| c.cost.as_ref().map(|cost| format!("{:.2}", cost.usd_per_month));
         of(c, &|c| known(c).unwrap_or_else(|| "not known".to_owned()))
     });
-    for (index, workload) in asked.workloads.iter().enumerate().take(half) {
+    for (index, workload) in request.workloads.iter().enumerate().take(half) {
         let name = match workload.read_percent {
             100 => "USD a read IOPS",
             0 => "USD a write IOPS",
             _ => "USD an IOPS",
         };
         row(name, &|c| {
-            let usd = |c: &Column| c.does[index].usd_per_iops.map(|usd| format!("{usd:.4}"));
+            let usd =
+                |c: &ComparisonColumn| c.results[index].usd_per_iops.map(|usd| format!("{usd:.4}"));
             of(c, &|c| usd(c).unwrap_or_else(|| "not known".to_owned()))
         });
     }
     row("confidence", &|c| of(c, &confidence));
-    row("sources", &|c| of(c, &|c| numbers(c, sources)));
+    row("sources", &|c| of(c, &|c| source_numbers(c, sources)));
     row("  of", &|c| of(c, &|c| dates(&c.sources)));
     rows
 }
 
-/// The disks, or why there are none.
-fn disks(catalogue: &Catalogue, column: &Column) -> String {
-    if let Some(why) = &column.cannot {
+/// The disks, or the reason for their absence.
+fn disks(catalogue: &Catalogue, column: &ComparisonColumn) -> String {
+    if let Some(why) = &column.error {
         return format!("none: {why}");
     }
     let unit = catalogue.units.size.name();
@@ -252,8 +256,8 @@ fn disks(catalogue: &Catalogue, column: &Column) -> String {
     text
 }
 
-/// A limit and what it is in: `volume, 15,000 IOPS`.
-fn limit(limit: &Limit, unit: &str) -> String {
+/// A limit with its dimension: `volume (IOPS)`.
+fn limit(limit: &PredictedLimit, unit: &str) -> String {
     let in_what = match limit.dimension {
         Dimension::Iops => "IOPS",
         Dimension::Throughput => unit,
@@ -261,7 +265,7 @@ fn limit(limit: &Limit, unit: &str) -> String {
     format!("{} ({in_what})", limit.kind)
 }
 
-fn confidence(column: &Column) -> String {
+fn confidence(column: &ComparisonColumn) -> String {
     let known = column.confidence.map(|c| c.to_string()).unwrap_or_default();
     match &column.cost {
         Some(cost) if Some(cost.confidence) != column.confidence => {
@@ -271,7 +275,7 @@ fn confidence(column: &Column) -> String {
     }
 }
 
-fn numbers(column: &Column, sources: &[SourceUse]) -> String {
+fn source_numbers(column: &ComparisonColumn, sources: &[SourceUse]) -> String {
     let number = |source: &SourceUse| {
         sources.iter().position(|known| known.key == source.key).map_or(0, |index| index + 1)
     };
@@ -280,7 +284,7 @@ fn numbers(column: &Column, sources: &[SourceUse]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The years and months that sources are of, from the first to the last.
+/// Range of years and months of the sources.
 fn dates(sources: &[SourceUse]) -> String {
     let mut months: Vec<String> = Vec::new();
     let mut undated = 0;
@@ -298,7 +302,7 @@ fn dates(sources: &[SourceUse]) -> String {
     if undated > 0 { format!("{range}, {undated} undated") } else { range }
 }
 
-/// What looks like a year, with its month if there is one.
+/// Words that look like a year, with the month if present.
 fn months_in(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !(c.is_ascii_digit() || c == '-'));
     let year = |word: &str| matches!(word.parse::<u32>(), Ok(1990..=2099)) && word.len() == 4;
@@ -316,7 +320,7 @@ mod tests {
     use super::months_in;
 
     #[test]
-    fn dates_are_found_in_words() {
+    fn years_and_months_are_found_in_text() {
         for (text, wanted) in [
             (
                 "files last changed 2024-07-06 / 2024-08-21 (snapshot 2026-08-07)",

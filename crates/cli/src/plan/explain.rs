@@ -1,29 +1,32 @@
-//! `flagstone plan explain`: a fio result against the model.
+//! `flagstone plan explain`: a fio result compared with the model.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::Path;
 
 use flagstone_bench::fio::output;
-use flagstone_bench::fio::phases::{Phase, Rate, phases};
+use flagstone_bench::fio::phases::{FioPhase, PhaseRate, phases};
 use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::judge::{Bound, Part, UsedLimit, Verdict, count_text, latency_text};
+use flagstone_cloud::judge::{
+    Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, latency_text,
+};
 use flagstone_cloud::prediction::{SourceUse, Touched};
 use flagstone_cloud::{
-    Access, Confidence, Judgement, Measured, PlanError, Rates, block_text, grouped,
+    AccessOrder, Confidence, Judgment, MeasuredRun, PlanError, Rates, block_text, grouped,
 };
 use serde::Serialize;
 
 use super::args::{ExplainArgs, printable};
 use super::paint::Paint;
-use super::predict::{contradictions, decimals, disks_text, list, rests_on};
+use super::predict::{RATES, contradictions, disks_text, list, rates_row, rests_on};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{self, Left, Right};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
-/// Standard input, as a file's name.
+/// File name of standard input.
 const STDIN: &str = "-";
 
 /// Runs the command.
@@ -43,12 +46,12 @@ pub(super) fn run(args: &ExplainArgs) -> Exit {
     };
     let mut judged = Vec::new();
     for phase in phases {
-        let judgement = match phase.is_idle() {
+        let judgment = match phase.is_idle() {
             true => Ok(None),
             false => catalogue.judge(&configuration, &measured(&phase), tolerance).map(Some),
         };
-        match judgement {
-            Ok(judgement) => judged.push(Judged { phase, judgement }),
+        match judgment {
+            Ok(judgment) => judged.push(Judged { phase, judgment }),
             Err(error @ PlanError::Input { .. }) => return usage(&error.to_string()),
             Err(error @ PlanError::NotKnown(_)) => {
                 complain(&format!("flagstone: {error} (catalogue {})\n", catalogue.name));
@@ -56,30 +59,30 @@ pub(super) fn run(args: &ExplainArgs) -> Exit {
             }
         }
     }
-    if judged.iter().all(|judged| judged.judgement.is_none()) {
+    if judged.iter().all(|judged| judged.judgment.is_none()) {
         let said = judged.iter().flat_map(|judged| failures(&judged.phase)).next();
         let said = said.map(|text| format!("; {text}")).unwrap_or_default();
         let file = printable(&args.result);
-        return usage(&format!("{file}: there are no reads and no writes in it{said}"));
+        return usage(&format!("{file}: no reads and no writes in the result{said}"));
     }
     if args.json {
         return json(&Report {
             schema_version: SCHEMA_VERSION,
             catalogue: (&catalogue).into(),
             fio_version: &version,
-            judgements: judged.iter().map(Entry::from).collect(),
+            judgments: judged.iter().map(Entry::from).collect(),
         });
     }
     print(&text(&catalogue, &version, &judged, Paint::stdout()), Exit::Success)
 }
 
-/// A phase, and the judgement of it if there was I/O.
+/// A phase and its judgment; `None` without I/O.
 struct Judged {
-    phase: Phase,
-    judgement: Option<Judgement>,
+    phase: FioPhase,
+    judgment: Option<Judgment>,
 }
 
-fn read(file: &str) -> Result<(String, Vec<Phase>), String> {
+fn read(file: &str) -> Result<(String, Vec<FioPhase>), String> {
     let text = match file {
         STDIN => {
             let mut text = String::new();
@@ -97,33 +100,33 @@ fn read(file: &str) -> Result<(String, Vec<Phase>), String> {
         _ => read_text(Path::new(file), FIO_OUTPUT_BYTES).map_err(|error| error.to_string())?,
     };
     let output = output::parse(&text).map_err(|error| {
-        format!("{error}: give what fio 3 prints with --output-format=json or json+")
+        format!("{error}: give the output of fio 3 with --output-format=json or json+")
     })?;
     let version = printable(&output.version);
     Ok((version, phases(&output)?))
 }
 
-fn measured(phase: &Phase) -> Measured {
-    let part = |rate: &Rate| Part {
+fn measured(phase: &FioPhase) -> MeasuredRun {
+    let part = |rate: &PhaseRate| MeasuredRates {
         iops: rate.iops,
         bytes_per_s: rate.bytes_per_s,
         latency_us: rate.latency_us,
     };
-    Measured {
+    MeasuredRun {
         read: part(&phase.read),
         write: part(&phase.write),
         access: match phase.random {
-            Some(false) => Access::Sequential,
-            _ => Access::Random,
+            Some(false) => AccessOrder::Sequential,
+            _ => AccessOrder::Random,
         },
         jobs: phase.jobs,
         in_flight: phase.in_flight,
         seconds: phase.seconds,
         cached: phase.cached.unwrap_or(false),
         one_at_a_time: phase.one_at_a_time.clone(),
-        paced_by: phase.paced_by.map(str::to_owned),
+        throttled_by: phase.paced_by.map(str::to_owned),
         flushed: phase.flushed,
-        same_places: phase.same_places,
+        same_offsets: phase.same_places,
         reach_bytes: phase.reach_bytes,
         cpus: phase.cpus,
         busiest_percent: phase.busiest_percent,
@@ -136,7 +139,7 @@ struct Report<'a> {
     schema_version: u32,
     catalogue: CatalogueHead<'a>,
     fio_version: &'a str,
-    judgements: Vec<Entry<'a>>,
+    judgments: Vec<Entry<'a>>,
 }
 
 /// One phase of `--json`.
@@ -146,9 +149,9 @@ struct Entry<'a> {
     threads: u32,
     pattern: Option<&'a str>,
     seconds: f64,
-    in_flight_told: Option<u64>,
+    in_flight_requested: Option<u64>,
     errors: Vec<JobError<'a>>,
-    judgement: Option<&'a Judgement>,
+    judgment: Option<&'a Judgment>,
 }
 
 #[derive(Serialize)]
@@ -166,22 +169,22 @@ impl<'a> From<&'a Judged> for Entry<'a> {
             threads: phase.jobs,
             pattern: phase.pattern.as_deref(),
             seconds: phase.seconds,
-            in_flight_told: phase.in_flight,
+            in_flight_requested: phase.in_flight,
             errors: phase.errors.iter().map(error).collect(),
-            judgement: judged.judgement.as_ref(),
+            judgment: judged.judgment.as_ref(),
         }
     }
 }
 
 fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> String {
     let mut out = head(catalogue);
-    let found: Vec<_> = all.iter().filter_map(|judged| judged.judgement.as_ref()).collect();
+    let found: Vec<_> = all.iter().filter_map(|judged| judged.judgment.as_ref()).collect();
     let disks = found.first().map(|first| disks_text(catalogue, &first.configuration));
     let _ = writeln!(out, "{}; measured with {version}", disks.unwrap_or_default());
     for judged in all {
         let _ = writeln!(out, "\n{}", paint.bold(&title(&judged.phase)));
-        match &judged.judgement {
-            Some(judgement) => one(judgement, paint, &mut out),
+        match &judged.judgment {
+            Some(judgment) => one(judgment, paint, &mut out),
             None => out.push_str("  no reads and no writes\n"),
         }
         for line in failures(&judged.phase) {
@@ -190,12 +193,12 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
         if judged.phase.seconds_least < 0.9 * judged.phase.seconds {
             let _ = writeln!(
                 out,
-                "  its jobs ran for {:.0} to {:.0} s: the sum is of the time when all of them did",
+                "  jobs ran for {:.0} to {:.0} s: rates cover the time when all ran",
                 judged.phase.seconds_least, judged.phase.seconds
             );
         }
     }
-    let confidence = found.iter().map(|judgement| judgement.confidence).max();
+    let confidence = found.iter().map(|judgment| judgment.confidence).max();
     let sources: Vec<SourceUse> = once(found.iter().flat_map(|one| &one.sources));
     rests_on(confidence.unwrap_or(Confidence::C), &sources, paint, &mut out);
     let touched: Vec<Touched> = once(found.iter().flat_map(|one| &one.inconsistencies));
@@ -205,7 +208,7 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
     out
 }
 
-/// Each of them once, in their order.
+/// Removes duplicates and keeps the order.
 fn once<'a, T: Clone + PartialEq + 'a>(all: impl Iterator<Item = &'a T>) -> Vec<T> {
     let mut out: Vec<T> = Vec::new();
     for one in all {
@@ -216,17 +219,17 @@ fn once<'a, T: Clone + PartialEq + 'a>(all: impl Iterator<Item = &'a T>) -> Vec<
     out
 }
 
-/// Names that are shown of a phase with many jobs.
+/// Job names to show of a phase with many jobs.
 const NAMES_SHOWN: usize = 4;
 
-fn title(phase: &Phase) -> String {
+fn title(phase: &FioPhase) -> String {
     let mut names = phase.names.iter().take(NAMES_SHOWN).cloned().collect::<Vec<_>>().join(", ");
     if phase.names.len() > NAMES_SHOWN {
         let _ = write!(names, " and {} more", phase.names.len() - NAMES_SHOWN);
     }
     let mut words = Vec::new();
     words.extend(phase.pattern.clone());
-    let block = |rate: &Rate| (rate.ios > 0).then(|| rate.bytes_per_s / rate.iops);
+    let block = |rate: &PhaseRate| (rate.ios > 0).then(|| rate.bytes_per_s / rate.iops);
     let size = |bytes: f64| block_text(bytes.round() as u64);
     words.extend(match (block(&phase.read), block(&phase.write)) {
         (Some(read), Some(write)) if (read - write).abs() >= 1.0 => {
@@ -234,90 +237,90 @@ fn title(phase: &Phase) -> String {
         }
         (read, write) => read.or(write).map(|bytes| format!("{} blocks", size(bytes))),
     });
-    words.extend(phase.in_flight.map(|told| format!("{told} to be in flight")));
+    words.extend(phase.in_flight.map(|told| format!("{told} requested in flight")));
     words.extend((phase.jobs > 1).then(|| format!("{} jobs", phase.jobs)));
     words.push(format!("{} s", count_text(phase.seconds)));
     format!("{names}: {}", words.join(", "))
 }
 
-fn failures(phase: &Phase) -> Vec<String> {
+fn failures(phase: &FioPhase) -> Vec<String> {
     let line = |(job, error): &(String, i64)| format!("job {job} ended with error {error}");
     phase.errors.iter().take(NAMES_SHOWN).map(line).collect()
 }
 
-fn verdict(found: &Judgement, paint: Paint) -> String {
-    let held = match found.bound {
-        Bound::Limit => format!("held by the limit of the {}", found.limits[0].limit.kind),
-        Bound::NotKnown => "what held it is not known".to_owned(),
-        other => format!("held by {other}"),
+fn verdict(found: &Judgment, paint: Paint) -> String {
+    let held = match found.bottleneck {
+        Bottleneck::Limit => format!("bottleneck: limit of the {}", found.limits[0].limit.kind),
+        Bottleneck::NotKnown => "bottleneck not known".to_owned(),
+        other => format!("bottleneck: {other}"),
     };
     let text = found.verdict.to_string();
     let predicted = match found.verdict {
-        Verdict::Above => &found.predicted_high,
+        JudgmentVerdict::Above => &found.predicted_high,
         _ => &found.predicted_low,
     };
     let against = format!(
-        "{:.2} times: {} IOPS where {} are predicted",
+        "{:.2} times the prediction: {} IOPS instead of {}",
         found.ratio,
         grouped(found.measured.total.iops),
         grouped(predicted.iops)
     );
     match found.verdict {
-        Verdict::AsPredicted => format!("{}, {held}", paint.bold(&text)),
-        // Beyond a limit, that limit did not hold it.
-        Verdict::Above if found.bound == Bound::Limit => {
+        JudgmentVerdict::AsPredicted => format!("{}, {held}", paint.bold(&text)),
+        // Above a limit, that limit was not the bottleneck.
+        JudgmentVerdict::Above if found.bottleneck == Bottleneck::Limit => {
             format!("{}, {against}", paint.yellow(&text))
         }
-        Verdict::Above => format!("{}, {against}; {held}", paint.yellow(&text)),
-        Verdict::Below => format!("{}, {against}; {held}", paint.red(&text)),
+        JudgmentVerdict::Above => format!("{}, {against}; {held}", paint.yellow(&text)),
+        JudgmentVerdict::Below => format!("{}, {against}; {held}", paint.red(&text)),
     }
 }
 
-fn one(found: &Judgement, paint: Paint, out: &mut String) {
+fn one(found: &Judgment, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "  {}\n", verdict(found, paint));
     rates(found, out);
-    findings("because", &found.because, paint, out);
-    findings("perhaps", &found.perhaps, paint, out);
-    findings("what helps", &found.remedies, paint, out);
-    let _ = writeln!(out, "\n  {}", paint.dim("used of each limit"));
-    for UsedLimit { used, limit } in &found.limits {
-        let iops = grouped(limit.workload_iops);
-        let name = limit.kind.to_string();
-        let percent = format!("{:.0} %", used * 100.0);
-        let _ = writeln!(out, "  {percent:>7}  {name:<29}{iops:>12} IOPS  {}", limit.because);
+    causes("causes", &found.causes, paint, out);
+    causes("hypotheses", &found.hypotheses, paint, out);
+    causes("recommendations", &found.recommendations, paint, out);
+    let _ = writeln!(out, "\n  {}", paint.dim("utilization of each limit"));
+    let row = |LimitUtilization { utilization, limit }: &LimitUtilization| {
+        let percent = format!("{:.0} %", utilization * 100.0);
+        let iops = format!("{} IOPS", grouped(limit.workload_iops));
+        vec![percent, limit.kind.to_string(), iops, limit.explanation.clone()]
+    };
+    let rows: Vec<_> = found.limits.iter().map(row).collect();
+    for line in columns::rows(&[Right, Left, Right, Left], &rows) {
+        let _ = writeln!(out, "    {line}");
     }
 }
 
-fn rates(found: &Judgement, out: &mut String) {
+fn rates(found: &Judgment, out: &mut String) {
     let unit = found.throughput_unit;
-    let mut line = |label: &str, rates: &Rates, rest: &str| {
-        let iops = grouped(rates.iops);
-        let throughput = decimals(rates.throughput);
-        let text = format!("  {label:<11}{iops:>12} IOPS {throughput:>12} {unit}{rest}");
-        let _ = writeln!(out, "{}", text.trim_end());
-    };
-    let latency = found.measured.latency_us;
-    let latency = latency.map(|us| format!("  {} on average", latency_text(us)));
-    let in_flight = found.measured.in_flight;
-    let in_flight = in_flight.map(|number| format!(", {} in flight", count_text(number)));
-    let rest = latency.unwrap_or_default() + &in_flight.unwrap_or_default();
-    line("measured", &found.measured.total, &rest);
+    let row = |label: &str, rates: &Rates, rest: String| rates_row(label, rates, unit, rest);
+    let latency = found.measured.latency_us.map(|us| format!("{} on average", latency_text(us)));
+    let in_flight =
+        found.measured.in_flight.map(|number| format!("{} in flight", count_text(number)));
+    let rest: Vec<String> = latency.into_iter().chain(in_flight).collect();
+    let mut rows = vec![row("measured", &found.measured.total, rest.join(", "))];
     if (1..100).contains(&found.workload.read_percent) {
-        line("  reads", &found.measured.read, "");
-        line("  writes", &found.measured.write, "");
+        rows.push(row("  reads", &found.measured.read, String::new()));
+        rows.push(row("  writes", &found.measured.write, String::new()));
     }
     let (low, high) = (&found.predicted_low, &found.predicted_high);
     if high.iops > low.iops * 1.0001 {
-        line("predicted", low, "  at least");
-        line("", high, "  at best");
+        rows.push(row("predicted", low, "at least".to_owned()));
+        rows.push(row("", high, "at best".to_owned()));
     } else {
-        line("predicted", low, "");
+        rows.push(row("predicted", low, String::new()));
     }
-    let used = format!("  {:.0} % of it used", found.used * 100.0);
-    line("allowed", &found.allowed, &used);
+    let utilization = format!("{:.0} % utilization", found.utilization * 100.0);
+    rows.push(row("allowed", &found.allowed, utilization));
+    for line in columns::rows(&RATES, &rows) {
+        let _ = writeln!(out, "  {line}");
+    }
 }
 
-fn findings<T: std::fmt::Display>(heading: &str, all: &[T], paint: Paint, out: &mut String) {
+fn causes<T: std::fmt::Display>(heading: &str, all: &[T], paint: Paint, out: &mut String) {
     if all.is_empty() {
         return;
     }

@@ -1,5 +1,5 @@
-//! `flagstone plan`: what cloud disks will do, which to take, and why one was as it was. Pure
-//! arithmetic on a catalogue; nothing is measured and nobody is asked.
+//! `flagstone plan`: performance and price of cloud disks, predicted from a catalogue. Pure
+//! arithmetic; it measures nothing and contacts no service.
 
 pub mod args;
 mod cheapest;
@@ -14,6 +14,7 @@ mod table;
 use flagstone_cloud::catalogue::Catalogue;
 use serde::Serialize;
 
+use crate::columns::{self, Left};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 use args::{CatalogArgs, PlanArgs, PlanCommand};
@@ -38,11 +39,12 @@ fn catalog(args: &CatalogArgs) -> Exit {
     let names = Catalogue::builtin_names();
     match &args.name {
         None => {
-            let line = |name: &&str| {
+            let row = |name: &str| {
                 let catalogue = Catalogue::builtin(name).expect("it is in the program");
-                format!("{:<14}{}\n", name, catalogue.title)
+                vec![name.to_owned(), catalogue.title.clone()]
             };
-            print(&names.iter().map(line).collect::<String>(), Exit::Success)
+            let lines = columns::rows(&[Left, Left], &names.map(row));
+            print(&(lines.join("\n") + "\n"), Exit::Success)
         }
         Some(name) => match Catalogue::builtin_text(name) {
             Some(text) => print(text, Exit::Success),
@@ -51,13 +53,13 @@ fn catalog(args: &CatalogArgs) -> Exit {
     }
 }
 
-/// A mistake of the command line, on one line.
+/// Reports a command-line mistake in one line.
 pub(crate) fn usage(text: &str) -> Exit {
     complain(&format!("flagstone: error: {text}\n"));
     Exit::Usage
 }
 
-/// What every report says of its catalogue.
+/// The catalogue's part of every report.
 #[derive(Debug, Serialize)]
 pub(crate) struct CatalogueHead<'a> {
     name: &'a str,
@@ -81,7 +83,7 @@ impl<'a> From<&'a Catalogue> for CatalogueHead<'a> {
     }
 }
 
-/// The line with which every report begins.
+/// First line of every report.
 pub(crate) fn head(catalogue: &Catalogue) -> String {
     format!(
         "catalogue {}: {}; date: {}; confidence {}\n",

@@ -1,17 +1,17 @@
-//! Colours of reports on a terminal, or none.
+//! Terminal colors of reports.
 
 use std::io;
 
 use crate::output::wants_color;
 
-/// ANSI colours, or none.
+/// ANSI colors, or none.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Paint {
     color: bool,
 }
 
 impl Paint {
-    /// Colours if standard output wants them.
+    /// Colors if standard output supports them.
     pub(super) fn stdout() -> Paint {
         Paint { color: wants_color(&io::stdout()) }
     }

@@ -5,13 +5,15 @@ use std::fmt::Write as _;
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::prediction::{SourceUse, Touched};
 use flagstone_cloud::{
-    Confidence, Configuration, Limit, PlanError, Prediction, Rates, block_text, grouped,
+    Confidence, DiskConfiguration, PlanError, PredictedLimit, Prediction, Rates, block_text,
+    grouped,
 };
 use serde::Serialize;
 
 use super::args::PredictArgs;
 use super::paint::Paint;
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use crate::columns::{self, CellAlignment, Left, Right};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
@@ -47,6 +49,9 @@ pub(super) fn run(args: &PredictArgs) -> Exit {
     }
 }
 
+/// A style and the cells of a line.
+type StyledLine = (fn(Paint, &str) -> String, Vec<String>);
+
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
@@ -80,14 +85,14 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
 fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
     let depth = match found.workload.in_flight() {
         Some(in_flight) => format!("{in_flight} in flight"),
-        None => "as many in flight as it takes".to_owned(),
+        None => "any number in flight".to_owned(),
     };
     let disks = disks_text(catalogue, &found.configuration);
     format!("{disks}: {pattern}, {} blocks, {depth}", block_text(found.workload.block_bytes))
 }
 
-/// The disks and the machine, in words.
-pub(super) fn disks_text(catalogue: &Catalogue, configuration: &Configuration) -> String {
+/// The disks and the machine as text.
+pub(super) fn disks_text(catalogue: &Catalogue, configuration: &DiskConfiguration) -> String {
     let units = &catalogue.units;
     let each = catalogue.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
     let size = each.unwrap_or(units.size_of(configuration.size_bytes));
@@ -99,7 +104,7 @@ pub(super) fn disks_text(catalogue: &Catalogue, configuration: &Configuration) -
     let regional = if configuration.regional { "regional " } else { "" };
     let machine = &configuration.machine;
     let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
-    let network = match configuration.network_gbit_per_s {
+    let network = match configuration.other_egress_gbit_per_s {
         0.0 => String::new(),
         gbit => format!(", {gbit} Gbit/s of other traffic"),
     };
@@ -108,58 +113,71 @@ pub(super) fn disks_text(catalogue: &Catalogue, configuration: &Configuration) -
 
 fn rates(found: &Prediction, paint: Paint, out: &mut String) {
     let unit = found.throughput_unit;
-    let line = |label: &str, rates: &Rates, rest: &str| {
-        let iops = grouped(rates.iops);
-        format!("  {label:<11}{iops:>12} IOPS {:>12} {unit}{rest}", decimals(rates.throughput))
-    };
-    let _ = writeln!(out, "{}", paint.bold(&line("sustained", &found.total, "")));
+    let row = |label: &str, rates: &Rates, rest: String| rates_row(label, rates, unit, rest);
+    let mut lines = vec![row("sustained", &found.total, String::new())];
     if (1..100).contains(&found.workload.read_percent) {
-        let _ = writeln!(out, "{}", line("  reads", &found.read, ""));
-        let _ = writeln!(out, "{}", line("  writes", &found.write, ""));
+        lines.push(row("  reads", &found.read, String::new()));
+        lines.push(row("  writes", &found.write, String::new()));
     }
-    if let Some(best) = &found.at_best {
-        let _ = writeln!(out, "{}", line("at best", best, ""));
-    }
+    lines.extend(found.at_best.as_ref().map(|best| row("at best", best, String::new())));
     let depth =
         found.depth_needed.map(|depth| format!(", with {} in flight", grouped(depth as f64)));
-    let rest = format!("  what the cloud allows{}", depth.unwrap_or_default());
-    let _ = writeln!(out, "{}", line("allowed", &found.allowed, &rest));
+    let rest = format!("allowed by the cloud{}", depth.unwrap_or_default());
+    lines.push(row("allowed", &found.allowed, rest));
     let latency = match found.latency_us {
         Some(us) => format!("{:.2} ms on average (Little's law)", us / 1000.0),
         None if found.workload.depth.is_none() => "depends on --depth".to_owned(),
         None => "not known".to_owned(),
     };
-    let _ = writeln!(out, "  {:<11}{latency}", "latency");
+    for (at, line) in columns::rows(&RATES, &lines).iter().enumerate() {
+        let line = if at == 0 { paint.bold(line) } else { line.clone() };
+        let _ = writeln!(out, "  {line}");
+    }
+    let _ = writeln!(out, "  latency    {latency}");
+}
+
+/// Columns of [`rates_row`].
+pub(super) const RATES: [CellAlignment; 4] = [Left, Right, Right, Left];
+
+/// Label, IOPS, throughput and a remark.
+pub(super) fn rates_row(label: &str, rates: &Rates, unit: &str, remark: String) -> Vec<String> {
+    let iops = format!("{} IOPS", grouped(rates.iops));
+    vec![label.to_owned(), iops, format!("{} {unit}", decimals(rates.throughput)), remark]
 }
 
 fn limits(found: &Prediction, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "\n{}", paint.bold("limits"));
+    let mut lines: Vec<StyledLine> = Vec::new();
     for limit in &found.limits {
-        let binds = same(limit, &found.binding);
         let next = found.next.as_ref().is_some_and(|next| same(limit, next));
-        let (mark, name) = match (binds, next) {
-            (true, _) => ("binds", paint.red(&format!("{:<29}", limit.kind.to_string()))),
-            (false, true) => ("next", paint.yellow(&format!("{:<29}", limit.kind.to_string()))),
-            (false, false) => {
-                // What is lifted beside those two is equal to one of them.
-                let mark = if limit.lifts.is_empty() { "" } else { "equal" };
-                (mark, format!("{:<29}", limit.kind.to_string()))
-            }
+        let (mark, color): (_, fn(Paint, &str) -> String) = match same(limit, &found.binding) {
+            true => ("binds", Paint::red),
+            false if next => ("next", Paint::yellow),
+            // A limit with recommendations that neither binds nor is next equals one of the two.
+            false if limit.recommendations.is_empty() => ("", |_, text| text.to_owned()),
+            false => ("equal", |_, text| text.to_owned()),
         };
-        let iops = grouped(limit.workload_iops);
-        let _ = writeln!(out, "  {mark:<6}{name}{iops:>12} IOPS  {}", limit.because);
-        for (index, lift) in limit.lifts.iter().enumerate() {
-            let word = if index == 0 { "lifted by" } else { "or" };
-            let _ = writeln!(out, "  {}", paint.dim(&format!("{:>44}  {lift}", word)));
+        let iops = format!("{} IOPS", grouped(limit.workload_iops));
+        let name = limit.kind.to_string();
+        lines.push((color, vec![mark.to_owned(), name, iops, limit.explanation.clone()]));
+        for (index, recommendation) in limit.recommendations.iter().enumerate() {
+            let word = if index == 0 { "raised by" } else { "or" };
+            let cells = ["", "", word].map(str::to_owned).into_iter();
+            let cells = cells.chain([recommendation.to_string()]).collect();
+            lines.push((Paint::dim, cells));
         }
+    }
+    let (colors, cells): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
+    for (color, line) in colors.iter().zip(columns::rows(&[Left, Left, Right, Left], &cells)) {
+        let _ = writeln!(out, "  {}", color(paint, &line));
     }
 }
 
-fn same(a: &Limit, b: &Limit) -> bool {
+fn same(a: &PredictedLimit, b: &PredictedLimit) -> bool {
     a.kind == b.kind && a.dimension == b.dimension
 }
 
-/// With a decimal where the number is small enough for one to matter.
+/// Decimals for small numbers only.
 pub(super) fn decimals(number: f64) -> String {
     match number {
         n if n < 10.0 => format!("{n:.2}"),
@@ -175,7 +193,7 @@ pub(super) fn rests_on(
     paint: Paint,
     out: &mut String,
 ) {
-    let _ = writeln!(out, "\n{} (confidence {confidence})", paint.bold("rests on"));
+    let _ = writeln!(out, "\n{} (confidence {confidence})", paint.bold("sources"));
     for source in sources {
         let _ = writeln!(
             out,
@@ -185,22 +203,22 @@ pub(super) fn rests_on(
     }
 }
 
-/// Where the sources contradict themselves.
+/// Contradictions within the sources.
 pub(super) fn contradictions(touched: &[Touched], paint: Paint, out: &mut String) {
     if touched.is_empty() {
         return;
     }
-    let _ = writeln!(out, "\n{}", paint.bold("the sources contradict themselves here"));
+    let _ = writeln!(out, "\n{}", paint.bold("contradictions of the sources"));
     for entry in touched {
         let _ = writeln!(out, "  {} {}", paint.yellow(&entry.id), entry.place);
         let _ = writeln!(out, "      {}", entry.why);
         if let Some(used) = &entry.used {
-            let _ = writeln!(out, "      taken here: {used}");
+            let _ = writeln!(out, "      used here: {used}");
         }
     }
 }
 
-/// A list under a heading, if there is anything in it.
+/// A list under a heading, if it is not empty.
 pub(super) fn list(heading: &str, lines: &[String], paint: Paint, out: &mut String) {
     if lines.is_empty() {
         return;

@@ -1,59 +1,59 @@
-//! The command line of those commands of `flagstone plan` that take several types of disk.
+//! Options of the `flagstone plan` commands that take several disk types.
 
 use clap::Args;
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::{Configuration, Machine, PlanError, Workload};
-use flagstone_control::units::parse_size;
+use flagstone_cloud::{DiskConfiguration, Machine, PlanError, Workload};
+use flagstone_config::units::parse_size;
 
 use super::args::{CatalogueArg, WorkloadArgs, bytes_per_s, count, decimal, printable};
 use super::usage;
 use crate::exit::Exit;
 use crate::output::complain;
 
-/// Most types at once: more lines are not told apart, and more columns do not fit.
+/// Maximum number of types: more lines are indistinguishable, and more columns do not fit.
 const TYPES_MAX: usize = 6;
 
-/// The types and the machine.
+/// Options of the types and the machine.
 #[derive(Debug, Args)]
 pub struct TypesArgs {
     /// Types of disk, such as pd-ssd,pd-balanced,hyperdisk-balanced
     #[arg(long = "type", value_name = "TYPES")]
     pub kinds: String,
-    /// Machine type, such as n2-standard-8; the catalogue's own default if not given
+    /// Machine type, such as n2-standard-8; the catalogue's default if not given
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
-    /// The disks are replicated in two zones
+    /// Disks are replicated in two zones
     #[arg(long)]
     pub regional: bool,
-    /// IOPS bought for each disk, of types that sell them; what is free if not given
+    /// Provisioned IOPS of each disk, for types that sell them; the free amount if not given
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub iops: Option<String>,
-    /// Throughput bought for each disk, of types that sell it, such as 400MiB/s
+    /// Provisioned throughput of each disk, such as 400MiB/s, for types that sell it
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
     pub throughput: Option<String>,
-    /// What else the machine sends, in Gbit/s
+    /// Other network egress of the machine, in Gbit/s
     #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
-    pub network_gbps: String,
-    /// The machine has the dearer networking tier, Tier_1
+    pub other_egress_gbps: String,
+    /// The machine has Tier_1 networking
     #[arg(long)]
-    pub tier1: bool,
+    pub tier1_networking: bool,
 }
 
-/// What the types and the machine are.
+/// Parsed types and machine.
 #[derive(Debug)]
 pub(super) struct Types {
     pub(super) kinds: Vec<String>,
     pub(super) machine: Machine,
     pub(super) iops: Option<f64>,
     pub(super) bytes_per_s: Option<f64>,
-    pub(super) network_gbit_per_s: f64,
+    pub(super) other_egress_gbit_per_s: f64,
 }
 
 impl TypesArgs {
-    /// What they mean in a catalogue.
+    /// Parses the options with a catalogue.
     ///
     /// # Errors
-    /// The first mistake, on one line.
+    /// The first mistake, in one line.
     pub(super) fn types(&self, catalogue: &Catalogue) -> Result<Types, String> {
         let words = self.kinds.split(',').map(str::trim).filter(|word| !word.is_empty());
         let mut kinds: Vec<String> = Vec::new();
@@ -76,33 +76,33 @@ impl TypesArgs {
             machine: catalogue.machine(machine).map_err(|error| error.to_string())?,
             iops: iops.transpose()?,
             bytes_per_s: throughput.transpose()?,
-            network_gbit_per_s: decimal("--network-gbps", &self.network_gbps)?,
+            other_egress_gbit_per_s: decimal("--other-egress-gbps", &self.other_egress_gbps)?,
         })
     }
 }
 
-/// What is done to the disks.
+/// Options of the workloads.
 #[derive(Debug, Args)]
 pub struct LoadsArgs {
     /// Bytes of one I/O: one size for both, or one for IOPS and one for MB/s
     #[arg(long, value_name = "SIZES", default_value = "4k,256k", allow_hyphen_values = true)]
     pub bs: String,
-    /// I/Os in flight of each job; as many as it takes if not given
+    /// I/Os in flight of each job; enough for every limit if not given
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub depth: Option<String>,
     /// Jobs, each with --depth in flight
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true)]
     pub jobs: String,
-    /// Reads among a hundred I/Os, for readwrite and randrw; 50 if not given
+    /// Percentage of reads, for readwrite and randrw; 50 if not given
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub read_percent: Option<String>,
 }
 
 impl LoadsArgs {
-    /// The load that IOPS are counted of, and the one for MB/s.
+    /// The workload for IOPS and the workload for throughput.
     ///
     /// # Errors
-    /// The first mistake, on one line.
+    /// The first mistake, in one line.
     pub(super) fn loads(&self, rw: &str) -> Result<[Workload; 2], String> {
         let sizes: Vec<&str> = self.bs.split(',').map(str::trim).collect();
         let (small, large) = match sizes[..] {
@@ -130,26 +130,27 @@ impl LoadsArgs {
 
 /// Arguments of `flagstone plan compare`.
 #[derive(Debug, Args)]
-pub struct CompareArgs {
+pub struct PlanCompareArgs {
     /// The types.
     #[command(flatten)]
     pub types: TypesArgs,
-    /// What a disk of each type holds, such as 1TB
+    /// Capacity of each type, such as 1TB
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub capacity: String,
-    /// Order and kind of the I/O, as in fio; random reads and random writes, each alone, if not given
+    /// Order and kind of the I/O, as in fio; random reads and random writes, each separately, if
+    /// not given
     #[arg(long, value_name = "PATTERN")]
     pub rw: Option<String>,
     /// The workload.
     #[command(flatten)]
     pub loads: LoadsArgs,
-    /// Prices of disks in place of the catalogue's: a TOML file
+    /// Prices of disks instead of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub price_file: Option<String>,
     /// The catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The comparison as JSON on standard output
+    /// Print the comparison as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -157,7 +158,7 @@ pub struct CompareArgs {
 /// Arguments of `flagstone plan curve`.
 #[derive(Debug, Args)]
 pub struct CurveArgs {
-    /// What changes from left to right: size, vcpus, bs or depth
+    /// Dimension of the horizontal axis: size, vcpus, bs or depth
     #[arg(long, value_name = "WHAT")]
     pub over: String,
     /// The types.
@@ -175,33 +176,33 @@ pub struct CurveArgs {
     /// The workload.
     #[command(flatten)]
     pub loads: LoadsArgs,
-    /// Where it begins, such as 10GB, 4 (vCPUs), 4k or 1; as far as it goes if not given
+    /// Start of the range, such as 10GB, 4 (vCPUs), 4k or 1; the smallest possible if not given
     #[arg(long, value_name = "PLACE", allow_hyphen_values = true)]
     pub from: Option<String>,
-    /// Where it ends; a little beyond the last change if not given
+    /// End of the range; slightly beyond the last change if not given
     #[arg(long, value_name = "PLACE", allow_hyphen_values = true)]
     pub to: Option<String>,
-    /// The picture: FILE.svg, FILE.png, or both if FILE has neither ending; curve if not given
+    /// Picture file, an SVG; .svg is added to a name without it; curve.svg if not given
     #[arg(long, short = 'o', value_name = "FILE")]
     pub output: Option<String>,
     /// The catalogue.
     #[command(flatten)]
     pub catalogue: CatalogueArg,
-    /// The curves as JSON on standard output; a picture only if --output is given
+    /// Print the curves as JSON; writes a picture only with --output
     #[arg(long)]
     pub json: bool,
 }
 
 impl CurveArgs {
-    /// The disks of each type; what changes stands for itself.
+    /// Configuration of each type; the swept dimension is a placeholder.
     ///
     /// # Errors
-    /// The first mistake, on one line.
+    /// The first mistake, in one line.
     pub(super) fn configurations(
         &self,
         catalogue: &Catalogue,
         over_size: bool,
-    ) -> Result<Vec<Configuration>, String> {
+    ) -> Result<Vec<DiskConfiguration>, String> {
         let types = self.types.types(catalogue)?;
         if over_size && self.size.is_some() {
             return Err("--size is what --over size changes: leave it out, or write --to".into());
@@ -218,20 +219,20 @@ impl CurveArgs {
                 return Err("--size is missing: write the size of a disk, such as 500GB".into());
             }
             let fixed = catalogue.fixed_disks(kind, &types.machine.name).unwrap_or(1);
-            // What a type does not sell it is not asked for.
+            // Provisioned values apply only to types that sell them.
             let part = disk.provisioned.as_ref();
             let iops = types.iops.filter(|_| part.is_some_and(|p| p.iops_per_mb_per_s.is_none()));
-            let sells = |part: &flagstone_cloud::catalogue::Provisioned| {
+            let sells = |part: &flagstone_cloud::catalogue::ProvisionedRule| {
                 part.throughput_range(1.0, Some(1.0)).is_some()
             };
-            Ok(Configuration {
+            Ok(DiskConfiguration {
                 kind: kind.clone(),
                 size_bytes: if local { 0 } else { size.unwrap_or(0) },
                 disks: disks.unwrap_or(fixed),
                 machine: types.machine.clone(),
                 regional: self.types.regional,
-                network_gbit_per_s: types.network_gbit_per_s,
-                tier1: self.types.tier1,
+                other_egress_gbit_per_s: types.other_egress_gbit_per_s,
+                tier1_networking: self.types.tier1_networking,
                 provisioned_iops: iops,
                 provisioned_bytes_per_s: types.bytes_per_s.filter(|_| part.is_some_and(sells)),
             })
@@ -240,8 +241,9 @@ impl CurveArgs {
     }
 }
 
-/// How a command ends where no type at all can be had so, having said why on one line: not known
-/// to the catalogue, or asked wrongly. `None` if one can; `cannot` is what stands against each.
+/// Exit status if no type is possible, after the reasons are printed in one line: unknown to the
+/// catalogue, or a mistake. `None` if at least one type is possible. `cannot` has the error of each
+/// type.
 pub(super) fn none_can<'a>(
     catalogue: &Catalogue,
     cannot: impl Iterator<Item = Option<&'a PlanError>>,

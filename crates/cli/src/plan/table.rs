@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::table::{Cell, Table};
+use flagstone_cloud::table::{PlanCell, PlanTable};
 use serde::Serialize;
 
 use super::args::TableArgs;
 use super::paint::Paint;
 use super::predict::{contradictions, list};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
-use crate::columns::{Side, lines};
+use crate::columns::{Left, Right, lines};
 use crate::exit::Exit;
 use crate::output::print;
 
@@ -38,10 +38,10 @@ struct Report<'a> {
     schema_version: u32,
     catalogue: CatalogueHead<'a>,
     not_known: &'a [String],
-    tables: &'a [Table],
+    tables: &'a [PlanTable],
 }
 
-fn text(catalogue: &Catalogue, tables: &[Table], paint: Paint) -> String {
+fn text(catalogue: &Catalogue, tables: &[PlanTable], paint: Paint) -> String {
     let mut out = head(catalogue);
     for table in tables {
         one(table, paint, &mut out);
@@ -50,24 +50,24 @@ fn text(catalogue: &Catalogue, tables: &[Table], paint: Paint) -> String {
     out
 }
 
-/// A cell as it is shown: with the inconsistency that it is about.
-fn shown(cell: &Cell) -> String {
+/// A cell's text, with the inconsistency that it shows.
+fn shown(cell: &PlanCell) -> String {
     match &cell.inconsistency {
         Some(id) => format!("{} ({id})", cell.text),
         None => cell.text.clone(),
     }
 }
 
-fn one(table: &Table, paint: Paint, out: &mut String) {
+fn one(table: &PlanTable, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "\n{}", paint.bold(&table.title));
     let rows: Vec<Vec<String>> =
         table.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
-    // The first column names the row; numbers stand under each other.
-    let side = |index| if index == 0 { Side::Left } else { Side::Right };
+    // The first column names the row; numbers align to the right.
+    let alignment = |index| if index == 0 { Left } else { Right };
     let columns: Vec<_> =
-        table.columns.iter().enumerate().map(|(at, name)| (name.as_str(), side(at))).collect();
+        table.columns.iter().enumerate().map(|(at, name)| (name.as_str(), alignment(at))).collect();
     for (at, line) in lines(&columns, &rows).iter().enumerate() {
-        let line = if at == 1 { paint.dim(line) } else { line.clone() };
+        let line = if at == 0 { paint.dim(line) } else { line.clone() };
         let _ = writeln!(out, "  {line}");
     }
     for note in &table.footnotes {

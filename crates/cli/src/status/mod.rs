@@ -1,45 +1,46 @@
-//! `flagstone status`: what a running server says of itself, once or again and again.
+//! `flagstone status`: the volumes and traffic of a running server, once or repeatedly.
 
 pub(crate) mod numbers;
+mod rates;
 pub(crate) mod server;
 mod table;
-mod view;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use flagstone_api::head::encode;
-use flagstone_control::api::document::{ServerDocument, VolumeDocument, VolumesDocument};
-use flagstone_control::units::parse_duration;
-use flagstone_runtime::{Config as RuntimeConfig, DriverChoice, run as run_cores, time};
+use flagstone_config::units::parse_duration;
+use flagstone_runtime::{IoEngine, RuntimeConfig, run as run_cores, time};
+use flagstone_server::api::document::{ServerDocument, VolumeDocument, VolumesDocument};
+use flagstone_server::http::encode;
 
 use crate::exit::Exit;
 use crate::output::complain;
-use server::{Problem, Server};
-use view::View;
+use rates::RateTracker;
+use server::{ApiClient, ApiError};
 
 /// Arguments of `flagstone status`.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// Tell all about this volume, rather than a line of each
+    /// Show the details of this volume
     pub volume: Option<String>,
-    /// Again and again, with what happened in between as rates, until interrupted
+    /// Repeat until interrupted, with rates per interval
     #[arg(long)]
     pub watch: bool,
-    /// Pause between two looks of --watch, 100ms or longer
+    /// Interval of --watch, 100ms or longer
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = pause)]
     pub interval: Duration,
-    /// The server's own documents on standard output, of docs/api.md; with --watch one a line
+    /// Print the server's JSON documents (docs/api.md); with --watch one per line
     #[arg(long)]
     pub json: bool,
-    /// Unix socket of the server's API, which it prints at its start; the default places if not given
+    /// Unix socket of the server's API, which the server prints at startup; the default sockets if
+    /// not given
     #[arg(long, value_name = "PATH")]
     pub api: Option<PathBuf>,
 }
 
-/// Shortest pause between two looks.
+/// Shortest interval of `--watch`.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) fn pause(text: &str) -> Result<Duration, String> {
@@ -52,37 +53,37 @@ pub(crate) fn pause(text: &str) -> Result<Duration, String> {
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> Exit {
-    // It asks a question now and then: threads start faster than rings.
-    let config = RuntimeConfig { driver: DriverChoice::Threads, ..RuntimeConfig::default() };
+    // Threads start faster than rings, and the command makes few requests.
+    let config = RuntimeConfig { io_engine: IoEngine::Threads, ..RuntimeConfig::default() };
     let result = match run_cores(&config, || look(args)) {
         Ok(result) => result,
-        Err(error) => Err(Problem(error.to_string())),
+        Err(error) => Err(ApiError(error.to_string())),
     };
     match result {
         Ok(()) => Exit::Success,
-        Err(Problem(text)) => {
+        Err(ApiError(text)) => {
             complain(&format!("flagstone: error: {text}\n"));
             Exit::Failed
         }
     }
 }
 
-async fn look(args: &StatusArgs) -> Result<(), Problem> {
-    let mut server = Server::find(args.api.as_ref()).await?;
-    let mut view = View::new();
+async fn look(args: &StatusArgs) -> Result<(), ApiError> {
+    let mut server = ApiClient::find(args.api.as_ref())?;
+    let mut tracker = RateTracker::new();
     let clears = args.watch && !args.json && io::stdout().is_terminal();
     loop {
         let text = match args.json {
-            true => json(args, &mut server).await?,
-            false => shown(args, &mut server, &mut view).await?,
+            true => json(args, &mut server)?,
+            false => shown(args, &mut server, &mut tracker)?,
         };
         let text = if clears { format!("{CLEAR}{text}") } else { text };
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => {}
-            // A reader that has seen enough.
+            // A closed pipe ends the output.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(Problem(format!("cannot write the result: {error}"))),
+            Err(error) => return Err(ApiError(format!("cannot write the result: {error}"))),
         }
         drop(out);
         if !args.watch {
@@ -102,9 +103,9 @@ fn path(args: &StatusArgs) -> String {
     }
 }
 
-/// The document as it came; of many, one a line.
-async fn json(args: &StatusArgs, server: &mut Server) -> Result<String, Problem> {
-    let body = server.get_text(&path(args)).await?;
+/// The document as received; with `--watch` one per line.
+fn json(args: &StatusArgs, server: &mut ApiClient) -> Result<String, ApiError> {
+    let body = server.get_text(&path(args))?;
     if !args.watch {
         return Ok(body);
     }
@@ -112,13 +113,17 @@ async fn json(args: &StatusArgs, server: &mut Server) -> Result<String, Problem>
     Ok(format!("{value}\n"))
 }
 
-async fn shown(args: &StatusArgs, server: &mut Server, view: &mut View) -> Result<String, Problem> {
-    let about: ServerDocument = server.get("/v1/").await?;
+fn shown(
+    args: &StatusArgs,
+    server: &mut ApiClient,
+    tracker: &mut RateTracker,
+) -> Result<String, ApiError> {
+    let about: ServerDocument = server.get("/v1/")?;
     let volumes = match &args.volume {
-        None => server.get::<VolumesDocument>("/v1/volumes").await?.volumes,
-        Some(_) => vec![server.get::<VolumeDocument>(&path(args)).await?],
+        None => server.get::<VolumesDocument>("/v1/volumes")?.volumes,
+        Some(_) => vec![server.get::<VolumeDocument>(&path(args))?],
     };
-    let rates = view.rates(time::now(), &volumes);
+    let rates = tracker.rates(time::now(), &volumes);
     Ok(match (&args.volume, &volumes[..]) {
         (Some(_), [volume]) => table::volume(volume, rates.first().and_then(Option::as_ref)),
         _ => table::all(&about, &volumes, &rates),

@@ -1,19 +1,11 @@
-//! Numbers for people, with their units.
+//! Numbers with units, as text.
 
-/// A whole number in groups of three.
+/// A whole number with thousands separators.
 pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.char_indices() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    flagstone_cloud::group_digits(&number.to_string())
 }
 
-/// Bytes in the largest binary unit that leaves one digit before the point.
+/// Bytes in the largest binary unit with at least one digit before the point.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -30,7 +22,7 @@ pub(crate) fn megabytes(bytes_per_second: f64) -> String {
     format!("{value:.*}", decimals(value))
 }
 
-/// Calls a second.
+/// Calls per second.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
         rate if rate > 0.0 && rate < 10.0 => format!("{rate:.1}"),
@@ -38,8 +30,8 @@ pub(crate) fn rate(per_second: f64) -> String {
     }
 }
 
-/// A latency in microseconds; none without calls. The first bucket, of calls that were answered at
-/// once, ends at 1.024 us.
+/// A latency in microseconds; `-` without calls. The first histogram bucket, of immediate answers,
+/// ends at 1.024 µs.
 pub(crate) fn micros(us: f64, calls: bool) -> String {
     match us {
         _ if !calls => "-".to_owned(),
@@ -49,7 +41,7 @@ pub(crate) fn micros(us: f64, calls: bool) -> String {
     }
 }
 
-/// A span of time in its two largest units.
+/// A duration in its two largest units.
 pub(crate) fn span(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
@@ -74,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn number_formats() {
         let grouped_ones = [0, 999, 1000, 1_234_567].map(grouped);
         assert_eq!(grouped_ones, ["0", "999", "1,000", "1,234,567"]);
         assert_eq!(

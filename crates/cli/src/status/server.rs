@@ -1,23 +1,23 @@
-//! Finding the server that runs on this machine, and asking it.
+//! Client of the local server's control API.
 
 use std::io;
 use std::path::PathBuf;
 
-use flagstone_api::{Client, Method};
-use flagstone_control::api_spec::default_sockets;
+use flagstone_config::api_spec::default_sockets;
 use flagstone_runtime::net::Address;
+use flagstone_server::http::{Client, Method};
 use serde::de::DeserializeOwned;
 
-/// What went wrong, for the user.
+/// An error message for the user.
 #[derive(Debug)]
-pub(crate) struct Problem(pub(crate) String);
+pub(crate) struct ApiError(pub(crate) String);
 
-/// A server that answers.
-pub(crate) struct Server {
+/// A connection to a server's API.
+pub(crate) struct ApiClient {
     client: Client,
 }
 
-/// A problem document, as far as people are told of it.
+/// The members of a problem document that are shown.
 #[derive(serde::Deserialize)]
 struct ProblemDocument {
     detail: String,
@@ -25,80 +25,80 @@ struct ProblemDocument {
     accepted: Vec<String>,
 }
 
-impl Server {
-    /// The server at `socket`, or at the first default place where one answers.
-    pub(crate) async fn find(socket: Option<&PathBuf>) -> Result<Server, Problem> {
+impl ApiClient {
+    /// Connects to the server at `socket`, or at the first default socket that accepts.
+    pub(crate) fn find(socket: Option<&PathBuf>) -> Result<ApiClient, ApiError> {
         let sockets = socket.map_or_else(default_sockets, |socket| vec![socket.clone()]);
         let mut tried = String::new();
         for socket in &sockets {
-            match Client::connect(&Address::Unix(socket.clone())).await {
-                Ok(client) => return Ok(Server { client }),
+            match Client::connect(&Address::Unix(socket.clone())) {
+                Ok(client) => return Ok(ApiClient { client }),
                 Err(error) => {
                     tried += &format!("\n  tried {}: {}", socket.display(), explained(&error));
                 }
             }
         }
-        Err(Problem(format!(
-            "no server answers{tried}\n  start one: flagstone serve --volume db=disk.img\n  or name \
-             the socket that it printed as `API on PATH`: flagstone status --api PATH"
+        Err(ApiError(format!(
+            "no server answers{tried}\n  start one: flagstone serve --volume db=disk.img\n  or give the socket of its line `API on PATH`: flagstone status --api PATH"
         )))
     }
 
-    /// Asks for a document, and gives it as it came.
-    pub(crate) async fn get_text(&mut self, path: &str) -> Result<String, Problem> {
-        let reply = self.client.ask(Method::Get, path, None).await;
-        let reply = reply
-            .map_err(|error| Problem(format!("the server does not answer any more: {error}")))?;
+    /// Gets a document as text.
+    pub(crate) fn get_text(&mut self, path: &str) -> Result<String, ApiError> {
+        let reply = self.client.ask(Method::GET, path, None);
+        let reply =
+            reply.map_err(|error| ApiError(format!("the server stopped answering: {error}")))?;
         if reply.status != 200 {
             return Err(refused(reply.status, &reply.body));
         }
-        String::from_utf8(reply.body).map_err(|_| Problem("the server's answer is no text".into()))
+        String::from_utf8(reply.body)
+            .map_err(|_| ApiError("the server's answer is not UTF-8".into()))
     }
 
-    /// Has it do something, and gives the answer's document as it came.
-    pub(crate) async fn post_text(&mut self, path: &str, body: &str) -> Result<String, Problem> {
-        let reply = self.client.ask(Method::Post, path, Some(body.as_bytes())).await;
+    /// Posts an action and returns the answer's document as text.
+    pub(crate) fn post_text(&mut self, path: &str, body: &str) -> Result<String, ApiError> {
+        let reply = self.client.ask(Method::POST, path, Some(body.as_bytes()));
         let reply = reply.map_err(|error| {
-            Problem(format!(
-                "the server does not answer ({error}); what it began goes on: ask again what it \
-                 came to"
+            ApiError(format!(
+                "the server does not answer ({error}); the action continues: check its state"
             ))
         })?;
         if reply.status != 200 {
             return Err(refused(reply.status, &reply.body));
         }
-        String::from_utf8(reply.body).map_err(|_| Problem("the server's answer is no text".into()))
+        String::from_utf8(reply.body)
+            .map_err(|_| ApiError("the server's answer is not UTF-8".into()))
     }
 
-    /// Asks for a document.
-    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Problem> {
-        read(self.get_text(path).await?.as_bytes())
+    /// Gets a document.
+    pub(crate) fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, ApiError> {
+        read(self.get_text(path)?.as_bytes())
     }
 }
 
-/// Reads a document.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+/// Parses a document.
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let read = serde_json::from_slice(body);
-    read.map_err(|error| Problem(format!("the server's answer is not understood: {error}")))
+    read.map_err(|error| ApiError(format!("cannot parse the server's answer: {error}")))
 }
 
-fn refused(status: u16, body: &[u8]) -> Problem {
+fn refused(status: u16, body: &[u8]) -> ApiError {
     let Ok(problem) = serde_json::from_slice::<ProblemDocument>(body) else {
-        return Problem(format!("the server refuses: status {status}"));
+        return ApiError(format!("the server refused the request: status {status}"));
     };
     let there_is = match problem.accepted.len() {
         0 => String::new(),
-        _ => format!("\n  there is: {}", problem.accepted.join(", ")),
+        _ => format!("\n  available: {}", problem.accepted.join(", ")),
     };
-    Problem(format!("{}{there_is}", problem.detail))
+    ApiError(format!("{}{there_is}", problem.detail))
 }
 
 fn explained(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::NotFound => "there is no such socket".to_owned(),
-        io::ErrorKind::ConnectionRefused => "nobody serves it any more".to_owned(),
+        io::ErrorKind::NotFound => "no such socket".to_owned(),
+        io::ErrorKind::ConnectionRefused => "no server listens on it".to_owned(),
         io::ErrorKind::PermissionDenied => {
-            "it is another user's: ask as that user, or as root".to_owned()
+            "permission denied: run as its owner or as root".to_owned()
         }
         _ => error.to_string(),
     }

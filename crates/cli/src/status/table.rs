@@ -1,23 +1,22 @@
-//! What is shown: a line for each volume, or all about one.
+//! Text of `flagstone status`: a line for each volume, or the details of one.
 
 use std::fmt::Write as _;
 
-use flagstone_control::api::document::{
+use flagstone_config::units::format_size;
+use flagstone_server::api::document::{
     CallsDocument, ConnectionDocument, LimitDocument, ListenerDocument, ServerDocument,
     VolumeDocument, WaitingDocument,
 };
-use flagstone_control::units::format_size;
 
 use super::numbers::{grouped, megabytes, micros, rate, size, span};
-use super::view::{Rate, Rates};
-use crate::columns::{Side, lines};
+use super::rates::{CallRates, VolumeRates};
+use crate::columns::{Left, Right, lines};
 
-/// A line of the server, and one for each volume: rates where they are known, else what went
-/// through since the start.
+/// A line for the server and one for each volume: rates if known, else totals since the start.
 pub(super) fn all(
     server: &ServerDocument,
     volumes: &[VolumeDocument],
-    rates: &[Option<Rates>],
+    rates: &[Option<VolumeRates>],
 ) -> String {
     let cores = if server.cores == 1 { "core" } else { "cores" };
     let mut text = format!(
@@ -25,10 +24,10 @@ pub(super) fn all(
         server.version,
         server.process_id,
         span(server.uptime_seconds),
-        server.driver,
+        server.io_engine,
         server.cores,
-        size(server.memory.held_bytes as u64),
-        size(server.memory.limit_bytes as u64),
+        size(server.buffer_memory.held_bytes as u64),
+        size(server.buffer_memory.limit_bytes as u64),
     );
     let shows_rates = rates.iter().any(Option::is_some);
     let calls = match shows_rates {
@@ -37,9 +36,9 @@ pub(super) fn all(
         }
         false => ["reads", "bytes", "mean µs", "p99 µs", "writes", "bytes", "mean µs", "p99 µs"],
     };
-    let mut head = vec![("volume", Side::Left), ("size", Side::Right), ("hosts", Side::Right)];
-    head.extend(calls.map(|name| (name, Side::Right)));
-    head.extend([("in flight", Side::Right), ("errors", Side::Right), ("waiting", Side::Right)]);
+    let mut head = vec![("volume", Left), ("size", Right), ("hosts", Right)];
+    head.extend(calls.map(|name| (name, Right)));
+    head.extend([("in flight", Right), ("errors", Right), ("waiting", Right)]);
     let rows: Vec<Vec<String>> = volumes
         .iter()
         .zip(rates)
@@ -56,7 +55,7 @@ pub(super) fn all(
             match rates {
                 Some(rates) => row.extend([rates.read, rates.write].iter().flat_map(rated)),
                 None if shows_rates => row.extend(vec!["-".to_owned(); 8]),
-                None => row.extend([&io.read, &io.write].into_iter().flat_map(totalled)),
+                None => row.extend([&io.read, &io.write].into_iter().flat_map(totaled)),
             }
             let all = kinds(volume).map(|(_, calls)| calls);
             row.push(grouped(all.iter().map(|calls| calls.in_flight).sum()));
@@ -80,14 +79,12 @@ pub(super) fn all(
     text
 }
 
-/// What is told of a volume whose device has failed a flush.
-const FLUSH_FAILED: &str = "a flush of its device failed: it takes no writes, and what hosts wrote since \
-    the last flush that succeeded may be lost, though it is read still. It stays so until the server is \
-    started again, which goes on with what the device kept";
+/// Warning about a volume whose device has failed a flush.
+const FLUSH_FAILED: &str = "a flush of its device failed: it rejects writes, and writes since the last successful flush may be lost although they are still readable. Restart the server to continue with the data on the device";
 
-/// All about one volume.
-pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
-    let access = if volume.read_only { "read-only" } else { "read and written" };
+/// Details of one volume.
+pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> String {
+    let access = if volume.read_only { "read-only" } else { "read-write" };
     let wait = waits(volume);
     let shape = match &wait {
         Some(wait) => waiting(wait),
@@ -133,7 +130,7 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
         };
     }
     if volume.connections.is_empty() {
-        text.push_str("  nobody\n");
+        text.push_str("  none\n");
     }
     text.push('\n');
     for line in calls(volume, rates) {
@@ -148,7 +145,7 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
             limit.name.as_ref().map_or("its own limit".into(), |name| format!("limit {name}"));
         let _ = writeln!(
             text,
-            "{name}: {} wait, of {} connections; {} had to wait and {} went at once since the start",
+            "{name}: {} waiting on {} connections; {} delayed and {} immediate since the start",
             grouped(limit.waiting as u64),
             limit.waiting_connections,
             grouped(limit.delayed),
@@ -158,11 +155,10 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&Rates>) -> String {
     text
 }
 
-fn calls(volume: &VolumeDocument, rates: Option<&Rates>) -> Vec<String> {
-    let right = |names: &[&'static str]| -> Vec<_> {
-        names.iter().map(|name| (*name, Side::Right)).collect()
-    };
-    let mut head = vec![("", Side::Left)];
+fn calls(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> Vec<String> {
+    let right =
+        |names: &[&'static str]| -> Vec<_> { names.iter().map(|name| (*name, Right)).collect() };
+    let mut head = vec![("", Left)];
     head.extend(right(match rates {
         Some(_) => &["a second", "MB/s", "mean µs", "p99 µs", "in flight", "errors"],
         None => &["calls", "bytes", "mean µs", "p99 µs", "in flight", "errors"],
@@ -173,7 +169,7 @@ fn calls(volume: &VolumeDocument, rates: Option<&Rates>) -> Vec<String> {
         let mut row = vec![name.to_owned()];
         match &by_kind {
             Some(rates) => row.extend(rated(&rates[index])),
-            None => row.extend(totalled(calls)),
+            None => row.extend(totaled(calls)),
         }
         row.extend([grouped(calls.in_flight), grouped(calls.errors)]);
         row
@@ -193,7 +189,7 @@ fn kinds(volume: &VolumeDocument) -> [(&'static str, &CallsDocument); 5] {
     ]
 }
 
-fn rated(of: &Rate) -> [String; 4] {
+fn rated(of: &CallRates) -> [String; 4] {
     let calls = of.per_second > 0.0;
     [
         rate(of.per_second),
@@ -203,7 +199,7 @@ fn rated(of: &Rate) -> [String; 4] {
     ]
 }
 
-fn totalled(of: &CallsDocument) -> [String; 4] {
+fn totaled(of: &CallsDocument) -> [String; 4] {
     let (calls, latency) = (of.count > 0, &of.latency);
     [
         grouped(of.count),
@@ -213,12 +209,12 @@ fn totalled(of: &CallsDocument) -> [String; 4] {
     ]
 }
 
-/// Hosts that are attached, each once for each of its controllers and NBD connections.
+/// Attached hosts: one for each controller and each NBD connection.
 fn hosts(volume: &VolumeDocument) -> usize {
     volume.connections.len()
 }
 
-/// How it waits for its device, if it does.
+/// The volume's wait for its device, if it waits.
 fn waits(volume: &VolumeDocument) -> Option<WaitingDocument> {
     serde_json::from_value(volume.parts.get("waiting")?.clone()).ok()
 }
@@ -237,7 +233,7 @@ fn waiting(wait: &WaitingDocument) -> String {
     )
 }
 
-/// The limits, if the server tells of them in a way that is known here.
+/// The rate limits, if the server reports them in a known form.
 fn limits(volume: &VolumeDocument) -> Vec<LimitDocument> {
     let told = volume.parts.get("limits").cloned();
     told.and_then(|limits| serde_json::from_value(limits).ok()).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! `flagstone bench` as its users and their scripts see it: with a fio of our own that does what is
-//! asked, breaks or fails, and once with the real one over NBD.
+//! `flagstone bench` end to end: with a fake fio that follows instructions, breaks or fails, and
+//! once with the real fio over NBD.
 
 mod served;
 mod support;
@@ -11,7 +11,7 @@ use std::process::Stdio;
 use crate::support::{Bench, send, text, wait_for, wait_until};
 
 #[test]
-fn a_run_a_list_a_comparison_and_a_report() {
+fn bench_run_list_compare_report() {
     let bench = Bench::new();
     let (out, errors) = bench.ends("run quick a=./x b=./y --size 1m --results r", 0);
     assert!(out.contains("medians of n repetitions") && out.contains("randwrite-4k"), "{out}");
@@ -20,7 +20,7 @@ fn a_run_a_list_a_comparison_and_a_report() {
     let results = bench.results("r");
     assert_eq!(results.len(), 4 * 4 * 2);
     assert_eq!(results[0]["iops"], 1001.0);
-    assert_eq!(results[0]["nature"].as_str().map(|n| n == "real" || n == "memory"), Some(true));
+    assert_eq!(results[0]["provenance"].as_str().map(|n| n == "real" || n == "memory"), Some(true));
     for file in ["r/campaign.json", "r/environment.json", "r/raw/read-1m.1.3.json"] {
         assert!(bench.path(file).is_file(), "{file}");
     }
@@ -43,8 +43,7 @@ fn a_run_a_list_a_comparison_and_a_report() {
     let html = bench.read("page.html");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     assert!(html.contains("flagstone bench run quick a=./x b=./y --repetitions=4"));
-    for file in ["summary.md", "summary.csv", "by-job-1.svg", "by-job-1.png", "latency-read-1m.svg"]
-    {
+    for file in ["summary.md", "summary.csv", "by-job-1.svg", "latency-read-1m.svg"] {
         assert!(bench.path("files").join(file).is_file(), "{file}");
     }
     let (page, _) = bench.ends("report r -o -", 0);
@@ -54,7 +53,7 @@ fn a_run_a_list_a_comparison_and_a_report() {
 }
 
 #[test]
-fn iops_by_size_are_told_at_the_end_of_a_run_and_by_a_comparison() {
+fn iops_by_size_in_run_and_comparison() {
     let bench = Bench::new();
     let line = "run provisioned-iops small=./s large=./l --size 20m --results r --repetitions 4";
     let (out, _) = bench.ends(line, 0);
@@ -63,7 +62,7 @@ fn iops_by_size_are_told_at_the_end_of_a_run_and_by_a_comparison() {
     let rows: Vec<Vec<&str>> =
         table.lines().take(3).map(|row| row.split_whitespace().collect()).collect();
     assert!(rows[0].starts_with(&["on", "job", "size,", "GB", "IOPS"]), "{table}");
-    // The fake's figures go up from 1,001, and the two take turns: the medians differ.
+    // The fake's figures rise from 1,001 and the targets take turns, so the medians differ.
     assert!(rows[1][0].starts_with("small") && rows[2][0].starts_with("large"), "{table}");
     assert!(rows[1..].iter().all(|row| row.contains(&"read-iops") && row.contains(&"0.02")));
     let (compared, _) = bench.ends("compare r", 0);
@@ -76,7 +75,7 @@ fn iops_by_size_are_told_at_the_end_of_a_run_and_by_a_comparison() {
 }
 
 #[test]
-fn emulated_targets_are_marked_from_then_on() {
+fn emulated_targets_are_marked() {
     let bench = Bench::new();
     let line = "run quick a=./x lab=./y --size 1m --results r --repetitions 1 --emulated";
     bench.ends(&format!("{line} none"), 2);
@@ -84,7 +83,10 @@ fn emulated_targets_are_marked_from_then_on() {
     let (out, _) = bench.ends(&format!("{line} lab"), 0);
     assert!(out.contains("lab [EMULATED]"), "{out}");
     assert!(
-        bench.results("r").iter().all(|r| (r["nature"] == "emulated") == (r["target"] == "lab"))
+        bench
+            .results("r")
+            .iter()
+            .all(|r| (r["provenance"] == "emulated") == (r["target"] == "lab"))
     );
     let (compared, _) = bench.ends("compare r --format csv", 0);
     assert!(compared.contains("lab [EMULATED]"), "{compared}");
@@ -101,18 +103,18 @@ fn emulated_targets_are_marked_from_then_on() {
 }
 
 #[test]
-fn a_fio_that_fails_or_breaks_is_quoted_and_nothing_is_lost() {
+fn failing_fio_is_quoted_and_results_kept() {
     for (how, said) in [("fail-at", "it went up in smoke"), ("break-at", "oh dear")] {
         let bench = Bench::new();
         bench.say(how, "6");
         let (_, errors) = bench.ends("run quick ./x --size 1m --results r", 1);
         assert!(errors.contains(said) && errors.contains("fio --"), "with the command: {errors}");
-        let go_on = "what was measured is in r; go on with: flagstone bench resume r\n";
+        let go_on = "results so far are in r; continue with: flagstone bench resume r\n";
         assert!(errors.contains(go_on), "{errors}");
         assert_eq!(bench.results("r").len(), 5);
         let (_, errors) = bench.ends("run quick ./x --size 1m --results r", 2);
         assert!(errors.contains("has results already"), "{errors}");
-        // The next is the seventh.
+        // The next measurement is the seventh.
         let (out, _) = bench.ends("resume r", 0);
         assert!(out.contains("randwrite-4k"), "{out}");
         assert_eq!(bench.results("r").len(), 16);
@@ -120,7 +122,7 @@ fn a_fio_that_fails_or_breaks_is_quoted_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_run_that_measured_nothing_leaves_nothing() {
+fn run_without_results_leaves_no_directory() {
     let bench = Bench::new();
     bench.say("fail-at", "1");
     let (_, errors) = bench.ends("run quick ./x --size 1m", 1);
@@ -134,7 +136,7 @@ fn a_run_that_measured_nothing_leaves_nothing() {
     assert!(errors.contains("./huge of ") && errors.contains("does not fit"), "{errors}");
     assert!(!bench.path("huge").exists() && !bench.path("huge.flagstone-bench").exists());
     assert_eq!(runs(), 0);
-    // Many of them begin in the same second.
+    // Several runs start in the same second.
     for run in 1..=4 {
         bench.ends("run quick ./x --size 1m --repetitions 1", 0);
         assert_eq!(runs(), run);
@@ -142,7 +144,7 @@ fn a_run_that_measured_nothing_leaves_nothing() {
 }
 
 #[test]
-fn a_fio_that_is_missing_or_old_says_what_to_install() {
+fn missing_or_old_fio_names_package() {
     let bench = Bench::new();
     bench.say("version", "fio-2.16");
     let (_, errors) = bench.ends("run quick ./x --results r", 1);
@@ -151,7 +153,7 @@ fn a_fio_that_is_missing_or_old_says_what_to_install() {
     let (_, errors) = bench.ends("run quick ./x --results r", 1);
     let said = "fio is not fio: asked for its version it printed `ls (GNU coreutils) 9.1`; install";
     assert!(errors.contains(said), "{errors}");
-    // What is there and cannot be run is not missing.
+    // A file without execute permission is not missing.
     let mode = fs::Permissions::from_mode(0o644);
     fs::set_permissions(bench.path("fio"), mode).expect("a mode");
     let (_, errors) = bench.ends("run quick ./x --results r", 1);
@@ -166,7 +168,7 @@ fn a_fio_that_is_missing_or_old_says_what_to_install() {
 }
 
 #[test]
-fn data_is_never_destroyed_by_surprise() {
+fn data_destruction_needs_consent() {
     let bench = Bench::new();
     bench.say("precious", "data");
     for line in [
@@ -185,7 +187,7 @@ fn data_is_never_destroyed_by_surprise() {
     assert_eq!(bench.read("precious"), "data");
     assert!(!bench.path("r").exists());
     bench.ends("run quick ./precious --results r --destroy-data ./precious --no-precondition", 0);
-    // Consent is for one run.
+    // Consent is valid for one run.
     bench.say("r/results.jsonl", "");
     bench.say("precious", "more data");
     bench.ends("resume r", 2);
@@ -193,7 +195,7 @@ fn data_is_never_destroyed_by_surprise() {
 }
 
 #[test]
-fn an_interrupted_run_goes_on() {
+fn interrupted_run_resumes() {
     let bench = Bench::new();
     bench.say("hang-at", "4");
     let mut command = bench.command("run quick ./x --size 1m --results r");
@@ -204,7 +206,7 @@ fn an_interrupted_run_goes_on() {
     let output = running.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(4));
     let errors = text(&output.stderr);
-    assert!(errors.contains("interrupted; go on with: flagstone bench resume r"), "{errors}");
+    assert!(errors.contains("interrupted; continue with: flagstone bench resume r"), "{errors}");
     assert_eq!(bench.results("r").len(), 3);
     bench.ends("resume r", 0);
     assert_eq!(bench.results("r").len(), 16);
@@ -212,9 +214,9 @@ fn an_interrupted_run_goes_on() {
     assert!(errors.contains("none/campaign.json"), "{errors}");
 }
 
-/// The second measurement is stopped until bench has looked at it.
+/// The second measurement stays stopped until bench has sampled it.
 #[test]
-fn a_measurement_that_was_stopped_in_the_midst_is_told() {
+fn stopped_measurement_is_reported() {
     let bench = Bench::new();
     bench.say("stop-at", "2");
     let mut command = bench.command("run quick ./x --size 1m --results r --repetitions 1");
@@ -223,15 +225,14 @@ fn a_measurement_that_was_stopped_in_the_midst_is_told() {
     wait_for(&bench.path("stopping"), &mut running);
     let fio = bench.read("stopping").trim().to_owned();
     wait_until(|| proc(&fio, "stat").contains(") T "));
-    // It sleeps between looks: after two more sleeps a whole look lies behind it.
+    // bench sleeps between samples: two more sleeps enclose a whole sample.
     let slept = sleeps(running.id());
     wait_until(|| sleeps(running.id()) > slept + 1);
     send(&fio, "CONT");
     let output = running.wait_with_output().expect("it ends");
     let (out, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{errors}");
-    let told: Vec<&str> =
-        errors.lines().filter(|line| line.contains("but it stood still for ")).collect();
+    let told: Vec<&str> = errors.lines().filter(|line| line.contains("(suspended for ")).collect();
     let results = bench.results("r");
     let paused_s = |at: usize| results[at]["measurement"]["paused_s"].as_f64().expect("a number");
     assert!(
@@ -248,12 +249,12 @@ fn job(result: &serde_json::Value) -> String {
     result["job"].as_str().expect("a name").to_owned()
 }
 
-/// Of a process: a file of the kernel's.
+/// A file of a process in /proc.
 fn proc(pid: &str, file: &str) -> String {
     fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
 }
 
-/// How often a process went to sleep.
+/// Voluntary context switches of a process.
 fn sleeps(pid: u32) -> u64 {
     let status = proc(&pid.to_string(), "status");
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
@@ -261,7 +262,7 @@ fn sleeps(pid: u32) -> u64 {
 }
 
 #[test]
-fn slower_ends_with_its_own_code() {
+fn fail_if_slower_exit_status() {
     let bench = Bench::new();
     bench.ends("run quick t=./x --size 1m --results fast", 0);
     bench.say("iops", "500");
@@ -274,7 +275,7 @@ fn slower_ends_with_its_own_code() {
     bench.ends("compare slow fast --fail-if-slower 5%", 0);
     bench.ends("compare fast slow --fail-if-slower 200%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
-    // Its repetitions would count twice.
+    // Duplicate results would count their repetitions twice.
     for line in ["compare fast slow fast", "compare fast ./fast/", "report fast fast/results.jsonl"]
     {
         let (out, errors) = bench.ends(line, 2);
@@ -291,7 +292,7 @@ fn slower_ends_with_its_own_code() {
 }
 
 #[test]
-fn results_that_are_broken_are_named_with_their_line() {
+fn broken_results_name_their_line() {
     let bench = Bench::new();
     bench.ends("run quick ./x --size 1m --results r --repetitions 1", 0);
     let lines = bench.read("r/results.jsonl");
@@ -306,7 +307,7 @@ fn results_that_are_broken_are_named_with_their_line() {
 }
 
 #[test]
-fn a_dry_run_does_nothing() {
+fn bench_dry_run_changes_nothing() {
     let bench = Bench::new();
     let (out, _) = bench.ends("run mirror a=./x b=nvme-tcp://h/n --dry-run", 0);
     assert!(
@@ -337,7 +338,7 @@ fn diskspd_command_lines() {
     assert!(errors.contains("warning: -C: fio has no cool-down"), "{errors}");
     let (out, _) = bench.ends("diskspd -c1M -d1 -W0 -r -Rxml ./x", 0);
     assert!(out.starts_with("<Results>") && out.contains("<ReadCount>1002</ReadCount>"), "{out}");
-    // -h is diskspd's own, wherever it stands.
+    // -h is diskspd's own flag at any position.
     let (out, _) = bench.ends("diskspd -h -Rp -r ./x", 0);
     assert!(out.contains("\t\tsoftware cache disabled\n"), "{out}");
     let (_, errors) = bench.ends("diskspd -h", 2);

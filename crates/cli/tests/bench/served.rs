@@ -1,21 +1,21 @@
-//! Served volumes: with the real fio over NBD, and our own generator over NVMe/TCP.
+//! Served volumes: the real fio over NBD, and the built-in generator over NVMe/TCP.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use flagstone_bench::attach::{Choice, Initiator};
-use flagstone_bench::campaign::{Campaign, Ending, Plan, Watcher};
+use flagstone_bench::attach::{Initiator, InitiatorChoice};
+use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::os::Interrupt;
-use flagstone_bench::results::{Record, Store};
+use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::served::is_filled as is_served_filled;
 use flagstone_bench::stats::Steady;
 use flagstone_bench::suite;
 
 use crate::support::{Bench, text};
 
-/// A server that ends when it goes out of scope.
+/// A server that is killed on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -25,7 +25,7 @@ impl Drop for Server {
     }
 }
 
-/// Writes to the first 1 MiB alone.
+/// A suite that writes only to the first 1 MiB.
 const PART: &str = r#"name = "part"
 title = "a part"
 [defaults]
@@ -37,7 +37,7 @@ name = "write"
 rw = "randwrite"
 "#;
 
-/// A server of four volumes of memory, `a` to `d`, and its addresses over NBD and NVMe/TCP.
+/// A server with four memory volumes, `a` to `d`, and its NBD and NVMe/TCP addresses.
 fn served() -> (Server, String, String) {
     served_with_api("none")
 }
@@ -47,7 +47,7 @@ fn served_with_api(api: &str) -> (Server, String, String) {
     serve(api, &volumes)
 }
 
-/// A server of these volumes, or of those of a configuration file.
+/// A server with these volumes, or the volumes of a configuration file.
 fn serve(api: &str, volumes: &[String]) -> (Server, String, String) {
     let mut serve = Command::new(env!("CARGO_BIN_EXE_flagstone"));
     serve.args(["serve", "--cores", "1", "--api", api]).args(volumes);
@@ -75,9 +75,9 @@ fn has_nbd() -> bool {
     has
 }
 
-/// What a served volume is made of is asked of its server, where that is on this machine.
+/// The provenance of a served volume comes from the API of a local server.
 #[test]
-fn a_server_is_asked_what_its_volumes_are() {
+fn provenance_from_server_api() {
     let bench = Bench::new();
     bench.say("part.toml", PART);
     let socket = bench.path("api");
@@ -87,14 +87,14 @@ fn a_server_is_asked_what_its_volumes_are() {
         "run ./part.toml t={nvme} --repetitions 1 --initiator flagstone --destroy-data {nvme} --api"
     );
     bench.ends(&format!("{line} {} --results r", socket.display()), 0);
-    assert_eq!(bench.results("r")[0]["nature"], "memory");
+    assert_eq!(bench.results("r")[0]["provenance"], "memory");
     assert!(bench.read("r/campaign.json").contains("devices memory:16MiB"));
     let (_, said) = bench.ends(&format!("{line} {}x --results s", socket.display()), 2);
     assert!(said.contains("no server answers"), "{said}");
 }
 
-/// Every kind of job of every suite, short: what a job needs of a target, such as its size, is there
-/// for served volumes too.
+/// Every kind of job of every suite, shortened. Jobs need properties of the target, such as its
+/// size, for served volumes too.
 #[test]
 fn every_suite_runs_over_nbd() {
     if !has_nbd() {
@@ -112,7 +112,7 @@ fn every_suite_runs_over_nbd() {
         "gcp-pd",
         "gcp-local-ssd",
     ] {
-        // Fewer of what differs in a number alone.
+        // Fewer jobs that differ only in a number.
         let (jobs, _) = bench.ends(&format!("list --suite {suite}"), 0);
         let jobs = jobs
             .replace("\"16k\", \"64k\", \"256k\", ", "")
@@ -148,7 +148,7 @@ fn every_suite_runs_over_nbd() {
 }
 
 #[test]
-fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
+fn real_fio_over_nbd_and_generator_over_nvme_tcp() {
     if !has_nbd() {
         return;
     }
@@ -170,21 +170,21 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     for result in &results {
         assert!(result["iops"].as_f64() > Some(0.0), "{result}");
         assert!(result["latency_p99_us"].as_f64() > Some(0.0), "{result}");
-        assert_eq!(result["nature"], "memory", "the stack says so");
+        assert_eq!(result["provenance"], "memory", "the stack says so");
         let tool = result["tool"].as_str().expect("text");
         assert_eq!(tool == "flagstone load", result["target"] == "nvme", "{tool}");
     }
     bench.ends("report r", 0);
     assert!(bench.read("report.html").contains("nbd [MEMORY]"));
-    // All jobs of the page but its fill, also those whose threads begin at increments.
+    // All jobs of the page except its fill, including those with thread offsets.
     let line = format!(
         "run gcp-pd nvme={nvme} --ramp 0s --runtime 100ms --repetitions 1 --results page \
          --destroy-data {nvme} --initiator flagstone"
     );
     bench.ends(&line, 0);
     assert_eq!(bench.results("page").len(), 8);
-    // What holds nothing is filled before it is measured, through fio or our own generator, also
-    // where what is measured does not reach.
+    // An unwritten volume is filled before the measurement, by fio or the built-in generator,
+    // including the parts that no job touches.
     bench.say("part.toml", PART);
     for initiator in ["nbd", "nvme"] {
         let (_another, nbd, nvme) = served();
@@ -204,11 +204,11 @@ fn the_real_fio_over_nbd_and_our_generator_over_nvme_tcp() {
     }
 }
 
-/// Keeps what fills tell, and ends the campaign when the first measurement would begin.
+/// Records fill progress, and stops the campaign at the first measurement.
 #[derive(Default)]
 struct Fills {
     interrupt: Interrupt,
-    /// How far each of them was, and what was left of all then.
+    /// Completed fraction and remaining seconds of each progress report, by fill.
     told: Vec<Vec<(f64, f64)>>,
 }
 
@@ -224,15 +224,15 @@ impl Watcher for Fills {
         self.told.last_mut().expect("a fill has begun").push((done, remaining_s));
     }
     fn tick(&mut self) {}
-    fn done(&mut self, _: &Record) {
+    fn done(&mut self, _: &ResultRecord) {
         panic!("nothing is measured");
     }
     fn steadiness(&mut self, _: &str, _: &str, _: u32, _: Option<Steady>) {}
 }
 
-/// Each takes two seconds, by its limit, and is told of once a second.
+/// Each fill takes two seconds at its limit and reports once per second.
 #[test]
-fn a_fill_of_a_served_volume_tells_how_far_it_is() {
+fn fill_of_served_volume_reports_progress() {
     let bench = Bench::new();
     let volume = |name: &str| {
         format!(
@@ -244,9 +244,9 @@ fn a_fill_of_a_served_volume_tells_how_far_it_is() {
     let disks = [format!("{nbd}/a"), format!("{nvme}/nqn.2026-01.io.flagstone:b")];
     let targets = disks.each_ref().map(|disk| disk.parse().expect("a target"));
     let suite = suite::find("quick").expect("it is built in");
-    let mut plan = Plan::new(&suite, targets.into(), 16 << 20);
-    (plan.destroy, plan.initiator) = (disks.into(), Choice::Flagstone);
-    let store = Store::create(&bench.path("r"), &plan).expect("it is new");
+    let mut plan = CampaignPlan::new(&suite, targets.into(), 16 << 20);
+    (plan.destroy, plan.initiator) = (disks.into(), InitiatorChoice::Flagstone);
+    let store = ResultStore::create(&bench.path("r"), &plan).expect("it is new");
     let fio = Fio::at(bench.path("fio"), &Interrupt::never()).expect("it says what it is asked");
     let mut fills = Fills::default();
     let campaign = Campaign {
@@ -258,7 +258,7 @@ fn a_fill_of_a_served_volume_tells_how_far_it_is() {
         interrupt: &fills.interrupt.clone(),
     };
     let ended = campaign.run(&mut fills).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((ended, fills.told.len()), (Ending::Interrupted, 2));
+    assert_eq!((ended, fills.told.len()), (CampaignEnd::Interrupted, 2));
     for told in fills.told {
         let half = told.iter().find(|(done, _)| (0.01..1.0).contains(done));
         assert!(half.is_some_and(|(_, left_s)| *left_s > 0.0), "{told:?}");

@@ -1,14 +1,14 @@
-//! What the tests of `flagstone bench` share: a directory with a fio that does what it is told.
+//! Common parts of the `flagstone bench` tests: a directory with a fake fio.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// A fio that measures nothing: each measurement is 1 IOPS better than the one before, from what
-/// `iops` beside it says. `fail-at` holds the number of the measurement that fails, `break-at` of
-/// the one that prints broken JSON, `stop-at` of the one that stops itself until somebody continues
-/// it, `hang-at` of the one that does not end.
+/// A fake fio that measures nothing. Each measurement reports 1 IOPS more than the one before,
+/// starting from the file `iops`. `fail-at` holds the number of the measurement that fails,
+/// `break-at` of one that prints broken JSON, `stop-at` of one that stops itself until SIGCONT,
+/// `hang-at` of one that never ends.
 pub(crate) const FAKE_FIO: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 case "$*" in
@@ -29,7 +29,7 @@ side="{\"io_bytes\": $((iops * 4096)), \"total_ios\": $iops, \"iops\": $iops, \"
 echo "{\"fio version\": \"fio-3.33\", \"jobs\": [{\"jobname\": \"j\", \"error\": 0, \"read\": $side}]}"
 "#;
 
-/// A directory with the fake fio, in which commands are run.
+/// A directory with the fake fio, in which commands run.
 pub(crate) struct Bench {
     directory: tempfile::TempDir,
 }
@@ -73,7 +73,7 @@ impl Bench {
         self.command(line).output().expect("the program runs")
     }
 
-    /// Runs it and expects an exit code; gives what it printed.
+    /// Runs a command, checks its exit status and returns its output.
     pub(crate) fn ends(&self, line: &str, code: i32) -> (String, String) {
         let output = self.run(line);
         let (out, errors) = (text(&output.stdout), text(&output.stderr));
@@ -91,7 +91,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("it prints text")
 }
 
-/// Until a file is there: something has happened in a process that is running.
+/// Waits until a file exists while a process runs.
 #[allow(
     clippy::disallowed_methods,
     reason = "it waits for another process, outside of any executor"
@@ -104,7 +104,7 @@ pub(crate) fn wait_for(path: &Path, running: &mut Child) {
     }
 }
 
-/// Until something is so.
+/// Waits until a condition holds.
 #[allow(
     clippy::disallowed_methods,
     reason = "it waits for another process, outside of any executor"
@@ -115,7 +115,7 @@ pub(crate) fn wait_until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Sends a process a signal.
+/// Sends a signal to a process.
 pub(crate) fn send(pid: &str, name: &str) {
     let killed = Command::new("kill").arg(format!("-{name}")).arg(pid).status();
     assert!(killed.expect("kill runs").success());

@@ -1,5 +1,5 @@
-//! What one value cannot show: that names refer to something, that ranges do not overlap, that
-//! keys are written in the catalogue's own units, that every number is one.
+//! Checks across values: names exist, ranges do not overlap, keys use the catalogue's units, and
+//! every number is finite and not negative.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use toml_edit::{Document, Item, Table, Value};
 
 use super::error::{CatalogueError, line_of, shown};
 use super::model::{Catalogue, SizeUnit, SourceKeys, ThroughputUnit, VmRow, VmTable};
-use super::select::{Pattern, Range};
+use super::select::{CountRange, NamePattern};
 
-/// The one version of the format.
+/// The supported version of the format.
 pub(crate) const FORMAT: u32 = 1;
 
-/// A step from the top of the file to a value.
+/// One step of the path to a value.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Key(String),
     Entry(usize),
 }
 
-/// A mistake and the way to it.
+/// Path, message and help of a mistake.
 type Mistake = (Vec<Step>, String, String);
 
-/// Checks a catalogue that was read from `text`.
+/// Checks a catalogue parsed from `text`.
 pub(super) fn check(
     catalogue: &Catalogue,
     document: &Document<&str>,
@@ -46,7 +46,7 @@ pub(super) fn check(
     }
 }
 
-/// The unit words that a catalogue's keys may and may not have.
+/// Unit words that the catalogue's keys must not have, and their replacements.
 struct Suffixes {
     wrong: Vec<(&'static str, &'static str)>,
 }
@@ -68,7 +68,7 @@ impl Suffixes {
         Suffixes { wrong }
     }
 
-    /// The key as it should be, if its unit is another than the catalogue's.
+    /// The corrected key; `None` if its units are right.
     fn corrected(&self, key: &str) -> Option<String> {
         let mut changed = false;
         let words: Vec<_> = key
@@ -85,7 +85,7 @@ impl Suffixes {
     }
 }
 
-/// Looks at every key and number of the file.
+/// Visitor of every key and number.
 struct Walk {
     units: Suffixes,
     found: Option<(Option<usize>, String, String)>,
@@ -139,7 +139,7 @@ impl Walk {
     }
 }
 
-/// Where a value stands, or the nearest that surrounds it.
+/// Byte offset of a value, or of its nearest container.
 fn offset_of(document: &Document<&str>, path: &[Step]) -> Option<usize> {
     let mut item: Option<&Item> = None;
     let mut value: Option<&Value> = None;
@@ -354,12 +354,12 @@ fn families(catalogue: &Catalogue) -> Result<(), Mistake> {
     Ok(())
 }
 
-/// Each row is for some vCPUs or for a machine, and no two for the same.
+/// Checks that each row selects vCPUs or a machine, and that no two rows overlap.
 fn selectors<'a>(
     here: &[Step],
-    rows: impl Iterator<Item = (Option<&'a Range>, Option<&'a Pattern>)>,
+    rows: impl Iterator<Item = (Option<&'a CountRange>, Option<&'a NamePattern>)>,
 ) -> Result<(), Mistake> {
-    let mut ranges: Vec<&Range> = Vec::new();
+    let mut ranges: Vec<&CountRange> = Vec::new();
     let mut names: BTreeMap<&str, ()> = BTreeMap::new();
     for (index, (range, machine)) in rows.enumerate() {
         let mut path = here.to_vec();

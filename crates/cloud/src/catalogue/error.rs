@@ -1,21 +1,20 @@
-//! Why a catalogue was refused: one line, with the file, the line, what was found there and what
-//! is accepted instead.
+//! Catalogue errors: one line with the file, the line, the mistake and the accepted input.
 
 use std::ops::Range;
 
 use super::keys;
 use crate::limits::MAX_SHOWN_CHARS;
 
-/// Why a catalogue was refused.
+/// A mistake in a catalogue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogueError {
-    /// The file, as it was given.
+    /// The file, as given.
     pub file: String,
-    /// The line, from 1; `None` when it is about the whole file.
+    /// Line number from 1; `None` for the whole file.
     pub line: Option<usize>,
-    /// What was found.
+    /// The mistake.
     pub message: String,
-    /// What is accepted.
+    /// The accepted input.
     pub help: String,
 }
 
@@ -31,12 +30,12 @@ impl std::fmt::Display for CatalogueError {
 
 impl std::error::Error for CatalogueError {}
 
-/// The line of a byte of `text`, from 1.
+/// Line number, from 1, of a byte offset.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// A piece of a file as it is repeated in a message: on one line, not long.
+/// Input quoted in a message: on one line, truncated.
 pub(super) fn shown(text: &str) -> String {
     let mut out: String =
         text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect();
@@ -46,7 +45,7 @@ pub(super) fn shown(text: &str) -> String {
     out
 }
 
-/// What the deserializer found, in this project's words.
+/// Rewords a deserializer error.
 pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> CatalogueError {
     let span: Option<Range<usize>> = error.span();
     let line = span.as_ref().map(|span| line_of(text, span.start));
@@ -56,15 +55,15 @@ pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> C
     CatalogueError { file: file.to_owned(), line, message, help }
 }
 
-/// The line's own text, for what is mistyped in it.
+/// The text of the line.
 fn place(text: &str, span: Option<Range<usize>>) -> String {
     let Some(span) = span else { return String::new() };
     let start = text[..span.start.min(text.len())].rfind('\n').map_or(0, |at| at + 1);
     text[start..].lines().next().unwrap_or("").trim().to_owned()
 }
 
-/// The words of units that do not fit a file, so that its keys are named in its own. The file was
-/// not understood, so this is judged by its text alone.
+/// Unit words that do not fit the file, so that messages use the file's own units. The file did not
+/// parse, so the decision rests on its text.
 struct Foreign(Vec<(&'static str, &'static str)>);
 
 impl Foreign {

@@ -1,12 +1,11 @@
-//! What belongs behind each key that a catalogue cannot do without, for the message that one is
-//! missing.
+//! Form of each required key, for the error that the key is missing.
 
-/// The form of a required key's value.
+/// Form of a required key's value.
 pub(super) fn form(key: &str) -> Option<&'static str> {
     REQUIRED.iter().find(|(name, _)| *name == key).map(|(_, form)| *form)
 }
 
-/// Every key that has no default, and its form.
+/// Every key without a default, and its form.
 pub(super) const REQUIRED: &[(&str, &str)] = &[
     ("format", "1, the version of this format"),
     ("name", "\"a-short-name\""),

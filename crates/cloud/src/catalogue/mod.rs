@@ -1,8 +1,8 @@
-//! The catalogue: what a cloud's disks and machines do, as data with its sources.
+//! Catalogue: limits and prices of a cloud's disks and machines, as data with sources.
 //!
-//! [`Catalogue::builtin`] gives the ones in the program, [`Catalogue::parse`] one of a user's.
-//! Either is whole: names refer to something, ranges do not overlap, every number is finite and
-//! not negative, and every table names its sources. The format is in `docs/catalogue.md`.
+//! [`Catalogue::builtin`] returns the built-in catalogues, [`Catalogue::parse`] a user's. Both are
+//! complete: names exist, ranges do not overlap, every number is finite and not negative, and every
+//! table names its sources. `docs/catalogue.md` describes the format.
 
 mod check;
 mod error;
@@ -16,32 +16,32 @@ use std::sync::OnceLock;
 
 pub use error::CatalogueError;
 pub use model::*;
-pub use select::{Pattern, Range};
+pub use select::{CountRange, NamePattern};
 
 use crate::limits::MAX_CATALOGUE_BYTES;
 use error::line_of;
 
-/// The catalogues in the program: name and text.
+/// Name and text of the built-in catalogues.
 const BUILTIN: [(&str, &str); 2] = [
     ("gcp-2019", include_str!("../../catalogues/gcp-2019.toml")),
     ("gcp-current", include_str!("../../catalogues/gcp-current.toml")),
 ];
 
-/// The catalogue that is taken where none is named.
+/// The default catalogue.
 pub const DEFAULT_CATALOGUE: &str = "gcp-current";
 
 impl Catalogue {
-    /// The names of the catalogues in the program.
+    /// Names of the built-in catalogues.
     pub fn builtin_names() -> [&'static str; 2] {
         BUILTIN.map(|(name, _)| name)
     }
 
-    /// The text of a catalogue in the program, to begin one's own from.
+    /// Text of a built-in catalogue, as a template.
     pub fn builtin_text(name: &str) -> Option<&'static str> {
         BUILTIN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
     }
 
-    /// A catalogue in the program; `None` if there is none of that name. It is read once.
+    /// A built-in catalogue, parsed on first use; `None` if the name is unknown.
     pub fn builtin(name: &str) -> Option<&'static Catalogue> {
         static READ: [OnceLock<Catalogue>; 2] = [const { OnceLock::new() }; 2];
         let index = BUILTIN.iter().position(|(known, _)| *known == name)?;
@@ -52,10 +52,10 @@ impl Catalogue {
         }))
     }
 
-    /// Reads a catalogue from text; `file` is its name, for messages.
+    /// Parses a catalogue. `file` is its name for messages.
     ///
     /// # Errors
-    /// The first mistake in it.
+    /// The first mistake.
     pub fn parse(file: &str, text: &str) -> Result<Catalogue, CatalogueError> {
         let document = document(file, text)?;
         let catalogue: Catalogue = deserialized(file, text)?;
@@ -63,16 +63,16 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// Reads the catalogue in a file of at most 1 MiB.
+    /// Reads a catalogue file of at most 1 MiB.
     ///
     /// # Errors
-    /// That it cannot be read, or the first mistake in it.
+    /// The file is unreadable, or its first mistake.
     pub fn read(path: &Path) -> Result<Catalogue, CatalogueError> {
         let text = read_text(path, "a catalogue")?;
         Catalogue::parse(&path.display().to_string(), &text)
     }
 
-    /// The catalogue of a name, or of a file: what `--catalog` takes.
+    /// Opens a catalogue by name or path, as for `--catalog`.
     ///
     /// # Errors
     /// As [`Catalogue::read`].
@@ -100,7 +100,7 @@ fn deserialized<T: serde::de::DeserializeOwned>(
     toml_edit::de::from_str(text).map_err(|error| error::explain(&error, file, text))
 }
 
-/// What stands in a TOML text, mistakes told as those of catalogues are.
+/// Parses TOML with the error messages of catalogues.
 pub(crate) fn from_toml<T: serde::de::DeserializeOwned>(
     file: &str,
     text: &str,
@@ -109,7 +109,7 @@ pub(crate) fn from_toml<T: serde::de::DeserializeOwned>(
     deserialized(file, text)
 }
 
-/// The text of a file of at most 1 MiB; `what` is what it should be.
+/// Text of a file of at most 1 MiB. `what` describes it for messages.
 pub(crate) fn read_text(path: &Path, what: &str) -> Result<String, CatalogueError> {
     let unreadable = |message: String| CatalogueError {
         file: path.display().to_string(),
@@ -124,7 +124,7 @@ pub(crate) fn read_text(path: &Path, what: &str) -> Result<String, CatalogueErro
         },
     };
     let mut bytes = Vec::new();
-    // Such files are read once, before anything runs; simulated runs parse text.
+    // The file is read once before anything runs. Simulated runs parse text.
     #[expect(clippy::disallowed_methods)]
     let opened = std::fs::File::open(path);
     opened

@@ -1,43 +1,42 @@
-//! How rows of a catalogue say for which machines or numbers they hold: `"4"`, `"2-7"`, `"64+"`,
-//! and names with `*`.
+//! Row selectors of a catalogue: number ranges `"4"`, `"2-7"`, `"64+"`, and names with `*`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Whole numbers from one to another, both included, or without end.
+/// A range of whole numbers, both ends included, or without an upper end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Range {
-    /// The first.
+pub struct CountRange {
+    /// First number.
     pub min: u32,
-    /// The last; none if it has no end.
+    /// Last number; `None` without an upper end.
     pub max: Option<u32>,
 }
 
-impl Range {
-    /// Whether `number` is in it.
+impl CountRange {
+    /// Whether `number` is in the range.
     pub fn contains(&self, number: u32) -> bool {
         number >= self.min && self.max.is_none_or(|max| number <= max)
     }
 
-    /// Whether any number is in both.
-    pub fn overlaps(&self, other: &Range) -> bool {
+    /// Whether the ranges share a number.
+    pub fn overlaps(&self, other: &CountRange) -> bool {
         self.max.is_none_or(|max| max >= other.min) && other.max.is_none_or(|max| max >= self.min)
     }
 }
 
-/// What is accepted, for messages.
+/// Accepted form, for messages.
 pub(crate) const RANGE_FORM: &str = "a range of whole numbers: \"4\", \"2-7\" or \"64+\"";
 
-impl std::str::FromStr for Range {
+impl std::str::FromStr for CountRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Range, String> {
+    fn from_str(text: &str) -> Result<CountRange, String> {
         let number = |digits: &str| digits.parse::<u32>().ok();
         let range = if let Some(first) = text.strip_suffix('+') {
-            number(first).map(|min| Range { min, max: None })
+            number(first).map(|min| CountRange { min, max: None })
         } else if let Some((first, last)) = text.split_once('-') {
-            number(first).zip(number(last)).map(|(min, max)| Range { min, max: Some(max) })
+            number(first).zip(number(last)).map(|(min, max)| CountRange { min, max: Some(max) })
         } else {
-            number(text).map(|only| Range { min: only, max: Some(only) })
+            number(text).map(|only| CountRange { min: only, max: Some(only) })
         };
         range
             .filter(|range| range.max.is_none_or(|max| max >= range.min))
@@ -45,7 +44,7 @@ impl std::str::FromStr for Range {
     }
 }
 
-impl std::fmt::Display for Range {
+impl std::fmt::Display for CountRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.max {
             None => write!(f, "{}+", self.min),
@@ -55,14 +54,14 @@ impl std::fmt::Display for Range {
     }
 }
 
-impl Serialize for Range {
+impl Serialize for CountRange {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Range {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Range, D::Error> {
+impl<'de> Deserialize<'de> for CountRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<CountRange, D::Error> {
         deserializer.deserialize_str(Words(RANGE_FORM)).and_then(|text| {
             text.parse().map_err(|_| {
                 let unexpected = serde::de::Unexpected::Str(&text);
@@ -72,13 +71,13 @@ impl<'de> Deserialize<'de> for Range {
     }
 }
 
-/// A name in which each `*` stands for any characters.
+/// A name pattern in which `*` matches any characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Pattern(pub String);
+pub struct NamePattern(pub String);
 
-impl Pattern {
-    /// Whether `name` fits.
+impl NamePattern {
+    /// Whether `name` matches.
     pub fn matches(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or("");
@@ -100,7 +99,7 @@ impl Pattern {
     }
 }
 
-/// Takes a text and says what it is a text of when it is something else.
+/// String visitor with a custom description of the expected form.
 struct Words(&'static str);
 
 impl serde::de::Visitor<'_> for Words {
@@ -120,30 +119,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_and_printed_alike() {
+    fn ranges_parse_and_print() {
         for (text, min, max) in [("4", 4, Some(4)), ("2-7", 2, Some(7)), ("64+", 64, None)] {
-            let range: Range = text.parse().expect(text);
-            assert_eq!(range, Range { min, max });
+            let range: CountRange = text.parse().expect(text);
+            assert_eq!(range, CountRange { min, max });
             assert_eq!(range.to_string(), text);
         }
         for wrong in ["", "+", "-", "7-2", "x", "1-2-3", "99999999999", "-4", "4 - 7"] {
-            assert!(wrong.parse::<Range>().is_err(), "{wrong}");
+            assert!(wrong.parse::<CountRange>().is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn ranges_contain_their_ends() {
-        let range: Range = "2-7".parse().unwrap();
+    fn ranges_include_their_ends() {
+        let range: CountRange = "2-7".parse().unwrap();
         assert!([2, 5, 7].iter().all(|n| range.contains(*n)));
         assert!(![1, 8].iter().any(|n| range.contains(*n)));
-        let open: Range = "8+".parse().unwrap();
+        let open: CountRange = "8+".parse().unwrap();
         assert!(open.contains(u32::MAX) && !open.contains(7));
         assert!(!range.overlaps(&open));
         assert!(range.overlaps(&"7-9".parse().unwrap()));
     }
 
     #[test]
-    fn stars_stand_for_anything() {
+    fn name_patterns_match_stars() {
         for (pattern, name, fits) in [
             ("e2-medium", "e2-medium", true),
             ("e2-medium", "e2-mediumx", false),
@@ -154,7 +153,7 @@ mod tests {
             ("a*b*c", "abbc", true),
             ("a*bc*c", "abc", false),
         ] {
-            assert_eq!(Pattern(pattern.to_owned()).matches(name), fits, "{pattern} {name}");
+            assert_eq!(NamePattern(pattern.to_owned()).matches(name), fits, "{pattern} {name}");
         }
     }
 }

@@ -1,41 +1,40 @@
-//! The least disks of a type on a machine that carry what is needed.
+//! Smallest disks of a type on a machine that carry a need.
 //!
-//! Why the least is the cheapest: of a number of disks, what each can be bought with is a size, IOPS
-//! and a throughput. Every rule of the catalogue says that one of them is not below something that
-//! rises with the others (so many GB for each IOPS, so much throughput for each GB), and every limit
-//! rises with them. So there is one smallest triple that meets all of it, smaller in each of the
-//! three than any other that does; and no price falls when more is bought.
+//! The smallest is the cheapest. For a number of disks, the choices are size, IOPS and throughput
+//! of each. Every rule of the catalogue bounds one of them from below by something that rises with
+//! the others (GB per IOPS, throughput per GB), and every limit rises with them. Therefore one
+//! smallest triple satisfies all rules, and it is smaller in each member than every other one. No
+//! price falls when more is bought.
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalogue::Provisioned;
-use crate::cheapest::need::{Load, What};
+use crate::catalogue::ProvisionedRule;
+use crate::cheapest::need::{RequiredLoad, Requirement};
 use crate::input::Workload;
-use crate::site::{Demand, Site};
+use crate::placement::{Demand, Placement};
 
-/// More of anything than can be bought anywhere, in whole units.
+/// Upper bound of every purchase, in whole units.
 const WHOLE_MAX: u64 = 1 << 40;
 
-/// Two figures closer than this are the same.
+/// Relative difference below which two figures are equal.
 const SAME: f64 = 1e-9;
 
-/// Why no disks of a type are enough.
+/// Reason that no disks of a type are sufficient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Misfit {
-    /// So many disks of the type cannot be had, or not so large.
+    /// The number of disks, or their size, is not available.
     Count,
-    /// A load is more than the most that can be had carries.
-    Load(What),
+    /// A load exceeds the largest available limit.
+    RequiredLoad(Requirement),
 }
 
-/// A type of disk on a machine, with what it is to carry, settled as far as the number of disks
-/// does not matter.
+/// A disk type on a machine with its need, solved as far as the number of disks does not matter.
 #[derive(Debug)]
 pub(super) struct Fit<'s, 'a> {
-    site: &'s Site<'a>,
-    loads: Vec<Load>,
-    /// Whole units to keep, in the catalogue's unit.
+    placement: &'s Placement<'a>,
+    loads: Vec<RequiredLoad>,
+    /// Capacity in the catalogue's unit.
     capacity: f64,
-    /// Sizes of all disks together that carry the loads, for types whose limits follow the size.
+    /// Total size that carries the loads, for types with limits by size.
     size: f64,
     /// IOPS bought for all disks together.
     iops: Option<f64>,
@@ -45,14 +44,14 @@ pub(super) struct Fit<'s, 'a> {
 
 impl<'s, 'a> Fit<'s, 'a> {
     /// # Errors
-    /// That it is more than any number of disks carries on this machine.
+    /// The need exceeds any number of disks on this machine.
     pub(super) fn new(
-        site: &'s Site<'a>,
-        loads: Vec<Load>,
+        placement: &'s Placement<'a>,
+        loads: Vec<RequiredLoad>,
         capacity: f64,
     ) -> Result<Fit<'s, 'a>, Misfit> {
-        let mut fit = Fit { site, loads, capacity, size: 0.0, iops: None, throughput: None };
-        if site.size_each().is_some() {
+        let mut fit = Fit { placement, loads, capacity, size: 0.0, iops: None, throughput: None };
+        if placement.size_each().is_some() {
             return Ok(fit);
         }
         let endless = Demand {
@@ -61,8 +60,8 @@ impl<'s, 'a> Fit<'s, 'a> {
             iops: Some(f64::INFINITY),
             throughput: Some(f64::INFINITY),
         };
-        let endless = match &site.disk.provisioned {
-            // What a type does not sell and does not derive is the machine's.
+        let endless = match &placement.disk.provisioned {
+            // Throughput that a type neither sells nor derives follows the machine.
             Some(part) => Demand {
                 throughput: endless.throughput.filter(|_| sells_throughput(part)),
                 ..endless
@@ -70,13 +69,13 @@ impl<'s, 'a> Fit<'s, 'a> {
             None => Demand { iops: None, throughput: None, ..endless },
         };
         if let Some(what) = fit.fails(&endless) {
-            return Err(Misfit::Load(what));
+            return Err(Misfit::RequiredLoad(what));
         }
-        // Each of the three by itself, the others without end.
-        if site.volume_limits().is_some() {
+        // Each of the three, with the others unlimited.
+        if placement.volume_limits().is_some() {
             fit.size = fit.least(|size| Demand { size, ..endless });
         }
-        if site.disk.provisioned.is_some() {
+        if placement.disk.provisioned.is_some() {
             fit.iops = Some(fit.least(|iops| Demand { iops: Some(iops), ..endless }));
             fit.throughput = endless.throughput.map(|_| {
                 fit.least(|throughput| Demand { throughput: Some(throughput), ..endless })
@@ -85,7 +84,7 @@ impl<'s, 'a> Fit<'s, 'a> {
         Ok(fit)
     }
 
-    /// The least whole number that is enough; there is one.
+    /// The smallest sufficient whole number, which must exist.
     fn least(&self, demand: impl Fn(f64) -> Demand) -> f64 {
         let (mut enough, mut short) = (WHOLE_MAX, 0);
         if self.fails(&demand(0.0)).is_none() {
@@ -101,25 +100,26 @@ impl<'s, 'a> Fit<'s, 'a> {
         enough as f64
     }
 
-    /// The first load that is too much.
-    fn fails(&self, demand: &Demand) -> Option<What> {
-        let short = |load: &&Load| carries(self.site, demand, load) < load.iops * (1.0 - SAME);
+    /// The first load that exceeds the limits.
+    fn fails(&self, demand: &Demand) -> Option<Requirement> {
+        let short =
+            |load: &&RequiredLoad| carries(self.placement, demand, load) < load.iops * (1.0 - SAME);
         self.loads.iter().find(short).map(|load| load.what)
     }
 
-    /// The least `disks` that are enough.
+    /// The smallest sufficient configuration of `disks` disks.
     ///
     /// # Errors
-    /// Why so many are not.
+    /// The reason that this number is not sufficient.
     pub(super) fn with(&self, disks: u32) -> Result<Demand, Misfit> {
         let count = f64::from(disks);
         let each = |all: f64| (all / count * (1.0 - SAME)).ceil();
-        if let Some(size) = self.site.size_each() {
+        if let Some(size) = self.placement.size_each() {
             return self.with_each(size, disks);
         }
-        let least = self.site.disk.size_gb_min.unwrap_or(1.0);
+        let least = self.placement.disk.size_gb_min.unwrap_or(1.0);
         let size = each(self.capacity.max(self.size)).max(least);
-        let demand = match &self.site.disk.provisioned {
+        let demand = match &self.placement.disk.provisioned {
             None => Demand { size, disks, iops: None, throughput: None },
             Some(part) => {
                 let iops = each(self.iops.unwrap_or(0.0));
@@ -132,52 +132,56 @@ impl<'s, 'a> Fit<'s, 'a> {
                 })?
             }
         };
-        if self.site.disk.size_gb_max.is_some_and(|most| demand.size > most) {
+        if self.placement.disk.size_gb_max.is_some_and(|most| demand.size > most) {
             return Err(Misfit::Count);
         }
         Ok(demand)
     }
 
-    /// Disks of one size: nothing can be bought but their number.
+    /// Disks of one size: only their number can be chosen.
     fn with_each(&self, size: f64, disks: u32) -> Result<Demand, Misfit> {
-        let machine = &self.site.machine.name;
-        let fixed = self.site.catalogue.fixed_disks(self.site.kind, machine);
-        if fixed.is_some_and(|fixed| fixed != disks) || self.site.count_row(disks).is_none() {
+        let machine = &self.placement.machine.name;
+        let fixed = self.placement.catalogue.fixed_disks(self.placement.kind, machine);
+        if fixed.is_some_and(|fixed| fixed != disks) || self.placement.count_row(disks).is_none() {
             return Err(Misfit::Count);
         }
         if size * f64::from(disks) < self.capacity * (1.0 - SAME) {
-            return Err(Misfit::Load(What::Capacity));
+            return Err(Misfit::RequiredLoad(Requirement::Capacity));
         }
         let demand = Demand { size, disks, iops: None, throughput: None };
-        self.fails(&demand).map_or(Ok(demand), |what| Err(Misfit::Load(what)))
+        self.fails(&demand).map_or(Ok(demand), |what| Err(Misfit::RequiredLoad(what)))
     }
 }
 
-/// IOPS of a load that the disks and the machine carry, whatever the depth. 0 where no limit is
-/// known: nothing is promised then.
-pub(super) fn carries(site: &Site<'_>, demand: &Demand, load: &Load) -> f64 {
-    let caps = caps(site, demand, load);
+/// IOPS of a load under the limits of disks and machine at any depth. 0 without a known limit,
+/// because nothing is promised then.
+pub(super) fn carries(placement: &Placement<'_>, demand: &Demand, load: &RequiredLoad) -> f64 {
+    let caps = caps(placement, demand, load);
     let most = load.mix.iops_under(caps.iter());
     if most.is_finite() { most } else { 0.0 }
 }
 
-/// All limits of a load but the queue depth, which is the user's to choose.
-pub(super) fn caps<'a>(site: &Site<'a>, demand: &Demand, load: &Load) -> Vec<Cap<'a>> {
-    let mut caps = site.hard_caps(demand, load.block_bytes);
+/// All limits of a load except the queue depth, which the user chooses.
+pub(super) fn caps<'a>(
+    placement: &Placement<'a>,
+    demand: &Demand,
+    load: &RequiredLoad,
+) -> Vec<Cap<'a>> {
+    let mut caps = placement.hard_caps(demand, load.block_bytes);
     let any_depth = Workload::random(load.block_bytes, 50);
-    caps.extend(site.soft_caps(&any_depth, QueueFigure::Low));
+    caps.extend(placement.soft_caps(&any_depth, QueueFigure::Low));
     caps
 }
 
-fn sells_throughput(part: &Provisioned) -> bool {
+fn sells_throughput(part: &ProvisionedRule) -> bool {
     part.mb_per_s_per_iops.is_some()
         || part.mb_per_s_min.is_some()
         || part.mb_per_s_default.is_some()
 }
 
-/// The least size, IOPS and throughput of a disk, none below what is given, that can be bought.
+/// The smallest purchasable size, IOPS and throughput of a disk, none below the given values.
 fn settle(
-    part: &Provisioned,
+    part: &ProvisionedRule,
     size: f64,
     iops: f64,
     throughput: f64,
@@ -188,8 +192,8 @@ fn settle(
     }
     let (mut size, mut iops, mut throughput) = (size, iops, throughput);
     let up = |value: f64| (value * (1.0 - SAME)).ceil();
-    // Each turn raises what a rule asks for. A chain of rules is at most three long, so a turn
-    // without a change comes; those that would go on for ever end at the maxima below.
+    // Each round raises the values that a rule demands. A chain of rules is at most three long, so
+    // a round without a change comes; values that grow without end stop at the maxima below.
     for _ in 0..16 {
         let before = (size, iops, throughput);
         if let Some(rate) = part.iops_per_mb_per_s {

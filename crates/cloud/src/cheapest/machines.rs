@@ -1,13 +1,13 @@
-//! The machines that may be chosen.
+//! Machines to choose from.
 
-use crate::catalogue::{Catalogue, Family};
+use crate::catalogue::{Catalogue, MachineFamily};
 use crate::input::{Machine, PlanError};
 
-/// The machines of `wanted` (families or single machines), or of the whole catalogue if nothing is
-/// wanted in particular; each once, families by their names, machines by their vCPUs.
+/// Machines of the `wanted` families or names, or of the whole catalogue if empty. Sorted by family
+/// and vCPUs, without duplicates.
 ///
 /// # Errors
-/// A name that is neither a family nor a machine.
+/// A name is neither a family nor a machine.
 pub(super) fn machines(
     catalogue: &Catalogue,
     wanted: &[String],
@@ -29,16 +29,15 @@ pub(super) fn machines(
     Ok(found)
 }
 
-/// A family's machines: one of each number of vCPUs, those with names of their own, and those that
-/// come with disks.
-fn of_family(catalogue: &Catalogue, name: &str, family: &Family) -> Vec<Machine> {
+/// Machines of a family: one per vCPU count, the named ones, and machines that come with disks.
+fn of_family(catalogue: &Catalogue, name: &str, family: &MachineFamily) -> Vec<Machine> {
     let counts = family.vcpus.iter().flatten();
     let mut names: Vec<String> = counts.map(|n| format!("{name}-standard-{n}")).collect();
     names.extend(family.machines.iter().cloned());
     let prefix = format!("{name}-");
     let rows = catalogue.per_count.iter().flat_map(|table| &table.rows);
     let with_disks = rows.filter_map(|row| row.machine.as_ref()).map(|pattern| &pattern.0);
-    // A `*` in a row stands for the kind of machine.
+    // A `*` in a row stands for the machine's kind.
     let with_disks = with_disks.filter(|pattern| pattern.starts_with(&prefix));
     names.extend(with_disks.map(|pattern| pattern.replace('*', "standard")));
     names.iter().filter_map(|name| catalogue.machine(name).ok()).collect()

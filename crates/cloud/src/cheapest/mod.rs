@@ -1,9 +1,9 @@
-//! The cheapest disks and machines that carry what is needed, of all that there are.
+//! Cheapest search: disks and machines that carry a need at the lowest price.
 //!
-//! Exact, not heuristic: every type, machine and number of disks is tried, each with the least that
-//! is enough of it (`fit` says why the least is the cheapest). Of types whose limits follow the size
-//! of all disks together, the smallest number of disks is: more of them are never cheaper, as limits
-//! and price depend on the sum alone.
+//! The search is exact. It tries every type, machine and number of disks, each with the smallest
+//! sufficient configuration (`fit` explains why that is the cheapest). For types whose limits
+//! follow the total size, the smallest number of disks is sufficient: limits and price depend only
+//! on the sum, so more disks are never cheaper.
 
 mod fit;
 mod machines;
@@ -15,136 +15,137 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-pub use need::{Need, Scope, What};
+pub use need::{Need, Requirement, Scope};
 pub use prices::Prices;
 
 use crate::catalogue::{Catalogue, Confidence};
 use crate::input::{Machine, PlanError};
+use crate::placement::{Demand, Placement};
 use crate::prediction::{Cost, SourceUse};
-use crate::site::{Demand, Site};
 use fit::{Fit, carries};
 
-/// What was found.
+/// Result of the search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Answer {
+pub struct CheapestReport {
     /// The catalogue's name.
     pub catalogue: String,
-    /// What was asked.
+    /// The need.
     pub need: Need,
-    /// What was asked.
+    /// The choices.
     pub scope: Scope,
     /// Unit of sizes.
     pub size_unit: &'static str,
     /// Unit of throughput.
     pub throughput_unit: &'static str,
-    /// Whether machines are in the prices.
+    /// Prices include machines.
     pub machines_priced: bool,
-    /// Combinations of type, machine and number of disks that were tried.
+    /// Number of combinations of type, machine and number of disks tried.
     pub tried: u64,
-    /// The cheapest first.
-    pub found: Vec<Found>,
-    /// Types that would be cheaper than the first of `found` if the capacity alone were needed, and
-    /// what they lack.
+    /// Configurations, the cheapest first.
+    pub found: Vec<CheapestPlan>,
+    /// Types that would be cheaper than the first of `found` if only the capacity mattered, and
+    /// their shortfall.
     pub cheaper: Vec<Cheaper>,
-    /// What could not be taken into account, as the sources do not say.
+    /// Gaps of the sources that excluded candidates.
     pub not_known: Vec<String>,
-    /// What it rests on.
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
 }
 
-/// Disks and a machine that are enough.
+/// Disks and a machine that carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Found {
+pub struct CheapestPlan {
     /// Type of the disks.
     #[serde(rename = "type")]
     pub kind: String,
-    /// How many, striped.
+    /// Number of disks, striped.
     pub disks: u32,
-    /// Size of each.
+    /// Size of each disk.
     pub size: f64,
-    /// IOPS bought for each, of types that sell them.
+    /// IOPS bought for each disk, for types that sell them.
     pub iops: Option<f64>,
-    /// Throughput bought for each, of types that sell it.
+    /// Throughput bought for each disk, for types that sell it.
     pub throughput: Option<f64>,
-    /// Whether they are replicated in two zones.
+    /// Disks are replicated in two zones.
     pub regional: bool,
     /// The smallest machine, or the cheapest where machines are priced.
     pub machine: Machine,
-    /// The smallest of each other family, where machines are not priced.
+    /// The smallest machine of each other family, if machines have no prices.
     pub or_machines: Vec<String>,
-    /// What the disks cost.
+    /// Price of the disks.
     pub cost: Cost,
-    /// What the machine costs, in USD a month.
+    /// Price of the machine, in USD per month.
     pub usd_machine: Option<f64>,
-    /// All of it, in USD a month.
+    /// Total price, in USD per month.
     pub usd_per_month: f64,
-    /// USD a month for each IOPS that is needed.
+    /// USD per month per needed IOPS.
     pub usd_per_iops: Option<f64>,
-    /// How much more than is needed, in percent, of each thing that is needed.
+    /// Reserve in percent, for each part of the need.
     pub headroom: Vec<Headroom>,
-    /// What is needed without which it would be cheaper.
-    pub decided_by: Vec<What>,
-    /// Whether the provider has to be asked first.
+    /// Parts of the need without which it would be cheaper.
+    pub decided_by: Vec<Requirement>,
+    /// The provider must approve the combination.
     pub by_request: bool,
-    /// Configurations that this one stands for, where each type was asked for once.
+    /// Configurations that this one represents, in a distinct search.
     pub others: Option<Others>,
-    /// The least of what it rests on.
+    /// Lowest confidence of the sources.
     pub confidence: Confidence,
 }
 
-/// Configurations that differ from a cheaper one in the number of disks, and in the size and the
-/// performance that go with it, and in nothing else.
+/// Configurations that differ from a cheaper one only in the number of disks and the resulting size
+/// and performance.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Others {
-    /// How many.
+    /// Number of configurations.
     pub count: u32,
-    /// The smallest number of disks of one of them.
+    /// Smallest number of disks.
     pub disks_min: u32,
-    /// The largest number of disks of one of them.
+    /// Largest number of disks.
     pub disks_max: u32,
-    /// What the dearest costs, in USD a month.
+    /// Highest price, in USD per month.
     pub usd_per_month_max: f64,
 }
 
-/// How much more than is needed.
+/// Reserve above the need.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Headroom {
-    /// Of what.
-    pub of: What,
-    /// Whether the load is of reads (100), of writes (0) or of both.
+    /// Part of the need.
+    pub of: Requirement,
+    /// Percentage of reads of the load: 100, 0 or a mix.
     pub read_percent: Option<f64>,
-    /// In percent of what is needed.
+    /// Reserve in percent of the need.
     pub percent: f64,
 }
 
-/// A type that would be cheaper and is not enough.
+/// A cheaper type that does not carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cheaper {
     /// The type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// How many, with which the capacity is met.
+    /// Number of disks that meets the capacity.
     pub disks: u32,
     /// Size of each.
     pub size: f64,
-    /// What they cost, in USD a month.
+    /// Price, in USD per month.
     pub usd_per_month: f64,
-    /// What they lack.
-    pub lacks: What,
-    /// What they have of it, IOPS of the load.
+    /// The unmet part of the need.
+    pub lacks: Requirement,
+    /// Available IOPS of the load.
     pub has_iops: f64,
-    /// What is needed of it.
+    /// Needed IOPS of the load.
     pub needs_iops: f64,
-    /// What limits them, in words.
-    pub because: String,
-    /// What enough of the type costs a month with its machine's smallest; none if nothing is.
+    /// Explanation of the limit.
+    pub explanation: String,
+    /// Monthly price of a sufficient configuration of the type on its smallest machine; `None` if
+    /// there is none.
     pub enough_usd_per_month: Option<f64>,
 }
 
-/// One of all: enough disks on a machine.
+/// A sufficient configuration on a machine.
 #[derive(Debug, Clone)]
 struct Candidate<'a> {
-    site: Site<'a>,
+    placement: Placement<'a>,
     demand: Demand,
     cost: Cost,
     usd_machine: Option<f64>,
@@ -157,23 +158,23 @@ impl Candidate<'_> {
 }
 
 impl Catalogue {
-    /// The `most` cheapest configurations for a need. `prices` are of machines; the catalogue's own
-    /// are of disks ([`Prices::apply`] puts others in their place).
+    /// The `most` cheapest configurations for a need. `prices` has the prices of machines; those of
+    /// disks come from the catalogue ([`Prices::apply`] replaces them).
     ///
     /// # Errors
-    /// What was asked is wrong.
+    /// Invalid input.
     pub fn cheapest(
         &self,
         need: &Need,
         scope: &Scope,
         prices: &Prices,
         most: usize,
-    ) -> Result<Answer, PlanError> {
+    ) -> Result<CheapestReport, PlanError> {
         self.search(need, scope, prices, most, false)
     }
 
-    /// As [`Catalogue::cheapest`], but of configurations that differ in the number of disks alone,
-    /// and in what follows from it, the cheapest stands for all ([`Found::others`]).
+    /// As [`Catalogue::cheapest`], but the cheapest of configurations that differ only in the
+    /// number of disks represents the others ([`CheapestPlan::others`]).
     ///
     /// # Errors
     /// As [`Catalogue::cheapest`].
@@ -183,7 +184,7 @@ impl Catalogue {
         scope: &Scope,
         prices: &Prices,
         most: usize,
-    ) -> Result<Answer, PlanError> {
+    ) -> Result<CheapestReport, PlanError> {
         self.search(need, scope, prices, most, true)
     }
 
@@ -194,7 +195,7 @@ impl Catalogue {
         prices: &Prices,
         most: usize,
         distinct: bool,
-    ) -> Result<Answer, PlanError> {
+    ) -> Result<CheapestReport, PlanError> {
         need.check(scope)?;
         let mut search = Search {
             catalogue: self,
@@ -215,7 +216,8 @@ impl Catalogue {
             let order = a.usd().total_cmp(&b.usd());
             let order = order.then(a.demand.disks.cmp(&b.demand.disks));
             order.then_with(|| {
-                let of = |c: &Candidate<'_>| (c.site.kind.to_owned(), c.site.machine.vcpus);
+                let of =
+                    |c: &Candidate<'_>| (c.placement.kind.to_owned(), c.placement.machine.vcpus);
                 of(a).cmp(&of(b))
             })
         });
@@ -224,10 +226,10 @@ impl Catalogue {
             true => one_of_each(groups, prices.has_machines()),
             false => groups.into_iter().map(|group| (group, None)).collect(),
         };
-        let found: Vec<Found> = rows
+        let found: Vec<CheapestPlan> = rows
             .into_iter()
             .take(most)
-            .map(|(group, others)| Found { others, ..found(&group, need, scope) })
+            .map(|(group, others)| CheapestPlan { others, ..found(&group, need, scope) })
             .collect();
         let cheaper = near::cheaper(self, need, scope, &kinds, &machines, &all);
         let uses = found.iter().flat_map(|found| {
@@ -239,7 +241,7 @@ impl Catalogue {
                 .chain(disk.map(|d| (&d.source, d.confidence)))
         });
         let sources = self.source_uses(uses);
-        Ok(Answer {
+        Ok(CheapestReport {
             catalogue: self.name.clone(),
             need: need.clone(),
             scope: scope.clone(),
@@ -263,7 +265,7 @@ impl Catalogue {
         })
     }
 
-    /// The types that may be chosen.
+    /// Disk types to choose from.
     fn kinds(&self, scope: &Scope) -> Result<Vec<&str>, PlanError> {
         for name in &scope.types {
             self.disk_type(name)?;
@@ -282,27 +284,35 @@ impl Catalogue {
     }
 }
 
-/// Whether disks of a type are regional ones in a scope: a type that is always has no other limits.
+/// Whether a scope selects regional disks of a type. An always regional type has no separate
+/// limits.
 fn is_regional(catalogue: &Catalogue, kind: &str, scope: &Scope) -> bool {
     scope.regional && catalogue.types.get(kind).is_some_and(|disk| disk.regional.is_some())
 }
 
-/// A type of disk on a machine, if it can be had and its limits are known.
-fn site<'a>(
+/// A disk type on a machine, if the combination is available and its limits are known.
+fn placement<'a>(
     catalogue: &'a Catalogue,
     kind: &str,
     machine: &Machine,
     scope: &Scope,
-) -> Result<Site<'a>, Option<String>> {
+) -> Result<Placement<'a>, Option<String>> {
     let regional = is_regional(catalogue, kind, scope);
-    let tier1 = scope.tier1 && catalogue.egress_of(machine, true).is_some();
-    let site = Site::new(catalogue, kind, machine, regional, scope.network_gbit_per_s, tier1);
-    let site = site.map_err(|_| None)?;
+    let tier1_networking = scope.tier1_networking && catalogue.egress_of(machine, true).is_some();
+    let placement = Placement::new(
+        catalogue,
+        kind,
+        machine,
+        regional,
+        scope.other_egress_gbit_per_s,
+        tier1_networking,
+    );
+    let placement = placement.map_err(|_| None)?;
     let has_tables = catalogue.per_vm.iter().any(|t| t.types.iter().any(|known| known == kind));
-    if site.vm.is_none() && has_tables && site.size_each().is_none() {
+    if placement.vm.is_none() && has_tables && placement.size_each().is_none() {
         return Err(Some(format!("limits of {kind}, so that they are left out, of machines of")));
     }
-    Ok(site)
+    Ok(placement)
 }
 
 struct Search<'s, 'a> {
@@ -311,20 +321,21 @@ struct Search<'s, 'a> {
     scope: &'s Scope,
     prices: &'s Prices,
     tried: u64,
-    /// What is not known, and of which families.
+    /// Gaps of the sources, with the affected families.
     not_known: BTreeMap<String, BTreeSet<String>>,
     all: Vec<Candidate<'a>>,
 }
 
-/// What of a machine matters for a type: its row, its egress, and its vCPUs where CPUs limit.
+/// The machine's properties that matter for a type: its row, its egress, and its vCPUs if the CPU
+/// rule applies.
 type Signature = (Option<usize>, Option<u64>, Option<u32>);
 
 impl<'a> Search<'_, 'a> {
     fn kind(&mut self, kind: &str, machines: &[Machine]) {
         let mut known: BTreeMap<Signature, Vec<(Demand, Cost)>> = BTreeMap::new();
         for machine in machines {
-            let site = match site(self.catalogue, kind, machine, self.scope) {
-                Ok(site) => site,
+            let placement = match placement(self.catalogue, kind, machine, self.scope) {
+                Ok(placement) => placement,
                 Err(None) => continue,
                 Err(Some(what)) => {
                     self.not_known.entry(what).or_default().insert(machine.family.clone());
@@ -338,17 +349,17 @@ impl<'a> Search<'_, 'a> {
                 continue;
             }
             let key = (
-                site.vm.map(|(_, row)| std::ptr::from_ref(row).addr()),
-                site.egress_gbit_per_s.map(f64::to_bits),
-                site.machine.vcpus.filter(|_| site.cpu().is_some()),
+                placement.vm.map(|(_, row)| std::ptr::from_ref(row).addr()),
+                placement.egress_gbit_per_s.map(f64::to_bits),
+                placement.machine.vcpus.filter(|_| placement.cpu().is_some()),
             );
-            let local = site.size_each().is_some();
+            let local = placement.size_each().is_some();
             let fits = match known.get(&key).filter(|_| !local) {
                 Some(fits) => fits.clone(),
-                None => self.fits(&site),
+                None => self.fits(&placement),
             };
             let candidates = fits.iter().map(|(demand, cost)| Candidate {
-                site: site.clone(),
+                placement: placement.clone(),
                 demand: *demand,
                 cost: cost.clone(),
                 usd_machine,
@@ -358,17 +369,18 @@ impl<'a> Search<'_, 'a> {
         }
     }
 
-    /// All numbers of disks that are enough, each with the least of each disk.
-    fn fits(&mut self, site: &Site<'a>) -> Vec<(Demand, Cost)> {
+    /// Every sufficient number of disks, with the smallest configuration of each disk.
+    fn fits(&mut self, placement: &Placement<'a>) -> Vec<(Demand, Cost)> {
         let mut out = Vec::new();
         let capacity = self.catalogue.units.size_of(self.need.capacity_bytes);
-        let Ok(fit) = Fit::new(site, self.need.loads(site), capacity) else { return out };
-        // The sum alone counts: see the module.
-        let first_is_least = site.disk.provisioned.is_none() && site.size_each().is_none();
+        let Ok(fit) = Fit::new(placement, self.need.loads(placement), capacity) else { return out };
+        // Limits and price depend only on the total size.
+        let first_is_least =
+            placement.disk.provisioned.is_none() && placement.size_each().is_none();
         for disks in 1..=self.scope.disks_max {
             self.tried += 1;
             let Ok(demand) = fit.with(disks) else { continue };
-            match site.cost(&demand) {
+            match placement.cost(&demand) {
                 Ok(cost) => out.push((demand, cost)),
                 Err(no_price) => {
                     self.not_known.entry(no_price.0).or_default();
@@ -383,13 +395,13 @@ impl<'a> Search<'_, 'a> {
     }
 }
 
-/// Candidates that are one row to a reader, the cheapest groups first: where machines have prices,
-/// each type, number of disks and family at its cheapest; else the same disks on whatever machine.
+/// Groups candidates that are one row to a reader, the cheapest groups first. With machine prices:
+/// by type, number of disks and family. Without: the same disks on any machine.
 fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candidate<'a>>> {
     let same = |a: &Candidate<'_>, b: &Candidate<'_>| {
-        let disks = a.site.kind == b.site.kind && a.demand.disks == b.demand.disks;
+        let disks = a.placement.kind == b.placement.kind && a.demand.disks == b.demand.disks;
         match priced {
-            true => disks && a.site.machine.family == b.site.machine.family,
+            true => disks && a.placement.machine.family == b.placement.machine.family,
             false => disks && a.demand == b.demand,
         }
     };
@@ -403,15 +415,15 @@ fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candid
     groups
 }
 
-/// A row to a reader, and those that it stands for.
+/// A row for the reader and the configurations that it represents.
 type Row<'c, 'a> = (Vec<&'c Candidate<'a>>, Option<Others>);
 
-/// The cheapest group of each type (and family, where machines have prices), with those that it
-/// stands for.
+/// The cheapest group of each type (and family, with machine prices), with the configurations that
+/// it represents.
 fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c Candidate<'a>>>, priced: bool) -> Vec<Row<'c, 'a>> {
     let same = |a: &Candidate<'_>, b: &Candidate<'_>| {
-        let family = a.site.machine.family == b.site.machine.family;
-        a.site.kind == b.site.kind && (family || !priced)
+        let family = a.placement.machine.family == b.placement.machine.family;
+        a.placement.kind == b.placement.kind && (family || !priced)
     };
     let mut rows: Vec<Row<'c, 'a>> = Vec::new();
     for group in groups {
@@ -437,58 +449,58 @@ fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c Candidate<'a>>>, priced: bool) -> Vec
     rows
 }
 
-fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> Found {
+fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> CheapestPlan {
     let best = group[0];
-    let Candidate { site, demand, cost, usd_machine } = best;
-    let catalogue = site.catalogue;
+    let Candidate { placement, demand, cost, usd_machine } = best;
+    let catalogue = placement.catalogue;
     let mut or_machines: Vec<(&str, &str)> = Vec::new();
     for other in &group[1..] {
-        let machine = &other.site.machine;
-        let known = machine.family == site.machine.family
+        let machine = &other.placement.machine;
+        let known = machine.family == placement.machine.family
             || or_machines.iter().any(|(family, _)| *family == machine.family);
         if usd_machine.is_none() && !known {
             or_machines.push((&machine.family, &machine.name));
         }
     }
-    let loads = need.loads(site);
+    let loads = need.loads(placement);
     let capacity = catalogue.units.size_of(need.capacity_bytes);
     let mut headroom: Vec<Headroom> = loads
         .iter()
         .map(|load| Headroom {
             of: load.what,
             read_percent: Some(load.mix.read * 100.0),
-            percent: (carries(site, demand, load) / load.iops - 1.0) * 100.0,
+            percent: (carries(placement, demand, load) / load.iops - 1.0) * 100.0,
         })
         .collect();
     if capacity > 0.0 {
         let has = demand.size * f64::from(demand.disks);
         let percent = (has / capacity - 1.0) * 100.0;
-        headroom.push(Headroom { of: What::Capacity, read_percent: None, percent });
+        headroom.push(Headroom { of: Requirement::Capacity, read_percent: None, percent });
     }
-    let part = site.disk.provisioned.as_ref();
+    let part = placement.disk.provisioned.as_ref();
     let total = need.read_iops + need.write_iops;
-    let table = site.vm.map(|(table, row)| {
+    let table = placement.vm.map(|(table, row)| {
         let source = row.source.as_ref().unwrap_or(&table.source);
         catalogue.confidence_of(source, row.confidence.or(table.confidence))
     });
-    Found {
-        kind: site.kind.to_owned(),
+    CheapestPlan {
+        kind: placement.kind.to_owned(),
         disks: demand.disks,
         size: demand.size,
         iops: demand.iops.filter(|_| part.is_some_and(|part| part.iops_per_mb_per_s.is_none())),
         throughput: demand
             .throughput
             .filter(|_| part.is_some_and(|part| part.mb_per_s_per_iops.is_none())),
-        regional: site.regional || site.disk.always_regional,
-        machine: site.machine.clone(),
+        regional: placement.regional || placement.disk.always_regional,
+        machine: placement.machine.clone(),
         or_machines: or_machines.into_iter().map(|(_, name)| name.to_owned()).collect(),
         cost: cost.clone(),
         usd_machine: *usd_machine,
         usd_per_month: best.usd(),
         usd_per_iops: (total > 0.0).then(|| best.usd() / total),
         headroom,
-        decided_by: near::decided_by(site, cost, need, scope.disks_max),
-        by_request: site.by_request,
+        decided_by: near::decided_by(placement, cost, need, scope.disks_max),
+        by_request: placement.by_request,
         others: None,
         confidence: cost.confidence.max(table.unwrap_or(Confidence::A)),
     }

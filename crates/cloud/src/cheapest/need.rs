@@ -1,65 +1,65 @@
-//! What is needed, and what may be chosen from.
+//! Need and scope of the cheapest search.
 
 use serde::Serialize;
 
 use crate::catalogue::Catalogue;
 use crate::input::PlanError;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DISKS, MIN_BLOCK_BYTES};
-use crate::mix::Mix;
-use crate::site::Site;
+use crate::mix::WorkloadMix;
+use crate::placement::Placement;
 
-/// The largest need of any kind that is taken, in IOPS, bytes a second and bytes alike: beyond what
-/// all disks of a cloud do together.
+/// Largest accepted need, in IOPS, bytes per second and bytes: more than all disks of a cloud
+/// together.
 const NEED_MAX: f64 = 1e18;
 
-/// What the disks are to do. IOPS and throughput are two loads that need not be carried at the same
-/// time: many small I/Os, and fewer large ones.
+/// Required performance and capacity. IOPS and throughput are separate loads that need not be
+/// carried at the same time: many small I/Os, and fewer large ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Need {
-    /// Reads a second, of `block_bytes` each.
+    /// Reads per second, of `block_bytes` each.
     pub read_iops: f64,
-    /// Writes a second, of `block_bytes` each.
+    /// Writes per second, of `block_bytes` each.
     pub write_iops: f64,
-    /// Bytes a second of large I/Os, reads and writes together in the proportion of the IOPS; where
-    /// no IOPS are needed, of reads alone and of writes alone.
+    /// Bytes per second of large I/Os, with the IOPS' proportion of reads. Without IOPS, both pure
+    /// reads and pure writes must reach it.
     pub bytes_per_s: f64,
-    /// Bytes to keep, on all disks together.
+    /// Capacity in bytes, of all disks together.
     pub capacity_bytes: u64,
-    /// Bytes of each of the I/Os that are counted.
+    /// Bytes of each counted I/O.
     pub block_bytes: u64,
-    /// Whether the reads and the writes come at the same time, or each alone.
+    /// Reads and writes are simultaneous (true) or separate (false).
     pub at_once: bool,
 }
 
-/// What may be chosen from.
+/// Choices of the search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scope {
-    /// Families, such as `n2`, or machines, such as `n2-standard-8`; all there are if empty.
+    /// Families, such as `n2`, or machines, such as `n2-standard-8`; all if empty.
     pub machines: Vec<String>,
-    /// Types of disk; all there are if empty.
+    /// Disk types; all if empty.
     pub types: Vec<String>,
-    /// Only disks that are replicated in two zones.
+    /// Only disks replicated in two zones.
     pub regional: bool,
-    /// Also disks that lose their data when the machine stops.
+    /// Include disks that lose their data when the machine stops.
     pub local_ssd: bool,
-    /// Whether machines have the dearer networking tier, where there is one.
-    pub tier1: bool,
-    /// What else the machine sends, in Gbit/s.
-    pub network_gbit_per_s: f64,
-    /// Most disks of a configuration.
+    /// Machines have Tier_1 networking where it exists.
+    pub tier1_networking: bool,
+    /// Other egress of the machine, in Gbit/s.
+    pub other_egress_gbit_per_s: f64,
+    /// Maximum number of disks.
     pub disks_max: u32,
 }
 
 impl Default for Scope {
-    /// Anything of one zone that keeps its data, up to 16 disks.
+    /// Zonal disks that keep their data, up to 16.
     fn default() -> Scope {
         Scope {
             machines: Vec::new(),
             types: Vec::new(),
             regional: false,
             local_ssd: false,
-            tier1: false,
-            network_gbit_per_s: 0.0,
+            tier1_networking: false,
+            other_egress_gbit_per_s: 0.0,
             disks_max: 16,
         }
     }
@@ -72,7 +72,7 @@ impl Need {
             ("write IOPS", self.write_iops),
             ("bytes a second", self.bytes_per_s),
             ("bytes of capacity", self.capacity_bytes as f64),
-            ("Gbit/s of other traffic", scope.network_gbit_per_s),
+            ("Gbit/s of other traffic", scope.other_egress_gbit_per_s),
         ] {
             if !(0.0..=NEED_MAX).contains(&value) {
                 return Err(PlanError::input(format!("{value} {what}"), "write a number from 0"));
@@ -93,24 +93,31 @@ impl Need {
         Ok(())
     }
 
-    /// The loads that a configuration has to carry, each by itself.
-    pub(super) fn loads(&self, site: &Site<'_>) -> Vec<Load> {
-        let catalogue = site.catalogue;
+    /// The loads that a configuration has to carry, each separately.
+    pub(super) fn loads(&self, placement: &Placement<'_>) -> Vec<RequiredLoad> {
+        let catalogue = placement.catalogue;
         let total = self.read_iops + self.write_iops;
         let alone = [(self.read_iops, 1.0), (self.write_iops, 0.0)];
         let parts: Vec<(f64, f64)> = match self.at_once {
             true if total > 0.0 => vec![(total, self.read_iops / total)],
             _ => alone.into_iter().filter(|(iops, _)| *iops > 0.0).collect(),
         };
-        let mut loads: Vec<Load> = parts
+        let mut loads: Vec<RequiredLoad> = parts
             .iter()
             .map(|(iops, read)| {
-                Load::new(catalogue, site, What::Iops, *iops, *read, self.block_bytes)
+                RequiredLoad::new(
+                    catalogue,
+                    placement,
+                    Requirement::Iops,
+                    *iops,
+                    *read,
+                    self.block_bytes,
+                )
             })
             .collect();
         if self.bytes_per_s > 0.0 {
             let units = &catalogue.units;
-            let large = site.disk.block_kb_min_for_throughput.unwrap_or(LARGE_BLOCKS);
+            let large = placement.disk.block_kb_min_for_throughput.unwrap_or(LARGE_BLOCKS);
             let large = (large * units.block_bytes as f64) as u64;
             let block = large.max(self.block_bytes).min(MAX_BLOCK_BYTES);
             let iops = self.bytes_per_s / block as f64;
@@ -118,66 +125,68 @@ impl Need {
                 true => vec![self.read_iops / total],
                 false => vec![1.0, 0.0],
             };
-            let load = |read| Load::new(catalogue, site, What::Throughput, iops, read, block);
+            let load = |read| {
+                RequiredLoad::new(catalogue, placement, Requirement::Throughput, iops, read, block)
+            };
             loads.extend(reads.into_iter().map(load));
         }
         loads
     }
 }
 
-/// Block with which the highest throughput is reached where no source says, in KB.
+/// Block, in KB, that reaches the highest throughput if no source gives one.
 const LARGE_BLOCKS: f64 = 256.0;
 
-/// What a load is of.
+/// A part of the need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum What {
-    /// Bytes to keep.
+pub enum Requirement {
+    /// Bytes to store.
     Capacity,
-    /// I/Os a second.
+    /// I/Os per second.
     Iops,
-    /// Bytes a second.
+    /// Bytes per second.
     Throughput,
 }
 
-impl std::fmt::Display for What {
+impl std::fmt::Display for Requirement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            What::Capacity => "capacity",
-            What::Iops => "IOPS",
-            What::Throughput => "throughput",
+            Requirement::Capacity => "capacity",
+            Requirement::Iops => "IOPS",
+            Requirement::Throughput => "throughput",
         })
     }
 }
 
-/// So many I/Os a second of one mix and block.
+/// IOPS of one mix and block size.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
-    pub(super) what: What,
+pub(super) struct RequiredLoad {
+    pub(super) what: Requirement,
     pub(super) iops: f64,
     pub(super) block_bytes: u64,
-    pub(super) mix: Mix,
+    pub(super) mix: WorkloadMix,
 }
 
-impl Load {
+impl RequiredLoad {
     fn new(
         catalogue: &Catalogue,
-        site: &Site<'_>,
-        what: What,
+        placement: &Placement<'_>,
+        what: Requirement,
         iops: f64,
         read: f64,
         block_bytes: u64,
-    ) -> Load {
+    ) -> RequiredLoad {
         let units = &catalogue.units;
-        let (of_iops, of_throughput) = site.sharing();
+        let (of_iops, of_throughput) = placement.sharing();
         let throughput_per_io = units.block_of(block_bytes) / units.blocks_per_throughput as f64;
-        let mix = Mix {
+        let mix = WorkloadMix {
             read,
             write: 1.0 - read,
             throughput_per_io,
             iops: of_iops,
             throughput: of_throughput,
         };
-        Load { what, iops, block_bytes, mix }
+        RequiredLoad { what, iops, block_bytes, mix }
     }
 }

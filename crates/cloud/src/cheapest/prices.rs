@@ -1,32 +1,32 @@
-//! Prices of a user's own: of machines, which catalogues do not have, and of disks in another
-//! region or under another contract.
+//! User-supplied prices: of machines, which catalogues lack, and of disks in another region or
+//! under another contract.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::catalogue::{Catalogue, CatalogueError, Confidence, Price, Source};
+use crate::catalogue::{Catalogue, CatalogueError, CatalogueSource, Confidence, Price};
 
-/// Key of the file among the sources of results.
+/// Key of the price file among the sources.
 const SOURCE: &str = "price-file";
 
-/// Prices, in USD a month.
+/// Prices, in USD per month.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
-    /// What they are of: a region, a contract, a date.
+    /// Region, contract or date of the prices.
     #[serde(default)]
     title: String,
-    /// Of machines by their names.
+    /// Machines by name.
     #[serde(default)]
     machine_usd_per_month: BTreeMap<String, f64>,
-    /// Of types of disk by their names.
+    /// Disk types by name.
     #[serde(default)]
     disk: BTreeMap<String, Disk>,
 }
 
-/// The price of a type of disk, in the catalogue's units.
+/// Price of a disk type, in the catalogue's units.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Disk {
@@ -40,10 +40,10 @@ struct Disk {
 }
 
 impl Prices {
-    /// Reads prices in TOML; `file` is its name, for messages.
+    /// Parses prices in TOML. `file` is its name for messages.
     ///
     /// # Errors
-    /// The first mistake in it.
+    /// The first mistake.
     pub fn parse(file: &str, text: &str) -> Result<Prices, CatalogueError> {
         let prices: Prices = crate::catalogue::from_toml(file, text)?;
         let disks = prices.disk.iter().flat_map(|(name, disk)| {
@@ -64,22 +64,22 @@ impl Prices {
         Ok(prices)
     }
 
-    /// Reads the prices in a file of at most 1 MiB.
+    /// Reads a price file of at most 1 MiB.
     ///
     /// # Errors
-    /// That it cannot be read, or the first mistake in it.
+    /// The file is unreadable, or its first mistake.
     pub fn read(path: &Path) -> Result<Prices, CatalogueError> {
         let text = crate::catalogue::read_text(path, "a price file")?;
         Prices::parse(&path.display().to_string(), &text)
     }
 
-    /// The catalogue with these prices of disks in place of its own.
+    /// The catalogue with these disk prices instead of its own.
     ///
     /// # Errors
-    /// A type that the catalogue does not have.
+    /// A type that the catalogue lacks.
     pub fn apply(&self, file: &str, catalogue: &Catalogue) -> Result<Catalogue, CatalogueError> {
         let mut with = catalogue.clone();
-        let source = Source {
+        let source = CatalogueSource {
             address: file.to_owned(),
             date: if self.title.is_empty() { "as given".to_owned() } else { self.title.clone() },
             confidence: Confidence::A,
@@ -114,12 +114,12 @@ impl Prices {
         Ok(with)
     }
 
-    /// Whether there are prices of machines: then those without one are left out.
+    /// Whether machines have prices. Machines without one are then left out.
     pub fn has_machines(&self) -> bool {
         !self.machine_usd_per_month.is_empty()
     }
 
-    /// What a machine costs a month.
+    /// Monthly price of a machine.
     pub fn machine(&self, name: &str) -> Option<f64> {
         self.machine_usd_per_month.get(name).copied()
     }

@@ -1,8 +1,8 @@
-//! What disks do along one dimension, and which limit binds where.
+//! Limit curves: performance along one dimension, and the limit that binds at each position.
 //!
-//! Every place is a prediction of its own ([`Catalogue::predict`] gives the same). Between places at
-//! which different limits bind the change is searched for, down to the smallest step there is, so
-//! that it is where it is said to be. Places that cannot be had are absent.
+//! Every position is a prediction, equal to that of [`Catalogue::predict`]. Between positions with
+//! different binding limits, bisection finds the change down to the smallest step. Impossible
+//! positions are absent.
 
 mod sweep;
 
@@ -12,63 +12,64 @@ pub use sweep::{Over, Sweep};
 
 use crate::caps::QueueFigure;
 use crate::catalogue::{Catalogue, Confidence, LimitKind};
-use crate::input::{Configuration, PlanError, Workload};
-use crate::mix::Mix;
+use crate::input::{DiskConfiguration, PlanError, Workload};
+use crate::mix::WorkloadMix;
+use crate::placement::Placement;
 use crate::predict::{SAME, binding_order, rates};
 use crate::prediction::{Dimension, Prediction, SourceUse, Touched};
-use crate::site::Site;
 
 /// One configuration and workload along one dimension.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Curve {
+pub struct LimitCurve {
     /// Type of the disks.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Bytes of each I/O; those of the first place where the block is what changes.
+    /// Bytes of each I/O; of the first position if the block size varies.
     pub block_bytes: u64,
-    /// Reads among a hundred I/Os.
+    /// Percentage of reads.
     pub read_percent: u8,
-    /// In the order of `at`.
-    pub points: Vec<Point>,
-    /// Which limit binds from where to where.
-    pub spans: Vec<Span>,
-    /// What it rests on.
+    /// Points in the order of `at`.
+    pub points: Vec<CurvePoint>,
+    /// Ranges with the same binding limit.
+    pub spans: Vec<CurveSpan>,
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// The least of it.
+    /// Lowest confidence.
     pub confidence: Confidence,
-    /// Where the sources contradict themselves and it matters here.
+    /// Relevant contradictions of the sources.
     pub inconsistencies: Vec<Touched>,
-    /// What the sources do not say and would matter here.
+    /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
 }
 
-/// A place on a curve.
+/// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Point {
-    /// Size of a disk in the catalogue's unit, vCPUs, bytes of a block, or I/Os in flight of a job.
+pub struct CurvePoint {
+    /// Position: disk size in the catalogue's unit, vCPUs, bytes of a block, or I/Os in flight of a
+    /// job.
     pub at: u64,
-    /// IOPS, reads and writes together.
+    /// IOPS of reads and writes together.
     pub iops: f64,
-    /// The same in the catalogue's unit of throughput.
+    /// Throughput in the catalogue's unit.
     pub throughput: f64,
     /// The limit that binds.
     pub binding: LimitKind,
-    /// What it is a limit of.
+    /// Dimension of that limit.
     pub dimension: Dimension,
-    /// Whether there would be no more without it, as another limit is equal.
+    /// Another limit is equal, so lifting only one gains nothing.
     pub tied: bool,
 }
 
-/// Neighbouring places at which the same limit binds.
+/// Neighboring points with the same binding limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Span {
-    /// The first place.
-    pub from: Point,
-    /// The last place.
-    pub to: Point,
+pub struct CurveSpan {
+    /// First point.
+    pub from: CurvePoint,
+    /// Last point.
+    pub to: CurvePoint,
 }
 
-impl Span {
+impl CurveSpan {
     /// The limit that binds.
     pub fn binding(&self) -> (LimitKind, Dimension) {
         (self.from.binding, self.from.dimension)
@@ -76,19 +77,19 @@ impl Span {
 }
 
 impl Catalogue {
-    /// Follows a configuration and a workload along a dimension, in the place of what they say of
-    /// it themselves.
+    /// Follows a configuration and a workload along a dimension, whose own value in them is
+    /// ignored.
     ///
     /// # Errors
-    /// Why no place of it can be had.
+    /// The reason that every position is impossible.
     pub fn curve(
         &self,
-        configuration: &Configuration,
+        configuration: &DiskConfiguration,
         workload: &Workload,
         sweep: &Sweep,
-    ) -> Result<Curve, PlanError> {
+    ) -> Result<LimitCurve, PlanError> {
         let walk = Walk { catalogue: self, configuration, workload, over: sweep.over };
-        let mut found: Vec<(u64, Result<Point, PlanError>)> = Vec::new();
+        let mut found: Vec<(u64, Result<CurvePoint, PlanError>)> = Vec::new();
         for at in &sweep.places {
             let next = walk.at(*at);
             if let Some((before, point)) = found.last().cloned() {
@@ -96,7 +97,7 @@ impl Catalogue {
             }
             found.push((*at, next));
         }
-        let points: Vec<Point> =
+        let points: Vec<CurvePoint> =
             found.iter().filter_map(|(_, point)| point.as_ref().ok()).copied().collect();
         let (Some(first), Some(last)) = (points.first(), points.last()) else {
             return Err(walk.why_none(found));
@@ -104,7 +105,7 @@ impl Catalogue {
         let spans = spans(&points);
         let places: Vec<u64> =
             spans.iter().map(|span| span.from.at).chain([first.at, last.at]).collect();
-        let mut curve = Curve {
+        let mut curve = LimitCurve {
             kind: configuration.kind.clone(),
             block_bytes: walk.asked(first.at)?.1.block_bytes,
             read_percent: workload.read_percent,
@@ -123,8 +124,9 @@ impl Catalogue {
     }
 }
 
-impl Curve {
-    /// Adds what a prediction rests on, but for its price: there is none on a curve.
+impl LimitCurve {
+    /// Adds the sources and gaps of a prediction, except the price's, which a curve does not
+    /// show.
     fn gather(&mut self, mut prediction: Prediction) {
         match &prediction.cost {
             Some(cost) => {
@@ -135,7 +137,7 @@ impl Curve {
                 let price: Vec<String> = price.cloned().collect();
                 prediction.sources.retain(|source| !price.contains(&source.key));
             }
-            // The last of it is why there is no price.
+            // The last gap is the missing price.
             None => drop(prediction.not_known.pop()),
         }
         self.confidence = self.confidence.max(prediction.confidence);
@@ -158,28 +160,28 @@ impl Curve {
     }
 }
 
-fn spans(points: &[Point]) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::new();
+fn spans(points: &[CurvePoint]) -> Vec<CurveSpan> {
+    let mut spans: Vec<CurveSpan> = Vec::new();
     for point in points {
         match spans.last_mut() {
             Some(span) if span.binding() == (point.binding, point.dimension) => span.to = *point,
-            _ => spans.push(Span { from: *point, to: *point }),
+            _ => spans.push(CurveSpan { from: *point, to: *point }),
         }
     }
     spans
 }
 
-/// What is followed.
+/// The swept configuration and workload.
 struct Walk<'w> {
     catalogue: &'w Catalogue,
-    configuration: &'w Configuration,
+    configuration: &'w DiskConfiguration,
     workload: &'w Workload,
     over: Over,
 }
 
 impl Walk<'_> {
-    /// What is asked at a place.
-    fn asked(&self, at: u64) -> Result<(Configuration, Workload), PlanError> {
+    /// Configuration and workload at a position.
+    fn asked(&self, at: u64) -> Result<(DiskConfiguration, Workload), PlanError> {
         let (mut configuration, mut workload) = (self.configuration.clone(), self.workload.clone());
         match self.over {
             Over::Size => {
@@ -203,8 +205,9 @@ impl Walk<'_> {
         Ok((configuration, workload))
     }
 
-    /// Why there is no place: what a size that there is lacks, before what the range does.
-    fn why_none(&self, found: Vec<(u64, Result<Point, PlanError>)>) -> PlanError {
+    /// The error for a curve without points. A valid size's error takes precedence over a range
+    /// error.
+    fn why_none(&self, found: Vec<(u64, Result<CurvePoint, PlanError>)>) -> PlanError {
         let disk = self.catalogue.types.get(&self.configuration.kind);
         let least = disk.and_then(|disk| disk.size_gb_min).map(|size| size.ceil() as u64);
         let of_least = least.filter(|_| self.over == Over::Size).and_then(|at| self.at(at).err());
@@ -213,23 +216,23 @@ impl Walk<'_> {
         of_least.or(first).unwrap_or_else(none)
     }
 
-    fn at(&self, at: u64) -> Result<Point, PlanError> {
+    fn at(&self, at: u64) -> Result<CurvePoint, PlanError> {
         let (configuration, workload) = self.asked(at)?;
         workload.check()?;
-        let site = Site::of(self.catalogue, &configuration)?;
-        let demand = site.demand(&configuration)?;
-        let mix = Mix::new(&workload, &self.catalogue.units, site.sharing());
-        let mut caps = site.hard_caps(&demand, workload.block_bytes);
+        let placement = Placement::of(self.catalogue, &configuration)?;
+        let demand = placement.demand(&configuration)?;
+        let mix = WorkloadMix::new(&workload, &self.catalogue.units, placement.sharing());
+        let mut caps = placement.hard_caps(&demand, workload.block_bytes);
         if !mix.iops_under(caps.iter()).is_finite() {
-            let what = format!("what {} does on {}", site.kind, site.machine.name);
+            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
             return Err(PlanError::NotKnown(what));
         }
-        caps.extend(site.soft_caps(&workload, QueueFigure::Low));
+        caps.extend(placement.soft_caps(&workload, QueueFigure::Low));
         let (binding, without) = binding_order(&mix, &caps, 1)[0];
         let cap = &caps[binding];
         let iops = mix.iops_under(caps.iter());
         let rates = rates(self.catalogue, workload.block_bytes, iops);
-        Ok(Point {
+        Ok(CurvePoint {
             at,
             iops: rates.iops,
             throughput: rates.throughput,
@@ -239,15 +242,15 @@ impl Walk<'_> {
         })
     }
 
-    /// Adds the places on both sides of every change that is found between two places.
+    /// Adds the points on both sides of each change between two positions.
     fn between(
         &self,
-        (from, first): (u64, &Result<Point, PlanError>),
-        (to, last): (u64, &Result<Point, PlanError>),
+        (from, first): (u64, &Result<CurvePoint, PlanError>),
+        (to, last): (u64, &Result<CurvePoint, PlanError>),
         step: u64,
-        out: &mut Vec<(u64, Result<Point, PlanError>)>,
+        out: &mut Vec<(u64, Result<CurvePoint, PlanError>)>,
     ) {
-        let limit = |point: &Result<Point, PlanError>| {
+        let limit = |point: &Result<CurvePoint, PlanError>| {
             point.as_ref().ok().map(|point| (point.binding, point.dimension))
         };
         let steps = (to - from) / step.max(1);

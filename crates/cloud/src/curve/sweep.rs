@@ -1,9 +1,9 @@
-//! Along which dimension, and at which places.
+//! Sweeps: a dimension and the positions on it.
 
 use serde::Serialize;
 
 use crate::catalogue::Catalogue;
-use crate::input::{Configuration, PlanError, shown};
+use crate::input::{DiskConfiguration, PlanError, shown};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
 
 /// A dimension.
@@ -20,38 +20,38 @@ pub enum Over {
     Depth,
 }
 
-/// A dimension and places on it.
+/// A dimension and positions on it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sweep {
     /// The dimension.
     pub over: Over,
-    /// In order, in the unit of [`super::Point::at`].
+    /// Positions in order, in the unit of [`super::CurvePoint::at`].
     pub places: Vec<u64>,
-    /// The smallest difference of two places; 0 where there are no others than `places`.
+    /// Smallest difference between two positions; 0 if only `places` exist.
     pub step: u64,
 }
 
-/// Places of a continuous dimension before changes are searched for.
+/// Positions of a continuous dimension before the search for changes.
 const PLACES: u32 = 48;
 
-/// Largest size where a type has none, in the catalogue's unit.
+/// Largest size of a type without a maximum, in the catalogue's unit.
 const SIZE_MAX: u64 = 65_536;
 
-/// Smallest size where a type has none, in the catalogue's unit.
+/// Smallest size of a type without a minimum, in the catalogue's unit.
 const SIZE_MIN: u64 = 10;
 
-/// Blocks where none are asked for: what databases and copies use.
+/// Default block range: the sizes of databases and copies.
 const BLOCKS: (u64, u64) = (4 << 10, 1 << 20);
 
 impl Sweep {
-    /// A dimension from one place to another, or as far as the types go.
+    /// A sweep of a range, or of the range that the types allow.
     ///
     /// # Errors
-    /// A range that is none, or a machine whose family has no other numbers of vCPUs.
+    /// An empty range, or a machine whose family has no other vCPU counts.
     pub fn new(
         catalogue: &Catalogue,
         over: Over,
-        configurations: &[Configuration],
+        configurations: &[DiskConfiguration],
         (from, to): (Option<u64>, Option<u64>),
     ) -> Result<Sweep, PlanError> {
         if over == Over::Vcpus {
@@ -79,7 +79,7 @@ impl Sweep {
 
     fn of_vcpus(
         catalogue: &Catalogue,
-        configurations: &[Configuration],
+        configurations: &[DiskConfiguration],
         (from, to): (Option<u64>, Option<u64>),
     ) -> Result<Sweep, PlanError> {
         let machine = configurations.first().map(|first| &first.machine);
@@ -89,7 +89,7 @@ impl Sweep {
             with_vcpus(&machine.name, 1)?;
             Some(match (&family.vcpus, family.vcpus_max) {
                 (Some(all), _) => all.clone(),
-                // The usual ones of a family that tells its largest alone.
+                // Powers of two for a family that lists only its maximum.
                 (None, Some(most)) => {
                     let doubled = (0..32).map(|power| 1u32 << power);
                     doubled.take_while(|n| *n < most).chain([most]).collect()
@@ -110,7 +110,7 @@ impl Sweep {
         Ok(Sweep { over: Over::Vcpus, places, step: 0 })
     }
 
-    /// The same dimension up to a place.
+    /// The same sweep up to a position.
     pub fn up_to(&self, to: u64) -> Sweep {
         let from = self.places.first().copied().unwrap_or(0);
         let places = match self.step {
@@ -121,7 +121,7 @@ impl Sweep {
     }
 }
 
-/// Places from one to another, by equal factors as far as `step` allows.
+/// Positions at equal factors, rounded to `step`.
 fn places(from: u64, to: u64, step: u64) -> Vec<u64> {
     let factor = (to as f64 / from as f64).powf(1.0 / f64::from(PLACES));
     let between = (1..PLACES).map(|n| {
@@ -135,8 +135,8 @@ fn places(from: u64, to: u64, step: u64) -> Vec<u64> {
     all
 }
 
-/// The smallest and the largest size of any of the types.
-fn sizes(catalogue: &Catalogue, configurations: &[Configuration]) -> (u64, u64) {
+/// Smallest and largest size over all types.
+fn sizes(catalogue: &Catalogue, configurations: &[DiskConfiguration]) -> (u64, u64) {
     let types = || configurations.iter().filter_map(|asked| catalogue.types.get(&asked.kind));
     let whole = |size: Option<f64>, other: u64| size.map_or(other, |size| size.ceil() as u64);
     let least = types().map(|disk| whole(disk.size_gb_min, SIZE_MIN)).min();
@@ -144,7 +144,7 @@ fn sizes(catalogue: &Catalogue, configurations: &[Configuration]) -> (u64, u64) 
     (least.unwrap_or(SIZE_MIN).max(1), most.unwrap_or(SIZE_MAX))
 }
 
-/// The name of a machine with other vCPUs; none if the name does not tell them.
+/// The machine's name with another vCPU count; `None` if the name does not contain one.
 pub(super) fn with_vcpus(name: &str, vcpus: u64) -> Option<String> {
     let mut words: Vec<String> = name.split('-').map(str::to_owned).collect();
     let number = |word: &String| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_are_named_with_other_vcpus() {
+    fn machine_name_with_other_vcpus() {
         for (name, wanted) in [
             ("n2-standard-8", Some("n2-standard-32")),
             ("c3-standard-88-lssd", Some("c3-standard-32-lssd")),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_in_order_and_end_where_they_should() {
+    fn sweep_positions_are_ordered_and_bounded() {
         for (from, to, step) in [(10, 65_536, 1), (1, 2, 1), (4096, 1 << 20, 512), (1, 64, 1)] {
             let all = places(from, to, step);
             assert_eq!((all.first(), all.last()), (Some(&from), Some(&to)));

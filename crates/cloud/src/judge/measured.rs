@@ -1,21 +1,21 @@
-//! What was measured, and how: all that a judgement needs to be told.
+//! Input of a judgment: measured rates and their circumstances.
 
-use crate::input::{Access, PlanError, Workload};
+use crate::input::{AccessOrder, PlanError, Workload};
 use crate::limits::MAX_DEPTH;
 
-/// Reads or writes that were measured.
+/// Measured reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Part {
-    /// A second; 0 if there were none.
+pub struct MeasuredRates {
+    /// I/Os per second; 0 without I/O.
     pub iops: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// Mean latency in µs, from submission to completion; none if it was not measured.
+    /// Mean latency in µs, from submission to completion; `None` if not measured.
     pub latency_us: Option<f64>,
 }
 
-impl Part {
-    /// Bytes of one, on average.
+impl MeasuredRates {
+    /// Mean bytes of one I/O.
     pub fn block_bytes(&self) -> f64 {
         self.bytes_per_s / self.iops
     }
@@ -29,33 +29,33 @@ impl Part {
     }
 }
 
-/// What was measured of all disks of a configuration together, and how. What is not known of the
-/// circumstances is as in `Default`.
+/// Measurement of all disks of a configuration together. `Default` stands for unknown
+/// circumstances.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Measured {
+pub struct MeasuredRun {
     /// Reads.
-    pub read: Part,
+    pub read: MeasuredRates,
     /// Writes.
-    pub write: Part,
-    /// Whether places were random or in order.
-    pub access: Access,
+    pub write: MeasuredRates,
+    /// Order of the offsets.
+    pub access: AccessOrder,
     /// Jobs or threads.
     pub jobs: u32,
-    /// I/Os that all jobs together were to keep in flight; none if that is not known.
+    /// Total queue depth of all jobs; `None` if unknown.
     pub in_flight: Option<u64>,
-    /// How long it was measured, in s; 0 if that is not known.
+    /// Length of the measurement in s; 0 if unknown.
     pub seconds: f64,
-    /// The page cache of the system stood between.
+    /// The I/O went through the page cache.
     pub cached: bool,
-    /// What was to keep many in flight does one at a time: its name.
+    /// Name of an I/O engine that runs one I/O at a time despite the requested depth.
     pub one_at_a_time: Option<String>,
-    /// What held the jobs back on purpose: its name.
-    pub paced_by: Option<String>,
-    /// Writes waited for flushes among them.
+    /// Name of the option that throttled the jobs.
+    pub throttled_by: Option<String>,
+    /// Writes waited for flushes.
     pub flushed: bool,
-    /// Several sequential jobs went over the same places.
-    pub same_places: bool,
-    /// The disk has at least so many bytes, as the job saw it.
+    /// Several sequential jobs used the same offsets.
+    pub same_offsets: bool,
+    /// Minimum size of the disk, from the offsets of the job.
     pub reach_bytes: Option<u64>,
     /// CPUs that the jobs kept busy.
     pub cpus: f64,
@@ -63,20 +63,20 @@ pub struct Measured {
     pub busiest_percent: f64,
 }
 
-impl Default for Measured {
-    fn default() -> Measured {
-        Measured {
-            read: Part::default(),
-            write: Part::default(),
-            access: Access::Random,
+impl Default for MeasuredRun {
+    fn default() -> MeasuredRun {
+        MeasuredRun {
+            read: MeasuredRates::default(),
+            write: MeasuredRates::default(),
+            access: AccessOrder::Random,
             jobs: 1,
             in_flight: None,
             seconds: 0.0,
             cached: false,
             one_at_a_time: None,
-            paced_by: None,
+            throttled_by: None,
             flushed: false,
-            same_places: false,
+            same_offsets: false,
             reach_bytes: None,
             cpus: 0.0,
             busiest_percent: 0.0,
@@ -84,24 +84,24 @@ impl Default for Measured {
     }
 }
 
-impl Measured {
-    /// Reads and writes a second.
+impl MeasuredRun {
+    /// Reads and writes per second.
     pub fn iops(&self) -> f64 {
         self.read.iops + self.write.iops
     }
 
-    /// Mean latency of all, in µs.
+    /// Mean latency of all I/Os, in µs.
     pub(super) fn latency_us(&self) -> Option<f64> {
         Some(self.kept_in_flight()? / self.iops() * 1e6)
     }
 
-    /// I/Os in flight on average, by Little's law.
+    /// Average I/Os in flight (Little's law).
     pub(super) fn kept_in_flight(&self) -> Option<f64> {
         self.read.in_flight().zip(self.write.in_flight()).map(|(read, write)| read + write)
     }
 
     /// # Errors
-    /// What cannot have been measured.
+    /// An impossible figure.
     pub(super) fn check(&self, tolerance: f64) -> Result<(), PlanError> {
         let parts = [&self.read, &self.write];
         let figures = parts
@@ -122,10 +122,10 @@ impl Measured {
         Ok(())
     }
 
-    /// The workload that it was, as far as a prediction has words for it.
+    /// The workload of the measurement, as far as a prediction can express it.
     ///
     /// # Errors
-    /// A block that the model does not know.
+    /// A block size out of range.
     pub(super) fn workload(&self) -> Result<Workload, PlanError> {
         let bytes = self.read.bytes_per_s + self.write.bytes_per_s;
         let percent = (100.0 * self.read.iops / self.iops()).round();
@@ -133,7 +133,7 @@ impl Measured {
             (true, true) => percent.clamp(1.0, 99.0),
             _ => percent,
         };
-        // What was in flight, where more was than is said: then what is said is not all.
+        // More I/Os in flight than the given depth prove that the depth is incomplete.
         let kept = self.kept_in_flight().map(|kept| kept.round().max(1.0));
         let told = self.in_flight.map(|told| told as f64);
         let in_flight = match (told, kept) {

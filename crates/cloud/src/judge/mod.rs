@@ -1,83 +1,79 @@
-//! What was measured, judged against the model: as predicted, above or below, what held it, and
-//! what would help.
+//! Judgment of a measurement: its verdict, bottleneck, causes and recommendations.
 //!
-//! What it promises:
-//!
-//! - **Numbers in, judgement out.** It is a pure function of a configuration and of rates, latencies
-//!   and circumstances that somebody measured ([`Measured`]); it knows no measuring program.
-//! - **The same model.** What is allowed, and what the queue depth and the CPUs bring, are the limits
-//!   of [`crate::prediction`]; reads and writes may have blocks of different sizes, which a
-//!   prediction has no words for, and each limit is then judged by what each of them took of it.
-//! - **Facts and guesses are apart.** `because` follows from the numbers; `perhaps` is what may
-//!   have been the cause, and nothing in the numbers tells.
+//! - A judgment is a pure function of a configuration and of measured rates, latencies and
+//!   circumstances ([`MeasuredRun`]). It depends on no measuring program.
+//! - It uses the limits of [`crate::prediction`]. Reads and writes may have different block sizes,
+//!   which a prediction cannot express; each limit is judged by the utilization of both.
+//! - Facts and guesses are separate: `causes` follow from the numbers, `hypotheses` are possible
+//!   causes that the numbers cannot confirm.
 
-mod because;
-mod changes;
+mod causes;
+mod display;
 mod measured;
-mod used;
-mod words;
+mod recommendations;
+mod utilization;
 
-pub use because::Finding;
-pub use changes::{Change, JobChange};
-pub use measured::{Measured, Part};
-pub use words::{count_text, latency_text};
+pub use causes::Cause;
+pub use display::{count_text, latency_text};
+pub use measured::{MeasuredRates, MeasuredRun};
+pub use recommendations::{JobRecommendation, Recommendation};
 
 use serde::Serialize;
 
 use crate::caps::{Cap, QueueFigure};
 use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
 use crate::describe;
-use crate::input::{Configuration, PlanError, Workload};
+use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
-use crate::mix::Mix;
+use crate::mix::WorkloadMix;
+use crate::placement::{Demand, Placement};
 use crate::predict::rates;
-use crate::prediction::{Limit, Rates, SourceUse, Touched};
-use crate::remedy::Remedies;
-use crate::site::{Demand, Site};
-use used::Load;
+use crate::prediction::{PredictedLimit, Rates, SourceUse, Touched};
+use crate::recommendation::Recommender;
+use utilization::MeasuredLoad;
 
-/// Two parts of limits closer than this are the same.
+/// Relative difference below which two utilizations are equal.
 const SAME: f64 = 1e-6;
 
-/// How a measurement compares with the model.
+/// Comparison of a measurement with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// Inside of what is predicted, give or take the tolerance.
+pub enum JudgmentVerdict {
+    /// Within the predicted range and the tolerance.
     AsPredicted,
-    /// More than the model says is possible.
+    /// Above the predicted maximum.
     Above,
-    /// Less than the model says is sure.
+    /// Below the predicted minimum.
     Below,
 }
 
-/// What held the workload where it was.
+/// The bottleneck of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Bound {
-    /// A limit that the cloud enforces: the first of `limits`.
+pub enum Bottleneck {
+    /// An enforced limit: the first of `limits`.
     Limit,
-    /// All I/Os that were to be in flight were, and each took its time.
+    /// Latency: the queue was full and each I/O took its time.
     Latency,
-    /// CPUs of the machine, or a job that had one to itself and used it up.
+    /// CPUs of the machine, or a job that saturated one.
     Cpu,
-    /// The job kept fewer in flight than it was told to.
+    /// The job: fewer I/Os were in flight than requested.
     Job,
-    /// Neither latency nor depth was measured.
+    /// Unknown: neither latency nor depth was measured.
     NotKnown,
 }
 
-/// A limit that is enforced, and how much of it was taken.
+/// An enforced limit and its utilization.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct UsedLimit {
-    /// The part, 1 being all of it.
-    pub used: f64,
-    /// The limit; `workload_iops` is of this mix of reads and writes.
+pub struct LimitUtilization {
+    /// Utilization; 1 is all of the limit.
+    pub utilization: f64,
+    /// The limit. `workload_iops` applies to this mix of reads and writes.
     #[serde(flatten)]
-    pub limit: Limit,
+    pub limit: PredictedLimit,
 }
 
-/// What was measured, in the catalogue's units.
+/// A measurement in the catalogue's units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Taken {
     /// Reads and writes together.
@@ -86,129 +82,127 @@ pub struct Taken {
     pub read: Rates,
     /// Writes.
     pub write: Rates,
-    /// Mean latency of all in µs; none if it was not measured.
+    /// Mean latency of all I/Os in µs; `None` if not measured.
     pub latency_us: Option<f64>,
-    /// I/Os in flight on average: rate by latency (Little's law).
+    /// Average I/Os in flight (Little's law).
     pub in_flight: Option<f64>,
 }
 
-/// The judgement.
+/// The judgment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgement {
+pub struct Judgment {
     /// The catalogue's name.
     pub catalogue: String,
     /// The disks and the machine.
-    pub configuration: Configuration,
-    /// What the prediction is of: blocks of the mean size, the reads rounded to a percent, and the
+    pub configuration: DiskConfiguration,
+    /// The workload of the prediction: the mean block size, the reads rounded to a percent, and the
     /// I/Os in flight of all jobs.
     pub workload: Workload,
     /// Unit of `throughput`.
     pub throughput_unit: &'static str,
-    /// The judgement in a word.
-    pub verdict: Verdict,
-    /// What held it.
-    pub bound: Bound,
-    /// Measured IOPS by those predicted: by the most that are, if more were measured, by the least,
-    /// if fewer were; 1 in between.
+    /// Verdict.
+    pub verdict: JudgmentVerdict,
+    /// Bottleneck.
+    pub bottleneck: Bottleneck,
+    /// Measured IOPS divided by the predicted maximum if above it, by the predicted minimum if
+    /// below it; 1 in between.
     pub ratio: f64,
-    /// Measured IOPS by those allowed.
-    pub used: f64,
-    /// How far from the prediction it may be and still be as predicted: 0.05 is 5 %.
+    /// Measured IOPS divided by the allowed ones.
+    pub utilization: f64,
+    /// Deviation from the prediction that still counts as predicted: 0.05 is 5 %.
     pub tolerance: f64,
-    /// What was measured.
+    /// The measurement.
     pub measured: Taken,
-    /// The least that is predicted: what the queue depth and the CPUs surely bring, as far as it is
-    /// allowed.
+    /// Predicted minimum: guaranteed by queue depth and CPUs, within the limits.
     pub predicted_low: Rates,
-    /// The most that is predicted: what the queue depth brings at best, as far as it is allowed.
+    /// Predicted maximum: the best case of the queue depth, within the limits.
     pub predicted_high: Rates,
-    /// What the cloud allows of this mix.
+    /// Rate of this mix that the cloud allows.
     pub allowed: Rates,
-    /// Latency in µs that the rule of the queue depth stands for, at best and surely; none if the
-    /// sources have no rule.
+    /// Latency of the queue depth rule in µs, best case and guarantee; `None` without a rule.
     pub rule_latency_us: Option<(f64, f64)>,
-    /// What follows from the numbers.
-    pub because: Vec<Finding>,
-    /// What else may be the cause: the numbers do not tell.
-    pub perhaps: Vec<Finding>,
-    /// What would help, the most direct first.
-    pub remedies: Vec<Change>,
-    /// All limits that are enforced and were touched, the most used first.
-    pub limits: Vec<UsedLimit>,
-    /// What it rests on.
+    /// Causes that follow from the numbers.
+    pub causes: Vec<Cause>,
+    /// Possible causes that the numbers cannot confirm.
+    pub hypotheses: Vec<Cause>,
+    /// Recommendations, the most direct first.
+    pub recommendations: Vec<Recommendation>,
+    /// Enforced limits with any utilization, the highest first.
+    pub limits: Vec<LimitUtilization>,
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// The least of what it rests on.
+    /// Lowest confidence of the sources.
     pub confidence: Confidence,
-    /// Where the sources contradict themselves and it matters here.
+    /// Relevant contradictions of the sources.
     pub inconsistencies: Vec<Touched>,
-    /// What the sources do not say and would matter here.
+    /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
-    /// Anything else worth knowing.
+    /// Notes.
     pub notes: Vec<String>,
 }
 
-/// What the parts of a judgement are made of.
+/// Inputs and intermediate results of a judgment.
 struct Case<'c, 'a> {
-    site: &'c Site<'a>,
+    placement: &'c Placement<'a>,
     demand: &'c Demand,
-    measured: &'c Measured,
+    measured: &'c MeasuredRun,
     workload: &'c Workload,
-    mix: &'c Mix,
+    mix: &'c WorkloadMix,
     hard: &'c [Cap<'a>],
-    load: &'c Load,
-    /// IOPS measured, reads and writes.
+    load: &'c MeasuredLoad,
+    /// Measured IOPS of reads and writes.
     iops: f64,
-    /// The part of what is allowed that was taken.
-    used: f64,
+    /// Utilization of all limits together.
+    utilization: f64,
     latency_us: Option<f64>,
     in_flight: Option<f64>,
-    /// At best and surely.
+    /// Latency rule: best case and guarantee.
     rule_us: Option<(f64, f64)>,
 }
 
 impl Case<'_, '_> {
-    /// IOPS of this mix that are allowed.
+    /// Allowed IOPS of this mix.
     fn allowed(&self) -> f64 {
-        self.iops / self.used
+        self.iops / self.utilization
     }
 }
 
 impl Catalogue {
-    /// Judges what was measured on a configuration. `tolerance` is the part by which it may miss the
-    /// prediction, 0 to 1.
+    /// Judges a measurement of a configuration. `tolerance` is the accepted relative deviation from
+    /// the prediction, 0 to 1.
     ///
     /// # Errors
-    /// What was measured or configured is wrong or impossible; or no limit of it is known.
+    /// Invalid or impossible input, or no known limit.
     pub fn judge(
         &self,
-        configuration: &Configuration,
-        measured: &Measured,
+        configuration: &DiskConfiguration,
+        measured: &MeasuredRun,
         tolerance: f64,
-    ) -> Result<Judgement, PlanError> {
+    ) -> Result<Judgment, PlanError> {
         measured.check(tolerance)?;
-        let site = Site::of(self, configuration)?;
-        let demand = site.demand(configuration)?;
+        let placement = Placement::of(self, configuration)?;
+        let demand = placement.demand(configuration)?;
         let workload = measured.workload()?;
-        let load = Load::new(measured, &self.units, site.sharing());
-        let mut mix = Mix::new(&workload, &self.units, site.sharing());
+        let load = MeasuredLoad::new(measured, &self.units, placement.sharing());
+        let mut mix = WorkloadMix::new(&workload, &self.units, placement.sharing());
         let iops = measured.iops();
         (mix.read, mix.write) = (measured.read.iops / iops, measured.write.iops / iops);
         let write_block =
             if measured.write.iops > 0.0 { measured.write.block_bytes() } else { 0.0 };
-        // Only writes have limits by block.
-        let mut hard = site.hard_caps(&demand, write_block.round().max(1.0) as u64);
-        hard.retain(|cap| load.used_of(cap) > 0.0);
-        let used = load.used(&hard);
-        if !(used > 0.0 && used.is_finite()) {
-            let what = format!("what {} does on {}", site.kind, site.machine.name);
+        // Only writes have limits by block size.
+        let mut hard = placement.hard_caps(&demand, write_block.round().max(1.0) as u64);
+        hard.retain(|cap| load.utilization_of(cap) > 0.0);
+        let utilization = load.utilization(&hard);
+        if !(utilization > 0.0 && utilization.is_finite()) {
+            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
             return Err(PlanError::NotKnown(what));
         }
-        let rule_us = site.disk.queue.as_ref().map(|queue| {
+        let rule_us = placement.disk.queue.as_ref().map(|queue| {
             let high = queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low);
             (1e6 / high, 1e6 / queue.iops_per_io_low)
         });
         let case = Case {
-            site: &site,
+            placement: &placement,
             demand: &demand,
             measured,
             workload: &workload,
@@ -216,29 +210,29 @@ impl Catalogue {
             hard: &hard,
             load: &load,
             iops,
-            used,
+            utilization,
             latency_us: measured.latency_us(),
             in_flight: measured.kept_in_flight(),
             rule_us,
         };
-        Ok(case.judgement(self, configuration, tolerance))
+        Ok(case.judgment(self, configuration, tolerance))
     }
 }
 
 impl Case<'_, '_> {
-    fn judgement(
+    fn judgment(
         &self,
         catalogue: &Catalogue,
-        configuration: &Configuration,
+        configuration: &DiskConfiguration,
         tolerance: f64,
-    ) -> Judgement {
+    ) -> Judgment {
         let (low, high) = self.predicted();
         let verdict = match self.iops {
-            iops if iops > high * (1.0 + tolerance) => Verdict::Above,
-            iops if iops < low * (1.0 - tolerance) => Verdict::Below,
-            _ => Verdict::AsPredicted,
+            iops if iops > high * (1.0 + tolerance) => JudgmentVerdict::Above,
+            iops if iops < low * (1.0 - tolerance) => JudgmentVerdict::Below,
+            _ => JudgmentVerdict::AsPredicted,
         };
-        let bound = self.bound(tolerance);
+        let bottleneck = self.bottleneck(tolerance);
         let ratio = match self.iops {
             iops if iops > high => iops / high,
             iops if iops < low => iops / low,
@@ -247,11 +241,11 @@ impl Case<'_, '_> {
         let limits = self.limits();
         let first = &limits[0].limit;
         let mut kinds = vec![first.kind];
-        kinds.extend((bound != Bound::Limit).then_some(LimitKind::QueueDepth));
-        let (because, perhaps) = self.findings(verdict, bound, first);
-        let remedies = self.changes(verdict, bound, &limits);
+        kinds.extend((bottleneck != Bottleneck::Limit).then_some(LimitKind::QueueDepth));
+        let (causes, hypotheses) = self.findings(verdict, bottleneck, first);
+        let recommendations = self.recommendations(verdict, bottleneck, &limits);
         let rates = |iops: f64| rates(catalogue, self.workload.block_bytes, iops);
-        let part = |part: &Part| Rates {
+        let part = |part: &MeasuredRates| Rates {
             iops: part.iops,
             bytes_per_s: part.bytes_per_s,
             throughput: part.bytes_per_s / catalogue.units.throughput_bytes() as f64,
@@ -262,16 +256,16 @@ impl Case<'_, '_> {
             bytes_per_s: read.bytes_per_s + write.bytes_per_s,
             throughput: read.throughput + write.throughput,
         };
-        let not_known = describe::not_known(self.site, self.mix, self.workload, None);
-        Judgement {
+        let not_known = describe::not_known(self.placement, self.mix, self.workload, None);
+        Judgment {
             catalogue: catalogue.name.clone(),
             configuration: configuration.clone(),
             workload: self.workload.clone(),
             throughput_unit: catalogue.units.throughput.name(),
             verdict,
-            bound,
+            bottleneck,
             ratio,
-            used: self.used,
+            utilization: self.utilization,
             tolerance,
             measured: Taken {
                 total,
@@ -284,42 +278,42 @@ impl Case<'_, '_> {
             predicted_high: rates(high),
             allowed: rates(self.allowed()),
             rule_latency_us: self.rule_us,
-            because,
-            perhaps,
-            remedies,
+            causes,
+            hypotheses,
+            recommendations,
             sources: catalogue.source_uses(self.uses()),
-            confidence: self.confidence(first, bound),
-            inconsistencies: self.site.inconsistencies(self.demand, self.workload, &kinds),
+            confidence: self.confidence(first, bottleneck),
+            inconsistencies: self.placement.inconsistencies(self.demand, self.workload, &kinds),
             not_known,
-            notes: describe::notes(self.site, self.mix, self.workload, first),
+            notes: describe::notes(self.placement, self.mix, self.workload, first),
             limits,
         }
     }
 
-    /// The least and the most IOPS that are predicted.
+    /// Predicted minimum and maximum of IOPS.
     fn predicted(&self) -> (f64, f64) {
         let soft = |figure, cpu: bool| {
-            let caps = self.site.soft_caps(self.workload, figure);
-            let used = caps.iter().filter(|cap| cpu || cap.kind != LimitKind::Cpu);
-            used.map(|cap| self.load.used_of(cap)).fold(self.used, f64::max)
+            let caps = self.placement.soft_caps(self.workload, figure);
+            let utilization = caps.iter().filter(|cap| cpu || cap.kind != LimitKind::Cpu);
+            utilization.map(|cap| self.load.utilization_of(cap)).fold(self.utilization, f64::max)
         };
-        // That so many CPUs are enough is a rule of sizing: one that does with fewer is no wonder.
+        // The CPU rule is a sizing rule; needing fewer CPUs is normal.
         (self.iops / soft(QueueFigure::Low, true), self.iops / soft(QueueFigure::High, false))
     }
 
-    fn bound(&self, tolerance: f64) -> Bound {
-        if self.used >= 1.0 - tolerance {
-            return Bound::Limit;
+    fn bottleneck(&self, tolerance: f64) -> Bottleneck {
+        if self.utilization >= 1.0 - tolerance {
+            return Bottleneck::Limit;
         }
         if self.job_is_busy() || self.machine_is_busy() {
-            return Bound::Cpu;
+            return Bottleneck::Cpu;
         }
         match (self.in_flight, self.measured.in_flight) {
-            (Some(kept), Some(told)) if kept < QUEUE_FULL * told as f64 => Bound::Job,
-            (None, None) => Bound::NotKnown,
-            // Without latency it is not known whether the queue was full.
-            (None, Some(_)) if self.measured.paced_by.is_some() => Bound::Job,
-            _ => Bound::Latency,
+            (Some(kept), Some(told)) if kept < QUEUE_FULL * told as f64 => Bottleneck::Job,
+            (None, None) => Bottleneck::NotKnown,
+            // Without latency, a full queue cannot be confirmed.
+            (None, Some(_)) if self.measured.throttled_by.is_some() => Bottleneck::Job,
+            _ => Bottleneck::Latency,
         }
     }
 
@@ -328,54 +322,58 @@ impl Case<'_, '_> {
     }
 
     fn machine_is_busy(&self) -> bool {
-        let vcpus = self.site.machine.vcpus;
+        let vcpus = self.placement.machine.vcpus;
         vcpus.is_some_and(|vcpus| self.measured.cpus >= CPU_BUSY * f64::from(vcpus))
     }
 
-    /// The limits that are enforced, the most used first; the first ones with what would lift them.
-    fn limits(&self) -> Vec<UsedLimit> {
-        let (site, demand, workload) = (self.site, self.demand, self.workload);
+    /// Enforced limits by utilization, the highest first; the highest ones with recommendations.
+    fn limits(&self) -> Vec<LimitUtilization> {
+        let (placement, demand, workload) = (self.placement, self.demand, self.workload);
         let caps = self.hard;
-        let remedies = Remedies { site, demand, workload, mix: self.mix, caps };
-        let mut used: Vec<(f64, &Cap<'_>)> =
-            caps.iter().map(|cap| (self.load.used_of(cap), cap)).collect();
-        used.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.kind.cmp(&b.1.kind)));
-        let most = used.first().map_or(0.0, |(used, _)| *used);
+        let recommendations = Recommender { placement, demand, workload, mix: self.mix, caps };
+        let mut utilization: Vec<(f64, &Cap<'_>)> =
+            caps.iter().map(|cap| (self.load.utilization_of(cap), cap)).collect();
+        utilization.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.kind.cmp(&b.1.kind)));
+        let most = utilization.first().map_or(0.0, |(utilization, _)| *utilization);
         let equal = |part: f64| part >= most * (1.0 - SAME);
-        // What there is to gain ends at the first limit that is not as low as the lowest.
-        let next = used.iter().map(|(part, _)| *part).find(|part| !equal(*part));
+        // The gain ends at the first limit above the lowest ones.
+        let next = utilization.iter().map(|(part, _)| *part).find(|part| !equal(*part));
         let target = next.map_or(f64::INFINITY, |part| self.iops / part);
-        let of = |(part, cap): &(f64, &Cap<'_>)| UsedLimit {
-            used: *part,
-            limit: Limit {
+        let of = |(part, cap): &(f64, &Cap<'_>)| LimitUtilization {
+            utilization: *part,
+            limit: PredictedLimit {
                 kind: cap.kind,
                 dimension: cap.dimension,
                 read: cap.read.filter(|_| self.mix.read > 0.0),
                 write: cap.write.filter(|_| self.mix.write > 0.0),
                 workload_iops: self.iops / part,
-                because: describe::because(site, demand, workload, cap),
-                lifts: if equal(*part) { remedies.of(cap, target) } else { Vec::new() },
+                explanation: describe::explanation(placement, demand, workload, cap),
+                recommendations: if equal(*part) {
+                    recommendations.of(cap, target)
+                } else {
+                    Vec::new()
+                },
                 sources: cap.source.clone(),
-                confidence: site.catalogue.confidence_of(cap.source, cap.confidence),
+                confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
             },
         };
-        used.iter().map(of).collect()
+        utilization.iter().map(of).collect()
     }
 
     fn uses(&self) -> Vec<(&SourceKeys, Option<Confidence>)> {
         let mut uses: Vec<_> = self.hard.iter().map(|cap| (cap.source, cap.confidence)).collect();
-        let queue = self.site.disk.queue.as_ref();
+        let queue = self.placement.disk.queue.as_ref();
         uses.extend(queue.map(|queue| (&queue.source, queue.confidence)));
-        let rule = self.site.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
+        let rule = self.placement.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
         uses.extend(rule.map(|rule| (&rule.source, rule.confidence)));
         uses
     }
 
-    fn confidence(&self, first: &Limit, bound: Bound) -> Confidence {
-        let catalogue = self.site.catalogue;
-        let rule = self.site.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
+    fn confidence(&self, first: &PredictedLimit, bottleneck: Bottleneck) -> Confidence {
+        let catalogue = self.placement.catalogue;
+        let rule = self.placement.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
         let rule = rule.map(|rule| catalogue.confidence_of(&rule.source, rule.confidence));
-        let queue = self.site.disk.queue.as_ref().filter(|_| bound != Bound::Limit);
+        let queue = self.placement.disk.queue.as_ref().filter(|_| bottleneck != Bottleneck::Limit);
         let queue = queue.map(|queue| catalogue.confidence_of(&queue.source, queue.confidence));
         let parts = [Some(first.confidence), rule, queue];
         parts.into_iter().flatten().max().unwrap_or(Confidence::C)

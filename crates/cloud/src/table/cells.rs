@@ -1,78 +1,81 @@
-//! Cells, and how pages print numbers in them.
+//! Table cells, and the number formats of pages.
 
 use serde::Serialize;
 
 use crate::caps::floor;
 use crate::catalogue::PageTable;
-use crate::remedy::grouped;
+use crate::recommendation::grouped;
 
 /// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Cell {
-    /// As printed.
+pub struct PlanCell {
+    /// Printed text.
     pub text: String,
-    /// The number before it was rounded for printing; none where there is no one number.
+    /// The number before rounding; `None` if the cell is not a single number.
     pub value: Option<f64>,
-    /// Where the page prints something else than its rules give: what they give.
+    /// The text by the page's own rules, if the page prints something else.
     pub computed: Option<String>,
-    /// The inconsistency that tells of it.
+    /// Inconsistency that describes the cell.
     pub inconsistency: Option<String>,
 }
 
-impl Cell {
-    /// Words.
-    pub(crate) fn text(text: impl Into<String>) -> Cell {
-        Cell { text: text.into(), ..Cell::default() }
+impl PlanCell {
+    /// A text cell.
+    pub(crate) fn text(text: impl Into<String>) -> PlanCell {
+        PlanCell { text: text.into(), ..PlanCell::default() }
     }
 
-    /// A number as it is, with its decimals.
-    pub(crate) fn number(value: f64) -> Cell {
+    /// A number with its decimals.
+    pub(crate) fn number(value: f64) -> PlanCell {
         let text = if value >= 1000.0 { grouped(value) } else { value.to_string() };
-        Cell { text, value: Some(value), ..Cell::default() }
+        PlanCell { text, value: Some(value), ..PlanCell::default() }
     }
 
-    /// A number, or that it is not known.
-    pub(crate) fn known(value: Option<f64>) -> Cell {
-        value.map_or_else(|| Cell::text("not known"), Cell::number)
+    /// A number, or `not known`.
+    pub(crate) fn known(value: Option<f64>) -> PlanCell {
+        value.map_or_else(|| PlanCell::text("not known"), PlanCell::number)
     }
 
-    /// IOPS, as the layout rounds them.
-    pub(crate) fn iops(value: f64, spec: &PageTable) -> Cell {
-        Cell { text: grouped(iops_printed(value, spec)), value: Some(value), ..Cell::default() }
+    /// IOPS, rounded by the layout.
+    pub(crate) fn iops(value: f64, spec: &PageTable) -> PlanCell {
+        PlanCell {
+            text: grouped(iops_printed(value, spec)),
+            value: Some(value),
+            ..PlanCell::default()
+        }
     }
 
-    /// Throughput, as the layout rounds it.
-    pub(crate) fn throughput(value: f64, spec: &PageTable) -> Cell {
+    /// Throughput, rounded by the layout.
+    pub(crate) fn throughput(value: f64, spec: &PageTable) -> PlanCell {
         let decimals = spec.decimals_below_mb_per_s.is_some_and(|below| value < below);
         let text = match decimals {
             true => ((value * 1000.0).round() / 1000.0).to_string(),
             false => grouped(floor(value)),
         };
-        Cell { text, value: Some(value), ..Cell::default() }
+        PlanCell { text, value: Some(value), ..PlanCell::default() }
     }
 
-    /// From one number to another, or the number that both are.
-    pub(crate) fn range(low: f64, high: f64) -> Cell {
+    /// A range of numbers, or one number if both are equal.
+    pub(crate) fn range(low: f64, high: f64) -> PlanCell {
         match low == high {
-            true => Cell::number(high),
+            true => PlanCell::number(high),
             false => {
                 let text = format!("{}-{}", grouped(low), grouped(high));
-                Cell { text, value: Some(high), ..Cell::default() }
+                PlanCell { text, value: Some(high), ..PlanCell::default() }
             }
         }
     }
 
-    /// A number that may grow with each vCPU of a range: `first` at `vcpus.0`, `last` at
-    /// `vcpus.1`.
-    pub(crate) fn by_vcpus(first: f64, last: f64, vcpus: (u32, u32)) -> Cell {
+    /// A number that may grow with each vCPU of a range: `first` at `vcpus.0`, `last` at `vcpus.1`.
+    pub(crate) fn by_vcpus(first: f64, last: f64, vcpus: (u32, u32)) -> PlanCell {
         let each = (first / f64::from(vcpus.0), last / f64::from(vcpus.1));
         if first == last {
-            Cell::number(first)
+            PlanCell::number(first)
         } else if (each.0 - each.1).abs() < 1e-9 * each.0 {
             let text = format!("{}/vCPU", grouped(each.0));
-            Cell { text, value: Some(first), ..Cell::default() }
+            PlanCell { text, value: Some(first), ..PlanCell::default() }
         } else {
-            Cell::range(first, last)
+            PlanCell::range(first, last)
         }
     }
 }

@@ -1,20 +1,20 @@
-//! Tables of limits: by type, by size, by machine, and of reads and writes at the same time.
+//! Limit tables: by type, by size, by machine, and for simultaneous reads and writes.
 
-use super::cells::Cell;
-use super::{Maker, Table};
+use super::cells::PlanCell;
+use super::{PlanTable, TableBuilder};
 use crate::caps::Cap;
-use crate::catalogue::{LimitKind, PageTable, Range, Sharing, SourceKeys, VmTable};
+use crate::catalogue::{CountRange, LimitKind, PageTable, Sharing, SourceKeys, VmTable};
 use crate::input::{Machine, PlanError, Workload};
 use crate::limits::MIN_BLOCK_BYTES;
-use crate::mix::Mix;
+use crate::mix::WorkloadMix;
+use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
-use crate::remedy::grouped;
-use crate::site::{Demand, Site};
+use crate::recommendation::grouped;
 
-/// Blocks with which throughput alone limits.
+/// Block size at which only throughput limits.
 const LARGE_BLOCK_BYTES: u64 = 1 << 20;
 
-/// What a column shows: reads or writes, with what block, as IOPS or as throughput.
+/// A column: reads or writes with a block size, as IOPS or as throughput.
 struct Column {
     head: String,
     reads: bool,
@@ -22,8 +22,8 @@ struct Column {
     dimension: Dimension,
 }
 
-impl Maker<'_> {
-    /// The columns of IOPS and throughput that a layout has.
+impl TableBuilder<'_> {
+    /// IOPS and throughput columns of a layout.
     fn columns(&self, spec: &PageTable) -> Vec<Column> {
         let units = &self.catalogue.units;
         let iops = |reads: bool, block: Option<f64>| {
@@ -60,18 +60,18 @@ impl Maker<'_> {
         columns
     }
 
-    /// What the limits that `keep` keeps allow in a column; infinite if none does.
+    /// Allowed rate of a column under the limits that `keep` selects; infinite without any.
     fn allowed(
         &self,
-        site: &Site<'_>,
+        placement: &Placement<'_>,
         demand: &Demand,
         column: &Column,
         keep: impl Fn(&Cap<'_>) -> bool,
     ) -> f64 {
         let workload = Workload::random(column.block_bytes, if column.reads { 100 } else { 0 });
-        let mix = Mix::new(&workload, &self.catalogue.units, site.sharing());
-        let caps = site.hard_caps(demand, column.block_bytes);
-        // A column of throughput shows what is allowed, not what IOPS make of it.
+        let mix = WorkloadMix::new(&workload, &self.catalogue.units, placement.sharing());
+        let caps = placement.hard_caps(demand, column.block_bytes);
+        // A throughput column shows the throughput limit, not the effect of IOPS limits.
         let iops = mix.iops_under(caps.iter().filter(|cap| {
             keep(cap) && (column.dimension == Dimension::Iops || cap.dimension == column.dimension)
         }));
@@ -81,43 +81,43 @@ impl Maker<'_> {
         }
     }
 
-    fn site(&self, kind: &str, machine: &Machine) -> Result<Site<'_>, PlanError> {
-        Site::new(self.catalogue, kind, machine, false, 0.0, false)
+    fn placement(&self, kind: &str, machine: &Machine) -> Result<Placement<'_>, PlanError> {
+        Placement::new(self.catalogue, kind, machine, false, 0.0, false)
     }
 
-    /// A machine of a family with so many vCPUs, whatever it would be called.
+    /// A machine of a family with this vCPU count and a made-up name.
     pub(super) fn machine_of(&self, family: &str, vcpus: u32) -> Machine {
         Machine { name: format!("{family}-{vcpus}"), family: family.to_owned(), vcpus: Some(vcpus) }
     }
 
-    /// The first and the last number of vCPUs of a row.
-    pub(super) fn ends(&self, family: &str, range: Range) -> (u32, u32) {
+    /// First and last vCPU count of a row.
+    pub(super) fn ends(&self, family: &str, range: CountRange) -> (u32, u32) {
         let most = self.catalogue.families.get(family).and_then(|family| family.vcpus_max);
         let last = range.max.or(most).unwrap_or(range.min * 2).max(range.min);
         (range.min, last)
     }
 
-    pub(super) fn volume(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    pub(super) fn volume(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let kind = spec.kind.as_deref().unwrap_or("");
         let disk = self.catalogue.disk_type(kind)?;
         let columns = self.columns(spec);
         let machine = Machine { name: String::new(), family: String::new(), vcpus: None };
-        let site = self.site(kind, &machine)?;
+        let placement = self.placement(kind, &machine)?;
         let mut rows = Vec::new();
         for size in &spec.sizes_gb {
-            let mut row = vec![Cell::number(*size)];
+            let mut row = vec![PlanCell::number(*size)];
             let demand = Demand { size: *size, disks: 1, iops: None, throughput: None };
             for column in &columns {
                 if spec.sizes_gb_marked.contains(size) {
-                    row.push(Cell::text("*"));
+                    row.push(PlanCell::text("*"));
                     continue;
                 }
-                let value = self.allowed(&site, &demand, column, |cap| {
+                let value = self.allowed(&placement, &demand, column, |cap| {
                     matches!(cap.kind, LimitKind::Volume | LimitKind::BlockSize)
                 });
                 row.push(match column.dimension {
-                    Dimension::Iops => Cell::iops(value, spec),
-                    Dimension::Throughput => Cell::throughput(value, spec),
+                    Dimension::Iops => PlanCell::iops(value, spec),
+                    Dimension::Throughput => PlanCell::throughput(value, spec),
                 });
             }
             rows.push(row);
@@ -129,8 +129,8 @@ impl Maker<'_> {
         Ok(self.table(spec, heads, rows, sources))
     }
 
-    /// A page's table by vCPUs: what machines allow, with what egress leaves of it.
-    pub(super) fn machines(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    /// A page's table by vCPUs: machine limits, reduced by egress.
+    pub(super) fn machines(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let (kind, family) =
             (spec.kind.as_deref().unwrap_or(""), spec.family.as_deref().unwrap_or(""));
         let columns = self.columns(spec);
@@ -138,16 +138,16 @@ impl Maker<'_> {
         let mut rows = Vec::new();
         for range in &spec.vcpus {
             let ends = self.ends(family, *range);
-            let first = self.site(kind, &self.machine_of(family, ends.0))?;
-            let last = self.site(kind, &self.machine_of(family, ends.1))?;
-            let mut row = vec![Cell::text(vcpus_text(*range))];
+            let first = self.placement(kind, &self.machine_of(family, ends.0))?;
+            let last = self.placement(kind, &self.machine_of(family, ends.1))?;
+            let mut row = vec![PlanCell::text(vcpus_text(*range))];
             for column in &columns {
-                let of = |site: &Site<'_>| {
-                    self.allowed(site, &demand, column, |cap| {
+                let of = |placement: &Placement<'_>| {
+                    self.allowed(placement, &demand, column, |cap| {
                         matches!(cap.kind, LimitKind::Vm | LimitKind::Egress)
                     })
                 };
-                row.push(Cell::by_vcpus(of(&first), of(&last), ends));
+                row.push(PlanCell::by_vcpus(of(&first), of(&last), ends));
             }
             rows.push(row);
         }
@@ -162,8 +162,8 @@ impl Maker<'_> {
         self.catalogue.source_uses(table.map(|table| (&table.source, table.confidence)))
     }
 
-    /// The rows of a catalogue as they are.
-    pub(super) fn machine_rows(&self, spec: &PageTable) -> Table {
+    /// The catalogue's rows without computation.
+    pub(super) fn machine_rows(&self, spec: &PageTable) -> PlanTable {
         let (kind, family) =
             (spec.kind.as_deref().unwrap_or(""), spec.family.as_deref().unwrap_or(""));
         let unit = self.catalogue.units.throughput.name();
@@ -182,7 +182,7 @@ impl Maker<'_> {
                 (None, Some(pattern)) => pattern.0.clone(),
                 (None, None) => String::new(),
             };
-            let mut cells = vec![Cell::text(label)];
+            let mut cells = vec![PlanCell::text(label)];
             let numbers = match together {
                 true => vec![row.iops, row.mb_per_s],
                 false => vec![
@@ -192,7 +192,7 @@ impl Maker<'_> {
                     row.mb_per_s.or(row.write_mb_per_s),
                 ],
             };
-            cells.extend(numbers.into_iter().map(Cell::known));
+            cells.extend(numbers.into_iter().map(PlanCell::known));
             rows.push(cells);
         }
         let heads: Vec<String> = match together {
@@ -211,19 +211,19 @@ impl Maker<'_> {
         made
     }
 
-    pub(super) fn simultaneous(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    pub(super) fn simultaneous(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let kind = spec.kind.as_deref().unwrap_or("");
         let machine = self.catalogue.machine(spec.machine.as_deref().unwrap_or(""))?;
-        let site = self.site(kind, &machine)?;
+        let placement = self.placement(kind, &machine)?;
         let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
         let units = &self.catalogue.units;
         let block = spec.read_blocks_kb.first().map_or(8.0, |kb| *kb);
         let block_bytes = (block * units.block_bytes as f64) as u64;
-        let rules = site.sharing();
+        let rules = placement.sharing();
         let points = |block_bytes, dimension, sharing| {
             let of = |reads| {
                 let column = Column { head: String::new(), reads, block_bytes, dimension };
-                self.allowed(&site, &demand, &column, |_| true)
+                self.allowed(&placement, &demand, &column, |_| true)
             };
             (0..=4).map(|step| along((of(true), of(false)), sharing, step)).collect::<Vec<_>>()
         };
@@ -233,7 +233,7 @@ impl Maker<'_> {
             .into_iter()
             .zip(throughput)
             .map(|(iops, throughput)| {
-                [iops.0, iops.1, throughput.0, throughput.1].map(Cell::number).to_vec()
+                [iops.0, iops.1, throughput.0, throughput.1].map(PlanCell::number).to_vec()
             })
             .collect();
         let unit = units.throughput.name();
@@ -244,12 +244,12 @@ impl Maker<'_> {
             format!("Read {unit}"),
             format!("Write {unit}"),
         ];
-        let part = site.disk.mixing.as_ref();
+        let part = placement.disk.mixing.as_ref();
         let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
         Ok(self.table(spec, heads, rows, sources))
     }
 
-    pub(super) fn overview(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    pub(super) fn overview(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let units = &self.catalogue.units;
         let (size, unit) = (units.size.name(), units.throughput.name());
         let mut heads = vec!["Type".to_owned()];
@@ -275,14 +275,14 @@ impl Maker<'_> {
                     (false, Some(_)) => format!("{name} zonal"),
                     (false, None) => name.to_owned(),
                 };
-                let mut row = vec![Cell::text(label)];
+                let mut row = vec![PlanCell::text(label)];
                 let rates = [
                     limits.read_iops_per_gb,
                     limits.write_iops_per_gb,
                     limits.read_mb_per_s_per_gb,
                     limits.write_mb_per_s_per_gb,
                 ];
-                row.extend(rates.map(Cell::known));
+                row.extend(rates.map(PlanCell::known));
                 row.extend(self.instance_cells(name, regional, spec)?);
                 rows.push(row);
             }
@@ -291,36 +291,36 @@ impl Maker<'_> {
         Ok(self.table(spec, heads, rows, sources))
     }
 
-    fn bought_row(&self, name: &str, part: &crate::catalogue::Provisioned) -> Vec<Cell> {
+    fn bought_row(&self, name: &str, part: &crate::catalogue::ProvisionedRule) -> Vec<PlanCell> {
         let text = |min: Option<f64>, max: Option<f64>| match (min, max) {
-            (Some(min), Some(max)) => Cell::range(min, max),
-            (None, Some(max)) => Cell::text(format!("up to {}", grouped(max))),
-            (Some(min), None) => Cell::text(format!("from {}", grouped(min))),
-            (None, None) => Cell::text("not known"),
+            (Some(min), Some(max)) => PlanCell::range(min, max),
+            (None, Some(max)) => PlanCell::text(format!("up to {}", grouped(max))),
+            (Some(min), None) => PlanCell::text(format!("from {}", grouped(min))),
+            (None, None) => PlanCell::text("not known"),
         };
         let iops = text(part.iops_min, part.iops_max);
         let throughput = text(part.mb_per_s_min, part.mb_per_s_max);
-        let mut row = vec![Cell::text(format!("{name} (bought, a disk)"))];
-        row.extend((0..4).map(|_| Cell::text("bought")));
+        let mut row = vec![PlanCell::text(format!("{name} (bought, a disk)"))];
+        row.extend((0..4).map(|_| PlanCell::text("bought")));
         row.extend([iops.clone(), iops, throughput.clone(), throughput]);
         row
     }
 
-    /// Limits of an instance: from those of the smallest machine to those of the largest.
+    /// Limits of an instance: from the smallest machine's to the largest's.
     fn instance_cells(
         &self,
         kind: &str,
         regional: bool,
         spec: &PageTable,
-    ) -> Result<Vec<Cell>, PlanError> {
+    ) -> Result<Vec<PlanCell>, PlanError> {
         let default =
             self.catalogue.machine_default.as_deref().map(|name| self.catalogue.machine(name));
         let family = match (&spec.family, default) {
             (Some(family), _) => family.clone(),
             (None, Some(machine)) => machine?.family,
-            (None, None) => return Ok((0..4).map(|_| Cell::text("not known")).collect()),
+            (None, None) => return Ok((0..4).map(|_| PlanCell::text("not known")).collect()),
         };
-        let vcpus = |range: Range| [range.min, self.ends(&family, range).1];
+        let vcpus = |range: CountRange| [range.min, self.ends(&family, range).1];
         let table = self.catalogue.vm_table(kind, &family);
         let mut machines: Vec<u32> = table
             .iter()
@@ -338,23 +338,24 @@ impl Maker<'_> {
             let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
             for vcpus in &machines {
                 let machine = self.machine_of(&family, *vcpus);
-                let site = Site::new(self.catalogue, kind, &machine, regional, 0.0, false)?;
-                // The pages' IOPS leave egress aside; their throughput does not.
-                let value = self.allowed(&site, &demand, column, |cap| {
+                let placement =
+                    Placement::new(self.catalogue, kind, &machine, regional, 0.0, false)?;
+                // The pages' IOPS ignore egress; their throughput does not.
+                let value = self.allowed(&placement, &demand, column, |cap| {
                     column.dimension == Dimension::Throughput || cap.dimension == Dimension::Iops
                 });
                 (low, high) = (low.min(value), high.max(value));
             }
             cells.push(match low.is_finite() {
-                true => Cell::range(low, high),
-                false => Cell::text("not known"),
+                true => PlanCell::range(low, high),
+                false => PlanCell::text("not known"),
             });
         }
         Ok(cells)
     }
 }
 
-/// The point a quarter further from reads alone to writes alone, `step` of four.
+/// Point `step` of four on the way from reads only to writes only.
 fn along((read, write): (f64, f64), sharing: Sharing, step: u32) -> (f64, f64) {
     let part = f64::from(step) / 4.0;
     match sharing {
@@ -363,7 +364,7 @@ fn along((read, write): (f64, f64), sharing: Sharing, step: u32) -> (f64, f64) {
     }
 }
 
-fn vcpus_text(range: Range) -> String {
+fn vcpus_text(range: CountRange) -> String {
     match range.max {
         None => format!("{}+ vCPUs", range.min),
         Some(1) => "1 vCPU".to_owned(),

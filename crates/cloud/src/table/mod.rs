@@ -1,7 +1,7 @@
-//! The tables of the pages, regenerated: every number in them is computed by the model, in the
-//! rows and with the rounding that the page chose ([`PageTable`]).
+//! Regenerated page tables: the model computes every number, with the rows and the rounding of the
+//! page ([`PageTable`]).
 //!
-//! A catalogue that brings no layout for a kind of table gets a plain one, of all that it has.
+//! A catalogue without a layout for a kind of table gets a plain table of all its rows.
 
 mod cells;
 mod limits;
@@ -13,33 +13,33 @@ use crate::catalogue::{Catalogue, DiskType, PageTable, TableKind};
 use crate::input::PlanError;
 use crate::prediction::{SourceUse, Touched};
 
-pub use cells::Cell;
+pub use cells::PlanCell;
 
 /// A table of a page.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Table {
-    /// Which kind it is.
+pub struct PlanTable {
+    /// Kind of table.
     pub table: TableKind,
     /// Its title.
     pub title: String,
-    /// Type of disk, of tables about one.
+    /// Disk type, for tables about one.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// Family of machines, of tables about one.
+    /// Machine family, for tables about one.
     pub family: Option<String>,
-    /// Heads of its columns.
+    /// Column heads.
     pub columns: Vec<String>,
-    /// Its rows, each as long as `columns`.
-    pub rows: Vec<Vec<Cell>>,
-    /// What stands below it.
+    /// Rows, each as long as `columns`.
+    pub rows: Vec<Vec<PlanCell>>,
+    /// Footnotes.
     pub footnotes: Vec<String>,
-    /// Where the page contradicts itself in it.
+    /// Contradictions of the page in this table.
     pub inconsistencies: Vec<Touched>,
-    /// What it rests on.
+    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
 }
 
-/// The order of the tables.
+/// Order of the tables.
 const ORDER: [TableKind; 8] = [
     TableKind::Overview,
     TableKind::Vm,
@@ -51,27 +51,27 @@ const ORDER: [TableKind; 8] = [
     TableKind::Price,
 ];
 
-/// Sizes of the rows of a volume table without a layout, in the catalogue's unit.
+/// Row sizes of a volume table without a layout, in the catalogue's unit.
 const PLAIN_SIZES: [f64; 11] =
     [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0];
 
-/// Makes tables of one catalogue.
-pub(crate) struct Maker<'a> {
+/// Builder of a catalogue's tables.
+pub(crate) struct TableBuilder<'a> {
     pub(crate) catalogue: &'a Catalogue,
-    /// The one type to show, of tables about many.
+    /// The only type to show, in tables about several.
     pub(crate) only: Option<&'a str>,
 }
 
 impl Catalogue {
-    /// The tables about a type of disk, or all tables.
+    /// The tables of a disk type, or all tables.
     ///
     /// # Errors
-    /// An unknown type of disk.
-    pub fn tables(&self, kind: Option<&str>) -> Result<Vec<Table>, PlanError> {
+    /// An unknown disk type.
+    pub fn tables(&self, kind: Option<&str>) -> Result<Vec<PlanTable>, PlanError> {
         if let Some(kind) = kind {
             self.disk_type(kind)?;
         }
-        let maker = Maker { catalogue: self, only: kind };
+        let maker = TableBuilder { catalogue: self, only: kind };
         let mut tables = Vec::new();
         for table in ORDER {
             let own: Vec<_> = self.page_tables.iter().filter(|spec| spec.table == table).collect();
@@ -88,13 +88,13 @@ impl Catalogue {
     }
 }
 
-impl<'a> Maker<'a> {
-    /// Whether a type is to be shown.
+impl<'a> TableBuilder<'a> {
+    /// Whether to show a type.
     pub(crate) fn shows(&self, kind: &str) -> bool {
         self.only.is_none_or(|only| only == kind)
     }
 
-    /// The types that a table is about, in its order.
+    /// The types of a table, in its order.
     pub(crate) fn types_of(&self, spec: &PageTable) -> Vec<(&'a str, &'a DiskType)> {
         let catalogue = self.catalogue;
         let all = || catalogue.types.keys().map(String::as_str).collect::<Vec<_>>();
@@ -109,8 +109,8 @@ impl<'a> Maker<'a> {
             .collect()
     }
 
-    /// The table of a layout; none if it is of another type, or would be empty.
-    fn make(&self, spec: &PageTable, of_page: bool) -> Result<Option<Table>, PlanError> {
+    /// The table of a layout; `None` if it is about another type, or empty.
+    fn make(&self, spec: &PageTable, of_page: bool) -> Result<Option<PlanTable>, PlanError> {
         if spec.kind.as_ref().is_some_and(|kind| !self.shows(kind)) {
             return Ok(None);
         }
@@ -130,7 +130,7 @@ impl<'a> Maker<'a> {
         Ok(Some(table).filter(|table| !table.rows.is_empty() && table.columns.len() > 1))
     }
 
-    /// Layouts of a kind of table where the catalogue has none.
+    /// Default layouts of a kind of table.
     fn plain(&self, table: TableKind) -> Vec<PageTable> {
         let spec = |title: String, kind: Option<&str>, family: Option<&str>| PageTable {
             table,
@@ -175,17 +175,17 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// The table around its rows.
+    /// Completes a table from its rows.
     pub(crate) fn table(
         &self,
         spec: &PageTable,
         columns: Vec<String>,
-        rows: Vec<Vec<Cell>>,
+        rows: Vec<Vec<PlanCell>>,
         sources: Vec<SourceUse>,
-    ) -> Table {
+    ) -> PlanTable {
         let kind = spec.kind.as_deref().or(self.only);
         let family = spec.family.as_deref();
-        let mut table = Table {
+        let mut table = PlanTable {
             table: spec.table,
             title: spec.title.clone(),
             kind: spec.kind.clone(),
@@ -201,8 +201,8 @@ impl<'a> Maker<'a> {
     }
 }
 
-impl Table {
-    /// Prints the cells that the page prints otherwise as the page does.
+impl PlanTable {
+    /// Overwrites the exceptional cells with the page's text.
     fn put_exceptions(&mut self, spec: &PageTable) {
         for exception in &spec.exceptions {
             let column = self.columns.iter().position(|column| *column == exception.column);
@@ -217,7 +217,7 @@ impl Table {
 }
 
 impl PageTable {
-    /// A layout with nothing in it.
+    /// An empty layout.
     fn empty(table: TableKind) -> PageTable {
         PageTable {
             table,

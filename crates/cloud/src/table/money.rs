@@ -1,14 +1,14 @@
 //! Tables of egress, of sizes that match a hard disk, of prices, and of local SSDs by number.
 
-use super::cells::Cell;
-use super::{Maker, Table};
+use super::cells::PlanCell;
+use super::{PlanTable, TableBuilder};
 use crate::catalogue::{PageTable, VolumeLimits};
 use crate::input::PlanError;
+use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
-use crate::site::{Demand, Site};
 
-impl Maker<'_> {
-    /// The types that the network bounds and that grow with their size.
+impl TableBuilder<'_> {
+    /// Types with egress-limited writes and limits by size.
     fn egress_types(&self, spec: &PageTable) -> Vec<(&str, &VolumeLimits)> {
         self.types_of(spec)
             .into_iter()
@@ -17,9 +17,9 @@ impl Maker<'_> {
             .collect()
     }
 
-    /// For each type: the most that is written, what it keeps of a full network, and the size
-    /// that reaches the most.
-    pub(super) fn egress_by_type(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    /// For each type: maximum writes, writes under full network use, and the size that reaches the
+    /// maximum.
+    pub(super) fn egress_by_type(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let family = spec.family.as_deref().unwrap_or("");
         let units = &self.catalogue.units;
         let mut heads = vec!["vCPUs".to_owned()];
@@ -30,24 +30,28 @@ impl Maker<'_> {
         }
         let mut rows = Vec::new();
         for range in &spec.vcpus {
-            let mut row = vec![Cell::text(range.to_string())];
+            let mut row = vec![PlanCell::text(range.to_string())];
             for (name, part) in self.egress_types(spec) {
                 let machine = self.machine_of(family, range.min);
-                let site = Site::new(self.catalogue, name, &machine, false, 0.0, false)?;
-                let gbit = site.egress_gbit_per_s.unwrap_or(0.0);
-                let most = machine_write(&site);
-                let limit = most.min(site.egress_throughput(gbit, 0.0));
-                let allocation = most.min(site.egress_throughput(gbit, gbit));
+                let placement = Placement::new(self.catalogue, name, &machine, false, 0.0, false)?;
+                let gbit = placement.egress_gbit_per_s.unwrap_or(0.0);
+                let most = machine_write(&placement);
+                let limit = most.min(placement.egress_throughput(gbit, 0.0));
+                let allocation = most.min(placement.egress_throughput(gbit, gbit));
                 let size = part.write_mb_per_s_per_gb.map(|rate| whole_up(limit / rate));
-                row.extend([Cell::number(limit), Cell::number(allocation), Cell::known(size)]);
+                row.extend([
+                    PlanCell::number(limit),
+                    PlanCell::number(allocation),
+                    PlanCell::known(size),
+                ]);
             }
             rows.push(row);
         }
         Ok(self.table(spec, heads, rows, self.egress_sources()))
     }
 
-    /// Egress alone, in its own unit: the cap, what disks keep of it, and what both let be written.
-    pub(super) fn egress(&self, spec: &PageTable) -> Result<Table, PlanError> {
+    /// Egress in its own unit: the cap, the disks' share, and the resulting writes.
+    pub(super) fn egress(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let family = spec.family.as_deref().unwrap_or("");
         let types = self.egress_types(spec);
         let heads = [
@@ -63,13 +67,16 @@ impl Maker<'_> {
                 continue;
             };
             let machine = self.machine_of(family, range.min);
-            let site = Site::new(self.catalogue, kind, &machine, false, 0.0, false)?;
-            let Some(gbit) = site.egress_gbit_per_s else { continue };
+            let placement = Placement::new(self.catalogue, kind, &machine, false, 0.0, false)?;
+            let Some(gbit) = placement.egress_gbit_per_s else { continue };
             let cap = gbit * rule.throughput_per_gbit;
-            let written =
-                |other| (site.egress_throughput(gbit, other) / site.egress_unit()).round();
-            let mut row = vec![Cell::text(range.to_string())];
-            row.extend([cap, cap * rule.disk_share, written(0.0), written(gbit)].map(Cell::number));
+            let written = |other| {
+                (placement.egress_throughput(gbit, other) / placement.egress_unit()).round()
+            };
+            let mut row = vec![PlanCell::text(range.to_string())];
+            row.extend(
+                [cap, cap * rule.disk_share, written(0.0), written(gbit)].map(PlanCell::number),
+            );
             rows.push(row);
         }
         let heads = heads.map(str::to_owned).to_vec();
@@ -81,8 +88,8 @@ impl Maker<'_> {
         self.catalogue.source_uses(rule.map(|rule| (&rule.source, rule.confidence)))
     }
 
-    /// Sizes that do what a hard disk does.
-    pub(super) fn hdd(&self, spec: &PageTable) -> Table {
+    /// Sizes that match a hard disk.
+    pub(super) fn hdd(&self, spec: &PageTable) -> PlanTable {
         let (iops, throughput) = (spec.hdd_iops.unwrap_or(0.0), spec.hdd_mb_per_s.unwrap_or(0.0));
         let unit = self.catalogue.units.throughput.name();
         let types = self.egress_types(spec);
@@ -109,9 +116,9 @@ impl Maker<'_> {
                 Dimension::Throughput,
             ),
         ] {
-            let mut row = vec![Cell::text(label)];
+            let mut row = vec![PlanCell::text(label)];
             row.extend(types.iter().map(|(_, part)| {
-                Cell::known(rate(part, reads, dimension).map(|rate| whole_up(target / rate)))
+                PlanCell::known(rate(part, reads, dimension).map(|rate| whole_up(target / rate)))
             }));
             rows.push(row);
         }
@@ -122,8 +129,8 @@ impl Maker<'_> {
         self.table(spec, heads, rows, self.catalogue.source_uses(uses))
     }
 
-    /// Prices as the page of 2019 has them, with the price of a read IOPS.
-    pub(super) fn price(&self, spec: &PageTable) -> Table {
+    /// Prices as on the 2019 page, with the price of a read IOPS.
+    pub(super) fn price(&self, spec: &PageTable) -> PlanTable {
         let size = self.catalogue.units.size.name();
         let heads = vec![
             "Type".to_owned(),
@@ -137,7 +144,7 @@ impl Maker<'_> {
                     self.catalogue.types.get(&price.kind).and_then(|disk| disk.volume.as_ref());
                 let rate = rate.and_then(|part| part.read_iops_per_gb);
                 vec![
-                    Cell::text(price.kind.clone()),
+                    PlanCell::text(price.kind.clone()),
                     usd(Some(price.usd_per_gb), 3),
                     usd(rate.map(|rate| price.usd_per_gb / rate), 4),
                 ]
@@ -147,8 +154,8 @@ impl Maker<'_> {
         self.table(spec, heads, rows, sources)
     }
 
-    /// All prices that the catalogue has.
-    pub(super) fn prices(&self, spec: &PageTable) -> Table {
+    /// All prices of the catalogue.
+    pub(super) fn prices(&self, spec: &PageTable) -> PlanTable {
         let units = &self.catalogue.units;
         let size = units.size.name();
         let heads = vec![
@@ -170,13 +177,13 @@ impl Maker<'_> {
                 }
                 let trusted = if price.disputed { " (disputed)" } else { "" };
                 vec![
-                    Cell::text(price.kind.clone()),
+                    PlanCell::text(price.kind.clone()),
                     usd(Some(price.usd_per_gb), 3),
                     usd(price.usd_per_gb_regional, 3),
                     usd(price.usd_per_iops, 3),
                     usd(price.usd_per_mb_per_s, 3),
-                    Cell::text(price.region.clone()),
-                    Cell::text(format!("{confidence}{trusted}")),
+                    PlanCell::text(price.region.clone()),
+                    PlanCell::text(format!("{confidence}{trusted}")),
                 ]
             })
             .collect();
@@ -187,7 +194,7 @@ impl Maker<'_> {
     }
 
     /// Local SSDs by their number.
-    pub(super) fn count(&self, spec: &PageTable) -> Table {
+    pub(super) fn count(&self, spec: &PageTable) -> PlanTable {
         let kind = spec.kind.as_deref().unwrap_or("");
         let unit = self.catalogue.units.throughput.name();
         let heads = vec![
@@ -203,10 +210,11 @@ impl Maker<'_> {
             .flat_map(|table| &table.rows)
             .map(|row| {
                 let machine = row.machine.as_ref().map_or("any", |pattern| pattern.0.as_str());
-                let mut cells = vec![Cell::text(row.disks.to_string()), Cell::text(machine)];
+                let mut cells =
+                    vec![PlanCell::text(row.disks.to_string()), PlanCell::text(machine)];
                 let numbers =
                     [row.read_iops, row.write_iops, row.read_mb_per_s, row.write_mb_per_s];
-                cells.extend(numbers.map(Cell::known));
+                cells.extend(numbers.map(PlanCell::known));
                 cells
             })
             .collect();
@@ -217,10 +225,11 @@ impl Maker<'_> {
     }
 }
 
-/// The most that a machine and the type let be written, egress aside.
-fn machine_write(site: &Site<'_>) -> f64 {
+/// Maximum writes of machine and type, without egress.
+fn machine_write(placement: &Placement<'_>) -> f64 {
     let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
-    site.hard_caps(&demand, crate::limits::MIN_BLOCK_BYTES)
+    placement
+        .hard_caps(&demand, crate::limits::MIN_BLOCK_BYTES)
         .iter()
         .filter(|cap| cap.dimension == Dimension::Throughput)
         .filter(|cap| cap.kind != crate::catalogue::LimitKind::Egress)
@@ -228,16 +237,18 @@ fn machine_write(site: &Site<'_>) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
-/// Up to a whole number, but for what binary fractions added.
+/// Rounds up, with a tolerance for binary fractions.
 fn whole_up(number: f64) -> f64 {
     (number * (1.0 - 4.0 * f64::EPSILON)).ceil()
 }
 
-fn usd(price: Option<f64>, decimals: usize) -> Cell {
+fn usd(price: Option<f64>, decimals: usize) -> PlanCell {
     match price {
-        Some(price) => {
-            Cell { text: format!("{price:.decimals$}"), value: Some(price), ..Cell::default() }
-        }
-        None => Cell::text("not known"),
+        Some(price) => PlanCell {
+            text: format!("{price:.decimals$}"),
+            value: Some(price),
+            ..PlanCell::default()
+        },
+        None => PlanCell::text("not known"),
     }
 }

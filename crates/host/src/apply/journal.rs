@@ -1,7 +1,7 @@
-//! The journal of changes: a line of JSON for each, on stable storage before the change is made.
+//! Change journal: one JSON line per change, on stable storage before the change is made.
 //!
-//! A line that is cut short at the end is of a change that was never begun, and is dropped. Any
-//! other line that is not understood stops everything: what it says is not known.
+//! A truncated last line belongs to a change that never started, and is dropped. Any other
+//! malformed line stops apply and undo, because its change is unknown.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -16,29 +16,31 @@ use crate::root::Root;
 use super::persist::{SYSCTL_FILE, UDEV_FILE};
 use super::{ApplyError, is_setting};
 
-/// Where the journal is.
+/// Path of the journal.
 pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
-/// What is locked while settings are changed. It is never removed or replaced, as the journal is:
-/// a program could lock the old one, and write to a journal that nobody finds.
+/// Lock file. It is never removed or replaced, unlike the journal: locking a replaced journal would
+/// let two programs write.
 const LOCK: &str = "/var/lib/flagstone/doctor.lock";
 
-/// One line.
+/// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry", deny_unknown_fields)]
-pub(super) enum Entry {
-    /// A setting is about to be changed.
+pub(super) enum JournalEntry {
+    /// A setting is about to change.
     Setting { file: String, before: String, after: String },
-    /// The kernel made something else of the change before.
+    /// The kernel chose another value after the previous change.
     Took { file: String, value: String },
-    /// A file is about to be written as a whole; `before` is absent if there was none.
+    /// A file is about to be replaced; `before` is absent if it did not exist.
     File { file: String, before: Option<String>, after: String },
 }
 
-impl Entry {
+impl JournalEntry {
     fn is_allowed(&self) -> bool {
         match self {
-            Entry::Setting { file, .. } | Entry::Took { file, .. } => is_setting(file),
-            Entry::File { file, .. } => file == UDEV_FILE || file == SYSCTL_FILE,
+            JournalEntry::Setting { file, .. } | JournalEntry::Took { file, .. } => {
+                is_setting(file)
+            }
+            JournalEntry::File { file, .. } => file == UDEV_FILE || file == SYSCTL_FILE,
         }
     }
 }
@@ -48,7 +50,7 @@ pub(super) struct Journal {
     path: PathBuf,
     file: File,
     lock: File,
-    entries: Vec<Entry>,
+    entries: Vec<JournalEntry>,
 }
 
 impl Journal {
@@ -71,12 +73,12 @@ impl Journal {
         Ok(Journal { path, file, lock, entries })
     }
 
-    pub(super) fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[JournalEntry] {
         &self.entries
     }
 
-    /// Puts an entry on stable storage.
-    pub(super) fn add(&mut self, entry: Entry) -> Result<(), ApplyError> {
+    /// Writes an entry to stable storage.
+    pub(super) fn add(&mut self, entry: JournalEntry) -> Result<(), ApplyError> {
         if self.entries.len() >= JOURNAL_ENTRIES_MAX {
             return Err(ApplyError::Journal(io::Error::other(
                 "it is full: undo the changes that it holds",
@@ -88,15 +90,15 @@ impl Journal {
         Ok(())
     }
 
-    /// Puts other entries in place of all, at once: a crash leaves the old ones or the new ones.
-    pub(super) fn replace(&mut self, entries: Vec<Entry>) -> Result<(), ApplyError> {
+    /// Replaces all entries atomically: a crash leaves the old ones or the new ones.
+    pub(super) fn replace(&mut self, entries: Vec<JournalEntry>) -> Result<(), ApplyError> {
         let lines = entries.iter().map(line).collect::<Result<String, _>>()?;
         replace_file(&self.path, &lines)?;
         self.entries = entries;
         Ok(())
     }
 
-    /// Ends with the journal, and removes one that has nothing in it.
+    /// Closes the journal, and removes it if it is empty.
     pub(super) fn close(self) -> Result<(), ApplyError> {
         if self.entries.is_empty() {
             std::fs::remove_file(&self.path)?;
@@ -108,7 +110,7 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // Not left to the closing of the file: a child between fork and exec still has it open.
+        // Closing the file is not enough: a child between fork and exec may still have it open.
         let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
     }
 }
@@ -127,17 +129,17 @@ fn lock(path: &Path) -> Result<File, ApplyError> {
     }
 }
 
-fn line(entry: &Entry) -> io::Result<String> {
+fn line(entry: &JournalEntry) -> io::Result<String> {
     Ok(serde_json::to_string(entry).map_err(io::Error::other)? + "\n")
 }
 
-fn parse(bytes: &[u8]) -> Result<Vec<Entry>, ApplyError> {
+fn parse(bytes: &[u8]) -> Result<Vec<JournalEntry>, ApplyError> {
     let lines = bytes.split(|&byte| byte == b'\n').enumerate();
     let lines = lines.filter(|(_, line)| !line.is_empty());
     lines
         .map(|(index, line)| {
             let corrupt = |why: String| ApplyError::Corrupt { line: index + 1, why };
-            let entry: Entry =
+            let entry: JournalEntry =
                 serde_json::from_slice(line).map_err(|error| corrupt(error.to_string()))?;
             match entry.is_allowed() {
                 true => Ok(entry),
@@ -151,7 +153,7 @@ pub(super) fn parent(path: &Path) -> io::Result<&Path> {
     path.parent().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Writes a whole file so that a crash leaves the old one or the new one.
+/// Replaces a file atomically: a crash leaves the old one or the new one.
 pub(super) fn replace_file(path: &Path, text: &str) -> io::Result<()> {
     let directory = parent(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();

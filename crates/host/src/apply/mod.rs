@@ -1,14 +1,13 @@
-//! Changing settings, with a way back.
+//! Setting changes with an undo journal.
 //!
-//! Before each change its file and what it held are in a journal on stable storage; after a crash
-//! at any point [`undo`] gives back what was before. Undoing twice, or after a crash of an undo,
-//! does no harm: what already is as before is left alone, and so is what somebody else has
-//! changed since. A journal is not trusted: it can name the settings that this crate changes,
-//! and nothing else.
+//! Before each change, a journal on stable storage records the file and its value. After a crash at
+//! any point, [`undo`] restores the old values. A repeated or interrupted undo is harmless: it
+//! skips settings that have their old value and settings that another program has changed since.
+//! The journal is untrusted input and can name only the settings that this crate changes.
 
-mod beside;
 mod journal;
 mod persist;
+mod scheduler;
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -16,28 +15,28 @@ use std::io::{self, Write as _};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
-use crate::checks::Change;
+use crate::checks::SettingChange;
 use crate::facts::is_name;
 use crate::parse;
 use crate::root::Root;
 
-use journal::{Entry, Journal};
+use journal::{Journal, JournalEntry};
 
 pub use journal::JOURNAL;
 pub use persist::{SYSCTL_FILE, UDEV_FILE};
 
-/// Why changes could not be begun, or not be gone on with.
+/// Reason that changes could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The journal cannot be read or written; nothing is changed without it.
     #[error("the journal {JOURNAL}: {0}")]
     Journal(#[from] io::Error),
-    /// The journal is not one, or names what is no setting of ours.
+    /// The journal is malformed, or names a file that is not one of the settings.
     #[error("the journal {JOURNAL}, line {line}: {why}; nothing was changed")]
     Corrupt {
         /// From 1.
         line: usize,
-        /// What is wrong.
+        /// The mistake.
         why: String,
     },
     /// Another program changes settings now.
@@ -45,77 +44,82 @@ pub enum ApplyError {
     Busy,
 }
 
-/// How one change ended.
+/// Result of one change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
-pub enum Outcome {
-    /// It holds what it should.
+pub enum ChangeOutcome {
+    /// The setting has the new value.
     Changed {
         /// The file.
         file: String,
-        /// What it held.
+        /// Old value.
         before: String,
-        /// What it holds.
+        /// New value.
         now: String,
     },
-    /// It held that already.
+    /// The setting already had the value.
     Unchanged {
         /// The file.
         file: String,
-        /// What it holds.
+        /// Current value.
         now: String,
     },
-    /// Undo alone: somebody else changed it since, and it was left alone.
+    /// Only for undo: another program has changed the setting since, so undo skipped it.
     ChangedSince {
         /// The file.
         file: String,
-        /// What it holds.
+        /// Current value.
         now: String,
-        /// What it held before the doctor.
+        /// Value before the doctor's change.
         before: String,
     },
-    /// It could not be changed.
+    /// The change failed.
     Failed {
         /// The file.
         file: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
 
-impl Outcome {
-    /// Whether it could not be changed.
+impl ChangeOutcome {
+    /// Whether the change failed.
     pub fn is_failure(&self) -> bool {
-        matches!(self, Outcome::Failed { .. })
+        matches!(self, ChangeOutcome::Failed { .. })
     }
 }
 
-impl std::fmt::Display for Outcome {
+impl std::fmt::Display for ChangeOutcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Outcome::Changed { file, before, now } if file == UDEV_FILE || file == SYSCTL_FILE => {
+            ChangeOutcome::Changed { file, before, now }
+                if file == UDEV_FILE || file == SYSCTL_FILE =>
+            {
                 let lines = |text: &String| text.lines().count();
                 write!(f, "changed    {file}: {} lines, {} before", lines(now), lines(before))
             }
-            Outcome::Changed { file, before, now } => {
+            ChangeOutcome::Changed { file, before, now } => {
                 write!(f, "changed    {file}: {before} -> {now}")
             }
-            Outcome::Unchanged { file, .. } => write!(f, "unchanged  {file}"),
-            Outcome::ChangedSince { file, now, before } => write!(
+            ChangeOutcome::Unchanged { file, .. } => write!(f, "unchanged  {file}"),
+            ChangeOutcome::ChangedSince { file, now, before } => write!(
                 f,
                 "left       {file}: somebody changed it to {now:?} since; before it was {before:?}"
             ),
-            Outcome::Failed { file, why } => write!(f, "failed     {file}: {why}"),
+            ChangeOutcome::Failed { file, why } => write!(f, "failed     {file}: {why}"),
         }
     }
 }
 
-/// Writes changes, and a way back for each first. One that fails does not keep the others from
-/// being made.
+/// Applies changes, each recorded in the journal first. A failed change does not stop the others.
 ///
 /// # Errors
-/// That there can be no journal, in which case nothing (more) is changed.
-pub fn apply(root: &Root, changes: &[Change], keep: bool) -> Result<Vec<Outcome>, ApplyError> {
+/// The journal failed; no further change was made.
+pub fn apply(
+    root: &Root,
+    changes: &[SettingChange],
+    keep: bool,
+) -> Result<Vec<ChangeOutcome>, ApplyError> {
     let mut journal = Journal::open(root)?;
     let mut outcomes = Vec::new();
     for change in changes {
@@ -131,43 +135,51 @@ pub fn apply(root: &Root, changes: &[Change], keep: bool) -> Result<Vec<Outcome>
 fn change_setting(
     root: &Root,
     journal: &mut Journal,
-    change: &Change,
-) -> Result<Outcome, ApplyError> {
+    change: &SettingChange,
+) -> Result<ChangeOutcome, ApplyError> {
     let file = change.file.clone();
     if !is_setting(&file) {
-        return Ok(Outcome::Failed { file, why: "no setting that is changed here".to_owned() });
+        return Ok(ChangeOutcome::Failed {
+            file,
+            why: "no setting that is changed here".to_owned(),
+        });
     }
     let before = match current(root, &file) {
         Ok(before) => before,
-        Err(error) => return Ok(Outcome::Failed { file, why: error.to_string() }),
+        Err(error) => return Ok(ChangeOutcome::Failed { file, why: error.to_string() }),
     };
     if before == change.value {
-        return Ok(Outcome::Unchanged { file, now: before });
+        return Ok(ChangeOutcome::Unchanged { file, now: before });
     }
-    beside::note(root, journal, &file)?;
-    let entry =
-        Entry::Setting { file: file.clone(), before: before.clone(), after: change.value.clone() };
+    scheduler::note(root, journal, &file)?;
+    let entry = JournalEntry::Setting {
+        file: file.clone(),
+        before: before.clone(),
+        after: change.value.clone(),
+    };
     journal.add(entry)?;
     let written =
-        beside::write_keeping(root, &file, &change.value).and_then(|()| current(root, &file));
-    beside::note_taken(root, journal, &file)?;
+        scheduler::write_keeping(root, &file, &change.value).and_then(|()| current(root, &file));
+    scheduler::note_taken(root, journal, &file)?;
     Ok(match written {
-        Err(error) => Outcome::Failed { file, why: format!("the kernel refuses: {error}") },
-        Ok(now) if now == change.value => Outcome::Changed { file, before, now },
+        Err(error) => ChangeOutcome::Failed { file, why: format!("the kernel refuses: {error}") },
+        Ok(now) if now == change.value => ChangeOutcome::Changed { file, before, now },
         Ok(now) => {
-            // So that undo knows the kernel's own choice from somebody else's.
-            journal.add(Entry::Took { file: file.clone(), value: now.clone() })?;
-            Outcome::Failed { file, why: format!("the kernel made {now:?} of {:?}", change.value) }
+            // Undo must distinguish the kernel's choice from another program's.
+            journal.add(JournalEntry::Took { file: file.clone(), value: now.clone() })?;
+            ChangeOutcome::Failed {
+                file,
+                why: format!("the kernel made {now:?} of {:?}", change.value),
+            }
         }
     })
 }
 
-/// Gives back what was before all changes in the journal, the last first, and forgets those that
-/// were given back.
+/// Undoes all changes in the journal, the last first, and removes the undone entries.
 ///
 /// # Errors
-/// That the journal cannot be read or understood.
-pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
+/// The journal is unreadable or malformed.
+pub fn undo(root: &Root) -> Result<Vec<ChangeOutcome>, ApplyError> {
     if !root.exists(JOURNAL) {
         return Ok(Vec::new());
     }
@@ -176,27 +188,28 @@ pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
     let (mut outcomes, mut remaining) = (Vec::new(), Vec::new());
     for (index, entry) in entries.iter().enumerate().rev() {
         let outcome = match entry {
-            Entry::Took { .. } => continue,
-            Entry::Setting { file, before, after, .. } => {
+            JournalEntry::Took { .. } => continue,
+            JournalEntry::Setting { file, before, after, .. } => {
                 let took = entries[index..].iter().find_map(|later| match later {
-                    Entry::Took { file: of, value } if of == file => Some(value),
+                    JournalEntry::Took { file: of, value } if of == file => Some(value),
                     _ => None,
                 });
-                // What stood beside a change that was cut off is as the kernel made it.
+                // An interrupted change's side effects have the kernel's values.
                 let is_cut_off = before == after && took.is_none();
                 let ours = (!is_cut_off).then_some([Some(after), took]);
                 undo_setting(root, file, before, ours)
             }
-            Entry::File { file, before, after } => {
+            JournalEntry::File { file, before, after } => {
                 persist::undo(root, file, before.as_deref(), after)
             }
         };
         if outcome.is_failure() {
             remaining.push(entry.clone());
         }
-        // Of what only stood beside a change it is told if something had to be given back.
-        let is_beside = matches!(entry, Entry::Setting { before, after, .. } if before == after);
-        if !is_beside || !matches!(outcome, Outcome::Unchanged { .. }) {
+        // Side effects are reported only if something had to be restored.
+        let is_beside =
+            matches!(entry, JournalEntry::Setting { before, after, .. } if before == after);
+        if !is_beside || !matches!(outcome, ChangeOutcome::Unchanged { .. }) {
             outcomes.push(outcome);
         }
     }
@@ -206,36 +219,40 @@ pub fn undo(root: &Root) -> Result<Vec<Outcome>, ApplyError> {
     Ok(outcomes)
 }
 
-/// `ours` is what a setting may hold that is not somebody else's; `None` if it may be anything.
+/// `ours` lists the values that this crate or the kernel set; `None` accepts any value.
 fn undo_setting(
     root: &Root,
     file: &str,
     before: &str,
     ours: Option<[Option<&String>; 2]>,
-) -> Outcome {
+) -> ChangeOutcome {
     let file = file.to_owned();
     let now = match current(root, &file) {
         Ok(now) => now,
         // The disk is gone, and its setting with it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Outcome::Unchanged { file, now: "no longer there".to_owned() };
+            return ChangeOutcome::Unchanged { file, now: "no longer there".to_owned() };
         }
-        Err(error) => return Outcome::Failed { file, why: error.to_string() },
+        Err(error) => return ChangeOutcome::Failed { file, why: error.to_string() },
     };
     if now == before {
-        return Outcome::Unchanged { file, now };
+        return ChangeOutcome::Unchanged { file, now };
     }
     if ours.is_some_and(|ours| !ours.iter().flatten().any(|our| **our == now)) {
-        return Outcome::ChangedSince { file, now, before: before.to_owned() };
+        return ChangeOutcome::ChangedSince { file, now, before: before.to_owned() };
     }
-    match beside::write_keeping(root, &file, before).and_then(|()| current(root, &file)) {
-        Ok(restored) if restored == before => Outcome::Changed { file, before: now, now: restored },
-        Ok(other) => Outcome::Failed { file, why: format!("the kernel made {other:?} of it") },
-        Err(error) => Outcome::Failed { file, why: format!("the kernel refuses: {error}") },
+    match scheduler::write_keeping(root, &file, before).and_then(|()| current(root, &file)) {
+        Ok(restored) if restored == before => {
+            ChangeOutcome::Changed { file, before: now, now: restored }
+        }
+        Ok(other) => {
+            ChangeOutcome::Failed { file, why: format!("the kernel made {other:?} of it") }
+        }
+        Err(error) => ChangeOutcome::Failed { file, why: format!("the kernel refuses: {error}") },
     }
 }
 
-/// What a setting holds, as it would be written.
+/// The value of a setting in the form in which it is written.
 fn current(root: &Root, file: &str) -> io::Result<String> {
     let text = root.read(file)?;
     if file.ends_with("/scheduler") {
@@ -249,11 +266,11 @@ fn write_setting(root: &Root, file: &str, value: &str) -> io::Result<()> {
     let flags =
         OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mut file = File::from(rustix::fs::open(root.locate(file), flags, Mode::empty())?);
-    // In one write: each write to such a file is a setting.
+    // One write call: each write to such a file sets the value.
     file.write_all(format!("{value}\n").as_bytes())
 }
 
-/// Whether a file is one of the settings that are changed here.
+/// Whether a file is one of the settings that this crate changes.
 fn is_setting(file: &str) -> bool {
     let parts: Vec<&str> = file.split('/').collect();
     let is_plain = |part: &&str| is_name(part);

@@ -1,4 +1,4 @@
-//! Keeping changes over a restart: one udev rule file and one sysctl file, both ours alone.
+//! Persistence across restarts: one udev rule file and one sysctl file that belong to the doctor.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,18 +6,18 @@ use std::io;
 use crate::checks::sysctl_name;
 use crate::root::Root;
 
-use super::journal::{Entry, Journal, parent, replace_file, sync_directory};
-use super::{ApplyError, Outcome, current};
+use super::journal::{Journal, JournalEntry, parent, replace_file, sync_directory};
+use super::{ApplyError, ChangeOutcome, current};
 
 /// Rules for disks and CPUs.
 pub const UDEV_FILE: &str = "/etc/udev/rules.d/99-flagstone-doctor.rules";
-/// Settings of the kernel.
+/// Kernel settings.
 pub const SYSCTL_FILE: &str = "/etc/sysctl.d/99-flagstone-doctor.conf";
 
 const HEADER: &str =
     "# Written by flagstone doctor --persist; flagstone doctor --undo takes it back.\n";
 
-/// How a setting is kept: the file, what a line of it begins with, and the line.
+/// File, line prefix and line that persist a setting.
 fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     if let Some(name) = sysctl_name(setting) {
         let line = format!("{name} = {value}");
@@ -35,12 +35,13 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     Some((UDEV_FILE, key, line))
 }
 
-/// Writes the lines of all changes in the journal that are in force, also of earlier runs.
-pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<Outcome>, ApplyError> {
+/// Writes the lines of all changes in force that the journal records, including changes of earlier
+/// runs.
+pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutcome>, ApplyError> {
     let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
     for entry in journal.entries() {
-        let Entry::Setting { file, before, after } = entry else { continue };
-        // What only stood beside a change is nobody's wish.
+        let JournalEntry::Setting { file, before, after } = entry else { continue };
+        // Side effects of changes are not persisted.
         if before == after || current(root, file).ok().as_ref() != Some(after) {
             continue;
         }
@@ -64,17 +65,19 @@ fn write_file(
     journal: &mut Journal,
     file: &str,
     lines: &BTreeMap<String, String>,
-) -> Result<Outcome, ApplyError> {
+) -> Result<ChangeOutcome, ApplyError> {
     let before = match read(root, file) {
         Ok(before) => before,
-        Err(error) => return Ok(Outcome::Failed { file: file.to_owned(), why: error.to_string() }),
+        Err(error) => {
+            return Ok(ChangeOutcome::Failed { file: file.to_owned(), why: error.to_string() });
+        }
     };
     let after = merge(before.as_deref().unwrap_or(HEADER), lines);
     let file = file.to_owned();
     if before.as_ref() == Some(&after) {
-        return Ok(Outcome::Unchanged { file, now: after });
+        return Ok(ChangeOutcome::Unchanged { file, now: after });
     }
-    journal.add(Entry::File {
+    journal.add(JournalEntry::File {
         file: file.clone(),
         before: before.clone(),
         after: after.clone(),
@@ -83,12 +86,12 @@ fn write_file(
     let written =
         parent(&path).and_then(std::fs::create_dir_all).and_then(|()| replace_file(&path, &after));
     Ok(match written {
-        Ok(()) => Outcome::Changed { file, before: before.unwrap_or_default(), now: after },
-        Err(error) => Outcome::Failed { file, why: error.to_string() },
+        Ok(()) => ChangeOutcome::Changed { file, before: before.unwrap_or_default(), now: after },
+        Err(error) => ChangeOutcome::Failed { file, why: error.to_string() },
     })
 }
 
-/// The old lines that the new ones say nothing about, and the new ones.
+/// The old lines that no new line replaces, followed by the new ones.
 fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
     let is_replaced = |line: &&str| {
         lines.keys().any(|key| {
@@ -97,7 +100,8 @@ fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
     };
     let kept = old.lines().filter(|line| !is_replaced(line));
     let mut all: Vec<&str> = kept.chain(lines.values().map(String::as_str)).collect();
-    // A scheduler makes the kernel choose `nr_requests` anew: rules of those come after it.
+    // A scheduler makes the kernel choose `nr_requests` again, so rules for the latter come after
+    // it.
     all.sort_by_key(|line| match line {
         line if line.starts_with('#') => 0,
         line if line.contains("ATTR{queue/scheduler}") => 1,
@@ -106,8 +110,7 @@ fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
     all.into_iter().fold(String::new(), |text, line| text + line + "\n")
 }
 
-/// The file's text as it is, or `None` without it. What is no text of ours is an error, as it
-/// could not be given back.
+/// The file's text; `None` if it is missing. A file that could not be restored is an error.
 fn read(root: &Root, file: &str) -> io::Result<Option<String>> {
     if !root.exists(file) {
         return Ok(None);
@@ -119,18 +122,22 @@ fn read(root: &Root, file: &str) -> io::Result<Option<String>> {
     std::fs::read_to_string(root.locate(file)).map(Some)
 }
 
-pub(super) fn undo(root: &Root, file: &str, before: Option<&str>, after: &str) -> Outcome {
+pub(super) fn undo(root: &Root, file: &str, before: Option<&str>, after: &str) -> ChangeOutcome {
     let file = file.to_owned();
     let now = match read(root, &file) {
         Ok(now) => now,
-        Err(error) => return Outcome::Failed { file, why: error.to_string() },
+        Err(error) => return ChangeOutcome::Failed { file, why: error.to_string() },
     };
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
     if now.as_deref() == before {
-        return Outcome::Unchanged { file, now: text(before) };
+        return ChangeOutcome::Unchanged { file, now: text(before) };
     }
     if now.as_deref() != Some(after) {
-        return Outcome::ChangedSince { file, now: text(now.as_deref()), before: text(before) };
+        return ChangeOutcome::ChangedSince {
+            file,
+            now: text(now.as_deref()),
+            before: text(before),
+        };
     }
     let path = root.locate(&file);
     let restored = match before {
@@ -138,7 +145,7 @@ pub(super) fn undo(root: &Root, file: &str, before: Option<&str>, after: &str) -
         None => std::fs::remove_file(&path).and_then(|()| sync_directory(parent(&path)?)),
     };
     match restored {
-        Ok(()) => Outcome::Changed { file, before: after.to_owned(), now: text(before) },
-        Err(error) => Outcome::Failed { file, why: error.to_string() },
+        Ok(()) => ChangeOutcome::Changed { file, before: after.to_owned(), now: text(before) },
+        Err(error) => ChangeOutcome::Failed { file, why: error.to_string() },
     }
 }

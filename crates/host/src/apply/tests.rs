@@ -7,9 +7,9 @@ use super::*;
 const SCHEDULER: &str = "/sys/block/sda/queue/scheduler";
 const BACKLOG: &str = "/proc/sys/net/core/somaxconn";
 
-/// A host of two settings, kept as plain files: what is written is what is read.
+/// A host with two settings as plain files, which read back as written.
 fn host() -> (tempfile::TempDir, Root) {
-    // In memory where there is such a place: a journal is synced often.
+    // In memory if possible, because the journal syncs often.
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let directory = directory.expect("a directory");
     let root = Root::new(directory.path());
@@ -21,11 +21,11 @@ fn host() -> (tempfile::TempDir, Root) {
     (directory, root)
 }
 
-fn change(file: &str, value: &str) -> Change {
-    Change { file: file.to_owned(), before: String::new(), value: value.to_owned() }
+fn change(file: &str, value: &str) -> SettingChange {
+    SettingChange { file: file.to_owned(), before: String::new(), value: value.to_owned() }
 }
 
-fn changes() -> [Change; 2] {
+fn changes() -> [SettingChange; 2] {
     [change(SCHEDULER, "none"), change(BACKLOG, "1024")]
 }
 
@@ -34,23 +34,23 @@ fn value(root: &Root, file: &str) -> String {
 }
 
 #[test]
-fn changes_are_made_kept_and_undone() {
+fn apply_persist_and_undo() {
     let (_directory, root) = host();
     let outcomes = apply(&root, &changes(), true).expect("it can");
-    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Changed { .. })), "{outcomes:?}");
+    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Changed { .. })), "{outcomes:?}");
     assert_eq!((value(&root, SCHEDULER), value(&root, BACKLOG)), ("none".into(), "1024".into()));
     let udev = root.read(UDEV_FILE).expect("written");
     let rule = r#"ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="sda", ATTR{queue/scheduler}="none""#;
     assert!(udev.lines().any(|line| line == rule), "{udev}");
     assert!(root.read(SYSCTL_FILE).expect("written").ends_with("net.core.somaxconn = 1024"));
 
-    // A second time nothing is left to do, and the way back is not forgotten.
+    // A second run changes nothing and keeps the undo information.
     let outcomes = apply(&root, &changes(), true).expect("it can");
-    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Unchanged { .. })), "{outcomes:?}");
+    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Unchanged { .. })), "{outcomes:?}");
 
     let outcomes = undo(&root).expect("it can");
     assert_eq!(outcomes.len(), 4);
-    assert!(outcomes.iter().all(|o| matches!(o, Outcome::Changed { .. })), "{outcomes:?}");
+    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Changed { .. })), "{outcomes:?}");
     assert_eq!(value(&root, SCHEDULER), "mq-deadline");
     assert_eq!(value(&root, BACKLOG), "128");
     assert!(!root.exists(UDEV_FILE) && !root.exists(SYSCTL_FILE) && !root.exists(JOURNAL));
@@ -59,10 +59,10 @@ fn changes_are_made_kept_and_undone() {
 
 const REQUESTS: &str = "/sys/block/sda/queue/nr_requests";
 
-/// A scheduler makes the kernel choose the number of requests anew. On a loop device with 32 of
-/// them and mq-deadline, apply and undo used to end with the kernel's 256.
+/// A scheduler makes the kernel choose the number of requests. On a loop device with 32 requests
+/// and mq-deadline, apply and undo used to end with the kernel's 256.
 #[test]
-fn what_a_scheduler_changes_beside_it_is_given_back() {
+fn scheduler_side_effect_is_undone() {
     let (_directory, root) = host();
     let apply_none = || {
         fs::write(root.locate(SCHEDULER), "[mq-deadline] none").expect("written");
@@ -76,8 +76,8 @@ fn what_a_scheduler_changes_beside_it_is_given_back() {
     assert!(lines[0].contains("nr_requests") && lines[0].contains(r#""before":"256""#));
     assert!(lines[1].contains("scheduler") && lines[2].contains(r#""entry":"took""#), "{journal}");
 
-    // The kernel took 128 at most; then it is its own; a crash came before that was noted; somebody
-    // else changed it since.
+    // Three cases: the kernel reduced the value to 128 and reset it; a crash came before the
+    // journal noted that; another program changed the value since.
     let of_kernel = journal.replace(r#""value":"256""#, r#""value":"128""#);
     let cut_off = lines[..2].join("\n") + "\n";
     for (journal, now, given_back) in
@@ -96,7 +96,7 @@ fn what_a_scheduler_changes_beside_it_is_given_back() {
 }
 
 #[test]
-fn a_rule_of_a_scheduler_stands_before_what_it_would_undo() {
+fn scheduler_rule_precedes_nr_requests_rule() {
     let (_directory, root) = host();
     fs::write(root.locate(REQUESTS), "32\n").expect("written");
     apply(&root, &[change(REQUESTS, "64")], true).expect("it can");
@@ -108,7 +108,7 @@ fn a_rule_of_a_scheduler_stands_before_what_it_would_undo() {
 }
 
 #[test]
-fn changes_of_one_setting_are_undone_to_the_first() {
+fn repeated_changes_undo_to_first_value() {
     let (_directory, root) = host();
     for value in ["512", "1024", "2048"] {
         apply(&root, &[change(BACKLOG, value)], true).expect("it can");
@@ -120,7 +120,7 @@ fn changes_of_one_setting_are_undone_to_the_first() {
 }
 
 #[test]
-fn what_was_applied_before_is_kept_too_when_asked_later() {
+fn persist_includes_earlier_changes() {
     let (_directory, root) = host();
     apply(&root, &changes(), false).expect("it can");
     assert!(!root.exists(UDEV_FILE));
@@ -129,13 +129,13 @@ fn what_was_applied_before_is_kept_too_when_asked_later() {
 }
 
 #[test]
-fn what_somebody_else_changed_is_left() {
+fn undo_leaves_foreign_changes() {
     let (_directory, root) = host();
     apply(&root, &changes(), true).expect("it can");
     fs::write(root.locate(BACKLOG), "4096\n").expect("written");
     fs::write(root.locate(SYSCTL_FILE), "mine = 1\n").expect("written");
     let outcomes = undo(&root).expect("it can");
-    let left = outcomes.iter().filter(|o| matches!(o, Outcome::ChangedSince { .. })).count();
+    let left = outcomes.iter().filter(|o| matches!(o, ChangeOutcome::ChangedSince { .. })).count();
     assert_eq!(left, 2, "{outcomes:?}");
     assert_eq!(value(&root, BACKLOG), "4096");
     assert_eq!(root.read(SYSCTL_FILE).expect("left"), "mine = 1");
@@ -144,7 +144,7 @@ fn what_somebody_else_changed_is_left() {
 }
 
 #[test]
-fn lines_of_others_in_a_kept_file_come_back() {
+fn foreign_lines_in_persisted_files_are_restored() {
     let (_directory, root) = host();
     let path = root.locate(SYSCTL_FILE);
     fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");
@@ -157,9 +157,9 @@ fn lines_of_others_in_a_kept_file_come_back() {
     assert_eq!(fs::read_to_string(&path).expect("restored"), old);
 }
 
-/// A crash leaves a prefix of the journal, and either the change after it or not.
+/// A crash leaves a prefix of the journal, with or without the change after it.
 #[test]
-fn a_crash_at_any_byte_of_the_journal_can_be_undone() {
+fn undo_after_crash_at_any_journal_byte() {
     let (_directory, root) = host();
     apply(&root, &changes(), false).expect("it can");
     let journal = fs::read(root.locate(JOURNAL)).expect("it is there");
@@ -183,7 +183,7 @@ fn a_crash_at_any_byte_of_the_journal_can_be_undone() {
 }
 
 #[test]
-fn a_failure_keeps_its_way_back_and_does_not_stop_the_rest() {
+fn failed_change_keeps_undo_and_others_continue() {
     let (_directory, root) = host();
     let missing = "/sys/block/sdz/queue/scheduler";
     let outcomes = apply(&root, &[change(missing, "none"), change(BACKLOG, "1024")], false);
@@ -191,7 +191,7 @@ fn a_failure_keeps_its_way_back_and_does_not_stop_the_rest() {
     assert!(outcomes[0].is_failure() && !outcomes[1].is_failure(), "{outcomes:?}");
     assert!(apply(&root, &[change("/etc/passwd", "x")], false).expect("it can")[0].is_failure());
 
-    // What cannot be read when it is undone stays in the journal.
+    // A setting that is unreadable during undo stays in the journal.
     fs::remove_file(root.locate(BACKLOG)).expect("removed");
     fs::create_dir(root.locate(BACKLOG)).expect("a directory");
     assert!(undo(&root).expect("it can")[0].is_failure());
@@ -202,7 +202,7 @@ fn a_failure_keeps_its_way_back_and_does_not_stop_the_rest() {
 }
 
 #[test]
-fn a_journal_is_not_trusted() {
+fn hostile_journal_is_refused() {
     let (_directory, root) = host();
     fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
     fs::create_dir_all(root.locate("/etc")).expect("a directory");
@@ -225,7 +225,7 @@ fn a_journal_is_not_trusted() {
 }
 
 #[test]
-fn two_do_not_change_settings_at_a_time() {
+fn concurrent_apply_is_refused() {
     let (_directory, root) = host();
     let held = Journal::open(&root).expect("it can");
     assert!(matches!(apply(&root, &changes(), false), Err(ApplyError::Busy)));
@@ -235,7 +235,7 @@ fn two_do_not_change_settings_at_a_time() {
 
 proptest! {
     #[test]
-    fn any_journal_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_journal_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let (_directory, root) = host();
         fs::create_dir_all(root.locate("/var/lib/flagstone")).expect("a directory");
         fs::write(root.locate(JOURNAL), bytes).expect("written");

@@ -1,26 +1,27 @@
-//! CPUs: enough of them, at full clock, and each with its part of the interrupts.
+//! CPU checks: enough of them, at full clock, and each with its share of the interrupts.
 
 use std::collections::BTreeSet;
 
-use crate::facts::{Facts, Irq, Seen};
+use crate::facts::{HostFacts, Irq, Observed};
 
 use super::{
-    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, KERNEL, REASONED, Severity,
+    CheckResults, Evidence, Expectations, GOOGLE, KERNEL, REASONED, SettingChange, Severity,
+    TuningFinding,
 };
 
-/// The page's IOPS for each free CPU: of reads, and of writes.
+/// IOPS per free CPU, from Google's page: of reads, and of writes.
 const IOPS_PER_CPU: (u64, u64) = (2_000, 2_500);
-/// An interrupt that came less often since the start costs nothing.
+/// Interrupts with fewer occurrences since boot are idle.
 const BUSY_INTERRUPTS: u64 = 10_000;
 
-pub(super) fn judge(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
+pub(super) fn judge(facts: &HostFacts, expected: &Expectations, out: &mut CheckResults) {
     free(facts, expected, out);
     governor(facts, out);
     nvme_queues(facts, out);
     balance(facts, out);
 }
 
-fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
+fn free(facts: &HostFacts, expected: &Expectations, out: &mut CheckResults) {
     const CHECK: &str = "free CPUs";
     let (Some(free), Some(count)) = (facts.cpus_free(), facts.cpu_count()) else {
         return out.unknown("CPUs", "how many are free is not known");
@@ -31,10 +32,10 @@ fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
         if free < 1.0 {
             return busy(facts, free, count, out);
         }
-        return out.right(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
+        return out.passed(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
     };
     if free * fewest >= iops as f64 {
-        return out.right(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
+        return out.passed(CHECK, "host", format!("{free:.1} of {count} free, {good_for}"));
     }
     let wanted = (iops.div_ceil(IOPS_PER_CPU.1), iops.div_ceil(IOPS_PER_CPU.0));
     let severity = match free * most >= iops as f64 {
@@ -50,7 +51,7 @@ fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
         wanted.0, wanted.1
     );
     out.findings.push(
-        Finding::advice(CHECK, severity, "host", what, seen.into_iter().flatten().collect())
+        TuningFinding::advice(CHECK, severity, "host", what, seen.into_iter().flatten().collect())
             .effect(format!("one free CPU for each 2,000 to 2,500 IOPS: {good_for} now"), GOOGLE)
             .by_hand(
                 "take a machine with more CPUs, or move other work away: top -o %CPU",
@@ -60,12 +61,12 @@ fn free(facts: &Facts, expected: &Expectations, out: &mut Judgement) {
     );
 }
 
-/// No expectation is known, but no CPU is free for any.
-fn busy(facts: &Facts, free: f64, count: usize, out: &mut Judgement) {
+/// Without an expected rate, no free CPU is still a finding.
+fn busy(facts: &HostFacts, free: f64, count: usize, out: &mut CheckResults) {
     let evidence = facts.cpus.load.as_ref().map(Evidence::from).into_iter().collect();
     let what = format!("{free:.1} of {count} CPUs are free: not one for I/O");
     out.findings.push(
-        Finding::advice("free CPUs", Severity::Medium, "host", what, evidence)
+        TuningFinding::advice("free CPUs", Severity::Medium, "host", what, evidence)
             .effect("one free CPU for each 2,000 to 2,500 IOPS", GOOGLE)
             .by_hand(
                 "top -o %CPU   # what takes them",
@@ -75,7 +76,7 @@ fn busy(facts: &Facts, free: f64, count: usize, out: &mut Judgement) {
     );
 }
 
-fn governor(facts: &Facts, out: &mut Judgement) {
+fn governor(facts: &HostFacts, out: &mut CheckResults) {
     const CHECK: &str = "CPU governor";
     let slow: Vec<_> = facts
         .cpus
@@ -86,27 +87,32 @@ fn governor(facts: &Facts, out: &mut Judgement) {
         .collect();
     let Some(first) = slow.first() else {
         if !facts.cpus.policies.is_empty() {
-            out.right(CHECK, "host", "performance, or nothing else to be had");
+            out.passed(CHECK, "host", "performance, or nothing else to be had");
         } else if facts.cpus.online.is_some() {
-            out.right(CHECK, "host", "the clock is not this kernel's to set");
+            out.passed(CHECK, "host", "the clock is not this kernel's to set");
         }
         return;
     };
     let what =
         format!("{} policies slow CPUs down, the first by {}", slow.len(), first.governor.value);
-    let change = |policy: &&crate::facts::Policy| Change {
+    let change = |policy: &&crate::facts::Policy| SettingChange {
         file: policy.governor.file.clone(),
         before: policy.governor.value.clone(),
         value: "performance".to_owned(),
     };
-    let changes: Vec<Change> = slow.iter().map(change).collect();
-    let mut finding =
-        Finding::advice(CHECK, Severity::Medium, "host", what, vec![(&first.governor).into()])
-            .effect(
-                "no wait for the clock to rise after each idle moment: latency at low depth",
-                format!("{KERNEL}admin-guide/pm/cpufreq.rst; not measured on this host"),
-            )
-            .by_writing(changes);
+    let changes: Vec<SettingChange> = slow.iter().map(change).collect();
+    let mut finding = TuningFinding::advice(
+        CHECK,
+        Severity::Medium,
+        "host",
+        what,
+        vec![(&first.governor).into()],
+    )
+    .effect(
+        "no wait for the clock to rise after each idle moment: latency at low depth",
+        format!("{KERNEL}admin-guide/pm/cpufreq.rst; not measured on this host"),
+    )
+    .by_writing(changes);
     if facts.battery == Some(true) {
         finding.safe = false;
         finding.changes.clear();
@@ -116,7 +122,7 @@ fn governor(facts: &Facts, out: &mut Judgement) {
     out.findings.push(finding);
 }
 
-/// The CPUs of a device's interrupts.
+/// CPUs that receive a device's interrupts.
 fn cpus_of<'a>(irqs: impl Iterator<Item = &'a Irq>) -> Option<BTreeSet<u32>> {
     let mut cpus = BTreeSet::new();
     for irq in irqs {
@@ -125,7 +131,7 @@ fn cpus_of<'a>(irqs: impl Iterator<Item = &'a Irq>) -> Option<BTreeSet<u32>> {
     Some(cpus)
 }
 
-/// The device and the number of an NVMe queue: `nvme0q3` is queue 3 of `nvme0`.
+/// Device and queue number of an NVMe interrupt: `nvme0q3` is queue 3 of `nvme0`.
 fn nvme_queue(name: &str) -> Option<(&str, u32)> {
     let (device, queue) = name.rsplit_once('q')?;
     let digits = device.strip_prefix("nvme")?;
@@ -133,7 +139,7 @@ fn nvme_queue(name: &str) -> Option<(&str, u32)> {
     is_number.then_some((device, queue.parse().ok()?))
 }
 
-fn nvme_queues(facts: &Facts, out: &mut Judgement) {
+fn nvme_queues(facts: &HostFacts, out: &mut CheckResults) {
     const CHECK: &str = "NVMe interrupts";
     let (Some(irqs), Some(count)) = (&facts.irqs, facts.cpu_count()) else { return };
     let queues =
@@ -153,7 +159,7 @@ fn nvme_queues(facts: &Facts, out: &mut Judgement) {
             let what = format!("{queue_count} queues interrupt {cpu_count} of {count} CPUs");
             let commands = spread(&of_device, count);
             out.findings.push(
-                Finding::advice(CHECK, Severity::High, &device, what, evidence)
+                TuningFinding::advice(CHECK, Severity::High, &device, what, evidence)
                     .effect("completions are handled where they were asked for", REASONED)
                     .by_hand(
                         commands,
@@ -165,7 +171,7 @@ fn nvme_queues(facts: &Facts, out: &mut Judgement) {
         } else if queue_count * 2 <= count {
             let what = format!("{queue_count} queues for {count} CPUs: CPUs share a queue");
             out.findings.push(
-                Finding::advice(CHECK, Severity::Low, &device, what, evidence)
+                TuningFinding::advice(CHECK, Severity::Low, &device, what, evidence)
                     .effect("CPUs do not wait for each other at a queue", REASONED)
                     .by_hand(
                         format!(
@@ -176,13 +182,13 @@ fn nvme_queues(facts: &Facts, out: &mut Judgement) {
                     ),
             );
         } else {
-            out.right(CHECK, &device, format!("{queue_count} queues on {cpu_count} CPUs"));
+            out.passed(CHECK, &device, format!("{queue_count} queues on {cpu_count} CPUs"));
         }
     }
 }
 
-/// The file that sets what the effective list shows.
-fn wanted_file(seen: &Seen<Vec<u32>>) -> String {
+/// The writable file behind the effective affinity list.
+fn wanted_file(seen: &Observed<Vec<u32>>) -> String {
     seen.file.replace("effective_affinity_list", "smp_affinity_list")
 }
 
@@ -198,22 +204,22 @@ fn restore(irqs: &[&Irq]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-fn balance(facts: &Facts, out: &mut Judgement) {
+fn balance(facts: &HostFacts, out: &mut CheckResults) {
     const CHECK: &str = "irqbalance";
     let (Some(irqs), Some(count)) = (&facts.irqs, facts.cpu_count()) else { return };
     if facts.processes.is_some_and(|processes| processes.irqbalance) {
-        return out.right(CHECK, "host", "irqbalance runs");
+        return out.passed(CHECK, "host", "irqbalance runs");
     }
     let busy = || irqs.iter().filter(|irq| irq.count >= BUSY_INTERRUPTS && irq.cpus.is_some());
     let cpus = cpus_of(busy()).unwrap_or_default();
     if facts.processes.is_none() || count == 1 || busy().count() < 2 || cpus.len() > 1 {
-        return out.right(CHECK, "host", "not needed: no CPU has all of the interrupts");
+        return out.passed(CHECK, "host", "not needed: no CPU has all of the interrupts");
     }
     let evidence: Vec<Evidence> =
         busy().filter_map(|irq| irq.cpus.as_ref()).take(4).map(Evidence::from).collect();
     let what = format!("one CPU of {count} gets the interrupts of all busy devices");
     out.findings.push(
-        Finding::advice(CHECK, Severity::Medium, "host", what, evidence)
+        TuningFinding::advice(CHECK, Severity::Medium, "host", what, evidence)
             .effect("the CPU that gets them all is the first to be full", REASONED)
             .by_hand(
                 "systemctl enable --now irqbalance",

@@ -1,26 +1,32 @@
-//! The queue of a disk: scheduler, read-ahead, depth, blk-mq, interface and alignment.
+//! Disk queue checks: scheduler, read-ahead, depth, blk-mq, interface and alignment.
 
-use crate::facts::{Disk, Facts, Media, Seen};
+use crate::facts::{DiskFacts, HostFacts, Media, Observed};
 
 use super::{
-    Change, Evidence, Expectations, Finding, GOOGLE, Judgement, REASONED, Severity, Workload, node,
+    CheckResults, Evidence, Expectations, GOOGLE, REASONED, SettingChange, Severity, TuningFinding,
+    TuningGoal, node,
 };
 
-/// Read-ahead for throughput: the page's example, 8 MiB.
+/// Read-ahead for throughput: 8 MiB, from Google's page.
 const READ_AHEAD_THROUGHPUT_KB: u64 = 8_192;
-/// Most read-ahead for small random I/O: four blocks of 4 KiB.
+/// Maximum read-ahead for small random I/O: four blocks of 4 KiB.
 const READ_AHEAD_IOPS_KB: u64 = 16;
-/// Requests in flight that large volumes need, by the page.
+/// Requests in flight for large volumes, from Google's page.
 const IN_FLIGHT: u64 = 64;
-/// The page's least IOPS for each request in flight.
+/// Minimum IOPS per request in flight, from Google's page.
 const IOPS_PER_IN_FLIGHT: u64 = 400;
-/// What SATA's native queueing has at most; there is no more to be set.
+/// Maximum queue depth of SATA native command queuing.
 const SATA_QUEUE_DEPTH: u64 = 32;
-/// The first kernel with blk-mq for SCSI, and the first with nothing else.
+/// First kernel with blk-mq for SCSI, and first kernel without the old path.
 const SCSI_BLK_MQ_FROM: (u32, u32) = (3, 19);
 const SCSI_BLK_MQ_ALWAYS: (u32, u32) = (5, 0);
 
-pub(super) fn judge(facts: &Facts, expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+pub(super) fn judge(
+    facts: &HostFacts,
+    expected: &Expectations,
+    disk: &DiskFacts,
+    out: &mut CheckResults,
+) {
     scheduler(disk, out);
     read_ahead(expected, disk, out);
     depth(expected, disk, out);
@@ -30,19 +36,19 @@ pub(super) fn judge(facts: &Facts, expected: &Expectations, disk: &Disk, out: &m
     out_of_use(facts, expected, disk, out);
 }
 
-fn setting<T>(seen: &Seen<T>, before: String, value: String) -> Change {
-    Change { file: seen.file.clone(), before, value }
+fn setting<T>(seen: &Observed<T>, before: String, value: String) -> SettingChange {
+    SettingChange { file: seen.file.clone(), before, value }
 }
 
-fn scheduler(disk: &Disk, out: &mut Judgement) {
+fn scheduler(disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "scheduler";
     let Some(seen) = &disk.scheduler else { return };
     let current = &seen.value;
     if disk.media == Media::Hdd {
-        return out.right(CHECK, &disk.name, format!("{current}, on a disk that rotates"));
+        return out.passed(CHECK, &disk.name, format!("{current}, on a disk that rotates"));
     }
     if matches!(current.as_str(), "none" | "noop") {
-        return out.right(CHECK, &disk.name, current.clone());
+        return out.passed(CHECK, &disk.name, current.clone());
     }
     let Some(wanted) = ["none", "noop"].iter().find(|w| disk.schedulers.iter().any(|s| s == *w))
     else {
@@ -51,41 +57,41 @@ fn scheduler(disk: &Disk, out: &mut Judgement) {
     let what = format!("the I/O scheduler is {current}; SSD, NVMe and cloud disks want {wanted}");
     let change = setting(seen, current.clone(), (*wanted).to_owned());
     out.findings.push(
-        Finding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
+        TuningFinding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
             .effect("saves sorting and locking for each request; more with more IOPS", GOOGLE)
             .by_writing(vec![change]),
     );
 }
 
-fn read_ahead(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+fn read_ahead(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "read-ahead";
     let Some(seen) = &disk.read_ahead_kb else { return };
     let current = seen.value;
     let (wanted, what, effect, source) = match expected.workload {
         None => return,
-        Some(Workload::Throughput) if current < READ_AHEAD_THROUGHPUT_KB => (
+        Some(TuningGoal::Throughput) if current < READ_AHEAD_THROUGHPUT_KB => (
             READ_AHEAD_THROUGHPUT_KB,
             format!("read-ahead of {current} KiB is little for throughput"),
             "sequential buffered reads keep the disk busy; costs memory and IOPS",
             GOOGLE,
         ),
-        Some(Workload::Iops) if current > READ_AHEAD_IOPS_KB => (
+        Some(TuningGoal::Iops) if current > READ_AHEAD_IOPS_KB => (
             READ_AHEAD_IOPS_KB,
             format!("read-ahead of {current} KiB reads what small random I/O does not want"),
             "no IOPS and throughput spent on blocks that nobody asked for; buffered reads alone",
             REASONED,
         ),
-        Some(_) => return out.right(CHECK, &disk.name, format!("{current} KiB")),
+        Some(_) => return out.passed(CHECK, &disk.name, format!("{current} KiB")),
     };
     let change = setting(seen, current.to_string(), wanted.to_string());
     out.findings.push(
-        Finding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
+        TuningFinding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
             .effect(effect, source)
             .by_writing(vec![change]),
     );
 }
 
-fn depth(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+fn depth(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "queue depth";
     let for_iops = expected.iops.map_or(0, |iops| iops.div_ceil(IOPS_PER_IN_FLIGHT));
     let is_sata = disk.vendor.as_ref().is_some_and(|vendor| vendor.value == "ATA");
@@ -96,38 +102,39 @@ fn depth(expected: &Expectations, disk: &Disk, out: &mut Judgement) {
     for (seen, name) in [(&disk.queue_depth, "queue_depth"), (&disk.nr_requests, "nr_requests")] {
         let Some(seen) = seen else { continue };
         if seen.value >= wanted {
-            out.right(CHECK, &disk.name, format!("{name} {}", seen.value));
+            out.passed(CHECK, &disk.name, format!("{name} {}", seen.value));
             continue;
         }
         let what = format!("{name} is {}; up to {wanted} are wanted in flight", seen.value);
         let change = setting(seen, seen.value.to_string(), wanted.to_string());
         let severity = if expected.iops.is_some() { Severity::High } else { Severity::Medium };
-        let mut finding = Finding::advice(CHECK, severity, &disk.name, what, vec![seen.into()])
-            .effect(
-                format!(
-                    "one request in flight for each 400 to 800 IOPS: now at most {} to {} IOPS",
-                    seen.value.saturating_mul(400),
-                    seen.value.saturating_mul(800)
-                ),
-                GOOGLE,
-            )
-            .by_writing(vec![change]);
+        let mut finding =
+            TuningFinding::advice(CHECK, severity, &disk.name, what, vec![seen.into()])
+                .effect(
+                    format!(
+                        "one request in flight for each 400 to 800 IOPS: now at most {} to {} IOPS",
+                        seen.value.saturating_mul(400),
+                        seen.value.saturating_mul(800)
+                    ),
+                    GOOGLE,
+                )
+                .by_writing(vec![change]);
         finding.caution = Some("a kernel refuses more than the device can take".to_owned());
         out.findings.push(finding);
     }
 }
 
-fn blk_mq(facts: &Facts, disk: &Disk, out: &mut Judgement) {
+fn blk_mq(facts: &HostFacts, disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "multi-queue";
     let Some(kernel) = &facts.kernel else { return };
     let Some(queues) = disk.hardware_queues.filter(|_| disk.is_scsi()) else { return };
     if queues > 0 || kernel.value >= SCSI_BLK_MQ_ALWAYS {
-        return out.right(CHECK, &disk.name, format!("blk-mq with {} queues", queues.max(1)));
+        return out.passed(CHECK, &disk.name, format!("blk-mq with {} queues", queues.max(1)));
     }
     let mut evidence: Vec<Evidence> = vec![kernel.into()];
     evidence.extend(facts.scsi_blk_mq.as_ref().map(Evidence::from));
     let what = "SCSI goes through one queue of the old block layer".to_owned();
-    let finding = Finding::advice(CHECK, Severity::High, &disk.name, what, evidence)
+    let finding = TuningFinding::advice(CHECK, Severity::High, &disk.name, what, evidence)
         .effect("several CPUs send I/O at a time; wanted for SCSI local SSD", GOOGLE);
     let caution = "takes effect at the next start of the machine";
     out.findings.push(match kernel.value >= SCSI_BLK_MQ_FROM {
@@ -143,15 +150,15 @@ fn blk_mq(facts: &Facts, disk: &Disk, out: &mut Judgement) {
     });
 }
 
-fn interface(disk: &Disk, out: &mut Judgement) {
+fn interface(disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "interface";
     let Some(model) = disk.model.as_ref().filter(|_| disk.media == Media::LocalSsd) else { return };
     if !disk.is_scsi() {
-        return out.right(CHECK, &disk.name, "local SSD over NVMe");
+        return out.passed(CHECK, &disk.name, "local SSD over NVMe");
     }
     let what = "local SSD over SCSI; the same SSD over NVMe does more".to_owned();
     out.findings.push(
-        Finding::advice(CHECK, Severity::High, &disk.name, what, vec![model.into()])
+        TuningFinding::advice(CHECK, Severity::High, &disk.name, what, vec![model.into()])
             .effect(
                 "of a machine with four: 680,000 read and 360,000 write IOPS over NVMe, against \
                  400,000 and 280,000 over SCSI",
@@ -165,10 +172,10 @@ fn interface(disk: &Disk, out: &mut Judgement) {
     );
 }
 
-fn alignment(disk: &Disk, out: &mut Judgement) {
+fn alignment(disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "alignment";
     let physical = disk.physical_block_bytes.as_ref().map_or(0, |seen| seen.value);
-    // An optimal size that is no power of two, or is huge, is a bridge's invention.
+    // An optimal size that is huge or no power of two is invented by a bridge.
     let optimal = disk.optimal_io_bytes.as_ref().map_or(0, |seen| seen.value);
     let optimal = if optimal.is_power_of_two() && optimal <= 1 << 20 { optimal } else { 0 };
     let unit = physical.max(optimal).max(4_096);
@@ -176,7 +183,7 @@ fn alignment(disk: &Disk, out: &mut Judgement) {
         let Some(seen) = &partition.start_sectors else { continue };
         let start_bytes = u128::from(seen.value) * 512;
         if start_bytes.is_multiple_of(u128::from(unit)) {
-            out.right(CHECK, &partition.name, format!("begins at a multiple of {unit} bytes"));
+            out.passed(CHECK, &partition.name, format!("begins at a multiple of {unit} bytes"));
             continue;
         }
         let mut evidence: Vec<Evidence> = vec![seen.into()];
@@ -184,7 +191,7 @@ fn alignment(disk: &Disk, out: &mut Judgement) {
         let what = format!("begins at byte {start_bytes}, no multiple of {unit}");
         let disk_node = node(&disk.name);
         out.findings.push(
-            Finding::advice(CHECK, Severity::High, &partition.name, what, evidence)
+            TuningFinding::advice(CHECK, Severity::High, &partition.name, what, evidence)
                 .effect("aligned writes of a block touch one block of the disk, not two", REASONED)
                 .by_hand(
                     format!("parted -a optimal {disk_node} mkpart … 1MiB 100%"),
@@ -195,8 +202,13 @@ fn alignment(disk: &Disk, out: &mut Judgement) {
     }
 }
 
-/// A disk that was named is about to be used: what holds it is said, or how to format it.
-fn out_of_use(facts: &Facts, expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+/// A named disk is about to be used: report its current use, or how to format it.
+fn out_of_use(
+    facts: &HostFacts,
+    expected: &Expectations,
+    disk: &DiskFacts,
+    out: &mut CheckResults,
+) {
     const CHECK: &str = "in use";
     if !expected.named.contains(&disk.name) {
         return;
@@ -212,13 +224,13 @@ fn out_of_use(facts: &Facts, expected: &Expectations, disk: &Disk, out: &mut Jud
         return out.unknown(&node(&disk.name), "whether it is mounted is not known");
     }
     if uses.is_empty() {
-        return out.right(CHECK, &disk.name, "not mounted, and nothing found on it");
+        return out.passed(CHECK, &disk.name, "not mounted, and nothing found on it");
     }
     let file = format!("/sys/block/{} and /proc/self/mountinfo", disk.name);
     let evidence = vec![Evidence { file, value: uses.join("; ") }];
     let what = "it is in use: writing to it as a whole, as a benchmark does, destroys data";
     out.findings.push(
-        Finding::advice(CHECK, Severity::Info, &disk.name, what.to_owned(), evidence)
+        TuningFinding::advice(CHECK, Severity::Info, &disk.name, what.to_owned(), evidence)
             .effect("a benchmark of it shares the disk with its users", REASONED)
             .by_hand(
                 format!("use a file on it, or another disk; lsblk -f {}", node(&disk.name)),

@@ -1,15 +1,22 @@
-//! File systems on disks: discard, ext4's initialisation after mkfs, barriers on local SSD.
+//! File system checks: discard, ext4 initialization after mkfs, barriers on local SSD.
 
-use crate::facts::{Disk, Facts, Media};
+use crate::facts::{DiskFacts, HostFacts, Media};
 use crate::inspect::DeviceUse;
 use crate::parse::Mount;
 
-use super::{Evidence, Expectations, Finding, GOOGLE, Judgement, REASONED, Severity, node, quote};
+use super::{
+    CheckResults, Evidence, Expectations, GOOGLE, REASONED, Severity, TuningFinding, node, quote,
+};
 
 /// File systems that pass discards on.
 const DISCARDING: [&str; 5] = ["ext4", "xfs", "btrfs", "f2fs", "vfat"];
 
-pub(super) fn judge(facts: &Facts, expected: &Expectations, disk: &Disk, out: &mut Judgement) {
+pub(super) fn judge(
+    facts: &HostFacts,
+    expected: &Expectations,
+    disk: &DiskFacts,
+    out: &mut CheckResults,
+) {
     for mount in facts.mounts_of(disk).filter(|mount| DISCARDING.contains(&mount.fs.as_str())) {
         discard(facts, disk, mount, out);
         barrier(disk, mount, out);
@@ -28,20 +35,20 @@ fn evidence(mount: &Mount) -> Evidence {
     Evidence { file: "/proc/self/mountinfo".to_owned(), value }
 }
 
-fn discard(facts: &Facts, disk: &Disk, mount: &Mount, out: &mut Judgement) {
+fn discard(facts: &HostFacts, disk: &DiskFacts, mount: &Mount, out: &mut CheckResults) {
     const CHECK: &str = "discard";
     let Some(most) = disk.discard_max_bytes.as_ref().filter(|most| most.value > 0) else { return };
     if mount.options.iter().any(|o| o == "discard" || o.starts_with("discard=")) {
-        return out.right(CHECK, &mount.at, "mounted with discard");
+        return out.passed(CHECK, &mount.at, "mounted with discard");
     }
     match &facts.fstrim {
-        Some(seen) if seen.value => out.right(CHECK, &mount.at, "fstrim runs regularly"),
+        Some(seen) if seen.value => out.passed(CHECK, &mount.at, "fstrim runs regularly"),
         None => out.unknown(&mount.at, "whether fstrim runs regularly is not known"),
         Some(seen) => {
             let what = "freed blocks are never told to the disk".to_owned();
             let evidence = vec![evidence(mount), most.into(), seen.into()];
             out.findings.push(
-                Finding::advice(CHECK, Severity::Medium, &mount.at, what, evidence)
+                TuningFinding::advice(CHECK, Severity::Medium, &mount.at, what, evidence)
                     .effect("an SSD that knows its free blocks has less to move on writes", GOOGLE)
                     .by_hand(
                         format!(
@@ -57,60 +64,69 @@ fn discard(facts: &Facts, disk: &Disk, mount: &Mount, out: &mut Judgement) {
     }
 }
 
-fn barrier(disk: &Disk, mount: &Mount, out: &mut Judgement) {
+fn barrier(disk: &DiskFacts, mount: &Mount, out: &mut CheckResults) {
     const CHECK: &str = "barriers";
     let is_off = mount.has("nobarrier") || mount.has("barrier=0");
-    // xfs and btrfs have no such option any more, or never advised it.
+    // xfs and btrfs dropped the option, or never recommended it.
     let can_be_off = mount.fs == "ext4";
     match (disk.media == Media::LocalSsd, is_off) {
         (true, true) => {
-            out.right(CHECK, &mount.at, "off, on a local SSD; a crash may cost its data")
+            out.passed(CHECK, &mount.at, "off, on a local SSD; a crash may cost its data")
         }
-        (false, false) => out.right(CHECK, &mount.at, "on"),
+        (false, false) => out.passed(CHECK, &mount.at, "on"),
         (true, false) if can_be_off => {
             let what = "barriers are on; on a local SSD they may be traded for speed".to_owned();
             out.findings.push(
-                Finding::advice(CHECK, Severity::Info, &mount.at, what, vec![evidence(mount)])
-                    .effect("fsync does not wait for the SSD's flush", GOOGLE)
-                    .by_hand(
-                        format!("mount -o remount,nobarrier {}", quote(&mount.at)),
-                        format!("mount -o remount,barrier {}", quote(&mount.at)),
-                        "after a crash of the machine or a loss of power, what fsync promised may \
+                TuningFinding::advice(
+                    CHECK,
+                    Severity::Info,
+                    &mount.at,
+                    what,
+                    vec![evidence(mount)],
+                )
+                .effect("fsync does not wait for the SSD's flush", GOOGLE)
+                .by_hand(
+                    format!("mount -o remount,nobarrier {}", quote(&mount.at)),
+                    format!("mount -o remount,barrier {}", quote(&mount.at)),
+                    "after a crash of the machine or a loss of power, what fsync promised may \
                          be lost and the file system be damaged; the page lets a local SSD flush \
                          within 2 s. Only for data that can be made again",
-                    ),
+                ),
             );
         }
-        (true, false) => out.right(CHECK, &mount.at, "on"),
+        (true, false) => out.passed(CHECK, &mount.at, "on"),
         (false, true) => {
             let what = "barriers are off on a disk that outlives its machine".to_owned();
             out.findings.push(
-                Finding::advice(CHECK, Severity::Info, &mount.at, what, vec![evidence(mount)])
-                    .effect(
-                        "on, they cost the wait for a flush at fsync, and keep promises",
-                        REASONED,
-                    )
-                    .by_hand(
-                        format!("mount -o remount,barrier {}", quote(&mount.at)),
-                        format!("mount -o remount,nobarrier {}", quote(&mount.at)),
-                        "as it is, a crash may damage the file system and lose what fsync promised",
-                    ),
+                TuningFinding::advice(
+                    CHECK,
+                    Severity::Info,
+                    &mount.at,
+                    what,
+                    vec![evidence(mount)],
+                )
+                .effect("on, they cost the wait for a flush at fsync, and keep promises", REASONED)
+                .by_hand(
+                    format!("mount -o remount,barrier {}", quote(&mount.at)),
+                    format!("mount -o remount,nobarrier {}", quote(&mount.at)),
+                    "as it is, a crash may damage the file system and lose what fsync promised",
+                ),
             );
         }
     }
 }
 
-/// What to give mkfs for a disk that is about to be used.
-fn format(disk: &Disk, out: &mut Judgement) {
+/// mkfs options for a disk that is about to be used.
+fn format(disk: &DiskFacts, out: &mut CheckResults) {
     let node = node(&disk.name);
-    let what = "if it gets an ext4, initialise all of it at mkfs".to_owned();
+    let what = "for ext4, initialize everything at mkfs".to_owned();
     let evidence = disk.discard_max_bytes.as_ref().map(Evidence::from).into_iter().collect();
     let options = match disk.discard_max_bytes.as_ref().is_some_and(|most| most.value > 0) {
         true => "lazy_itable_init=0,lazy_journal_init=0,discard",
         false => "lazy_itable_init=0,lazy_journal_init=0",
     };
     out.findings.push(
-        Finding::advice("mkfs", Severity::Info, &disk.name, what, evidence)
+        TuningFinding::advice("mkfs", Severity::Info, &disk.name, what, evidence)
             .effect("no background writes of ext4 after mkfs", GOOGLE)
             .by_hand(
                 format!("mkfs.ext4 -E {options} {node}"),
@@ -120,12 +136,12 @@ fn format(disk: &Disk, out: &mut Judgement) {
     );
 }
 
-/// ext4's background initialisation, while it runs.
-pub(super) fn lazy_initialisation(facts: &Facts, out: &mut Judgement) {
-    const CHECK: &str = "ext4 initialisation";
+/// ext4's background initialization, while it runs.
+pub(super) fn lazy_initialization(facts: &HostFacts, out: &mut CheckResults) {
+    const CHECK: &str = "ext4 initialization";
     let Some(processes) = facts.processes else { return };
     if !processes.ext4_lazyinit {
-        return out.right(CHECK, "host", "no ext4 is being initialised in the background");
+        return out.passed(CHECK, "host", "no ext4 is being initialized in the background");
     }
     let value = "ext4lazyinit".to_owned();
     let evidence = vec![Evidence { file: "/proc/*/comm".to_owned(), value }];
@@ -135,7 +151,7 @@ pub(super) fn lazy_initialisation(facts: &Facts, out: &mut Judgement) {
         .map(|mount| format!("mount -o remount,init_itable=0 {}", quote(&mount.at)))
         .collect();
     out.findings.push(
-        Finding::advice(CHECK, Severity::Medium, "host", what, evidence)
+        TuningFinding::advice(CHECK, Severity::Medium, "host", what, evidence)
             .effect("measurements are disturbed until it is done", REASONED)
             .by_hand(
                 format!("# full speed, to be done sooner\n{}", command.join("\n")),

@@ -1,7 +1,7 @@
-//! What costs performance: pure functions from facts to findings.
+//! Checks for settings that cost performance: pure functions from facts to findings.
 //!
-//! No figure is invented. An effect names where it is from; where nobody has published one, it
-//! says what is saved and that it was not measured.
+//! No figure is invented. An effect names its source; without a published figure, it names the
+//! saving and says that it was not measured.
 
 mod cpu;
 mod disk;
@@ -10,133 +10,134 @@ mod network;
 
 use serde::Serialize;
 
-use crate::facts::{Facts, Seen, Unread};
+use crate::facts::{HostFacts, Observed, Unread};
 
-/// Google's page, from which most of the advice is.
+/// Google's page, the source of most advice.
 pub(crate) const GOOGLE: &str =
     "Google Cloud, Optimizing persistent disk and local SSD performance (2019)";
-/// The kernel's own documentation.
+/// The kernel's documentation.
 pub(crate) const KERNEL: &str = "Linux kernel documentation, Documentation/";
-/// Nobody's figure.
+/// Reasoning without a published figure.
 pub(crate) const REASONED: &str = "by reasoning; not measured on this host";
 
-/// What the disks are to be good at.
+/// Tuning goal of the disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Workload {
-    /// Small I/O at random places.
+pub enum TuningGoal {
+    /// Small random I/O.
     Iops,
-    /// Large I/O, one after the other.
+    /// Large sequential I/O.
     Throughput,
 }
 
-/// What is asked of the host.
+/// Expected use of the host.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Expectations {
-    /// Read-ahead is judged only when this is known.
-    pub workload: Option<Workload>,
+    /// Tuning goal. Read-ahead is checked only if it is given.
+    pub workload: Option<TuningGoal>,
     /// I/O operations per second.
     pub iops: Option<u64>,
-    /// It serves volumes: the network is judged too. So it is where remote devices are attached.
+    /// The host serves volumes, which enables the network checks. Attached remote devices enable
+    /// them too.
     pub server: bool,
-    /// Disks that were named, and so are about to be used.
+    /// Disks that are about to be used.
     pub named: Vec<String>,
 }
 
-/// How much a finding costs. Ordered: the most costly is the least.
+/// Cost of a finding. The most costly sorts first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// A multiple, or what was expected cannot be had.
+    /// A multiple, or the expected rate is out of reach.
     High,
-    /// Tens of percents, for the loads that meet it.
+    /// Tens of percents for affected workloads.
     Medium,
     /// Percents.
     Low,
-    /// A choice, with its price.
+    /// A choice with a trade-off.
     Info,
 }
 
-/// A file and what it says.
+/// A file and its contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// The file or the command.
     pub file: String,
-    /// What it says, shortened.
+    /// Contents, shortened.
     pub value: String,
 }
 
-impl<T> From<&Seen<T>> for Evidence {
-    fn from(seen: &Seen<T>) -> Evidence {
+impl<T> From<&Observed<T>> for Evidence {
+    fn from(seen: &Observed<T>) -> Evidence {
         Evidence { file: seen.file.clone(), value: seen.text.clone() }
     }
 }
 
-/// One setting to change.
+/// A setting to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Change {
+pub struct SettingChange {
     /// The file to write.
     pub file: String,
-    /// What it holds now.
+    /// Current value.
     pub before: String,
-    /// What to write.
+    /// New value.
     pub value: String,
 }
 
-/// Something that costs performance.
+/// A setting that costs performance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct TuningFinding {
     /// The check that found it.
     pub check: &'static str,
-    /// How much it costs.
+    /// Cost.
     pub severity: Severity,
-    /// The disk, interface or part of the host.
+    /// Disk, interface or part of the host.
     pub subject: String,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// Where that is seen.
+    /// Evidence for the problem.
     pub evidence: Vec<Evidence>,
-    /// What better settings give.
+    /// Effect of the better setting.
     pub effect: String,
-    /// Where the effect is known from.
+    /// Source of the effect.
     pub source: String,
-    /// The commands that change it, to be run by root.
+    /// Commands that change the setting, for root.
     pub command: String,
-    /// The commands that change it back.
+    /// Commands that undo the change.
     pub undo: String,
-    /// Whether `--apply` does it.
+    /// Whether `--apply` changes it.
     pub safe: bool,
-    /// Why it is not safe, or what to know before.
+    /// Reason that it is not safe, or a warning.
     pub caution: Option<String>,
-    /// What `--apply` writes.
-    pub changes: Vec<Change>,
+    /// Settings that `--apply` writes.
+    pub changes: Vec<SettingChange>,
 }
 
-/// Something that was looked at and is right.
+/// A check without a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Right {
+pub struct PassedCheck {
     /// The check.
     pub check: &'static str,
-    /// The disk, interface or part of the host.
+    /// Disk, interface or part of the host.
     pub subject: String,
-    /// What is right.
+    /// The good setting.
     pub what: String,
 }
 
-/// The judgement of a host.
+/// Results of all checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Judgement {
-    /// What costs performance, the most costly first.
-    pub findings: Vec<Finding>,
-    /// What is right.
-    pub right: Vec<Right>,
-    /// What could not be read, or not be judged, and why.
+pub struct CheckResults {
+    /// Findings, the most costly first.
+    pub findings: Vec<TuningFinding>,
+    /// Passed checks.
+    pub passed: Vec<PassedCheck>,
+    /// Facts that could not be read or judged, with the reason.
     pub unread: Vec<Unread>,
 }
 
-impl Judgement {
-    pub(crate) fn right(&mut self, check: &'static str, subject: &str, what: impl Into<String>) {
-        self.right.push(Right { check, subject: subject.to_owned(), what: what.into() });
+impl CheckResults {
+    pub(crate) fn passed(&mut self, check: &'static str, subject: &str, what: impl Into<String>) {
+        self.passed.push(PassedCheck { check, subject: subject.to_owned(), what: what.into() });
     }
 
     pub(crate) fn unknown(&mut self, what: &str, why: &str) {
@@ -145,33 +146,33 @@ impl Judgement {
 }
 
 /// Judges a host.
-pub fn judge(facts: &Facts, expected: &Expectations) -> Judgement {
-    let mut judgement = Judgement { unread: facts.unread.clone(), ..Judgement::default() };
+pub fn judge(facts: &HostFacts, expected: &Expectations) -> CheckResults {
+    let mut results = CheckResults { unread: facts.unread.clone(), ..CheckResults::default() };
     for disk in &facts.disks {
-        disk::judge(facts, expected, disk, &mut judgement);
-        filesystem::judge(facts, expected, disk, &mut judgement);
+        disk::judge(facts, expected, disk, &mut results);
+        filesystem::judge(facts, expected, disk, &mut results);
     }
-    filesystem::lazy_initialisation(facts, &mut judgement);
-    cpu::judge(facts, expected, &mut judgement);
-    network::fabrics(facts, &mut judgement);
+    filesystem::lazy_initialization(facts, &mut results);
+    cpu::judge(facts, expected, &mut results);
+    network::fabrics(facts, &mut results);
     if expected.server || !facts.fabrics.is_empty() {
-        network::judge(facts, &mut judgement);
+        network::judge(facts, &mut results);
     }
-    // Stable: checks of the same cost stay in the order of the disks.
-    judgement.findings.sort_by_key(|finding| finding.severity);
-    judgement
+    // A stable sort keeps checks of equal cost in the order of the disks.
+    results.findings.sort_by_key(|finding| finding.severity);
+    results
 }
 
-impl Finding {
-    /// A finding that a person has to act on.
+impl TuningFinding {
+    /// A finding that needs a person to act.
     pub(crate) fn advice(
         check: &'static str,
         severity: Severity,
         subject: &str,
         what: String,
         evidence: Vec<Evidence>,
-    ) -> Finding {
-        Finding {
+    ) -> TuningFinding {
+        TuningFinding {
             check,
             severity,
             subject: subject.to_owned(),
@@ -191,7 +192,7 @@ impl Finding {
         mut self,
         effect: impl Into<String>,
         source: impl Into<String>,
-    ) -> Finding {
+    ) -> TuningFinding {
         (self.effect, self.source) = (effect.into(), source.into());
         self
     }
@@ -201,19 +202,19 @@ impl Finding {
         command: impl Into<String>,
         undo: impl Into<String>,
         caution: impl Into<String>,
-    ) -> Finding {
+    ) -> TuningFinding {
         (self.command, self.undo) = (command.into(), undo.into());
         self.caution = Some(caution.into());
         self
     }
 
-    /// Makes it safe, by writing settings. Their commands come from the changes.
-    pub(crate) fn by_writing(mut self, changes: Vec<Change>) -> Finding {
-        let write = |change: &Change, value: &str| match sysctl_name(&change.file) {
+    /// Makes the finding safe to apply: writes of settings, from which the commands follow.
+    pub(crate) fn by_writing(mut self, changes: Vec<SettingChange>) -> TuningFinding {
+        let write = |change: &SettingChange, value: &str| match sysctl_name(&change.file) {
             Some(name) => format!("sysctl -w {name}={}", quote(value)),
             None => format!("echo {} > {}", quote(value), quote(&change.file)),
         };
-        let lines = |value: fn(&Change) -> &str| {
+        let lines = |value: fn(&SettingChange) -> &str| {
             let lines = changes.iter().map(|change| write(change, value(change)));
             lines.collect::<Vec<_>>().join("\n")
         };
@@ -225,7 +226,7 @@ impl Finding {
     }
 }
 
-/// A word for the shell.
+/// Quotes a word for the shell.
 pub(crate) fn quote(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:,=+@%".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_plain) {
@@ -234,12 +235,12 @@ pub(crate) fn quote(word: &str) -> String {
     }
 }
 
-/// Where a disk's device node is.
+/// Device node of a disk.
 pub(crate) fn node(name: &str) -> String {
     format!("/dev/{}", name.replace('!', "/"))
 }
 
-/// The name for `sysctl` of a file of `/proc/sys`.
+/// sysctl name of a file below `/proc/sys`.
 pub(crate) fn sysctl_name(file: &str) -> Option<String> {
     Some(file.strip_prefix("/proc/sys/")?.replace('/', "."))
 }

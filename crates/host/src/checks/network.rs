@@ -1,19 +1,19 @@
-//! The network of a server of volumes, and of a host that has remote devices attached.
+//! Network checks of a volume server, and of a host with remote devices.
 
-use crate::facts::{Facts, Interface, Seen};
+use crate::facts::{HostFacts, Interface, Observed};
 
-use super::{Change, Evidence, Finding, Judgement, KERNEL, REASONED, Severity};
+use super::{CheckResults, Evidence, KERNEL, REASONED, SettingChange, Severity, TuningFinding};
 
-/// Largest socket buffer to allow: 100 Gbit/s for a round trip of 1 ms are 12.5 MB.
+/// Largest socket buffer to allow: 100 Gbit/s at a round trip of 1 ms need 12.5 MB.
 const SOCKET_BYTES: u64 = 16 << 20;
-/// Connections that wait to be accepted: a host connects all queues of all volumes at once.
+/// Connections waiting for accept: a host connects all queues of all volumes at once.
 const BACKLOG: u64 = 1_024;
-/// Packets that carry a block of 4 KiB in one.
+/// Packet size that holds a block of 4 KiB.
 const JUMBO_BYTES: u64 = 8_000;
-/// More receive queues than this gain nothing for one server.
+/// Receive queues above which one server gains nothing.
 const RX_QUEUES: u64 = 16;
 
-/// Offloads that a stream of data wants.
+/// Offloads for data streams.
 const OFFLOADS: [(&str, &str); 5] = [
     ("rx-checksumming", "rx"),
     ("tx-checksumming", "tx"),
@@ -22,7 +22,7 @@ const OFFLOADS: [(&str, &str); 5] = [
     ("generic-receive-offload", "gro"),
 ];
 
-pub(super) fn fabrics(facts: &Facts, out: &mut Judgement) {
+pub(super) fn fabrics(facts: &HostFacts, out: &mut CheckResults) {
     for fabric in &facts.fabrics {
         if let Some(seen) = &fabric.ctrl_loss_tmo {
             loss(&fabric.name, seen, out);
@@ -30,35 +30,44 @@ pub(super) fn fabrics(facts: &Facts, out: &mut Judgement) {
         let (Some(queues), Some(cpus)) = (&fabric.queue_count, facts.cpu_count()) else { continue };
         let (io_queues, cpus) = (queues.value.saturating_sub(1), cpus as u64);
         if io_queues >= cpus {
-            out.right("nvme-tcp queues", &fabric.name, format!("{io_queues} for {cpus} CPUs"));
+            out.passed("nvme-tcp queues", &fabric.name, format!("{io_queues} for {cpus} CPUs"));
             continue;
         }
         let what = format!("{io_queues} I/O queues for {cpus} CPUs");
         let severity = if io_queues * 2 <= cpus { Severity::Medium } else { Severity::Low };
         out.findings.push(
-            Finding::advice("nvme-tcp queues", severity, &fabric.name, what, vec![queues.into()])
-                .effect("a queue, and so a connection, for each CPU", REASONED)
-                .by_hand(
-                    format!("nvme disconnect -d {0}; nvme connect … --nr-io-queues={cpus}", fabric.name),
-                    format!("nvme connect … --nr-io-queues={io_queues}"),
-                    "the device is gone between the two: unmount it before. A server may grant less",
+            TuningFinding::advice(
+                "nvme-tcp queues",
+                severity,
+                &fabric.name,
+                what,
+                vec![queues.into()],
+            )
+            .effect("a queue, and so a connection, for each CPU", REASONED)
+            .by_hand(
+                format!(
+                    "nvme disconnect -d {0}; nvme connect … --nr-io-queues={cpus}",
+                    fabric.name
                 ),
+                format!("nvme connect … --nr-io-queues={io_queues}"),
+                "the device is gone between the two: unmount it before. A server may grant less",
+            ),
         );
     }
 }
 
-fn loss(name: &str, seen: &Seen<String>, out: &mut Judgement) {
+fn loss(name: &str, seen: &Observed<String>, out: &mut CheckResults) {
     const CHECK: &str = "nvme-tcp ctrl-loss-tmo";
     let seconds: Option<i64> = seen.value.parse().ok();
     if seen.value == "off" || seconds.is_some_and(|seconds| seconds < 0) {
-        return out.right(CHECK, name, "I/O waits for the server as long as it takes");
+        return out.passed(CHECK, name, "I/O waits for the server as long as it takes");
     }
     let Some(seconds) = seconds else {
         return out.unknown(&seen.file, "not understood");
     };
     let what = format!("I/O fails, and the device goes, when the server is away for {seconds} s");
     out.findings.push(
-        Finding::advice(CHECK, Severity::Info, name, what, vec![seen.into()])
+        TuningFinding::advice(CHECK, Severity::Info, name, what, vec![seen.into()])
             .effect("a server that comes back later is used again without a new connect", REASONED)
             .by_hand(
                 format!("echo -1 > {}", seen.file),
@@ -68,7 +77,7 @@ fn loss(name: &str, seen: &Seen<String>, out: &mut Judgement) {
     );
 }
 
-pub(super) fn judge(facts: &Facts, out: &mut Judgement) {
+pub(super) fn judge(facts: &HostFacts, out: &mut CheckResults) {
     for interface in &facts.interfaces {
         mtu(interface, out);
         offloads(interface, out);
@@ -77,15 +86,15 @@ pub(super) fn judge(facts: &Facts, out: &mut Judgement) {
     sockets(facts, out);
 }
 
-fn mtu(interface: &Interface, out: &mut Judgement) {
+fn mtu(interface: &Interface, out: &mut CheckResults) {
     let Some(seen) = &interface.mtu else { return };
     if seen.value >= JUMBO_BYTES {
-        return out.right("MTU", &interface.name, format!("{} bytes", seen.value));
+        return out.passed("MTU", &interface.name, format!("{} bytes", seen.value));
     }
     let what = format!("packets of at most {} bytes", seen.value);
     let name = &interface.name;
     out.findings.push(
-        Finding::advice("MTU", Severity::Low, name, what, vec![seen.into()])
+        TuningFinding::advice("MTU", Severity::Low, name, what, vec![seen.into()])
             .effect("fewer packets for each block, so less CPU", REASONED)
             .by_hand(
                 format!("ip link set dev {name} mtu 8896"),
@@ -96,14 +105,14 @@ fn mtu(interface: &Interface, out: &mut Judgement) {
     );
 }
 
-fn offloads(interface: &Interface, out: &mut Judgement) {
+fn offloads(interface: &Interface, out: &mut CheckResults) {
     let Some(seen) = &interface.features else { return };
     let is_off =
         |name: &str| seen.value.iter().any(|(feature, on, fixed)| feature == name && !on && !fixed);
     let off: Vec<_> = OFFLOADS.iter().filter(|(name, _)| is_off(name)).collect();
     let name = &interface.name;
     if off.is_empty() {
-        return out.right("offloads", name, "all that can be on are on");
+        return out.passed("offloads", name, "all that can be on are on");
     }
     let set = |state: &str| {
         let words: Vec<_> = off.iter().map(|(_, short)| format!("{short} {state}")).collect();
@@ -113,7 +122,7 @@ fn offloads(interface: &Interface, out: &mut Judgement) {
     let evidence = vec![Evidence { file: seen.file.clone(), value: names.join(", ") }];
     let what = format!("{} offloads that the interface has are off", off.len());
     out.findings.push(
-        Finding::advice("offloads", Severity::Medium, name, what, evidence)
+        TuningFinding::advice("offloads", Severity::Medium, name, what, evidence)
             .effect(
                 "the CPU handles segments of 64 KiB in place of packets",
                 format!("{KERNEL}networking/segmentation-offloads.rst"),
@@ -126,16 +135,16 @@ fn offloads(interface: &Interface, out: &mut Judgement) {
     );
 }
 
-fn receive_queues(facts: &Facts, interface: &Interface, out: &mut Judgement) {
+fn receive_queues(facts: &HostFacts, interface: &Interface, out: &mut CheckResults) {
     let (Some(seen), Some(cpus)) = (&interface.rx_queues, facts.cpu_count()) else { return };
     let wanted = RX_QUEUES.min(cpus as u64);
     let name = &interface.name;
     if seen.value.saturating_mul(2) > wanted {
-        return out.right("RSS", name, format!("{} receive queues for {cpus} CPUs", seen.value));
+        return out.passed("RSS", name, format!("{} receive queues for {cpus} CPUs", seen.value));
     }
     let what = format!("{} receive queues for {cpus} CPUs", seen.value);
     out.findings.push(
-        Finding::advice("RSS", Severity::Medium, name, what, vec![seen.into()])
+        TuningFinding::advice("RSS", Severity::Medium, name, what, vec![seen.into()])
             .effect("several CPUs receive at a time", format!("{KERNEL}networking/scaling.rst"))
             .by_hand(
                 format!("ethtool -L {name} combined {wanted}"),
@@ -145,7 +154,7 @@ fn receive_queues(facts: &Facts, interface: &Interface, out: &mut Judgement) {
     );
 }
 
-fn sockets(facts: &Facts, out: &mut Judgement) {
+fn sockets(facts: &HostFacts, out: &mut CheckResults) {
     for (name, least) in [
         ("net.core.rmem_max", SOCKET_BYTES),
         ("net.core.wmem_max", SOCKET_BYTES),
@@ -161,7 +170,7 @@ fn sockets(facts: &Facts, out: &mut Judgement) {
             continue;
         };
         if *last >= least {
-            out.right("socket limits", name, last.to_string());
+            out.passed("socket limits", name, last.to_string());
             continue;
         }
         let line = |last: u64| {
@@ -169,11 +178,11 @@ fn sockets(facts: &Facts, out: &mut Judgement) {
             words.collect::<Vec<_>>().join(" ")
         };
         let (file, before, value) = (seen.file.clone(), line(*last), line(least));
-        let change = Change { file, before, value };
+        let change = SettingChange { file, before, value };
         let what = format!("{last} is less than the {least} that a fast network fills");
         let source = format!("{KERNEL}networking/ip-sysctl.rst; not measured on this host");
         out.findings.push(
-            Finding::advice("socket limits", Severity::Low, name, what, vec![seen.into()])
+            TuningFinding::advice("socket limits", Severity::Low, name, what, vec![seen.into()])
                 .effect(
                     "windows as large as 100 Gbit/s over 1 ms; no burst of connects refused",
                     source,

@@ -1,23 +1,23 @@
-//! The facts of a disk.
+//! Facts of a disk.
 
 use crate::limits::DISKS_MAX;
 use crate::parse::{self, Mount};
 
-use super::reader::{Reader, Seen};
-use super::{Facts, Selection};
+use super::reader::{FactReader, Observed};
+use super::{HostFacts, Selection};
 
-/// What a disk is, as far as its settings care.
+/// Kind of a disk, as far as its settings depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
-    /// A network disk of a cloud that says so.
+    /// A cloud's network disk, identified by its model.
     CloudDisk,
-    /// A local SSD of a cloud that says so, lost with its machine.
+    /// A cloud's local SSD, identified by its model; lost with its machine.
     LocalSsd,
-    /// It does not rotate, or is a virtual machine's view of a disk that may or may not.
+    /// Not rotating, or a virtual disk of unknown kind.
     Ssd,
-    /// It rotates.
+    /// Rotating.
     Hdd,
-    /// Made of other devices: device mapper, md, loop.
+    /// Built from other devices: device mapper, md, loop.
     Virtual,
 }
 
@@ -28,51 +28,51 @@ pub struct Partition {
     pub name: String,
     /// `major:minor`.
     pub dev: Option<String>,
-    /// Where it begins, in sectors of 512 bytes.
-    pub start_sectors: Option<Seen<u64>>,
+    /// Start, in sectors of 512 bytes.
+    pub start_sectors: Option<Observed<u64>>,
 }
 
-/// A disk, as the kernel shows it. Each setting is absent where the kernel or the disk has none.
+/// A disk as the kernel shows it. A setting that the kernel or the disk lacks is `None`.
 #[derive(Debug, Clone)]
-pub struct Disk {
+pub struct DiskFacts {
     /// The kernel's name.
     pub name: String,
-    /// What it is.
+    /// Kind.
     pub media: Media,
     /// `major:minor`.
     pub dev: Option<String>,
     /// Bytes.
     pub size_bytes: Option<u64>,
     /// Manufacturer, for SCSI.
-    pub vendor: Option<Seen<String>>,
-    /// What the disk calls itself.
-    pub model: Option<Seen<String>>,
+    pub vendor: Option<Observed<String>>,
+    /// Model name.
+    pub model: Option<Observed<String>>,
     /// The I/O scheduler in force.
-    pub scheduler: Option<Seen<String>>,
-    /// The schedulers it may have.
+    pub scheduler: Option<Observed<String>>,
+    /// Available schedulers.
     pub schedulers: Vec<String>,
     /// Read-ahead, in KiB.
-    pub read_ahead_kb: Option<Seen<u64>>,
-    /// Requests that are kept for each queue.
-    pub nr_requests: Option<Seen<u64>>,
-    /// Requests that the device takes at a time, for SCSI.
-    pub queue_depth: Option<Seen<u64>>,
-    /// Hardware queues of blk-mq; 0 when the disk is not under blk-mq.
+    pub read_ahead_kb: Option<Observed<u64>>,
+    /// Requests kept for each queue.
+    pub nr_requests: Option<Observed<u64>>,
+    /// Requests in flight at the device, for SCSI.
+    pub queue_depth: Option<Observed<u64>>,
+    /// Hardware queues of blk-mq; 0 without blk-mq.
     pub hardware_queues: Option<usize>,
-    /// Largest unit of its blocks, in bytes.
-    pub physical_block_bytes: Option<Seen<u64>>,
-    /// The size of I/O that it does best, in bytes; 0 when it does not say.
-    pub optimal_io_bytes: Option<Seen<u64>>,
-    /// Most bytes of one discard; 0 when it has none.
-    pub discard_max_bytes: Option<Seen<u64>>,
-    /// Its partitions.
+    /// Physical block size, in bytes.
+    pub physical_block_bytes: Option<Observed<u64>>,
+    /// Optimal I/O size, in bytes; 0 if unknown.
+    pub optimal_io_bytes: Option<Observed<u64>>,
+    /// Maximum bytes of one discard; 0 without discard.
+    pub discard_max_bytes: Option<Observed<u64>>,
+    /// Partitions.
     pub partitions: Vec<Partition>,
-    /// Devices that are made of it or of its partitions.
+    /// Devices built from the disk or its partitions.
     pub holders: Vec<String>,
 }
 
-impl Disk {
-    /// Whether a mount is of this disk or of one of its partitions.
+impl DiskFacts {
+    /// Whether a mount is on this disk or one of its partitions.
     pub fn is_mounted_as(&self, mount: &Mount) -> bool {
         let parts = self.partitions.iter().map(|part| (&part.name, &part.dev));
         std::iter::once((&self.name, &self.dev)).chain(parts).any(|(name, dev)| {
@@ -81,16 +81,20 @@ impl Disk {
         })
     }
 
-    /// Whether it is reached through the kernel's SCSI layer.
+    /// Whether the kernel's SCSI layer drives the disk.
     pub fn is_scsi(&self) -> bool {
         self.name.starts_with("sd")
     }
 }
 
-/// Disks that hold nobody's data, or none of their own, are looked at only when named.
+/// Disks without data of their own are examined only if named.
 const UNASKED: [&str; 7] = ["loop", "ram", "zram", "sr", "fd", "nbd", "mtdblock"];
 
-pub(super) fn read(reader: &mut Reader<'_>, selection: &Selection, facts: &Facts) -> Vec<Disk> {
+pub(super) fn read(
+    reader: &mut FactReader<'_>,
+    selection: &Selection,
+    facts: &HostFacts,
+) -> Vec<DiskFacts> {
     let mut names = match selection.disks.is_empty() {
         true => reader.names("/sys/block"),
         false => selection.disks.clone(),
@@ -106,11 +110,11 @@ pub(super) fn read(reader: &mut Reader<'_>, selection: &Selection, facts: &Facts
         reader.fail("/sys/block", format!("more than {DISKS_MAX} disks; the rest is left out"));
         names.truncate(DISKS_MAX);
     }
-    let is_present = |disk: &Disk| disk.size_bytes != Some(0) || !selection.disks.is_empty();
+    let is_present = |disk: &DiskFacts| disk.size_bytes != Some(0) || !selection.disks.is_empty();
     names.iter().map(|name| disk(reader, name, facts)).filter(is_present).collect()
 }
 
-fn disk(reader: &mut Reader<'_>, name: &str, facts: &Facts) -> Disk {
+fn disk(reader: &mut FactReader<'_>, name: &str, facts: &HostFacts) -> DiskFacts {
     let base = format!("/sys/block/{name}");
     let queue = format!("{base}/queue");
     let vendor = reader.text(&format!("{base}/device/vendor"));
@@ -123,7 +127,7 @@ fn disk(reader: &mut Reader<'_>, name: &str, facts: &Facts) -> Disk {
     for partition in &partitions {
         holders.extend(reader.names(&format!("{base}/{}/holders", partition.name)));
     }
-    Disk {
+    DiskFacts {
         name: name.to_owned(),
         media: media(name, model.as_ref().map(|seen| seen.value.as_str()), rotational),
         dev: reader.text(&format!("{base}/dev")).map(|seen| seen.value),
@@ -149,7 +153,7 @@ fn disk(reader: &mut Reader<'_>, name: &str, facts: &Facts) -> Disk {
     }
 }
 
-fn partitions(reader: &mut Reader<'_>, base: &str) -> Vec<Partition> {
+fn partitions(reader: &mut FactReader<'_>, base: &str) -> Vec<Partition> {
     let mut names = reader.names(base);
     names.retain(|name| reader.root.exists(&format!("{base}/{name}/partition")));
     names
@@ -162,7 +166,7 @@ fn partitions(reader: &mut Reader<'_>, base: &str) -> Vec<Partition> {
         .collect()
 }
 
-/// The names by which clouds' disks are known.
+/// Models of cloud disks.
 const MODELS: [(&str, Media); 6] = [
     ("PersistentDisk", Media::CloudDisk),
     ("nvme_card-pd", Media::CloudDisk),
@@ -181,7 +185,7 @@ fn media(name: &str, model: Option<&str>, rotational: Option<bool>) -> Media {
     match (known, rotational) {
         (Some(media), _) => media,
         _ if is_virtual => Media::Virtual,
-        // A virtual disk says that it rotates when it knows nothing; its host schedules for it.
+        // A virtual disk claims to rotate if it knows nothing; its host schedules for it.
         (None, Some(true)) if !is_paravirtual => Media::Hdd,
         (None, _) => Media::Ssd,
     }

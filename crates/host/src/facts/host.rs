@@ -1,13 +1,13 @@
-//! The facts of a host besides its disks: CPUs, interrupts, processes, mounts, network.
+//! Facts of a host other than its disks: CPUs, interrupts, processes, mounts, network.
 
 use std::io::ErrorKind;
 
 use crate::parse;
 
-use super::reader::{Reader, seen};
-use super::{Fabric, Facts, Interface, Irq, Policy, Processes};
+use super::reader::{FactReader, seen};
+use super::{Fabric, HostFacts, Interface, Irq, Policy, Processes};
 
-pub(super) fn read(reader: &mut Reader<'_>, facts: &mut Facts) {
+pub(super) fn read(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     facts.scsi_blk_mq = reader.parsed("/sys/module/scsi_mod/parameters/use_blk_mq", |text| {
         matches!(text, "Y" | "N").then_some(text == "Y")
     });
@@ -20,7 +20,7 @@ pub(super) fn read(reader: &mut Reader<'_>, facts: &mut Facts) {
     network(reader, facts);
 }
 
-fn cpus(reader: &mut Reader<'_>, facts: &mut Facts) {
+fn cpus(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     let file = "/sys/devices/system/cpu/online";
     facts.cpus.online = reader.parsed(file, parse::cpu_list);
     facts.cpus.load = reader.parsed("/proc/loadavg", |text| {
@@ -41,7 +41,7 @@ fn cpus(reader: &mut Reader<'_>, facts: &mut Facts) {
     facts.battery = reader.root.exists("/sys/class").then(|| has_battery(reader.names(supplies)));
 }
 
-fn irqs(reader: &mut Reader<'_>) -> Option<Vec<Irq>> {
+fn irqs(reader: &mut FactReader<'_>) -> Option<Vec<Irq>> {
     let table = parse::interrupts(&reader.needed("/proc/interrupts")?);
     let rows = table.into_iter().map(|row| {
         let file = format!("/proc/irq/{}/effective_affinity_list", row.number);
@@ -52,7 +52,7 @@ fn irqs(reader: &mut Reader<'_>) -> Option<Vec<Irq>> {
     Some(rows.collect())
 }
 
-fn processes(reader: &mut Reader<'_>) -> Option<Processes> {
+fn processes(reader: &mut FactReader<'_>) -> Option<Processes> {
     let pids = match reader.root.list("/proc") {
         Ok(names) => names,
         Err(error) => {
@@ -64,7 +64,7 @@ fn processes(reader: &mut Reader<'_>) -> Option<Processes> {
     let mut found = Processes { irqbalance: false, ext4_lazyinit: false };
     let mut has_any = false;
     for pid in pids {
-        // A process that ended meanwhile is none.
+        // A process that has exited does not count.
         let Ok(name) = reader.root.read(&format!("/proc/{pid}/comm")) else { continue };
         has_any = true;
         found.irqbalance |= name == "irqbalance";
@@ -73,7 +73,7 @@ fn processes(reader: &mut Reader<'_>) -> Option<Processes> {
     has_any.then_some(found)
 }
 
-/// Where a timer or cron that runs `fstrim` is found.
+/// Timers and cron jobs that run `fstrim`.
 const FSTRIM: [&str; 4] = [
     "/etc/systemd/system/timers.target.wants/fstrim.timer",
     "/usr/lib/systemd/system/timers.target.wants/fstrim.timer",
@@ -81,7 +81,7 @@ const FSTRIM: [&str; 4] = [
     "/etc/cron.weekly/fstrim",
 ];
 
-fn fstrim(reader: &mut Reader<'_>, facts: &mut Facts) {
+fn fstrim(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     let found = FSTRIM.iter().find(|file| reader.root.exists(file));
     facts.fstrim = match found {
         Some(file) => Some(seen(true, file, "is there")),
@@ -90,7 +90,7 @@ fn fstrim(reader: &mut Reader<'_>, facts: &mut Facts) {
     };
 }
 
-fn fabrics(reader: &mut Reader<'_>, facts: &mut Facts) {
+fn fabrics(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     let base = "/sys/class/nvme";
     for name in reader.names(base) {
         let transport = reader.text(&format!("{base}/{name}/transport"));
@@ -106,7 +106,7 @@ fn fabrics(reader: &mut Reader<'_>, facts: &mut Facts) {
     }
 }
 
-/// Settings of the network that are judged.
+/// Network settings to check.
 const SYSCTLS: [&str; 5] = [
     "net.core.rmem_max",
     "net.core.wmem_max",
@@ -115,7 +115,7 @@ const SYSCTLS: [&str; 5] = [
     "net.ipv4.tcp_wmem",
 ];
 
-fn network(reader: &mut Reader<'_>, facts: &mut Facts) {
+fn network(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     let base = "/sys/class/net";
     for name in reader.names(base) {
         let is_down = reader

@@ -1,4 +1,4 @@
-//! Reading of single facts, with the memory of where they came from and of what failed.
+//! Fact reader: facts with their evidence, and the list of failed reads.
 
 use std::io::ErrorKind;
 
@@ -7,48 +7,48 @@ use serde::Serialize;
 use crate::limits::{EVIDENCE_BYTES_MAX, NAME_BYTES_MAX};
 use crate::root::Root;
 
-/// A fact, and where it was seen.
+/// A fact with its evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen<T> {
+pub struct Observed<T> {
     /// The fact.
     pub value: T,
-    /// The file, or the command in front of `:`.
+    /// The file, or the command before `:`.
     pub file: String,
-    /// What it said, shortened and on one line.
+    /// The contents, shortened and on one line.
     pub text: String,
 }
 
-/// Something that could not be read or understood.
+/// A fact that could not be read or parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unread {
     /// The file or the command.
     pub file: String,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
-/// Reads facts from a host.
-pub(super) struct Reader<'a> {
+/// Reader of a host's facts.
+pub(super) struct FactReader<'a> {
     pub(super) root: &'a Root,
     pub(super) unread: Vec<Unread>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(root: &'a Root) -> Reader<'a> {
-        Reader { root, unread: Vec::new() }
+impl<'a> FactReader<'a> {
+    pub(super) fn new(root: &'a Root) -> FactReader<'a> {
+        FactReader { root, unread: Vec::new() }
     }
 
     pub(super) fn fail(&mut self, file: &str, why: impl ToString) {
         self.unread.push(Unread { file: clean(file), why: clean(&why.to_string()) });
     }
 
-    /// A file that every such host has: if it is missing, that is told.
+    /// Reads a file that every such host has; a missing file is a failure.
     pub(super) fn needed(&mut self, file: &str) -> Option<String> {
         self.root.read(file).map_err(|error| self.fail(file, error)).ok()
     }
 
-    /// A file that some hosts have: if it is missing, the fact is absent and that is all.
-    pub(super) fn text(&mut self, file: &str) -> Option<Seen<String>> {
+    /// Reads a file that only some hosts have; a missing file is no failure.
+    pub(super) fn text(&mut self, file: &str) -> Option<Observed<String>> {
         match self.root.read(file) {
             Ok(text) => Some(seen(text.clone(), file, &text)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -59,12 +59,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A file as a fact; one that is there and not understood is told.
+    /// Reads and parses a file; unparsable text is a failure.
     pub(super) fn parsed<T>(
         &mut self,
         file: &str,
         parse: impl FnOnce(&str) -> Option<T>,
-    ) -> Option<Seen<T>> {
+    ) -> Option<Observed<T>> {
         let text = self.text(file)?.value;
         match parse(&text) {
             Some(value) => Some(seen(value, file, &text)),
@@ -75,11 +75,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn number(&mut self, file: &str) -> Option<Seen<u64>> {
+    pub(super) fn number(&mut self, file: &str) -> Option<Observed<u64>> {
         self.parsed(file, |text| text.parse().ok())
     }
 
-    /// Names in a directory; those that no kernel gives are told and left out, because they
+    /// Names in a directory. Names that no kernel gives are reported and skipped, because names
     /// become parts of commands.
     pub(super) fn names(&mut self, directory: &str) -> Vec<String> {
         let names = match self.root.list(directory) {
@@ -99,11 +99,11 @@ impl<'a> Reader<'a> {
 }
 
 /// A fact with its evidence.
-pub(super) fn seen<T>(value: T, file: &str, text: &str) -> Seen<T> {
-    Seen { value, file: file.to_owned(), text: clean(text) }
+pub(super) fn seen<T>(value: T, file: &str, text: &str) -> Observed<T> {
+    Observed { value, file: file.to_owned(), text: clean(text) }
 }
 
-/// One short line without control characters, for a terminal.
+/// Text on one short line without control characters, for a terminal.
 pub(super) fn clean(text: &str) -> String {
     let mut line: String = text
         .chars()
@@ -116,7 +116,7 @@ pub(super) fn clean(text: &str) -> String {
     line
 }
 
-/// Whether it is a name as kernels give it: safe in a path, a shell and a udev rule.
+/// Whether a kernel could give the name: safe in a path, a shell command and a udev rule.
 pub(crate) fn is_name(name: &str) -> bool {
     let is_right = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.!:@".contains(&byte);
     (1..=NAME_BYTES_MAX).contains(&name.len())

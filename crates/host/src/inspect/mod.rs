@@ -1,8 +1,8 @@
-//! What a device or a file is used for, so that nothing is destroyed by surprise.
+//! Device inspection: the current use of a device or file, which protects data from destruction.
 //!
-//! It promises to err towards "in use": whatever could not be looked at is told in
-//! [`DeviceUse::unknown`], and such a device does not count as free. Looking changes nothing on
-//! the device. It is a look at one moment: a device that is free now may be mounted in the next.
+//! Inspection errs towards "in use": [`DeviceUse::unknown`] lists everything that could not be
+//! examined, and such a device is not free. It changes nothing on the device. It shows one moment:
+//! a free device may be mounted the next.
 
 mod signature;
 
@@ -18,17 +18,17 @@ use crate::limits::HOLDER_LEVELS_MAX;
 use crate::parse;
 use crate::root::{self, Root};
 
-pub use signature::{Signature, signatures};
+pub use signature::{DiskSignature, signatures};
 
-/// What a path names.
+/// Kind of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Target {
+pub enum InspectTarget {
     /// A block device, by the kernel's name.
     BlockDevice {
-        /// Such as `sdb` or `nvme0n1p1`; the number `major:minor` if sysfs does not say.
+        /// Name, such as `sdb` or `nvme0n1p1`; `major:minor` if sysfs does not know it.
         name: String,
-        /// Bytes; `None` if sysfs does not say.
+        /// Bytes; `None` if sysfs does not know them.
         size_bytes: Option<u64>,
     },
     /// A regular file.
@@ -36,11 +36,11 @@ pub enum Target {
         /// Bytes.
         size_bytes: u64,
     },
-    /// A directory, a character device or another thing that holds no data of its own.
+    /// A directory, a character device or another object without data.
     Other,
 }
 
-/// One way in which a device, or a part of it, is used.
+/// A use of a device or of a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "use")]
 pub enum Use {
@@ -48,7 +48,7 @@ pub enum Use {
     Mounted {
         /// The device or partition.
         device: String,
-        /// Where.
+        /// Mount point.
         at: String,
     },
     /// Swap space in use.
@@ -56,39 +56,38 @@ pub enum Use {
         /// The device, partition or file.
         device: String,
     },
-    /// Another device is made of it: device mapper (LVM, LUKS, multipath), md, bcache, DRBD.
+    /// Part of another device: device mapper (LVM, LUKS, multipath), md, bcache, DRBD.
     Holder {
         /// The device or partition.
         device: String,
-        /// The device that is made of it.
+        /// The device built from it.
         holder: String,
     },
-    /// A file that is a loop device.
+    /// A file behind a loop device.
     Loop {
         /// The loop device.
         device: String,
     },
-    /// Partitions that the kernel knows.
+    /// Partitions known to the kernel.
     Partitions {
         /// The device.
         device: String,
         /// Their names.
         partitions: Vec<String>,
     },
-    /// A file system, a volume or a partition table on it.
+    /// A file system, a volume or a partition table.
     Signature {
         /// The device or partition.
         device: String,
-        /// What.
-        signature: Signature,
+        /// The signature.
+        signature: DiskSignature,
     },
-    /// The kernel has it claimed for something that is not seen from here, such as a mount in
-    /// another container.
+    /// Claimed in the kernel by an unknown user, such as a mount in another container.
     Claimed {
         /// The device.
         device: String,
     },
-    /// It is read-only.
+    /// Read-only.
     ReadOnly {
         /// The device.
         device: String,
@@ -114,39 +113,39 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// What was found about a device or a file.
+/// Uses of a device or file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceUse {
-    /// The path that was asked about.
+    /// The inspected path.
     pub path: PathBuf,
-    /// What it names.
-    pub target: Target,
-    /// The uses found, the ones in progress first.
+    /// Kind of the path.
+    pub target: InspectTarget,
+    /// Uses, active ones first.
     pub uses: Vec<Use>,
-    /// What could not be looked at, and why.
+    /// Parts that could not be examined, with the reason.
     pub unknown: Vec<String>,
 }
 
 impl DeviceUse {
-    /// Whether nothing was found and all could be looked at. A file with content but without a
-    /// signature is free in this sense: whose content it is, is for the caller to know.
+    /// Whether no use was found and everything could be examined. A file with content but without a
+    /// signature is free in this sense; the caller must know its owner.
     pub fn is_free(&self) -> bool {
-        self.uses.is_empty() && self.unknown.is_empty() && self.target != Target::Other
+        self.uses.is_empty() && self.unknown.is_empty() && self.target != InspectTarget::Other
     }
 
-    /// Each thing found or not known, a sentence each, for a refusal.
+    /// Each use and each unknown as a sentence, for a refusal.
     pub fn reasons(&self) -> Vec<String> {
-        let other = (self.target == Target::Other)
+        let other = (self.target == InspectTarget::Other)
             .then(|| "it is neither a block device nor a regular file".to_owned());
         let uses = self.uses.iter().map(ToString::to_string);
         uses.chain(self.unknown.iter().cloned()).chain(other).collect()
     }
 }
 
-/// Finds what a block device or a file on this host is used for. Links are followed.
+/// Inspects a block device or file of this host. Follows links.
 ///
 /// # Errors
-/// That the path cannot be looked up at all. Everything else is in [`DeviceUse::unknown`].
+/// The path does not exist. All other failures are in [`DeviceUse::unknown`].
 pub fn inspect(path: &Path) -> io::Result<DeviceUse> {
     let metadata = std::fs::metadata(path)?;
     let mut look = Look::new();
@@ -154,14 +153,14 @@ pub fn inspect(path: &Path) -> io::Result<DeviceUse> {
         look.block_device(path, metadata.rdev())
     } else if metadata.is_file() {
         look.file(path, &metadata);
-        Target::File { size_bytes: metadata.len() }
+        InspectTarget::File { size_bytes: metadata.len() }
     } else {
-        Target::Other
+        InspectTarget::Other
     };
     Ok(DeviceUse { path: path.to_owned(), target, uses: look.uses, unknown: look.unknown })
 }
 
-/// A look at one device in progress.
+/// An inspection in progress.
 struct Look {
     host: Root,
     mounts: Vec<parse::Mount>,
@@ -182,7 +181,7 @@ impl Look {
         look.mounts = parse::mounts(&look.text("/proc/self/mountinfo", "mounts"));
         look.swaps = match look.host.exists("/proc/swaps") {
             true => parse::swaps(&look.text("/proc/swaps", "swap space")),
-            // A kernel without swap has no such file, and no swap.
+            // A kernel without swap support has no such file.
             false => Vec::new(),
         };
         look
@@ -195,7 +194,7 @@ impl Look {
         })
     }
 
-    fn block_device(&mut self, path: &Path, rdev: u64) -> Target {
+    fn block_device(&mut self, path: &Path, rdev: u64) -> InspectTarget {
         let number = number(rdev);
         let directory = format!("/sys/dev/block/{number}");
         let name = std::fs::canonicalize(&directory)
@@ -221,13 +220,13 @@ impl Look {
         let sectors = self.host.read(&format!("{directory}/size"));
         let sectors = sectors.ok().and_then(|text| text.parse::<u64>().ok());
         let size_bytes = sectors.map(|sectors| sectors.saturating_mul(512));
-        Target::BlockDevice { name, size_bytes }
+        InspectTarget::BlockDevice { name, size_bytes }
     }
 
     /// Mounts, swap and holders of one device or partition.
     fn in_use(&mut self, name: &str, number: &str) {
         for mount in &self.mounts {
-            // btrfs has a number of its own for each mount, and names one of its devices.
+            // btrfs has a separate number for each mount, and names one of its devices.
             let is_named = mount.source.starts_with('/')
                 && std::fs::metadata(&mount.source).is_ok_and(|source| {
                     source.file_type().is_block_device() && self::number(source.rdev()) == number
@@ -247,7 +246,7 @@ impl Look {
         self.holders(name, &format!("/sys/dev/block/{number}/holders"), 0);
     }
 
-    /// Devices made of it, and what those are used for.
+    /// Devices built from it, and their uses.
     fn holders(&mut self, name: &str, directory: &str, level: usize) {
         if level == HOLDER_LEVELS_MAX {
             return;
@@ -288,7 +287,7 @@ impl Look {
         push(&mut self.uses, Use::Partitions { device: name.to_owned(), partitions });
     }
 
-    /// A partition is in use too when its whole disk is, as a part of a mapping or mounted.
+    /// A partition is also in use if its whole disk is, as part of a mapping or mounted.
     fn parent(&mut self, directory: &str) {
         if !self.host.exists(&format!("{directory}/partition")) {
             return;
@@ -301,8 +300,8 @@ impl Look {
         }
     }
 
-    /// Asks the kernel, who refuses an exclusive open of what is mounted or held anywhere, also
-    /// in other mount namespaces. Nothing is written, and the claim ends at once.
+    /// An exclusive open fails for a device that is mounted or held anywhere, including other mount
+    /// namespaces. It writes nothing and ends immediately.
     fn claimed(&mut self, path: &Path, name: &str) {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let is_busy = rustix::fs::open(path, flags, Mode::empty())

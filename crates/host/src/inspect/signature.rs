@@ -1,8 +1,8 @@
-//! Signatures of file systems, volumes and partition tables, by their magic numbers.
+//! Signatures of file systems, volumes and partition tables, by magic number.
 //!
-//! Written for a guard: it says that something is there, not that it is whole. Weak magics (two
-//! bytes) are believed only with plausible neighbours, so that a disk filled with random bytes is
-//! not taken for one in use: a false alarm on random bytes is rarer than one in 10^9 devices.
+//! A signature proves presence, not integrity. A weak magic number of two bytes counts only with
+//! plausible fields around it, so that a disk of random bytes does not look used: fewer than one of
+//! 10^9 such devices raises a false alarm.
 
 use std::io::{self, Read as _, SeekFrom};
 
@@ -10,23 +10,23 @@ use serde::Serialize;
 
 use crate::limits::{HEAD_BYTES, TAIL_BYTES};
 
-/// Something that was recognised on a device.
+/// A recognized signature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Signature {
-    /// What it is, in the field's words: `ext4`, `xfs`, `LVM2 physical volume`, `GPT`.
+pub struct DiskSignature {
+    /// Name: `ext4`, `xfs`, `LVM2 physical volume`, `GPT`.
     pub kind: &'static str,
-    /// Where its magic number is, in bytes from the start of the device.
+    /// Offset of the magic number, in bytes from the start of the device.
     pub offset_bytes: u64,
 }
 
-/// A part of a device that was read: its bytes, and where they begin.
+/// A part of a device: its bytes and their offset.
 struct Window {
     start: u64,
     bytes: Vec<u8>,
 }
 
 impl Window {
-    /// The bytes at an absolute offset, if all of them were read.
+    /// The bytes at an absolute offset, if all were read.
     fn at(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let from = usize::try_from(offset.checked_sub(self.start)?).ok()?;
         self.bytes.get(from..from.checked_add(length)?)
@@ -45,7 +45,7 @@ impl Window {
     }
 }
 
-/// Magics of at least four bytes at a fixed place from the start.
+/// Magic numbers of at least four bytes at a fixed offset.
 const FIXED: &[(u64, &[u8], &str)] = &[
     (0, b"XFSB", "xfs"),
     (0, b"LUKS\xba\xbe", "LUKS"),
@@ -81,11 +81,11 @@ const FIXED: &[(u64, &[u8], &str)] = &[
     (0x1_0040, b"_BHRfS_M", "btrfs"),
 ];
 
-/// What swap space, and a suspended system in it, ends its first page with.
+/// End of the first page of swap space, and of a suspended system in it.
 const SWAP: &[&[u8; 10]] =
     &[b"SWAPSPACE2", b"SWAP-SPACE", b"S1SUSPEND\0", b"S2SUSPEND\0", b"ULSUSPEND\0", b"LINHIB0001"];
 
-/// Magic of md superblocks, as old metadata of little-endian hosts has it.
+/// Magic number of md superblocks on little-endian hosts.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
 
 /// ZFS uberblocks are in the second half of a label, at least 1 KiB apart.
@@ -94,15 +94,14 @@ const ZFS_UBERBLOCKS_FROM: u64 = 128 << 10;
 const ZFS_MAGIC: [&[u8; 8]; 2] =
     [b"\x0c\xb1\xba\x00\x00\x00\x00\x00", b"\x00\x00\x00\x00\x00\xba\xb1\x0c"];
 
-/// Recognises what is on a device, or in a file, of `size_bytes`. It reads at most
-/// [`HEAD_BYTES`] and [`TAIL_BYTES`].
+/// Signatures on a device or file of `size_bytes`. Reads at most [`HEAD_BYTES`] and [`TAIL_BYTES`].
 ///
 /// # Errors
-/// What reading gave. The end of the device before `size_bytes` is none.
+/// A read error. A device that ends before `size_bytes` is no error.
 pub fn signatures<D: io::Read + io::Seek>(
     device: &mut D,
     size_bytes: u64,
-) -> io::Result<Vec<Signature>> {
+) -> io::Result<Vec<DiskSignature>> {
     let head = read(device, 0, HEAD_BYTES.min(size_bytes))?;
     let tail_start = size_bytes.saturating_sub(TAIL_BYTES);
     let tail = read(device, tail_start, size_bytes - tail_start)?;
@@ -128,13 +127,13 @@ fn read<D: io::Read + io::Seek>(device: &mut D, start: u64, length: u64) -> io::
     Ok(Window { start, bytes })
 }
 
-fn add(found: &mut Vec<Signature>, kind: &'static str, offset_bytes: u64) {
+fn add(found: &mut Vec<DiskSignature>, kind: &'static str, offset_bytes: u64) {
     if !found.iter().any(|signature| signature.kind == kind) {
-        found.push(Signature { kind, offset_bytes });
+        found.push(DiskSignature { kind, offset_bytes });
     }
 }
 
-fn fixed(head: &Window, found: &mut Vec<Signature>) {
+fn fixed(head: &Window, found: &mut Vec<DiskSignature>) {
     for &(offset, magic, kind) in FIXED {
         if head.has(offset, magic) {
             add(found, kind, offset);
@@ -142,8 +141,8 @@ fn fixed(head: &Window, found: &mut Vec<Signature>) {
     }
 }
 
-/// ext2, ext3 and ext4: two bytes of magic at 0x38 of the superblock at 1 KiB.
-fn ext(head: &Window, found: &mut Vec<Signature>) {
+/// ext2, ext3 and ext4: a two-byte magic number at 0x38 of the superblock at 1 KiB.
+fn ext(head: &Window, found: &mut Vec<DiskSignature>) {
     const SUPERBLOCK: u64 = 1024;
     if head.le16(SUPERBLOCK + 0x38) != Some(0xef53) {
         return;
@@ -161,8 +160,8 @@ fn ext(head: &Window, found: &mut Vec<Signature>) {
     }
 }
 
-/// The label of LVM2 is in one of the first four sectors.
-fn lvm(head: &Window, found: &mut Vec<Signature>) {
+/// The LVM2 label is in one of the first four sectors.
+fn lvm(head: &Window, found: &mut Vec<DiskSignature>) {
     for sector in 0..4 {
         if head.has(sector * 512, b"LABELONE") && head.has(sector * 512 + 24, b"LVM2 001") {
             add(found, "LVM2 physical volume", sector * 512);
@@ -170,8 +169,8 @@ fn lvm(head: &Window, found: &mut Vec<Signature>) {
     }
 }
 
-/// Swap's magic ends the first page, whose size is the host's that made it.
-fn swap(head: &Window, found: &mut Vec<Signature>) {
+/// The swap magic ends the first page, whose size is that of the host that created it.
+fn swap(head: &Window, found: &mut Vec<DiskSignature>) {
     for page_bytes in [4_096, 8_192, 16_384, 32_768, 65_536] {
         let offset = page_bytes - 10;
         if SWAP.iter().any(|magic| head.has(offset, magic.as_slice())) {
@@ -180,8 +179,8 @@ fn swap(head: &Window, found: &mut Vec<Signature>) {
     }
 }
 
-/// A boot sector with a partition table of DOS: 55 AA, and four entries that begin with 00 or 80.
-fn boot_sector(head: &Window, found: &mut Vec<Signature>) {
+/// A DOS partition table: 55 AA, and four entries that start with 00 or 80.
+fn boot_sector(head: &Window, found: &mut Vec<DiskSignature>) {
     const ENTRIES: [u64; 4] = [446, 462, 478, 494];
     let entry = |offset| head.at(offset, 16);
     let status_is_right = |offset| entry(offset).is_some_and(|e| matches!(e[0], 0 | 0x80));
@@ -196,7 +195,7 @@ fn boot_sector(head: &Window, found: &mut Vec<Signature>) {
     add(found, kind, 510);
 }
 
-fn zfs(window: &Window, labels: &[u64], found: &mut Vec<Signature>) {
+fn zfs(window: &Window, labels: &[u64], found: &mut Vec<DiskSignature>) {
     for label in labels {
         for offset in (label + ZFS_UBERBLOCKS_FROM..label + ZFS_LABEL_BYTES).step_by(1024) {
             if ZFS_MAGIC.iter().any(|magic| window.has(offset, magic.as_slice())) {
@@ -206,8 +205,8 @@ fn zfs(window: &Window, labels: &[u64], found: &mut Vec<Signature>) {
     }
 }
 
-/// The backup GPT, and md's metadata 0.90 and 1.0.
-fn at_the_end(tail: &Window, size_bytes: u64, found: &mut Vec<Signature>) {
+/// The backup GPT, and md metadata 0.90 and 1.0.
+fn at_the_end(tail: &Window, size_bytes: u64, found: &mut Vec<DiskSignature>) {
     for block_bytes in [512, 4096] {
         if let Some(offset) = size_bytes.checked_sub(block_bytes)
             && tail.has(offset, b"EFI PART")
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn each_magic_is_found_at_its_place_and_nowhere_else() {
+    fn magic_numbers_match_only_their_offset() {
         for &(offset, magic, kind) in FIXED {
             let offset = usize::try_from(offset).expect("it is small");
             assert_eq!(with(&[(offset, magic)]), [kind]);
@@ -269,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn weak_magics_need_plausible_neighbours() {
+    fn weak_magic_numbers_need_plausible_fields() {
         let ext: &[(usize, &[u8])] = &[(1024, &[8, 0, 0, 0]), (1080, b"\x53\xef")];
         assert_eq!(with(ext), ["ext2"]);
         let mut four = ext.to_vec();
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_on_nothing() {
+    fn blank_device_has_no_signature() {
         for size in [0, 1, 511, 512, 4096, 8191, 1 << 16, (1 << 20) + 1, SIZE] {
             assert!(kinds(vec![0; size]).is_empty(), "{size}");
         }
@@ -294,14 +293,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_bytes_are_nothing(seed in prop::collection::vec(any::<u8>(), 4096), size in 0..SIZE) {
+        fn random_bytes_have_no_signature(seed in prop::collection::vec(any::<u8>(), 4096), size in 0..SIZE) {
             let bytes: Vec<u8> = seed.iter().copied().cycle().take(size).collect();
-            // A seed of 4 KiB repeated holds a given magic of four bytes with 2^-32 a place.
+            // A repeated seed of 4 KiB holds a given four-byte magic with probability 2^-32 per
+            // offset.
             prop_assert!(kinds(bytes).is_empty());
         }
 
         #[test]
-        fn a_lie_about_the_size_is_survived(size in any::<u64>(), length in 0_usize..10_000) {
+        fn wrong_device_size_is_harmless(size in any::<u64>(), length in 0_usize..10_000) {
             let found = signatures(&mut Cursor::new(vec![0xff; length]), size);
             prop_assert!(found.is_ok_and(|found| found.is_empty()));
         }

@@ -1,22 +1,22 @@
-//! Unpacks recorded machines (`testdata/README.md` has the form).
+//! Unpacks recorded machines; `testdata/README.md` describes the format.
 
 use std::fs;
 use std::path::Path;
 
 use flagstone_host::root::Root;
 
-/// Machines of every kind.
+/// Recorded machines.
 pub(crate) const TREES: [&str; 6] =
     ["cloud-pd-scsi", "cloud-pd-nvme", "local-ssd-nvme", "local-ssd-scsi", "laptop", "container"];
 
-/// A recorded machine's lines: path, and value unless it is a directory.
+/// Lines of a recorded machine: path, and value unless it is a directory.
 pub(crate) fn lines(name: &str) -> Vec<(String, Option<String>)> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/{name}.tree"));
     let text = fs::read_to_string(&file).expect("the tree is there");
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines
         .map(|line| match line.split_once('=') {
-            // Escapes of the kernel (\040) have two backslashes.
+            // The kernel's escapes (\040) have two backslashes.
             Some((path, value)) => {
                 let value = value.replace("\\\\", "\u{0}").replace("\\n", "\n");
                 let value = value.replace("\\t", "\t").replace('\u{0}', "\\");
@@ -27,7 +27,7 @@ pub(crate) fn lines(name: &str) -> Vec<(String, Option<String>)> {
         .collect()
 }
 
-/// Writes lines as files.
+/// Writes the lines as files.
 pub(crate) fn unpack(lines: &[(String, Option<String>)]) -> (tempfile::TempDir, Root) {
     let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
     let directory = directory.expect("a directory");

@@ -1,51 +1,52 @@
-//! The host of the drill: a load by both nodes that compares what it reads with what it wrote, ends
-//! when it is told to, and whose every block is then read back by another process.
+//! Host of the drill: a verifying load on both nodes. When it has been stopped, another process reads
+//! all blocks back.
 //!
-//! What was acknowledged is recorded as it happens, outside of the volume: so the load need not know
-//! how long the drill takes, and what it was promised is checked by somebody who was not there.
+//! Acknowledged writes are recorded in a file outside of the volume, so the load does not have to know
+//! how long the drill takes, and its promises are checked by a process without its state.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::os::{self, Interrupt};
-use flagstone_load::results::Results;
+use flagstone_bench::os::{self, Interrupt, ProcessOutput};
+use flagstone_load::results::LoadResults;
 
 use crate::Error;
 use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
-use crate::process::Begun;
+use crate::process::BackgroundCommand;
 
-/// Bytes of the volume that the load uses: less is written more often, and read back sooner.
+/// Bytes of the volume that the load uses: a smaller range is overwritten more often and read back
+/// faster.
 pub(crate) const LOAD_BYTES: u64 = 64 << 20;
 /// Requests in flight.
 pub(crate) const DEPTH: u32 = 8;
-/// Steps of a drill that may each take [`PATIENCE_S`], while the load goes on.
+/// Steps of a drill that may each take [`PATIENCE_S`] during the load.
 const STEPS: f64 = 8.0;
 
-/// What both found, and what they printed.
+/// Results of both processes.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    /// Of the load.
-    pub(crate) load: Results,
-    /// Of the reading back.
-    pub(crate) read_back: Results,
-    /// The documents of both.
+pub(crate) struct HostResults {
+    /// Results of the load.
+    pub(crate) load: LoadResults,
+    /// Results of reading back.
+    pub(crate) read_back: LoadResults,
+    /// The JSON documents of both.
     pub(crate) raw: [String; 2],
 }
 
-/// A load that goes on.
+/// A running load.
 #[derive(Debug)]
-pub(crate) struct Host<'a> {
+pub(crate) struct DrillHost<'a> {
     program: &'a Path,
     target: String,
     state: PathBuf,
-    running: Begun,
+    running: BackgroundCommand,
 }
 
-/// What the load is told; `state` is where it records what was acknowledged.
+/// Arguments of the load. It records acknowledged writes in the file `state`.
 pub(crate) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> {
     let (depth, size) = (DEPTH.to_string(), LOAD_BYTES.to_string());
-    // It is stopped; if nobody does, it is not there for ever.
+    // The drill stops it; otherwise it ends by itself.
     let time = format!("{}s", (seconds + STEPS * PATIENCE_S) as u64);
     ["load", target, "--json", "--rw", "randrw", "--bs", "4k", "--depth", &depth, "--size", &size]
         .into_iter()
@@ -54,28 +55,28 @@ pub(crate) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> 
         .collect()
 }
 
-impl<'a> Host<'a> {
-    /// Begins it. It records what was acknowledged in a file `acknowledged` of `directory`.
+impl<'a> DrillHost<'a> {
+    /// Starts the load. It records acknowledged writes in the file `acknowledged` of `directory`.
     pub(crate) fn begin(
         program: &'a Path,
         target: String,
         directory: &Path,
         seconds: f64,
-    ) -> Result<Host<'a>, Error> {
+    ) -> Result<DrillHost<'a>, Error> {
         let state = directory.join("acknowledged");
         let words = arguments(&target, &state.to_string_lossy(), seconds);
-        let running = Begun::begin(Command::new(program).args(words))?;
-        Ok(Host { program, target, state, running })
+        let running = BackgroundCommand::begin(Command::new(program).args(words))?;
+        Ok(DrillHost { program, target, state, running })
     }
 
-    /// Ends the load, and reads everything back.
-    pub(crate) fn end(self, interrupt: &Interrupt) -> Result<Found, Error> {
+    /// Stops the load and reads all blocks back.
+    pub(crate) fn end(self, interrupt: &Interrupt) -> Result<HostResults, Error> {
         let what = "flagstone load";
         self.running.ask_to_end()?;
         let ended = self.running.end(PATIENCE_S, interrupt)?;
         let ended = ended.ok_or_else(|| Error::Unexpected {
             what: what.to_owned(),
-            detail: "told to stop, it goes on".to_owned(),
+            detail: "it does not stop".to_owned(),
         })?;
         let load = parse(what, &ended.output, ended.status, &ended.said)?;
         let mut words: Vec<String> =
@@ -87,18 +88,22 @@ impl<'a> Host<'a> {
         let mut command = Command::new(self.program);
         let back = os::run(command.args(&words), OUTPUT_BYTES, interrupt, &mut || {})?;
         let what = shell("flagstone", &words);
-        let read_back = parse(&what, &back.output, back.status, &back.said(SAID_BYTES))?;
-        Ok(Found { load, read_back, raw: [ended.output, back.output] })
+        let read_back = results(&what, &back)?;
+        Ok(HostResults { load, read_back, raw: [ended.output, back.output] })
     }
 }
 
-/// There are results of a load that was stopped or found something wrong, too.
+/// Results of a `flagstone load` that has ended, also of one that found wrong data.
+pub(crate) fn results(what: &str, ended: &ProcessOutput) -> Result<LoadResults, Error> {
+    parse(what, &ended.output, ended.status, &ended.said(SAID_BYTES))
+}
+
 fn parse(
     what: &str,
     output: &str,
     status: std::process::ExitStatus,
     said: &str,
-) -> Result<Results, Error> {
+) -> Result<LoadResults, Error> {
     serde_json::from_str(output).map_err(|error| match status.success() {
         true => Error::Unexpected { what: what.to_owned(), detail: error.to_string() },
         false => Error::Command {

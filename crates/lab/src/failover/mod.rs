@@ -1,377 +1,332 @@
-//! A node dies under a verifying load: the other takes over, the host goes on, the first comes back
-//! and gets only what it lacks, and at last its role again.
+//! Failover drill: a node dies under a verifying load, the other takes over, the first one returns, is
+//! resynced, and gets its role back.
 //!
-//! The load (`load`) goes by both nodes and has to see no error; each block that it reads is compared
-//! with what it wrote, and at the end all of them are read back. It goes on until the drill has
-//! ended, however long that takes. [`Summary`] is what came out, and [`timeline`] shows what happened
-//! when.
+//! Invariants: the host (`load`) uses both nodes and must not see an error. It compares each block
+//! that it reads with what it wrote, and at the end all blocks are read back. It runs until the drill
+//! ends, however long that takes. Wrong data is a result ([`FailoverSummary::is_right`]), not an error.
+//!
+//! The emulated bed has two processes on this machine; the given bed has the user's nodes, on which
+//! the user's commands, or the user, do what the drill needs.
 
+mod emulated;
+mod given;
 pub(crate) mod load;
 mod summary;
 pub mod timeline;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use flagstone_bench::attach::Choice;
-use flagstone_bench::campaign::Plan;
 use flagstone_bench::environment;
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::job::{Job, Pattern};
+use flagstone_bench::job::{BenchJob, JobPattern};
 use flagstone_bench::measurement::Measurement;
-use flagstone_bench::nature::{Nature, Origin};
 use flagstone_bench::os::{Interrupt, Stopwatch, unix_seconds, wait_for};
-use flagstone_bench::results::{Record, SCHEMA_VERSION as RESULTS_VERSION, Store};
-use flagstone_bench::target::{Place, Target};
+use flagstone_bench::provenance::Provenance;
+use flagstone_bench::results::{ResultRecord, ResultStore};
+use flagstone_bench::target::BenchTarget;
 use serde::Serialize;
 
-use self::load::{DEPTH, Found, Host, LOAD_BYTES};
-pub use self::summary::{SCHEMA_VERSION, Summary, doubts, tables};
-use self::timeline::Event;
+pub use self::emulated::EmulatedFailover;
+pub use self::given::{GivenFailover, NodeCommands};
+use self::load::{DEPTH, DrillHost, HostResults, LOAD_BYTES};
+pub use self::summary::{FailoverSummary, SCHEMA_VERSION, tables};
+use self::timeline::DrillEvent;
 use crate::Error;
-use crate::node::{Pair, device};
+use crate::bed::{self, BedTargets, RunOptions};
 
-/// The volume's name.
-const VOLUME: &str = "db";
-/// What tables call it.
-pub(crate) const TARGET: &str = "mirror, both nodes";
-/// Bytes of each node's file.
-const NODE_BYTES: u64 = 256 << 20;
-/// How long a silent peer counts as alive: the least that the load has to wait when a node dies.
-const PEER_TIMEOUT: &str = "2s";
-/// Of the emulated disk: the published rows' at 8K, and a read of the same kind.
-const LATENCIES: &str = "write_latency = \"1935us\", read_latency = \"800us\"";
-/// Parts of the drill's time at which the source dies, comes back, and gets its role again, if what
-/// is before has ended.
-pub(crate) const DEATH: f64 = 0.2;
-pub(crate) const RETURN: f64 = 0.5;
-pub(crate) const SWITCHOVER: f64 = 0.8;
-/// How long the load goes on after the last of it at least, in seconds: two samples.
-pub(crate) const AFTER_S: f64 = 2.0;
+/// Target name of the volume.
+const TARGET: &str = "mirror, both nodes";
+/// Fractions of the drill's length at which the source dies, returns and gets its role back, unless an
+/// earlier step takes longer.
+const DEATH: f64 = 0.2;
+const RETURN: f64 = 0.5;
+const SWITCHOVER: f64 = 0.8;
+/// Shortest time between the switchover and the end of the load, in seconds: two samples.
+const AFTER_S: f64 = 2.0;
+/// Progress steps of [`run`].
+pub const STEPS: usize = 5;
 
-/// How the source dies.
+/// Cause of the source's death.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Death {
-    /// It answers nothing any more and closes nothing, as a machine that loses its power.
+    /// It stops answering and closes nothing, like a machine that loses its power.
     #[default]
     Silent,
-    /// Its process is killed: the kernel closes its connections at once.
+    /// Its process is killed: the kernel closes its connections immediately.
     Kill,
-    /// As its operator or their command has it, of real nodes.
-    Told,
+    /// The user of given nodes, or a command of the user, kills it.
+    Operator,
 }
 
-/// Who follows it: a terminal, or nobody.
+/// Progress display of an experiment that runs in steps.
 pub trait Follower {
-    /// What is done now.
+    /// The number of steps, where it is known only when the experiment starts.
+    fn steps(&mut self, _count: usize) {}
+    /// A step starts.
     fn begin(&mut self, what: &str);
-    /// What came of it.
+    /// Time passes within a step.
+    fn tick(&mut self) {}
+    /// The step is done; `what` is its result.
     fn end(&mut self, what: &str);
-}
-
-/// How many times [`run`] tells its follower that something begins, and that it has ended.
-pub const STEPS: usize = 4;
-
-/// What is asked.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The `flagstone` program.
-    pub program: PathBuf,
-    /// What was typed, for whoever wants to do it again.
-    pub command: String,
-    /// Where the nodes' files go, in a directory that is removed at the end.
-    pub scratch: PathBuf,
-    /// How long the drill takes at least, in seconds, before all is read back.
-    pub seconds: f64,
-    /// How the source dies.
-    pub death: Death,
-    /// Whether the nodes' disks answer as late as SSD persistent disks; else they are as fast as
-    /// the files are.
-    pub emulate: bool,
-}
-
-/// What came of it, with what makes a report of it.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The numbers.
-    pub summary: Summary,
-    pub(crate) plan: Plan,
-    pub(crate) record: Record,
-    pub(crate) raw: [String; 2],
-}
-
-impl Outcome {
-    /// Keeps it as results of a campaign, with the timeline beside.
+    /// Asks the user to act on a node, and returns when that is done.
     ///
     /// # Errors
-    /// That there are results already, and the system's.
-    pub fn keep(&self, directory: &Path) -> Result<(), Error> {
-        let store = Store::create(directory, &self.plan)?;
-        store.environment(&environment::record(&[], None))?;
-        let [load, read_back] = &self.raw;
-        let raw = store.raw(&self.record.job, 0, 0, load)?;
-        store.raw("read-back", 0, 0, read_back)?;
-        store.append(&Record { raw: Some(raw), ..self.record.clone() })?;
-        timeline::write(&self.summary, directory)
+    /// Nobody can be asked; the user's interruption.
+    fn ask(&mut self, what: &str) -> Result<(), Error> {
+        Err(flagstone_bench::Error::usage(format!("nobody can be asked to: {what}")).into())
     }
 }
 
-/// Goes through all of it.
-///
-/// # Errors
-/// What went wrong, and the user's interruption. That data is wrong is a result.
-pub fn run(
-    options: &Options,
-    follower: &mut dyn Follower,
-    interrupt: &Interrupt,
-) -> Result<Outcome, Error> {
-    let scratch = tempfile::Builder::new()
-        .prefix("flagstone-lab-")
-        .tempdir_in(&options.scratch)
-        .map_err(Error::system("cannot make a directory for the nodes' files"))?;
-    let mut drill = Drill::prepare(options, scratch.path(), interrupt)?;
-    follower.begin("mirroring a volume to a second node");
-    drill.pair.start(&[VOLUME], interrupt)?;
-    follower.end("mirrored a volume to a second node, synchronously");
-    let host = drill.begin_load(scratch.path())?;
-
-    let died = match options.death {
-        Death::Silent => "the source fell silent",
-        Death::Kill | Death::Told => "the source was killed",
-    };
-    follower.begin("a verifying load goes on, and the source dies");
-    let failover_ms = drill.die()?;
-    follower
-        .end(&format!("{died} under a verifying load; the other served {failover_ms:.0} ms after"));
-
-    follower.begin("bringing the dead node back");
-    let back = drill.come_back()?;
-    follower.end(&format!(
-        "the dead node came back: {:.1} MiB copied, in sync after {:.0} ms",
-        back.resynced_bytes as f64 / f64::from(1 << 20),
-        back.return_ms
-    ));
-
-    follower.begin("switching over to it, and reading everything back");
-    let switchover_ms = drill.switch_over()?;
-    let found = host.end(interrupt)?;
-    drill.pair.stop(interrupt)?;
-    follower.end("switched over to it, and read everything back");
-
-    let summary = Summary {
-        emulated: options.emulate,
-        death: options.death,
-        failover_ms,
-        switchover_ms,
-        resynced_bytes: back.resynced_bytes,
-        volume_bytes: back.volume_bytes,
-        return_ms: back.return_ms,
-        events: std::mem::take(&mut drill.events),
-        ..Summary::of_host(&found.load, &found.read_back)
-    };
-    Ok(drill.outcome(summary, found))
+/// Nodes of the drill.
+#[derive(Clone, Debug)]
+pub enum FailoverBed {
+    /// Two processes on this machine.
+    Emulated(EmulatedFailover),
+    /// Nodes of the user.
+    Given(Box<GivenFailover>),
 }
 
-/// What came of the dead node's return.
-struct Back {
-    resynced_bytes: u64,
+/// Parameters of the drill.
+#[derive(Clone, Debug)]
+pub struct FailoverOptions {
+    /// Parameters of every experiment. `runtime_ms` is the shortest length of the load; warm-up and
+    /// repetitions are not used.
+    pub run: RunOptions,
+    /// The nodes.
+    pub bed: FailoverBed,
+}
+
+/// What a resync copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Resynced {
+    bytes: u64,
+    /// Size of the volume; 0 if unknown.
     volume_bytes: u64,
-    return_ms: f64,
 }
 
-/// The nodes, and what happened to them.
-struct Drill<'a> {
-    options: &'a Options,
+/// The two nodes of a drill. Node A is the source at the start.
+trait DrillNodes {
+    /// Target of the host.
+    fn target(&self) -> Result<BenchTarget, Error>;
+    /// Properties of the target, for the plan.
+    fn targets(&self) -> BedTargets;
+    fn provenance(&self) -> Provenance;
+    fn death(&self) -> Death;
+    /// Additional time that the load may need, in seconds.
+    fn slack_s(&self) -> f64 {
+        0.0
+    }
+    /// Starts or checks the nodes: both are in sync afterwards. Returns the size of the volume, 0 if
+    /// unknown.
+    fn prepare(&mut self, follower: &mut dyn Follower) -> Result<u64, Error>;
+    /// Kills node A. The returned stopwatch started at its death.
+    fn kill(
+        &mut self,
+        log: &mut DrillLog<'_>,
+        follower: &mut dyn Follower,
+    ) -> Result<Stopwatch, Error>;
+    /// Makes node B the source.
+    fn fail_over(&mut self, follower: &mut dyn Follower) -> Result<(), Error>;
+    /// Closes connections of the dead node that would keep the host waiting.
+    fn release_host(&mut self) {}
+    /// Starts node A. The returned stopwatch started with it.
+    fn bring_back(
+        &mut self,
+        log: &mut DrillLog<'_>,
+        follower: &mut dyn Follower,
+    ) -> Result<Stopwatch, Error>;
+    /// Waits until both nodes are in sync.
+    fn wait_in_sync(&mut self, follower: &mut dyn Follower) -> Result<Resynced, Error>;
+    /// Makes node A the source again.
+    fn switch_over(&mut self, follower: &mut dyn Follower) -> Result<(), Error>;
+    /// Stops nodes that the drill started.
+    fn stop(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+    fn caveats(&self) -> Vec<String>;
+}
+
+/// Clock of the load and its events.
+struct DrillLog<'a> {
+    seconds: f64,
     interrupt: &'a Interrupt,
-    pair: Pair,
-    /// The target's configuration, which is kept with the results.
-    stack: String,
-    /// Since the load began.
+    /// Time since the load began.
     watch: Stopwatch,
-    started_unix_s: f64,
-    events: Vec<Event>,
+    events: Vec<DrillEvent>,
 }
 
-impl<'a> Drill<'a> {
-    /// Makes both nodes' files and configurations.
-    fn prepare(
-        options: &'a Options,
-        scratch: &Path,
-        interrupt: &'a Interrupt,
-    ) -> Result<Drill<'a>, Error> {
-        let pair = Pair::new(&options.program, scratch)?;
-        let mut stack = String::new();
-        for (index, node) in [&pair.a, &pair.b].into_iter().enumerate() {
-            let (data, log) = (node.file("data"), node.file("intent"));
-            std::fs::File::create(&data)
-                .and_then(|file| file.set_len(NODE_BYTES))
-                .map_err(Error::system("cannot make a node's file"))?;
-            let emulate = match options.emulate {
-                true => format!("emulate = {{ {LATENCIES} }}\n"),
-                false => String::new(),
-            };
-            let peer = crate::node::NAMES[1 - index];
-            let volume = |data: &str, log: &str| {
-                format!(
-                    "[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", bitmap = {log} }}\n\
-                     {emulate}device = {data}\n"
-                )
-            };
-            let timeout = format!("timeout = \"{PEER_TIMEOUT}\"\n");
-            let text = pair.preamble(index, "", &timeout)
-                + &volume(&format!("{data:?}"), &format!("{log:?}"));
-            node.configure(&text)?;
-            stack += &format!("# on {}\n{}", node.name(), volume("\"FILE\"", "\"FILE\""));
-        }
-        Ok(Drill {
-            options,
-            interrupt,
-            pair,
-            stack,
-            watch: Stopwatch::start(),
-            started_unix_s: 0.0,
-            events: Vec::new(),
-        })
+impl DrillLog<'_> {
+    fn event(&mut self, what: &str) {
+        self.events.push(DrillEvent { at_s: self.watch.seconds(), what: what.to_owned() });
     }
 
-    fn begin_load(&mut self, scratch: &Path) -> Result<Host<'a>, Error> {
-        self.started_unix_s = unix_seconds();
-        self.watch = Stopwatch::start();
-        let target = device(&self.pair.ports, VOLUME);
-        Host::begin(&self.options.program, target, scratch, self.options.seconds)
-    }
-
-    fn event(&mut self, what: impl Into<String>) {
-        self.events.push(Event { at_s: self.watch.seconds(), what: what.into() });
-    }
-
-    /// Waits until this part of the load's time has passed.
-    fn until(&self, part: f64) -> Result<(), Error> {
-        let left_s = part * self.options.seconds - self.watch.seconds();
+    /// Waits until a fraction of the drill's length has passed.
+    fn wait_until(&self, fraction: f64) -> Result<(), Error> {
+        let left_s = fraction * self.seconds - self.watch.seconds();
         wait_for(left_s, self.interrupt, || None::<()>)?;
         Ok(())
     }
+}
 
-    fn die(&mut self) -> Result<f64, Error> {
-        self.until(DEATH)?;
-        let died = Stopwatch::start();
-        match self.options.death {
-            Death::Silent => {
-                self.event("node-a falls silent");
-                self.pair.a.fall_silent()?;
-            }
-            Death::Kill | Death::Told => {
-                self.event("node-a is killed");
-                self.pair.a.kill();
-            }
+/// Durations of a drill, in ms, and what the resync copied.
+struct DrillTimes {
+    failover_ms: f64,
+    return_ms: f64,
+    switchover_ms: f64,
+    resynced: Resynced,
+}
+
+/// Runs the drill and writes its results, with the timeline as a picture.
+///
+/// # Errors
+/// The first failure, and the user's interruption.
+pub fn run(
+    options: &FailoverOptions,
+    follower: &mut dyn Follower,
+    interrupt: &Interrupt,
+) -> Result<FailoverSummary, Error> {
+    crate::check_is_new(&options.run.results)?;
+    let mut scratch = tempfile::Builder::new();
+    scratch.prefix("flagstone-lab-");
+    let failed = Error::system("cannot create a directory for the nodes' files");
+    match &options.bed {
+        FailoverBed::Emulated(bed) => {
+            let scratch = scratch.tempdir_in(&bed.directory).map_err(failed)?;
+            let mut nodes = bed.nodes(&options.run, scratch.path(), interrupt)?;
+            drill(&options.run, &mut nodes, scratch.path(), follower, interrupt)
         }
-        self.pair.b.fail_over(VOLUME, self.interrupt)?;
-        let failover_ms = died.seconds() * 1e3;
-        self.event("node-b serves");
-        // The host waits for a silent target much longer than a peer does: it is not kept waiting.
-        self.pair.a.kill();
-        Ok(failover_ms)
+        FailoverBed::Given(bed) => {
+            let scratch = scratch.tempdir().map_err(failed)?;
+            let mut nodes = bed.nodes(&options.run, interrupt);
+            drill(&options.run, &mut nodes, scratch.path(), follower, interrupt)
+        }
     }
+}
 
-    fn come_back(&mut self) -> Result<Back, Error> {
-        self.until(RETURN)?;
-        self.event("node-a returns");
-        let began = Stopwatch::start();
-        self.pair.a.start(self.interrupt)?;
-        let status = self.pair.b.wait(VOLUME, "mirroring", self.interrupt)?;
-        let return_ms = began.seconds() * 1e3;
-        self.event("both in sync");
-        Ok(Back {
-            resynced_bytes: status.peers.first().map_or(0, |peer| peer.copied_bytes),
-            volume_bytes: status.replica.map_or(0, |replica| replica.size_bytes),
-            return_ms,
-        })
-    }
+fn drill(
+    run: &RunOptions,
+    nodes: &mut dyn DrillNodes,
+    scratch: &std::path::Path,
+    follower: &mut dyn Follower,
+    interrupt: &Interrupt,
+) -> Result<FailoverSummary, Error> {
+    let volume_bytes = nodes.prepare(follower)?;
+    let target = nodes.target()?;
+    let seconds = run.runtime_ms as f64 / 1e3;
+    let load_seconds = seconds + nodes.slack_s();
+    let started_unix_s = unix_seconds();
+    let mut log = DrillLog { seconds, interrupt, watch: Stopwatch::start(), events: Vec::new() };
+    let host = DrillHost::begin(&run.program, target.address(), scratch, load_seconds)?;
+    let times = steps(nodes, &mut log, follower)?;
+    follower.begin("reading all blocks back");
+    let found = host.end(interrupt)?;
+    nodes.stop()?;
+    follower.end("read all blocks back");
 
-    fn switch_over(&mut self) -> Result<f64, Error> {
-        self.until(SWITCHOVER)?;
-        self.event("switchover to node-a");
-        let began = Stopwatch::start();
-        self.pair.a.mirror(&["switchover", VOLUME], self.interrupt)?;
-        let switchover_ms = began.seconds() * 1e3;
-        wait_for(AFTER_S, self.interrupt, || None::<()>)?;
-        self.until(1.0)?;
-        Ok(switchover_ms)
-    }
+    let provenance = nodes.provenance();
+    let targets = nodes.targets();
+    let known_bytes = times.resynced.volume_bytes;
+    let mut summary = FailoverSummary {
+        emulated: bed::is_emulated(provenance),
+        real_nodes: nodes.death() == Death::Operator,
+        provenance,
+        machine: targets.machine.clone(),
+        death: nodes.death(),
+        failover_ms: times.failover_ms,
+        resynced_bytes: times.resynced.bytes,
+        volume_bytes: if known_bytes > 0 { known_bytes } else { volume_bytes },
+        return_ms: times.return_ms,
+        switchover_ms: times.switchover_ms,
+        events: log.events,
+        ..FailoverSummary::of_host(&found.load, &found.read_back)
+    };
+    summary.caveats = nodes.caveats();
+    summary.caveats.push(
+        "the host recorded which writes were acknowledged, and another process read all of them back \
+         after the load"
+            .to_owned(),
+    );
+    let record = ResultRecord {
+        provenance,
+        started_unix_s,
+        tool: "flagstone load".to_owned(),
+        command: shell("flagstone", &load::arguments(&target.address(), "FILE", load_seconds)),
+        ..ResultRecord::new("failover", &job(run), &target, Measurement::of_load(&found.load))
+    };
+    keep(run, (target, &targets), record, &found, &summary)?;
+    Ok(summary)
+}
 
-    fn outcome(&self, summary: Summary, found: Found) -> Outcome {
-        let address = device(&self.pair.ports, VOLUME);
-        let nature = if self.options.emulate { Nature::Emulated } else { Nature::Served };
-        // A comma joins disks in a target as it is written; this one is one disk with two paths.
-        let target =
-            Target { name: TARGET.to_owned(), disks: vec![Place::NvmeTcp(address.clone())] };
-        let job = Job {
-            name: "failover".to_owned(),
-            pattern: Pattern::RandRw,
-            depth: DEPTH,
-            disks: 1,
-            ramp_ms: 0,
-            runtime_ms: (self.options.seconds * 1e3) as u64,
-            size_bytes: Some(LOAD_BYTES),
-            ..Job::default()
-        };
-        let origin = Origin { nature, stack: self.stack.clone() };
-        let plan = Plan {
-            schema_version: RESULTS_VERSION,
-            suite: "failover".to_owned(),
-            title: format!("A source dies under a verifying load{}", nature.suffix()),
-            jobs: vec![job.clone()],
-            targets: vec![target.clone()],
-            repetitions: 1,
-            steady_state: false,
-            precondition: false,
-            file_bytes: NODE_BYTES,
-            initiator: Choice::Flagstone,
-            origins: BTreeMap::from([(address, origin)]),
-            command: Some(self.options.command.clone()),
-            destroy: Vec::new(),
-        };
-        let record = Record {
-            nature,
-            started_unix_s: self.started_unix_s,
-            tool: "flagstone load".to_owned(),
-            command: shell(
-                "flagstone",
-                &load::arguments(&target.address(), "FILE", self.options.seconds),
-            ),
-            ..Record::new("failover", &job, &target, Measurement::of_load(&found.load))
-        };
-        Outcome { summary, plan, record, raw: found.raw }
+fn steps(
+    nodes: &mut dyn DrillNodes,
+    log: &mut DrillLog<'_>,
+    follower: &mut dyn Follower,
+) -> Result<DrillTimes, Error> {
+    log.wait_until(DEATH)?;
+    follower.begin("killing node A under a verifying load");
+    let died = nodes.kill(log, follower)?;
+    nodes.fail_over(follower)?;
+    let failover_ms = died.seconds() * 1e3;
+    log.event("node-b serves");
+    nodes.release_host();
+    follower.end(&format!(
+        "node A died under a verifying load; node B served {failover_ms:.0} ms later"
+    ));
+
+    log.wait_until(RETURN)?;
+    follower.begin("bringing node A back");
+    let began = nodes.bring_back(log, follower)?;
+    let resynced = nodes.wait_in_sync(follower)?;
+    let return_ms = began.seconds() * 1e3;
+    log.event("both in sync");
+    follower.end(&format!(
+        "node A returned: {:.1} MiB copied, in sync after {return_ms:.0} ms",
+        resynced.bytes as f64 / f64::from(1 << 20),
+    ));
+
+    log.wait_until(SWITCHOVER)?;
+    follower.begin("switching over to node A");
+    let began = Stopwatch::start();
+    log.event("switchover to node-a");
+    nodes.switch_over(follower)?;
+    let switchover_ms = began.seconds() * 1e3;
+    follower.end(&format!("node A serves again after {switchover_ms:.0} ms"));
+    wait_for(AFTER_S, log.interrupt, || None::<()>)?;
+    log.wait_until(1.0)?;
+    Ok(DrillTimes { failover_ms, return_ms, switchover_ms, resynced })
+}
+
+fn job(run: &RunOptions) -> BenchJob {
+    BenchJob {
+        name: "failover".to_owned(),
+        pattern: JobPattern::RandRw,
+        depth: DEPTH,
+        disks: 1,
+        ramp_ms: 0,
+        runtime_ms: run.runtime_ms,
+        size_bytes: Some(LOAD_BYTES),
+        ..BenchJob::default()
     }
+}
+
+/// Writes the results as those of a campaign, with the timeline beside them.
+fn keep(
+    run: &RunOptions,
+    (target, targets): (BenchTarget, &BedTargets),
+    record: ResultRecord,
+    found: &HostResults,
+    summary: &FailoverSummary,
+) -> Result<(), Error> {
+    let title = format!("Failover under a verifying load{}", summary.provenance.suffix());
+    let mut plan = run.plan(("failover", &title), vec![job(run)], vec![target], targets);
+    plan.repetitions = 1;
+    let store = ResultStore::create(&run.results, &plan)?;
+    store.environment(&environment::record(&[], None))?;
+    let [load, read_back] = &found.raw;
+    let raw = store.raw(&record.job, 0, 0, load)?;
+    store.raw("read-back", 0, 0, read_back)?;
+    store.append(&ResultRecord { raw: Some(raw), ..record })?;
+    timeline::write(summary, &run.results)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use flagstone_control::config::Config;
-
-    #[test]
-    fn the_nodes_are_configured_rightly() {
-        let (directory, never) = (tempfile::tempdir().unwrap(), Interrupt::never());
-        for emulate in [true, false] {
-            let options = Options {
-                program: "flagstone".into(),
-                command: "flagstone lab".to_owned(),
-                scratch: directory.path().into(),
-                seconds: 1.0,
-                death: Death::Silent,
-                emulate,
-            };
-            let drill = Drill::prepare(&options, directory.path(), &never).unwrap();
-            for node in [&drill.pair.a, &drill.pair.b] {
-                let text = std::fs::read_to_string(node.file("toml")).unwrap();
-                let config =
-                    Config::parse("node", &text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"));
-                assert_eq!(config.volumes.len(), 1);
-                assert_eq!(text.contains("emulate"), emulate);
-            }
-            assert!(!drill.stack.contains(&*directory.path().to_string_lossy()));
-        }
-    }
-}
+pub(crate) use self::summary::tests;

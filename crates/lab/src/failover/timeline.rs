@@ -1,42 +1,40 @@
-//! What happened when: the IOPS of each second with the events among them, for a terminal and as a
-//! picture.
+//! Timeline of a drill: the IOPS of each second with the events, for a terminal and as a picture.
 
 use std::path::Path;
 
-use flagstone_bench::nature::Nature;
 use flagstone_bench::report::{Drawing, Drawn};
 use flagstone_bench::units::format_number;
 use flagstone_plot::Theme;
 use serde::Serialize;
 
-use super::Summary;
+use super::FailoverSummary;
 use crate::Error;
 
-/// Letters of the longest bar.
+/// Characters of the longest bar.
 const BAR: f64 = 40.0;
 
-/// Something that happened.
+/// An event of a drill.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Event {
-    /// When, in seconds since the load began.
+pub struct DrillEvent {
+    /// Time since the load began, in seconds.
     pub at_s: f64,
-    /// What.
+    /// Description.
     pub what: String,
 }
 
 /// An interval of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Point {
-    /// Its end, in seconds since the load began.
+pub struct TimelinePoint {
+    /// End of the interval, in seconds since the load began.
     pub at_s: f64,
-    /// Requests a second in it.
+    /// Requests per second in the interval.
     pub iops: f64,
 }
 
-/// For a terminal: a bar a second, with what happened in it.
-pub fn text(summary: &Summary) -> String {
+/// Text for a terminal: one bar per second, with its events.
+pub fn text(summary: &FailoverSummary) -> String {
     let most = summary.timeline.iter().map(|point| point.iops).fold(0.0, f64::max);
-    let mut out = format!("    s    IOPS{}\n", suffix(summary));
+    let mut out = format!("    s    IOPS{}\n", summary.provenance.suffix());
     let mut from_s = 0.0;
     for point in &summary.timeline {
         let happened: Vec<String> = summary
@@ -61,21 +59,16 @@ pub fn text(summary: &Summary) -> String {
     out
 }
 
-/// Marks what the nodes' disks are not.
-pub(super) fn suffix(summary: &Summary) -> &'static str {
-    if summary.emulated { Nature::Emulated.suffix() } else { Nature::Served.suffix() }
-}
-
-/// The picture. Moments have numbers: what happened stands in its second line, where it has room
-/// however soon one follows another.
-pub fn drawing(summary: &Summary) -> Drawing {
+/// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
+/// events that follow each other closely.
+pub fn drawing(summary: &FailoverSummary) -> Drawing {
     let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
-    let name = format!("verifying load by both nodes{}: {found}", suffix(summary));
+    let name = format!("verifying load by both nodes{}: {found}", summary.provenance.suffix());
     let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();
     let named = (1..).zip(&summary.events).map(|(at, event)| format!("{at} {}", event.what));
     Drawing {
         id: "timeline".to_owned(),
-        title: format!("A source dies under a verifying load{}", suffix(summary)),
+        title: format!("Failover under a verifying load{}", summary.provenance.suffix()),
         subtitle: named.collect::<Vec<_>>().join(", "),
         footer: format!("flagstone lab failover {}", env!("CARGO_PKG_VERSION")),
         panels: vec![Drawn::Lines {
@@ -87,11 +80,11 @@ pub fn drawing(summary: &Summary) -> Drawing {
     }
 }
 
-/// Nearer to each other than this part of the whole, two moments have one mark.
+/// Events that are closer than this fraction of the whole share a mark.
 const NEAR: f64 = 0.02;
 
-/// The events' numbers where they happened.
-fn marks(summary: &Summary) -> Vec<(f64, String)> {
+/// Numbers of the events, at their times.
+fn marks(summary: &FailoverSummary) -> Vec<(f64, String)> {
     let whole_s = summary.timeline.last().map_or(0.0, |point| point.at_s);
     let mut marks: Vec<(f64, String)> = Vec::new();
     for (at, event) in (1..).zip(&summary.events) {
@@ -105,8 +98,8 @@ fn marks(summary: &Summary) -> Vec<(f64, String)> {
     marks
 }
 
-/// Writes the picture beside the results.
-pub(super) fn write(summary: &Summary, directory: &Path) -> Result<(), Error> {
+/// Writes the picture into the directory of the results.
+pub(super) fn write(summary: &FailoverSummary, directory: &Path) -> Result<(), Error> {
     let picture = drawing(summary).picture();
     std::fs::write(directory.join("timeline.svg"), picture.svg(Theme::Auto))
         .map_err(Error::system("cannot write the timeline"))
@@ -118,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_stand_in_their_seconds() {
+    fn events_are_in_their_seconds() {
         let text = text(&example());
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].ends_with("IOPS [EMULATED]"));
@@ -129,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_says_what_it_is_of() {
+    fn picture_states_provenance_and_events() {
         let svg = drawing(&example()).picture().svg(Theme::Light);
         for text in ["EMULATED", "1 node-a falls silent, 2 node-b serves", "nothing lost"] {
             assert!(svg.contains(text), "{text}");

@@ -1,48 +1,49 @@
-//! The customer's story: what a log costs that writes its metadata before each data write, one write
-//! at a time; and a machine type that never reached the disk's limit.
+//! Published claims about a customer's system: a log with one metadata write before each data write,
+//! and a machine type that never reached the disk's limit.
 //!
-//! With metadata that takes `t` there are never more data writes than `1 / t` a second, however many
-//! are in flight and however fast the disks are. That is arithmetic, and measured here beside it.
+//! If a metadata write takes `t`, there are at most `1 / t` data writes per second, independent of queue
+//! depth and disks. The setups measure it beside the arithmetic.
 
-use flagstone_bench::nature::Nature;
+use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
 
-use super::published::{ROWS, Row};
+use crate::figures::MIB;
+
+use super::published::{PublishedRow, ROWS};
 use super::setup::{
     CUSTOMER_PD, CUSTOMER_SSD, LOCAL_SSD_LATENCY_US, MIRROR, PERSISTENT_DISK_LATENCY_US, PLAIN,
     writes_per_s_most,
 };
-use super::summary::{Cell, Summary};
+use super::summary::{MirrorCell, MirrorSummary};
 
-/// What was published of 64K with the log on a persistent disk, in 2^20 bytes a second: "about".
+/// Published throughput at 64K with the log on a persistent disk, in MiB/s: "about".
 const SLOW_LOG_MIB_PER_S: f64 = 70.0;
-/// What was published of a machine type, mirrored or not, in 2^20 bytes a second: "about".
+/// Published throughput of a machine type, mirrored or not, in MiB/s: "about".
 const MACHINE_MIB_PER_S: f64 = 140.0;
-/// That machine type.
+/// The machine type of that figure.
 const MACHINE: &str = "c2-standard-8";
-const MIB: f64 = 1048576.0;
 
-fn per_s(mib_per_s: f64, row: &Row) -> f64 {
+fn per_s(mib_per_s: f64, row: &PublishedRow) -> f64 {
     mib_per_s * MIB / row.block_bytes as f64
 }
 
-/// What one write of metadata at a time lets through, in 2^20 bytes a second.
-fn at_most(metadata_us: f64, row: &Row) -> f64 {
+/// Throughput that one metadata write at a time allows, in MiB/s.
+fn at_most(metadata_us: f64, row: &PublishedRow) -> f64 {
     1e6 / metadata_us * row.block_bytes as f64 / MIB
 }
 
-fn find<'a>(summary: &'a Summary, row: &Row, setup: &str) -> Option<&'a Cell> {
-    let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
+fn find<'a>(summary: &'a MirrorSummary, row: &PublishedRow, setup: &str) -> Option<&'a MirrorCell> {
+    let is = |cell: &&MirrorCell| cell.size == row.size && !cell.cold && cell.setup == setup;
     summary.cells.iter().find(is)
 }
 
-fn mib(cell: Option<&Cell>) -> String {
-    cell.map_or_else(|| "-".to_owned(), |cell| format!("{:.2}", cell.mib_per_s))
+fn mib(cell: Option<&MirrorCell>) -> String {
+    cell.map_or_else(|| "-".to_owned(), |cell| format!("{:.2}", cell.figures.mib_per_s))
 }
 
-/// The customer's log beside ours and beside what was published of it, on both disks.
-pub(super) fn log_table(summary: &Summary) -> Table {
-    let ours = |what: &str| format!("{what}{}", Nature::Emulated.suffix());
+/// The customer's log beside the intent log and the published figures, on both kinds of disks.
+pub(super) fn log_table(summary: &MirrorSummary) -> Table {
+    let ours = |what: &str| format!("{what}{}", Provenance::Emulated.suffix());
     let head = vec![
         "write size".to_owned(),
         ours("mirror"),
@@ -71,12 +72,17 @@ pub(super) fn log_table(summary: &Summary) -> Table {
     Table { title: title.to_owned(), head, rows: rows.collect() }
 }
 
-/// The machine type beside what was published of it; no rows if it was not asked for.
-pub(super) fn machine_table(summary: &Summary) -> Table {
-    let machine = summary.machine.as_deref().unwrap_or_default();
-    let ours = |what: &str| format!("{what}{}", Nature::Emulated.suffix());
+/// Machine type whose limits the emulated disks have.
+fn emulated_machine(summary: &MirrorSummary) -> Option<&str> {
+    summary.machine.as_deref().filter(|_| !summary.real_nodes)
+}
+
+/// The machine type beside its published figures; no rows if none was named.
+pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
+    let machine = emulated_machine(summary).unwrap_or_default();
+    let ours = |what: &str| format!("{what}{}", Provenance::Emulated.suffix());
     let title = format!(
-        "what {machine} reaches, MiB/s: here on EMULATED disks with the page's limits, and as published"
+        "{machine}, MiB/s: here on EMULATED disks with the page's limits, and as published"
     );
     let head = vec![
         "write size".to_owned(),
@@ -101,33 +107,33 @@ pub(super) fn machine_table(summary: &Summary) -> Table {
     Table { title, head, rows: rows.collect() }
 }
 
-/// What the catalogue allows random writes of a row's size on a machine type, in 2^20 bytes a
-/// second; none for a machine that it does not have.
-fn page_limit(machine: &str, row: &Row) -> Option<f64> {
+/// Throughput that the catalogue allows for random writes of a row's size on a machine type, in MiB/s;
+/// none for a machine type that it does not have.
+fn page_limit(machine: &str, row: &PublishedRow) -> Option<f64> {
     Some(writes_per_s_most(row.block_bytes, Some(machine))? * row.block_bytes as f64 / MIB)
 }
 
-/// What the numbers of both do not say by themselves.
-pub(super) fn doubts(summary: &Summary) -> Vec<String> {
-    let mut doubts = Vec::new();
+/// Caveats of both tables.
+pub(super) fn caveats(summary: &MirrorSummary) -> Vec<String> {
+    let mut caveats = Vec::new();
     if summary.cells.iter().any(|cell| [CUSTOMER_SSD, CUSTOMER_PD].contains(&cell.setup)) {
-        doubts.push(slow_log_doubt(summary));
-        doubts.push(fast_log_doubt());
+        caveats.push(slow_log_caveat(summary));
+        caveats.push(fast_log_caveat());
     }
-    if summary.machine.as_deref() == Some(MACHINE)
+    if emulated_machine(summary) == Some(MACHINE)
         && let Some(limit) = page_limit(MACHINE, &ROWS[0])
     {
-        doubts.push(format!(
+        caveats.push(format!(
             "of {MACHINE} about {MACHINE_MIB_PER_S:.0} MB/s were published, mirrored or not; the page \
              allows it {limit:.0} MiB/s at 64K, so its limits, which are emulated here, do not explain \
              that figure"
         ));
     }
-    doubts
+    caveats
 }
 
-/// Whether metadata one by one explains what was published.
-fn slow_log_doubt(summary: &Summary) -> String {
+/// Whether one metadata write at a time explains the published figure.
+fn slow_log_caveat(summary: &MirrorSummary) -> String {
     let row = &ROWS[0];
     let loaded_us = summary.disks.iter().find(|disk| disk.size == row.size);
     let loaded_us =
@@ -148,8 +154,8 @@ fn slow_log_doubt(summary: &Summary) -> String {
     )
 }
 
-/// What the published table itself says of such a log.
-fn fast_log_doubt() -> String {
+/// What the published table indicates about such a log.
+fn fast_log_caveat() -> String {
     let [at_8k, at_4k] = [&ROWS[1], &ROWS[2]].map(|row| per_s(row.mirror.mib_per_s, row));
     let [plain_8k, plain_4k] = [&ROWS[1], &ROWS[2]].map(|row| per_s(row.plain.mib_per_s, row));
     format!(
@@ -166,9 +172,9 @@ fn fast_log_doubt() -> String {
 mod tests {
     use super::*;
 
-    /// The arithmetic that the doubts and `docs/lab.md` tell.
+    /// The arithmetic in the caveats and in `docs/lab.md`.
     #[test]
-    fn one_metadata_write_at_a_time_explains_what_was_published() {
+    fn one_metadata_write_at_a_time_explains_the_figure() {
         let [large, middle, small] = &ROWS;
         assert_eq!(per_s(SLOW_LOG_MIB_PER_S, large), 1120.0);
         assert_eq!(at_most(1000.0, large), 62.5);
@@ -180,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_does_not_explain_the_machine_that_was_slow() {
+    fn page_limit_does_not_explain_the_slow_machine() {
         let [large, middle, small] = [0, 1, 2].map(|at| page_limit(MACHINE, &ROWS[at]).unwrap());
         assert!(large > 1.6 * MACHINE_MIB_PER_S, "{large}");
         // 4,000 a second.
@@ -189,14 +195,14 @@ mod tests {
     }
 
     #[test]
-    fn the_story_is_told_where_it_was_measured() {
+    fn customer_tables_need_their_measurements() {
         let mut summary = super::super::summary::tests::example();
         let table = log_table(&summary);
         assert!(table.title.contains("EMULATED"));
         let cells: Vec<_> = table.rows[0].iter().map(String::as_str).collect();
         assert_eq!(cells, ["8K", "75.00", "62.50", "58.87", "7.50", "-", "7.81"]);
         assert_eq!(table.rows.len(), 1);
-        let told = doubts(&summary).join("\n");
+        let told = caveats(&summary).join("\n");
         assert!(told.contains("1120 a second, one in 0.89 ms"), "{told}");
         assert!(told.contains("7535 writes a second of 8K and 7511 of 4K"), "{told}");
         assert!(machine_table(&summary).rows.is_empty() && !told.contains(MACHINE));
@@ -204,9 +210,9 @@ mod tests {
         let table = machine_table(&summary);
         assert!(table.title.contains("EMULATED") && table.title.contains(MACHINE));
         assert_eq!(table.rows[0][..3], ["8K", "75.00", "93.75"]);
-        assert!(doubts(&summary).iter().any(|doubt| doubt.contains("do not explain")));
+        assert!(caveats(&summary).iter().any(|caveat| caveat.contains("do not explain")));
         summary.cells.retain(|cell| cell.setup == PLAIN);
         assert!(log_table(&summary).rows.is_empty());
-        assert_eq!(doubts(&summary).len(), 1);
+        assert_eq!(caveats(&summary).len(), 1);
     }
 }

@@ -1,63 +1,63 @@
-//! What was published of experiment A, as numbers.
+//! Published figures of experiment A.
 //!
-//! The report's MB/s are 2^20 bytes: 24 requests of 64 KiB in flight over 6.248 ms are 240.07 MiB/s,
-//! and so are the other rows. Here they are called what they are.
+//! The report's MB/s are MiB/s: 24 requests of 64 KiB in flight at 6.248 ms are 240.07 MiB/s, and the
+//! other rows agree.
 
 use serde::Serialize;
 
-/// One side of a row.
+/// Figures with or without the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Figures {
-    /// 2^20 bytes a second.
+pub struct PublishedFigures {
+    /// 2^20 bytes per second.
     pub mib_per_s: f64,
-    /// Average latency, in ms.
+    /// Mean latency, in ms.
     pub latency_ms: f64,
 }
 
 /// A row of the published table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// As the table calls it.
+pub struct PublishedRow {
+    /// Write size as in the table.
     pub size: &'static str,
-    /// Bytes of one write.
+    /// Write size, in bytes.
     pub block_bytes: u64,
-    /// Of the synchronous mirror.
-    pub mirror: Figures,
-    /// Of no mirror.
-    pub plain: Figures,
+    /// With the synchronous mirror.
+    pub mirror: PublishedFigures,
+    /// Without a mirror.
+    pub plain: PublishedFigures,
 }
 
-/// Writes in flight: 8 threads of 3.
+/// Writes in flight: 8 threads with 3 each.
 pub const IN_FLIGHT: u32 = 24;
 
-/// The table.
-pub const ROWS: [Row; 3] = [
-    Row {
+/// The published table.
+pub const ROWS: [PublishedRow; 3] = [
+    PublishedRow {
         size: "64K",
         block_bytes: 64 << 10,
-        mirror: Figures { mib_per_s: 240.01, latency_ms: 6.247 },
-        plain: Figures { mib_per_s: 240.02, latency_ms: 6.248 },
+        mirror: PublishedFigures { mib_per_s: 240.01, latency_ms: 6.247 },
+        plain: PublishedFigures { mib_per_s: 240.02, latency_ms: 6.248 },
     },
-    Row {
+    PublishedRow {
         size: "8K",
         block_bytes: 8 << 10,
-        mirror: Figures { mib_per_s: 58.87, latency_ms: 3.183 },
-        plain: Figures { mib_per_s: 96.80, latency_ms: 1.935 },
+        mirror: PublishedFigures { mib_per_s: 58.87, latency_ms: 3.183 },
+        plain: PublishedFigures { mib_per_s: 96.80, latency_ms: 1.935 },
     },
-    Row {
+    PublishedRow {
         size: "4K",
         block_bytes: 4 << 10,
-        mirror: Figures { mib_per_s: 29.34, latency_ms: 3.194 },
-        plain: Figures { mib_per_s: 37.54, latency_ms: 2.495 },
+        mirror: PublishedFigures { mib_per_s: 29.34, latency_ms: 3.194 },
+        plain: PublishedFigures { mib_per_s: 37.54, latency_ms: 2.495 },
     },
 ];
 
-/// The share of the throughput that a mirror loses, in %.
+/// Share of the throughput that a mirror loses, in %.
 pub fn throughput_overhead(mirror: f64, plain: f64) -> f64 {
     100.0 * (plain - mirror) / plain
 }
 
-/// The share of the mirror's latency that is more than without it, in %, as the report has it.
+/// Share of the mirror's latency that exceeds the latency without it, in %, as in the report.
 pub fn latency_overhead(mirror: f64, plain: f64) -> f64 {
     100.0 * (mirror - plain) / mirror
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_overheads_follow_from_the_figures() {
+    fn published_overheads_follow_from_the_figures() {
         let overheads = [(0.00, -0.02), (39.18, 39.21), (21.84, 21.88)];
         for (row, (throughput, latency)) in ROWS.iter().zip(overheads) {
             let found = throughput_overhead(row.mirror.mib_per_s, row.plain.mib_per_s);
@@ -77,9 +77,9 @@ mod tests {
         }
     }
 
-    /// The unit of the published MB/s, by Little's law.
+    /// Little's law gives the unit of the published MB/s.
     #[test]
-    fn the_published_megabytes_are_of_two_to_the_twentieth() {
+    fn published_megabytes_are_mebibytes() {
         for row in &ROWS {
             for side in [row.mirror, row.plain] {
                 let bytes_per_s =

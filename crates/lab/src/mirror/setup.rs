@@ -1,285 +1,290 @@
-//! What is set against what: the volumes of the two nodes, and their configuration.
+//! Setups of the emulated bed: the volumes of both nodes and their configuration.
 //!
-//! The disks are memory that answers as late as the published report's disks did; the link's round
-//! trip is in the answer of the target's disk, one timer for both, so that it costs no CPU time and
-//! no second wake-up on a machine where two nodes and their host share the CPUs. An asynchronous
-//! mirror has it in the link itself: nobody waits for that, but writes that follow from each other
-//! would wait in the target's disk. What the loopback takes by itself is part of that round trip, not
-//! added to it.
+//! The disks are memory with the latency of the published report's disks. The target's disk adds the
+//! round trip of the link, except for the part that the loopback already takes: one timer for both
+//! costs no CPU time and no second wake-up, which matters where nodes and host share the CPUs. An
+//! asynchronous mirror has the round trip in the link itself, because in the target's disk dependent
+//! writes would wait for it one after the other.
 
 use std::fmt::Write as _;
 
-use flagstone_cloud::{Catalogue, Configuration, Workload};
+use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
 
-use crate::node::{Pair, device};
+use crate::node::{NodePair, device};
 
-/// Bytes that are written to, of volumes whose regions may all be hot: the published 96 GB, in
-/// miniature.
+/// Bytes in use of volumes whose regions may all be active: the published 96 GB, scaled down.
 pub const HOT_BYTES: u64 = 96 << 20;
-/// Bytes that are written to, of volumes of which the log may call a third hot: so that two of
-/// three writes have to announce their region.
+/// Bytes in use of volumes of which a third may be active, so that two of three writes wait for the
+/// intent log.
 pub const COLD_BYTES: u64 = 384 << 20;
-/// What the log of a cold volume may call hot: the least that there is.
+/// Bytes of a cold volume that may be active: the minimum.
 const COLD_CRASH_RESYNC: &str = "128MiB";
-/// Of a volume's device beyond what is written to, for the mirror's own structures.
+/// Bytes of a device beyond those in use, for the mirror's metadata.
 const SPARE_BYTES: u64 = 16 << 20;
 
-/// The published disk's throughput in bytes a second, as its row without a mirror at 64K says:
-/// 240.02 MiB/s. Google's page gives 240 of its own MB/s, which are 2.4 % less.
+/// Throughput of the published disk, in bytes per second: its row without a mirror at 64K has
+/// 240.02 MiB/s. Google's page has 240 MB/s, which is 2.4 % less.
 const DISK_BYTES_PER_S: u64 = 251_679_000;
-/// What it takes to begin to fill a volume, in seconds: to look whether it is filled, a process.
+/// Overhead of filling a volume, in seconds: a process that checks whether it is filled.
 const FILL_STARTS_S: f64 = 0.3;
-/// IOPS of 500 GB of it, at 30 a GB, and of N2-standard-8.
+/// IOPS of 500 GB at 30 per GB, and of n2-standard-8.
 const DISK_IOPS: u64 = 15_000;
-/// What it is called in the catalogue, and how large it is, where a machine's limits are taken.
+/// Disk type in the catalogue, for the limits of a machine type.
 pub const TYPE: &str = "pd-ssd";
-/// See [`TYPE`].
+/// Size of the disk, in bytes.
 pub const DISK_BYTES: u64 = 500_000_000_000;
-/// The catalogue of the time of the report.
+/// Catalogue of the report's time.
 pub const CATALOGUE: &str = "gcp-2019";
-/// How long its reads take: below the millisecond that SSD persistent disks are designed to stay
-/// below. None is measured; a node that looks for its replica and a resync read.
+/// Read latency of the disks, in µs: below the millisecond for which SSD persistent disks are designed.
+/// Only the start of a node and resyncs read.
 const READ_LATENCY_US: u64 = 800;
-/// How long a write of the log to a local SSD takes: no source says; SSDs of this kind take less
-/// than 100 µs at low depths.
+/// Latency of a log write on a local SSD, in µs. An assumption: SSDs of this kind take less than
+/// 100 µs at low queue depths.
 pub const LOCAL_SSD_LATENCY_US: u64 = 100;
 
-/// How long a write of the log to a persistent disk of its own takes, which has nothing else to do:
-/// later sources than the page say that SSD persistent disks are designed to stay below this.
+/// Latency of a log write on a persistent disk of its own, in µs. Later sources than the page state it
+/// as the design limit of SSD persistent disks.
 pub const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
-/// What a node takes of the machine.
-const NODE: &str = "cores = 1\nmemory = \"512MiB\"\n";
+/// CPU cores and memory of a node.
+const NODE: &str = "cores = 1\nbuffer_memory = \"512MiB\"\n";
 
-/// Writes a second of so many bytes that the disk's limits let through: those of the published disk,
-/// or of a machine type, none for one that the catalogue does not have.
+/// Writes per second that the limits of the published disk, or of a machine type, allow; none for a
+/// machine type that the catalogue does not have.
 pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64> {
     let Some(machine) = machine else {
         return Some((DISK_BYTES_PER_S as f64 / block_bytes as f64).min(DISK_IOPS as f64));
     };
     let catalogue = Catalogue::builtin(CATALOGUE)?;
-    let place = Configuration::new(catalogue, TYPE, DISK_BYTES, machine).ok()?;
+    let place = DiskConfiguration::new(catalogue, TYPE, DISK_BYTES, machine).ok()?;
     let found = catalogue.predict(&place, &Workload::random(block_bytes, 0)).ok()?;
     Some(found.allowed.iops)
 }
 
-/// Where the intent log lies.
+/// Location of the intent log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Log {
-    /// On a local SSD.
+pub enum LogPlacement {
+    /// Local SSD.
     LocalSsd,
-    /// On a persistent disk of its own.
+    /// A persistent disk of its own.
     PersistentDisk,
-    /// At the end of the data's own disk.
+    /// The end of the data disk.
     Superblock,
 }
 
-/// Whether there is a mirror, and what kind.
+/// Kind of mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mirror {
-    /// None.
+pub enum MirrorKind {
+    /// No mirror.
     None,
-    /// None: the disk is at the target, and the source reaches it over the link. What a write there
-    /// takes is the longer leg of a mirror: none over this link and these CPUs is faster, but for noise.
+    /// Remote disk, no mirror: the source uses the target's disk over the link. That is the slower leg of
+    /// a mirror, so no mirror on this machine is faster except for noise.
     Far,
-    /// Both sides have it durably when it is complete.
+    /// A completed write is durable on both nodes.
     SyncDisk,
-    /// Both sides have it when it is complete.
+    /// A completed write is in the memory of both nodes.
     SyncMemory,
-    /// This side has it when it is complete.
+    /// A completed write is on the source.
     Async,
 }
 
-impl Mirror {
-    /// Whether it is one.
+impl MirrorKind {
+    /// Whether it is a mirror.
     pub fn is_one(self) -> bool {
-        !matches!(self, Mirror::None | Mirror::Far)
+        !matches!(self, MirrorKind::None | MirrorKind::Far)
     }
 }
 
-/// One thing to measure.
+/// A setup to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup {
-    /// What tables call it.
+pub struct MirrorSetup {
+    /// Name in tables.
     pub name: &'static str,
-    /// The volume.
+    /// Name of the volume.
     pub volume: &'static str,
-    /// What kind of mirror.
-    pub mirror: Mirror,
-    /// Where the log is, if there is one.
-    pub log: Log,
-    /// Whether the link takes the time that is asked for, and not the loopback's alone.
+    /// Kind of mirror.
+    pub mirror: MirrorKind,
+    /// Location of the intent log, if there is one.
+    pub log: LogPlacement,
+    /// Whether the link has the requested round trip, or only that of the loopback.
     pub link: bool,
-    /// Whether the log may call all that is written hot.
+    /// Whether all regions in use may be active.
     pub hot: bool,
-    /// Whether each write has a record of the log to itself, as the customer's product had it.
+    /// Whether each write has its own log record, as in the customer's product.
     pub every_write: bool,
 }
 
-/// What the others are compared with.
+/// Name of the setup with which the others are compared.
 pub const PLAIN: &str = "no mirror";
 /// The published mirror.
 pub const MIRROR: &str = "mirror";
-/// The same over a link that takes no time of its own: the loopback's is there still.
+/// The same without the link's delay, except for the loopback's own.
 pub const NO_LINK: &str = "mirror, link without delay";
 
-/// The target's disk over the link, with no mirror.
-pub const FAR: &str = "no mirror, disk at the target";
+/// The target's disk over the link, without a mirror.
+pub const FAR: &str = "remote disk, no mirror";
 
-/// A mirror that hosts do not wait for.
+/// The asynchronous mirror.
 pub const ASYNC: &str = "mirror, async";
 
-/// A log that writes metadata before each data write, on a local SSD.
+/// A log with a metadata write before each data write, on a local SSD.
 pub const CUSTOMER_SSD: &str = "customer's log on local SSD";
 /// The same on a persistent disk.
 pub const CUSTOMER_PD: &str = "customer's log on persistent disk";
 
-/// The volume with which the loopback's own round trip is measured.
+/// Volume for measuring the loopback's round trip.
 pub const LOOPBACK: &str = "loopback";
 
-/// The target's node with nothing behind it: what a write takes there is what lies between two
-/// processes.
-pub fn loopback_configuration(pair: &Pair) -> String {
+/// DiskConfiguration of node B with a volume that completes immediately.
+pub fn loopback_configuration(pair: &NodePair) -> String {
     let gib = HOT_BYTES.div_ceil(1 << 30);
     pair.preamble(1, NODE, "") + &format!("[volume.{LOOPBACK}]\ndevice = \"null:{gib}GiB\"\n")
 }
 
-const fn setup(name: &'static str, volume: &'static str, mirror: Mirror) -> Setup {
-    Setup { name, volume, mirror, log: Log::LocalSsd, link: true, hot: true, every_write: false }
+const fn setup(name: &'static str, volume: &'static str, mirror: MirrorKind) -> MirrorSetup {
+    MirrorSetup {
+        name,
+        volume,
+        mirror,
+        log: LogPlacement::LocalSsd,
+        link: true,
+        hot: true,
+        every_write: false,
+    }
 }
 
-/// All of them, what the others are compared with first.
-pub const SETUPS: [Setup; 11] = [
-    setup(PLAIN, "plain", Mirror::None),
-    setup(MIRROR, "sync", Mirror::SyncDisk),
-    setup(FAR, "far", Mirror::Far),
-    Setup { link: false, ..setup(NO_LINK, "no-link", Mirror::SyncDisk) },
-    setup("mirror, ack memory", "ack-memory", Mirror::SyncMemory),
-    setup(ASYNC, "async", Mirror::Async),
-    Setup { every_write: true, ..setup(CUSTOMER_SSD, "customer-ssd", Mirror::SyncDisk) },
-    Setup {
+/// All setups; the others are compared with the first.
+pub const SETUPS: [MirrorSetup; 11] = [
+    setup(PLAIN, "plain", MirrorKind::None),
+    setup(MIRROR, "sync", MirrorKind::SyncDisk),
+    setup(FAR, "far", MirrorKind::Far),
+    MirrorSetup { link: false, ..setup(NO_LINK, "no-link", MirrorKind::SyncDisk) },
+    setup("mirror, ack memory", "ack-memory", MirrorKind::SyncMemory),
+    setup(ASYNC, "async", MirrorKind::Async),
+    MirrorSetup { every_write: true, ..setup(CUSTOMER_SSD, "customer-ssd", MirrorKind::SyncDisk) },
+    MirrorSetup {
         every_write: true,
-        log: Log::PersistentDisk,
-        ..setup(CUSTOMER_PD, "customer-pd", Mirror::SyncDisk)
+        log: LogPlacement::PersistentDisk,
+        ..setup(CUSTOMER_PD, "customer-pd", MirrorKind::SyncDisk)
     },
-    Setup { hot: false, ..setup("cold, log on local SSD", "cold-ssd", Mirror::SyncDisk) },
-    Setup {
+    MirrorSetup { hot: false, ..setup("cold, log on local SSD", "cold-ssd", MirrorKind::SyncDisk) },
+    MirrorSetup {
         hot: false,
-        log: Log::PersistentDisk,
-        ..setup("cold, log on persistent disk", "cold-pd", Mirror::SyncDisk)
+        log: LogPlacement::PersistentDisk,
+        ..setup("cold, log on persistent disk", "cold-pd", MirrorKind::SyncDisk)
     },
-    Setup {
+    MirrorSetup {
         hot: false,
-        log: Log::Superblock,
-        ..setup("cold, log in superblock", "cold-own", Mirror::SyncDisk)
+        log: LogPlacement::Superblock,
+        ..setup("cold, log in superblock", "cold-own", MirrorKind::SyncDisk)
     },
 ];
 
-impl Setup {
-    /// Whether it takes part in the jobs of hot volumes, or of cold ones: what they are all
-    /// compared with takes part in both.
+impl MirrorSetup {
+    /// Whether it takes part in the jobs of hot or of cold volumes. The setup without a mirror takes part
+    /// in both.
     pub fn is_in(&self, hot: bool) -> bool {
-        self.mirror == Mirror::None || self.hot == hot
+        self.mirror == MirrorKind::None || self.hot == hot
     }
 
-    /// Of each of its devices, in bytes.
+    /// Size of each of its devices, in bytes.
     fn device_bytes(&self) -> u64 {
-        // What is compared with all of them is written to by the jobs of all.
-        let written_to = match self.mirror == Mirror::None || !self.hot {
+        // The jobs of all volumes write to the volume without a mirror.
+        let written_to = match self.mirror == MirrorKind::None || !self.hot {
             true => COLD_BYTES,
             false => HOT_BYTES,
         };
         written_to + SPARE_BYTES
     }
 
-    /// How long it takes to fill, in seconds.
+    /// Time to fill the volume, in seconds.
     pub fn fill_seconds(&self) -> f64 {
         self.device_bytes() as f64 / DISK_BYTES_PER_S as f64 + FILL_STARTS_S
     }
 }
 
-/// The disks and the link of one round of measurements.
+/// Emulated disks and link of one round of measurements.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Disks {
-    /// How long a write takes on a disk, in µs.
+pub struct EmulatedDisks {
+    /// Write latency of a disk, in µs.
     pub write_latency_us: u64,
-    /// What is added for the link's round trip, in µs: what the loopback does not take.
+    /// Round trip of the link beyond that of the loopback, in µs.
     pub link_us: u64,
-    /// A machine type, such as `c2-standard-8`, whose limits hold in place of the published disk's.
+    /// Machine type, such as `c2-standard-8`, whose limits replace those of the published disk.
     pub machine: Option<String>,
 }
 
-impl Disks {
-    fn emulate(&self, setup: &Setup, index: usize) -> String {
-        let in_disk = index == 1 && setup.link && setup.mirror != Mirror::Async;
+impl EmulatedDisks {
+    fn disk_model(&self, setup: &MirrorSetup, index: usize) -> String {
+        let in_disk = index == 1 && setup.link && setup.mirror != MirrorKind::Async;
         let link_us = if in_disk { self.link_us } else { 0 };
         let write_us = self.write_latency_us + link_us;
         let latency =
             format!("write_latency = \"{write_us}us\", read_latency = \"{READ_LATENCY_US}us\"");
         match &self.machine {
             Some(machine) => format!(
-                "emulate = {{ like = \"{TYPE}\", size = {DISK_BYTES}, machine = {machine:?}, \
+                "disk_model = {{ profile = \"{TYPE}\", size = {DISK_BYTES}, machine = {machine:?}, \
                  catalog = \"{CATALOGUE}\", {latency} }}\n"
             ),
             None => format!(
                 "limit = {{ iops = {DISK_IOPS}, throughput = \"{DISK_BYTES_PER_S}B/s\" }}\n\
-                 emulate = {{ {latency} }}\n"
+                 disk_model = {{ {latency} }}\n"
             ),
         }
     }
 
-    fn mirror(&self, setup: &Setup, peer: &str) -> Option<String> {
+    fn mirror(&self, setup: &MirrorSetup, peer: &str) -> Option<String> {
         let mode = match setup.mirror {
-            Mirror::None | Mirror::Far => return None,
-            Mirror::SyncDisk => "mode = \"sync\", ack = \"disk\"",
-            Mirror::SyncMemory => "mode = \"sync\", ack = \"memory\"",
-            Mirror::Async => "mode = \"async\"",
+            MirrorKind::None | MirrorKind::Far => return None,
+            MirrorKind::SyncDisk => "mode = \"sync\", ack = \"disk\"",
+            MirrorKind::SyncMemory => "mode = \"sync\", ack = \"memory\"",
+            MirrorKind::Async => "mode = \"async\"",
         };
         let latency_us = match setup.log {
-            Log::LocalSsd => Some(LOCAL_SSD_LATENCY_US),
-            Log::PersistentDisk => Some(PERSISTENT_DISK_LATENCY_US),
-            Log::Superblock => None,
+            LogPlacement::LocalSsd => Some(LOCAL_SSD_LATENCY_US),
+            LogPlacement::PersistentDisk => Some(PERSISTENT_DISK_LATENCY_US),
+            LogPlacement::Superblock => None,
         };
         let mut text = format!("mirror = {{ peer = \"{peer}\", {mode}");
         if let Some(us) = latency_us {
             let _ = write!(
                 text,
-                ", bitmap = \"memory:64MiB\", bitmap_emulate = {{ latency = \"{us}us\" }}"
+                ", intent_log = \"memory:64MiB\", intent_log_disk_model = {{ latency = \"{us}us\" }}"
             );
         }
-        if setup.mirror == Mirror::Async && setup.link && self.link_us > 0 {
-            let _ = write!(text, ", emulate_rtt = \"{}us\"", self.link_us);
+        if setup.mirror == MirrorKind::Async && setup.link && self.link_us > 0 {
+            let _ = write!(text, ", added_rtt = \"{}us\"", self.link_us);
         }
         if setup.every_write {
-            text += ", intent = \"every-write\"";
+            text += ", intent_log_mode = \"every-write\"";
         }
         if !setup.hot {
-            let _ = write!(text, ", crash_resync = \"{COLD_CRASH_RESYNC}\"");
+            let _ = write!(text, ", activity_log_size = \"{COLD_CRASH_RESYNC}\"");
         }
         Some(text + " }\n")
     }
 
-    /// The table of a volume on a node, 0 being the source; empty where it is not.
-    pub fn volume(&self, pair: &Pair, setup: &Setup, index: usize) -> String {
+    /// DiskConfiguration of a volume on node A (0) or B (1); empty if the node does not have it.
+    pub fn volume(&self, pair: &NodePair, setup: &MirrorSetup, index: usize) -> String {
         match (setup.mirror, index) {
-            (Mirror::None, 1) => return String::new(),
-            (Mirror::Far, 0) => {
+            (MirrorKind::None, 1) => return String::new(),
+            (MirrorKind::Far, 0) => {
                 let far = device(&pair.ports[1..], setup.volume);
                 return format!("[volume.{}]\ndevice = \"{far}\"\n\n", setup.volume);
             }
             _ => {}
         }
-        let mirror = self.mirror(setup, crate::node::NAMES[1 - index]);
+        let mirror = self.mirror(setup, crate::node::NODE_NAMES[1 - index]);
         format!(
             "[volume.{}]\n{}{}device = \"memory:{}MiB\"\n\n",
             setup.volume,
             mirror.unwrap_or_default(),
-            self.emulate(setup, index),
+            self.disk_model(setup, index),
             setup.device_bytes() >> 20,
         )
     }
 
-    /// The configuration of a node with these volumes, 0 being the source.
-    pub fn configuration(&self, pair: &Pair, index: usize, setups: &[Setup]) -> String {
+    /// DiskConfiguration of node A (0) or B (1) with these volumes.
+    pub fn configuration(&self, pair: &NodePair, index: usize, setups: &[MirrorSetup]) -> String {
         let volumes: String = setups.iter().map(|setup| self.volume(pair, setup, index)).collect();
         pair.preamble(index, NODE, "") + &volumes
     }
@@ -288,26 +293,25 @@ impl Disks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_control::config::{Config, Layer};
+    use flagstone_config::{Config, Layer};
 
     fn parsed(text: &str) -> Config {
         Config::parse("lab.toml", text).unwrap_or_else(|wrong| panic!("{wrong}\n{text}"))
     }
 
-    /// What the nodes are given is what `flagstone serve` takes, and says what it should.
     #[test]
-    fn both_nodes_are_configured_rightly() {
+    fn configurations_of_both_nodes_are_valid() {
         let directory = tempfile::tempdir().unwrap();
-        let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
+        let pair = NodePair::new("flagstone".as_ref(), directory.path()).unwrap();
         for machine in [None, Some("c2-standard-8".to_owned())] {
-            let disks = Disks { write_latency_us: 1935, link_us: 300, machine };
+            let disks = EmulatedDisks { write_latency_us: 1935, link_us: 300, machine };
             let a = parsed(&disks.configuration(&pair, 0, &SETUPS));
             let b = parsed(&disks.configuration(&pair, 1, &SETUPS));
             assert_eq!(a.volumes.len(), SETUPS.len());
             assert_eq!(b.volumes.len(), SETUPS.len() - 1);
             for config in [&a, &b] {
                 for volume in &config.volumes {
-                    let emulated = volume.layers.iter().any(|l| matches!(l, Layer::Emulate(_)));
+                    let emulated = volume.layers.iter().any(|l| matches!(l, Layer::DiskModel(_)));
                     let is_elsewhere = volume.name == "far" && std::ptr::eq(config, &a);
                     assert_eq!(emulated, !is_elsewhere, "{}", volume.name);
                 }
@@ -316,19 +320,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_behind_the_loopback() {
+    fn loopback_volume_has_no_layers() {
         let directory = tempfile::tempdir().unwrap();
-        let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
+        let pair = NodePair::new("flagstone".as_ref(), directory.path()).unwrap();
         let config = parsed(&loopback_configuration(&pair));
         assert_eq!((config.volumes.len(), config.volumes[0].name.as_str()), (1, LOOPBACK));
         assert!(config.volumes[0].layers.is_empty());
     }
 
     #[test]
-    fn the_link_is_in_the_answer_of_the_targets_disk_or_in_itself() {
+    fn round_trip_is_in_the_target_disk_or_in_the_link() {
         let directory = tempfile::tempdir().unwrap();
-        let pair = Pair::new("flagstone".as_ref(), directory.path()).unwrap();
-        let disks = Disks { write_latency_us: 1000, link_us: 300, machine: None };
+        let pair = NodePair::new("flagstone".as_ref(), directory.path()).unwrap();
+        let disks = EmulatedDisks { write_latency_us: 1000, link_us: 300, machine: None };
         let of = |name: &str, index| {
             let setup = SETUPS.iter().find(|setup| setup.name == name).unwrap();
             disks.volume(&pair, setup, index)
@@ -340,22 +344,22 @@ mod tests {
         assert!(of(FAR, 1).contains("write_latency = \"1300us\""));
         let port = pair.ports[1];
         assert!(of(FAR, 0).contains(&format!("nvme-tcp://127.0.0.1:{port}/")), "{}", of(FAR, 0));
-        assert!(!of("cold, log in superblock", 0).contains("bitmap"));
+        assert!(!of("cold, log in superblock", 0).contains("intent_log"));
         let customer = of(CUSTOMER_PD, 0);
         assert!(
-            customer.contains("latency = \"1000us\" }, intent = \"every-write\""),
+            customer.contains("latency = \"1000us\" }, intent_log_mode = \"every-write\""),
             "{customer}"
         );
-        assert!(!of(MIRROR, 0).contains("intent"));
+        assert!(!of(MIRROR, 0).contains("intent_log_mode"));
         let asynchronous = of(ASYNC, 1);
         assert!(asynchronous.contains("write_latency = \"1000us\""), "{asynchronous}");
-        assert!(asynchronous.contains("emulate_rtt = \"300us\""), "{asynchronous}");
-        assert!(!of(MIRROR, 1).contains("emulate_rtt"));
+        assert!(asynchronous.contains("added_rtt = \"300us\""), "{asynchronous}");
+        assert!(!of(MIRROR, 1).contains("added_rtt"));
     }
 
     #[test]
-    fn all_are_compared_with_what_is_not_mirrored() {
-        assert_eq!((SETUPS[0].name, SETUPS[0].mirror), (PLAIN, Mirror::None));
+    fn every_job_includes_the_setup_without_mirror() {
+        assert_eq!((SETUPS[0].name, SETUPS[0].mirror), (PLAIN, MirrorKind::None));
         for hot in [true, false] {
             let count = SETUPS.iter().filter(|setup| setup.is_in(hot)).count();
             assert!(SETUPS[0].is_in(hot) && count > 1);

@@ -1,41 +1,49 @@
-//! What came out, as data; its JSON form is in `docs/lab.md`.
+//! Results of the experiment; `docs/lab.md` has the JSON form.
 
 use flagstone_bench::environment::Environment;
-use flagstone_bench::results::Record;
-use flagstone_bench::stats::{
-    REPETITIONS_LEAST, another_run, another_run_percent, median, noise_percent,
-};
+use flagstone_bench::results::ResultRecord;
+use flagstone_bench::stats::{median, run_to_run_variation, run_to_run_variation_percent};
+use flagstone_bench::units::format_size;
 use serde::Serialize;
 
-use super::customer;
-use super::published::{IN_FLIGHT, ROWS, Row, latency_overhead, throughput_overhead};
+use super::given::BYTES_MOST;
+use super::published::{IN_FLIGHT, PublishedRow, ROWS, latency_overhead, throughput_overhead};
 use super::setup::{FAR, MIRROR, PLAIN, SETUPS, writes_per_s_most};
-use super::{Options, job_name};
+use super::{MeasuredMirror, MirrorBed, MirrorLink, MirrorOptions, customer, is_plain, job_name};
+use crate::bed;
+use crate::figures::{Figures, matching, throughputs};
 use crate::limits::BUSY_PERCENT;
 
 /// Version of the JSON form.
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// How a disk was made to be like the published one.
+/// Calibration of an emulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Calibrated {
-    /// For which size of write.
+    /// Write size.
     pub size: &'static str,
-    /// Average latency that was published of what is not mirrored, in µs.
+    /// Published mean latency without a mirror, in µs.
     pub published_us: f64,
-    /// The latency that the emulated disk was given, in µs.
+    /// Latency of the emulated disk, in µs.
     pub write_latency_us: u64,
-    /// What the way to the disk and back takes on this machine, in µs: the middle of some looks; none
-    /// where the disk's throughput binds.
+    /// Median time of the path to the disk and back on this machine, in µs; none where the disk's
+    /// throughput binds.
     pub way_us: Option<f64>,
-    /// What a write of this size and its answer take between two processes of this machine, in µs:
-    /// it is part of the link's round trip.
+    /// Round trip of a write of this size between two processes of this machine, in µs; part of the
+    /// link's round trip.
     pub loopback_us: f64,
 }
 
 impl Calibrated {
-    /// The middle of what the repetitions found of one row.
-    fn middle(of: &[&Calibrated]) -> Option<Calibrated> {
+    /// Medians of all rows. Each repetition calibrated the disks of all rows.
+    pub(super) fn medians(calibrations: &[Vec<Calibrated>]) -> Vec<Calibrated> {
+        let rows = 0..calibrations.first().map_or(0, Vec::len);
+        let of = |row| calibrations.iter().filter_map(|all| all.get(row)).collect::<Vec<_>>();
+        rows.filter_map(|row| Calibrated::median(&of(row))).collect()
+    }
+
+    /// Medians of the repetitions of one row.
+    fn median(of: &[&Calibrated]) -> Option<Calibrated> {
         let median_of = |pick: &dyn Fn(&Calibrated) -> Option<f64>| {
             median(&of.iter().filter_map(|found| pick(found)).collect::<Vec<_>>())
         };
@@ -48,16 +56,15 @@ impl Calibrated {
         })
     }
 
-    /// The link's round trip as it is here, in µs: never less than the loopback's own.
-    fn link_us(&self, rtt_us: u64) -> f64 {
-        (rtt_us as f64).max(self.loopback_us)
+    /// Actual round trip of the link, in µs: at least that of the loopback.
+    fn link_us(&self, rtt_us: f64) -> f64 {
+        rtt_us.max(self.loopback_us)
     }
 
-    /// The mean latency that no synchronous mirror can be below, in ms, where what is not mirrored
-    /// has `plain_ms`: the other side's disk answers a round trip later than this one's. Where a
-    /// limit of `most_per_s` writes binds and not the disk's latency, writes wait for the limit on
-    /// both sides alike, and the round trip shows only as far as it is more than that wait.
-    fn bound_ms(&self, plain_ms: f64, rtt_us: u64, most_per_s: f64) -> f64 {
+    /// Least mean latency of a synchronous mirror, in ms, if it is `plain_ms` without a mirror: the
+    /// peer's disk answers one round trip later. Where a limit of `most_per_s` writes binds, writes wait
+    /// for it on both nodes, and only the part of the round trip that exceeds this wait adds latency.
+    fn bound_ms(&self, plain_ms: f64, rtt_us: f64, most_per_s: f64) -> f64 {
         let link_ms = self.link_us(rtt_us) / 1e3;
         let disk_ms = (self.write_latency_us as f64 + self.way_us.unwrap_or(0.0)) / 1e3;
         match f64::from(IN_FLIGHT) / disk_ms * 1e3 > most_per_s {
@@ -67,252 +74,288 @@ impl Calibrated {
     }
 }
 
-/// A set-up at one size of write: medians of its repetitions.
+/// Figures of a setup at one write size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Cell {
-    /// As published.
+pub struct MirrorCell {
+    /// Write size as published.
     pub size: &'static str,
-    /// Whether two of three writes go to regions that the log does not call hot.
+    /// Whether two of three writes go to regions that are not active.
     pub cold: bool,
-    /// What was measured.
+    /// Name of the setup.
     pub setup: &'static str,
-    /// How often.
-    pub repetitions: usize,
-    /// 2^20 bytes a second.
-    pub mib_per_s: f64,
-    /// Writes a second.
-    pub iops: f64,
-    /// Mean latency, in ms.
-    pub latency_ms: f64,
-    /// 99th percentile, in ms.
-    pub latency_p99_ms: Option<f64>,
-    /// Standard deviation over mean of the throughput, in %.
-    pub noise_percent: Option<f64>,
-    /// How far the throughput of another run like this one may be from it, in %: see
-    /// [`another_run_percent`].
-    pub another_run_percent: Option<f64>,
-    /// How busy this machine's CPUs were, in %.
-    pub cpu_percent: Option<f64>,
-    /// What is lost of the throughput without a mirror, in %.
+    /// Medians of the repetitions.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// Run-to-run variation of the throughput, in %; see [`run_to_run_variation_percent`].
+    pub run_to_run_variation_percent: Option<f64>,
+    /// Share of the throughput without a mirror that is lost, in %.
     pub throughput_overhead_percent: Option<f64>,
-    /// What is more than the latency without a mirror, in % of this one.
+    /// Share of the latency that exceeds the latency without a mirror, in %.
     pub latency_overhead_percent: Option<f64>,
 }
 
-impl Cell {
-    /// The size of its writes, and whether they are cold.
+impl MirrorCell {
+    /// Write size, with a mark for cold jobs.
     pub fn job(&self) -> String {
         self.size.to_owned() + if self.cold { " cold" } else { "" }
     }
 }
 
-/// What the link's round trip costs at least, whatever mirrors over it synchronously, in the
+/// Network share of the overhead: the part that no synchronous mirror on this link can avoid, in the
 /// overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Link {
-    /// Of the throughput's.
+pub struct NetworkShare {
+    /// Share of the throughput.
     pub throughput_percent: f64,
-    /// Of the latency's.
+    /// Share of the latency.
     pub latency_percent: f64,
 }
 
-/// A row of the published table with what came out here.
+/// A published row with the figures measured here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Side {
-    /// What was published.
-    pub published: Row,
-    /// With the mirror, here.
-    pub mirror: Option<Cell>,
-    /// Without, here.
-    pub plain: Option<Cell>,
-    /// Without, the disk being the target's, at the far end of the link.
-    pub far: Option<Cell>,
-    /// What the link has of the overhead.
-    pub link: Option<Link>,
-    /// How far the mirror's overhead in throughput may be from this in another run, in points of %: see
-    /// [`another_run`].
-    pub another_run_points: Option<f64>,
+pub struct MirrorRow {
+    /// Published figures.
+    pub published: PublishedRow,
+    /// With the mirror.
+    pub mirror: Option<MirrorCell>,
+    /// Without a mirror.
+    pub plain: Option<MirrorCell>,
+    /// Remote disk without a mirror.
+    pub far: Option<MirrorCell>,
+    /// Network share of the overhead; only known for emulated disks.
+    pub network_share: Option<NetworkShare>,
+    /// Run-to-run variation of the mirror's throughput overhead, in percentage points; see
+    /// [`run_to_run_variation`].
+    pub run_to_run_variation_points: Option<f64>,
 }
 
-/// All of it.
+/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub struct MirrorSummary {
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
     /// `mirror`.
     pub experiment: &'static str,
-    /// Always true: disks and link are.
+    /// Whether any disk is known not to be real.
     pub emulated: bool,
-    /// The link's round trip, in µs.
-    pub rtt_us: u64,
-    /// The machine type whose limits held, if one was named.
+    /// Whether the nodes are the user's.
+    pub real_nodes: bool,
+    /// Link between the nodes, if it is known.
+    pub link: Option<MirrorLink>,
+    /// Machine type: of the nodes as stated by the user, or of the limits of emulated disks.
     pub machine: Option<String>,
-    /// Of this machine.
+    /// CPU model of this machine.
     pub cpu_model: String,
-    /// Of this machine.
+    /// Number of CPUs of this machine.
     pub cpus: usize,
     /// Length of each measurement, in ms.
     pub runtime_ms: u64,
-    /// How the disks were made: the middle of all repetitions.
+    /// Bytes in use of the volumes; of hot volumes in the emulated experiment.
+    pub used_bytes: u64,
+    /// Calibration of the emulated disks: medians of the repetitions.
     pub disks: Vec<Calibrated>,
-    /// The published table beside ours.
-    pub table: Vec<Side>,
-    /// Every set-up at every size.
-    pub cells: Vec<Cell>,
-    /// What the numbers do not say by themselves.
-    pub doubts: Vec<String>,
+    /// The published table with the figures measured here.
+    pub table: Vec<MirrorRow>,
+    /// Every setup at every write size.
+    pub cells: Vec<MirrorCell>,
+    /// Caveats.
+    pub caveats: Vec<String>,
 }
 
-impl Summary {
-    /// Of the results of a run that may not have been done to its end. Each repetition calibrated the
-    /// disks of all rows.
-    pub fn new(
-        options: &Options,
-        calibrations: &[Vec<Calibrated>],
-        machine: &Environment,
-        records: &[Record],
-    ) -> Summary {
-        let cells = cells(records);
-        let rows = 0..calibrations.first().map_or(0, Vec::len);
-        let of = |row| calibrations.iter().filter_map(|all| all.get(row)).collect::<Vec<_>>();
-        let disks: Vec<_> = rows.filter_map(|row| Calibrated::middle(&of(row))).collect();
-        let mut summary = Summary {
+impl MirrorSummary {
+    /// Summary of what was measured, which may be a part of the plan.
+    pub(super) fn new(
+        options: &MirrorOptions,
+        measured: &MeasuredMirror,
+        environment: &Environment,
+    ) -> MirrorSummary {
+        let cells = cells(&measured.records);
+        let (machine, real_nodes) = match &options.bed {
+            MirrorBed::Emulated(bed) => (bed.machine.clone(), false),
+            MirrorBed::Given(bed) => (bed.targets.machine.clone(), true),
+        };
+        let limits = machine.as_deref().filter(|_| !real_nodes);
+        let table = ROWS.iter().map(|row| mirror_row(row, &cells, measured, limits)).collect();
+        let is_emulated = |cell: &MirrorCell| bed::is_emulated(cell.figures.provenance);
+        let mut summary = MirrorSummary {
             schema_version: SCHEMA_VERSION,
             experiment: "mirror",
-            emulated: true,
-            rtt_us: options.rtt_us,
-            machine: options.machine.clone(),
-            cpu_model: machine.cpu_model.clone(),
-            cpus: machine.cpus,
-            runtime_ms: options.runtime_ms,
-            table: ROWS.iter().map(|row| side(row, &cells, &disks, options, records)).collect(),
-            disks,
+            emulated: !real_nodes || cells.iter().any(is_emulated),
+            real_nodes,
+            link: measured.link,
+            machine,
+            cpu_model: environment.cpu_model.clone(),
+            cpus: environment.cpus,
+            runtime_ms: options.run.runtime_ms,
+            used_bytes: measured.used_bytes,
+            disks: measured.disks.clone(),
+            table,
             cells,
-            doubts: Vec::new(),
+            caveats: Vec::new(),
         };
-        summary.doubts = summary.doubts();
+        summary.caveats = summary.caveats();
         summary
     }
 
-    fn doubts(&self) -> Vec<String> {
-        let mut doubts = vec![
+    /// Figures of all setups.
+    pub(super) fn figures(&self) -> Vec<&Figures> {
+        self.cells.iter().map(|cell| &cell.figures).collect()
+    }
+
+    fn caveats(&self) -> Vec<String> {
+        let mut caveats = match self.real_nodes {
+            true => self.given_caveats(),
+            false => self.emulated_caveats(),
+        };
+        caveats.push(
+            "the published MB/s are MiB/s (24 in flight divided by their latencies), and so are these"
+                .to_owned(),
+        );
+        caveats
+    }
+
+    fn given_caveats(&self) -> Vec<String> {
+        let mut caveats = bed::caveats(self.machine.as_ref(), &self.figures());
+        caveats.push(match self.link {
+            Some(MirrorLink { is_measured: true, round_trip_us }) => format!(
+                "a request of 4 KiB to node B takes {:.3} ms from here; that is the link's round trip \
+                 if this is node A. A synchronous write waits for one round trip",
+                round_trip_us / 1e3
+            ),
+            Some(MirrorLink { round_trip_us, .. }) => format!(
+                "the link's round trip of {:.3} ms was stated by the user, not measured",
+                round_trip_us / 1e3
+            ),
+            None => "the network share of the overhead is unknown: use --node-b or --rtt".to_owned(),
+        });
+        if self.used_bytes < BYTES_MOST {
+            caveats.push(format!(
+                "{} of the volumes are in use, where 96 GiB were published: caches and active regions \
+                 cover a larger part",
+                format_size(self.used_bytes)
+            ));
+        }
+        caveats.push(
+            "whether the mirror was in sync all the time is unknown: see flagstone mirror status on a \
+             node"
+                .to_owned(),
+        );
+        caveats
+    }
+
+    fn emulated_caveats(&self) -> Vec<String> {
+        let mut caveats = vec![
             "disks and link are EMULATED: nothing here is a measurement of a cloud".to_owned(),
             format!(
                 "host, both nodes and the kernel's TCP share the {} CPUs of this machine: {}",
                 self.cpus,
-                self.binding()
+                self.busy_cpus()
             ),
-            "the published MB/s are of 2^20 bytes (24 in flight over their latencies), and so are \
-             these"
+            "ack memory is no faster than ack disk here: all writes are durable (diskspd -Sh), and a \
+             persistent disk has no volatile cache"
                 .to_owned(),
-            "ack memory is no faster than ack disk here: each write is written through (diskspd -Sh), \
-             and a persistent disk has no volatile cache"
-                .to_owned(),
-            "cold: two of three writes go to a region that the log does not call hot, and wait for \
-             its record; in the other rows all that is written is hot, which takes a `crash_resync` \
-             as large as what is written to"
+            "cold: two of three writes go to a region that is not active and wait for the intent log; \
+             in the other rows all regions in use are active, which takes an `activity_log_size` \
+             of the size of the data in use"
                 .to_owned(),
         ];
-        doubts.push(self.link_doubt());
-        doubts.push(self.another_run_doubt());
-        let fewest = self.cells.iter().map(|cell| cell.repetitions).min().unwrap_or(0);
-        if fewest < REPETITIONS_LEAST {
-            doubts.push(format!(
-                "{fewest} repetitions of some: fewer than {REPETITIONS_LEAST} can never show that two \
-                 set-ups differ"
-            ));
-        }
-        doubts.extend(customer::doubts(self));
+        caveats.push(self.link_caveat());
+        caveats.push(self.run_to_run_caveat());
+        let fewest = self.cells.iter().map(|cell| cell.figures.repetitions).min().unwrap_or(0);
+        caveats.extend(bed::repetitions_caveat(fewest));
+        caveats.extend(customer::caveats(self));
         if let Some(machine) = &self.machine {
-            doubts.push(format!(
-                "with the limits of {machine}, so what is not mirrored is not the published row"
+            caveats.push(format!(
+                "the disks have the limits of {machine}, so the volume without a mirror is not the \
+                 published one"
             ));
         }
-        doubts
+        caveats
     }
 
-    /// How the link was made, and what of it this machine had already.
-    fn link_doubt(&self) -> String {
+    /// Round trip of the link, and the part of it that the loopback takes.
+    fn link_caveat(&self) -> String {
         let of = |disk: &Calibrated| format!("{:.0} µs at {}", disk.loopback_us, disk.size);
         let loopback: Vec<_> = self.disks.iter().map(of).collect();
-        let short = self.disks.iter().any(|disk| disk.loopback_us > self.rtt_us as f64);
+        let rtt_us = self.link.map_or(0.0, |link| link.round_trip_us);
+        let is_slower = self.disks.iter().any(|disk| disk.loopback_us > rtt_us);
         format!(
-            "of the link's round trip of {} µs the loopback of this machine takes {} by itself, and \
-             the target's disk adds the rest{}; of it the link: what no synchronous mirror over \
-             such a link can be without; a disk over it: the target's, with no mirror, so where it \
-             costs as much the rest is what any write over NVMe/TCP takes on these CPUs",
-            self.rtt_us,
+            "of the link's round trip of {rtt_us:.0} µs the loopback of this machine takes {}, and the \
+             target's disk adds the rest{}; network share: the overhead that no synchronous mirror on \
+             such a link can avoid; remote disk, no mirror: the target's disk over the link, which \
+             shows what any write over NVMe/TCP takes on these CPUs",
             loopback.join(", "),
-            if short {
-                ", which is nothing where the loopback takes more: the link is slower there \
-                       than was asked for"
+            if is_slower {
+                ", which is nothing where the loopback takes longer: there the link is slower than \
+                 requested"
             } else {
                 ""
             }
         )
     }
 
-    /// What another run may come to.
-    fn another_run_doubt(&self) -> String {
-        let of = |side: &Side| {
-            Some(format!("{:.1} points at {}", side.another_run_points?, side.published.size))
+    fn run_to_run_caveat(&self) -> String {
+        let of = |row: &MirrorRow| {
+            Some(format!(
+                "{:.1} points at {}",
+                row.run_to_run_variation_points?, row.published.size
+            ))
         };
         let points: Vec<_> = self.table.iter().filter_map(of).collect();
         match points.is_empty() {
-            true => {
-                "one repetition says nothing of its noise, nor how far another run may be from \
-                     it: ask for --repetitions=4 and more"
-                    .to_owned()
-            }
+            true => "one repetition has neither a coefficient of variation nor a run-to-run \
+                     variation: use --repetitions=4 or more"
+                .to_owned(),
             false => format!(
-                "another run: 19 of 20 rows of another run like this one are within so much of this \
-                 one's, if the machine stays as it is; each repetition calibrates its disks and \
-                 starts its nodes anew, so what differs between runs is in it. The mirror's \
-                 overhead in throughput: within {}",
+                "run-to-run: 19 of 20 rows of another run like this one are within this distance, if \
+                 the machine stays the same; each repetition calibrates its disks and restarts its \
+                 nodes, so all differences between runs are included. Throughput overhead of the \
+                 mirror: within {}",
                 points.join(", ")
             ),
         }
     }
 
-    /// Where the CPUs were the limit.
-    fn binding(&self) -> String {
+    /// Setups whose measurements the CPUs may have limited.
+    fn busy_cpus(&self) -> String {
+        let percent = |cell: &MirrorCell| cell.figures.cpu_percent.unwrap_or(0.0);
         let busy: Vec<String> = self
             .cells
             .iter()
-            .filter(|cell| cell.cpu_percent.is_some_and(|percent| percent >= BUSY_PERCENT))
-            .map(|cell| match cell.setup == PLAIN {
+            .filter(|cell| percent(cell) >= BUSY_PERCENT)
+            .map(|cell| match is_plain(cell.setup) {
                 true => format!("{} {}", cell.job(), cell.setup),
                 false => format!("{} {}", cell.size, cell.setup),
             })
             .collect();
-        let most = self.cells.iter().filter_map(|cell| cell.cpu_percent).fold(0.0, f64::max);
+        let most = self.cells.iter().map(percent).fold(0.0, f64::max);
         match busy.len() {
-            all if all == self.cells.len() && all > 0 => {
-                format!(
-                    "they were {BUSY_PERCENT:.0} % busy or more in all of it, and may be what was measured"
-                )
-            }
-            0 => format!("they were never busier than {most:.0} %"),
+            all if all == self.cells.len() && all > 0 => format!(
+                "they were {BUSY_PERCENT:.0} % busy or more in all measurements and may have limited \
+                 them"
+            ),
+            0 => format!("they were at most {most:.0} % busy"),
             _ => format!(
-                "they were {BUSY_PERCENT:.0} % busy or more, and may be what was measured, in: {}",
+                "they were {BUSY_PERCENT:.0} % busy or more, and may have limited the results, in: {}",
                 busy.join("; ")
             ),
         }
     }
 }
 
-fn cells(records: &[Record]) -> Vec<Cell> {
+fn cells(records: &[ResultRecord]) -> Vec<MirrorCell> {
     let mut cells = Vec::new();
     for row in &ROWS {
         for hot in [true, false] {
             let plain = cell(records, row, hot, PLAIN);
             for setup in SETUPS.iter().filter(|setup| setup.is_in(hot)) {
                 let Some(mut cell) = cell(records, row, hot, setup.name) else { continue };
-                if let Some(plain) = plain.as_ref().filter(|_| !super::is_plain(setup.name)) {
+                if let Some(plain) = plain.as_ref().filter(|_| !is_plain(setup.name)) {
+                    let (here, plain) = (cell.figures, plain.figures);
                     cell.throughput_overhead_percent =
-                        Some(throughput_overhead(cell.mib_per_s, plain.mib_per_s));
+                        Some(throughput_overhead(here.mib_per_s, plain.mib_per_s));
                     cell.latency_overhead_percent =
-                        Some(latency_overhead(cell.latency_ms, plain.latency_ms));
+                        Some(latency_overhead(here.latency_ms, plain.latency_ms));
                 }
                 cells.push(cell);
             }
@@ -321,83 +364,72 @@ fn cells(records: &[Record]) -> Vec<Cell> {
     cells
 }
 
-fn cell(records: &[Record], row: &Row, hot: bool, setup: &'static str) -> Option<Cell> {
+fn cell(
+    records: &[ResultRecord],
+    row: &PublishedRow,
+    hot: bool,
+    setup: &'static str,
+) -> Option<MirrorCell> {
     let job = job_name(row, hot);
-    let of: Vec<&Record> =
-        records.iter().filter(|record| record.job == job && record.target == setup).collect();
-    let middle = |pick: &dyn Fn(&Record) -> Option<f64>| {
-        median(&of.iter().filter_map(|record| pick(record)).collect::<Vec<_>>())
-    };
-    let mib = f64::from(1 << 20);
-    let throughputs: Vec<f64> = of.iter().map(|record| record.mb_per_s * 1e6 / mib).collect();
-    Some(Cell {
+    let of = matching(records, &job, setup);
+    Some(MirrorCell {
         size: row.size,
         cold: !hot,
         setup,
-        repetitions: of.len(),
-        mib_per_s: median(&throughputs)?,
-        iops: middle(&|record| Some(record.iops))?,
-        latency_ms: middle(&|record| Some(record.latency_mean_us / 1e3))?,
-        latency_p99_ms: middle(&|record| Some(record.latency_p99_us? / 1e3)),
-        noise_percent: noise_percent(&throughputs),
-        another_run_percent: another_run_percent(&throughputs),
-        cpu_percent: middle(&|record| Some(record.measurement.cpu.as_ref()?.busy_percent())),
+        figures: Figures::of(records, &job, setup)?,
+        run_to_run_variation_percent: run_to_run_variation_percent(&throughputs(&of)),
         throughput_overhead_percent: None,
         latency_overhead_percent: None,
     })
 }
 
-fn side(
-    row: &Row,
-    cells: &[Cell],
-    disks: &[Calibrated],
-    options: &Options,
-    records: &[Record],
-) -> Side {
+fn mirror_row(
+    row: &PublishedRow,
+    cells: &[MirrorCell],
+    measured: &MeasuredMirror,
+    machine: Option<&str>,
+) -> MirrorRow {
     let find = |setup: &str| {
-        let is = |cell: &&Cell| cell.size == row.size && !cell.cold && cell.setup == setup;
+        let is = |cell: &&MirrorCell| cell.size == row.size && !cell.cold && cell.setup == setup;
         cells.iter().find(is).cloned()
     };
-    let most_per_s = writes_per_s_most(row.block_bytes, options.machine.as_deref());
-    let most_per_s = most_per_s.unwrap_or(f64::INFINITY);
+    let most_per_s = writes_per_s_most(row.block_bytes, machine).unwrap_or(f64::INFINITY);
+    let rtt_us = measured.link.map_or(0.0, |link| link.round_trip_us);
     let (mirror, plain, far) = (find(MIRROR), find(PLAIN), find(FAR));
-    let disk = disks.iter().find(|disk| disk.size == row.size);
-    let link = plain.as_ref().zip(disk).map(|(plain, disk)| {
-        // As many are in flight either way, so the throughput follows from the latency.
-        let percent = latency_overhead(
-            disk.bound_ms(plain.latency_ms, options.rtt_us, most_per_s),
-            plain.latency_ms,
-        );
-        Link { throughput_percent: percent, latency_percent: percent }
+    let disk = measured.disks.iter().find(|disk| disk.size == row.size);
+    let network_share = plain.as_ref().zip(disk).map(|(plain, disk)| {
+        let plain_ms = plain.figures.latency_ms;
+        // The same number of requests is in flight, so the throughput follows from the latency.
+        let percent = latency_overhead(disk.bound_ms(plain_ms, rtt_us, most_per_s), plain_ms);
+        NetworkShare { throughput_percent: percent, latency_percent: percent }
     });
-    let another_run_points = another_run(&overheads(records, row));
-    Side { published: *row, mirror, plain, far, link, another_run_points }
+    let run_to_run_variation_points = run_to_run_variation(&overheads(&measured.records, row));
+    MirrorRow { published: *row, mirror, plain, far, network_share, run_to_run_variation_points }
 }
 
-/// The mirror's overhead in throughput in each repetition, in %.
-fn overheads(records: &[Record], row: &Row) -> Vec<f64> {
+/// Throughput overhead of the mirror in each repetition, in %.
+fn overheads(records: &[ResultRecord], row: &PublishedRow) -> Vec<f64> {
     let job = job_name(row, true);
-    let of = |setup| {
-        records
-            .iter()
-            .filter(|record| record.job == job)
-            .filter(move |record| record.target == setup)
-    };
-    let overhead = |mirror: &Record| {
-        let plain = of(PLAIN).find(|plain| plain.repetition == mirror.repetition)?;
+    let overhead = |mirror: &ResultRecord| {
+        let plain = matching(records, &job, PLAIN);
+        let plain = plain.into_iter().find(|plain| plain.repetition == mirror.repetition)?;
         Some(throughput_overhead(mirror.mb_per_s, plain.mb_per_s))
     };
-    of(MIRROR).filter_map(overhead).collect()
+    matching(records, &job, MIRROR).into_iter().filter_map(overhead).collect()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bed::tests::run_options;
+    use crate::mirror::EmulatedMirror;
     use crate::mirror::setup::{CUSTOMER_PD, CUSTOMER_SSD, NO_LINK};
+    use flagstone_bench::campaign::CampaignEnd;
     use flagstone_bench::cpu::CpuUse;
-    use flagstone_bench::job::Job;
+    use flagstone_bench::job::BenchJob;
     use flagstone_bench::measurement::Measurement;
-    use flagstone_bench::target::{Place, Target};
+    use flagstone_bench::provenance::Provenance;
+    use flagstone_bench::target::{BenchTarget, DiskAddress};
 
     fn disk() -> Calibrated {
         Calibrated {
@@ -409,18 +441,23 @@ pub(crate) mod tests {
         }
     }
 
-    /// Twice at 8K: without a mirror 2 ms, with it 2.5, of which the link has 0.3.
-    pub(crate) fn example() -> Summary {
+    /// Twice at 8K: 2 ms without a mirror, 2.5 with it, of which the link takes 0.3.
+    pub(crate) fn example() -> MirrorSummary {
         let record = |repetition: u32, setup: &str, job: &str, latency_ms: f64| {
-            let target = Target { name: setup.to_owned(), disks: vec![Place::Path("/x".into())] };
+            let target =
+                BenchTarget { name: setup.to_owned(), disks: vec![DiskAddress::Path("/x".into())] };
             let mut measurement = Measurement::default();
             measurement.total.latency_mean_us = latency_ms * 1e3;
             measurement.total.iops = 24e3 / latency_ms;
             measurement.total.bytes_per_s = 24e3 / latency_ms * 8192.0;
             measurement.cpu =
                 Some(CpuUse { user_percent: 40.0, kernel_percent: 55.0, idle_percent: 5.0 });
-            let job = Job { name: job.to_owned(), block_bytes: 8192, ..Job::default() };
-            Record { repetition, ..Record::new("mirror", &job, &target, measurement) }
+            let job = BenchJob { name: job.to_owned(), block_bytes: 8192, ..BenchJob::default() };
+            ResultRecord {
+                repetition,
+                provenance: Provenance::Emulated,
+                ..ResultRecord::new("mirror", &job, &target, measurement)
+            }
         };
         let mut records = Vec::new();
         for at in 0..2 {
@@ -433,47 +470,79 @@ pub(crate) mod tests {
             records.push(record(at, PLAIN, "8k-cold", 2.0));
             records.push(record(at, "cold, log on persistent disk", "8k-cold", 8.0));
         }
-        let options = Options {
-            program: "flagstone".into(),
-            command: "flagstone lab".to_owned(),
-            results: "results".into(),
-            rtt_us: 300,
-            machine: None,
-            ramp_ms: 1000,
-            runtime_ms: 2000,
-            repetitions: 2,
-            only: &[],
+        let bed = EmulatedMirror { rtt_us: 300, machine: None, only: &[] };
+        let options = MirrorOptions { run: run_options("r".into()), bed: MirrorBed::Emulated(bed) };
+        let measured = MeasuredMirror {
+            end: CampaignEnd::Complete,
+            records,
+            link: Some(MirrorLink { is_measured: false, round_trip_us: 300.0 }),
+            used_bytes: 96 << 20,
+            disks: vec![disk()],
         };
-        let machine = Environment { cpus: 2, ..Environment::default() };
-        Summary::new(&options, &[vec![disk()]], &machine, &records)
+        let environment = Environment { cpus: 2, ..Environment::default() };
+        MirrorSummary::new(&options, &measured, &environment)
+    }
+
+    /// Once at 8K on nodes of the user: 2 ms on a real disk without a mirror, 2.5 on a served volume.
+    pub(crate) fn given_example(link: Option<MirrorLink>) -> MirrorSummary {
+        let bed = super::super::given::tests::bed();
+        let run = run_options("r".into());
+        let volumes = bed.volumes().unwrap();
+        let record = |target: usize, latency_ms: f64, provenance| {
+            let mut measurement = Measurement::default();
+            measurement.total.latency_mean_us = latency_ms * 1e3;
+            measurement.total.iops = 24e3 / latency_ms;
+            measurement.total.bytes_per_s = 24e3 / latency_ms * 8192.0;
+            let job = super::super::job(&run, &ROWS[1], "8k".to_owned(), 1 << 30);
+            let record = ResultRecord::new("mirror", &job, &volumes[target], measurement);
+            ResultRecord { provenance, ..record }
+        };
+        let records = vec![record(0, 2.0, Provenance::Real), record(1, 2.5, Provenance::Served)];
+        let options = MirrorOptions { run: run.clone(), bed: MirrorBed::Given(bed) };
+        let measured = MeasuredMirror {
+            end: CampaignEnd::Complete,
+            records,
+            link,
+            used_bytes: 1 << 30,
+            disks: Vec::new(),
+        };
+        MirrorSummary::new(&options, &measured, &Environment::default())
     }
 
     #[test]
-    fn overheads_and_the_links_share_of_them() {
+    fn given_caveats_state_the_link_and_the_size() {
+        let told = given_example(None).caveats.join("\n");
+        assert!(told.contains("--node-b") && told.contains("1g of the volumes"), "{told}");
+        let link = MirrorLink { is_measured: true, round_trip_us: 310.0 };
+        let told = given_example(Some(link)).caveats.join("\n");
+        assert!(told.contains("takes 0.310 ms"), "{told}");
+    }
+
+    #[test]
+    fn overheads_and_network_share() {
         let summary = example();
         let [none, side, _] = &summary.table[..] else { panic!("three sizes") };
-        assert_eq!((none.mirror.as_ref(), none.link), (None, None));
+        assert_eq!((none.mirror.as_ref(), none.network_share), (None, None));
         let mirror = side.mirror.as_ref().unwrap();
         assert!((mirror.throughput_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
         assert!((mirror.latency_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
-        let link = side.link.unwrap();
-        // 0.3 of 2.3: the round trip, of which the loopback's part is no addition.
+        let link = side.network_share.unwrap();
+        // 0.3 of 2.3: the loopback is part of the round trip.
         assert!((link.latency_percent - 13.0435).abs() < 1e-3);
         assert_eq!(link.latency_percent, link.throughput_percent);
         let cold = summary.cells.iter().find(|c| c.cold && c.setup.contains("persistent")).unwrap();
         assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
     }
 
-    /// Each repetition has disks of its own, and two of them say how far a third may be.
     #[test]
-    fn what_another_run_may_come_to_is_told() {
+    fn run_to_run_variation_is_reported() {
         let summary = example();
-        assert_eq!(summary.table[0].another_run_points, None);
-        assert_eq!(summary.table[1].another_run_points, Some(0.0));
-        assert!(summary.another_run_doubt().contains("within 0.0 points at 8K"));
+        assert_eq!(summary.table[0].run_to_run_variation_points, None);
+        assert_eq!(summary.table[1].run_to_run_variation_points, Some(0.0));
+        assert!(summary.run_to_run_caveat().contains("within 0.0 points at 8K"));
         let mut none = summary.clone();
-        none.table.iter_mut().for_each(|side| side.another_run_points = None);
-        assert!(none.another_run_doubt().contains("--repetitions=4"));
+        none.table.iter_mut().for_each(|side| side.run_to_run_variation_points = None);
+        assert!(none.run_to_run_caveat().contains("--repetitions=4"));
         let found = [(1900, 100.0, 90.0), (1890, 110.0, 80.0), (1800, 200.0, 120.0)];
         let found = found.map(|(write_latency_us, way_us, loopback_us)| Calibrated {
             write_latency_us,
@@ -481,39 +550,39 @@ pub(crate) mod tests {
             loopback_us,
             ..disk()
         });
-        let middle = Calibrated::middle(&found.iter().collect::<Vec<_>>()).unwrap();
+        let middle = Calibrated::median(&found.iter().collect::<Vec<_>>()).unwrap();
         let seen = (middle.write_latency_us, middle.way_us, middle.loopback_us);
         assert_eq!(seen, (1890, Some(110.0), 90.0));
     }
 
     #[test]
-    fn the_link_bounds_what_any_mirror_can_do() {
+    fn link_bounds_any_synchronous_mirror() {
         let disk = disk();
         let (free, bound) = (15_000.0, 3840.0);
-        assert!((disk.bound_ms(2.0, 300, free) - 2.3).abs() < 1e-9);
-        // This machine is slow, and its disk has no more writes waiting for it.
-        assert!((disk.bound_ms(4.0, 300, free) - 4.3).abs() < 1e-9);
-        // The limit of the disk binds: writes wait for it longer than for the link.
-        assert!((disk.bound_ms(6.25, 300, bound) - 6.25).abs() < 1e-9);
-        assert!((disk.bound_ms(6.25, 5000, bound) - 7.0).abs() < 1e-9);
-        // The loopback takes longer than was asked for.
-        assert!((disk.bound_ms(2.0, 0, free) - 2.09).abs() < 1e-9);
+        assert!((disk.bound_ms(2.0, 300.0, free) - 2.3).abs() < 1e-9);
+        // A slow machine: no more writes wait for its disk.
+        assert!((disk.bound_ms(4.0, 300.0, free) - 4.3).abs() < 1e-9);
+        // The disk's limit binds: writes wait longer for it than for the link.
+        assert!((disk.bound_ms(6.25, 300.0, bound) - 6.25).abs() < 1e-9);
+        assert!((disk.bound_ms(6.25, 5000.0, bound) - 7.0).abs() < 1e-9);
+        // The loopback takes longer than requested.
+        assert!((disk.bound_ms(2.0, 0.0, free) - 2.09).abs() < 1e-9);
         let mut summary = example();
-        assert!(summary.link_doubt().contains("90 µs at 8K by itself, and the target's disk"));
-        assert!(!summary.link_doubt().contains("slower"));
-        summary.rtt_us = 50;
-        assert!(summary.link_doubt().contains("the link is slower there than was asked for"));
+        assert!(summary.link_caveat().contains("takes 90 µs at 8K, and the target's"));
+        assert!(!summary.link_caveat().contains("slower"));
+        summary.link = Some(MirrorLink { is_measured: false, round_trip_us: 50.0 });
+        assert!(summary.link_caveat().contains("the link is slower than requested"));
     }
 
     #[test]
-    fn a_busy_machine_and_too_few_repetitions_are_told() {
-        let doubts = example().doubts.join("\n");
-        assert!(doubts.contains("EMULATED") && doubts.contains("the 2 CPUs"), "{doubts}");
-        assert!(doubts.contains("90 % busy or more in all of it"), "{doubts}");
+    fn busy_cpus_and_few_repetitions_are_reported() {
+        let caveats = example().caveats.join("\n");
+        assert!(caveats.contains("EMULATED") && caveats.contains("the 2 CPUs"), "{caveats}");
+        assert!(caveats.contains("90 % busy or more in all"), "{caveats}");
         let mut summary = example();
-        summary.cells[0].cpu_percent = Some(20.0);
-        let busy = summary.binding();
+        summary.cells[0].figures.cpu_percent = Some(20.0);
+        let busy = summary.busy_cpus();
         assert!(busy.contains("8K mirror") && busy.contains("8K cold no mirror"), "{busy}");
-        assert!(doubts.contains("2 repetitions of some"), "{doubts}");
+        assert!(caveats.contains("2 repetitions of some"), "{caveats}");
     }
 }

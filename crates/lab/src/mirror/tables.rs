@@ -1,97 +1,109 @@
-//! The published table with ours beside it, and all set-ups.
+//! Tables: the published one with the figures measured here, and all setups.
 
-use flagstone_bench::nature::Nature;
 use flagstone_bench::table::Table;
 
 use super::customer;
-use super::published::{Figures, latency_overhead, throughput_overhead};
-use super::summary::{Cell, Side, Summary};
+use super::published::{PublishedFigures, latency_overhead, throughput_overhead};
+use super::summary::{MirrorCell, MirrorRow, MirrorSummary, NetworkShare};
+use crate::bed::{here, suffix};
+use crate::figures::{Figures, percent};
 
-/// Throughput, latency, and every set-up.
-pub fn tables(summary: &Summary) -> Vec<Table> {
+/// Throughput, latency, the customer's log, and every setup.
+pub fn tables(summary: &MirrorSummary) -> Vec<Table> {
     let mut tables = vec![
-        beside(summary, &THROUGHPUT),
-        beside(summary, &LATENCY),
+        beside_published(summary, &THROUGHPUT),
+        beside_published(summary, &LATENCY),
         customer::log_table(summary),
         customer::machine_table(summary),
-        everything(summary),
+        all_setups(summary),
     ];
     tables.retain(|table| !table.rows.is_empty());
     tables
 }
 
-/// One figure of the published table.
-struct Column {
+/// A figure of the published table.
+struct PublishedColumn {
     title: &'static str,
     decimals: usize,
-    published: fn(&Figures) -> f64,
-    ours: fn(&Cell) -> f64,
+    published: fn(&PublishedFigures) -> f64,
+    measured: fn(&Figures) -> f64,
     overhead: fn(f64, f64) -> f64,
-    link: fn(&Side) -> Option<f64>,
+    network_share: fn(&NetworkShare) -> f64,
 }
 
-const THROUGHPUT: Column = Column {
+const THROUGHPUT: PublishedColumn = PublishedColumn {
     title: "throughput, MiB/s, of 24 random writes in flight",
     decimals: 2,
     published: |figures| figures.mib_per_s,
-    ours: |cell| cell.mib_per_s,
+    measured: |figures| figures.mib_per_s,
     overhead: throughput_overhead,
-    link: |side| Some(side.link?.throughput_percent),
+    network_share: |share| share.throughput_percent,
 };
 
-const LATENCY: Column = Column {
+const LATENCY: PublishedColumn = PublishedColumn {
     title: "average latency, ms",
     decimals: 3,
     published: |figures| figures.latency_ms,
-    ours: |cell| cell.latency_ms,
+    measured: |figures| figures.latency_ms,
     overhead: latency_overhead,
-    link: |side| Some(side.link?.latency_percent),
+    network_share: |share| share.latency_percent,
 };
 
-fn beside(summary: &Summary, column: &Column) -> Table {
-    let ours = |what: &str| format!("{what}{}", Nature::Emulated.suffix());
-    let title = format!("{}: here on EMULATED disks, and as SIOS published it", column.title);
-    let head = vec![
-        "write size".to_owned(),
-        ours("mirror"),
-        "published".to_owned(),
-        ours("no mirror"),
-        "published".to_owned(),
-        ours("overhead"),
-        "published".to_owned(),
-        ours("of it the link"),
-        ours("a disk over it"),
-    ];
-    let rows = summary.table.iter().filter_map(|side| {
-        let (mirror, plain) = (side.mirror.as_ref()?, side.plain.as_ref()?);
-        let number = |value: f64| format!("{value:.*}", column.decimals);
-        let figure = |cell: &Cell| number((column.ours)(cell));
-        let (theirs, alone) = (&side.published.mirror, &side.published.plain);
-        let (theirs, alone) = ((column.published)(theirs), (column.published)(alone));
-        let overhead = |cell: &Cell| (column.overhead)((column.ours)(cell), (column.ours)(plain));
-        Some(vec![
-            side.published.size.to_owned(),
-            figure(mirror),
-            number(theirs),
-            figure(plain),
-            number(alone),
-            percent(Some(overhead(mirror))),
-            percent(Some((column.overhead)(theirs, alone))),
-            percent((column.link)(side)),
-            percent(side.far.as_ref().map(overhead)),
-        ])
-    });
-    Table { title, head, rows: rows.collect() }
+/// Location of the results in a title.
+fn place(summary: &MirrorSummary) -> String {
+    here(&summary.figures(), summary.machine.as_ref().filter(|_| summary.real_nodes))
 }
 
-fn everything(summary: &Summary) -> Table {
+fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table {
+    let mark = |name: &str, pick: fn(&MirrorRow) -> &Option<MirrorCell>| {
+        let cells = summary.table.iter().filter_map(|row| pick(row).as_ref());
+        format!("{name}{}", suffix(cells.map(|cell| &cell.figures)))
+    };
+    let head = [
+        "write size".to_owned(),
+        mark("mirror", |row| &row.mirror),
+        "published".to_owned(),
+        mark("no mirror", |row| &row.plain),
+        "published".to_owned(),
+        mark("overhead", |row| &row.mirror),
+        "published".to_owned(),
+        "network share".to_owned(),
+        mark("remote disk, no mirror", |row| &row.far),
+    ];
+    let number = |value: f64| format!("{value:.*}", column.decimals);
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
+    let rows = summary.table.iter().filter(|row| row.mirror.is_some() || row.plain.is_some());
+    let rows = rows.map(|row| {
+        let measured = |cell: &Option<MirrorCell>| Some((column.measured)(&cell.as_ref()?.figures));
+        let (mirror, plain, far) =
+            (measured(&row.mirror), measured(&row.plain), measured(&row.far));
+        let overhead = |other: Option<f64>| Some((column.overhead)(other?, plain?));
+        let (theirs, alone) =
+            ((column.published)(&row.published.mirror), (column.published)(&row.published.plain));
+        vec![
+            row.published.size.to_owned(),
+            or_dash(mirror),
+            number(theirs),
+            or_dash(plain),
+            number(alone),
+            percent(overhead(mirror), 2),
+            percent(Some((column.overhead)(theirs, alone)), 2),
+            percent(row.network_share.as_ref().map(column.network_share), 2),
+            percent(overhead(far), 2),
+        ]
+    });
+    let title = format!("{}: {}, and as SIOS published it", column.title, place(summary));
+    Table { title, head: head.into(), rows: rows.collect() }
+}
+
+fn all_setups(summary: &MirrorSummary) -> Table {
     let title = format!(
-        "every set-up{}: medians; overheads are of no mirror with the same writes",
-        Nature::Emulated.suffix()
+        "all setups{}: medians; overheads are relative to no mirror with the same writes",
+        suffix(summary.figures())
     );
     let head = [
         "write size",
-        "set-up",
+        "setup",
         "MiB/s",
         "overhead",
         "mean ms",
@@ -99,73 +111,76 @@ fn everything(summary: &Summary) -> Table {
         "p99 ms",
         "IOPS",
         "n",
-        "noise",
-        "another run",
+        "CV",
+        "run-to-run",
         "CPU",
     ];
     let mut table = Table::new(title, &head);
     let dash = || "-".to_owned();
-    let rough = |percent: f64| format!("{percent:.1} %");
     for cell in &summary.cells {
+        let figures = &cell.figures;
+        let variation = cell.run_to_run_variation_percent;
         table.rows.push(vec![
             cell.job(),
             cell.setup.to_owned(),
-            format!("{:.2}", cell.mib_per_s),
-            percent(cell.throughput_overhead_percent),
-            format!("{:.3}", cell.latency_ms),
-            percent(cell.latency_overhead_percent),
-            cell.latency_p99_ms.map_or_else(dash, |ms| format!("{ms:.3}")),
-            format!("{:.0}", cell.iops),
-            cell.repetitions.to_string(),
-            cell.noise_percent.map_or_else(dash, rough),
-            cell.another_run_percent.map_or_else(dash, |percent| format!("± {}", rough(percent))),
-            cell.cpu_percent.map_or_else(dash, |percent| format!("{percent:.0} %")),
+            format!("{:.2}", figures.mib_per_s),
+            percent(cell.throughput_overhead_percent, 2),
+            format!("{:.3}", figures.latency_ms),
+            percent(cell.latency_overhead_percent, 2),
+            figures.latency_p99_ms.map_or_else(dash, |ms| format!("{ms:.3}")),
+            format!("{:.0}", figures.iops),
+            figures.repetitions.to_string(),
+            percent(figures.coefficient_of_variation_percent, 1),
+            variation.map_or_else(dash, |value| format!("± {value:.1} %")),
+            percent(figures.cpu_percent, 0),
         ]);
     }
     table
 }
 
-/// As the published table has them: two digits. What rounds to nothing has no sign.
-fn percent(value: Option<f64>) -> String {
-    let Some(value) = value else { return "-".to_owned() };
-    match format!("{value:.2} %") {
-        zero if zero == "-0.00 %" => "0.00 %".to_owned(),
-        text => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::summary::tests::{example, given_example};
     use super::*;
     use flagstone_bench::table::Form;
 
     #[test]
-    fn ours_stands_beside_the_published_and_says_that_it_is_emulated() {
-        let tables = tables(&super::super::summary::tests::example());
+    fn emulated_figures_stand_beside_published_ones() {
+        let tables = tables(&example());
         assert_eq!(tables.len(), 4);
         for table in &tables {
             assert!(table.title.contains("EMULATED"), "{}", table.title);
         }
         let [throughput, latency, _, all] = &tables[..] else { panic!("four") };
-        assert_eq!(throughput.rows.len(), 1, "what was not measured is left out");
-        let cells: Vec<_> = latency.rows[0].iter().map(String::as_str).collect();
+        assert_eq!(throughput.rows.len(), 1, "sizes without measurements are omitted");
         assert_eq!(
-            cells,
-            ["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %", "16.67 %"]
+            latency.rows,
+            [[
+                "8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %",
+                "16.67 %"
+            ]]
         );
-        let cells: Vec<_> = throughput.rows[0].iter().map(String::as_str).collect();
         assert_eq!(
-            cells,
-            ["8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "13.04 %", "16.67 %"]
+            throughput.rows,
+            [[
+                "8K", "75.00", "58.87", "93.75", "96.80", "20.00 %", "39.18 %", "13.04 %",
+                "16.67 %"
+            ]]
         );
         let text = all.write(Form::Text);
         assert!(text.contains("8K cold     cold, log on persistent disk"), "{text}");
     }
 
     #[test]
-    fn nothing_has_no_sign() {
-        assert_eq!(percent(Some(-0.001)), "0.00 %");
-        assert_eq!(percent(Some(-0.02)), "-0.02 %");
-        assert_eq!(percent(None), "-");
+    fn given_figures_are_marked_by_provenance() {
+        let tables = tables(&given_example(None));
+        let [_, latency, all] = &tables[..] else { panic!("three tables") };
+        assert!(!latency.title.contains("EMULATED") && latency.title.contains("served"));
+        assert_eq!((&*latency.head[1], &*latency.head[3]), ("mirror [served]", "no mirror"));
+        assert_eq!(
+            latency.rows,
+            [["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "-", "-"]]
+        );
+        assert_eq!(all.rows.len(), 2);
     }
 }

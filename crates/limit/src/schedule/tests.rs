@@ -1,5 +1,5 @@
-//! The pure schedule in a loop of its own: hosts that always have so many commands in flight, time
-//! that jumps from event to event, and windows over everything that went.
+//! Tests of the schedule in an event loop: hosts with a constant queue depth, time that jumps from
+//! event to event, and sliding windows over all started commands.
 
 use proptest::prelude::*;
 
@@ -9,12 +9,12 @@ use crate::rates::{Budget, IoStep, Rate};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A host: a flow that always has `depth` commands in flight, each `pause_ns` after one was served.
+/// A flow that always has `depth` commands in flight, each sent `pause_ns` after one completed.
 #[derive(Clone, Copy, Debug)]
 struct Host {
     depth: usize,
     bytes: u32,
-    /// Of a hundred commands, so many are reads.
+    /// Percentage of reads.
     reads: u64,
     pause_ns: u64,
 }
@@ -29,7 +29,7 @@ impl Host {
     }
 }
 
-/// A command that went.
+/// A started command.
 #[derive(Clone, Copy, Debug)]
 struct Gone {
     at_ns: u64,
@@ -41,11 +41,11 @@ struct Loop {
     schedule: Schedule,
     hosts: Vec<Host>,
     now_ns: u64,
-    /// Commands to come, by time; those of one time in the order in which they were added.
+    /// Future commands, by time; equal times in the order in which they were added.
     coming: BinaryHeap<Reverse<(u64, u64, usize)>>,
     added: u64,
     tickets: std::collections::BTreeMap<u32, (Ticket, usize, Request)>,
-    /// Reads and writes alternate by a counter, so there is no chance in the mix.
+    /// A counter alternates reads and writes, without randomness.
     made: Vec<u64>,
     gone: Vec<Gone>,
 }
@@ -129,9 +129,9 @@ fn slot_of(ticket: Ticket) -> u32 {
     ticket.index()
 }
 
-/// The least and the most of any window of a second within the run, whenever it begins.
+/// Minimum and maximum over all windows of one second within the run.
 fn windows(gone: &[Gone], amount: impl Fn(&Gone) -> u64) -> (u64, u64) {
-    // Before each: all that went earlier.
+    // Sums of all earlier commands.
     let mut sums = vec![0];
     gone.iter().for_each(|one| sums.push(sums[sums.len() - 1] + amount(one)));
     let last = gone[gone.len() - 1].at_ns;
@@ -148,7 +148,8 @@ fn windows(gone: &[Gone], amount: impl Fn(&Gone) -> u64) -> (u64, u64) {
             }
             *from
         };
-        // The window that begins with this one has the most, the one just behind it the least.
+        // The window that starts with this command has the maximum, the one just after it the
+        // minimum.
         most = most.max(sums[beyond(&mut until, &|at| at < end)] - sums[index]);
         let from = beyond(&mut behind, &|at| at <= one.at_ns);
         least = least.min(sums[beyond(&mut through, &|at| at <= end)] - sums[from]);
@@ -157,7 +158,7 @@ fn windows(gone: &[Gone], amount: impl Fn(&Gone) -> u64) -> (u64, u64) {
     (least, most)
 }
 
-/// Any second is within 1 % of the rate, or within one I/O where that is more.
+/// Every second is within 1 % of the rate, or within one I/O if that is more.
 fn assert_exact(gone: &[Gone], rate: u64, one: u64, amount: impl Fn(&Gone) -> u64) {
     let (least, most) = windows(gone, amount);
     let slack = (rate / 100).max(one);
@@ -165,7 +166,7 @@ fn assert_exact(gone: &[Gone], rate: u64, one: u64, amount: impl Fn(&Gone) -> u6
     assert!(least >= rate - slack, "only {least} in a second, of {rate}");
 }
 
-/// Jain's fairness index: 1 when all have the same.
+/// Jain's fairness index: 1 if all are equal.
 fn jain(amounts: &[u64]) -> f64 {
     let sum: f64 = amounts.iter().map(|amount| *amount as f64).sum();
     let squares: f64 = amounts.iter().map(|amount| (*amount as f64).powi(2)).sum();
@@ -181,7 +182,7 @@ fn bytes(rate: u64) -> Limit {
 }
 
 #[test]
-fn iops_are_exact_in_any_second_at_all_rates_depths_and_mixes() {
+fn iops_limit_is_exact_in_any_second() {
     for rate in [100, 333, 3000, 15_000, 100_000, 1_000_000] {
         for (depth, reads) in [(1, 100), (1, 50), (32, 0), (256, 70)] {
             let host = Host { depth, bytes: 4096, reads, pause_ns: 200 };
@@ -193,7 +194,7 @@ fn iops_are_exact_in_any_second_at_all_rates_depths_and_mixes() {
 }
 
 #[test]
-fn throughput_is_exact_in_any_second_at_all_rates_and_sizes() {
+fn throughput_limit_is_exact_in_any_second() {
     for (rate, sizes) in [
         (1_000_000, vec![512, 4096]),
         (240_000_000, vec![4096, 65536, 1 << 20]),
@@ -211,7 +212,7 @@ fn throughput_is_exact_in_any_second_at_all_rates_and_sizes() {
 }
 
 #[test]
-fn the_scarcer_of_two_budgets_decides() {
+fn scarcer_budget_decides() {
     let limit = Limit { bytes: Budget::total(240_000_000), ..ios(15_000) };
     for (size, rate) in [(4096, 15_000), (16384, 240_000_000 / 16384), (262_144, 915)] {
         let mut run = Loop::new(&limit, &[Host::reader(32, size)]);
@@ -221,13 +222,13 @@ fn the_scarcer_of_two_budgets_decides() {
 }
 
 #[test]
-fn separate_budgets_do_not_hold_each_other_up() {
+fn separate_budgets_are_independent() {
     let limit = Limit {
         ios: Budget::separate(20_000, 500),
         bytes: Budget::separate(800_000_000, 400_000_000),
         ..Limit::default()
     };
-    // One host with both, and one of each.
+    // One host with both kinds, and one host of each kind.
     for hosts in [
         &[Host { depth: 600, bytes: 4096, reads: 50, pause_ns: 0 }][..],
         &[Host::reader(8, 4096), Host::writer(64, 4096)],
@@ -245,7 +246,7 @@ fn separate_budgets_do_not_hold_each_other_up() {
 }
 
 #[test]
-fn mixed_reads_and_writes_stay_on_the_line_of_a_shared_budget() {
+fn mixed_io_stays_within_shared_budget() {
     // The published line of a disk with 3,000 reads or 15,000 writes a second.
     let limit = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     for (reads, read_rate, write_rate) in [(100, 3000, 0), (50, 2500, 2500), (0, 0, 15_000)] {
@@ -260,7 +261,7 @@ fn mixed_reads_and_writes_stay_on_the_line_of_a_shared_budget() {
             }
         }
     }
-    // A host that only reads and one that only writes have half of the budget each.
+    // A read-only host and a write-only host get half of the budget each.
     let mut run = Loop::new(&limit, &[Host::reader(32, 8192), Host::writer(32, 8192)]);
     run.run(3 * SECOND_NS);
     let (reads, writes) = (run.of_host(0, |_| 1), run.of_host(1, |_| 1));
@@ -288,15 +289,15 @@ fn large_ios_count_as_several() {
 }
 
 #[test]
-fn connections_have_the_same_however_deep_their_queues_and_large_their_ios() {
-    // I/Os, of hosts from depth 1 to 64.
+fn flows_share_fairly_at_any_depth_and_size() {
+    // I/Os, of hosts with depth 1 to 64.
     let depths = [1, 2, 8, 64].map(|depth| Host { pause_ns: 20_000, ..Host::reader(depth, 4096) });
     let mut run = Loop::new(&ios(10_000), &depths);
     run.run(3 * SECOND_NS);
     let had: Vec<u64> = (0..depths.len()).map(|host| run.of_host(host, |_| 1)).collect();
     assert!(jain(&had) > 0.999, "{had:?}");
     assert_exact(&run.gone, 10_000, 1, |_| 1);
-    // Bytes, of hosts with small and large I/Os, and of one that both reads and writes.
+    // Bytes, of hosts with small and large I/Os, and of one host that reads and writes.
     let sizes = [4096, 65536, 1 << 20].map(|size| Host::reader(32, size));
     let both = Host { reads: 50, ..sizes[1] };
     let hosts = [sizes[0], sizes[1], sizes[2], both];
@@ -308,20 +309,20 @@ fn connections_have_the_same_however_deep_their_queues_and_large_their_ios() {
 }
 
 #[test]
-fn a_host_with_little_to_do_waits_for_little() {
-    // 63 commands in flight of one host, and one each 10 ms of another: it never waits for more than
-    // the command before it.
+fn light_flow_has_short_waits() {
+    // 63 commands in flight of one host, and one every 10 ms of another, which never waits for more
+    // than one earlier command.
     let light = Host { pause_ns: 10_000_000, ..Host::reader(1, 4096) };
     let mut run = Loop::new(&ios(1000), &[Host::writer(63, 4096), light]);
     run.run(3 * SECOND_NS);
-    // Each of its rounds takes the pause and at most two commands' time.
+    // Each of its rounds takes the pause and at most the time of two commands.
     let rounds = run.of_host(1, |_| 1);
     assert!(rounds >= 3_000 / 12, "{rounds}");
 }
 
 #[test]
-fn what_a_busy_machine_delays_is_made_up_for() {
-    // Each 200 ms the server is kept from its CPU for 30 ms, and so are its hosts.
+fn late_timers_are_compensated() {
+    // Every 200 ms the server and its hosts do not get their CPU for 30 ms.
     let limit = Limit { bytes: Budget::total(1_000_000_000), ..ios(15_000) };
     for depth in [4, 64, 1000] {
         let mut run = Loop::new(&limit, &[Host::reader(depth, 4096)]);
@@ -332,12 +333,12 @@ fn what_a_busy_machine_delays_is_made_up_for() {
         }
         let count = run.gone.len() as u64;
         assert!((59_400..=60_600).contains(&count), "depth {depth}: {count} in 4 s");
-        // And once it is made up for, the rate is what it was.
+        // After the make-up, the rate is exact again.
         let calm = run.gone.len() + 600;
         run.run(3 * SECOND_NS);
         assert_exact(&run.gone[calm..], 15_000, 1, |_| 1);
     }
-    // But not for more than a tenth of a second.
+    // At most a tenth of a second is made up for.
     let mut run = Loop::new(&limit, &[Host::reader(1000, 4096)]);
     run.run(SECOND_NS);
     run.now_ns += 20 * SECOND_NS;
@@ -345,7 +346,7 @@ fn what_a_busy_machine_delays_is_made_up_for() {
     run.run(SECOND_NS);
     let after = run.gone.len() - before;
     assert!(after <= 15_000 * 1106 / 1000, "{after} in the second after");
-    // Nor for what hosts did not ask for.
+    // Time without demand is not made up for.
     let pausing = Host { pause_ns: 30_000_000, ..Host::reader(150, 4096) };
     let mut run = Loop::new(&limit, &[pausing]);
     run.run(3 * SECOND_NS);
@@ -354,7 +355,7 @@ fn what_a_busy_machine_delays_is_made_up_for() {
 }
 
 #[test]
-fn a_full_bucket_lasts_as_long_as_it_was_given_and_fills_again() {
+fn burst_credit_drains_and_refills_exactly() {
     let rate = Rate::new(1000).bursting(4000, 2);
     let ios = Budget { total: Some(rate), ..Budget::default() };
     let limit = Limit { ios, ..Limit::default() };
@@ -385,7 +386,7 @@ fn a_full_bucket_lasts_as_long_as_it_was_given_and_fills_again() {
 }
 
 #[test]
-fn new_numbers_hold_at_once_for_those_who_wait() {
+fn changed_limit_applies_to_waiters() {
     let mut run = Loop::new(&ios(100), &[Host::reader(64, 4096), Host::writer(64, 4096)]);
     run.run(2 * SECOND_NS);
     let (slow, changed_at) = (run.gone.len(), run.now_ns);
@@ -395,19 +396,19 @@ fn new_numbers_hold_at_once_for_those_who_wait() {
     assert!(run.gone[slow].at_ns - changed_at < 1_000_000);
     let had = [run.of_host(0, |_| 1), run.of_host(1, |_| 1)];
     assert!(jain(&had) > 0.9999, "{had:?}");
-    // Slower again: what is owed is owed at the new rate, and no more than one.
+    // A lower rate: the debt is at the new rate, and at most one command.
     let fast = run.gone.len();
     run.schedule.set(ticks(run.now_ns), &ios(200));
     run.run(2 * SECOND_NS);
     assert_exact(&run.gone[fast..], 200, 2, |_| 1);
-    // No limit: all go.
+    // Unlimited: all start.
     run.schedule.set(ticks(run.now_ns), &Limit::default());
     run.grant();
     assert_eq!(run.schedule.waiting(), 0);
 }
 
 #[test]
-fn what_goes_away_gives_back_its_place_and_its_charge() {
+fn cancelled_request_returns_its_charge() {
     let mut schedule = Schedule::new(&ios(10));
     let request = Request { class: Class::Read, bytes: 4096 };
     let start = ticks(SECOND_NS);
@@ -420,7 +421,7 @@ fn what_goes_away_gives_back_its_place_and_its_charge() {
     schedule.leave(first, false);
     assert_eq!(schedule.waiting(), 2);
     let due = schedule.due().unwrap();
-    // The turn of one comes; it goes away before it went: the next need not wait for it.
+    // A command is granted and then dropped: the next one need not wait for it.
     let granted = schedule.next(due).unwrap();
     assert_eq!(granted, third, "the other flow has had less");
     assert_eq!(schedule.next(due), None);
@@ -431,7 +432,7 @@ fn what_goes_away_gives_back_its_place_and_its_charge() {
 }
 
 #[test]
-fn too_many_are_turned_away_but_never_all_of_a_flow() {
+fn full_queue_rejects_but_keeps_one_per_flow() {
     let mut schedule = Schedule::new(&ios(1));
     let request = Request { class: Class::Write, bytes: 512 };
     let mut waits = |flow: u64| match schedule.enter(0, flow, request) {
@@ -448,7 +449,7 @@ fn too_many_are_turned_away_but_never_all_of_a_flow() {
     assert_eq!(waits(1_000_000), 0);
 }
 
-/// A step of the property test.
+/// Step of the property test.
 #[derive(Clone, Debug)]
 enum Step {
     Arrive {
@@ -456,9 +457,9 @@ enum Step {
         class: usize,
         kib: u32,
     },
-    /// Time passes, in microseconds; those whose turn has come go.
+    /// Time passes, in microseconds; granted commands start.
     Pass(u32),
-    /// One that waits goes away, or one whose turn has come does not go.
+    /// A waiting command is dropped, or a granted one does not start.
     Leave(usize),
     Set(usize),
 }
@@ -495,10 +496,10 @@ fn some_limit(which: usize) -> Limit {
 }
 
 proptest! {
-    /// Whatever happens: nobody is lost, commands of a flow and class keep their order, nothing
-    /// waits while its meters are free, and at the end all go.
+    /// For any sequence: no command is lost, commands of a flow and class keep their order, no
+    /// command waits while its meters are free, and at the end all have started.
     #[test]
-    fn nobody_is_lost_or_overtaken(limit in 0..4_usize, steps in prop::collection::vec(step(), 1..200)) {
+    fn waiters_are_served_once_and_in_order(limit in 0..4_usize, steps in prop::collection::vec(step(), 1..200)) {
         let mut schedule = Schedule::new(&some_limit(limit));
         let mut waiting: Vec<(Ticket, u64, usize, u64)> = Vec::new();
         let (mut now, mut number) = (ticks(SECOND_NS), 0);
@@ -542,9 +543,9 @@ proptest! {
         prop_assert!(now < ticks(3600 * SECOND_NS), "and soon");
     }
 
-    /// In any span, what goes is what the rate gives in it, the tolerance's, and one command.
+    /// In any interval, the started commands are at most the rate, the tolerance, and one command.
     #[test]
-    fn no_span_has_more_than_its_share(
+    fn no_interval_exceeds_the_rate(
         rate in 100_u64..100_000,
         depths in prop::collection::vec((1_usize..40, 0_u64..=100, 0_u64..3_000_000), 1..5),
         span_ns in 1_000_000_u64..SECOND_NS,

@@ -1,9 +1,9 @@
-//! What a verified run knows, in a file that outlives the run: append-only, written as writes and
-//! flushes complete.
+//! Journal of a verified run: an append-only file, written as writes and flushes complete, that
+//! outlives the run.
 //!
-//! A process that is killed loses what it had not appended yet, the last milliseconds: then less is
-//! known, never something wrong. The file is not flushed: it survives SIGKILL of this process, not a
-//! power loss of this machine.
+//! A process that is killed loses the records of the last milliseconds. Then less is known, but all
+//! of it is correct. The file is not flushed: it survives SIGKILL of this process, not a power loss
+//! of this machine.
 //!
 //! Layout, little-endian. Header of 64 bytes:
 //!
@@ -48,33 +48,33 @@ const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
 const RECORD_BYTES: usize = 16;
 
-/// Why a journal cannot be written or read.
+/// Reason that a journal cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The file's own trouble.
-    #[error("cannot {0} the file of the verified state: {1}")]
+    /// File error.
+    #[error("cannot {0} the state file: {1}")]
     File(&'static str, io::Error),
-    /// Another kind of file, or a header that was damaged.
-    #[error("the file holds no verified state: {0}")]
+    /// Not a journal, or a damaged header.
+    #[error("not a state file of a verified run: {0}")]
     Header(&'static str),
-    /// Damage within, rather than at the end that a kill cuts off.
-    #[error("record {0} of the verified state is damaged, and good ones follow it")]
+    /// Damage before the end of the file. (A kill truncates only the end.)
+    #[error("record {0} of the state file is damaged, but valid records follow it")]
     Damaged(u64),
-    /// It tells of another device.
-    #[error("the verified state is of blocks that this device does not have: {0}")]
+    /// The journal does not match the device.
+    #[error("the state file does not match the device: {0}")]
     OtherDevice(&'static str),
 }
 
-/// Whose state a journal keeps.
+/// Identity of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The run.
     pub run_id: u64,
-    /// Place of block 0 on the device, in bytes.
+    /// Offset of block 0 on the device, in bytes.
     pub offset_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The device's block, in bytes.
+    /// Block size of the device, in bytes.
     pub block_bytes: u32,
     /// The writer.
     pub writer: u32,
@@ -123,16 +123,16 @@ impl Header {
     }
 }
 
-/// What happened.
+/// Journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A write completed: `block` holds `oldest` or newer.
     Completed { block: u32, oldest: u32 },
-    /// The same, whatever is lost.
+    /// The same, and durable.
     Durable { block: u32, oldest: u32 },
     /// A flush was issued.
     FlushBegan(u64),
-    /// What had completed before the flush of this number began is durable.
+    /// All writes that completed before the start of this flush are durable.
     FlushDone(u64),
 }
 
@@ -167,7 +167,7 @@ impl Record {
     }
 }
 
-/// The run and number make records of an earlier file in the same place invalid.
+/// The run id and the record number invalidate records that an earlier file left in the same place.
 fn record_crc(run_id: u64, number: u64, record: &[u8]) -> u32 {
     let mut bytes = [0; 28];
     bytes[..8].copy_from_slice(&run_id.to_le_bytes());
@@ -190,7 +190,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     pair(word(bytes, at), word(bytes, at + 4))
 }
 
-/// Appends to a journal beside the I/Os that it tells of.
+/// Appends to a journal concurrently with the I/Os.
 pub(crate) struct Writer {
     file: Rc<File>,
     at: u64,
@@ -202,7 +202,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins a journal at `path`, in place of any that is there.
+    /// Creates a journal at `path`, replacing an existing one.
     pub(crate) async fn create(path: &Path, header: &Header) -> Result<Writer, JournalError> {
         let options = OpenOptions {
             direct: false,
@@ -231,17 +231,17 @@ impl Writer {
         }
     }
 
-    /// True when no more I/O should be begun before some records are written.
+    /// True if no more I/O may start before records are written.
     pub(crate) fn is_full(&self) -> bool {
         self.pending.len() >= JOURNAL_PENDING_MAX_BYTES
     }
 
-    /// True once the file has failed; see [`Writer::into_result`].
+    /// True after a failure of the file; see [`Writer::into_result`].
     pub(crate) fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Ready when everything is written, or nothing more will be.
+    /// Ready when everything is written, or writing has failed.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if let Some(writing) = &mut self.writing {
@@ -269,21 +269,21 @@ impl Writer {
         }
     }
 
-    /// How the writing went.
+    /// Result of the writing.
     pub(crate) fn into_result(self) -> Result<(), JournalError> {
         self.failure.map_or(Ok(()), |error| Err(JournalError::File("write", error)))
     }
 }
 
-/// What a journal tells of each block.
+/// State of each block according to a journal.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) header: Header,
-    /// Oldest generations if only the writing process died.
+    /// Oldest possible generations if only the writing process died.
     pub(crate) completed: Vec<u32>,
-    /// Oldest generations if power was lost.
+    /// Oldest possible generations after a power loss.
     pub(crate) durable: Vec<u32>,
-    /// Blocks completed since the last flush began, perhaps more than once.
+    /// Blocks completed since the start of the last flush, possibly repeated.
     dirty: Vec<u32>,
     flushes: BTreeMap<u64, Vec<(u32, u32)>>,
     number: u64,
@@ -346,7 +346,7 @@ impl Recorded {
                 dirty.dedup();
                 let floors = dirty.into_iter().map(|block| (block, self.completed[block as usize]));
                 self.flushes.insert(id, floors.collect());
-                // More cannot have been in flight; a flush without an end failed.
+                // More cannot have been in flight; a flush without an end has failed.
                 if self.flushes.len() > DEPTH_MAX {
                     self.fail_oldest_flush();
                 }
@@ -388,7 +388,7 @@ pub(crate) async fn load(path: &Path) -> Result<Recorded, JournalError> {
     loop {
         let (result, back) = file.read_at(chunk, at).await;
         chunk = back;
-        // What is left of a record that was cut off is no record.
+        // Ignore the rest of a truncated record.
         let count = result.map_err(failed)?.min(chunk.len()) / RECORD_BYTES * RECORD_BYTES;
         if count == 0 {
             return Ok(recorded);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_story_is_told_again_from_the_file_even_over_an_older_one() {
+    fn journal_replays_over_older_content() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         block_on(async {
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_end_is_forgiven_and_damage_within_is_not() {
+    fn journal_accepts_torn_tail_and_refuses_damage() {
         let mut bytes = records(&STORY);
         let mut recorded = Recorded::new(HEADER);
         recorded.take(&bytes[..bytes.len() - 7]).unwrap();

@@ -1,4 +1,4 @@
-//! A job's I/Os with stamped data, and the judgement of what its reads bring.
+//! Verified workload: the I/Os of a job with stamped data, and the check of its reads.
 
 use std::task::{Context, Poll};
 
@@ -8,21 +8,21 @@ use super::journal::{Record, Writer};
 use super::verifier::{FlushTicket, ReadTicket, Verifier, WriteOutcome, WriteTicket};
 use super::version::Content;
 use super::violation::Violation;
-use crate::lane::{Next, Outcome, Workload};
+use crate::lane::{IoOutcome, Next, Workload};
 use crate::limits::VIOLATIONS_KEPT;
-use crate::plan::{Op, OpKind, Plan};
+use crate::plan::{OpKind, Plan, PlannedIo};
 
-/// What a slot's I/O in flight has announced.
+/// Announcements of the I/O in flight in a slot.
 #[derive(Default)]
 struct Announced {
     writes: Vec<WriteTicket>,
     reads: Vec<ReadTicket>,
     flush: Option<FlushTicket>,
-    /// The stamped data, kept to be reused.
+    /// Stamped data, kept for reuse.
     data: Option<Buf>,
 }
 
-/// A verified workload of one core, over its own blocks.
+/// Verified workload of one core, over its own blocks.
 pub(crate) struct Verified {
     pub(crate) plan: Plan,
     pub(crate) verifier: Verifier,
@@ -56,7 +56,7 @@ impl Verified {
         }
     }
 
-    /// Goes on with another plan. What is still announced of the last one was given up.
+    /// Continues with another plan. Announcements left from the last one belong to abandoned I/Os.
     pub(crate) fn turn_to(&mut self, plan: Plan) {
         self.plan = plan;
         for announced in &mut self.slots {
@@ -90,16 +90,16 @@ impl Verified {
         }
     }
 
-    /// The verifier's numbers of the blocks of `op`.
-    fn blocks(&self, op: &Op) -> std::ops::Range<u64> {
+    /// Block numbers of `op` in the verifier.
+    fn blocks(&self, op: &PlannedIo) -> std::ops::Range<u64> {
         let config = self.verifier.config();
         let block_bytes = u64::from(config.block_bytes);
         let first = (op.offset - config.offset_bytes) / block_bytes;
         first..first + op.len as u64 / block_bytes
     }
 
-    /// Tells the verifier of `op`. False when a block cannot be written once more.
-    fn announce(&mut self, slot: usize, op: &Op) -> bool {
+    /// Announces `op` to the verifier. False if a block has no generations left.
+    fn announce(&mut self, slot: usize, op: &PlannedIo) -> bool {
         if op.kind == OpKind::Flush {
             self.slots[slot].flush = Some(self.flush_begins());
             return true;
@@ -137,7 +137,7 @@ impl Verified {
         }
     }
 
-    fn write_ended(&mut self, slot: usize, op: &Op, completed: bool) {
+    fn write_ended(&mut self, slot: usize, op: &PlannedIo, completed: bool) {
         let outcome = match (completed, self.fua) {
             (false, _) => WriteOutcome::Unknown,
             (true, false) => WriteOutcome::Done,
@@ -176,12 +176,12 @@ impl Workload for Verified {
             }
         }
         match self.plan.next() {
-            Some(op) if self.announce(slot, &op) => Next::Op(op),
+            Some(op) if self.announce(slot, &op) => Next::Io(op),
             _ => Next::End,
         }
     }
 
-    fn payload(&mut self, slot: usize, op: &Op) -> Option<Buf> {
+    fn payload(&mut self, slot: usize, op: &PlannedIo) -> Option<Buf> {
         let kept = self.slots[slot].data.take().and_then(|data| data.try_into_mut().ok());
         let mut data = match kept.filter(|data| data.len() == op.len) {
             Some(data) => data,
@@ -197,16 +197,16 @@ impl Workload for Verified {
         Some(data)
     }
 
-    fn ended(&mut self, slot: usize, op: &Op, outcome: Outcome<'_>) {
+    fn ended(&mut self, slot: usize, op: &PlannedIo, outcome: IoOutcome<'_>) {
         match (op.kind, outcome) {
-            (OpKind::Read, Outcome::Read(bytes)) => self.check(slot, bytes),
+            (OpKind::Read, IoOutcome::Read(bytes)) => self.check(slot, bytes),
             (OpKind::Read, _) => self.slots[slot].reads.clear(),
             (OpKind::Write, outcome) => {
-                self.write_ended(slot, op, matches!(outcome, Outcome::Done));
+                self.write_ended(slot, op, matches!(outcome, IoOutcome::Done));
             }
             (_, outcome) => {
                 if let Some(ticket) = self.slots[slot].flush.take() {
-                    self.flush_ended(ticket, matches!(outcome, Outcome::Done));
+                    self.flush_ended(ticket, matches!(outcome, IoOutcome::Done));
                 }
             }
         }

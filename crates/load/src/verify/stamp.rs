@@ -1,4 +1,4 @@
-//! The stamp in each sector of a verified block, as bytes.
+//! Stamps: the content of each sector of a verified block.
 //!
 //! | bytes | what (little-endian) |
 //! | --- | --- |
@@ -13,111 +13,111 @@
 
 use std::fmt;
 
-use crate::rng::{Rng, split_mix};
+use flagstone_runtime::rng::{Rng, split_mix64};
 
-/// Unit of stamps, in bytes: the smallest block of any device.
+/// Unit of stamps, in bytes: the smallest block size of any device.
 pub(crate) const SECTOR_BYTES: usize = 512;
 
 const MAGIC: [u8; 4] = *b"FSV1";
 const FILL_AT: usize = 32;
 const TAIL_AT: usize = SECTOR_BYTES - 4;
 const FILL_BYTES: usize = TAIL_AT - FILL_AT;
-/// Random bytes that fills are cut from.
+/// Length of the random bytes from which sectors are filled.
 const TEMPLATE_BYTES: usize = 16 << 10;
 
-/// What a block read back turned out to hold.
+/// Content of a block that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum StampReading {
     /// Zeroes.
     Zeroes,
-    /// A whole block of this run, in its place.
+    /// A whole block of this run, at its offset.
     Stamp {
-        /// Its generation.
+        /// Generation.
         generation: u32,
-        /// Who wrote it.
+        /// Writer.
         writer: u32,
     },
-    /// A whole block of another run, in its place.
+    /// A whole block of another run, at its offset.
     OtherRun {
-        /// That run.
+        /// The other run.
         run_id: u64,
-        /// Its generation there.
+        /// Generation in that run.
         generation: u32,
     },
-    /// A sector stamped for another place.
+    /// A sector stamped for another offset.
     Misplaced {
-        /// Where it lies, in bytes.
+        /// Offset at which it was found, in bytes.
         at: u64,
-        /// Where it belongs, in bytes.
+        /// Offset in its stamp, in bytes.
         belongs_at: u64,
-        /// Its generation there.
+        /// Generation in its stamp.
         generation: u32,
         /// Whether this run wrote it.
         ours: bool,
     },
-    /// Sectors of different writes; `None` stands for a sector without a valid stamp.
+    /// Sectors of different writes; `None` is a sector without a valid stamp.
     Torn {
-        /// Offset of the first sector that differs from those before, in bytes.
+        /// Offset of the first sector that differs from the earlier ones, in bytes.
         at: u64,
-        /// Generation before it.
+        /// Generation before that sector.
         before: Option<u32>,
-        /// Generation from it on.
+        /// Generation from that sector on.
         after: Option<u32>,
-        /// Whether this run wrote any of the block.
+        /// Whether this run wrote any part of the block.
         ours: bool,
     },
-    /// A stamp whose checksum is wrong.
+    /// A stamp with a wrong checksum.
     Corrupt {
         /// Offset of the sector, in bytes.
         at: u64,
-        /// Whether this run wrote any of the block.
+        /// Whether this run wrote any part of the block.
         ours: bool,
     },
     /// Bytes without a stamp.
     Foreign,
 }
 
-impl Found {
-    /// Whether any of it was written by this run.
+impl StampReading {
+    /// Whether this run wrote any part of it.
     pub(crate) fn is_ours(&self) -> bool {
         match self {
-            Found::Stamp { .. } => true,
-            Found::Misplaced { ours, .. }
-            | Found::Torn { ours, .. }
-            | Found::Corrupt { ours, .. } => *ours,
-            Found::Zeroes | Found::OtherRun { .. } | Found::Foreign => false,
+            StampReading::Stamp { .. } => true,
+            StampReading::Misplaced { ours, .. }
+            | StampReading::Torn { ours, .. }
+            | StampReading::Corrupt { ours, .. } => *ours,
+            StampReading::Zeroes | StampReading::OtherRun { .. } | StampReading::Foreign => false,
         }
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for StampReading {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |generation: &Option<u32>| match generation {
             Some(generation) => format!("generation {generation}"),
             None => "no valid stamp".to_owned(),
         };
         match self {
-            Found::Zeroes => f.write_str("zeroes"),
-            Found::Stamp { generation, writer } => {
+            StampReading::Zeroes => f.write_str("zeroes"),
+            StampReading::Stamp { generation, writer } => {
                 write!(f, "generation {generation} of writer {writer}")
             }
-            Found::OtherRun { run_id, generation } => {
+            StampReading::OtherRun { run_id, generation } => {
                 write!(f, "generation {generation} of another run ({run_id:016x})")
             }
-            Found::Misplaced { at, belongs_at, generation, ours } => {
+            StampReading::Misplaced { at, belongs_at, generation, ours } => {
                 let run = if *ours { "this run" } else { "another run" };
                 write!(
                     f,
                     "generation {generation} of {run} at offset {at}, which belongs at {belongs_at}"
                 )
             }
-            Found::Torn { at, before, after, .. } => {
+            StampReading::Torn { at, before, after, .. } => {
                 write!(f, "{} up to offset {at} and {} from there", name(before), name(after))
             }
-            Found::Corrupt { at, .. } => {
+            StampReading::Corrupt { at, .. } => {
                 write!(f, "a stamp at offset {at} whose checksum is wrong")
             }
-            Found::Foreign => f.write_str("bytes without a stamp"),
+            StampReading::Foreign => f.write_str("bytes without a stamp"),
         }
     }
 }
@@ -127,7 +127,7 @@ enum Sector {
     Zeroes,
     Foreign,
     Corrupt,
-    /// Head and tail of the sector are of different generations.
+    /// Head and tail of the sector have different generations.
     TornInside {
         head: u32,
         tail: u32,
@@ -155,12 +155,12 @@ impl Stamper {
         Stamper { run_id, writer, template }
     }
 
-    /// Stamps every sector of a block that lies at `offset` bytes.
+    /// Stamps every sector of a block at `offset` bytes.
     pub(crate) fn fill(&self, offset: u64, generation: u32, block: &mut [u8]) {
         for (index, sector) in block.chunks_exact_mut(SECTOR_BYTES).enumerate() {
             let at = offset + (index * SECTOR_BYTES) as u64;
             let mut state = at ^ (u64::from(generation) << 32);
-            let cut = split_mix(&mut state) as usize % (TEMPLATE_BYTES - FILL_BYTES);
+            let cut = split_mix64(&mut state) as usize % (TEMPLATE_BYTES - FILL_BYTES);
             sector[..4].copy_from_slice(&MAGIC);
             sector[8..16].copy_from_slice(&at.to_le_bytes());
             sector[16..24].copy_from_slice(&self.run_id.to_le_bytes());
@@ -173,11 +173,11 @@ impl Stamper {
         }
     }
 
-    /// Says what a block that was read at `offset` bytes holds.
-    pub(crate) fn read(&self, offset: u64, block: &[u8]) -> Found {
+    /// Classifies a block that was read at `offset` bytes.
+    pub(crate) fn read(&self, offset: u64, block: &[u8]) -> StampReading {
         let mut sectors = block.chunks_exact(SECTOR_BYTES).map(read_sector).zip(0_u64..);
         let place = |index: u64| offset + index * SECTOR_BYTES as u64;
-        let Some((first, _)) = sectors.next() else { return Found::Foreign };
+        let Some((first, _)) = sectors.next() else { return StampReading::Foreign };
         let odd = sectors.find(|(sector, index)| {
             let placed =
                 !matches!(sector, Sector::Stamp { offset, .. } if *offset != place(*index));
@@ -193,23 +193,28 @@ impl Stamper {
             || block.chunks_exact(SECTOR_BYTES).any(|sector| self.is_ours(&read_sector(sector)));
         if let Some((sector, index)) = odd {
             let (before, after) = (generation_of(&first), generation_of(&sector));
-            return Found::Torn { at: place(index), before, after, ours: ours() };
+            return StampReading::Torn { at: place(index), before, after, ours: ours() };
         }
         match first {
-            Sector::Zeroes => Found::Zeroes,
-            Sector::Foreign => Found::Foreign,
-            Sector::Corrupt => Found::Corrupt { at: offset, ours: ours() },
-            Sector::TornInside { head, tail } => {
-                Found::Torn { at: offset, before: Some(head), after: Some(tail), ours: ours() }
-            }
+            Sector::Zeroes => StampReading::Zeroes,
+            Sector::Foreign => StampReading::Foreign,
+            Sector::Corrupt => StampReading::Corrupt { at: offset, ours: ours() },
+            Sector::TornInside { head, tail } => StampReading::Torn {
+                at: offset,
+                before: Some(head),
+                after: Some(tail),
+                ours: ours(),
+            },
             Sector::Stamp { run_id, generation, writer, .. } if run_id == self.run_id => {
-                Found::Stamp { generation, writer }
+                StampReading::Stamp { generation, writer }
             }
-            Sector::Stamp { run_id, generation, .. } => Found::OtherRun { run_id, generation },
+            Sector::Stamp { run_id, generation, .. } => {
+                StampReading::OtherRun { run_id, generation }
+            }
         }
     }
 
-    fn misplaced(&self, offset: u64, block: &[u8]) -> Option<Found> {
+    fn misplaced(&self, offset: u64, block: &[u8]) -> Option<StampReading> {
         block.chunks_exact(SECTOR_BYTES).enumerate().find_map(|(index, sector)| {
             let at = offset + (index * SECTOR_BYTES) as u64;
             match read_sector(sector) {
@@ -217,7 +222,7 @@ impl Stamper {
                     if belongs_at != at =>
                 {
                     let ours = run_id == self.run_id;
-                    Some(Found::Misplaced { at, belongs_at, generation, ours })
+                    Some(StampReading::Misplaced { at, belongs_at, generation, ours })
                 }
                 _ => None,
             }
@@ -229,7 +234,7 @@ impl Stamper {
     }
 }
 
-/// Whether two sectors of a block may stem from one write.
+/// Whether two sectors of a block may come from one write.
 fn same_write(first: &Sector, other: &Sector) -> bool {
     match (first, other) {
         (
@@ -276,44 +281,45 @@ mod tests {
         block
     }
 
-    fn read(offset: u64, block: &[u8]) -> Found {
+    fn read(offset: u64, block: &[u8]) -> StampReading {
         Stamper::new(7, 1).read(offset, block)
     }
 
     #[test]
-    fn a_block_reads_back_as_written() {
-        let stamp = Found::Stamp { generation: 3, writer: 1 };
+    fn stamped_block_reads_back() {
+        let stamp = StampReading::Stamp { generation: 3, writer: 1 };
         assert_eq!(read(8192, &block(8192, 3)), stamp);
-        assert_eq!(read(8192, &[0; 4096]), Found::Zeroes);
-        assert_eq!(read(8192, &[9; 4096]), Found::Foreign);
+        assert_eq!(read(8192, &[0; 4096]), StampReading::Zeroes);
+        assert_eq!(read(8192, &[9; 4096]), StampReading::Foreign);
         let other = Stamper::new(8, 1).read(8192, &block(8192, 3));
-        assert_eq!(other, Found::OtherRun { run_id: 7, generation: 3 });
+        assert_eq!(other, StampReading::OtherRun { run_id: 7, generation: 3 });
     }
 
     #[test]
-    fn any_single_flipped_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let good = block(0, 5);
         for bit in (0..good.len() * 8).step_by(37) {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!matches!(read(0, &bad), Found::Stamp { .. }), "bit {bit}");
+            assert!(!matches!(read(0, &bad), StampReading::Stamp { .. }), "bit {bit}");
         }
     }
 
     #[test]
-    fn torn_and_misplaced_blocks_are_told_apart() {
+    fn torn_and_misplaced_blocks_are_distinguished() {
         let mut torn = block(0, 5);
         torn[1024..].copy_from_slice(&block(0, 6)[1024..]);
-        let expected = Found::Torn { at: 1024, before: Some(5), after: Some(6), ours: true };
+        let expected = StampReading::Torn { at: 1024, before: Some(5), after: Some(6), ours: true };
         assert_eq!(read(0, &torn), expected);
         let mut half = block(0, 5);
         half[2048..].fill(0);
-        let expected = Found::Torn { at: 2048, before: Some(5), after: None, ours: true };
+        let expected = StampReading::Torn { at: 2048, before: Some(5), after: None, ours: true };
         assert_eq!(read(0, &half), expected);
         let mut inside = block(0, 5);
         inside[300..512].copy_from_slice(&block(0, 6)[300..512]);
-        assert!(matches!(read(0, &inside), Found::Torn { .. }));
-        let expected = Found::Misplaced { at: 4096, belongs_at: 0, generation: 5, ours: true };
+        assert!(matches!(read(0, &inside), StampReading::Torn { .. }));
+        let expected =
+            StampReading::Misplaced { at: 4096, belongs_at: 0, generation: 5, ours: true };
         assert_eq!(read(4096, &block(0, 5)), expected);
     }
 }

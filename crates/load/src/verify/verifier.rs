@@ -1,69 +1,71 @@
-//! The expected state of every block, and the judgement of what a read brings.
+//! Verifier: the expected state of every block, and the check of read data.
 //!
-//! A block's writes are numbered from 1, its *generations*. At any time a block has *candidates*:
-//! the writes that may be its content now. A write joins when it is issued. It ousts, when it
-//! completes, every candidate that had ended before it was issued. A read that brought one
-//! candidate hides those that it proves to be overwritten, or never to have happened.
+//! The writes of a block are numbered from 1, its *generations*. A block has *candidates*: the
+//! writes that may be its content now. A write becomes a candidate when it is issued. When it
+//! completes, it removes every candidate that had ended before it was issued. A read that returned
+//! one candidate hides the candidates that it proves overwritten or never executed.
 //!
-//! For power losses each block has a *floor*: the oldest generation that a flush or a durable write
-//! leaves possible. What a read proved counts for reads alone: it made nothing durable.
+//! For power losses each block has a *floor*: the oldest generation that flushes and durable writes
+//! leave possible. Evidence from reads counts for later reads only, because a read makes nothing
+//! durable.
 //!
-//! Most blocks have one candidate at most times. That takes 12 bytes and two bits a block; the
-//! others are in a map while they have more.
+//! Most blocks usually have one candidate, which takes 12 bytes and two bits per block. Blocks with
+//! more candidates are in a map meanwhile.
 
 use std::collections::BTreeMap;
 
-use super::stamp::{Found, SECTOR_BYTES, Stamper};
-use super::version::{Content, Initial, Version};
+use super::stamp::{SECTOR_BYTES, StampReading, Stamper};
+use super::version::{BlockVersion, Content, Initial};
 use super::violation::{Expected, Violation, ViolationKind};
 use crate::limits::VERIFY_BLOCKS_MAX;
 
-/// How a write ended.
+/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// Completed.
     Done,
     /// Completed, and durable (FUA).
     Durable,
-    /// Failed or cut off: it took effect before this was known, or never will.
+    /// Failed or interrupted: it took effect before this was reported, or never will.
     Unknown,
 }
 
-/// What to verify.
+/// Identity and extent of the verified data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifierConfig {
-    /// Names the run; different from that of any earlier run on the device.
+    /// Identifies the run; different from every earlier run on the device.
     pub run_id: u64,
-    /// Names the writer within the run.
+    /// Identifies the writer within the run.
     pub writer: u32,
-    /// Place of block 0 on the device, in bytes.
+    /// Offset of block 0 on the device, in bytes.
     pub offset_bytes: u64,
-    /// The device's block, in bytes: a multiple of 512.
+    /// Block size of the device, in bytes: a multiple of 512.
     pub block_bytes: u32,
     /// Number of blocks; at most [`VERIFY_BLOCKS_MAX`].
     pub blocks: u64,
-    /// Completed writes may be lost by a power failure until a flush.
+    /// A power failure may lose completed writes until a flush.
     pub volatile_cache: bool,
-    /// What is there before.
+    /// Content before the run.
     pub initial: Initial,
 }
 
-/// A write that may be a block's content. Times are the verifier's own count of events.
+/// A write that may be the content of a block. Times are the verifier's own count of events.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    version: Version,
+    version: BlockVersion,
     start: u64,
     end: Option<u64>,
-    /// The oldest write that may take effect after this one: durable, it leaves none older.
-    oldest_peer: Version,
-    /// Reads may bring it. Others may only come back by a power loss.
+    /// The oldest write that may take effect after this one. Once durable, it leaves no older one
+    /// possible.
+    oldest_peer: BlockVersion,
+    /// Reads may return it. Hidden candidates can return only through a power loss.
     visible: bool,
 }
 
-/// What a power loss left: any generation from the floor to `newest`.
+/// Content after a power loss: any generation from the floor to `newest`.
 #[derive(Clone, Copy, Debug)]
 struct Leftover {
-    oldest: Version,
+    oldest: BlockVersion,
     newest: u32,
     end: u64,
     visible: bool,
@@ -76,36 +78,36 @@ struct Open {
     leftover: Option<Leftover>,
 }
 
-/// A write that was announced.
+/// An announced write.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "tell how the write ended"]
 pub struct WriteTicket {
     block: u32,
-    version: Version,
+    version: BlockVersion,
     start: u64,
 }
 
-/// A read that was announced.
+/// An announced read.
 #[derive(Debug)]
 #[must_use = "check what the read brought"]
 pub struct ReadTicket {
     block: u32,
     start: u64,
     issued: u32,
-    floor: Version,
+    floor: BlockVersion,
     seen: Seen,
 }
 
 #[derive(Debug)]
 enum Seen {
-    Settled(Version),
+    Settled(BlockVersion),
     Leftover(Leftover),
     Open(Box<Open>),
 }
 
 impl Seen {
-    /// When the first of the candidates began that match what was found; 0 when that is forgotten.
-    fn earliest(&self, found: &Found) -> Option<u64> {
+    /// Start of the first candidate that matches the content; 0 if no longer known.
+    fn earliest(&self, found: &StampReading) -> Option<u64> {
         match self {
             Seen::Settled(version) => version.matches(found).then_some(0),
             Seen::Leftover(_) => Some(0),
@@ -118,13 +120,13 @@ impl Seen {
     }
 }
 
-/// A flush that was announced.
+/// An announced flush.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "tell how the flush ended"]
 pub struct FlushTicket(u64);
 
 impl FlushTicket {
-    /// Its number, from 1, in order.
+    /// Its number, from 1 in order.
     pub fn id(&self) -> u64 {
         self.0
     }
@@ -142,7 +144,7 @@ impl BitSet {
         self.0[bit as usize / 64] >> (bit % 64) & 1 == 1
     }
 
-    /// Sets the bit and says what it was.
+    /// Sets the bit and returns its old value.
     fn set(&mut self, bit: u32, value: bool) -> bool {
         let was = self.get(bit);
         let mask = 1 << (bit % 64);
@@ -152,44 +154,44 @@ impl BitSet {
     }
 }
 
-/// See the module.
+/// Expected content of a range of blocks.
 #[derive(Debug)]
 pub struct Verifier {
     config: VerifierConfig,
     stamper: Stamper,
-    /// Counts events, so that it can be said what ended before what began.
+    /// Counts events, to order ends and starts.
     clock: u64,
-    /// When power was lost last.
+    /// Time of the last power loss.
     power_lost: u64,
     issued: Vec<u32>,
     /// The only candidate of blocks that are neither open nor left over.
-    settled: Vec<Version>,
-    floor: Vec<Version>,
+    settled: Vec<BlockVersion>,
+    floor: Vec<BlockVersion>,
     open: BTreeMap<u32, Open>,
-    /// Blocks that hold what a power loss left, and nobody has looked at since.
+    /// Blocks with content from a power loss that was not read since.
     left_over: BitSet,
-    /// Newest generation of zeroes, where there is one.
+    /// Newest generation of zeroes, if any.
     zeroed: BTreeMap<u32, u32>,
-    /// Blocks with writes that completed since the last flush began.
+    /// Blocks with writes completed since the start of the last flush.
     dirty: Vec<u32>,
     is_dirty: BitSet,
     /// Floors that flushes in flight will raise.
-    flushes: BTreeMap<u64, Vec<(u32, Version)>>,
+    flushes: BTreeMap<u64, Vec<(u32, BlockVersion)>>,
     flush_count: u64,
 }
 
 impl Verifier {
-    /// Expects [`Initial`] content everywhere.
+    /// Starts with [`Initial`] content everywhere.
     ///
     /// # Panics
-    /// When there are no blocks or more than [`VERIFY_BLOCKS_MAX`], or a block is no multiple of 512
-    /// bytes.
+    /// If there are no blocks or more than [`VERIFY_BLOCKS_MAX`], or the block size is not a
+    /// multiple of 512 bytes.
     pub fn new(config: VerifierConfig) -> Verifier {
         assert!((1..=VERIFY_BLOCKS_MAX).contains(&config.blocks), "{} blocks", config.blocks);
         let block_bytes = config.block_bytes as usize;
         assert!(block_bytes > 0 && block_bytes.is_multiple_of(SECTOR_BYTES), "{block_bytes} bytes");
         let blocks = config.blocks as usize;
-        let initial = Version::initial(config.initial);
+        let initial = BlockVersion::initial(config.initial);
         Verifier {
             stamper: Stamper::new(config.run_id, config.writer),
             config,
@@ -208,20 +210,20 @@ impl Verifier {
         }
     }
 
-    /// What it was made for.
+    /// Its configuration.
     pub fn config(&self) -> &VerifierConfig {
         &self.config
     }
 
-    /// Takes over what is known of an earlier run: block `block` holds `oldest` or any later
-    /// generation of that run. What was in flight at its end is not known, so any that it stamped
-    /// is right. Blocks taken over cannot be written.
+    /// Takes over the state of an earlier run: block `block` contains `oldest` or any later
+    /// generation of that run. Writes in flight at its end are unknown, so any stamp of that run is
+    /// accepted. Blocks taken over cannot be written.
     pub(crate) fn expect_recorded(&mut self, block: u32, oldest: u32) {
         let index = block as usize;
-        let initial = Version::initial(self.config.initial);
-        let oldest = if oldest == 0 { initial } else { Version::new(oldest, Content::Stamps) };
+        let initial = BlockVersion::initial(self.config.initial);
+        let oldest = if oldest == 0 { initial } else { BlockVersion::new(oldest, Content::Stamps) };
         self.floor[index] = oldest;
-        self.issued[index] = Version::LAST;
+        self.issued[index] = BlockVersion::LAST;
         self.left_over.set(block, true);
     }
 
@@ -248,7 +250,7 @@ impl Verifier {
         })
     }
 
-    /// The block's candidates, in the map from now on.
+    /// The candidates of the block, in the map from now on.
     fn open(&mut self, block: u32) -> &mut Open {
         let leftover = self.leftover_of(block);
         let settled = self.settled[block as usize];
@@ -257,7 +259,7 @@ impl Verifier {
         self.open.entry(block).or_insert_with(|| match leftover {
             Some(leftover) => Open { candidates: Vec::new(), leftover: Some(leftover) },
             None => {
-                // When it was written is forgotten: `start` and `end` claim the least.
+                // Its times are no longer known: `start` and `end` make the weakest claim.
                 let end = Some(clock);
                 let (version, oldest_peer) = (settled, settled);
                 let only = Candidate { version, start: 0, end, oldest_peer, visible: true };
@@ -266,26 +268,26 @@ impl Verifier {
         })
     }
 
-    /// True when `block` was written 2 billion times and cannot be once more.
+    /// True if `block` was written 2 billion times and has no generations left.
     pub fn is_exhausted(&self, block: u64) -> bool {
-        self.issued[self.block(block) as usize] >= Version::LAST
+        self.issued[self.block(block) as usize] >= BlockVersion::LAST
     }
 
-    /// A write of `block` is about to be issued.
+    /// Announces a write of `block` that is about to be issued.
     ///
     /// # Panics
-    /// Beyond the last block, and when the block [is exhausted](Verifier::is_exhausted).
+    /// Beyond the last block, and if the block [is exhausted](Verifier::is_exhausted).
     pub fn before_write(&mut self, block: u64, content: Content) -> WriteTicket {
         let block = self.block(block);
         let generation = self.issued[block as usize] + 1;
-        assert!(generation <= Version::LAST, "block {block} has no generations left");
-        let version = Version::new(generation, content);
+        assert!(generation <= BlockVersion::LAST, "block {block} has no generations left");
+        let version = BlockVersion::new(generation, content);
         self.open(block);
         self.issued[block as usize] = generation;
         let start = self.tick();
         let open = self.open(block);
         let in_flight = open.candidates.iter().filter(|other| other.end.is_none());
-        let oldest_peer = in_flight.map(|other| other.version).fold(version, Version::min);
+        let oldest_peer = in_flight.map(|other| other.version).fold(version, BlockVersion::min);
         open.candidates.push(Candidate { version, start, end: None, oldest_peer, visible: true });
         if content == Content::Zeroes {
             self.zeroed.insert(block, generation);
@@ -293,7 +295,7 @@ impl Verifier {
         WriteTicket { block, version, start }
     }
 
-    /// Fills `bytes`, one block, with what the announced write is to put there.
+    /// Fills `bytes`, one block, with the content of the announced write.
     pub fn fill(&self, ticket: &WriteTicket, bytes: &mut [u8]) {
         if ticket.version.is_zeroes() {
             bytes.fill(0);
@@ -302,7 +304,7 @@ impl Verifier {
         }
     }
 
-    /// An announced write has ended.
+    /// Reports the end of an announced write.
     pub fn after_write(&mut self, ticket: WriteTicket, outcome: WriteOutcome) {
         let WriteTicket { block, version, start } = ticket;
         let end = self.tick();
@@ -324,7 +326,7 @@ impl Verifier {
         self.settle(block);
     }
 
-    /// Forgets that a block was open, once one candidate is left.
+    /// Removes a block from the map when it has one candidate left.
     fn settle(&mut self, block: u32) {
         let Some(open) = self.open.get(&block) else { return };
         if let ([only], None) = (&open.candidates[..], open.leftover)
@@ -335,8 +337,8 @@ impl Verifier {
         }
     }
 
-    /// The oldest version that may be the content as far as completed writes tell.
-    fn oldest(&self, block: u32) -> Version {
+    /// The oldest version that completed writes leave possible.
+    fn oldest(&self, block: u32) -> BlockVersion {
         if let Some(leftover) = self.leftover_of(block) {
             return leftover.oldest;
         }
@@ -346,23 +348,22 @@ impl Verifier {
         candidates.chain(leftover).min().expect("an open block has a candidate")
     }
 
-    /// Oldest generation of `block` that may be there as far as completed writes tell: what a
-    /// journal records.
+    /// Oldest generation of `block` that completed writes leave possible, as recorded in a journal.
     pub fn oldest_generation(&self, block: u64) -> u32 {
         self.oldest(self.block(block)).generation()
     }
 
-    /// Generation of `block` that no power loss can take back.
+    /// Generation of `block` that no power loss can revert.
     pub fn durable_generation(&self, block: u64) -> u32 {
         self.floor[self.block(block) as usize].generation()
     }
 
-    fn raise(&mut self, block: u32, to: Version) {
+    fn raise(&mut self, block: u32, to: BlockVersion) {
         let floor = &mut self.floor[block as usize];
         *floor = (*floor).max(to);
     }
 
-    /// A flush is about to be issued.
+    /// Announces a flush that is about to be issued.
     pub fn before_flush(&mut self) -> FlushTicket {
         let dirty = std::mem::take(&mut self.dirty);
         let floors = dirty.into_iter().map(|block| {
@@ -375,7 +376,7 @@ impl Verifier {
         FlushTicket(self.flush_count)
     }
 
-    /// An announced flush has ended. After a power loss that came between it tells nothing.
+    /// Reports the end of an announced flush. After a power loss in between it has no effect.
     pub fn after_flush(&mut self, ticket: FlushTicket, completed: bool) {
         let Some(floors) = self.flushes.remove(&ticket.0) else { return };
         for (block, floor) in floors {
@@ -387,9 +388,10 @@ impl Verifier {
         }
     }
 
-    /// The device lost power (or its process died, when writes may live in its memory): every write
-    /// since a block's floor may be there or not. Flushes in flight are over: what their tickets tell
-    /// later is not believed. Writes in flight may still take effect, by a retry, until they end.
+    /// Reports a power loss (or the death of the device's process, if writes may live in its
+    /// memory): every write above the floor of a block may be present or not. Flushes in flight are
+    /// over, and later reports of them are ignored. Writes in flight may still take effect through
+    /// a retry, until they end.
     pub fn after_power_loss(&mut self) {
         self.power_lost = self.tick();
         self.flushes.clear();
@@ -412,7 +414,7 @@ impl Verifier {
         }
     }
 
-    /// A read of `block` is about to be issued.
+    /// Announces a read of `block` that is about to be issued.
     pub fn before_read(&mut self, block: u64) -> ReadTicket {
         let block = self.block(block);
         let start = self.tick();
@@ -427,10 +429,10 @@ impl Verifier {
         ReadTicket { block, start, issued, floor, seen }
     }
 
-    /// Judges what an announced read brought, `bytes` of one block.
+    /// Checks the result of an announced read, the `bytes` of one block.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The violation.
     pub fn check_read(&mut self, ticket: ReadTicket, bytes: &[u8]) -> Result<(), Violation> {
         let block = ticket.block;
         let found = self.stamper.read(self.place(block), bytes);
@@ -444,18 +446,18 @@ impl Verifier {
         Err(Violation { kind, block: u64::from(block), offset_bytes, found, expected })
     }
 
-    fn is_allowed(&self, ticket: &ReadTicket, found: &Found) -> bool {
+    fn is_allowed(&self, ticket: &ReadTicket, found: &StampReading) -> bool {
         let since = match found {
-            Found::Stamp { generation, .. } => {
+            StampReading::Stamp { generation, .. } => {
                 (ticket.issued + 1..=self.issued[ticket.block as usize]).contains(generation)
             }
-            Found::Zeroes => {
+            StampReading::Zeroes => {
                 self.zeroed.get(&ticket.block).is_some_and(|newest| *newest > ticket.issued)
             }
             _ => false,
         };
         let index = ticket.block as usize;
-        // A read that outlived a power loss, by a retry, may bring what that left.
+        // A read that outlived a power loss, through a retry, may return content left by it.
         let retried = ticket.start < self.power_lost && {
             let (oldest, newest, end) = (ticket.floor, self.issued[index], self.power_lost);
             let leftover = Leftover { oldest, newest, end, visible: true };
@@ -478,24 +480,24 @@ impl Verifier {
             }
     }
 
-    fn leftover_matches(&self, block: u32, leftover: &Leftover, found: &Found) -> bool {
+    fn leftover_matches(&self, block: u32, leftover: &Leftover, found: &StampReading) -> bool {
         if leftover.oldest.matches(found) {
             return true;
         }
         let oldest = leftover.oldest.generation();
         match found {
-            Found::Stamp { generation, .. } => {
+            StampReading::Stamp { generation, .. } => {
                 *generation != 0 && (oldest..=leftover.newest).contains(generation)
             }
-            Found::Zeroes => self.zeroed.get(&block).is_some_and(|newest| *newest >= oldest),
+            StampReading::Zeroes => self.zeroed.get(&block).is_some_and(|newest| *newest >= oldest),
             _ => false,
         }
     }
 
-    /// Hides the candidates that a good read proves to be gone.
-    fn learn(&mut self, ticket: &ReadTicket, found: &Found) {
+    /// Hides the candidates that a good read proves impossible.
+    fn learn(&mut self, ticket: &ReadTicket, found: &StampReading) {
         let block = ticket.block;
-        // A read that began before power was lost knows nothing of what came after.
+        // A read that started before the power loss proves nothing about the state after it.
         if ticket.start < self.power_lost {
             return;
         }
@@ -506,7 +508,7 @@ impl Verifier {
         let Some(open) = self.open.get_mut(&block) else { return };
         let matching =
             |candidate: &Candidate| candidate.visible && candidate.version.matches(found);
-        // Of several that match, the one that began first proves least.
+        // Of several matching candidates, the earliest start proves least.
         let starts = open.candidates.iter().filter(|candidate| matching(candidate));
         let Some(proof) = starts.map(|candidate| candidate.start).min() else { return };
         let proof = proof.min(ticket.seen.earliest(found).unwrap_or(u64::MAX));
@@ -520,16 +522,16 @@ impl Verifier {
             && gone(leftover.end)
         {
             let (oldest, newest) = (leftover.oldest.generation(), leftover.newest);
-            let inside = matches!(found, Found::Stamp { generation, .. }
+            let inside = matches!(found, StampReading::Stamp { generation, .. }
                 if (oldest..=newest).contains(generation));
-            // What was read may be a part of the leftover: then that part stays.
-            leftover.visible &= inside || *found == Found::Zeroes || !found.is_ours();
+            // The content may be part of the leftover state: then that part stays.
+            leftover.visible &= inside || *found == StampReading::Zeroes || !found.is_ours();
         }
     }
 
-    fn learn_of_leftover(&mut self, ticket: &ReadTicket, found: &Found) {
-        let Found::Stamp { generation, .. } = found else { return };
-        let version = Version::new(*generation, Content::Stamps);
+    fn learn_of_leftover(&mut self, ticket: &ReadTicket, found: &StampReading) {
+        let StampReading::Stamp { generation, .. } = found else { return };
+        let version = BlockVersion::new(*generation, Content::Stamps);
         let open = self.open(ticket.block);
         if let Some(leftover) = &mut open.leftover {
             leftover.visible = false;
@@ -560,15 +562,17 @@ impl Verifier {
     }
 }
 
-fn classify(found: &Found, expected: &Expected) -> ViolationKind {
+fn classify(found: &StampReading, expected: &Expected) -> ViolationKind {
     match found {
-        Found::Stamp { generation, .. } if *generation < expected.durable => ViolationKind::Lost,
-        Found::Stamp { .. } => ViolationKind::Stale,
-        Found::Zeroes | Found::OtherRun { .. } => ViolationKind::Lost,
-        Found::Misplaced { .. } => ViolationKind::Misplaced,
-        Found::Torn { before: None, after: None, .. } => ViolationKind::Corrupt,
-        Found::Torn { .. } => ViolationKind::Torn,
-        Found::Corrupt { .. } | Found::Foreign => ViolationKind::Corrupt,
+        StampReading::Stamp { generation, .. } if *generation < expected.durable => {
+            ViolationKind::Lost
+        }
+        StampReading::Stamp { .. } => ViolationKind::Stale,
+        StampReading::Zeroes | StampReading::OtherRun { .. } => ViolationKind::Lost,
+        StampReading::Misplaced { .. } => ViolationKind::Misplaced,
+        StampReading::Torn { before: None, after: None, .. } => ViolationKind::Corrupt,
+        StampReading::Torn { .. } => ViolationKind::Torn,
+        StampReading::Corrupt { .. } | StampReading::Foreign => ViolationKind::Corrupt,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The verifier against a model device: a right one is never accused, each wrong one always.
+//! Verifier against a model device: a correct device has no violations, and each faulty one has.
 
 use proptest::prelude::*;
 
@@ -40,8 +40,8 @@ struct Flush {
     done: bool,
 }
 
-/// A device with a volatile cache: each block has a durable content, and later ones that a power
-/// loss may leave in place of it.
+/// A device with a volatile cache: each block has durable content, and later content that a power
+/// loss may leave instead.
 struct Model {
     verifier: Verifier,
     cached: Vec<Vec<Vec<u8>>>,
@@ -49,7 +49,7 @@ struct Model {
     reads: Vec<Read>,
     flushes: Vec<Flush>,
     epoch: u64,
-    /// Contents that blocks had at any time, oldest first.
+    /// All earlier contents of the blocks, oldest first.
     past: Vec<Vec<Vec<u8>>>,
 }
 
@@ -181,7 +181,7 @@ impl Model {
         Ok(())
     }
 
-    /// Lets everything in flight end well.
+    /// Completes everything in flight successfully.
     fn settle(&mut self) -> Result<(), Violation> {
         while !self.reads.is_empty() {
             self.end_read(0)?;
@@ -224,7 +224,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn a_right_device_is_never_accused(steps in steps(), volatile: bool, zeroes: bool) {
+    fn correct_device_has_no_violations(steps in steps(), volatile: bool, zeroes: bool) {
         let model = run(&steps, volatile, zeroes);
         prop_assert!(model.is_ok(), "{}", model.err().unwrap());
         let mut model = model.unwrap();
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stale_block_is_found(steps in steps(), volatile: bool, pick: usize) {
+    fn stale_block_is_found(steps in steps(), volatile: bool, pick: usize) {
         let mut model = run(&steps, volatile, false).unwrap();
         let block = pick % BLOCKS as usize;
         let past = model.past[block].clone();
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn a_read_settles_what_a_failed_write_left(steps in steps(), took_effect: bool) {
+    fn read_resolves_failed_write(steps in steps(), took_effect: bool) {
         let mut model = run(&steps, true, false).unwrap();
         model.write_now(0, false);
         let old = model.content(0);
@@ -262,7 +262,7 @@ proptest! {
     }
 
     #[test]
-    fn a_durable_write_that_a_power_loss_took_is_found(steps in steps(), fua: bool, pick: usize) {
+    fn lost_durable_write_is_found(steps in steps(), fua: bool, pick: usize) {
         let mut model = run(&steps, true, false).unwrap();
         let block = pick % BLOCKS as usize;
         let past = model.past[block].clone();
@@ -291,7 +291,7 @@ proptest! {
         let other = (block + 1) % BLOCKS as usize;
         model.write_now(block, false);
         let old = model.content(block);
-        // Even a failed write that may have taken effect does so whole or not at all.
+        // A failed write that may have taken effect did so completely or not at all.
         model.start_write(block, false, Content::Stamps);
         let new = model.writes[0].bytes.clone();
         model.end_write(0, false);
@@ -307,7 +307,7 @@ proptest! {
 }
 
 #[test]
-fn concurrent_writes_may_end_in_either_order_until_a_read_tells() {
+fn concurrent_writes_may_complete_in_either_order() {
     let mut model = Model::new(true, Initial::Zeroes);
     model.start_write(0, false, Content::Stamps);
     model.start_write(0, false, Content::Stamps);
@@ -325,7 +325,7 @@ fn concurrent_writes_may_end_in_either_order_until_a_read_tells() {
 }
 
 #[test]
-fn a_misplaced_block_is_found_where_nothing_was_written() {
+fn misplaced_block_is_found_in_unwritten_range() {
     let mut model = Model::new(true, Initial::Unknown);
     model.write_now(0, false);
     let content = model.content(0);
@@ -334,7 +334,7 @@ fn a_misplaced_block_is_found_where_nothing_was_written() {
 }
 
 #[test]
-fn what_a_read_proved_is_not_durable() {
+fn observed_data_is_not_assumed_durable() {
     let mut model = Model::new(true, Initial::Zeroes);
     model.write_now(0, true);
     let durable = model.content(0);

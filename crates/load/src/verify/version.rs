@@ -1,20 +1,20 @@
-//! What is in a block, in 32 bits.
+//! Block versions: the content of a block, in 32 bits.
 
-use super::stamp::Found;
+use super::stamp::StampReading;
 
-/// What a write puts there.
+/// Content of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Stamps.
     Stamps,
-    /// Zeroes. A discard is a write of zeroes whose outcome is unknown.
+    /// Zeroes. A discard is treated as a write of zeroes with unknown outcome.
     Zeroes,
 }
 
-/// What the device holds before this run.
+/// Content of the device before this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Anything.
+    /// Unknown content.
     Unknown,
     /// Zeroes.
     Zeroes,
@@ -22,18 +22,18 @@ pub enum Initial {
 
 /// A generation, and whether it is zeroes, in 32 bits; ordered by generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(u32);
+pub(super) struct BlockVersion(u32);
 
-impl Version {
-    /// Last generation of a block.
+impl BlockVersion {
+    /// Last possible generation of a block.
     pub(super) const LAST: u32 = u32::MAX >> 1;
 
-    pub(super) fn new(generation: u32, content: Content) -> Version {
-        Version(generation << 1 | u32::from(content == Content::Zeroes))
+    pub(super) fn new(generation: u32, content: Content) -> BlockVersion {
+        BlockVersion(generation << 1 | u32::from(content == Content::Zeroes))
     }
 
-    pub(super) fn initial(initial: Initial) -> Version {
-        Version(u32::from(initial == Initial::Zeroes))
+    pub(super) fn initial(initial: Initial) -> BlockVersion {
+        BlockVersion(u32::from(initial == Initial::Zeroes))
     }
 
     pub(super) fn is_zeroes(self) -> bool {
@@ -44,12 +44,12 @@ impl Version {
         self.0 >> 1
     }
 
-    pub(super) fn matches(self, found: &Found) -> bool {
+    pub(super) fn matches(self, found: &StampReading) -> bool {
         match (self.0, found) {
-            // What was there before may be anything, but nothing that this run wrote.
+            // The earlier content may be anything except a stamp of this run.
             (0, found) => !found.is_ours(),
-            (_, Found::Zeroes) => self.is_zeroes(),
-            (_, Found::Stamp { generation, .. }) => {
+            (_, StampReading::Zeroes) => self.is_zeroes(),
+            (_, StampReading::Stamp { generation, .. }) => {
                 !self.is_zeroes() && self.generation() == *generation
             }
             _ => false,

@@ -1,24 +1,24 @@
-//! What was found that must not be, in words.
+//! Violations: wrong content of a block, with a description.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::stamp::Found;
+use super::stamp::StampReading;
 
 /// Kinds of broken promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ViolationKind {
-    /// A durable write is gone, or a completed one gave way to what was there before this run.
+    /// A durable write is missing, or a completed one was replaced by content from before this run.
     Lost,
-    /// An older or withdrawn write of this run.
+    /// An older or failed write of this run.
     Stale,
     /// Parts of different writes in one block.
     Torn,
-    /// A block that belongs elsewhere.
+    /// A block stamped for another offset.
     Misplaced,
-    /// Bytes that nobody wrote here.
+    /// Bytes that were never written here.
     Corrupt,
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for ViolationKind {
     }
 }
 
-/// What a read could have brought rightly.
+/// Contents that a read could have returned correctly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// Oldest generation; 0 is what was there before this run.
+    /// Oldest generation; 0 is the content before this run.
     pub oldest: u32,
     /// Newest generation.
     pub newest: u32,
@@ -57,18 +57,18 @@ impl fmt::Display for Expected {
     }
 }
 
-/// A block that holds what it must not.
+/// A block with wrong content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What is wrong.
+    /// Kind of the violation.
     pub kind: ViolationKind,
     /// Number of the block within the verified range.
     pub block: u64,
-    /// Its place on the device, in bytes.
+    /// Its offset on the device, in bytes.
     pub offset_bytes: u64,
-    /// What is there.
-    pub found: Found,
-    /// What should be.
+    /// Content found.
+    pub found: StampReading,
+    /// Content expected.
     pub expected: Expected,
 }
 

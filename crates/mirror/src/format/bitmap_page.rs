@@ -1,29 +1,29 @@
-//! A page of the bitmap. There is one copy of each: a page that cannot be read says nothing, and
-//! then all that it stands for counts as different.
+//! Bitmap page. There is a single copy of each page: if it cannot be read, all blocks that it
+//! covers count as different.
 
 use crate::format::{FormatError, Page, begin, open, put, seal};
-use crate::id::Uuid;
+use crate::id::MirrorId;
 use crate::limits::{BITS_PER_PAGE, PAGE_WRITES_MAX};
 
 pub(super) const MAGIC: &[u8; 8] = b"FSMIRBM\n";
 const WRITES_AT: usize = 40;
 const WORDS_AT: usize = 48;
 
-/// Words of a page.
+/// Words per page.
 pub const WORDS: usize = (BITS_PER_PAGE / 64) as usize;
 
-/// What a page says.
+/// Contents of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
-    /// How often it was written since its log was made: of all pages together this only grows, so a
-    /// page that is older than the superblock says is missed.
+pub struct PageContents {
+    /// How often the page was written since its log was created. The sum over all pages only grows,
+    /// so the loss of a page write that the superblock has recorded is detected.
     pub writes: u64,
     /// Bit `b` of the bitmap is bit `b % 64` of word `b / 64 % 504` of page `b / 32256`.
     pub words: [u64; WORDS],
 }
 
-/// Writes page `number` of the log `log`.
-pub fn encode(log: Uuid, number: u64, contents: &Contents) -> Page {
+/// Encodes page `number` of the log `log`.
+pub fn encode(log: MirrorId, number: u64, contents: &PageContents) -> Page {
     let mut page = begin(MAGIC);
     put(&mut page, 16, &log.0);
     put(&mut page, 32, &number.to_le_bytes());
@@ -35,11 +35,11 @@ pub fn encode(log: Uuid, number: u64, contents: &Contents) -> Page {
     page
 }
 
-/// Reads page `number` of the log `log`.
+/// Decodes page `number` of the log `log`.
 ///
 /// # Errors
-/// See [`FormatError`]; [`FormatError::Foreign`] for a page of another log or place.
-pub fn decode(page: &Page, log: Uuid, number: u64) -> Result<Contents, FormatError> {
+/// See [`FormatError`]; [`FormatError::Foreign`] for a page of another log or position.
+pub fn decode(page: &Page, log: MirrorId, number: u64) -> Result<PageContents, FormatError> {
     let fields = open(page, MAGIC)?;
     if fields.uuid(16) != log || fields.u64(32) != number {
         return Err(FormatError::Foreign);
@@ -49,7 +49,7 @@ pub fn decode(page: &Page, log: Uuid, number: u64) -> Result<Contents, FormatErr
         return Err(FormatError::Field("writes"));
     }
     let words = std::array::from_fn(|index| fields.u64(WORDS_AT + 8 * index));
-    Ok(Contents { writes, words })
+    Ok(PageContents { writes, words })
 }
 
 #[cfg(test)]
@@ -60,13 +60,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn page_round_trips(
             words in prop::collection::vec(any::<u64>(), WORDS),
             writes in 0..=PAGE_WRITES_MAX,
             number: u64,
         ) {
-            let contents = Contents { writes, words: words.try_into().expect("as many") };
-            let (log, other) = (Uuid([3; 16]), Uuid([4; 16]));
+            let contents = PageContents { writes, words: words.try_into().expect("as many") };
+            let (log, other) = (MirrorId([3; 16]), MirrorId([4; 16]));
             let page = encode(log, number, &contents);
             prop_assert_eq!(decode(&page, log, number), Ok(contents));
             prop_assert_eq!(decode(&page, other, number), Err(FormatError::Foreign));
@@ -74,18 +74,18 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_is_noticed(at in 0usize..4096, change in 1u8..) {
-            let contents = Contents { writes: 7, words: [5; WORDS] };
-            let mut page = encode(Uuid([3; 16]), 9, &contents);
+        fn changed_byte_is_detected(at in 0usize..4096, change in 1u8..) {
+            let contents = PageContents { writes: 7, words: [5; WORDS] };
+            let mut page = encode(MirrorId([3; 16]), 9, &contents);
             page[at] ^= change;
-            prop_assert!(decode(&page, Uuid([3; 16]), 9).is_err());
+            prop_assert!(decode(&page, MirrorId([3; 16]), 9).is_err());
         }
     }
 
     #[test]
-    fn more_writes_than_can_be_are_refused() {
-        let forged = Contents { writes: PAGE_WRITES_MAX + 1, words: [0; WORDS] };
-        let page = encode(Uuid([3; 16]), 9, &forged);
-        assert_eq!(decode(&page, Uuid([3; 16]), 9), Err(FormatError::Field("writes")));
+    fn excessive_write_count_is_refused() {
+        let forged = PageContents { writes: PAGE_WRITES_MAX + 1, words: [0; WORDS] };
+        let page = encode(MirrorId([3; 16]), 9, &forged);
+        assert_eq!(decode(&page, MirrorId([3; 16]), 9), Err(FormatError::Field("writes")));
     }
 }

@@ -1,48 +1,48 @@
-//! What replicas write to disk, as pure functions of bytes. `docs/mirror-format.md` has the byte
+//! On-disk format of replicas, as pure functions of bytes. `docs/mirror-format.md` has the byte
 //! maps.
 //!
-//! Promises: what one of these encodes it decodes again; bytes that were torn, changed or belong
-//! to something else are refused with a reason and never panic; every length and number is checked
-//! before it is used, for bytes may come from anybody.
+//! Guarantees: encoding followed by decoding is the identity; torn, changed or foreign bytes are
+//! refused with a reason and never cause a panic; every length and number is checked before use,
+//! because the bytes may come from anywhere.
 
+pub mod activity_log;
 pub mod bitmap_page;
-pub mod hot_record;
 pub mod log_header;
 pub mod superblock;
 
-use crate::id::{Generation, Uuid};
+use crate::id::{Generation, MirrorId};
 use crate::limits::PAGE_BYTES;
 
-/// Version of every structure here.
+/// Version of all structures of this format.
 pub const VERSION: u16 = 1;
 
 /// A page as it is on disk.
 pub type Page = [u8; PAGE_BYTES];
 
-/// Where a page keeps its checksum: in its last four bytes, over all before them.
+/// Offset of a page's checksum: its last four bytes, covering all bytes before them.
 const CRC_AT: usize = PAGE_BYTES - 4;
 
-/// Why bytes are not what they should be.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// Nothing of ours, or nothing at all.
-    #[error("no such structure is here")]
+    /// Foreign data, or none.
+    #[error("there is no such structure")]
     Absent,
     /// Written by a later version.
-    #[error("it has format version {0}, this program knows version {VERSION}")]
+    #[error("it has format version {0}; this release supports version {VERSION}")]
     Version(u16),
     /// Torn or changed.
     #[error("its checksum is wrong: it is torn or damaged")]
     Checksum,
-    /// The checksum is right and the content makes no sense.
-    #[error("its field `{0}` is not possible")]
+    /// Valid checksum, invalid content.
+    #[error("its field `{0}` is invalid")]
     Field(&'static str),
-    /// It belongs to another log, or to another place of this one.
+    /// Belongs to another log, or to another position of this one.
     #[error("it belongs elsewhere")]
     Foreign,
 }
 
-/// Fields of fixed places in a page.
+/// Fields at fixed offsets of a page.
 #[derive(Clone, Copy)]
 struct Fields<'a>(&'a Page);
 
@@ -65,8 +65,8 @@ impl Fields<'_> {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    fn uuid(self, at: usize) -> Uuid {
-        Uuid(self.bytes(at))
+    fn uuid(self, at: usize) -> MirrorId {
+        MirrorId(self.bytes(at))
     }
 
     fn generation(self, at: usize) -> Generation {
@@ -74,12 +74,12 @@ impl Fields<'_> {
     }
 }
 
-/// True of the beginning of a device that is a write-intent log or was one, whatever has become of it,
-/// and nothing else since: also of one that was forgotten, whose headers are zero, or whose making was
-/// not finished. False of what is zero.
+/// True if the beginning of a device is a write-intent log, or was one and has not been used for
+/// anything else since. That includes logs that were removed, whose headers are zero, and logs
+/// whose creation was interrupted. False for zeroes.
 ///
-/// What was written over a log leaves parts of it, but none of those that others use has zeroes or a
-/// header of ours where the headers are.
+/// Another user of the device may leave parts of a log intact, but none leaves both header pages as
+/// zeroes or log headers.
 pub fn is_log(beginning: &[u8]) -> bool {
     let begins = |page: &[u8], magic: &[u8; 8]| page.starts_with(magic);
     let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
@@ -91,10 +91,10 @@ pub fn is_log(beginning: &[u8]) -> bool {
     if headers.any(|page| begins(page, log_header::MAGIC)) {
         return true;
     }
-    // A record is longer than a page where many regions may be hot.
+    // A record spans several pages where many regions may be active.
     let (mut in_record, mut any) = (false, false);
     rest.chunks(PAGE_BYTES).all(|page| {
-        let record = begins(page, hot_record::MAGIC);
+        let record = begins(page, activity_log::MAGIC);
         let begun = record || begins(page, bitmap_page::MAGIC);
         in_record = record || (in_record && !begun && !is_zero(page));
         any |= begun;
@@ -102,8 +102,8 @@ pub fn is_log(beginning: &[u8]) -> bool {
     }) && any
 }
 
-/// The checks that all pages share: magic, then version, then the checksum. A version that is not
-/// ours may have its checksum elsewhere, so it is told first.
+/// Checks common to all pages: magic, version, checksum. The version comes before the checksum
+/// because another version may store its checksum elsewhere.
 fn open<'a>(page: &'a Page, magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
     let fields = Fields(page);
     if fields.bytes(0) != *magic {
@@ -134,10 +134,10 @@ fn seal(page: &mut Page) {
     put(page, CRC_AT, &crc.to_le_bytes());
 }
 
-/// The newer of two slots that are written in turn, and its slot. A torn one leaves the other.
+/// The newer of two alternately written slots, and its index. If one is torn, the other is used.
 ///
 /// # Errors
-/// When neither is valid: why the more telling one is not.
+/// When neither is valid: the more specific of the two errors.
 pub fn newest<T>(
     slots: [Result<T, FormatError>; 2],
     sequence: impl Fn(&T) -> u64,
@@ -154,7 +154,7 @@ pub fn newest<T>(
 mod tests {
     use super::*;
 
-    /// The beginning of a device, of pages that begin with these.
+    /// Beginning of a device whose pages start with these bytes.
     fn device(pages: &[&[u8]]) -> Vec<u8> {
         let mut all = vec![0; pages.len() * PAGE_BYTES];
         for (page, first) in all.chunks_mut(PAGE_BYTES).zip(pages) {
@@ -164,18 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_one_as_long_as_nobody_else_uses_its_device() {
+    fn log_is_recognized_until_device_is_reused() {
         const NO: &[u8] = b"";
         const OTHER: &[u8] = b"?";
         const LG: &[u8] = log_header::MAGIC;
-        const HT: &[u8] = hot_record::MAGIC;
+        const HT: &[u8] = activity_log::MAGIC;
         const BM: &[u8] = bitmap_page::MAGIC;
         for log in [
             &[LG, LG, HT, NO, HT, NO, BM, BM][..],
-            // One header was torn, or never written, or the rest is damaged.
+            // One header torn or never written, or the rest damaged.
             &[LG, NO, HT, NO, HT, NO, BM],
             &[NO, LG, OTHER, OTHER, OTHER, OTHER, OTHER],
-            // Forgotten; not finished; with records of more regions than fit into a page.
+            // Removed; interrupted creation; records longer than a page.
             &[NO, NO, HT, NO, HT, NO, BM, BM],
             &[NO, NO, NO, NO, NO, NO, BM, NO],
             &[NO, NO, HT, OTHER, HT, NO, BM, BM],
@@ -184,7 +184,7 @@ mod tests {
         }
         for other in [
             &[NO, NO, NO, NO, NO][..],
-            // Another has taken the device, and left some of it.
+            // Another user has overwritten parts of the device.
             &[OTHER, LG, HT, NO, HT, NO, BM, BM],
             &[LG, OTHER, HT, NO, HT, NO, BM, BM],
             &[NO, NO, HT, NO, OTHER, NO, BM, BM],

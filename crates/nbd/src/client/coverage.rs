@@ -1,18 +1,17 @@
-//! Which bytes of a read have come, and that none comes twice: a reply that claims success must
-//! have covered all.
+//! Coverage of a read: detects missing and duplicate bytes in its reply chunks.
 
 use crate::limits::MAX_SCATTERED_CHUNKS;
 
-/// The part of a read that has come. Allocates nothing while chunks come in order.
+/// Received part of a read. Allocates nothing while chunks arrive in order.
 #[derive(Debug, Default)]
 pub(crate) struct Coverage {
-    /// All bytes before this one have come.
+    /// All bytes before this offset have arrived.
     front: u32,
-    /// Ranges `[start, end)` beyond `front`, in order, apart from each other.
+    /// Disjoint ranges `[start, end)` beyond `front`, ascending.
     scattered: Vec<(u32, u32)>,
 }
 
-/// The server sent the same byte twice, or too many pieces.
+/// Duplicate byte, or too many pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadChunk;
 
@@ -22,12 +21,12 @@ impl Coverage {
         self.scattered.clear();
     }
 
-    /// True when the first `len` bytes have come.
+    /// True when the first `len` bytes have arrived.
     pub(crate) fn is_whole(&self, len: u32) -> bool {
         self.front == len
     }
 
-    /// Adds `[start, start + len)`, which does not overflow.
+    /// Adds `[start, start + len)`, which must not overflow.
     pub(crate) fn add(&mut self, start: u32, len: u32) -> Result<(), BadChunk> {
         let end = start + len;
         if start < self.front {
@@ -68,9 +67,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The model marks single bytes.
+        /// The model marks individual bytes.
         #[test]
-        fn coverage_equals_a_map_of_bytes(chunks: Vec<(u8, u8)>) {
+        fn coverage_matches_byte_map(chunks: Vec<(u8, u8)>) {
             let mut coverage = Coverage::default();
             let mut bytes = [false; 600];
             for (start, len) in chunks {
@@ -88,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_in_too_many_pieces_is_refused() {
+    fn too_many_reply_pieces_are_refused() {
         let mut coverage = Coverage::default();
         for piece in 0..MAX_SCATTERED_CHUNKS as u32 {
             coverage.add(10 + 2 * piece, 1).unwrap();

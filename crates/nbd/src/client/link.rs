@@ -1,11 +1,9 @@
-//! One core's way to the server: requests go in, and come out answered, whatever happens to the
-//! connection meanwhile.
+//! Per-core connection to the server, which survives reconnects.
 //!
-//! Requests wait in [`Slots`]. While a connection is up, a sender puts all that wait into one send,
-//! within the window, and a receiver (`replies`) completes what is answered. When it breaks, the
-//! manager connects again and what was not answered is sent again. A clock, which stands still
-//! while nothing is under way, replaces connections that stall and fails requests that wait too
-//! long.
+//! Requests wait in [`RequestSlots`]. While connected, a sender puts all waiting requests, within the
+//! window, into one send. A receiver (`replies`) completes answered requests. After a
+//! disconnect, the manager reconnects, and unanswered requests are resent. A clock that runs only
+//! while requests are pending replaces stalled connections and fails requests that wait too long.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -17,39 +15,42 @@ use std::time::Duration;
 
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
-use flagstone_runtime::{BufMut, SendList, buf, random_u64, spawn, spawn_detached, time};
+use flagstone_runtime::{SendList, random_u64, spawn, spawn_detached, time};
+use flagstone_transport::Gather;
 
 use crate::client::replies;
-use crate::client::slots::{Data, Done, Slots};
-use crate::client::target::{Established, Target};
-use crate::limits::{
-    CLIENT_WINDOW, HEADER_BLOCK_BYTES, RECONNECT_MAX, RECONNECT_MIN, SEND_BYTES, TICK,
-};
+use crate::client::slots::{RequestData, RequestResult, RequestSlots};
+use crate::client::target::{EstablishedConnection, RemoteExport};
+use crate::limits::{CLIENT_WINDOW, RECONNECT_MAX, RECONNECT_MIN, SEND_BYTES, TICK};
 use crate::wire::link::LinkId;
-use crate::wire::request::{Cookie, Request, command};
+use crate::wire::request::{Cookie, NbdRequest, command};
 
-/// See the module.
-pub(crate) struct Link {
-    pub(crate) target: Arc<Target>,
+/// Reconnecting link of one core.
+pub(crate) struct ServerLink {
+    pub(crate) target: Arc<RemoteExport>,
     id: LinkId,
-    pub(crate) slots: RefCell<Slots>,
-    /// Something waits to be sent, the window opened, or the device was closed.
+    pub(crate) slots: RefCell<RequestSlots>,
+    /// Requests are queued, the window opened, or the device was closed.
     work: Notify,
-    /// Something is under way.
+    /// Requests are pending.
     clock: Notify,
     clock_parked: Cell<bool>,
-    /// The clock, in ticks of a second; it stands still while nothing is under way.
+    /// Clock in ticks of a second; stops while no request is pending.
     now: Cell<u32>,
     stream: RefCell<Option<Stream>>,
     closed: Cell<bool>,
-    /// Requests answered, to tell a connection that works from one that does not.
+    /// Requests answered, which distinguishes a working connection from a useless one.
     pub(crate) answers: Cell<u64>,
 }
 
-impl Link {
-    /// A link of this core, on a connection that is there already or will be made when needed.
-    pub(crate) fn start(target: Arc<Target>, id: LinkId, first: Option<Established>) -> Rc<Link> {
-        let link = Rc::new(Link {
+impl ServerLink {
+    /// Starts this core's link, on an existing connection or on one made when needed.
+    pub(crate) fn start(
+        target: Arc<RemoteExport>,
+        id: LinkId,
+        first: Option<EstablishedConnection>,
+    ) -> Rc<ServerLink> {
+        let link = Rc::new(ServerLink {
             target,
             id,
             slots: RefCell::default(),
@@ -66,15 +67,19 @@ impl Link {
         link
     }
 
-    /// Ends the link's tasks and its connection once nothing is under way any more.
+    /// Ends the link's tasks and its connection when no request is pending.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         self.work.notify();
         self.clock.notify();
     }
 
-    /// Sends a request and waits for its outcome. The cookie is chosen here.
-    pub(crate) fn submit(self: &Rc<Self>, request: Request, data: Data) -> Outcome {
+    /// Sends a request and waits for its outcome. Assigns the cookie.
+    pub(crate) fn submit(
+        self: &Rc<Self>,
+        request: NbdRequest,
+        data: RequestData,
+    ) -> PendingRequest {
         let mut slots = self.slots.borrow_mut();
         let had_queued = slots.has_queued();
         let slot = slots.insert(request, data, self.now.get());
@@ -85,22 +90,23 @@ impl Link {
         if self.clock_parked.get() {
             self.clock.notify();
         }
-        Outcome { link: self.clone(), slot: Some(slot) }
+        PendingRequest { link: self.clone(), slot: Some(slot) }
     }
 
     fn has_work(&self) -> bool {
         self.slots.borrow().unfinished() > 0
     }
 
-    /// Some requests are done: the window may have opened, or all be done that the end waits for.
+    /// Requests completed: the window may have opened, or the last one before closing has
+    /// completed.
     pub(crate) fn advanced(&self) {
         if self.closed.get() || self.slots.borrow().has_queued() {
             self.work.notify();
         }
     }
 
-    /// Connects whenever there is something to send, until the device is closed and all is done.
-    async fn manage(self: Rc<Self>, first: Option<Established>) {
+    /// Connects whenever requests are queued, until the device is closed and all are done.
+    async fn manage(self: Rc<Self>, first: Option<EstablishedConnection>) {
         let mut ready = first;
         let mut pause = RECONNECT_MIN;
         loop {
@@ -123,7 +129,7 @@ impl Link {
             if self.answers.get() != before {
                 pause = RECONNECT_MIN;
             } else if self.has_work() {
-                // It connects and is of no use: as bad as one that does not.
+                // Connected but answered nothing: as bad as a failed attempt.
                 rest(&mut pause).await;
             }
             if self.closed.get() && !self.has_work() {
@@ -132,8 +138,8 @@ impl Link {
         }
     }
 
-    /// Tries until it works or nobody waits any more.
-    async fn connect_again(&self, pause: &mut Duration) -> Option<Established> {
+    /// Retries until connected, or until no request is pending.
+    async fn connect_again(&self, pause: &mut Duration) -> Option<EstablishedConnection> {
         loop {
             match self.target.connect(self.id).await {
                 Ok(established) => return Some(established),
@@ -147,11 +153,11 @@ impl Link {
     }
 
     /// Sends and receives until the connection ends.
-    async fn use_connection(self: &Rc<Self>, established: Established) {
-        let Established { stream, mut staging, .. } = established;
+    async fn use_connection(self: &Rc<Self>, established: EstablishedConnection) {
+        let EstablishedConnection { stream, mut rx, .. } = established;
         *self.stream.borrow_mut() = Some(stream.clone());
         let sender = spawn(self.clone().send(stream.clone())).abort_on_drop();
-        let end = replies::receive(self, &stream, &mut staging).await;
+        let end = replies::receive(self, &mut rx).await;
         stream.shutdown();
         drop(sender);
         *self.stream.borrow_mut() = None;
@@ -162,10 +168,10 @@ impl Link {
         }
     }
 
-    /// Sends what waits, as much as the window allows, in one send each time.
+    /// Sends queued requests, as many as the window allows, one send at a time.
     async fn send(self: Rc<Self>, stream: Stream) {
         let mut list = SendList::new();
-        let mut headers = None;
+        let mut gather = Gather::default();
         loop {
             let ready = || {
                 let slots = self.slots.borrow();
@@ -173,55 +179,40 @@ impl Link {
                 (some || (self.closed.get() && slots.unfinished() == 0)).then_some(())
             };
             self.work.wait_for(ready).await;
-            let header_block = match headers.take() {
-                Some(block) => block,
-                // Not from the pool: the calls that wait for it may hold all of that.
-                None => buf::alloc_small(HEADER_BLOCK_BYTES),
-            };
-            let (rest, last) = self.fill(&mut list, header_block);
-            headers = rest;
+            let last = self.fill(&mut gather);
+            gather.take_into(&mut list);
             let (result, empty) = stream.send_all(list).await;
             list = empty;
             if result.is_err() || last {
-                // The receiver sees the end, and deals with it.
+                // The receiver sees the end and handles it.
                 return stream.shutdown();
             }
         }
     }
 
-    /// Fills the list; a DISC and true when the device is closed and nothing is left. Gives back
-    /// what is left of the header block.
-    fn fill(&self, list: &mut SendList, mut headers: BufMut) -> (Option<BufMut>, bool) {
+    /// Gathers queued requests. If the device is closed and nothing is pending, adds a DISC and
+    /// returns true.
+    fn fill(&self, gather: &mut Gather) -> bool {
         let mut slots = self.slots.borrow_mut();
-        let mut open = 0;
         if slots.unfinished() == 0 {
-            let disc =
-                Request { flags: 0, command: command::DISC, cookie: Cookie(0), offset: 0, len: 0 };
-            headers[..Request::BYTES].copy_from_slice(&disc.encode());
-            headers.truncate(Request::BYTES);
-            list.push(headers.freeze());
-            return (None, true);
+            let cookie = Cookie(0);
+            put(
+                gather,
+                &NbdRequest { flags: 0, command: command::DISC, cookie, offset: 0, len: 0 },
+            );
+            return true;
         }
-        while headers.len() - open >= Request::BYTES
-            && list.bytes() < SEND_BYTES
-            && slots.on_wire() < CLIENT_WINDOW
-        {
+        while gather.bytes() < SEND_BYTES && slots.on_wire() < CLIENT_WINDOW {
             let Some(slot) = slots.next_to_send(self.now.get()) else { break };
-            headers[open..open + Request::BYTES].copy_from_slice(&slot.request.encode());
-            open += Request::BYTES;
-            if let Data::Write(data) = &slot.data {
-                list.push(headers.split_to(open).freeze());
-                open = 0;
-                list.push(data.clone());
+            put(gather, &slot.request);
+            if let RequestData::Write(data) = &slot.data {
+                gather.payload(data.clone());
             }
         }
-        if open > 0 {
-            list.push(headers.split_to(open).freeze());
-        }
-        ((headers.len() >= Request::BYTES).then_some(headers), false)
+        false
     }
 
-    /// Counts ticks while something is under way, and acts on what takes too long.
+    /// Counts ticks while requests are pending, and enforces the timeouts.
     async fn keep_time(self: Rc<Self>) {
         let options = self.target.options;
         let ticks = |span: Duration| span.as_secs().max(1) as u32;
@@ -241,7 +232,7 @@ impl Link {
                 Some(stream) => {
                     let wait = self.slots.borrow().longest_wait(now);
                     if wait > ticks(options.stall_timeout) {
-                        tracing::warn!("{} does not answer: connecting anew", self.target.address);
+                        tracing::warn!("{} does not answer: reconnecting", self.target.address);
                         stream.shutdown();
                     }
                 }
@@ -254,23 +245,31 @@ impl Link {
     }
 }
 
-/// Waits for about `pause`, and makes the next one longer. Not all clients of a server that came
-/// back should come at the same moment.
+/// Gathers the header of a request.
+fn put(gather: &mut Gather, request: &NbdRequest) {
+    gather.header(NbdRequest::BYTES, |out| {
+        out.copy_from_slice(&request.encode());
+        Some(NbdRequest::BYTES)
+    });
+}
+
+/// Sleeps for a random time around `pause`, and doubles it. The jitter keeps the clients of a
+/// restarted server from reconnecting simultaneously.
 async fn rest(pause: &mut Duration) {
     let half = pause.as_nanos() as u64 / 2;
     time::sleep(Duration::from_nanos(half + random_u64() % (half + 1))).await;
     *pause = (*pause * 2).min(RECONNECT_MAX);
 }
 
-/// The outcome of a request, now or later. Dropping it lets the request go on.
-pub(crate) struct Outcome {
-    link: Rc<Link>,
+/// Future of a request's outcome. Dropping it does not cancel the request.
+pub(crate) struct PendingRequest {
+    link: Rc<ServerLink>,
     slot: Option<u32>,
 }
 
-impl Future for Outcome {
-    type Output = Done;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done> {
+impl Future for PendingRequest {
+    type Output = RequestResult;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RequestResult> {
         let slot = self.slot.expect("polled after completion");
         let polled = self.link.slots.borrow_mut().poll(slot, cx);
         if polled.is_ready() {
@@ -280,7 +279,7 @@ impl Future for Outcome {
     }
 }
 
-impl Drop for Outcome {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
             self.link.slots.borrow_mut().abandon(slot);

@@ -1,23 +1,23 @@
-//! The `nbd://` leaf: a block device that is an export of some NBD server.
+//! NBD client: the `nbd://` block device, an export of an NBD server.
 //!
-//! Each core has a connection of its own, made when it is first needed, if the server allows that
-//! (CAN_MULTI_CONN); otherwise all calls go, copied, over the core that opened the device. Requests
-//! of a core are pipelined, up to [`crate::limits::CLIENT_WINDOW`] on the wire.
+//! If the server allows it (CAN_MULTI_CONN), each core has its own connection, made on demand.
+//! Otherwise all calls are copied to the core that opened the device. Requests of a core are
+//! pipelined, with up to [`crate::limits::CLIENT_WINDOW`] in flight.
 //!
-//! # When the connection is lost
-//! The device connects again, with growing pauses, and sends what was not answered once more, until
-//! [`ClientOptions::request_timeout`]. Reads, writes, zeroes, trims and flushes may be carried out
-//! twice without harm, if the first time is over before the second begins. Our server sees to that
-//! ([`crate::wire::link`]). With other servers a write that is still on its way over the old
-//! connection may be carried out after later ones and undo them, as with every NBD client that
-//! connects again (QEMU, nbd-client).
+//! # Lost connections
+//! The device reconnects with increasing pauses, and resends unanswered requests until
+//! [`ClientOptions::request_timeout`]. All requests are idempotent, provided that the first
+//! execution ends before the second begins. Flagstone's server guarantees that
+//! ([`crate::wire::link`]). With other servers, a write still in flight on the old connection may
+//! execute after later writes and undo them. The same holds for every NBD client that reconnects
+//! (QEMU, nbd-client).
 //!
-//! Writes that were answered but not flushed are another matter: a server that crashed has lost
-//! them if they were in a volatile cache, and NBD does not tell a server that crashed from a network
-//! that failed. So when a connection is lost while such writes exist, the next flush fails with
-//! [`IoError::Poisoned`], and so does all that comes after, until the device is opened again. Who
-//! knows that the server never loses what it answered says so
-//! ([`ClientOptions::server_is_durable`]). A server that does not offer FLUSH counts as such.
+//! Writes that were answered but not flushed need more care. A crashed server loses them if they
+//! were in a volatile cache, and NBD cannot distinguish a crash from a network failure. So if a
+//! connection is lost while such writes exist, the next flush fails with [`IoError::Poisoned`], and
+//! so does every later call until the device is reopened. [`ClientOptions::server_is_durable`]
+//! disables this for servers that never lose answered writes. A server without FLUSH is assumed to
+//! be one.
 
 mod coverage;
 mod link;
@@ -38,14 +38,14 @@ pub use target::{ClientOptions, ConnectError};
 
 use crate::limits::{CLIENT_EFFECT_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::link::LinkId;
-use crate::wire::request::{Cookie, Request, command, command_flag};
+use crate::wire::request::{Cookie, NbdRequest, command, command_flag};
 use crate::wire::transmission_flag as flag;
-use link::{Link, Outcome};
+use link::{PendingRequest, ServerLink};
 use negotiate::ServerInfo;
-use slots::Data;
-use target::{Established, Target};
+use slots::RequestData;
+use target::{EstablishedConnection, RemoteExport};
 
-/// A remote export as a block device. See the module for what happens when the server goes away.
+/// Remote export as a block device. The module documentation describes lost connections.
 #[derive(Debug)]
 pub struct NbdDevice(Arc<Inner>);
 
@@ -53,14 +53,14 @@ impl NbdDevice {
     /// Connects from this core and opens `export`; the empty name is the server's default.
     ///
     /// # Errors
-    /// [`ConnectError`]; there is no second attempt.
+    /// [`ConnectError`], after a single attempt.
     pub async fn connect(
         address: Address,
         export: &str,
         options: ClientOptions,
     ) -> Result<Arc<NbdDevice>, ConnectError> {
         let id = LinkId(random_u64());
-        let (target, first) = Target::open(address, export, options, id).await?;
+        let (target, first) = RemoteExport::open(address, export, options, id).await?;
         let core = flagstone_runtime::core_index();
         let several = target.info.has(flag::CAN_MULTI_CONN);
         let home = (!several).then(|| (core, flagstone_runtime::cores()[core].clone()));
@@ -79,7 +79,7 @@ impl Drop for NbdDevice {
     }
 }
 
-/// The geometry that a server's words amount to, and the longest read or write in one request.
+/// Geometry derived from the server's information, and the longest read or write per request.
 fn shape(info: &ServerInfo) -> (Geometry, usize) {
     let [minimum, preferred, maximum] = info.block_sizes;
     let block_bytes = minimum.max(512);
@@ -98,12 +98,12 @@ fn shape(info: &ServerInfo) -> (Geometry, usize) {
 }
 
 struct Inner {
-    target: Arc<Target>,
+    target: Arc<RemoteExport>,
     geometry: Geometry,
-    /// Longest read or write in one request, in bytes; a multiple of the block size.
+    /// Longest read or write per request, in bytes; a multiple of the block size.
     piece_bytes: usize,
-    links: CoreLocal<Rc<Link>>,
-    /// The only core that may talk to the server, if that allows but one connection.
+    links: CoreLocal<Rc<ServerLink>>,
+    /// The only core that may connect, if the server allows one connection.
     home: Option<(usize, CoreHandle)>,
 }
 
@@ -114,16 +114,20 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Inner {
-    /// This core's link, started now if there is none.
-    fn link(self: &Arc<Self>) -> Rc<Link> {
+    /// This core's link, started on demand.
+    fn link(self: &Arc<Self>) -> Rc<ServerLink> {
         match self.links.get() {
             Some(link) => Rc::clone(&link),
             None => self.start_link(LinkId(random_u64()), None),
         }
     }
 
-    fn start_link(self: &Arc<Self>, id: LinkId, first: Option<Established>) -> Rc<Link> {
-        let link = Link::start(self.target.clone(), id, first);
+    fn start_link(
+        self: &Arc<Self>,
+        id: LinkId,
+        first: Option<EstablishedConnection>,
+    ) -> Rc<ServerLink> {
+        let link = ServerLink::start(self.target.clone(), id, first);
         self.links.get_or_init(|| link.clone());
         let (inner, closing) = (self.clone(), link.clone());
         spawn_detached(async move {
@@ -134,8 +138,8 @@ impl Inner {
         link
     }
 
-    /// The core to call, if it is not this one.
-    fn elsewhere(&self) -> Option<&CoreHandle> {
+    /// The core to forward calls to, unless it is this one.
+    fn forward_core(&self) -> Option<&CoreHandle> {
         let (core, handle) = self.home.as_ref()?;
         (*core != flagstone_runtime::core_index()).then_some(handle)
     }
@@ -145,17 +149,17 @@ impl Inner {
         command: u16,
         flags: u16,
         range: (u64, u64),
-        data: Data,
-    ) -> Outcome {
+        data: RequestData,
+    ) -> PendingRequest {
         let (offset, len) = (range.0, range.1 as u32);
-        let request = Request { flags, command, cookie: Cookie(0), offset, len };
+        let request = NbdRequest { flags, command, cookie: Cookie(0), offset, len };
         self.link().submit(request, data)
     }
 
     fn read(self: &Arc<Self>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let len = buf.len();
         if len <= self.piece_bytes {
-            let data = Data::Read(buf);
+            let data = RequestData::Read(buf);
             let outcome = self.submit(command::READ, 0, (offset, len as u64), data);
             return IoFuture::later(async move { outcome.await?.ok_or(IoError::ReadFault) });
         }
@@ -178,7 +182,7 @@ impl Inner {
         if len <= self.piece_bytes && !by_flush {
             let flags = if fua { command_flag::FUA } else { 0 };
             let range = (offset, len as u64);
-            let outcome = self.submit(command::WRITE, flags, range, Data::Write(data));
+            let outcome = self.submit(command::WRITE, flags, range, RequestData::Write(data));
             return IoFuture::later(async move { outcome.await.map(drop) });
         }
         let inner = self.clone();
@@ -202,7 +206,7 @@ impl Inner {
             Ok(covers) => covers,
             Err(error) => return IoFuture::ready(Err(error)),
         };
-        let outcome = self.submit(command::FLUSH, 0, (0, 0), Data::Nothing);
+        let outcome = self.submit(command::FLUSH, 0, (0, 0), RequestData::Nothing);
         let inner = self.clone();
         IoFuture::later(async move {
             let result = outcome.await.map(drop);
@@ -210,14 +214,14 @@ impl Inner {
         })
     }
 
-    /// A command without payload on a range of any length, in pieces.
+    /// Sends a command without payload on a range of any length, in pieces.
     fn affect(self: &Arc<Self>, kind: u16, flags: u16, offset: u64, len: u64) -> IoFuture<()> {
         let inner = self.clone();
         IoFuture::later(async move {
             let mut done = 0;
             while done < len {
                 let piece = (len - done).min(CLIENT_EFFECT_BYTES);
-                inner.submit(kind, flags, (offset + done, piece), Data::Nothing).await?;
+                inner.submit(kind, flags, (offset + done, piece), RequestData::Nothing).await?;
                 done += piece;
             }
             Ok(())
@@ -279,7 +283,7 @@ impl BlockDevice for NbdDevice {
         if let Err(error) = self.0.target.check().and(checked) {
             return IoFuture::ready(Err(error));
         }
-        match self.0.elsewhere() {
+        match self.0.forward_core() {
             None => self.0.read(offset, buf),
             Some(core) => relay::read(&self.0, core, offset, buf),
         }
@@ -292,14 +296,14 @@ impl BlockDevice for NbdDevice {
         if let Err(error) = self.0.target.check().and(checked) {
             return IoFuture::ready(Err(error));
         }
-        match self.0.elsewhere() {
+        match self.0.forward_core() {
             None => self.0.write(offset, data, fua),
             Some(core) => relay::write(&self.0, core, offset, &data, fua),
         }
     }
 
     fn flush(&self) -> IoFuture<()> {
-        match self.0.elsewhere() {
+        match self.0.forward_core() {
             None => self.0.flush(),
             Some(core) => relay::command(&self.0, core, |inner| inner.flush()),
         }
@@ -314,7 +318,7 @@ impl BlockDevice for NbdDevice {
             return IoFuture::ready(Ok(()));
         }
         let trim = move |inner: &Arc<Inner>| inner.affect(command::TRIM, 0, offset, len);
-        match self.0.elsewhere() {
+        match self.0.forward_core() {
             None => trim(&self.0),
             Some(core) => relay::command(&self.0, core, trim),
         }
@@ -326,7 +330,7 @@ impl BlockDevice for NbdDevice {
             return IoFuture::ready(Err(error));
         }
         let zero = move |inner: &Arc<Inner>| inner.write_zeroes(offset, len, flags);
-        match self.0.elsewhere() {
+        match self.0.forward_core() {
             None => zero(&self.0),
             Some(core) => relay::command(&self.0, core, zero),
         }

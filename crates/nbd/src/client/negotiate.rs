@@ -1,10 +1,10 @@
-//! The client's side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
+//! Client side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
 
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::LinkId;
 use crate::wire::option::{
-    REPLY_HEADER_BYTES, ReplyHeader, info, info_request, meta_request, option, put_option,
+    OptionReplyHeader, REPLY_HEADER_BYTES, info, info_request, meta_request, option, put_option,
     reply_type,
 };
 use crate::wire::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, transmission_flag};
@@ -13,18 +13,18 @@ use crate::wire::{u16_at, u32_at, u64_at};
 const GREETING_BYTES: usize = 18;
 const TRAILING_ZEROES: usize = 124;
 
-/// What the server said about the export.
+/// Export properties reported by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Size of the export, in bytes.
     pub size_bytes: u64,
-    /// [`transmission_flag`]s.
+    /// Bits of [`transmission_flag`].
     pub flags: u16,
     /// Reads are answered in chunks.
     pub structured: bool,
-    /// The server ends a link's earlier connection before it serves the next.
+    /// The server ends a link's previous connection before it serves the next.
     pub fences: bool,
-    /// Minimum, preferred and maximum sizes, in bytes; the protocol's defaults if not said.
+    /// Minimum, preferred and maximum block sizes, in bytes; the protocol's defaults if absent.
     pub block_sizes: [u32; 3],
 }
 
@@ -35,42 +35,42 @@ impl ServerInfo {
     }
 }
 
-/// Why there is no session.
+/// Reason why the negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NegotiationError {
-    /// Whoever answers does not speak NBD.
-    #[error("this is no NBD server: it begins with 0x{0:016x}")]
+    /// The peer does not speak NBD.
+    #[error("not an NBD server: its greeting begins with 0x{0:016x}")]
     NotNbd(u64),
-    /// A server from before 2010.
-    #[error("the server speaks the old form of the protocol only")]
+    /// The server predates 2010.
+    #[error("the server supports only the old form of the protocol")]
     TooOld,
-    /// There is no such export.
+    /// The export does not exist.
     #[error("the server has no export `{0}`")]
     UnknownExport(String),
-    /// There is to be such an export: later attempts may find it.
+    /// The export is expected: a later attempt may succeed.
     #[error("the server's export `{0}` is not available yet: it waits for its own device")]
     NotYet(String),
-    /// The server refuses with an error reply.
+    /// The server sent an error reply.
     #[error("the server refuses (error {code}): {message}")]
     Refused {
-        /// Number of the error, without its high bit ("Option reply types").
+        /// Error number without its high bit ("Option reply types").
         code: u32,
-        /// The server's words; may be empty.
+        /// Message of the server; may be empty.
         message: String,
     },
-    /// The server's bytes are not the protocol.
-    #[error("the server broke the protocol: {0}")]
+    /// The server violated the protocol.
+    #[error("the server violated the protocol: {0}")]
     Broken(&'static str),
 }
 
 use NegotiationError::Broken;
 
-/// What [`Negotiation::step`] leads to.
+/// Next action after [`Negotiation::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// More bytes are needed.
+pub enum NegotiationStep {
+    /// Receive more bytes.
     More,
-    /// Something was consumed; send what was written and call again.
+    /// A message was consumed: send the output and call again.
     Again,
     /// The transmission phase begins.
     Begin(ServerInfo),
@@ -82,12 +82,12 @@ enum State {
     Structured,
     Link,
     Go,
-    /// The export is not available: is it expected?
+    /// The export is unavailable: ask whether it is expected.
     Expected,
     ExportName,
 }
 
-/// One negotiation of a client.
+/// Negotiation state of a client.
 #[derive(Debug)]
 pub struct Negotiation {
     export: String,
@@ -96,13 +96,13 @@ pub struct Negotiation {
     zeroes: bool,
     replies: u32,
     size_and_flags: Option<(u64, u16)>,
-    /// The server has said so of the export.
+    /// The server reported the export as expected.
     expected: bool,
     info: ServerInfo,
 }
 
 impl Negotiation {
-    /// For the export of that name, as the next connection of that link.
+    /// Negotiates the named export for the next connection of `link`.
     pub fn new(export: &str, link: LinkId) -> Negotiation {
         let block_sizes = [1, 4096, MAX_REQUEST_BYTES];
         let (structured, fences) = (false, false);
@@ -119,8 +119,8 @@ impl Negotiation {
         }
     }
 
-    /// Takes at most one message from the front of `input` and writes what to send to `out`.
-    /// Returns how many bytes it took, and what follows.
+    /// Consumes at most one message from the front of `input`, and writes output to `out`. Returns
+    /// the bytes consumed and the next action.
     ///
     /// # Errors
     /// [`NegotiationError`]: close the connection.
@@ -128,7 +128,7 @@ impl Negotiation {
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<(usize, Progress), NegotiationError> {
+    ) -> Result<(usize, NegotiationStep), NegotiationError> {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
@@ -142,13 +142,13 @@ impl Negotiation {
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<(usize, Progress), NegotiationError> {
+    ) -> Result<(usize, NegotiationStep), NegotiationError> {
         let (Some(init), Some(magic), Some(flags)) =
             (u64_at(input, 0), u64_at(input, 8), u16_at(input, 16))
         else {
             return match u64_at(input, 0) {
                 Some(other) if other != INIT_MAGIC => Err(NegotiationError::NotNbd(other)),
-                _ => Ok((0, Progress::More)),
+                _ => Ok((0, NegotiationStep::More)),
             };
         };
         if init != INIT_MAGIC {
@@ -162,16 +162,17 @@ impl Negotiation {
         out.extend_from_slice(&u32::from(flags & known).to_be_bytes());
         put_option(out, option::STRUCTURED_REPLY, &[]);
         self.state = State::Structured;
-        Ok((GREETING_BYTES, Progress::Again))
+        Ok((GREETING_BYTES, NegotiationStep::Again))
     }
 
     fn option_reply(
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<(usize, Progress), NegotiationError> {
-        let header = ReplyHeader::decode(input).map_err(|_| Broken("not a reply to an option"))?;
-        let Some(header) = header else { return Ok((0, Progress::More)) };
+    ) -> Result<(usize, NegotiationStep), NegotiationError> {
+        let header =
+            OptionReplyHeader::decode(input).map_err(|_| Broken("not a reply to an option"))?;
+        let Some(header) = header else { return Ok((0, NegotiationStep::More)) };
         let expected = match self.state {
             State::Structured => option::STRUCTURED_REPLY,
             State::Link => option::SET_META_CONTEXT,
@@ -188,7 +189,7 @@ impl Negotiation {
         let end = REPLY_HEADER_BYTES + header.len as usize;
         let Some(data) = input.get(REPLY_HEADER_BYTES..end) else {
             self.replies -= 1;
-            return Ok((0, Progress::More));
+            return Ok((0, NegotiationStep::More));
         };
         let progress = match self.state {
             State::Structured => self.structured_reply(header.kind, out),
@@ -199,27 +200,27 @@ impl Negotiation {
         Ok((end, progress))
     }
 
-    fn structured_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> Progress {
-        // An error only means that there are no structured replies here.
+    fn structured_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> NegotiationStep {
+        // An error only means that the server lacks structured replies.
         self.info.structured = kind == reply_type::ACK;
         if self.info.structured {
-            // Metadata contexts, and so links, are for those who use structured replies.
+            // Metadata contexts, and therefore links, require structured replies.
             let request = meta_request(&self.export, &self.link.encode());
             put_option(out, option::SET_META_CONTEXT, &request);
             self.state = State::Link;
         } else {
             self.go(out);
         }
-        Progress::Again
+        NegotiationStep::Again
     }
 
-    fn link_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> Progress {
+    fn link_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> NegotiationStep {
         match kind {
             reply_type::META_CONTEXT => self.info.fences = true,
-            // Whether it is an ACK or a refusal, it is the last reply.
+            // ACK or refusal: either is the last reply.
             _ => self.go(out),
         }
-        Progress::Again
+        NegotiationStep::Again
     }
 
     fn go(&mut self, out: &mut Vec<u8>) {
@@ -232,11 +233,11 @@ impl Negotiation {
         kind: u32,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Progress, NegotiationError> {
+    ) -> Result<NegotiationStep, NegotiationError> {
         match kind {
             reply_type::INFO => {
                 self.information(data)?;
-                Ok(Progress::Again)
+                Ok(NegotiationStep::Again)
             }
             reply_type::ACK => {
                 let (size, flags) = self.size_and_flags.ok_or(Broken("no size before the end"))?;
@@ -245,14 +246,14 @@ impl Negotiation {
             reply_type::ERR_UNSUP => {
                 put_option(out, option::EXPORT_NAME, self.export.as_bytes());
                 self.state = State::ExportName;
-                Ok(Progress::Again)
+                Ok(NegotiationStep::Again)
             }
-            // Metadata contexts, in which more is said, are for those who use structured replies.
+            // The metadata context with the reason requires structured replies.
             reply_type::ERR_UNKNOWN if self.info.structured => {
                 let request = meta_request(&self.export, EXPECTED_CONTEXT);
                 put_option(out, option::LIST_META_CONTEXT, &request);
                 self.state = State::Expected;
-                Ok(Progress::Again)
+                Ok(NegotiationStep::Again)
             }
             reply_type::ERR_UNKNOWN => Err(NegotiationError::UnknownExport(self.export.clone())),
             error if error & reply_type::ERROR_BIT != 0 => Err(NegotiationError::Refused {
@@ -263,12 +264,16 @@ impl Negotiation {
         }
     }
 
-    fn expected_reply(&mut self, kind: u32, data: &[u8]) -> Result<Progress, NegotiationError> {
+    fn expected_reply(
+        &mut self,
+        kind: u32,
+        data: &[u8],
+    ) -> Result<NegotiationStep, NegotiationError> {
         if kind == reply_type::META_CONTEXT {
             self.expected |= data.get(4..) == Some(EXPECTED_CONTEXT.as_bytes());
-            return Ok(Progress::Again);
+            return Ok(NegotiationStep::Again);
         }
-        // Whether it is an ACK or a refusal, it is the last reply.
+        // ACK or refusal: either is the last reply.
         let export = self.export.clone();
         Err(match self.expected {
             true => NegotiationError::NotYet(export),
@@ -292,18 +297,18 @@ impl Negotiation {
         Ok(())
     }
 
-    fn export_name(&mut self, input: &[u8]) -> Result<(usize, Progress), NegotiationError> {
+    fn export_name(&mut self, input: &[u8]) -> Result<(usize, NegotiationStep), NegotiationError> {
         let bytes = 10 + if self.zeroes { TRAILING_ZEROES } else { 0 };
         let (Some(size), Some(flags)) = (u64_at(input, 0), u16_at(input, 8)) else {
-            return Ok((0, Progress::More));
+            return Ok((0, NegotiationStep::More));
         };
         if input.len() < bytes {
-            return Ok((0, Progress::More));
+            return Ok((0, NegotiationStep::More));
         }
         Ok((bytes, self.begin(size, flags)?))
     }
 
-    fn begin(&mut self, size_bytes: u64, flags: u16) -> Result<Progress, NegotiationError> {
+    fn begin(&mut self, size_bytes: u64, flags: u16) -> Result<NegotiationStep, NegotiationError> {
         let [minimum, preferred, maximum] = self.info.block_sizes;
         if !minimum.is_power_of_two() || minimum > 1 << 16 || !preferred.is_power_of_two() {
             return Err(Broken("block sizes that are not powers of two up to 64 KiB"));
@@ -312,9 +317,9 @@ impl Negotiation {
             return Err(Broken("a maximum size below the minimum"));
         }
         if flags & transmission_flag::HAS_FLAGS == 0 {
-            return Err(Broken("transmission flags without the first"));
+            return Err(Broken("transmission flags without HAS_FLAGS"));
         }
         (self.info.size_bytes, self.info.flags) = (size_bytes, flags);
-        Ok(Progress::Begin(self.info))
+        Ok(NegotiationStep::Begin(self.info))
     }
 }

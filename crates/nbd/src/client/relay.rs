@@ -1,34 +1,35 @@
-//! Calls from one core to another, for servers that must not be used over several connections.
+//! Forwarding of calls to another core, for servers that allow only one connection.
 
 use std::future::{Future, poll_fn};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, buf};
+use parking_lot::Mutex;
 
 use crate::client::Inner;
 
 struct Cell<T> {
     value: Option<Result<T, IoError>>,
-    /// The other core has dropped the call.
+    /// The other core dropped the call.
     gone: bool,
     waker: Option<Waker>,
 }
 
-/// Gives the outcome to the caller's core, also when the call is dropped half-way.
+/// Delivers the outcome to the caller's core, even if the call is dropped midway.
 struct Sender<T>(Arc<Mutex<Cell<T>>>);
 
 impl<T> Sender<T> {
     fn send(self, value: Result<T, IoError>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).value = Some(value);
+        self.0.lock().value = Some(value);
     }
 }
 
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
-        let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cell = self.0.lock();
         cell.gone = true;
         let waker = cell.waker.take();
         drop(cell);
@@ -38,7 +39,7 @@ impl<T> Drop for Sender<T> {
     }
 }
 
-/// Runs `make`'s future on the other core and waits for its outcome here.
+/// Runs the future of `make` on the other core and waits for its outcome here.
 async fn call<T, F, Fut>(core: &CoreHandle, make: F) -> Result<T, IoError>
 where
     T: Send + 'static,
@@ -49,7 +50,7 @@ where
     let sender = Sender(cell.clone());
     core.spawn(move || async move { sender.send(make().await) });
     poll_fn(|cx| {
-        let mut cell = cell.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cell = cell.lock();
         if cell.value.is_none() && !cell.gone {
             cell.waker = Some(cx.waker().clone());
             return Poll::Pending;
@@ -59,9 +60,9 @@ where
     .await
 }
 
-/// A place for the next of `left` bytes. The caller holds as much again on its core, so at the
-/// ceiling of memory this does not wait for others who do: pieces of 4 KiB will do, had beyond it,
-/// one for each call. (Servers that insist on larger blocks are waited for.)
+/// Buffer for the next of `left` bytes. The caller already holds the same amount on its core. At
+/// the memory ceiling this therefore does not wait, and allocates pieces of 4 KiB beyond it, one
+/// per call. It does wait if the server requires larger blocks.
 async fn place(inner: &Inner, left: usize) -> BufMut {
     if let Some(place) = buf::try_alloc(left) {
         return place;
@@ -72,7 +73,7 @@ async fn place(inner: &Inner, left: usize) -> BufMut {
     buf::alloc(left).await
 }
 
-/// A read on `core`; the data is copied, for buffers stay on their cores.
+/// Reads on `core`; the data is copied, because buffers stay on their cores.
 pub(crate) fn read(
     inner: &Arc<Inner>,
     core: &CoreHandle,
@@ -95,7 +96,7 @@ pub(crate) fn read(
     })
 }
 
-/// A write on `core`.
+/// Writes on `core`.
 pub(crate) fn write(
     inner: &Arc<Inner>,
     core: &CoreHandle,
@@ -120,7 +121,7 @@ pub(crate) fn write(
     })
 }
 
-/// A call without data on `core`.
+/// Runs a call without data on `core`.
 pub(crate) fn command(
     inner: &Arc<Inner>,
     core: &CoreHandle,

@@ -1,90 +1,113 @@
-//! Receives replies: one receive brings many; data goes to the buffer of the request that asked.
+//! Reply receiver: many replies per receive, with data placed in the buffer of its request.
 
 use std::cell::RefCell;
 use std::io;
 
-use flagstone_runtime::net::Stream;
+use flagstone_transport::{Rx, RxError};
 
-use crate::client::link::Link;
-use crate::client::slots::{Data, Slots};
+use crate::client::link::ServerLink;
+use crate::client::slots::{RequestData, RequestSlots};
 use crate::limits::MAX_ERROR_CHUNK_BYTES;
-use crate::staging::Staging;
-use crate::wire::reply::{BadReplyMagic, CHUNK_BYTES, FLAG_DONE, Header, chunk};
+use crate::wire::reply::{BadReplyMagic, CHUNK_BYTES, FLAG_DONE, ReplyHeader, chunk};
 use crate::wire::request::{Cookie, command, command_flag};
 use crate::wire::{Errno, u16_at, u32_at, u64_at};
 
-/// Why a connection cannot be used any more.
+/// Reason why a connection is unusable.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum End {
+pub(crate) enum ReplyError {
     #[error("{0}")]
     Failed(#[from] io::Error),
     #[error("{0}")]
     OutOfStep(#[from] BadReplyMagic),
-    #[error("the server broke the protocol: {0}")]
+    #[error("the server violated the protocol: {0}")]
     Broken(&'static str),
     #[error("the server is shutting down")]
     ShuttingDown,
 }
 
-use End::Broken;
+use ReplyError::Broken;
 
-/// Where data of a reply belongs.
+/// Destination of reply data.
 struct Place {
     cookie: Cookie,
-    /// In the request's buffer, in bytes.
+    /// Offset in the request's buffer, in bytes.
     at: u32,
     len: u32,
 }
 
+impl From<RxError> for ReplyError {
+    fn from(error: RxError) -> ReplyError {
+        ReplyError::Failed(error.into())
+    }
+}
+
 /// Completes requests until the connection ends.
-pub(crate) async fn receive(link: &Link, stream: &Stream, staging: &mut Staging) -> End {
+pub(crate) async fn receive(link: &ServerLink, rx: &mut Rx) -> ReplyError {
     loop {
-        match next(link, stream, staging).await {
+        match next(link, rx).await {
             Ok(()) => {}
             Err(end) => return end,
         }
     }
 }
 
-/// Takes one reply or chunk.
-async fn next(link: &Link, stream: &Stream, staging: &mut Staging) -> Result<(), End> {
-    let Some(header) = Header::decode(staging.unread())? else {
+/// Processes one reply or chunk.
+async fn next(link: &ServerLink, rx: &mut Rx) -> Result<(), ReplyError> {
+    let Some(header) = header(rx)? else {
         link.advanced();
-        return want(stream, staging, staging.unread().len() + 1).await;
+        return Ok(rx.more_pooled().await?);
     };
     match header {
-        Header::Simple { cookie, error } => {
-            staging.consume(header.bytes());
-            simple(link, stream, staging, cookie, error).await
+        ReplyHeader::Simple { cookie, error } => {
+            rx.skip(header.bytes());
+            simple(link, rx, cookie, error).await
         }
-        Header::Chunk { cookie, flags, kind, len } => {
-            let fixed = fixed_bytes(kind, len)?;
-            want(stream, staging, CHUNK_BYTES + fixed).await?;
-            let place = {
-                let body = &staging.unread()[CHUNK_BYTES..CHUNK_BYTES + fixed];
-                one_chunk(&mut link.slots.borrow_mut(), cookie, kind, len, body)?
-            };
-            staging.consume(CHUNK_BYTES + fixed);
+        ReplyHeader::Chunk { cookie, flags, kind, len } => {
+            let bytes = CHUNK_BYTES + fixed_bytes(kind, len)?;
+            while rx.available() < bytes {
+                rx.more_pooled().await?;
+            }
+            let place = chunk_without_data(link, rx, cookie, kind, len, bytes)?;
+            rx.skip(bytes);
             if let Some(place) = place {
-                fill(&link.slots, stream, staging, place).await?;
+                fill(&link.slots, rx, place).await?;
             }
             if flags & FLAG_DONE != 0 { finish(link, cookie) } else { Ok(()) }
         }
     }
 }
 
-/// Receives until `count` bytes are unread.
-async fn want(stream: &Stream, staging: &mut Staging, count: usize) -> Result<(), End> {
-    while staging.unread().len() < count {
-        if staging.receive(stream).await? == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-    }
-    Ok(())
+/// Header of the next reply or chunk, once it has arrived.
+fn header(rx: &Rx) -> Result<Option<ReplyHeader>, BadReplyMagic> {
+    let mut scratch = [0; CHUNK_BYTES];
+    let bytes = rx.peek(rx.available().min(CHUNK_BYTES), &mut scratch).unwrap_or_default();
+    ReplyHeader::decode(bytes)
 }
 
-/// Bytes of a chunk's payload that come before any data.
-fn fixed_bytes(kind: u16, len: u32) -> Result<usize, End> {
+/// Processes the first `bytes` of a chunk, which have arrived.
+fn chunk_without_data(
+    link: &ServerLink,
+    rx: &Rx,
+    cookie: Cookie,
+    kind: u16,
+    len: u32,
+    bytes: usize,
+) -> Result<Option<Place>, ReplyError> {
+    // Only an error with a long message is longer.
+    let mut short = [0; 64];
+    let mut long = Vec::new();
+    let scratch = if bytes <= short.len() {
+        &mut short[..]
+    } else {
+        long.resize(bytes, 0);
+        &mut long[..]
+    };
+    let body = &rx.peek(bytes, scratch).expect("the bytes have arrived")[CHUNK_BYTES..];
+    one_chunk(&mut link.slots.borrow_mut(), cookie, kind, len, body)
+}
+
+/// Bytes of a chunk's payload that precede its data.
+fn fixed_bytes(kind: u16, len: u32) -> Result<usize, ReplyError> {
     match kind {
         chunk::NONE if len == 0 => Ok(0),
         chunk::OFFSET_DATA if len > 8 => Ok(8),
@@ -97,15 +120,14 @@ fn fixed_bytes(kind: u16, len: u32) -> Result<usize, End> {
 }
 
 async fn simple(
-    link: &Link,
-    stream: &Stream,
-    staging: &mut Staging,
+    link: &ServerLink,
+    rx: &mut Rx,
     cookie: Cookie,
     error: u32,
-) -> Result<(), End> {
+) -> Result<(), ReplyError> {
     let data = {
         let mut slots = link.slots.borrow_mut();
-        let slot = slots.find(cookie).ok_or(Broken("a reply to no request"))?;
+        let slot = slots.find(cookie).ok_or(Broken("a reply to an unknown request"))?;
         let is_read = slot.request.command == command::READ;
         if is_read && link.target.info.structured {
             return Err(Broken("a simple reply to a read"));
@@ -117,21 +139,21 @@ async fn simple(
     };
     if let Some(len) = data {
         cover(&mut link.slots.borrow_mut(), cookie, 0, len)?;
-        fill(&link.slots, stream, staging, Place { cookie, at: 0, len }).await?;
+        fill(&link.slots, rx, Place { cookie, at: 0, len }).await?;
     }
     finish(link, cookie)
 }
 
-/// Takes in a chunk without its data, and says where data that follows belongs.
+/// Processes a chunk without its data, and returns the destination of the data.
 fn one_chunk(
-    slots: &mut Slots,
+    slots: &mut RequestSlots,
     cookie: Cookie,
     kind: u16,
     len: u32,
     body: &[u8],
-) -> Result<Option<Place>, End> {
-    let truncated = Broken("a chunk that ends too soon");
-    let slot = slots.find(cookie).ok_or(Broken("a chunk of no request"))?;
+) -> Result<Option<Place>, ReplyError> {
+    let truncated = Broken("a truncated chunk");
+    let slot = slots.find(cookie).ok_or(Broken("a chunk for an unknown request"))?;
     if kind & chunk::ERROR_BIT != 0 {
         let (Some(error), Some(message)) = (u32_at(body, 0), u16_at(body, 4)) else {
             return Err(truncated);
@@ -152,74 +174,70 @@ fn one_chunk(
     let at = offset.checked_sub(request.offset).and_then(|at| u32::try_from(at).ok());
     let inside = |at: &u32| at.checked_add(len).is_some_and(|end| end <= request.len);
     let Some(at) = at.filter(inside).filter(|_| request.command == command::READ && len > 0) else {
-        return Err(Broken("data that was not asked for"));
+        return Err(Broken("unrequested data"));
     };
     cover(slots, cookie, at, len)?;
     if hole.is_none() {
         return Ok(Some(Place { cookie, at, len }));
     }
-    if let Some(Data::Read(buf)) = slots.find(cookie).map(|slot| &mut slot.data) {
+    if let Some(RequestData::Read(buf)) = slots.find(cookie).map(|slot| &mut slot.data) {
         buf[at as usize..(at + len) as usize].fill(0);
     }
     Ok(None)
 }
 
-fn cover(slots: &mut Slots, cookie: Cookie, at: u32, len: u32) -> Result<(), End> {
-    let slot = slots.find(cookie).ok_or(Broken("a chunk of no request"))?;
-    slot.coverage.add(at, len).map_err(|_| Broken("data that came before"))
+fn cover(slots: &mut RequestSlots, cookie: Cookie, at: u32, len: u32) -> Result<(), ReplyError> {
+    let slot = slots.find(cookie).ok_or(Broken("a chunk for an unknown request"))?;
+    slot.coverage.add(at, len).map_err(|_| Broken("duplicate data"))
 }
 
-/// Moves data of the stream to its place.
-async fn fill(
-    slots: &RefCell<Slots>,
-    stream: &Stream,
-    staging: &mut Staging,
-    place: Place,
-) -> Result<(), End> {
+/// Moves data from the stream to its destination.
+async fn fill(slots: &RefCell<RequestSlots>, rx: &mut Rx, place: Place) -> Result<(), ReplyError> {
     let (from, len) = (place.at as usize, place.len as usize);
     let taken = {
         let mut slots = slots.borrow_mut();
-        let slot = slots.find(place.cookie).ok_or(Broken("data of no request"))?;
-        let Data::Read(buf) = &mut slot.data else { return Err(Broken("data of no read")) };
-        if staging.unread().len() >= len {
-            buf[from..from + len].copy_from_slice(&staging.unread()[..len]);
-            staging.consume(len);
+        let slot = slots.find(place.cookie).ok_or(Broken("data for an unknown request"))?;
+        let RequestData::Read(buf) = &mut slot.data else {
+            return Err(Broken("data for a request other than a read"));
+        };
+        if rx.available() >= len {
+            rx.copy_out(&mut buf[from..from + len]);
             return Ok(());
         }
-        std::mem::replace(&mut slot.data, Data::Nothing)
+        std::mem::replace(&mut slot.data, RequestData::Nothing)
     };
-    let Data::Read(mut front) = taken else { unreachable!("matched above") };
+    let RequestData::Read(mut front) = taken else { unreachable!("matched above") };
     let mut part = front.split_off(from);
     let back = part.split_off(len);
-    let (result, mut part) = staging.receive_into(stream, part).await;
-    // Back into one piece, also after an error: the request will be sent again with this buffer.
+    let (result, mut part) = rx.fill_ahead(part).await;
+    // Rejoin the pieces even after an error: the resent request needs the whole buffer.
     if part.unsplit(back).is_err() || front.unsplit(part).is_err() {
         unreachable!("the parts were cut from one buffer");
     }
     if let Some(slot) = slots.borrow_mut().find(place.cookie) {
-        slot.data = Data::Read(front);
+        slot.data = RequestData::Read(front);
     }
     Ok(result?)
 }
 
-/// The reply is whole.
-fn finish(link: &Link, cookie: Cookie) -> Result<(), End> {
+/// Completes a request whose reply is whole.
+fn finish(link: &ServerLink, cookie: Cookie) -> Result<(), ReplyError> {
     let mut slots = link.slots.borrow_mut();
-    let slot = slots.find(cookie).ok_or(Broken("a reply to no request"))?;
+    let slot = slots.find(cookie).ok_or(Broken("a reply to an unknown request"))?;
     let request = slot.request;
     let is_read = request.command == command::READ;
     let result = match slot.error {
-        // Not carried out: it is sent again to the server that comes after.
-        Some(Errno::SHUTDOWN) => return Err(End::ShuttingDown),
+        // Not executed: it is resent to the server's successor.
+        Some(Errno::SHUTDOWN) => return Err(ReplyError::ShuttingDown),
         Some(error) => Err(error.to_io_error(!is_read)),
         None if is_read && !slot.coverage.is_whole(request.len) => {
-            return Err(Broken("a read without all of its data"));
+            return Err(Broken("incomplete data of a read"));
         }
         None => Ok(()),
     };
     let writes = matches!(request.command, command::WRITE | command::WRITE_ZEROES);
     if writes && result.is_ok() && !request.has(command_flag::FUA) {
-        // Counted here and now: the connection may break before the caller is told.
+        // Counted here, because the connection may break before the caller learns the outcome.
         link.target.write_answered();
     }
     slots.finish(cookie, result);

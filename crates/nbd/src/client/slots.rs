@@ -1,5 +1,4 @@
-//! Requests of one core's connection, from the call to the outcome. A request keeps its slot, and
-//! so its buffer, across any number of connections.
+//! Request slots of one core's link. A request keeps its slot and buffer across reconnects.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
@@ -9,63 +8,63 @@ use flagstone_runtime::{Buf, BufMut};
 
 use crate::client::coverage::Coverage;
 use crate::wire::Errno;
-use crate::wire::request::{Cookie, Request};
+use crate::wire::request::{Cookie, NbdRequest};
 
-/// A request's buffer, while it is under way.
-pub(crate) enum Data {
+/// Buffer of a pending request.
+pub(crate) enum RequestData {
     Nothing,
     Write(Buf),
     Read(BufMut),
 }
 
-/// What becomes of a request: a read's buffer, or nothing.
-pub(crate) type Done = Result<Option<BufMut>, IoError>;
+/// Outcome of a request: a read's buffer, or none.
+pub(crate) type RequestResult = Result<Option<BufMut>, IoError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    /// Waits to be sent, for the first time or again.
+    /// Waiting to be sent or resent.
     Queued,
     /// On the wire.
     Sent,
     Done,
 }
 
-pub(crate) struct Slot {
+pub(crate) struct RequestSlot {
     state: State,
     generation: u32,
-    /// Order of the calls, kept when requests are sent again.
+    /// Call order, preserved when requests are resent.
     serial: u64,
-    /// The cookie names slot and generation.
-    pub(crate) request: Request,
-    pub(crate) data: Data,
+    /// The cookie encodes slot and generation.
+    pub(crate) request: NbdRequest,
+    pub(crate) data: RequestData,
     pub(crate) coverage: Coverage,
-    /// The first error chunk of the reply.
+    /// First error chunk of the reply.
     pub(crate) error: Option<Errno>,
-    outcome: Option<Done>,
+    outcome: Option<RequestResult>,
     waker: Option<Waker>,
-    /// Nobody waits for the outcome any more.
+    /// No caller waits for the outcome.
     abandoned: bool,
-    /// Clock of the call and of the last sending, in ticks.
+    /// Ticks of the call and of the most recent send.
     born: u32,
     sent: u32,
 }
 
-/// All requests of one connection.
+/// All requests of one link.
 #[derive(Default)]
-pub(crate) struct Slots {
-    slots: Vec<Slot>,
+pub(crate) struct RequestSlots {
+    slots: Vec<RequestSlot>,
     free: Vec<u32>,
     queue: VecDeque<u32>,
     on_wire: usize,
     next_serial: u64,
 }
 
-impl Slots {
-    /// Takes a request; its cookie is chosen here. Returns its slot.
-    pub(crate) fn insert(&mut self, mut request: Request, data: Data, now: u32) -> u32 {
+impl RequestSlots {
+    /// Adds a request, assigns its cookie, and returns its slot.
+    pub(crate) fn insert(&mut self, mut request: NbdRequest, data: RequestData, now: u32) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::empty());
+            self.slots.push(RequestSlot::empty());
             self.slots.len() as u32 - 1
         });
         self.next_serial += 1;
@@ -82,7 +81,7 @@ impl Slots {
         index
     }
 
-    /// Requests that are not done.
+    /// Number of pending requests.
     pub(crate) fn unfinished(&self) -> usize {
         self.queue.len() + self.on_wire
     }
@@ -95,8 +94,8 @@ impl Slots {
         !self.queue.is_empty()
     }
 
-    /// The next request to send; it counts as sent from now on.
-    pub(crate) fn next_to_send(&mut self, now: u32) -> Option<&Slot> {
+    /// Next request to send, which counts as sent from now on.
+    pub(crate) fn next_to_send(&mut self, now: u32) -> Option<&RequestSlot> {
         let index = self.queue.pop_front()?;
         self.on_wire += 1;
         let slot = &mut self.slots[index as usize];
@@ -107,13 +106,13 @@ impl Slots {
         Some(slot)
     }
 
-    /// The request on the wire that a reply names, if there is one.
-    pub(crate) fn find(&mut self, cookie: Cookie) -> Option<&mut Slot> {
+    /// Sent request with the cookie of a reply.
+    pub(crate) fn find(&mut self, cookie: Cookie) -> Option<&mut RequestSlot> {
         let slot = self.slots.get_mut(cookie.0 as u32 as usize)?;
         (slot.state == State::Sent && slot.request.cookie == cookie).then_some(slot)
     }
 
-    /// Ends the request on the wire that `cookie` names.
+    /// Ends the sent request with that cookie.
     pub(crate) fn finish(&mut self, cookie: Cookie, result: Result<(), IoError>) {
         let Some(slot) = self.find(cookie) else { return };
         slot.end(result);
@@ -124,8 +123,8 @@ impl Slots {
         }
     }
 
-    /// The outcome of a slot's request.
-    pub(crate) fn poll(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<Done> {
+    /// Polls the outcome of a slot's request.
+    pub(crate) fn poll(&mut self, index: u32, cx: &mut Context<'_>) -> Poll<RequestResult> {
         let slot = &mut self.slots[index as usize];
         if let Some(outcome) = slot.outcome.take() {
             self.release(index);
@@ -138,7 +137,7 @@ impl Slots {
         Poll::Pending
     }
 
-    /// Nobody waits for a slot any more; its request goes on.
+    /// Abandons a slot: its request continues without a caller.
     pub(crate) fn abandon(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.abandoned = true;
@@ -151,13 +150,12 @@ impl Slots {
     fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
-        slot.data = Data::Nothing;
+        slot.data = RequestData::Nothing;
         slot.outcome = None;
         self.free.push(index);
     }
 
-    /// The connection is gone: what was on the wire is to be sent again, before what waits, in the
-    /// order of the calls.
+    /// Requeues sent requests after a disconnect, before waiting ones, in call order.
     pub(crate) fn requeue(&mut self) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             if slot.state == State::Sent {
@@ -170,7 +168,7 @@ impl Slots {
         self.queue.make_contiguous().sort_unstable_by_key(|index| slots[*index as usize].serial);
     }
 
-    /// Fails the waiting requests that `doomed` picks by their age in ticks.
+    /// Fails the waiting requests that `doomed` selects by age in ticks.
     pub(crate) fn fail_queued(&mut self, now: u32, doomed: impl Fn(u32) -> bool) {
         let mut kept = VecDeque::with_capacity(self.queue.len());
         for index in std::mem::take(&mut self.queue) {
@@ -187,22 +185,22 @@ impl Slots {
         self.queue = kept;
     }
 
-    /// Ticks that the longest unanswered request has been on the wire.
+    /// Ticks since the oldest unanswered request was sent.
     pub(crate) fn longest_wait(&self, now: u32) -> u32 {
         let sent = self.slots.iter().filter(|slot| slot.state == State::Sent);
         sent.map(|slot| now.wrapping_sub(slot.sent)).max().unwrap_or(0)
     }
 }
 
-impl Slot {
-    fn empty() -> Slot {
-        let request = Request { flags: 0, command: 0, cookie: Cookie(0), offset: 0, len: 0 };
-        Slot {
+impl RequestSlot {
+    fn empty() -> RequestSlot {
+        let request = NbdRequest { flags: 0, command: 0, cookie: Cookie(0), offset: 0, len: 0 };
+        RequestSlot {
             state: State::Free,
             generation: 0,
             serial: 0,
             request,
-            data: Data::Nothing,
+            data: RequestData::Nothing,
             coverage: Coverage::default(),
             error: None,
             outcome: None,
@@ -215,10 +213,10 @@ impl Slot {
 
     fn end(&mut self, result: Result<(), IoError>) {
         self.state = State::Done;
-        let data = std::mem::replace(&mut self.data, Data::Nothing);
+        let data = std::mem::replace(&mut self.data, RequestData::Nothing);
         self.outcome = Some(result.map(|()| match data {
-            Data::Read(buf) => Some(buf),
-            Data::Nothing | Data::Write(_) => None,
+            RequestData::Read(buf) => Some(buf),
+            RequestData::Nothing | RequestData::Write(_) => None,
         }));
         if let Some(waker) = self.waker.take() {
             waker.wake();

@@ -1,4 +1,4 @@
-//! What all cores know of the server: where it is, what it said, and what it may have lost.
+//! Remote export shared by all cores: address, properties, and durability of its writes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,27 +6,27 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::net::{Address, Stream, may_pass};
 use flagstone_runtime::{Buf, time};
+use flagstone_transport::Rx;
 
-use crate::client::negotiate::{Negotiation, NegotiationError, Progress, ServerInfo};
+use crate::client::negotiate::{Negotiation, NegotiationError, NegotiationStep, ServerInfo};
 use crate::limits::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, STALL_TIMEOUT};
 use crate::server::Drain;
-use crate::staging::Staging;
 use crate::wire::link::LinkId;
 use crate::wire::option::reply_type;
 use crate::wire::transmission_flag;
 
-/// How patient a client is.
+/// Client timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
-    /// An attempt to connect and negotiate may take this long.
+    /// Time limit for connecting and negotiating.
     pub connect_timeout: Duration,
-    /// A connection on which a request stays unanswered for this long is replaced; whole seconds.
+    /// A connection with a request unanswered for this long is replaced; whole seconds.
     pub stall_timeout: Duration,
-    /// A request that could not be answered on any connection for this long fails with
-    /// [`IoError::Unreachable`]; whole seconds.
+    /// A request unanswered on every connection for this long fails with [`IoError::Unreachable`];
+    /// whole seconds.
     pub request_timeout: Duration,
-    /// The server never loses writes that it has answered, not even when it crashes, so a lost
-    /// connection endangers nothing. See the client module.
+    /// The server never loses answered writes, not even in a crash, so a lost connection endangers
+    /// nothing. See the client module.
     pub server_is_durable: bool,
 }
 
@@ -41,26 +41,26 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why a device cannot be opened.
+/// Reason why a device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers there.
+    /// The connection failed.
     #[error("cannot connect: {0}")]
     Connect(#[from] std::io::Error),
-    /// The server does not lead us to the export.
+    /// The negotiation failed.
     #[error(transparent)]
     Negotiation(#[from] NegotiationError),
-    /// It takes too long.
+    /// The timeout expired.
     #[error("no answer in time")]
     TimedOut,
-    /// The server that we found again has another export than before.
-    #[error("the export has changed its size or its abilities")]
+    /// The export differs after a reconnect.
+    #[error("the size or the capabilities of the export have changed")]
     Changed,
 }
 
 impl ConnectError {
-    /// Whether the same attempt may succeed later without any change here: the server cannot be
-    /// reached, is about to end, or waits itself for what the export is stored on. All else wants an
+    /// True if the same attempt may succeed later without any change on this host: the server is
+    /// unreachable, shutting down, or waiting for its own device. All other errors need an
     /// operator.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -75,42 +75,42 @@ impl ConnectError {
     }
 }
 
-/// A connection in its transmission phase.
-pub(crate) struct Established {
+/// Connection in its transmission phase.
+pub(crate) struct EstablishedConnection {
     pub(crate) stream: Stream,
-    pub(crate) staging: Staging,
+    pub(crate) rx: Rx,
     pub(crate) info: ServerInfo,
 }
 
-/// See the module.
+/// Remote export, shared by all cores.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct RemoteExport {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) options: ClientOptions,
     pub(crate) info: ServerInfo,
     /// The device was dropped.
     pub(crate) closing: Drain,
-    /// Writes that the server has answered without making them durable, as a count.
+    /// Number of writes that were answered without being durable.
     answered: AtomicU64,
-    /// As many of them are durable: a flush that began after their answers has succeeded.
+    /// How many of them are durable: a flush that began after their replies has succeeded.
     durable: AtomicU64,
-    /// A connection was lost while some were not durable.
+    /// A connection was lost while some writes were not durable.
     lost: AtomicBool,
     /// A flush has failed.
     poisoned: AtomicBool,
 }
 
-impl Target {
+impl RemoteExport {
     /// Connects for the first time.
     pub(crate) async fn open(
         address: Address,
         export: &str,
         options: ClientOptions,
         link: LinkId,
-    ) -> Result<(Target, Established), ConnectError> {
+    ) -> Result<(RemoteExport, EstablishedConnection), ConnectError> {
         let established = establish(&address, export, link, options.connect_timeout).await?;
-        let target = Target {
+        let target = RemoteExport {
             address,
             export: export.to_owned(),
             options,
@@ -124,8 +124,11 @@ impl Target {
         Ok((target, established))
     }
 
-    /// Connects once more, to the same export.
-    pub(crate) async fn connect(&self, link: LinkId) -> Result<Established, ConnectError> {
+    /// Reconnects to the same export.
+    pub(crate) async fn connect(
+        &self,
+        link: LinkId,
+    ) -> Result<EstablishedConnection, ConnectError> {
         let timeout = self.options.connect_timeout;
         let established = establish(&self.address, &self.export, link, timeout).await?;
         if established.info != self.info {
@@ -139,12 +142,12 @@ impl Target {
         if self.poisoned.load(Ordering::Acquire) { Err(IoError::Poisoned) } else { Ok(()) }
     }
 
-    /// A write was answered that is not durable yet.
+    /// Counts an answered write that is not durable yet.
     pub(crate) fn write_answered(&self) {
         self.answered.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A connection ended that we did not end. If the server crashed, answered writes may be gone.
+    /// Records an unexpected disconnect. If the server crashed, answered writes may be lost.
     pub(crate) fn connection_lost(&self) {
         let volatile = self.info.has(transmission_flag::SEND_FLUSH);
         let unsafe_writes =
@@ -154,7 +157,7 @@ impl Target {
         }
     }
 
-    /// Before a flush: the writes that it will make durable.
+    /// Called before a flush: the number of writes that it makes durable.
     pub(crate) fn begin_flush(&self) -> Result<u64, IoError> {
         self.check()?;
         if self.lost.load(Ordering::Acquire) {
@@ -163,7 +166,7 @@ impl Target {
         Ok(self.answered.load(Ordering::Acquire))
     }
 
-    /// After a flush of what [`Target::begin_flush`] counted.
+    /// Called after a flush with the count of [`RemoteExport::begin_flush`].
     pub(crate) fn end_flush(
         &self,
         covers: u64,
@@ -171,7 +174,7 @@ impl Target {
     ) -> Result<(), IoError> {
         match result {
             Ok(()) => {}
-            // Not carried out: if that endangers anything, a connection was lost and `lost` is set.
+            // Not executed. If that endangers data, a connection was lost and `lost` is set.
             Err(error @ (IoError::Unreachable | IoError::NoMemory)) => return Err(error),
             Err(error) => return Err(self.poison(error)),
         }
@@ -193,7 +196,7 @@ async fn establish(
     export: &str,
     link: LinkId,
     timeout: Duration,
-) -> Result<Established, ConnectError> {
+) -> Result<EstablishedConnection, ConnectError> {
     match time::timeout(timeout, negotiate(address, export, link)).await {
         Ok(result) => result,
         Err(_) => Err(ConnectError::TimedOut),
@@ -204,29 +207,27 @@ async fn negotiate(
     address: &Address,
     export: &str,
     link: LinkId,
-) -> Result<Established, ConnectError> {
+) -> Result<EstablishedConnection, ConnectError> {
     let stream = Stream::connect(address).await?;
-    let mut staging = Staging::new();
+    let mut rx = Rx::new(stream.clone());
+    let mut scratch = Vec::new();
     let mut negotiation = Negotiation::new(export, link);
     let mut out = Vec::new();
     loop {
-        let (taken, progress) = negotiation.step(staging.unread(), &mut out)?;
-        staging.consume(taken);
+        let (taken, progress) = negotiation.step(rx.unread(&mut scratch), &mut out)?;
+        rx.skip(taken);
         if !out.is_empty() {
-            // At most an option with a name: far below the smallest memory ceiling.
+            // At most one option with a name: far below the smallest memory ceiling.
             let sent = Buf::copy_of(&out).ok_or(std::io::ErrorKind::OutOfMemory);
             stream.send_buf(sent.map_err(std::io::Error::from)?).await?;
             out.clear();
         }
         match progress {
-            Progress::Begin(info) => return Ok(Established { stream, staging, info }),
-            Progress::Again => {}
-            Progress::More => {
-                if staging.receive(&stream).await? == 0 {
-                    let end = std::io::ErrorKind::UnexpectedEof;
-                    return Err(std::io::Error::from(end).into());
-                }
+            NegotiationStep::Begin(info) => {
+                return Ok(EstablishedConnection { stream, rx, info });
             }
+            NegotiationStep::Again => {}
+            NegotiationStep::More => rx.more_pooled().await.map_err(std::io::Error::from)?,
         }
     }
 }

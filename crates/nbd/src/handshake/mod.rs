@@ -1,13 +1,14 @@
-//! The server's side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
+//! Server side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
 //!
-//! Promises: never panics and never holds more than one option, whatever the input; every option is
-//! answered as the protocol says, or the connection is closed where the protocol leaves no answer.
+//! Invariants: it never panics and never buffers more than one option, whatever the input. Every
+//! option gets the reply that the protocol specifies, or the connection is closed where the
+//! protocol has none.
 
 use std::sync::Arc;
 
-use crate::export::{Export, Exports, Found};
+use crate::export::{Export, ExportLookup, Exports};
 use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
-use crate::session::Session;
+use crate::session::NbdSession;
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
 use crate::wire::option::{
@@ -18,58 +19,58 @@ use crate::wire::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, u32_at};
 
 const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
 const TRAILING_ZEROES: usize = 124;
-/// The number under which a link's context is selected.
+/// Identifier of a selected link context.
 const LINK_CONTEXT_ID: u32 = 1;
 
-/// Why a negotiation ends without a session.
+/// Reason why a negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// The client asked to stop.
+pub enum HandshakeError {
+    /// The client sent ABORT.
     #[error("the client aborted the negotiation")]
     Aborted,
-    /// The client set flags that the server did not offer.
+    /// Client flags that the server did not offer.
     #[error("unknown client flags 0x{0:08x}")]
     UnknownFlags(u32),
-    /// The stream is out of step.
+    /// Invalid magic: the stream is out of sync.
     #[error("not an option: 0x{0:016x}")]
     BadMagic(u64),
-    /// More data than any option needs.
+    /// Option data longer than [`MAX_OPTION_BYTES`].
     #[error("an option of {0} bytes is too long")]
     OptionTooLong(u32),
-    /// The client never begins.
+    /// More than [`MAX_OPTIONS`] options.
     #[error("more than {MAX_OPTIONS} options")]
     TooManyOptions,
-    /// EXPORT_NAME has no answer for this.
+    /// Unknown export in EXPORT_NAME, which has no error reply.
     #[error("no such export")]
     UnknownExport,
 }
 
-/// What [`Handshake::step`] leads to.
+/// Next action after [`Handshake::step`].
 #[derive(Debug)]
-pub enum Progress {
-    /// More bytes are needed.
+pub enum HandshakeStep {
+    /// Receive more bytes.
     More,
-    /// Something was consumed; call again.
+    /// A message was consumed: call again.
     Again,
     /// The transmission phase begins.
-    Begin(Session),
-    /// Send what was written, then close.
-    Close(Refusal),
+    Begin(NbdSession),
+    /// Send the output, then close.
+    Close(HandshakeError),
 }
 
-/// One negotiation.
+/// Negotiation state of a server.
 #[derive(Debug)]
 pub struct Handshake {
     exports: Arc<Exports>,
     flags: Option<u32>,
     structured: bool,
     options: u32,
-    /// The link that was selected, and the export that it was selected for.
+    /// Selected link, and the export for which it was selected.
     link: Option<(String, LinkId)>,
 }
 
 impl Handshake {
-    /// Begins: the server's greeting goes to `out`.
+    /// Starts a negotiation: writes the greeting to `out`.
     pub fn new(exports: Arc<Exports>, out: &mut Vec<u8>) -> Handshake {
         out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -77,49 +78,51 @@ impl Handshake {
         Handshake { exports, flags: None, structured: false, options: 0, link: None }
     }
 
-    /// Takes at most one message from the front of `input` and answers it in `out`. Returns how
-    /// many bytes it took, and what follows.
-    pub fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Progress) {
+    /// Consumes at most one message from the front of `input`, and writes the reply to `out`.
+    /// Returns the bytes consumed and the next action.
+    pub fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, HandshakeStep) {
         if self.flags.is_none() {
             return self.client_flags(input);
         }
         let header = match OptionHeader::decode(input) {
             Ok(Some(header)) => header,
-            Ok(None) => return (0, Progress::More),
-            Err(bad) => return (0, Progress::Close(Refusal::BadMagic(bad.0))),
+            Ok(None) => return (0, HandshakeStep::More),
+            Err(bad) => return (0, HandshakeStep::Close(HandshakeError::BadMagic(bad.0))),
         };
         if header.len > MAX_OPTION_BYTES {
-            return (0, Progress::Close(Refusal::OptionTooLong(header.len)));
+            return (0, HandshakeStep::Close(HandshakeError::OptionTooLong(header.len)));
         }
         let end = OPTION_HEADER_BYTES + header.len as usize;
-        let Some(data) = input.get(OPTION_HEADER_BYTES..end) else { return (0, Progress::More) };
+        let Some(data) = input.get(OPTION_HEADER_BYTES..end) else {
+            return (0, HandshakeStep::More);
+        };
         self.options += 1;
         if self.options > MAX_OPTIONS {
-            return (end, Progress::Close(Refusal::TooManyOptions));
+            return (end, HandshakeStep::Close(HandshakeError::TooManyOptions));
         }
         (end, self.answer(header.option, data, out))
     }
 
-    fn client_flags(&mut self, input: &[u8]) -> (usize, Progress) {
-        let Some(flags) = u32_at(input, 0) else { return (0, Progress::More) };
+    fn client_flags(&mut self, input: &[u8]) -> (usize, HandshakeStep) {
+        let Some(flags) = u32_at(input, 0) else { return (0, HandshakeStep::More) };
         if flags & !u32::from(SERVER_FLAGS) != 0 {
-            return (4, Progress::Close(Refusal::UnknownFlags(flags)));
+            return (4, HandshakeStep::Close(HandshakeError::UnknownFlags(flags)));
         }
         self.flags = Some(flags);
-        (4, Progress::Again)
+        (4, HandshakeStep::Again)
     }
 
-    fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+    fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
         let outcome = match kind {
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 put_reply(out, kind, reply_type::ACK, &[]);
-                return Progress::Close(Refusal::Aborted);
+                return HandshakeStep::Close(HandshakeError::Aborted);
             }
             option::LIST => self.list(data, out),
             option::INFO => self.describe(kind, data, out).map(drop),
             option::GO => match self.describe(kind, data, out) {
-                Ok(Some(session)) => return Progress::Begin(session),
+                Ok(Some(session)) => return HandshakeStep::Begin(session),
                 other => other.map(drop),
             },
             option::STRUCTURED_REPLY => no_data(data).map(|()| {
@@ -129,7 +132,7 @@ impl Handshake {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(kind, data, out)
             }
-            // No TLS here, no extended headers, and nothing unheard of.
+            // TLS, extended headers and unknown options are unsupported.
             _ => {
                 put_reply(out, kind, reply_type::ERR_UNSUP, b"this option is not supported");
                 Ok(())
@@ -138,26 +141,28 @@ impl Handshake {
         if let Err(invalid) = outcome {
             put_reply(out, kind, reply_type::ERR_INVALID, invalid.to_string().as_bytes());
         }
-        Progress::Again
+        HandshakeStep::Again
     }
 
-    fn session(&self, export: &Arc<Export>, sized: bool) -> Session {
+    fn session(&self, export: &Arc<Export>, sized: bool) -> NbdSession {
         let link = self.link.as_ref().filter(|(name, _)| *name == export.name);
         let link = link.map(|(_, link)| *link);
-        let mut session = Session::new(export.clone(), self.structured, sized);
+        let mut session = NbdSession::new(export.clone(), self.structured, sized);
         session.link = link;
         session
     }
 
-    fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> Progress {
-        let found = string(data).map_or(Found::Nothing, |name| self.exports.find(name));
-        let Found::Here(export) = found else { return Progress::Close(Refusal::UnknownExport) };
+    fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
+        let found = string(data).map_or(ExportLookup::Nothing, |name| self.exports.find(name));
+        let ExportLookup::Here(export) = found else {
+            return HandshakeStep::Close(HandshakeError::UnknownExport);
+        };
         out.extend_from_slice(&export.device.geometry().size_bytes.to_be_bytes());
         out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
         if self.flags.unwrap_or(0) & u32::from(handshake_flag::NO_ZEROES) == 0 {
             out.resize(out.len() + TRAILING_ZEROES, 0);
         }
-        Progress::Begin(self.session(&export, false))
+        HandshakeStep::Begin(self.session(&export, false))
     }
 
     fn list(&self, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
@@ -172,24 +177,24 @@ impl Handshake {
         Ok(())
     }
 
-    /// The export of that name, or an error reply: "The requested export is not available."
+    /// Finds an export, or writes an error reply ("The requested export is not available").
     fn find(&self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
         let why: &[u8] = match self.exports.find(name) {
-            Found::Here(export) => return Some(export),
-            Found::Expected => b"this export is not available yet; try again later",
-            Found::Nothing => b"no such export",
+            ExportLookup::Here(export) => return Some(export),
+            ExportLookup::Expected => b"this export is not available yet; try again later",
+            ExportLookup::Nothing => b"no such export",
         };
         put_reply(out, kind, reply_type::ERR_UNKNOWN, why);
         None
     }
 
-    /// INFO and GO: the session that a GO would begin, or `None` after an error reply.
+    /// Handles INFO and GO: returns the session for a GO, or `None` after an error reply.
     fn describe(
         &self,
         kind: u32,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Option<Session>, InvalidOption> {
+    ) -> Result<Option<NbdSession>, InvalidOption> {
         let request = InfoRequest::decode(data)?;
         let Some(export) = self.find(kind, request.name, out) else { return Ok(None) };
         let size = export.device.geometry().size_bytes.to_be_bytes();
@@ -209,8 +214,8 @@ impl Handshake {
         Ok(Some(self.session(&export, request.wants_block_size)))
     }
 
-    /// There is no metadata here; the one context that can be selected is a link's name, and the one
-    /// that can be listed says that an export is expected.
+    /// Only one context can be selected: a link. Only one can be listed: it marks an expected
+    /// export.
     fn meta_context(
         &mut self,
         kind: u32,
@@ -222,7 +227,7 @@ impl Handshake {
             self.link = None;
         }
         if !selects && self.is_expected(data)? {
-            // A context that is listed has no number.
+            // A listed context has no identifier.
             let context = [&0_u32.to_be_bytes(), EXPECTED_CONTEXT.as_bytes()].concat();
             put_reply(out, kind, reply_type::META_CONTEXT, &context);
             put_reply(out, kind, reply_type::ACK, &[]);
@@ -246,12 +251,12 @@ impl Handshake {
 }
 
 impl Handshake {
-    /// Whether these are the question if an export is expected, and one that is: see
+    /// True if the query asks whether an export is expected, and it is: see
     /// [`crate::wire::expected`].
     fn is_expected(&self, data: &[u8]) -> Result<bool, InvalidOption> {
         let request = MetaRequest::decode(data, EXPECTED_CONTEXT)?;
         let asked = request.query == Some(EXPECTED_CONTEXT);
-        Ok(asked && matches!(self.exports.find(request.name), Found::Expected))
+        Ok(asked && matches!(self.exports.find(request.name), ExportLookup::Expected))
     }
 }
 

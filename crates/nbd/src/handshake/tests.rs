@@ -1,10 +1,10 @@
-//! Conversations with the server's negotiation, good and bad.
+//! Negotiations with valid and invalid clients.
 
 use super::*;
 use crate::testing::NoData;
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::option::{
-    REPLY_HEADER_BYTES, ReplyHeader, info_request, meta_request, put_option,
+    OptionReplyHeader, REPLY_HEADER_BYTES, info_request, meta_request, put_option,
 };
 use crate::wire::transmission_flag as flag;
 use crate::wire::{OPTION_REPLY_MAGIC, u16_at, u64_at};
@@ -17,7 +17,7 @@ fn disks() -> Arc<Exports> {
     Arc::new(Exports::new([small, large]).unwrap())
 }
 
-/// A client that has read the greeting and sent its flags.
+/// Client that has read the greeting and sent its flags.
 struct Talk {
     server: Handshake,
 }
@@ -28,24 +28,24 @@ impl Talk {
         let mut server = Handshake::new(exports, &mut out);
         assert_eq!(out.len(), 18);
         let (taken, progress) = server.step(&3_u32.to_be_bytes(), &mut out);
-        assert!(taken == 4 && matches!(progress, Progress::Again));
+        assert!(taken == 4 && matches!(progress, HandshakeStep::Again));
         Talk { server }
     }
 
-    fn say(&mut self, option: u32, data: &[u8]) -> (Vec<(u32, Vec<u8>)>, Progress) {
+    fn say(&mut self, option: u32, data: &[u8]) -> (Vec<(u32, Vec<u8>)>, HandshakeStep) {
         let (mut input, mut out) = (Vec::new(), Vec::new());
         put_option(&mut input, option, data);
         let (taken, progress) = self.server.step(&input, &mut out);
-        if !matches!(progress, Progress::Close(_)) {
+        if !matches!(progress, HandshakeStep::Close(_)) {
             assert_eq!(taken, input.len());
         }
         (replies(&out, option), progress)
     }
 
-    /// The one reply type of an option that leads on.
+    /// Reply type of an option with a single reply.
     fn ask(&mut self, option: u32, data: &[u8]) -> u32 {
         let (replies, progress) = self.say(option, data);
-        assert!(matches!(progress, Progress::Again) && replies.len() == 1, "{replies:?}");
+        assert!(matches!(progress, HandshakeStep::Again) && replies.len() == 1, "{replies:?}");
         replies[0].0
     }
 }
@@ -54,7 +54,7 @@ fn replies(mut out: &[u8], option: u32) -> Vec<(u32, Vec<u8>)> {
     let mut replies = Vec::new();
     while !out.is_empty() {
         assert_eq!(u64_at(out, 0), Some(OPTION_REPLY_MAGIC));
-        let header = ReplyHeader::decode(out).unwrap().unwrap();
+        let header = OptionReplyHeader::decode(out).unwrap().unwrap();
         assert_eq!(header.option, option);
         let end = REPLY_HEADER_BYTES + header.len as usize;
         replies.push((header.kind, out[REPLY_HEADER_BYTES..end].to_vec()));
@@ -68,12 +68,12 @@ fn kinds(replies: &[(u32, Vec<u8>)]) -> Vec<u32> {
 }
 
 #[test]
-fn go_describes_the_export_and_begins() {
+fn go_describes_export_and_begins() {
     let mut talk = Talk::begin(disks());
     assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
     let items = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 99];
     let (replies, progress) = talk.say(option::GO, &info_request("large", &items));
-    let Progress::Begin(session) = progress else { panic!("{progress:?}") };
+    let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
     assert!(session.sized && session.structured && session.export.name == "large");
     let info = reply_type::INFO;
     assert_eq!(kinds(&replies), [info, info, info, info, reply_type::ACK]);
@@ -90,17 +90,17 @@ fn go_describes_the_export_and_begins() {
 }
 
 #[test]
-fn info_describes_and_goes_on() {
+fn info_describes_and_continues() {
     let mut talk = Talk::begin(disks());
     let (replies, progress) = talk.say(option::INFO, &info_request("small", &[]));
-    assert!(matches!(progress, Progress::Again));
+    assert!(matches!(progress, HandshakeStep::Again));
     assert_eq!(kinds(&replies), [reply_type::INFO, reply_type::ACK]);
-    // Without structured replies there is no "don't fragment".
+    // DF requires structured replies.
     assert_eq!(u16_at(&replies[0].1, 10).unwrap() & flag::SEND_DF, 0);
 }
 
 #[test]
-fn a_read_only_export_offers_no_changes() {
+fn read_only_export_flags() {
     let device = NoData::shared(Geometry::new(1 << 20, 512));
     let export = Export::new("x", device).read_only(true);
     let flags = export.transmission_flags(true);
@@ -109,7 +109,7 @@ fn a_read_only_export_offers_no_changes() {
 }
 
 #[test]
-fn export_name_begins_with_and_without_zeroes() {
+fn export_name_with_and_without_zeroes() {
     for (flags, bytes) in [(3_u32, 10), (1, 134)] {
         let mut out = Vec::new();
         let mut server = Handshake::new(disks(), &mut out);
@@ -118,14 +118,14 @@ fn export_name_begins_with_and_without_zeroes() {
         let mut input = Vec::new();
         put_option(&mut input, option::EXPORT_NAME, b"small");
         let (_, progress) = server.step(&input, &mut out);
-        assert!(matches!(progress, Progress::Begin(session) if !session.sized));
+        assert!(matches!(progress, HandshakeStep::Begin(session) if !session.sized));
         assert_eq!(out.len(), bytes);
         assert_eq!(u64_at(&out, 0), Some(1 << 20));
     }
 }
 
 #[test]
-fn list_names_all_exports() {
+fn list_returns_all_exports() {
     let (replies, _) = Talk::begin(disks()).say(option::LIST, &[]);
     let server = reply_type::SERVER;
     assert_eq!(kinds(&replies), [server, server, reply_type::ACK]);
@@ -134,15 +134,15 @@ fn list_names_all_exports() {
 }
 
 #[test]
-fn the_default_export_is_the_only_one_or_none() {
+fn default_export_is_only_export() {
     let go = |exports| Talk::begin(exports).say(option::GO, &info_request("", &[])).1;
-    assert!(matches!(go(disks()), Progress::Again));
+    assert!(matches!(go(disks()), HandshakeStep::Again));
     let one = Export::new("one", NoData::shared(Geometry::new(512, 512)));
-    assert!(matches!(go(Arc::new(Exports::new([one]).unwrap())), Progress::Begin(_)));
+    assert!(matches!(go(Arc::new(Exports::new([one]).unwrap())), HandshakeStep::Begin(_)));
 }
 
 #[test]
-fn exports_that_clients_could_not_tell_apart_are_refused() {
+fn duplicate_exports_are_refused() {
     let export = |name: &str| Export::new(name, NoData::shared(Geometry::new(512, 512)));
     assert!(Exports::new([export("x"), export("x")]).is_err());
     assert!(Exports::new([export("x\0y")]).is_err());
@@ -150,17 +150,17 @@ fn exports_that_clients_could_not_tell_apart_are_refused() {
 }
 
 #[test]
-fn unknown_exports_are_refused_and_the_client_may_ask_again() {
+fn unknown_export_keeps_negotiation_open() {
     let mut talk = Talk::begin(disks());
     assert_eq!(talk.ask(option::GO, &info_request("huge", &[])), reply_type::ERR_UNKNOWN);
     let (_, progress) = talk.say(option::GO, &info_request("small", &[]));
-    assert!(matches!(progress, Progress::Begin(_)));
+    assert!(matches!(progress, HandshakeStep::Begin(_)));
     let (_, progress) = Talk::begin(disks()).say(option::EXPORT_NAME, b"huge");
-    assert!(matches!(progress, Progress::Close(Refusal::UnknownExport)));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::UnknownExport)));
 }
 
 #[test]
-fn an_export_that_is_expected_is_not_there_until_it_is_added() {
+fn expected_export_unavailable_until_added() {
     let exports = disks();
     exports.expect("later").unwrap();
     assert!(exports.expect("small").is_err() && exports.expect("later").is_err());
@@ -171,7 +171,8 @@ fn an_export_that_is_expected_is_not_there_until_it_is_added() {
         let said = String::from_utf8_lossy(&replies[0].1);
         assert!(said.contains("not available yet"), "{said}");
     }
-    // Who asks whether it is expected hears so: of no other, and selecting is another matter.
+    // A client may list the context of an expected export, but not of any other, and may not select
+    // it.
     assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
     let is_expected = |name: &str| meta_request(name, EXPECTED_CONTEXT);
     let (replies, _) = talk.say(option::LIST_META_CONTEXT, &is_expected("later"));
@@ -183,29 +184,29 @@ fn an_export_that_is_expected_is_not_there_until_it_is_added() {
     assert_eq!(talk.ask(option::LIST_META_CONTEXT, &meta_request("later", "base:")), unknown);
     assert_eq!(talk.ask(option::SET_META_CONTEXT, &is_expected("later")), unknown);
     let (_, progress) = Talk::begin(exports.clone()).say(option::EXPORT_NAME, b"later");
-    assert!(matches!(progress, Progress::Close(Refusal::UnknownExport)));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::UnknownExport)));
     assert_eq!(talk.say(option::LIST, &[]).0.len(), 3);
     let later = || Export::new("later", NoData::shared(Geometry::new(512, 512)));
     exports.add(later()).unwrap();
     assert!(exports.add(later()).is_err());
     assert_eq!(talk.say(option::LIST, &[]).0.len(), 4);
     let (_, progress) = talk.say(option::GO, &info_request("later", &[]));
-    assert!(matches!(progress, Progress::Begin(session) if session.export.name == "later"));
+    assert!(matches!(progress, HandshakeStep::Begin(session) if session.export.name == "later"));
     assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("later")), reply_type::ACK);
 }
 
 #[test]
-fn the_only_export_is_the_default_also_while_it_is_expected() {
+fn expected_only_export_is_default() {
     let exports = Arc::new(Exports::default());
     exports.expect("one").unwrap();
     let go = || Talk::begin(exports.clone()).say(option::GO, &info_request("", &[])).1;
-    assert!(matches!(go(), Progress::Again));
+    assert!(matches!(go(), HandshakeStep::Again));
     exports.add(Export::new("one", NoData::shared(Geometry::new(512, 512)))).unwrap();
-    assert!(matches!(go(), Progress::Begin(_)));
+    assert!(matches!(go(), HandshakeStep::Begin(_)));
 }
 
 #[test]
-fn what_is_not_supported_is_said() {
+fn unsupported_options_are_reported() {
     let mut talk = Talk::begin(disks());
     for option in [option::STARTTLS, option::EXTENDED_HEADERS, 4, 12, u32::MAX] {
         assert_eq!(talk.ask(option, &[]), reply_type::ERR_UNSUP);
@@ -213,7 +214,7 @@ fn what_is_not_supported_is_said() {
 }
 
 #[test]
-fn no_metadata_context_matches_and_that_is_no_error() {
+fn unmatched_metadata_context_succeeds() {
     let query = |name: &str| {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend_from_slice(name.as_bytes());
@@ -235,7 +236,7 @@ fn no_metadata_context_matches_and_that_is_no_error() {
 }
 
 #[test]
-fn options_that_take_no_data_refuse_some() {
+fn options_without_data_refuse_data() {
     let mut talk = Talk::begin(disks());
     for option in [option::LIST, option::STRUCTURED_REPLY] {
         assert_eq!(talk.ask(option, b"x"), reply_type::ERR_INVALID);
@@ -243,7 +244,7 @@ fn options_that_take_no_data_refuse_some() {
 }
 
 #[test]
-fn go_with_bad_data_is_invalid_and_the_connection_lives() {
+fn invalid_go_keeps_connection() {
     let mut talk = Talk::begin(disks());
     let good = info_request("small", &[info::NAME]);
     for len in 0..good.len() {
@@ -254,10 +255,10 @@ fn go_with_bad_data_is_invalid_and_the_connection_lives() {
 }
 
 #[test]
-fn abort_is_acknowledged_and_closes_whatever_comes_with_it() {
+fn abort_is_acknowledged_and_closes() {
     let (replies, progress) = Talk::begin(disks()).say(option::ABORT, b"bye");
     assert_eq!(kinds(&replies), [reply_type::ACK]);
-    assert!(matches!(progress, Progress::Close(Refusal::Aborted)));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::Aborted)));
 }
 
 #[test]
@@ -265,40 +266,43 @@ fn unknown_client_flags_close() {
     let mut out = Vec::new();
     let mut server = Handshake::new(disks(), &mut out);
     let (_, progress) = server.step(&0x8000_0003_u32.to_be_bytes(), &mut out);
-    assert!(matches!(progress, Progress::Close(Refusal::UnknownFlags(0x8000_0003))));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::UnknownFlags(0x8000_0003))));
 }
 
 #[test]
-fn a_bad_option_magic_closes() {
+fn bad_option_magic_closes() {
     let mut talk = Talk::begin(disks());
     let mut out = Vec::new();
     let (_, progress) = talk.server.step(&[0x55; 16], &mut out);
-    assert!(matches!(progress, Progress::Close(Refusal::BadMagic(0x5555_5555_5555_5555))));
+    assert!(matches!(
+        progress,
+        HandshakeStep::Close(HandshakeError::BadMagic(0x5555_5555_5555_5555))
+    ));
     assert!(out.is_empty());
 }
 
 #[test]
-fn an_option_of_four_gibibytes_closes_before_its_data() {
+fn huge_option_closes_before_data() {
     let mut talk = Talk::begin(disks());
     let mut input = OPTION_MAGIC.to_be_bytes().to_vec();
     input.extend_from_slice(&option::GO.to_be_bytes());
     input.extend_from_slice(&u32::MAX.to_be_bytes());
     let (_, progress) = talk.server.step(&input, &mut Vec::new());
-    assert!(matches!(progress, Progress::Close(Refusal::OptionTooLong(u32::MAX))));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::OptionTooLong(u32::MAX))));
 }
 
 #[test]
-fn a_client_that_never_begins_is_closed() {
+fn too_many_options_close() {
     let mut talk = Talk::begin(disks());
     for _ in 0..MAX_OPTIONS {
         assert_eq!(talk.ask(77, &[]), reply_type::ERR_UNSUP);
     }
     let (_, progress) = talk.say(77, &[]);
-    assert!(matches!(progress, Progress::Close(Refusal::TooManyOptions)));
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::TooManyOptions)));
 }
 
 #[test]
-fn a_link_is_selected_for_its_export() {
+fn link_selected_for_export() {
     let link = LinkId(0xabc);
     let go = |name: &str, selected: &str| {
         let mut talk = Talk::begin(disks());
@@ -308,7 +312,7 @@ fn a_link_is_selected_for_its_export() {
         assert_eq!(kinds(&replies), [reply_type::META_CONTEXT, reply_type::ACK]);
         assert_eq!(&replies[0].1[4..], link.encode().as_bytes());
         match talk.say(option::GO, &info_request(name, &[])).1 {
-            Progress::Begin(session) => session.link,
+            HandshakeStep::Begin(session) => session.link,
             other => panic!("{other:?}"),
         }
     };

@@ -1,53 +1,54 @@
-//! Who is attached to which export, for people who ask.
+//! Attached clients per export, for operators.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
-/// A client in its transmission phase.
+use parking_lot::Mutex;
+
+/// Client in its transmission phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachedClient {
     /// Name of the export.
     pub export: String,
-    /// The client's address; `unix` of a Unix socket.
+    /// Client address; `unix` for a Unix socket.
     pub peer: String,
 }
 
-/// The clients of a server, on all cores.
+/// Clients of a server, on all cores.
 #[derive(Debug, Default)]
-pub(super) struct Roll(Mutex<Entries>);
+pub(super) struct ClientRegistry(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    attached: BTreeMap<u64, Attached>,
+    attached: BTreeMap<u64, AttachedClient>,
     next: u64,
 }
 
-/// A client's entry; it leaves when dropped.
+/// Entry of a client, removed when dropped.
 pub(super) struct Entry<'a> {
-    roll: &'a Roll,
+    registry: &'a ClientRegistry,
     number: u64,
 }
 
-impl Roll {
-    /// Enters a client.
-    pub(super) fn enter(&self, attached: Attached) -> Entry<'_> {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+impl ClientRegistry {
+    /// Adds a client.
+    pub(super) fn enter(&self, attached: AttachedClient) -> Entry<'_> {
+        let mut entries = self.0.lock();
         let number = entries.next;
         entries.next += 1;
         entries.attached.insert(number, attached);
-        Entry { roll: self, number }
+        Entry { registry: self, number }
     }
 
-    /// All, in the order in which they came.
-    pub(super) fn all(&self) -> Vec<Attached> {
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// All clients in order of arrival.
+    pub(super) fn all(&self) -> Vec<AttachedClient> {
+        let entries = self.0.lock();
         entries.attached.values().cloned().collect()
     }
 }
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        let mut entries = self.roll.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.registry.0.lock();
         entries.attached.remove(&self.number);
     }
 }

@@ -1,4 +1,4 @@
-//! What the tasks of one connection share: its session, its budget and its replies.
+//! State shared by the tasks of one connection: session, budget and replies.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,63 +10,63 @@ use flagstone_runtime::sync::Notify;
 
 use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES};
 use crate::server::drain::Drain;
-use crate::session::Session;
+use crate::session::NbdSession;
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
 
-/// An answer that waits to be sent, with the budget that it gives back then.
+/// Reply to be sent, and the budget that it then releases.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct QueuedReply {
     pub(crate) cookie: Cookie,
-    pub(crate) answer: Answer,
-    /// Payload bytes that the request took from the budget.
+    pub(crate) answer: ReplyBody,
+    /// Payload bytes that the request holds of the budget.
     pub(crate) budget: usize,
 }
 
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ReplyBody {
     Done,
     Data { offset: u64, data: Buf },
     Failed(Errno),
 }
 
-/// See the module.
-pub(crate) struct Connection {
+/// Server connection in its transmission phase.
+pub(crate) struct NbdConnection {
     pub(crate) stream: Stream,
-    pub(crate) session: Session,
-    replies: RefCell<VecDeque<Reply>>,
-    /// Requests received and not answered on the wire, and their payload bytes.
+    pub(crate) session: NbdSession,
+    replies: RefCell<VecDeque<QueuedReply>>,
+    /// Requests received and unanswered, and their payload bytes.
     in_flight: Cell<usize>,
     bytes: Cell<usize>,
-    /// Nothing more will be received.
+    /// Receiving has ended.
     pub(crate) ended: Cell<bool>,
-    /// Nothing more can be sent.
+    /// Sending has failed.
     pub(crate) broken: Cell<bool>,
-    /// Once it begins new requests are refused: the server is going down.
+    /// Signaled at server shutdown: new requests are refused.
     pub(crate) drain: Drain,
-    /// Once it begins nothing more is begun: another connection is in charge.
+    /// Signaled when another connection takes over: no request starts any more.
     pub(crate) replaced: Option<Drain>,
-    /// The peer is expected to take or to send bytes.
+    /// The peer is expected to read or to send bytes.
     pub(crate) sending: Cell<bool>,
     pub(crate) receiving_part: Cell<bool>,
-    /// Moves whenever the peer takes or sends something.
+    /// Changes whenever the peer reads or sends.
     pub(crate) progress: Rc<Cell<u64>>,
     pub(crate) sender: Notify,
     pub(crate) budget: Notify,
-    pub(crate) warden: Notify,
-    /// The warden waits for something to watch.
-    pub(crate) warden_parked: Cell<bool>,
+    pub(crate) watchdog: Notify,
+    /// The watchdog waits for something to watch.
+    pub(crate) watchdog_parked: Cell<bool>,
 }
 
-impl Connection {
+impl NbdConnection {
     pub(crate) fn new(
         stream: Stream,
-        session: Session,
+        session: NbdSession,
         progress: Rc<Cell<u64>>,
         drain: Drain,
         replaced: Option<Drain>,
-    ) -> Connection {
-        Connection {
+    ) -> NbdConnection {
+        NbdConnection {
             stream,
             session,
             replies: RefCell::default(),
@@ -81,22 +81,22 @@ impl Connection {
             progress,
             sender: Notify::new(),
             budget: Notify::new(),
-            warden: Notify::new(),
-            warden_parked: Cell::new(false),
+            watchdog: Notify::new(),
+            watchdog_parked: Cell::new(false),
         }
     }
 
-    /// True once another connection of the client is in charge.
+    /// True once another connection of the client has taken over.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.as_ref().is_some_and(Drain::has_begun)
     }
 
-    /// Requests received and not answered on the wire.
+    /// Requests received and unanswered.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.get()
     }
 
-    /// Takes a request into the budget, waiting until it fits.
+    /// Admits a request into the budget, waiting until it fits.
     pub(crate) async fn admit(&self, bytes: usize) {
         let fits = || {
             let count = self.in_flight.get();
@@ -110,17 +110,17 @@ impl Connection {
         self.bytes.set(self.bytes.get() + bytes);
     }
 
-    /// Queues an answer; it leaves with all others that are ready in this turn.
-    pub(crate) fn reply(&self, cookie: Cookie, answer: Answer, budget: usize) {
+    /// Queues a reply, which is sent with all others that are ready in this turn.
+    pub(crate) fn reply(&self, cookie: Cookie, answer: ReplyBody, budget: usize) {
         let mut replies = self.replies.borrow_mut();
-        replies.push_back(Reply { cookie, answer, budget });
+        replies.push_back(QueuedReply { cookie, answer, budget });
         if replies.len() == 1 {
             drop(replies);
             self.sender.notify();
         }
     }
 
-    pub(crate) fn next_reply(&self) -> Option<Reply> {
+    pub(crate) fn next_reply(&self) -> Option<QueuedReply> {
         self.replies.borrow_mut().pop_front()
     }
 
@@ -128,31 +128,31 @@ impl Connection {
         !self.replies.borrow().is_empty()
     }
 
-    /// Gives back the budget of `requests` that were answered.
+    /// Releases the budget of `requests` answered requests.
     pub(crate) fn answered(&self, requests: usize, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - requests);
         self.bytes.set(self.bytes.get() - bytes);
         self.budget.notify();
     }
 
-    /// The peer took what was sent.
+    /// Records that the peer has read what was sent.
     pub(crate) fn progressed(&self) {
         self.progress.set(self.progress.get().wrapping_add(1));
     }
 
-    /// True while the peer keeps us waiting in the midst of something.
+    /// True while the peer delays a started request or a send.
     pub(crate) fn waits_for_peer(&self) -> bool {
         self.sending.get() || self.receiving_part.get()
     }
 
-    /// The peer is waited for from now on: someone should look at the clock.
+    /// Wakes the watchdog when the connection starts to wait for the peer.
     pub(crate) fn watch(&self) {
-        if self.warden_parked.get() {
-            self.warden.notify();
+        if self.watchdog_parked.get() {
+            self.watchdog.notify();
         }
     }
 
-    /// Nothing more can be sent: the receiver ends too.
+    /// Marks sending as failed, which also ends the receiver.
     pub(crate) fn break_off(&self) {
         self.broken.set(true);
         self.stream.shutdown();

@@ -1,14 +1,15 @@
-//! Going down in good order: one handle tells all connections of all cores.
+//! Shutdown signal: one handle reaches all connections on all cores.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Begins a drain once, and lets any number of tasks of any core wait for it. Clones are the same
-/// handle.
+use parking_lot::{Mutex, MutexGuard};
+
+/// One-time signal that any number of tasks on any core may wait for. Clones share the signal.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Arc<State>);
 
@@ -20,12 +21,12 @@ struct State {
 }
 
 impl Drain {
-    /// Not begun.
+    /// Creates an unset signal.
     pub fn new() -> Drain {
         Drain::default()
     }
 
-    /// Begins: listeners stop, and connections finish what they have in flight and close.
+    /// Sets the signal: listeners stop, and connections finish their requests in flight and close.
     pub fn begin(&self) {
         self.0.begun.store(true, Ordering::SeqCst);
         let waiting = std::mem::take(&mut *self.waiting());
@@ -45,7 +46,7 @@ impl Drain {
         poll_fn(|cx| place.poll(cx)).await;
     }
 
-    /// Runs `future`, or drops it when the drain begins first.
+    /// Runs `future`, and drops it if the signal is set first.
     pub(crate) async fn unless_begun<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         let mut place = self.place();
         let mut future = pin!(future);
@@ -58,34 +59,34 @@ impl Drain {
         .await
     }
 
-    pub(crate) fn place(&self) -> Place {
-        Place { id: self.0.next.fetch_add(1, Ordering::Relaxed), drain: self.clone() }
+    pub(crate) fn place(&self) -> DrainWaiter {
+        DrainWaiter { id: self.0.next.fetch_add(1, Ordering::Relaxed), drain: self.clone() }
     }
 
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, Waker>> {
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.waiting.lock()
     }
 }
 
-/// One waiter's place in a drain.
+/// Registration of one waiter.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct DrainWaiter {
     id: u64,
     drain: Drain,
 }
 
-impl Place {
+impl DrainWaiter {
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.drain.has_begun() {
             return Poll::Ready(());
         }
         self.drain.waiting().insert(self.id, cx.waker().clone());
-        // It may have begun before the waker was in its place.
+        // The signal may have been set before the waker was stored.
         if self.drain.has_begun() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-impl Drop for Place {
+impl Drop for DrainWaiter {
     fn drop(&mut self) {
         self.drain.waiting().remove(&self.id);
     }

@@ -1,7 +1,7 @@
-//! Carries out admitted requests on the device.
+//! Execution of admitted requests on the device.
 //!
-//! A call that the device answers at once is answered at once. Others go on in a task of their own,
-//! whose memory is pooled, and are never cut short by the end of the connection.
+//! A call that the device answers immediately is replied to immediately. Others continue in pooled
+//! tasks, which run to completion even if the connection ends.
 
 use std::rc::Rc;
 
@@ -9,56 +9,56 @@ use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::buf::{self, TooLarge};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
-use crate::server::connection::{Answer, Connection};
+use crate::server::connection::{NbdConnection, ReplyBody};
 use crate::server::partial;
-use crate::session::Action;
+use crate::session::RequestAction;
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
 
-/// One admitted request.
+/// Admitted request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Job {
+pub(crate) struct AdmittedRequest {
     pub(crate) cookie: Cookie,
-    /// Payload bytes taken from the budget.
+    /// Payload bytes held of the budget.
     pub(crate) budget: usize,
 }
 
-impl Job {
-    fn changed(self, connection: &Connection, result: Result<(), IoError>) {
+impl AdmittedRequest {
+    fn changed(self, connection: &NbdConnection, result: Result<(), IoError>) {
         let answer = match result {
-            Ok(()) => Answer::Done,
-            Err(error) => Answer::Failed(Errno::of_change(error)),
+            Ok(()) => ReplyBody::Done,
+            Err(error) => ReplyBody::Failed(Errno::of_change(error)),
         };
         connection.reply(self.cookie, answer, self.budget);
     }
 
-    fn read(self, connection: &Connection, offset: u64, result: Result<BufMut, IoError>) {
+    fn read(self, connection: &NbdConnection, offset: u64, result: Result<BufMut, IoError>) {
         let answer = match result {
-            Ok(data) => Answer::Data { offset, data: data.freeze() },
-            Err(error) => Answer::Failed(Errno::of_read(error)),
+            Ok(data) => ReplyBody::Data { offset, data: data.freeze() },
+            Err(error) => ReplyBody::Failed(Errno::of_read(error)),
         };
         connection.reply(self.cookie, answer, self.budget);
     }
 }
 
-/// Starts what is no write; its answer is queued now or later.
-pub(crate) fn start(connection: &Rc<Connection>, job: Job, action: Action) {
+/// Starts a request other than a write. Its reply is queued now or later.
+pub(crate) fn start(connection: &Rc<NbdConnection>, job: AdmittedRequest, action: RequestAction) {
     match action {
-        Action::Read { offset, len } => read(connection, job, offset, len as usize),
-        Action::Flush => {
+        RequestAction::Read { offset, len } => read(connection, job, offset, len as usize),
+        RequestAction::Flush => {
             let device = &connection.session.export.device;
             finish_change(connection, job, device.flush());
         }
-        Action::Trim { offset, len, fua } => trim(connection, job, offset, len, fua),
-        Action::Zeroes { offset, len, flags } => zeroes(connection, job, offset, len, flags),
-        Action::Nothing => job.changed(connection, Ok(())),
-        Action::Write { .. } | Action::Disconnect => {
+        RequestAction::Trim { offset, len, fua } => trim(connection, job, offset, len, fua),
+        RequestAction::Zeroes { offset, len, flags } => zeroes(connection, job, offset, len, flags),
+        RequestAction::Nothing => job.changed(connection, Ok(())),
+        RequestAction::Write { .. } | RequestAction::Disconnect => {
             unreachable!("writes come with a payload, and the receiver ends at a disconnect")
         }
     }
 }
 
-fn read(connection: &Rc<Connection>, job: Job, offset: u64, len: usize) {
+fn read(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: usize) {
     let session = &connection.session;
     let aligned = session.is_aligned(offset, len as u64);
     if aligned && let Some(buf) = buf::try_alloc(len) {
@@ -82,18 +82,24 @@ fn read(connection: &Rc<Connection>, job: Job, offset: u64, len: usize) {
 }
 
 /// Starts a write.
-pub(crate) fn write(connection: &Rc<Connection>, job: Job, offset: u64, fua: bool, data: Buf) {
+pub(crate) fn write(
+    connection: &Rc<NbdConnection>,
+    job: AdmittedRequest,
+    offset: u64,
+    fua: bool,
+    data: Buf,
+) {
     let session = &connection.session;
     let aligned = session.is_aligned(offset, data.len() as u64);
-    let gate = &session.export.gate;
-    if aligned && gate.try_share() {
+    let block_lock = &session.export.block_lock;
+    if aligned && block_lock.try_lock_shared() {
         match session.export.device.write(offset, data, fua).try_now() {
             Ok(result) => {
-                gate.leave_shared();
+                block_lock.unlock_shared();
                 job.changed(connection, result);
             }
             Err(later) => {
-                let inside = Inside(connection.clone());
+                let inside = SharedAccess(connection.clone());
                 spawn_detached(async move { job.changed(&inside.0, later.await) });
             }
         }
@@ -102,7 +108,7 @@ pub(crate) fn write(connection: &Rc<Connection>, job: Job, offset: u64, fua: boo
     let connection = connection.clone();
     spawn_detached(async move {
         let result = if aligned {
-            let inside = Inside::enter(connection.clone()).await;
+            let inside = SharedAccess::enter(connection.clone()).await;
             let result = connection.session.export.device.write(offset, data, fua).await;
             drop(inside);
             result
@@ -114,13 +120,13 @@ pub(crate) fn write(connection: &Rc<Connection>, job: Job, offset: u64, fua: boo
 }
 
 /// Trims the whole blocks of the range; durable with `fua`.
-fn trim(connection: &Rc<Connection>, job: Job, offset: u64, len: u32, fua: bool) {
+fn trim(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: u32, fua: bool) {
     let connection = connection.clone();
     spawn_detached(async move {
-        let inside = Inside::enter(connection.clone()).await;
+        let inside = SharedAccess::enter(connection.clone()).await;
         let device = &connection.session.export.device;
         let block = u64::from(connection.session.geometry().block_bytes);
-        let whole = partial::Split::of(offset, u64::from(len), block).middle;
+        let whole = partial::RangeSplit::of(offset, u64::from(len), block).middle;
         let mut result = match whole {
             Some((offset, len)) => device.discard(offset, len).await,
             None => Ok(()),
@@ -133,13 +139,19 @@ fn trim(connection: &Rc<Connection>, job: Job, offset: u64, len: u32, fua: bool)
     });
 }
 
-fn zeroes(connection: &Rc<Connection>, job: Job, offset: u64, len: u32, flags: ZeroFlags) {
+fn zeroes(
+    connection: &Rc<NbdConnection>,
+    job: AdmittedRequest,
+    offset: u64,
+    len: u32,
+    flags: ZeroFlags,
+) {
     let connection = connection.clone();
     spawn_detached(async move {
         let session = &connection.session;
         let len = u64::from(len);
         let result = if session.is_aligned(offset, len) {
-            let inside = Inside::enter(connection.clone()).await;
+            let inside = SharedAccess::enter(connection.clone()).await;
             let result = session.export.device.write_zeroes(offset, len, flags).await;
             drop(inside);
             result
@@ -150,7 +162,7 @@ fn zeroes(connection: &Rc<Connection>, job: Job, offset: u64, len: u32, flags: Z
     });
 }
 
-fn finish_change(connection: &Rc<Connection>, job: Job, future: IoFuture<()>) {
+fn finish_change(connection: &Rc<NbdConnection>, job: AdmittedRequest, future: IoFuture<()>) {
     match future.try_now() {
         Ok(result) => job.changed(connection, result),
         Err(later) => {
@@ -160,18 +172,18 @@ fn finish_change(connection: &Rc<Connection>, job: Job, future: IoFuture<()>) {
     }
 }
 
-/// Being inside the export's gate beside others, on behalf of a connection's request.
-struct Inside(Rc<Connection>);
+/// Shared access to the export's block lock for one request.
+struct SharedAccess(Rc<NbdConnection>);
 
-impl Inside {
-    async fn enter(connection: Rc<Connection>) -> Inside {
-        connection.session.export.gate.share().await;
-        Inside(connection)
+impl SharedAccess {
+    async fn enter(connection: Rc<NbdConnection>) -> SharedAccess {
+        connection.session.export.block_lock.lock_shared().await;
+        SharedAccess(connection)
     }
 }
 
-impl Drop for Inside {
+impl Drop for SharedAccess {
     fn drop(&mut self) {
-        self.0.session.export.gate.leave_shared();
+        self.0.session.export.block_lock.unlock_shared();
     }
 }

@@ -1,13 +1,13 @@
-//! The server: [`Server::serve`] speaks NBD on one accepted stream, [`Server::run`] accepts.
+//! NBD server: [`NbdServer::run`] accepts connections, [`NbdServer::serve`] runs one.
 //!
-//! A connection lives on one core and is four things: a receiver that parses many requests from
-//! each receive (`receiver`), device calls that are answered at once or go on in pooled tasks
-//! (`execute`), a sender that puts all ready replies in one send (`sender`), and a warden that
-//! closes peers which stall (`warden`). What they share is in `connection`.
+//! A connection lives on one core. Its receiver parses many requests per receive (`receiver`).
+//! Device calls complete immediately or in pooled tasks (`execute`). Its sender puts all ready
+//! replies into one send (`sender`). Its watchdog closes stalled peers (`watchdog`). They share the
+//! state in `connection`.
 //!
-//! Promises: requests in flight, their bytes, and the patience with a peer are bounded by
-//! [`crate::limits`]; a flush is answered when all writes answered before are durable; the end of a
-//! connection, however it comes, waits for its device calls and leaves nothing behind.
+//! Invariants: [`crate::limits`] bounds requests in flight, their bytes, and waiting for a peer. A
+//! flush is answered only when all writes answered before it are durable. The end of a connection,
+//! whatever its cause, waits for its device calls and leaks nothing.
 
 mod attached;
 mod connection;
@@ -16,7 +16,7 @@ mod execute;
 mod partial;
 mod receiver;
 mod sender;
-mod warden;
+mod watchdog;
 
 use std::io;
 use std::rc::Rc;
@@ -27,32 +27,31 @@ use std::time::Duration;
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
+use flagstone_transport::{Rx, RxError};
 
-pub use attached::Attached;
+pub use attached::AttachedClient;
 pub use drain::Drain;
 
-use crate::departures::Departure;
+use crate::ended::EndedConnection;
 use crate::export::Exports;
-use crate::handshake::{Handshake, Progress, Refusal};
+use crate::handshake::{Handshake, HandshakeError, HandshakeStep};
 use crate::limits::{HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, PEER_TIMEOUT};
-use crate::links::Hold;
-use crate::session::Session;
-use crate::staging::Staging;
+use crate::links::LinkOwner;
+use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
-use attached::Roll;
-use connection::Connection;
-use receiver::End;
-use warden::Verdict;
+use attached::ClientRegistry;
+use connection::NbdConnection;
+use receiver::ReceiveEnd;
+use watchdog::CloseReason;
 
-/// How patient a server is, and with how many.
+/// Server limits and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// A peer must finish its negotiation in this time.
+    /// Time limit of the negotiation.
     pub handshake_timeout: Duration,
-    /// A peer that keeps the server waiting in the midst of a request or a reply is closed after
-    /// this time without progress.
+    /// A peer that delays a started request or a send for this long is disconnected.
     pub peer_timeout: Duration,
-    /// Connections served at a time; more are closed at once.
+    /// Concurrent connections; more are closed immediately.
     pub max_connections: usize,
 }
 
@@ -66,64 +65,64 @@ impl Default for ServerOptions {
     }
 }
 
-/// How a connection ended.
+/// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
-pub enum Outcome {
-    /// The client said so, or closed between two requests.
+pub enum DisconnectReason {
+    /// The client sent DISC, or closed between two requests.
     #[error("the client disconnected")]
     Disconnected,
-    /// The client closed in the midst of a message.
-    #[error("the client closed in the midst of a message")]
+    /// The client closed within a message.
+    #[error("the client closed within a message")]
     CutShort,
-    /// The negotiation led to no session.
+    /// The negotiation failed.
     #[error("negotiation ended: {0}")]
-    Refused(#[from] Refusal),
-    /// The stream is out of step.
+    Refused(#[from] HandshakeError),
+    /// Invalid magic: the stream is out of sync.
     #[error("{0}")]
     OutOfStep(#[from] BadRequestMagic),
-    /// The client took too long over its negotiation, a request, or the taking of replies.
+    /// The client stalled in its negotiation, a request, or reading replies.
     #[error("the client did not answer in time")]
     TimedOut,
-    /// The server is going down.
+    /// The server is shutting down.
     #[error("the server is shutting down")]
     Drained,
-    /// The client has connected anew.
-    #[error("a new connection of the client took its place")]
+    /// The client has reconnected.
+    #[error("replaced by a new connection of the client")]
     Replaced,
-    /// The system failed the stream.
+    /// System error.
     #[error("{0}")]
     Failed(#[from] io::Error),
 }
 
-/// Serves exports to any number of clients. Shared by all cores.
+/// NBD server for any number of clients, shared by all cores.
 #[derive(Debug)]
-pub struct Server {
+pub struct NbdServer {
     exports: Arc<Exports>,
     options: ServerOptions,
     drain: Drain,
     connections: AtomicUsize,
-    attached: Roll,
+    attached: ClientRegistry,
 }
 
-impl Server {
-    /// A server of `exports` that goes down when `drain` begins.
-    pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<Server> {
-        let (connections, attached) = (AtomicUsize::new(0), Roll::default());
-        Arc::new(Server { exports, options, drain, connections, attached })
+impl NbdServer {
+    /// Creates a server of `exports` that shuts down when `drain` is set.
+    pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<NbdServer> {
+        let (connections, attached) = (AtomicUsize::new(0), ClientRegistry::default());
+        Arc::new(NbdServer { exports, options, drain, connections, attached })
     }
 
-    /// Connections that are served now, on all cores.
+    /// Current connections on all cores.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// The clients whose negotiation has ended well, in the order in which it did.
-    pub fn attached(&self) -> Vec<Attached> {
+    /// Clients that completed the negotiation, in that order.
+    pub fn attached(&self) -> Vec<AttachedClient> {
         self.attached.all()
     }
 
-    /// Accepts clients and spreads them over the cores until the drain begins; returns once all
-    /// have ended.
+    /// Accepts clients and distributes them over the cores until shutdown. Returns when all
+    /// connections have ended.
     pub async fn run(self: Arc<Self>, listener: Listener) {
         let cores = flagstone_runtime::cores();
         let mut next = flagstone_runtime::core_index();
@@ -131,7 +130,7 @@ impl Server {
             let stream = match accepted {
                 Ok(stream) => stream,
                 Err(error) => {
-                    // Out of descriptors, or a client that has gone already: look again soon.
+                    // Out of file descriptors, or the client has already gone: retry soon.
                     tracing::warn!("cannot accept on {}: {error}", listener.address());
                     time::sleep(ACCEPT_PAUSE).await;
                     continue;
@@ -139,7 +138,10 @@ impl Server {
             };
             if self.connections.fetch_add(1, Ordering::Relaxed) >= self.options.max_connections {
                 self.connections.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!("closed a client: {} are served", self.options.max_connections);
+                tracing::warn!(
+                    "refused a client: {} connections are open",
+                    self.options.max_connections
+                );
                 continue;
             }
             let place = Occupied(self.clone());
@@ -158,38 +160,38 @@ impl Server {
         }
     }
 
-    /// The next client, or `None` when the drain begins.
+    /// Next client, or `None` at shutdown.
     async fn next_client(&self, listener: &Listener) -> Option<io::Result<Stream>> {
         self.drain.unless_begun(listener.accept()).await
     }
 
-    /// Speaks NBD on an accepted stream, on this core, until either side ends it.
-    pub async fn serve(&self, stream: Stream) -> Outcome {
-        // Layers that are fair are fair to connections.
+    /// Runs NBD on an accepted stream on this core, until either side ends it.
+    pub async fn serve(&self, stream: Stream) -> DisconnectReason {
+        // Fair schedulers in device layers share between flows, and each connection is one.
         task::begin_flow();
         if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
-            tracing::debug!("cannot watch over an idle client: {error}");
+            tracing::debug!("cannot enable TCP keep alive: {error}");
         }
-        let mut staging = Staging::new();
+        let mut rx = Rx::new(stream.clone());
         let negotiation = async {
-            let session = negotiate(&stream, &self.exports, &mut staging).await?;
-            let hold = match session.link {
-                Some(link) => Some(Hold::take(session.export.clone(), link).await),
+            let session = negotiate(&stream, &self.exports, &mut rx).await?;
+            let owner = match session.link {
+                Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
                 None => None,
             };
-            session.export.departures.over().await;
-            Ok((session, hold))
+            session.export.ended_connections.finished().await;
+            Ok((session, owner))
         };
         let in_time = time::timeout(self.options.handshake_timeout, negotiation);
         let outcome = match self.drain.unless_begun(in_time).await {
-            Some(Ok(Ok((session, hold)))) => {
-                return self.transmit(stream, session, hold, staging).await;
+            Some(Ok(Ok((session, owner)))) => {
+                return self.transmit(stream, session, owner, rx).await;
             }
             Some(Ok(Err(outcome))) => outcome,
-            Some(Err(_)) => Outcome::TimedOut,
-            None => Outcome::Drained,
+            Some(Err(_)) => DisconnectReason::TimedOut,
+            None => DisconnectReason::Drained,
         };
-        // A receive that was dropped may keep the socket open for a moment: the peer shall know.
+        // A dropped receive may keep the socket open for a moment: notify the peer now.
         stream.shutdown();
         outcome
     }
@@ -197,54 +199,56 @@ impl Server {
     async fn transmit(
         &self,
         stream: Stream,
-        session: Session,
-        hold: Option<Hold>,
-        mut staging: Staging,
-    ) -> Outcome {
+        session: NbdSession,
+        owner: Option<LinkOwner>,
+        mut rx: Rx,
+    ) -> DisconnectReason {
         let export = session.export.name.clone();
-        let _entry = self.attached.enter(Attached { export, peer: stream.peer() });
-        let connection = Rc::new(Connection::new(
+        let _entry = self.attached.enter(AttachedClient { export, peer: stream.peer() });
+        let connection = Rc::new(NbdConnection::new(
             stream,
             session,
-            staging.progress(),
+            rx.receives(),
             self.drain.clone(),
-            hold.as_ref().map(|hold| hold.stop.clone()),
+            owner.as_ref().map(|owner| owner.stop.clone()),
         ));
         let mut sender = spawn(sender::send_replies(connection.clone())).abort_on_drop();
-        let watch = warden::watch(connection.clone(), self.options.peer_timeout);
-        let mut warden = spawn(watch).abort_on_drop();
-        let end = receiver::receive(&connection, &mut staging).await;
-        let departure = Departure::begin(connection.session.export.clone());
-        // Its memory is not needed for what is left to do.
-        drop(staging);
+        let watch = watchdog::watch(connection.clone(), self.options.peer_timeout);
+        let mut watchdog = spawn(watch).abort_on_drop();
+        let end = receiver::receive(&connection, &mut rx).await;
+        let ended = EndedConnection::begin(connection.session.export.clone());
+        // Frees receive memory early.
+        drop(rx);
         connection.ended.set(true);
         connection.sender.notify();
         let _ = sender.handle().await;
-        drop(departure);
-        drop(hold);
-        if warden.handle().is_finished() {
-            return match warden.handle().await {
-                Ok(Verdict::Stalled) => Outcome::TimedOut,
-                Ok(Verdict::Replaced) => Outcome::Replaced,
-                Ok(Verdict::Drained) | Err(_) => Outcome::Drained,
+        drop(ended);
+        drop(owner);
+        if watchdog.handle().is_finished() {
+            return match watchdog.handle().await {
+                Ok(CloseReason::Stalled) => DisconnectReason::TimedOut,
+                Ok(CloseReason::Replaced) => DisconnectReason::Replaced,
+                Ok(CloseReason::Drained) | Err(_) => DisconnectReason::Drained,
             };
         }
         connection.stream.shutdown();
         match end {
-            End::Replaced => Outcome::Replaced,
-            End::Disconnect | End::Closed { whole: true } => Outcome::Disconnected,
-            End::Closed { whole: false } => Outcome::CutShort,
-            End::BadMagic(bad) => Outcome::OutOfStep(bad),
-            End::Failed(error) => Outcome::Failed(error),
+            ReceiveEnd::Replaced => DisconnectReason::Replaced,
+            ReceiveEnd::Disconnect | ReceiveEnd::Closed { whole: true } => {
+                DisconnectReason::Disconnected
+            }
+            ReceiveEnd::Closed { whole: false } => DisconnectReason::CutShort,
+            ReceiveEnd::BadMagic(bad) => DisconnectReason::OutOfStep(bad),
+            ReceiveEnd::Failed(error) => DisconnectReason::Failed(error),
         }
     }
 }
 
-/// Pause before a failed accept is tried again, and between looks at the end of connections.
+/// Pause before a failed accept is retried, and between checks for the end of connections.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// One of the connections that a server counts.
-struct Occupied(Arc<Server>);
+/// Counted connection of a server.
+struct Occupied(Arc<NbdServer>);
 
 impl Drop for Occupied {
     fn drop(&mut self) {
@@ -256,33 +260,36 @@ impl Drop for Occupied {
 async fn negotiate(
     stream: &Stream,
     exports: &Arc<Exports>,
-    staging: &mut Staging,
-) -> Result<Session, Outcome> {
+    rx: &mut Rx,
+) -> Result<NbdSession, DisconnectReason> {
     let mut out = Vec::new();
+    let mut scratch = Vec::new();
     let mut handshake = Handshake::new(exports.clone(), &mut out);
     loop {
-        let (taken, progress) = handshake.step(staging.unread(), &mut out);
-        staging.consume(taken);
-        if matches!(progress, Progress::Again) && out.len() < FLUSH_BYTES {
+        let (taken, progress) = handshake.step(rx.unread(&mut scratch), &mut out);
+        rx.skip(taken);
+        if matches!(progress, HandshakeStep::Again) && out.len() < FLUSH_BYTES {
             continue;
         }
         send(stream, &mut out).await?;
         match progress {
-            Progress::Again => {}
-            Progress::Begin(session) => return Ok(session),
-            Progress::Close(refusal) => return Err(refusal.into()),
-            Progress::More => {
-                let part = !staging.unread().is_empty();
-                if staging.receive(stream).await? == 0 {
-                    return Err(if part { Outcome::CutShort } else { Outcome::Disconnected });
-                }
+            HandshakeStep::Again => {}
+            HandshakeStep::Begin(session) => return Ok(session),
+            HandshakeStep::Close(refusal) => return Err(refusal.into()),
+            HandshakeStep::More => {
+                let part = rx.available() > 0;
+                rx.more_pooled().await.map_err(|error| match error {
+                    RxError::Closed if part => DisconnectReason::CutShort,
+                    RxError::Closed => DisconnectReason::Disconnected,
+                    RxError::Io(error) => DisconnectReason::Failed(error),
+                })?;
             }
         }
     }
 }
 
-/// Answers of a negotiation are sent when they reach this length, in bytes, or when more input is
-/// needed: a client that asks and asks cannot make them grow.
+/// Negotiation replies are sent at this size, in bytes, or when more input is needed, so that a
+/// flood of options cannot accumulate them.
 const FLUSH_BYTES: usize = 64 << 10;
 
 async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {

@@ -1,49 +1,49 @@
-//! Ranges that are not whole blocks, for clients that did not promise to send such.
+//! Partial blocks: requests of clients that did not negotiate block sizes.
 //!
-//! A range is cut into a part of its first block, whole blocks, and a part of its last block. Parts
-//! are read, modified and written while no other change of the export runs (see [`crate::gate`]).
-//! This is the slow path, for plain clients on devices with large blocks; memory is bounded by one
-//! block beside the payload.
+//! A range is split into part of its first block, whole blocks, and part of its last block. Parts
+//! are read, modified and written under the exclusive [`crate::block_lock`]. This is the slow path
+//! for simple clients on devices with large blocks. Memory is bounded by one block plus the
+//! payload.
 
 use flagstone_blockdev::{IoError, ZeroFlags};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use crate::limits::MEMORY_TIMEOUT;
-use crate::session::Session;
+use crate::session::NbdSession;
 
-/// Part of one block: its offset on the device, where the part begins in it, and its length.
+/// Part of one block: the block's device offset, the start within the block, and the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct BlockPart {
     pub(crate) block: u64,
     pub(crate) from: usize,
     pub(crate) len: usize,
 }
 
-/// A range, cut at block boundaries.
+/// Range split at block boundaries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Split {
-    pub(crate) head: Option<Part>,
+pub(crate) struct RangeSplit {
+    pub(crate) head: Option<BlockPart>,
     /// Offset and length of the whole blocks.
     pub(crate) middle: Option<(u64, u64)>,
-    pub(crate) tail: Option<Part>,
+    pub(crate) tail: Option<BlockPart>,
 }
 
-impl Split {
-    /// Cuts `[offset, offset + len)`, which must not overflow, at multiples of `block_bytes`.
-    pub(crate) fn of(offset: u64, len: u64, block_bytes: u64) -> Split {
+impl RangeSplit {
+    /// Splits `[offset, offset + len)`, which must not overflow, at multiples of `block_bytes`.
+    pub(crate) fn of(offset: u64, len: u64, block_bytes: u64) -> RangeSplit {
         let end = offset + len;
         let first = offset - offset % block_bytes;
         let last = end - end % block_bytes;
         let part = |block: u64, from: u64, to: u64| {
             let (from, len) = ((from - block) as usize, (to - from) as usize);
-            (len > 0).then_some(Part { block, from, len })
+            (len > 0).then_some(BlockPart { block, from, len })
         };
         if offset > first && end < first + block_bytes {
-            return Split { head: part(first, offset, end), middle: None, tail: None };
+            return RangeSplit { head: part(first, offset, end), middle: None, tail: None };
         }
         let whole = if offset > first { first + block_bytes } else { first };
-        Split {
+        RangeSplit {
             head: part(first, offset, whole),
             middle: (last > whole).then(|| (whole, last - whole)),
             tail: part(last, last.max(offset), end),
@@ -51,9 +51,9 @@ impl Split {
     }
 }
 
-/// A place for one block, beside the payload that is held already: so it is not waited for in the
-/// pool without end, where others may wait with payloads of theirs.
-async fn block(session: &Session) -> Result<BufMut, IoError> {
+/// Allocates one block. The request already holds its payload, so the wait is bounded: others may
+/// wait in the same way.
+async fn block(session: &NbdSession) -> Result<BufMut, IoError> {
     let bytes = session.geometry().block_bytes as usize;
     if bytes <= BUF_MIN_BYTES {
         return Ok(buf::alloc_small(bytes));
@@ -61,19 +61,19 @@ async fn block(session: &Session) -> Result<BufMut, IoError> {
     time::timeout(MEMORY_TIMEOUT, buf::alloc(bytes)).await.map_err(|_| IoError::NoMemory)
 }
 
-async fn read_part(session: &Session, part: Part, out: &mut [u8]) -> Result<(), IoError> {
+async fn read_part(session: &NbdSession, part: BlockPart, out: &mut [u8]) -> Result<(), IoError> {
     let whole = session.export.device.read(part.block, block(session).await?).await?;
     out.copy_from_slice(&whole[part.from..part.from + part.len]);
     Ok(())
 }
 
-/// Reads any range of the export.
+/// Reads any byte range of the export.
 pub(crate) async fn read(
-    session: &Session,
+    session: &NbdSession,
     offset: u64,
     mut buf: BufMut,
 ) -> Result<BufMut, IoError> {
-    let split = Split::of(offset, buf.len() as u64, u64::from(session.geometry().block_bytes));
+    let split = RangeSplit::of(offset, buf.len() as u64, u64::from(session.geometry().block_bytes));
     let mut at = 0;
     if let Some(part) = split.head {
         read_part(session, part, &mut buf[..part.len]).await?;
@@ -84,7 +84,7 @@ pub(crate) async fn read(
         let rest = middle.split_off(len as usize);
         let mut middle = session.export.device.read(offset, middle).await?;
         let joined = middle.unsplit(rest).and_then(|()| buf.unsplit(middle));
-        // A device may give back another buffer than it was given only by a mistake of its own.
+        // Only a faulty device returns a buffer other than the one it was given.
         joined.map_err(|_| IoError::ReadFault)?;
         at += len as usize;
     }
@@ -94,10 +94,10 @@ pub(crate) async fn read(
     Ok(buf)
 }
 
-/// Replaces part of a block. The caller is alone in the gate.
+/// Replaces part of a block. The caller holds exclusive access.
 async fn modify(
-    session: &Session,
-    part: Part,
+    session: &NbdSession,
+    part: BlockPart,
     change: impl FnOnce(&mut [u8]),
     fua: bool,
 ) -> Result<(), IoError> {
@@ -107,15 +107,16 @@ async fn modify(
     device.write(part.block, whole.freeze(), fua).await
 }
 
-/// Writes any range of the export.
+/// Writes any byte range of the export.
 pub(crate) async fn write(
-    session: &Session,
+    session: &NbdSession,
     offset: u64,
     data: Buf,
     fua: bool,
 ) -> Result<(), IoError> {
-    let split = Split::of(offset, data.len() as u64, u64::from(session.geometry().block_bytes));
-    let _alone = session.export.gate.alone().await;
+    let split =
+        RangeSplit::of(offset, data.len() as u64, u64::from(session.geometry().block_bytes));
+    let _exclusive = session.export.block_lock.lock_exclusive().await;
     let mut at = 0;
     if let Some(part) = split.head {
         modify(session, part, |bytes| bytes.copy_from_slice(&data[..part.len]), fua).await?;
@@ -132,15 +133,15 @@ pub(crate) async fn write(
     Ok(())
 }
 
-/// Writes zeroes to any range of the export.
+/// Writes zeroes to any byte range of the export.
 pub(crate) async fn write_zeroes(
-    session: &Session,
+    session: &NbdSession,
     offset: u64,
     len: u64,
     flags: ZeroFlags,
 ) -> Result<(), IoError> {
-    let split = Split::of(offset, len, u64::from(session.geometry().block_bytes));
-    let _alone = session.export.gate.alone().await;
+    let split = RangeSplit::of(offset, len, u64::from(session.geometry().block_bytes));
+    let _exclusive = session.export.block_lock.lock_exclusive().await;
     for part in [split.head, split.tail].into_iter().flatten() {
         modify(session, part, |bytes| bytes.fill(0), flags.fua).await?;
     }
@@ -157,13 +158,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_split_is_the_range_in_order_and_cut_at_blocks(
+        fn split_covers_range_in_order(
             offset in 0_u64..100_000,
             len in 1_u64..100_000,
             shift in 9_u32..16,
         ) {
             let block = 1_u64 << shift;
-            let split = Split::of(offset, len, block);
+            let split = RangeSplit::of(offset, len, block);
             let mut at = offset;
             if let Some(part) = split.head {
                 prop_assert_eq!((part.block % block, part.block + part.from as u64), (0, at));

@@ -1,55 +1,60 @@
-//! Receives requests: one receive brings many, and each is started as soon as it is whole.
+//! Request receiver: parses many requests per receive, and starts each as soon as it is complete.
 
 use std::io;
 use std::rc::Rc;
 
-use flagstone_runtime::Buf;
 use flagstone_runtime::task::yield_now;
+use flagstone_runtime::{Buf, buf};
+use flagstone_transport::limits::DIRECT_BYTES;
+use flagstone_transport::{MessageShape, Rx, RxError, ShapePredictor};
 
-use crate::server::connection::{Answer, Connection};
-use crate::server::execute::{self, Job};
-use crate::session::Action;
-use crate::staging::Staging;
+use crate::limits::PREDICTED_PAYLOAD_BYTES;
+use crate::server::connection::{NbdConnection, ReplyBody};
+use crate::server::execute::{self, AdmittedRequest};
+use crate::session::RequestAction;
 use crate::wire::Errno;
-use crate::wire::request::{BadRequestMagic, Request};
+use crate::wire::request::{BadRequestMagic, NbdRequest};
 
-/// Why receiving ended.
+/// Reason why receiving ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum ReceiveEnd {
     /// The client sent DISC.
     Disconnect,
-    /// The client closed; `whole` unless it did so within a request.
+    /// The client closed; `whole` means between two requests.
     Closed { whole: bool },
-    /// Another connection of the client is in charge.
+    /// Another connection of the client has taken over.
     Replaced,
-    /// The stream is out of step.
+    /// Invalid magic: the stream is out of sync.
     BadMagic(BadRequestMagic),
-    /// The system failed the receive.
+    /// System error.
     Failed(io::Error),
 }
 
-impl From<io::Error> for End {
-    fn from(error: io::Error) -> End {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => End::Closed { whole: false },
-            _ => End::Failed(error),
+impl From<RxError> for ReceiveEnd {
+    fn from(error: RxError) -> ReceiveEnd {
+        match error {
+            RxError::Closed => ReceiveEnd::Closed { whole: false },
+            RxError::Io(error) => ReceiveEnd::Failed(error),
         }
     }
 }
 
 /// Receives and starts requests until the end.
-pub(crate) async fn receive(connection: &Rc<Connection>, staging: &mut Staging) -> End {
+pub(crate) async fn receive(connection: &Rc<NbdConnection>, rx: &mut Rx) -> ReceiveEnd {
+    let mut predictor = ShapePredictor::default();
     loop {
-        let request = match Request::decode(staging.unread()) {
+        let mut scratch = [0; NbdRequest::BYTES];
+        let bytes = rx.peek(NbdRequest::BYTES, &mut scratch).unwrap_or_default();
+        let request = match NbdRequest::decode(bytes) {
             Ok(Some(request)) => request,
-            Ok(None) => match more(connection, staging).await {
+            Ok(None) => match more(connection, rx).await {
                 Ok(()) => continue,
                 Err(end) => return end,
             },
-            Err(bad) => return End::BadMagic(bad),
+            Err(bad) => return ReceiveEnd::BadMagic(bad),
         };
-        staging.consume(Request::BYTES);
-        match take(connection, staging, &request).await {
+        rx.skip(NbdRequest::BYTES);
+        match take(connection, rx, &request, &mut predictor).await {
             Ok(None) => {}
             Ok(Some(end)) => return end,
             Err(error) => return error.into(),
@@ -58,106 +63,129 @@ pub(crate) async fn receive(connection: &Rc<Connection>, staging: &mut Staging) 
 }
 
 /// Receives once.
-async fn more(connection: &Connection, staging: &mut Staging) -> Result<(), End> {
+async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), ReceiveEnd> {
     if connection.has_replies() {
-        // Answers first: the peer may already wait for them.
+        // Send replies first, because the peer may be waiting for them.
         yield_now().await;
     }
-    let part = !staging.unread().is_empty();
+    let part = rx.available() > 0;
     if part {
         connection.receiving_part.set(true);
         connection.watch();
     }
-    let received = staging.receive(&connection.stream).await;
+    let received = rx.more().await;
     connection.receiving_part.set(false);
     match received {
-        Ok(0) => Err(End::Closed { whole: !part }),
-        Ok(_) => Ok(()),
-        Err(error) => Err(End::Failed(error)),
+        Ok(()) => Ok(()),
+        Err(RxError::Closed) => Err(ReceiveEnd::Closed { whole: !part }),
+        Err(RxError::Io(error)) => Err(ReceiveEnd::Failed(error)),
     }
 }
 
-/// Starts one request, or answers why not, or ends.
+/// Starts or refuses one request; `Some` at the end of the connection.
 async fn take(
-    connection: &Rc<Connection>,
-    staging: &mut Staging,
-    request: &Request,
-) -> io::Result<Option<End>> {
+    connection: &Rc<NbdConnection>,
+    rx: &mut Rx,
+    request: &NbdRequest,
+    predictor: &mut ShapePredictor,
+) -> Result<Option<ReceiveEnd>, RxError> {
     let mut verdict = connection.session.admit(request);
-    if connection.drain.has_begun() && verdict != Ok(Action::Disconnect) {
+    if connection.drain.has_begun() && verdict != Ok(RequestAction::Disconnect) {
         verdict = Err(Errno::SHUTDOWN);
     }
     let budget = match verdict {
-        Ok(Action::Disconnect) => return Ok(Some(End::Disconnect)),
-        Ok(Action::Read { len, .. }) => len as usize,
-        Ok(Action::Write { .. }) => request.len as usize,
+        Ok(RequestAction::Disconnect) => return Ok(Some(ReceiveEnd::Disconnect)),
+        Ok(RequestAction::Read { len, .. }) => len as usize,
+        Ok(RequestAction::Write { .. }) => request.len as usize,
         _ => 0,
     };
     connection.admit(budget).await;
-    let job = Job { cookie: request.cookie, budget };
+    let job = AdmittedRequest { cookie: request.cookie, budget };
     match verdict {
-        Ok(Action::Write { offset, fua }) => {
-            let received = payload(connection, staging, budget).await;
+        Ok(RequestAction::Write { offset, fua }) => {
+            let received = payload(connection, rx, budget).await;
+            rx.expect(predictor.observe(shape(connection, budget)));
             match received {
                 Ok(data) if !connection.is_replaced() => match data {
                     Some(data) => execute::write(connection, job, offset, fua, data),
                     None => {
-                        connection.reply(request.cookie, Answer::Failed(Errno::NOMEM), budget);
+                        connection.reply(request.cookie, ReplyBody::Failed(Errno::NOMEM), budget);
                     }
                 },
                 other => {
                     connection.answered(1, budget);
-                    return other.map(|_| Some(End::Replaced));
+                    return other.map(|_| Some(ReceiveEnd::Replaced));
                 }
             }
         }
         Ok(_) if connection.is_replaced() => {
             connection.answered(1, budget);
-            return Ok(Some(End::Replaced));
+            return Ok(Some(ReceiveEnd::Replaced));
         }
-        // Nobody will take what is read, and the budget does not hold any more.
-        Ok(Action::Read { .. }) if connection.broken.get() => connection.answered(1, budget),
-        Ok(action) => execute::start(connection, job, action),
+        // The reply could not be sent, and the budget is no longer enforced.
+        Ok(RequestAction::Read { .. }) if connection.broken.get() => connection.answered(1, budget),
+        Ok(action) => {
+            // The layout of the next messages is unknown.
+            rx.expect(predictor.observe(None));
+            execute::start(connection, job, action);
+        }
         Err(error) => {
-            let skipped = skip(connection, staging, request.payload_bytes() as usize).await;
-            connection.reply(request.cookie, Answer::Failed(error), budget);
+            let skipped = skip(connection, rx, request.payload_bytes() as usize).await;
+            connection.reply(request.cookie, ReplyBody::Failed(error), budget);
             skipped?;
         }
     }
     Ok(None)
 }
 
-/// A write's data; `None` when it was thrown away, because there can never be memory for it.
+/// Shape of a write of `len` bytes, if prediction helps the next ones: their data would have to be
+/// copied for alignment, or is long enough for buffers of its own.
+fn shape(connection: &NbdConnection, len: usize) -> Option<MessageShape> {
+    let aligned = connection.session.geometry().memory_align_bytes > 8;
+    let helps = (aligned || len >= DIRECT_BYTES) && len <= PREDICTED_PAYLOAD_BYTES;
+    helps.then_some(MessageShape { header: NbdRequest::BYTES, payload: len })
+}
+
+/// Receives a write's data; `None` if it was discarded because it exceeds every buffer size.
 async fn payload(
-    connection: &Connection,
-    staging: &mut Staging,
+    connection: &NbdConnection,
+    rx: &mut Rx,
     len: usize,
-) -> io::Result<Option<Buf>> {
+) -> Result<Option<Buf>, RxError> {
     let align = connection.session.geometry().memory_align_bytes as usize;
-    expect(connection, staging, len, async |staging| {
-        staging.payload(&connection.stream, len, align).await
+    expect(connection, rx, len, async |rx| {
+        while rx.available() < len && (len < DIRECT_BYTES || rx.will_take(len, align)) {
+            rx.more().await?;
+        }
+        if let Some(data) = rx.take(len, align) {
+            return Ok(Some(data));
+        }
+        let Ok(place) = buf::acquire(len).await else {
+            return rx.discard(len).await.map(|()| None);
+        };
+        let (result, place) = rx.fill_ahead(place).await;
+        result.map(|()| Some(place.freeze()))
     })
     .await
 }
 
-/// Throws a refused write's data away, a receive block at a time.
-async fn skip(connection: &Connection, staging: &mut Staging, len: usize) -> io::Result<()> {
-    expect(connection, staging, len, async |staging| staging.skip(&connection.stream, len).await)
-        .await
+/// Discards a refused write's data.
+async fn skip(connection: &NbdConnection, rx: &mut Rx, len: usize) -> Result<(), RxError> {
+    expect(connection, rx, len, async |rx| rx.discard(len).await).await
 }
 
-/// Runs a receive of `len` bytes that the peer owes us, under the warden's eyes if it must wait.
+/// Runs a receive of `len` bytes that the peer owes, monitored by the watchdog if it must wait.
 async fn expect<T>(
-    connection: &Connection,
-    staging: &mut Staging,
+    connection: &NbdConnection,
+    rx: &mut Rx,
     len: usize,
-    receive: impl AsyncFnOnce(&mut Staging) -> io::Result<T>,
-) -> io::Result<T> {
-    if staging.unread().len() < len {
+    receive: impl AsyncFnOnce(&mut Rx) -> Result<T, RxError>,
+) -> Result<T, RxError> {
+    if rx.available() < len {
         connection.receiving_part.set(true);
         connection.watch();
     }
-    let result = receive(staging).await;
+    let result = receive(rx).await;
     connection.receiving_part.set(false);
     result
 }

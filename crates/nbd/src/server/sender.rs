@@ -1,100 +1,68 @@
-//! Sends replies: all that are ready go in one send, and at most one send is in flight.
+//! Reply sender: all ready replies go out in one send, with at most one send in flight.
 
 use std::rc::Rc;
 
-use flagstone_runtime::{Buf, BufMut, SendList, buf};
+use flagstone_runtime::{Buf, SendList};
+use flagstone_transport::Gather;
 
-use crate::limits::{HEADER_BLOCK_BYTES, SEND_BYTES};
-use crate::server::connection::{Answer, Connection, Reply};
+use crate::limits::SEND_BYTES;
+use crate::server::connection::{NbdConnection, QueuedReply, ReplyBody};
 use crate::wire::reply::{MAX_HEADER_BYTES, put_data, put_error, put_simple};
 
-/// Carves headers from pooled blocks. Headers that follow each other leave as one segment.
-struct Headers {
-    /// `block[..open]` is written and not yet in a list.
-    block: Option<BufMut>,
-    open: usize,
-}
-
-impl Headers {
-    /// Room for one header more; the block before is put into the list first.
-    fn room(&mut self, list: &mut SendList) {
-        let room = self.block.as_ref().map_or(0, |block| block.len() - self.open);
-        if room < MAX_HEADER_BYTES {
-            self.close(list);
-            self.block = None;
-            // Not from the pool: the replies that wait behind it may hold all of that.
-            self.block = Some(buf::alloc_small(HEADER_BLOCK_BYTES));
-        }
-    }
-
-    fn put(&mut self, structured: bool, reply: &Reply) {
-        let block = self.block.as_mut().expect("room was made");
-        let out = &mut block[self.open..];
-        self.open += match &reply.answer {
-            Answer::Data { offset, data } if structured => {
-                put_data(out, reply.cookie, *offset, data.len() as u32)
-            }
-            Answer::Done | Answer::Data { .. } => put_simple(out, reply.cookie, 0),
-            Answer::Failed(error) if structured => put_error(out, reply.cookie, *error),
-            Answer::Failed(error) => put_simple(out, reply.cookie, error.0),
-        };
-    }
-
-    /// Puts what is written into the list.
-    fn close(&mut self, list: &mut SendList) {
-        if let Some(block) = &mut self.block
-            && self.open > 0
-        {
-            list.push(block.split_to(self.open).freeze());
-            self.open = 0;
-        }
-    }
-}
-
-/// What one send carries, and the budget that comes back with it.
+/// Current send, and the budget that it releases.
+#[derive(Default)]
 struct Sender {
-    headers: Headers,
-    /// Data of a reply whose front is sent already.
+    gather: Gather,
+    /// Remaining data of a reply that was partly sent.
     rest: Option<Buf>,
     requests: usize,
     bytes: usize,
 }
 
 impl Sender {
-    /// Fills the list with replies that are ready, up to [`SEND_BYTES`].
-    fn fill(&mut self, connection: &Connection, list: &mut SendList) {
+    /// Gathers ready replies, up to [`SEND_BYTES`].
+    fn fill(&mut self, connection: &NbdConnection) {
         if let Some(data) = self.rest.take() {
-            self.push_data(data, list);
+            self.push_data(data);
         }
-        while list.bytes() < SEND_BYTES && self.rest.is_none() {
+        while self.gather.bytes() < SEND_BYTES && self.rest.is_none() {
             let Some(reply) = connection.next_reply() else { break };
-            self.headers.room(list);
-            self.headers.put(connection.session.structured, &reply);
+            let structured = connection.session.structured;
+            self.gather.header(MAX_HEADER_BYTES, |out| Some(put(out, structured, &reply)));
             self.requests += 1;
             self.bytes += reply.budget;
-            if let Answer::Data { data, .. } = reply.answer {
-                self.headers.close(list);
-                self.push_data(data, list);
+            if let ReplyBody::Data { data, .. } = reply.answer {
+                self.push_data(data);
             }
         }
-        self.headers.close(list);
     }
 
-    fn push_data(&mut self, data: Buf, list: &mut SendList) {
+    fn push_data(&mut self, data: Buf) {
         if data.len() <= SEND_BYTES {
-            list.push(data);
+            self.gather.payload(data);
         } else {
-            list.push(data.slice(0..SEND_BYTES));
+            self.gather.payload(data.slice(0..SEND_BYTES));
             self.rest = Some(data.slice(SEND_BYTES..data.len()));
         }
     }
 }
 
-/// Runs until the receiver has ended and all that was in flight is answered, or thrown away once
-/// the peer takes nothing more.
-pub(crate) async fn send_replies(connection: Rc<Connection>) {
-    let headers = Headers { block: None, open: 0 };
-    let mut sender = Sender { headers, rest: None, requests: 0, bytes: 0 };
+/// Writes the header of a reply, and returns its length.
+fn put(out: &mut [u8], structured: bool, reply: &QueuedReply) -> usize {
+    match &reply.answer {
+        ReplyBody::Data { offset, data } if structured => {
+            put_data(out, reply.cookie, *offset, data.len() as u32)
+        }
+        ReplyBody::Done | ReplyBody::Data { .. } => put_simple(out, reply.cookie, 0),
+        ReplyBody::Failed(error) if structured => put_error(out, reply.cookie, *error),
+        ReplyBody::Failed(error) => put_simple(out, reply.cookie, error.0),
+    }
+}
+
+/// Runs until the receiver has ended and every request in flight was answered, or its reply
+/// discarded because the peer is gone.
+pub(crate) async fn send_replies(connection: Rc<NbdConnection>) {
+    let mut sender = Sender::default();
     let mut list = SendList::new();
     loop {
         let ready = || {
@@ -107,7 +75,8 @@ pub(crate) async fn send_replies(connection: Rc<Connection>) {
                 return;
             }
         }
-        sender.fill(&connection, &mut list);
+        sender.fill(&connection);
+        sender.gather.take_into(&mut list);
         if connection.broken.get() {
             list.clear();
             sender.rest = None;

@@ -1,8 +1,8 @@
-//! "Error values": what a failed request is answered with.
+//! "Error values" of replies.
 
 use flagstone_blockdev::IoError;
 
-/// An error value of the protocol. Unknown values count as [`Errno::INVAL`].
+/// Protocol error value. Unknown values are treated like [`Errno::INVAL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Errno(pub u32);
 
@@ -17,14 +17,14 @@ impl Errno {
     pub const INVAL: Errno = Errno(22);
     /// No space left, or a write beyond the end.
     pub const NOSPC: Errno = Errno(28);
-    /// Too large to be answered.
+    /// Too large for a reply.
     pub const OVERFLOW: Errno = Errno(75);
     /// A fast zero that would not be fast.
     pub const NOTSUP: Errno = Errno(95);
-    /// The server is going down.
+    /// The server is shutting down.
     pub const SHUTDOWN: Errno = Errno(108);
 
-    /// The value for a device's failure of a read.
+    /// Error value for a device's read error.
     pub fn of_read(error: IoError) -> Errno {
         match error {
             IoError::OutOfRange | IoError::Misaligned => Errno::INVAL,
@@ -32,7 +32,7 @@ impl Errno {
         }
     }
 
-    /// The value for a device's failure of a write, trim, zeroes or flush.
+    /// Error value for a device's error of a write, trim, zeroes or flush.
     pub fn of_change(error: IoError) -> Errno {
         match error {
             IoError::OutOfRange | IoError::NoSpace => Errno::NOSPC,
@@ -46,7 +46,7 @@ impl Errno {
         }
     }
 
-    /// What a server's answer means for a device whose leaf it is.
+    /// Device error for a server's error value.
     pub fn to_io_error(self, writing: bool) -> IoError {
         match self {
             Errno::PERM => IoError::ReadOnly,
@@ -60,7 +60,7 @@ impl Errno {
         }
     }
 
-    /// A few words for people, sent with structured error chunks.
+    /// Short message, sent with structured error chunks.
     pub fn message(self) -> &'static str {
         match self {
             Errno::PERM => "the export is read-only",
@@ -81,18 +81,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beyond_the_end_is_no_space_for_changes_and_invalid_for_reads() {
+    fn out_of_range_error_by_command() {
         assert_eq!(Errno::of_change(IoError::OutOfRange), Errno::NOSPC);
         assert_eq!(Errno::of_read(IoError::OutOfRange), Errno::INVAL);
     }
 
     #[test]
-    fn unknown_values_count_as_invalid() {
+    fn unknown_values_are_invalid() {
         assert_eq!(Errno(4711).to_io_error(true), Errno::INVAL.to_io_error(true));
     }
 
     #[test]
-    fn a_device_error_survives_the_way_through_the_protocol() {
+    fn device_errors_round_trip() {
         for error in [
             IoError::ReadOnly,
             IoError::NoSpace,

@@ -1,20 +1,20 @@
-//! How a client learns that an export is not available yet, and so is worth asking for again.
+//! Expected exports: a metadata context that marks an export as not available yet.
 //!
-//! The protocol has three errors that come near, and none that says it:
+//! The protocol has three errors that come close, and none that fits:
 //!
-//! - UNKNOWN, "The requested export is not available", is what holds, and what everybody is
-//!   answered, with the rest in its message; but an export that nobody knows has the same;
-//! - SHUTDOWN is of the whole server, "in the process of being shut down", and clients tell people
-//!   so;
-//! - POLICY says that the server's policy forbids it: a refusal, which does not pass.
+//! - UNKNOWN, "The requested export is not available", is sent to every client, with an explanation
+//!   in its message, but an unknown export gets the same error;
+//! - SHUTDOWN refers to the whole server, "in the process of being shut down", and clients report
+//!   it as such;
+//! - POLICY means that the server's policy forbids it, which is permanent.
 //!
-//! Nor is such an export in the answer to LIST: there are clients that want to know more of each
-//! export there, and give up at the first that they cannot have.
+//! An expected export is not listed by LIST either, because some clients query every listed export
+//! and give up at the first one that is unavailable.
 //!
-//! Metadata contexts of the namespaces `x-*` are for local use. So our client, when an export is not
-//! available, asks with LIST_META_CONTEXT whether that export has the context of this name, and
-//! our server names it for one that is expected. Other servers know no such context, or refuse the
-//! question. It cannot be selected.
+//! Metadata contexts of the namespaces `x-*` are for local use. If an export is unavailable,
+//! Flagstone's client sends LIST_META_CONTEXT with this context, and the server lists it for an
+//! expected export. Other servers do not know the context, or refuse the query. It cannot be
+//! selected.
 
-/// The name of the metadata context.
+/// Name of the metadata context.
 pub const EXPECTED_CONTEXT: &str = "x-flagstone:expected";

@@ -1,23 +1,22 @@
-//! A name for a client's connection that survives the connection.
+//! Links: a client identity that survives reconnects.
 //!
-//! A client that lost a connection sends what was not answered once more, over a new one. A write
-//! that still is on its way over the old one, in the network or in the server, could be carried out
-//! after the new one's and after later ones, and undo them. NBD has no word for this, but has room
-//! for one: metadata contexts of the namespaces `x-*` are for local use, and servers that do not
-//! know one ignore it. So our client selects the context `x-flagstone:link-ID` with a random number
-//! of its own for each connection that it keeps up, and our server, when it selects it too, has
-//! ended the earlier connection of that number, with all of its requests, before the new one's
-//! first request. The context has no extents; nobody asks for them.
+//! A client that lost a connection resends unanswered requests on a new one. A write still in
+//! flight on the old connection, in the network or in the server, could execute after newer writes
+//! and undo them. NBD has no mechanism against this, but reserves metadata contexts of the
+//! namespaces `x-*` for local use, and servers ignore unknown contexts. Flagstone's
+//! client selects the context `x-flagstone:link-ID` with a random identifier per link. If the
+//! server selects it too, it has ended the previous connection of that link, with all its requests,
+//! before the first request of the new one. The context has no extents.
 
-/// What the name of a link's metadata context begins with.
+/// Prefix of a link's metadata context.
 pub const LINK_CONTEXT: &str = "x-flagstone:link-";
 
-/// The number of a link, chosen at random by the client.
+/// Link identifier, chosen at random by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
 
 impl LinkId {
-    /// Reads the name of a metadata context; `None` when it is no link's.
+    /// Parses a metadata context name; `None` if it is not a link's.
     pub fn decode(context: &str) -> Option<LinkId> {
         let digits = context.strip_prefix(LINK_CONTEXT)?;
         if digits.len() != 16 {
@@ -26,7 +25,7 @@ impl LinkId {
         u64::from_str_radix(digits, 16).ok().map(LinkId)
     }
 
-    /// The name of the link's metadata context.
+    /// Metadata context name of the link.
     pub fn encode(self) -> String {
         format!("{LINK_CONTEXT}{:016x}", self.0)
     }
@@ -44,13 +43,13 @@ mod tests {
         }
 
         #[test]
-        fn other_contexts_are_no_links(context: String) {
+        fn other_contexts_are_not_links(context: String) {
             prop_assert_eq!(LinkId::decode(&context), None);
         }
     }
 
     #[test]
-    fn a_link_has_sixteen_digits() {
+    fn link_has_sixteen_digits() {
         assert_eq!(LinkId::decode("x-flagstone:link-1"), None);
         assert_eq!(LinkId::decode("x-flagstone:link-00000000000000000"), None);
         assert_eq!(LinkId::decode("x-flagstone:link-000000000000000g"), None);

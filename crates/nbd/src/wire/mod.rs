@@ -1,7 +1,7 @@
-//! The NBD wire format: constants, types and codecs. No I/O, and no opinion on what is sensible.
+//! NBD wire format: constants, types and codecs, without I/O or policy.
 //!
-//! Section names are those of the protocol document (`doc/proto.md` of the NBD project). All
-//! integers are big-endian.
+//! Section names refer to the protocol document (`doc/proto.md` of the NBD project). All integers
+//! are big-endian.
 
 pub mod errno;
 pub mod expected;
@@ -12,7 +12,7 @@ pub mod request;
 
 pub use errno::Errno;
 
-/// `NBDMAGIC`, the first eight bytes of a server.
+/// `NBDMAGIC`, the first eight bytes of the greeting.
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, before each option and in the server's greeting.
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
@@ -27,7 +27,7 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// "Handshake flags" of the server and "Client flags" of the client: the same two bits.
 pub mod handshake_flag {
-    /// Options are answered in a fixed form.
+    /// Fixed newstyle option replies.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     /// No 124 zeroes after EXPORT_NAME.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -39,27 +39,27 @@ pub mod transmission_flag {
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is understood.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The FUA command flag is understood.
+    /// The FUA command flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
     /// The medium rotates.
     pub const ROTATIONAL: u16 = 1 << 4;
-    /// TRIM is understood.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES is understood.
+    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// The DF command flag is understood.
+    /// The DF command flag is supported.
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush on one connection covers the writes of all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// CACHE is understood.
+    /// CACHE is supported.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// The FAST_ZERO command flag is understood.
+    /// The FAST_ZERO command flag is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
-/// The `N` bytes at `at`, or `None` when there are not as many.
+/// The `N` bytes at `at`, or `None` when there are fewer.
 pub(crate) fn take<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }

@@ -1,5 +1,5 @@
-//! "Option types", "Option reply types" and their data. Used a few times a connection: replies are
-//! built in a `Vec`.
+//! "Option types", "Option reply types" and their data. Used a few times per connection, so replies
+//! are built in a `Vec`.
 
 use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, u16_at, u32_at, u64_at};
 use crate::limits::MAX_STRING_BYTES;
@@ -7,11 +7,11 @@ use crate::limits::MAX_STRING_BYTES;
 /// "Option types".
 #[expect(clippy::module_inception, reason = "the protocol calls them options too")]
 pub mod option {
-    /// Choose an export and begin, without an answer to mistakes.
+    /// Select an export and begin; has no error reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Give up.
+    /// Abort the negotiation.
     pub const ABORT: u32 = 2;
-    /// Name the exports.
+    /// List the exports.
     pub const LIST: u32 = 3;
     /// Upgrade to TLS.
     pub const STARTTLS: u32 = 5;
@@ -19,45 +19,45 @@ pub mod option {
     pub const INFO: u32 = 6;
     /// Describe an export and begin.
     pub const GO: u32 = 7;
-    /// Use structured replies.
+    /// Enable structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts are there?
+    /// List metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Use these metadata contexts.
+    /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Use 64-bit headers (experimental).
+    /// Enable 64-bit headers (experimental).
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// "Option reply types".
 pub mod reply_type {
-    /// Done.
+    /// Success.
     pub const ACK: u32 = 1;
     /// An export's name and description.
     pub const SERVER: u32 = 2;
-    /// An export's information item.
+    /// Information item of an export.
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Set in all errors.
+    /// Set in all error types.
     pub const ERROR_BIT: u32 = 1 << 31;
-    /// The option is not known here.
+    /// Unsupported option.
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
-    /// The option is not allowed here.
+    /// Forbidden option.
     pub const ERR_POLICY: u32 = ERROR_BIT | 2;
-    /// The option's data makes no sense.
+    /// Invalid option data.
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
-    /// Not on this platform.
+    /// Unsupported on this platform.
     pub const ERR_PLATFORM: u32 = ERROR_BIT | 4;
-    /// TLS first.
+    /// TLS is required.
     pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
-    /// No such export.
+    /// Unknown export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// Going down.
+    /// Shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
-    /// The client must honour block sizes.
+    /// The client must honor block sizes.
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
-    /// Too much.
+    /// Too large.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
 }
 
@@ -78,7 +78,7 @@ pub const OPTION_HEADER_BYTES: usize = 16;
 /// Length of an option reply's header, in bytes: magic, option, type, length.
 pub const REPLY_HEADER_BYTES: usize = 20;
 
-/// What comes before an option's data.
+/// Header of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// An [`option`], or an unknown one.
@@ -87,13 +87,13 @@ pub struct OptionHeader {
     pub len: u32,
 }
 
-/// The bytes are no option: the stream is out of step.
+/// Invalid magic: the stream is out of sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an option (reply) begins with 0x{0:016x}")]
 pub struct BadOptionMagic(pub u64);
 
 impl OptionHeader {
-    /// Reads a header; `None` when it is not whole yet.
+    /// Decodes a header; `None` when it is incomplete.
     ///
     /// # Errors
     /// [`BadOptionMagic`].
@@ -134,24 +134,24 @@ pub fn put_info(out: &mut Vec<u8>, option: u32, item: u16, parts: &[&[u8]]) {
     put_reply(out, option, reply_type::INFO, &data);
 }
 
-/// An option's data is not what the option asks for: [`reply_type::ERR_INVALID`].
+/// Invalid option data, answered with [`reply_type::ERR_INVALID`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidOption {
-    /// A length points beyond the data, or data is missing.
+    /// A length exceeds the data, or data is missing.
     #[error("the option's data is truncated")]
     Truncated,
-    /// There is more data than its lengths account for.
-    #[error("the option has bytes that belong to nothing")]
+    /// Data beyond the lengths it contains.
+    #[error("the option has trailing bytes")]
     Trailing,
-    /// An empty option came with data.
+    /// Data in an option without data.
     #[error("the option takes no data")]
     Unexpected,
     /// A string is longer than [`MAX_STRING_BYTES`], not UTF-8, or contains NUL.
-    #[error("a name is too long or is not text")]
+    #[error("a name is too long or not text")]
     BadString,
 }
 
-/// A string as the protocol allows it ("Conventions").
+/// Parses a protocol string ("Conventions").
 ///
 /// # Errors
 /// [`InvalidOption::BadString`].
@@ -162,7 +162,7 @@ pub fn string(bytes: &[u8]) -> Result<&str, InvalidOption> {
     std::str::from_utf8(bytes).map_err(|_| InvalidOption::BadString)
 }
 
-/// Reads length-prefixed things one after the other.
+/// Reads length-prefixed fields.
 struct Cursor<'a> {
     rest: &'a [u8],
 }
@@ -197,16 +197,16 @@ impl<'a> Cursor<'a> {
 pub struct InfoRequest<'a> {
     /// The export's name.
     pub name: &'a str,
-    /// [`info::NAME`] is asked for.
+    /// [`info::NAME`] is requested.
     pub wants_name: bool,
-    /// [`info::DESCRIPTION`] is asked for.
+    /// [`info::DESCRIPTION`] is requested.
     pub wants_description: bool,
-    /// [`info::BLOCK_SIZE`] is asked for, and will be honoured.
+    /// [`info::BLOCK_SIZE`] is requested, and will be honored.
     pub wants_block_size: bool,
 }
 
 impl<'a> InfoRequest<'a> {
-    /// Reads the data of an INFO or GO.
+    /// Decodes the data of an INFO or GO.
     ///
     /// # Errors
     /// [`InvalidOption`].
@@ -233,7 +233,7 @@ impl<'a> InfoRequest<'a> {
     }
 }
 
-/// The data of an INFO or GO for `name` that asks for `items`.
+/// Encodes an INFO or GO for `name` that requests `items`.
 pub fn info_request(name: &str, items: &[u16]) -> Vec<u8> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -249,12 +249,12 @@ pub fn info_request(name: &str, items: &[u16]) -> Vec<u8> {
 pub struct MetaRequest<'a> {
     /// The export's name.
     pub name: &'a str,
-    /// The last query of the namespace that was looked for.
+    /// Last query in the namespace searched for.
     pub query: Option<&'a str>,
 }
 
 impl<'a> MetaRequest<'a> {
-    /// Reads the data and looks for a query that begins with `prefix`.
+    /// Decodes the data and finds a query with the given `prefix`.
     ///
     /// # Errors
     /// [`InvalidOption`].
@@ -272,7 +272,7 @@ impl<'a> MetaRequest<'a> {
     }
 }
 
-/// The data of a LIST_META_CONTEXT or SET_META_CONTEXT with one query.
+/// Encodes a LIST_META_CONTEXT or SET_META_CONTEXT with one query.
 pub fn meta_request(name: &str, query: &str) -> Vec<u8> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -282,10 +282,10 @@ pub fn meta_request(name: &str, query: &str) -> Vec<u8> {
     data
 }
 
-/// A server's reply to an option, as the client reads it.
+/// Header of a server's option reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReplyHeader {
-    /// The option that it answers.
+pub struct OptionReplyHeader {
+    /// Option being replied to.
     pub option: u32,
     /// A [`reply_type`], or an unknown one.
     pub kind: u32,
@@ -293,12 +293,12 @@ pub struct ReplyHeader {
     pub len: u32,
 }
 
-impl ReplyHeader {
-    /// Reads a header; `None` when it is not whole yet.
+impl OptionReplyHeader {
+    /// Decodes a header; `None` when it is incomplete.
     ///
     /// # Errors
     /// [`BadOptionMagic`].
-    pub fn decode(bytes: &[u8]) -> Result<Option<ReplyHeader>, BadOptionMagic> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<OptionReplyHeader>, BadOptionMagic> {
         let Some(bytes) = bytes.first_chunk::<REPLY_HEADER_BYTES>() else { return Ok(None) };
         match u64_at(bytes, 0) {
             Some(OPTION_REPLY_MAGIC) => {}
@@ -306,7 +306,7 @@ impl ReplyHeader {
         }
         let fields = || {
             let (option, kind) = (u32_at(bytes, 8)?, u32_at(bytes, 12)?);
-            Some(ReplyHeader { option, kind, len: u32_at(bytes, 16)? })
+            Some(OptionReplyHeader { option, kind, len: u32_at(bytes, 16)? })
         };
         Ok(fields())
     }
@@ -318,7 +318,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_info_request_round_trips() {
+    fn info_request_round_trips() {
         let data = info_request("disk", &[info::NAME, info::BLOCK_SIZE, 77]);
         let request = InfoRequest::decode(&data).unwrap();
         assert_eq!(request.name, "disk");
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_of_an_info_request_is_refused() {
+    fn truncated_info_request_is_refused() {
         let data = info_request("disk", &[info::NAME]);
         for len in 0..data.len() {
             assert_eq!(InfoRequest::decode(&data[..len]), Err(InvalidOption::Truncated), "{len}");
@@ -334,21 +334,21 @@ mod tests {
     }
 
     #[test]
-    fn bytes_after_an_info_request_are_refused() {
+    fn trailing_bytes_of_info_request_are_refused() {
         let mut data = info_request("disk", &[]);
         data.push(0);
         assert_eq!(InfoRequest::decode(&data), Err(InvalidOption::Trailing));
     }
 
     #[test]
-    fn a_name_length_beyond_all_bounds_is_refused() {
+    fn huge_name_length_is_refused() {
         let mut data = info_request("disk", &[]);
         data[0..4].copy_from_slice(&u32::MAX.to_be_bytes());
         assert_eq!(InfoRequest::decode(&data), Err(InvalidOption::Truncated));
     }
 
     #[test]
-    fn names_are_text_of_bounded_length() {
+    fn names_must_be_short_text() {
         assert!(string(&[b'a'; MAX_STRING_BYTES]).is_ok());
         assert_eq!(string(&[b'a'; MAX_STRING_BYTES + 1]), Err(InvalidOption::BadString));
         assert_eq!(string(b"a\0b"), Err(InvalidOption::BadString));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_billion_metadata_queries_in_no_data_are_refused() {
+    fn huge_query_count_is_refused() {
         let mut data = 0_u32.to_be_bytes().to_vec();
         data.extend_from_slice(&u32::MAX.to_be_bytes());
         assert_eq!(MetaRequest::decode(&data, ""), Err(InvalidOption::Truncated));
@@ -372,12 +372,12 @@ mod tests {
             prop_assert_eq!(&out[OPTION_HEADER_BYTES..], &data[..]);
             out.clear();
             put_reply(&mut out, option, kind, &data);
-            prop_assert_eq!(ReplyHeader::decode(&out), Ok(Some(ReplyHeader { option, kind, len })));
+            prop_assert_eq!(OptionReplyHeader::decode(&out), Ok(Some(OptionReplyHeader { option, kind, len })));
             prop_assert_eq!(&out[REPLY_HEADER_BYTES..], &data[..]);
         }
 
         #[test]
-        fn any_option_data_is_read_without_panic(data: Vec<u8>) {
+        fn random_option_data_does_not_panic(data: Vec<u8>) {
             let _ = InfoRequest::decode(&data);
             let _ = MetaRequest::decode(&data, "x");
         }

@@ -5,7 +5,7 @@ use super::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, u16_at, u32_at, u
 
 /// "Structured reply types".
 pub mod chunk {
-    /// Nothing more to say.
+    /// No payload.
     pub const NONE: u16 = 0;
     /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
@@ -13,7 +13,7 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents of a metadata context.
     pub const BLOCK_STATUS: u16 = 5;
-    /// Set in all types of errors.
+    /// Set in all error types.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT | 1;
@@ -21,7 +21,7 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
-/// "Structured reply flags": the last chunk of its reply.
+/// "Structured reply flags": last chunk of its reply.
 pub const FLAG_DONE: u16 = 1;
 
 /// Length of a simple reply, in bytes.
@@ -30,7 +30,7 @@ pub const SIMPLE_BYTES: usize = 16;
 pub const CHUNK_BYTES: usize = 20;
 /// Length of an OFFSET_DATA chunk without its data, in bytes.
 pub const DATA_BYTES: usize = CHUNK_BYTES + 8;
-/// Longest header that the server writes, an error's message included, in bytes.
+/// Longest header that the server writes, including an error message, in bytes.
 pub const MAX_HEADER_BYTES: usize = 128;
 
 /// Writes a simple reply; `error` 0 is success. Returns its length.
@@ -49,8 +49,7 @@ fn put_chunk(out: &mut [u8], kind: u16, cookie: Cookie, len: u32) {
     out[16..20].copy_from_slice(&len.to_be_bytes());
 }
 
-/// Writes the header of a read's one and last chunk; `len` bytes of data follow. Returns its
-/// length.
+/// Writes the header of a read's only chunk; `len` bytes of data follow. Returns its length.
 pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32) -> usize {
     put_chunk(out, chunk::OFFSET_DATA, cookie, len.saturating_add(8));
     out[20..28].copy_from_slice(&offset.to_be_bytes());
@@ -67,19 +66,19 @@ pub fn put_error(out: &mut [u8], cookie: Cookie, error: Errno) -> usize {
     26 + message.len()
 }
 
-/// What a server's message begins with.
+/// Header of a server's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Header {
+pub enum ReplyHeader {
     /// A simple reply; a successful read's data follows.
     Simple {
-        /// Whose.
+        /// Cookie of the request.
         cookie: Cookie,
         /// 0 for success.
         error: u32,
     },
     /// A chunk; `len` bytes follow.
     Chunk {
-        /// Whose.
+        /// Cookie of the request.
         cookie: Cookie,
         /// [`FLAG_DONE`] and unknown bits.
         flags: u16,
@@ -90,31 +89,31 @@ pub enum Header {
     },
 }
 
-/// The bytes are no reply: the stream is out of step and cannot be followed any further.
+/// Invalid magic: the stream is out of sync and cannot be parsed further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a reply begins with 0x{0:08x}")]
 pub struct BadReplyMagic(pub u32);
 
-impl Header {
-    /// Reads a header from the front of `bytes`; `None` when it is not whole yet.
+impl ReplyHeader {
+    /// Decodes a header from the front of `bytes`; `None` when it is incomplete.
     ///
     /// # Errors
     /// [`BadReplyMagic`].
-    pub fn decode(bytes: &[u8]) -> Result<Option<Header>, BadReplyMagic> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<ReplyHeader>, BadReplyMagic> {
         match u32_at(bytes, 0) {
             None => Ok(None),
-            Some(SIMPLE_REPLY_MAGIC) => Ok(Header::simple(bytes)),
-            Some(STRUCTURED_REPLY_MAGIC) => Ok(Header::chunk(bytes)),
+            Some(SIMPLE_REPLY_MAGIC) => Ok(ReplyHeader::simple(bytes)),
+            Some(STRUCTURED_REPLY_MAGIC) => Ok(ReplyHeader::chunk(bytes)),
             Some(other) => Err(BadReplyMagic(other)),
         }
     }
 
-    fn simple(bytes: &[u8]) -> Option<Header> {
-        Some(Header::Simple { error: u32_at(bytes, 4)?, cookie: Cookie(u64_at(bytes, 8)?) })
+    fn simple(bytes: &[u8]) -> Option<ReplyHeader> {
+        Some(ReplyHeader::Simple { error: u32_at(bytes, 4)?, cookie: Cookie(u64_at(bytes, 8)?) })
     }
 
-    fn chunk(bytes: &[u8]) -> Option<Header> {
-        Some(Header::Chunk {
+    fn chunk(bytes: &[u8]) -> Option<ReplyHeader> {
+        Some(ReplyHeader::Chunk {
             flags: u16_at(bytes, 4)?,
             kind: u16_at(bytes, 6)?,
             cookie: Cookie(u64_at(bytes, 8)?),
@@ -125,8 +124,8 @@ impl Header {
     /// Length of the header itself, in bytes.
     pub fn bytes(&self) -> usize {
         match self {
-            Header::Simple { .. } => SIMPLE_BYTES,
-            Header::Chunk { .. } => CHUNK_BYTES,
+            ReplyHeader::Simple { .. } => SIMPLE_BYTES,
+            ReplyHeader::Chunk { .. } => CHUNK_BYTES,
         }
     }
 }
@@ -141,9 +140,9 @@ mod tests {
         fn simple_replies_round_trip(cookie: u64, error: u32) {
             let mut out = [0; MAX_HEADER_BYTES];
             let len = put_simple(&mut out, Cookie(cookie), error);
-            let header = Header::Simple { cookie: Cookie(cookie), error };
-            prop_assert_eq!(Header::decode(&out[..len]), Ok(Some(header)));
-            prop_assert_eq!(Header::decode(&out[..len - 1]), Ok(None));
+            let header = ReplyHeader::Simple { cookie: Cookie(cookie), error };
+            prop_assert_eq!(ReplyHeader::decode(&out[..len]), Ok(Some(header)));
+            prop_assert_eq!(ReplyHeader::decode(&out[..len - 1]), Ok(None));
         }
 
         #[test]
@@ -152,23 +151,24 @@ mod tests {
             let bytes = put_data(&mut out, Cookie(cookie), offset, len);
             prop_assert_eq!(bytes, DATA_BYTES);
             let (flags, kind) = (FLAG_DONE, chunk::OFFSET_DATA);
-            let header = Header::Chunk { cookie: Cookie(cookie), flags, kind, len: len + 8 };
-            prop_assert_eq!(Header::decode(&out), Ok(Some(header)));
+            let header = ReplyHeader::Chunk { cookie: Cookie(cookie), flags, kind, len: len + 8 };
+            prop_assert_eq!(ReplyHeader::decode(&out), Ok(Some(header)));
             prop_assert_eq!(u64_at(&out, CHUNK_BYTES), Some(offset));
         }
 
         #[test]
-        fn any_bytes_decode_without_panic(bytes: Vec<u8>) {
-            let _ = Header::decode(&bytes);
+        fn random_bytes_decode_without_panic(bytes: Vec<u8>) {
+            let _ = ReplyHeader::decode(&bytes);
         }
     }
 
     #[test]
-    fn every_error_fits_the_longest_header() {
+    fn every_error_fits_longest_header() {
         for value in 0..200 {
             let mut out = [0; MAX_HEADER_BYTES];
             let len = put_error(&mut out, Cookie(1), Errno(value));
-            let Ok(Some(Header::Chunk { kind, len: payload, .. })) = Header::decode(&out) else {
+            let Ok(Some(ReplyHeader::Chunk { kind, len: payload, .. })) = ReplyHeader::decode(&out)
+            else {
                 panic!("no chunk");
             };
             assert_eq!((kind, payload as usize + CHUNK_BYTES), (chunk::ERROR, len));

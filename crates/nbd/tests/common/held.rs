@@ -1,4 +1,4 @@
-//! A device whose calls wait until they are let go, and are counted.
+//! Device whose calls are counted and blocked until released.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, time};
 
-/// How far the calls are.
+/// Progress of the calls.
 #[derive(Default)]
 pub struct Calls {
     held: AtomicBool,

@@ -1,4 +1,4 @@
-//! What the tests of server and client have in common: drivers, servers, and plain peers.
+//! Fixtures of the server and client tests: drivers, servers and raw peers.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 pub mod held;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{MemoryDevice, SharedDevice};
-use flagstone_nbd::{Drain, Export, Exports, Server, ServerOptions};
+use flagstone_nbd::{Drain, Export, Exports, NbdServer, ServerOptions};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{self, Simulation};
-use flagstone_runtime::{Config, DriverChoice, JoinHandle, alive, run, spawn, time};
+use flagstone_runtime::{IoEngine, JoinHandle, RuntimeConfig, alive, run, spawn, time};
 
-/// Runs the test on io_uring, on threads, and on two seeds of simulated time.
+/// Runs the test on io_uring, on threads, and in two simulated worlds.
 pub fn on_each_driver(test: impl AsyncFn()) {
     on_each_real_driver(&test);
     for seed in 1..=2 {
@@ -25,19 +25,19 @@ pub fn on_each_driver(test: impl AsyncFn()) {
 
 /// Runs the test on io_uring and on threads, with two cores.
 pub fn on_each_real_driver(test: impl AsyncFn()) {
-    for driver in [DriverChoice::IoUring, DriverChoice::Threads] {
-        let config = Config { cores: 2, driver, ..Config::default() };
+    for driver in [IoEngine::IoUring, IoEngine::Threads] {
+        let config = RuntimeConfig { cores: 2, io_engine: driver, ..RuntimeConfig::default() };
         match run(&config, || test()) {
             Ok(()) => {}
-            Err(error) if driver == DriverChoice::IoUring => eprintln!("skipped: {error}"),
+            Err(error) if driver == IoEngine::IoUring => eprintln!("skipped: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Runs the test in simulated time: its time-outs take no time.
+/// Runs the test in simulated time, where timeouts are free.
 pub fn in_simulation(seed: u64, test: impl AsyncFn()) {
-    Simulation::new(seed, sim::Config::default()).block_on(test());
+    Simulation::new(seed, sim::SimConfig::default()).block_on(test());
 }
 
 pub fn any_port() -> Address {
@@ -48,9 +48,9 @@ pub fn memory(size_bytes: u64, block_bytes: u32) -> SharedDevice {
     Arc::new(MemoryDevice::new(size_bytes, block_bytes).unwrap())
 }
 
-/// A server that runs until it is dropped or drained.
+/// Server that runs until it is dropped or drained.
 pub struct Running {
-    pub server: Arc<Server>,
+    pub server: Arc<NbdServer>,
     pub address: Address,
     pub drain: Drain,
     pub task: Rc<JoinHandle<()>>,
@@ -60,40 +60,40 @@ impl Running {
     pub fn start(address: &Address, exports: Vec<Export>, options: ServerOptions) -> Running {
         let drain = Drain::new();
         let exports = Arc::new(Exports::new(exports).unwrap());
-        let server = Server::new(exports, options, drain.clone());
+        let server = NbdServer::new(exports, options, drain.clone());
         let listener = Listener::bind(address).unwrap();
         let address = listener.address().clone();
         let task = Rc::new(spawn(server.clone().run(listener)));
         Running { server, address, drain, task }
     }
 
-    /// Serves the device as the export `disk` on any TCP port.
+    /// Serves the device as the export `disk` on a free TCP port.
     pub fn with(device: SharedDevice) -> Running {
         Running::start(&any_port(), vec![Export::new("disk", device)], ServerOptions::default())
     }
 
-    /// Goes down in good order.
+    /// Shuts down gracefully.
     pub async fn stop(self) {
         self.drain.begin();
         until(|| self.task.is_finished()).await;
     }
 
-    /// Waits until no client is left.
+    /// Waits until no client is connected.
     pub async fn quiet(&self) {
         until(|| self.server.connections() == 0).await;
     }
 }
 
-/// Waits until it is so. Tests that get stuck here fail by the harness's clock.
+/// Waits until the condition holds. A test that hangs fails by the harness's timeout.
 pub async fn until(mut so: impl FnMut() -> bool) {
     while !so() {
         time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// Runs the test and checks that it leaves no task and no operation behind.
+/// Runs the test and checks that it leaks no task or operation.
 pub async fn leaves_nothing(test: impl AsyncFnOnce()) {
-    // Tasks that were just spawned begin what they do.
+    // Let newly spawned tasks start.
     time::sleep(Duration::from_millis(5)).await;
     let before = alive();
     test().await;

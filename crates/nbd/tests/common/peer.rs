@@ -1,14 +1,14 @@
-//! A plain client that says exactly the bytes that a test wants it to say.
+//! Raw client that sends given bytes.
 
 use flagstone_nbd::wire::option::{
-    ReplyHeader, info, info_request, option, put_option, reply_type,
+    OptionReplyHeader, info, info_request, option, put_option, reply_type,
 };
-use flagstone_nbd::wire::reply::{Header, chunk};
-use flagstone_nbd::wire::request::{Cookie, Request};
+use flagstone_nbd::wire::reply::{ReplyHeader, chunk};
+use flagstone_nbd::wire::request::{Cookie, NbdRequest};
 use flagstone_runtime::net::{Address, Stream};
 use flagstone_runtime::{Buf, buf};
 
-/// What a client agrees on.
+/// Negotiated features of a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Agreed {
     pub structured: bool,
@@ -20,7 +20,7 @@ pub struct Peer {
     pub agreed: Agreed,
 }
 
-/// A reply without its framing.
+/// Decoded reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     pub cookie: u64,
@@ -28,7 +28,7 @@ pub struct Reply {
     pub data: Vec<u8>,
 }
 
-/// All that a client says before its first request.
+/// Bytes of a client up to its first request.
 pub fn hello(name: &str, agreed: Agreed) -> Vec<u8> {
     let mut bytes = 3_u32.to_be_bytes().to_vec();
     if agreed.structured {
@@ -40,7 +40,7 @@ pub fn hello(name: &str, agreed: Agreed) -> Vec<u8> {
 }
 
 pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
-    Request { flags, command, cookie: Cookie(cookie), offset, len }.encode().to_vec()
+    NbdRequest { flags, command, cookie: Cookie(cookie), offset, len }.encode().to_vec()
 }
 
 impl Peer {
@@ -59,7 +59,7 @@ impl Peer {
         peer.send(&hello("disk", agreed)).await;
         loop {
             let bytes = peer.read(20).await.unwrap();
-            let header = ReplyHeader::decode(&bytes).unwrap().unwrap();
+            let header = OptionReplyHeader::decode(&bytes).unwrap().unwrap();
             peer.read(header.len as usize).await.unwrap();
             if header.option == option::GO && header.kind != reply_type::INFO {
                 assert_eq!(header.kind, reply_type::ACK);
@@ -79,22 +79,23 @@ impl Peer {
         Ok(())
     }
 
-    /// The next `len` bytes, or `None` when the server closes before.
+    /// Next `len` bytes, or `None` when the server closes first.
     pub async fn read(&self, len: usize) -> Option<Vec<u8>> {
         let (result, buf) = self.stream.recv_exact(buf::alloc(len).await).await;
         result.ok().map(|()| buf.to_vec())
     }
 
-    /// True when the server closes without another byte.
+    /// True when the server closes without sending.
     pub async fn sees_end(&self) -> bool {
         self.read(1).await.is_none()
     }
 
-    /// The next reply; `read_len` is the length of data to expect of a successful simple reply.
+    /// Next reply; `read_len` is the data length of a successful simple reply.
     pub async fn reply(&self, read_len: usize) -> Option<Reply> {
         let mut bytes = self.read(16).await?;
-        if !self.agreed.structured || Header::decode(&bytes).unwrap().is_some() {
-            let Ok(Some(Header::Simple { cookie, error })) = Header::decode(&bytes) else {
+        if !self.agreed.structured || ReplyHeader::decode(&bytes).unwrap().is_some() {
+            let Ok(Some(ReplyHeader::Simple { cookie, error })) = ReplyHeader::decode(&bytes)
+            else {
                 panic!("a simple reply was agreed");
             };
             let data = match error {
@@ -104,7 +105,8 @@ impl Peer {
             return Some(Reply { cookie: cookie.0, error, data });
         }
         bytes.extend(self.read(4).await?);
-        let Ok(Some(Header::Chunk { cookie, kind, len, flags })) = Header::decode(&bytes) else {
+        let Ok(Some(ReplyHeader::Chunk { cookie, kind, len, flags })) = ReplyHeader::decode(&bytes)
+        else {
             panic!("a chunk was agreed");
         };
         assert_eq!(flags, 1, "every reply of ours is one chunk");

@@ -1,4 +1,4 @@
-//! Commands of the admin queue (Base 5.1).
+//! Admin commands (Base 5.1).
 
 use super::Sqe;
 use crate::event::AsyncEvent;
@@ -12,11 +12,11 @@ use crate::wire::U32;
 /// Identify (Base 5.1.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identify {
-    /// Which structure.
+    /// Structure to return.
     pub cns: Cns,
-    /// Namespace that it is about, or where a list starts.
+    /// Namespace of the structure, or the identifier above which a list starts.
     pub nsid: u32,
-    /// Controller identifier, for the structures about a controller.
+    /// Controller identifier, for structures of a controller.
     pub controller_id: u16,
     /// CNS specific identifier.
     pub specific_id: u16,
@@ -27,7 +27,7 @@ pub struct Identify {
 }
 
 impl Identify {
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
@@ -41,13 +41,13 @@ impl Identify {
         }
     }
 
-    /// The structure `cns` of namespace `nsid`, the other fields 0.
+    /// Identify with structure `cns` of namespace `nsid`; the other fields are 0.
     #[must_use]
     pub const fn new(cns: Cns, nsid: u32) -> Self {
         Self { cns, nsid, controller_id: 0, specific_id: 0, csi: 0, uuid_index: 0 }
     }
 
-    /// The command that asks for it, with 4096 bytes of data to come.
+    /// The command, with a transfer of 4096 bytes.
     #[must_use]
     pub fn command(self, cid: u16) -> Sqe {
         let data = SglDescriptor::transport(crate::limits::IDENTIFY_BYTES as u32);
@@ -62,28 +62,28 @@ impl Identify {
 /// Get Log Page (Base 5.1.12).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetLogPage {
-    /// Which log page.
+    /// Log page.
     pub log: LogId,
-    /// Namespace that it is about.
+    /// Namespace of the log page.
     pub nsid: u32,
     /// Log specific parameter, 7 bits.
     pub specific: u8,
     /// Retain asynchronous event: reading does not clear it.
     pub retain_event: bool,
-    /// How much is asked for, bytes: 4 to 2^34 in steps of 4.
+    /// Requested length in bytes: 4 to 2^34 in steps of 4.
     pub data_bytes: u64,
     /// Log specific identifier.
     pub specific_id: u16,
-    /// Where to start: bytes, or an index when `offset_is_index`.
+    /// Start: bytes, or an index if `offset_is_index`.
     pub offset: u64,
-    /// OT: `offset` counts entries.
+    /// OT: `offset` is an index of entries.
     pub offset_is_index: bool,
     /// Command set identifier.
     pub csi: u8,
 }
 
 impl GetLogPage {
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
@@ -118,8 +118,7 @@ impl GetLogPage {
         }
     }
 
-    /// The command that asks for it; `None` unless `data_bytes` is 4 to 2^32 - 4 and a multiple
-    /// of 4.
+    /// The command; `None` unless `data_bytes` is 4 to 2^32 - 4 and a multiple of 4.
     #[must_use]
     pub fn command(self, cid: u16) -> Option<Sqe> {
         let data_bytes = u32::try_from(self.data_bytes).ok()?;
@@ -143,16 +142,16 @@ impl GetLogPage {
     }
 }
 
-/// Which value Get Features wants (Base 5.1.11).
+/// Value selected in Get Features (Base 5.1.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeatureSelect {
     /// The current value.
     Current,
-    /// The value after a reset, when none is saved.
+    /// The value after a reset if none is saved.
     Default,
     /// The saved value.
     Saved,
-    /// What the feature can do; see [`crate::feature::capability`].
+    /// The capabilities of the feature; see [`crate::feature::capability`].
     Supported,
     /// A reserved value.
     Reserved(u8),
@@ -161,18 +160,18 @@ pub enum FeatureSelect {
 /// Get Features (Base 5.1.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetFeatures {
-    /// Which feature.
+    /// Feature.
     pub feature: FeatureId,
-    /// Which of its values.
+    /// Selected value.
     pub select: FeatureSelect,
-    /// Namespace that it is about.
+    /// Namespace of the feature.
     pub nsid: u32,
-    /// Command dword 11, the feature's own.
+    /// Command dword 11, specific to the feature.
     pub parameter: u32,
 }
 
 impl GetFeatures {
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
@@ -195,18 +194,18 @@ impl GetFeatures {
 /// Set Features (Base 5.1.25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetFeatures {
-    /// Which feature.
+    /// Feature.
     pub feature: FeatureId,
     /// SV: keep the value over a reset.
     pub save: bool,
-    /// Namespace that it is about.
+    /// Namespace of the feature.
     pub nsid: u32,
-    /// Command dword 11, the feature's value.
+    /// Command dword 11, the value.
     pub value: u32,
 }
 
 impl SetFeatures {
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
@@ -229,10 +228,10 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Bit 0 of the completion's dword 0: the command was *not* aborted.
+    /// Bit 0 of dword 0 of the completion: the command was *not* aborted.
     pub const NOT_ABORTED: u32 = 1;
 
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
@@ -241,7 +240,7 @@ impl Abort {
 }
 
 impl Sqe {
-    /// Get Features of `feature`, its current value, with `data_bytes` of data to come.
+    /// Get Features of the current value of `feature`, with a transfer of `data_bytes`.
     #[must_use]
     pub fn get_features(cid: u16, feature: FeatureId, parameter: u32, data_bytes: u32) -> Self {
         let data = SglDescriptor::transport(data_bytes);
@@ -276,7 +275,7 @@ impl Sqe {
         Self::new(AdminOpcode::KEEP_ALIVE.0, cid, 0, SglDescriptor::transport(0))
     }
 
-    /// Asynchronous Event Request; it completes with an [`AsyncEvent`] when there is one.
+    /// Asynchronous Event Request; it completes with an [`AsyncEvent`] when one occurs.
     #[must_use]
     pub fn async_event_request(cid: u16) -> Self {
         Self::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, cid, 0, SglDescriptor::transport(0))
@@ -298,7 +297,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn log_lengths_are_0based_dwords_over_two_fields() {
+    fn log_lengths_are_0_based_dwords() {
         let mut command = Sqe::default();
         assert_eq!(GetLogPage::parse(&command).data_bytes, 4);
         command.cdw10 = U32::new(u32::MAX);
@@ -306,7 +305,7 @@ mod tests {
         assert_eq!(GetLogPage::parse(&command).data_bytes, 1 << 34);
         assert!(GetLogPage::new(LogId::SMART, 0, 0, 0).command(1).is_none());
         assert!(GetLogPage::new(LogId::SMART, 0, 0, 6).command(1).is_none());
-        // As nvme-cli sends it: 512 bytes of SMART.
+        // As sent by nvme-cli: 512 bytes of SMART.
         let smart = GetLogPage::new(LogId::SMART, u32::MAX, 0, 512).command(1).unwrap();
         assert_eq!(smart.cdw10.get(), 0x007f_0002);
     }
@@ -329,7 +328,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_host_writes_a_target_reads(
+        fn host_and_target_codecs_agree(
             code: u8, nsid: u32, id: u16, specific_id: u16, csi: u8, small in 0u8..128,
             dwords in 1u32..0x4000_0000, offset: u64, flag: bool, index: bool,
         ) {

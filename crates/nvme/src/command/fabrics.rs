@@ -10,9 +10,10 @@ use crate::status::Status;
 use crate::wire::{U16, U32, U64, wire};
 use core::mem::offset_of;
 
-/// Connect: any controller of the subsystem, made for this host (dynamic controller model).
+/// Connect: any controller of the subsystem, created for this host (dynamic controller model).
 pub const CONTROLLER_ID_DYNAMIC: u16 = 0xffff;
-/// Connect: any controller of the subsystem with what the host left there (static model).
+/// Connect: any controller of the subsystem, with the state that the host left there (static
+/// model).
 pub const CONTROLLER_ID_STATIC: u16 = 0xfffe;
 /// The largest identifier of a controller: FFF0h and above are reserved.
 pub const CONTROLLER_ID_MAX: u16 = 0xffef;
@@ -30,11 +31,11 @@ wire! {
         4 => pub fabrics_type: u8,
         #[doc(hidden)]
         5 => pub _reserved5: [u8; 19],
-        /// Where its data is: in the capsule.
+        /// Location of its data: in the capsule.
         24 => pub data: SglDescriptor,
         /// RECFMT: record format, 0.
         40 => pub record_format: U16,
-        /// QID: queue to make, 0 is the admin queue.
+        /// QID: queue to create; 0 is the admin queue.
         42 => pub qid: U16,
         /// SQSIZE: entries of the queue, 0's based; 0 is invalid.
         44 => pub sqsize_0based: U16,
@@ -42,7 +43,7 @@ wire! {
         46 => pub attributes: u8,
         #[doc(hidden)]
         47 => pub _reserved47: u8,
-        /// KATO: keep alive timeout, milliseconds; 0 is none. Of the admin queue alone.
+        /// KATO: keep alive timeout, milliseconds; 0 is none. Valid for the admin queue only.
         48 => pub keep_alive_ms: U32,
         #[doc(hidden)]
         52 => pub _reserved52: [u8; 12],
@@ -52,13 +53,13 @@ wire! {
     pub struct ConnectData [1024] {
         /// HOSTID: 128 bits, not 0.
         0 => pub host_id: [u8; 16],
-        /// CNTLID: controller wanted.
+        /// CNTLID: requested controller.
         16 => pub controller_id: U16,
         #[doc(hidden)]
         18 => pub _reserved18: [u8; 238],
-        /// SUBNQN: subsystem to connect to.
+        /// SUBNQN: subsystem.
         256 => pub subnqn: [u8; 256],
-        /// HOSTNQN: who connects.
+        /// HOSTNQN: host.
         512 => pub hostnqn: [u8; 256],
         #[doc(hidden)]
         768 => pub _reserved768: [u8; 256],
@@ -82,7 +83,7 @@ wire! {
         41 => pub _reserved41: [u8; 3],
         /// OFST: byte offset of the property.
         44 => pub offset: U32,
-        /// VALUE, of a set; in its low 4 bytes when the property has 4.
+        /// VALUE of a set; in its low 4 bytes if the property has 4.
         48 => pub value: U64,
         #[doc(hidden)]
         56 => pub _reserved56: [u8; 8],
@@ -100,7 +101,7 @@ wire! {
         4 => pub fabrics_type: u8,
         #[doc(hidden)]
         5 => pub _reserved5: [u8; 19],
-        /// Where its data is.
+        /// Location of its data.
         24 => pub data: SglDescriptor,
         #[doc(hidden)]
         40 => pub _reserved40: u8,
@@ -110,7 +111,7 @@ wire! {
         42 => pub specific1: u8,
         /// SECP: security protocol, E9h.
         43 => pub protocol: u8,
-        /// TL or AL: length sent, or room to receive, bytes.
+        /// TL or AL: length sent, or length of the receive buffer, bytes.
         44 => pub data_bytes: U32,
         #[doc(hidden)]
         48 => pub _reserved48: [u8; 16],
@@ -122,7 +123,7 @@ const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
 /// Security protocol of NVMe in Authentication Send and Receive.
 pub const AUTHENTICATION_PROTOCOL: u8 = 0xe9;
 
-/// A field of Connect that has an invalid value: what Connect Invalid Parameters points at.
+/// A field of Connect with an invalid value, for Connect Invalid Parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectField {
     /// Queue identifier.
@@ -144,8 +145,8 @@ pub enum ConnectField {
 }
 
 impl ConnectField {
-    /// Result of the completion, dword 0: IPO, the field's byte, in bits 15:0 and IATTR, whether
-    /// it is in the data, in bit 16.
+    /// Result of the completion, dword 0: IPO, the byte offset of the field, in bits 15:0, and
+    /// IATTR, whether it is in the data, in bit 16.
     #[must_use]
     pub const fn result(self) -> u32 {
         const IN_DATA: u32 = 1 << 16;
@@ -161,7 +162,7 @@ impl ConnectField {
         }
     }
 
-    /// The completion of command `cid` that says so.
+    /// The completion of command `cid` that reports the field.
     #[must_use]
     pub fn completion(self, cid: u16) -> Cqe {
         let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
@@ -170,15 +171,15 @@ impl ConnectField {
 }
 
 impl ConnectCommand {
-    /// The command as a Connect; its opcode and type are the caller's to check.
+    /// Views the command as a Connect. The caller checks its opcode and type.
     #[must_use]
     pub fn of(command: &Sqe) -> &Self {
         zerocopy::transmute_ref!(command)
     }
 
-    /// Connect of queue `qid` with `entries` entries (2 to 65,536), 1024 bytes of data in the
-    /// capsule; flow control of the submission queue is off unless `flow_control`.
-    /// `keep_alive_ms` is for the admin queue, 0 is none. `None` when `entries` is out of range.
+    /// Connect of queue `qid` with `entries` entries (2 to 65,536), with 1024 bytes of data in the
+    /// capsule. Flow control of the submission queue is off unless `flow_control`. `keep_alive_ms`
+    /// is for the admin queue, 0 is none. `None` if `entries` is out of range.
     #[must_use]
     pub fn new(
         cid: u16,
@@ -204,24 +205,25 @@ impl ConnectCommand {
         })
     }
 
-    /// The command as any other.
+    /// The command in the common format.
     #[must_use]
     pub fn command(self) -> Sqe {
         zerocopy::transmute!(self)
     }
 
-    /// Whether the host keeps no count of free entries in the submission queue: SQHD of
-    /// completions is then reserved.
+    /// Whether the host ignores the free entries of the submission queue: SQHD of completions is
+    /// then reserved.
     #[must_use]
     pub const fn disables_flow_control(&self) -> bool {
         self.attributes & DISABLE_FLOW_CONTROL != 0
     }
 
-    /// Checks what needs no knowledge of subsystem or controller: record format and queue size.
+    /// Checks the fields that do not depend on subsystem or controller: record format and queue
+    /// size.
     ///
     /// # Errors
     ///
-    /// The completion that refuses it.
+    /// The completion that refuses the command.
     pub fn check(&self) -> Result<(), Cqe> {
         if self.record_format.get() != 0 {
             let status = Status::CONNECT_INCOMPATIBLE_FORMAT.dnr();
@@ -235,8 +237,8 @@ impl ConnectCommand {
 }
 
 impl ConnectData {
-    /// The data that host `hostnqn` with `host_id` connects to controller `controller_id` of
-    /// `subnqn` with.
+    /// Data of a Connect of host `hostnqn` with `host_id` to controller `controller_id` of
+    /// `subnqn`.
     #[must_use]
     pub fn new(host_id: [u8; 16], controller_id: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
         Self {
@@ -248,29 +250,29 @@ impl ConnectData {
         }
     }
 
-    /// The subsystem's name.
+    /// Name of the subsystem.
     ///
     /// # Errors
     ///
-    /// Why the field is no name: Connect Invalid Parameters, [`ConnectField::SubNqn`].
+    /// The field is not a valid name: Connect Invalid Parameters, [`ConnectField::SubNqn`].
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// The host's name.
+    /// Name of the host.
     ///
     /// # Errors
     ///
-    /// Why the field is no name: Connect Invalid Parameters, [`ConnectField::HostNqn`].
+    /// The field is not a valid name: Connect Invalid Parameters, [`ConnectField::HostNqn`].
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.hostnqn)
     }
 
-    /// Checks names and host identifier, and gives the names: subsystem, host.
+    /// Checks names and host identifier, and returns the names: subsystem, host.
     ///
     /// # Errors
     ///
-    /// The first field in order of the structure that has no valid value.
+    /// The first invalid field, in the order of the structure.
     pub fn check(&self) -> Result<(Nqn, Nqn), ConnectField> {
         if self.host_id == [0; 16] {
             return Err(ConnectField::HostId);
@@ -281,10 +283,10 @@ impl ConnectData {
     }
 }
 
-/// Result of a Connect that succeeded (Base 6.3.1), dword 0.
+/// Result of a successful Connect (Base 6.3.1), dword 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectResult {
-    /// The controller that the queue belongs to.
+    /// The controller of the queue.
     pub controller_id: u16,
     /// ATR: authentication is required before other commands.
     pub authentication_required: bool,
@@ -293,7 +295,7 @@ pub struct ConnectResult {
 }
 
 impl ConnectResult {
-    /// The completion's dword 0.
+    /// Dword 0 of the completion.
     #[must_use]
     pub const fn to_dw0(self) -> u32 {
         self.controller_id as u32
@@ -301,7 +303,7 @@ impl ConnectResult {
             | (self.secure_channel_required as u32) << 18
     }
 
-    /// Reads it from the completion's dword 0.
+    /// Parses dword 0 of the completion.
     #[must_use]
     pub const fn from_dw0(dw0: u32) -> Self {
         Self {
@@ -313,7 +315,7 @@ impl ConnectResult {
 }
 
 impl PropertyCommand {
-    /// The command as a Property Get or Set; its opcode and type are the caller's to check.
+    /// Views the command as a Property Get or Set. The caller checks its opcode and type.
     #[must_use]
     pub fn of(command: &Sqe) -> &Self {
         zerocopy::transmute_ref!(command)
@@ -343,13 +345,13 @@ impl PropertyCommand {
         }
     }
 
-    /// The command as any other.
+    /// The command in the common format.
     #[must_use]
     pub fn command(self) -> Sqe {
         zerocopy::transmute!(self)
     }
 
-    /// Which property.
+    /// Property of the command.
     #[must_use]
     pub const fn property(&self) -> Property {
         Property(self.offset.get())
@@ -361,7 +363,7 @@ impl PropertyCommand {
         PropertySize(self.attributes & 7)
     }
 
-    /// Value of a set, cut to the size of the command.
+    /// Value of a set, truncated to the size of the command.
     #[must_use]
     pub const fn set_value(&self) -> u64 {
         match self.size().bytes() {
@@ -372,7 +374,7 @@ impl PropertyCommand {
 }
 
 impl AuthenticationCommand {
-    /// The command as Authentication Send or Receive; opcode and type are the caller's to check.
+    /// Views the command as Authentication Send or Receive. The caller checks opcode and type.
     #[must_use]
     pub fn of(command: &Sqe) -> &Self {
         zerocopy::transmute_ref!(command)
@@ -380,7 +382,7 @@ impl AuthenticationCommand {
 }
 
 impl Sqe {
-    /// Disconnect of the I/O queue that it is sent on (Base 6.4).
+    /// Disconnect of the I/O queue on which it is sent (Base 6.4).
     #[must_use]
     pub fn disconnect(cid: u16) -> Self {
         let nsid = u32::from(FabricsType::DISCONNECT.0);
@@ -399,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn connect_is_laid_out_as_the_specification_prints_it() {
+    fn connect_layout_matches_specification() {
         let connect = ConnectCommand::new(5, 3, 128, 0, false).unwrap().command();
         assert_eq!(connect.fabrics_type(), Some(FabricsType::CONNECT));
         assert_eq!(connect.check_flags(), Ok(()));
@@ -455,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_four_byte_set_has_four_bytes() {
+    fn four_byte_property_set_has_four_bytes() {
         let set = PropertyCommand::set(1, Property::CC, PropertySize::FOUR, u64::MAX);
         assert_eq!(PropertyCommand::of(&set.command()).set_value(), 0xffff_ffff);
         assert_eq!(set.command().fabrics_type(), Some(FabricsType::PROPERTY_SET));
@@ -469,7 +471,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_connect_result_round_trips(controller_id: u16, atr: bool, ascr: bool) {
+        fn connect_result_round_trips(controller_id: u16, atr: bool, ascr: bool) {
             let result = ConnectResult {
                 controller_id,
                 authentication_required: atr,
@@ -479,7 +481,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_judged(command: [u8; 64], data in prop::collection::vec(any::<u8>(), 1024)) {
+        fn any_bytes_parse_or_fail(command: [u8; 64], data in prop::collection::vec(any::<u8>(), 1024)) {
             let command = Sqe::view(&command).unwrap();
             let _ = ConnectCommand::of(command).check();
             let _ = PropertyCommand::of(command).set_value();

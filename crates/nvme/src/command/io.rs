@@ -7,7 +7,7 @@ use crate::sgl::SglDescriptor;
 use crate::status::Status;
 use crate::wire::{U32, U64, wire};
 
-/// Consecutive logical blocks that one command names: 1 to 65,536 of them.
+/// Range of consecutive logical blocks of one command: 1 to 65,536 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
     start: u64,
@@ -15,8 +15,8 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
-    /// `blocks` logical blocks from block `start`; `None` unless they are 1 to 65,536 and end
-    /// below 2^64.
+    /// `blocks` logical blocks from block `start`; `None` unless they are 1 to 65,536 and end below
+    /// 2^64.
     #[must_use]
     #[inline]
     pub const fn new(start: u64, blocks: u32) -> Option<Self> {
@@ -33,14 +33,14 @@ impl BlockRange {
         self.start
     }
 
-    /// How many blocks, 1 to 65,536.
+    /// Number of blocks, 1 to 65,536.
     #[must_use]
     #[inline]
     pub const fn blocks(self) -> u32 {
         self.blocks
     }
 
-    /// Checks it against a namespace of `namespace_blocks` blocks.
+    /// Checks the range against a namespace of `namespace_blocks` blocks.
     ///
     /// # Errors
     ///
@@ -69,17 +69,17 @@ const NAMESPACE_ZEROES: u32 = 1 << 23;
 /// Dataset Management: attribute deallocate.
 const DSM_DEALLOCATE: u32 = 1 << 2;
 
-/// The fields that Read, Write, Compare, Verify and Write Zeroes share.
+/// Common fields of Read, Write, Compare, Verify and Write Zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCommand {
-    /// Blocks that it is about.
+    /// Blocks of the command.
     pub range: BlockRange,
-    /// Command dword 12 above the number of blocks.
+    /// Command dword 12 without the number of blocks.
     options: u32,
 }
 
 impl BlockCommand {
-    /// Reads them from `command`, whatever its opcode; all bit patterns are possible.
+    /// Parses the fields of `command`, for any opcode; all bit patterns are valid.
     #[must_use]
     #[inline]
     pub const fn parse(command: &Sqe) -> Self {
@@ -90,8 +90,8 @@ impl BlockCommand {
         Self { range, options: cdw12 }
     }
 
-    /// Force unit access: complete when the data is on media that survives power loss; of Read
-    /// and Verify, read from there.
+    /// Force unit access: complete when the data is on media that survives power loss; for Read and
+    /// Verify, read from that media.
     #[must_use]
     #[inline]
     pub const fn fua(self) -> bool {
@@ -104,7 +104,8 @@ impl BlockCommand {
         self.options & LIMITED_RETRY != 0
     }
 
-    /// Whether protection information is asked for: not possible on a namespace without it.
+    /// Whether protection information is requested, which is not possible on a namespace without
+    /// it.
     #[must_use]
     #[inline]
     pub const fn wants_protection(self) -> bool {
@@ -117,13 +118,13 @@ impl BlockCommand {
         (self.options >> 20) as u8 & 0xf
     }
 
-    /// Write Zeroes: the blocks may be deallocated, as far as they then read as zeroes.
+    /// Write Zeroes: the blocks may be deallocated if they then read as zeroes.
     #[must_use]
     pub const fn deallocate(self) -> bool {
         self.options & DEALLOCATE != 0
     }
 
-    /// Write Zeroes: the whole namespace is meant, if the controller supports that.
+    /// Write Zeroes: the whole namespace, if the controller supports that.
     #[must_use]
     pub const fn namespace_zeroes(self) -> bool {
         self.options & NAMESPACE_ZEROES != 0
@@ -135,7 +136,7 @@ wire! {
     pub struct DsmRange [16] {
         /// Context attributes, hints.
         0 => pub attributes: U32,
-        /// Number of blocks, not 0's based; 0 is a range of nothing.
+        /// Number of blocks, not 0's based; 0 is an empty range.
         4 => pub blocks: U32,
         /// First block.
         8 => pub start: U64,
@@ -149,7 +150,7 @@ impl DsmRange {
         Self { attributes: U32::ZERO, blocks: U32::new(blocks), start: U64::new(start) }
     }
 
-    /// Checks it against a namespace of `namespace_blocks` blocks.
+    /// Checks the range against a namespace of `namespace_blocks` blocks.
     ///
     /// # Errors
     ///
@@ -162,17 +163,17 @@ impl DsmRange {
     }
 }
 
-/// Dataset Management: ranges in its data, and what is said of them.
+/// Dataset Management: number of ranges and attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatasetManagement {
-    /// How many ranges its data has, 1 to 256.
+    /// Number of ranges in its data, 1 to 256.
     pub ranges: u16,
-    /// Attribute deallocate: the content may be dropped. Without it all is hints.
+    /// Attribute deallocate: the content may be dropped. Without it everything is a hint.
     pub deallocate: bool,
 }
 
 impl DatasetManagement {
-    /// Reads it from `command`; all bit patterns are possible.
+    /// Parses `command`; all bit patterns are valid.
     #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         Self {
@@ -188,7 +189,7 @@ impl DatasetManagement {
     }
 }
 
-/// What a host may ask of an I/O beside its blocks.
+/// Options of an I/O command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoOptions {
     /// Force unit access.
@@ -198,7 +199,7 @@ pub struct IoOptions {
 }
 
 impl Sqe {
-    /// A command that names a range of blocks: Read, Write, Compare, Verify or Write Zeroes.
+    /// A command with a range of blocks: Read, Write, Compare, Verify or Write Zeroes.
     #[must_use]
     #[inline]
     pub fn block_io(
@@ -218,7 +219,7 @@ impl Sqe {
         command
     }
 
-    /// Read; its data, `data_bytes` long, comes in data PDUs.
+    /// Read, with a transfer of `data_bytes` in data PDUs.
     #[must_use]
     #[inline]
     pub fn read(cid: u16, nsid: u32, range: BlockRange, data_bytes: u32) -> Self {
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_where_the_specification_has_them() {
+    fn command_bits_match_specification() {
         let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
         let write = Sqe::write(1, 1, range, true, SglDescriptor::in_capsule(4096));
         assert_eq!(write.cdw10.get(), 2);
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deallocate_names_1_to_256_ranges() {
+    fn deallocate_has_1_to_256_ranges() {
         let data = SglDescriptor::in_capsule(4096);
         assert!(Sqe::deallocate(1, 1, 0, data).is_none());
         assert!(Sqe::deallocate(1, 1, 257, data).is_none());
@@ -328,7 +329,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_host_writes_a_target_reads(
+        fn host_and_target_codecs_agree(
             start in 0..u64::MAX - 65_536,
             blocks in 1u32..=65_536,
             fua: bool,
@@ -346,7 +347,7 @@ mod tests {
         }
 
         #[test]
-        fn any_command_is_read(bytes: [u8; 64], namespace_blocks: u64) {
+        fn any_command_parses(bytes: [u8; 64], namespace_blocks: u64) {
             let command = Sqe::view(&bytes).unwrap();
             let range = BlockCommand::parse(command).range;
             prop_assert!((1..=65_536).contains(&range.blocks()));

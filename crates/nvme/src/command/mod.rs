@@ -1,9 +1,8 @@
-//! Commands and completions: what a capsule carries (Base 4.1, 4.2).
+//! Commands and completions: the content of capsules (Base 4.1, 4.2).
 //!
-//! [`Sqe`] is any command. Its command set is known by the queue that it came on and by its
-//! opcode: [`io`] for I/O queues, [`admin`] for the admin queue, [`fabrics`] for opcode 7Fh on
-//! both. Each of these has the way in (a view of the entry for a target) and the way out (a
-//! constructor for a host).
+//! [`Sqe`] is any command. Its queue and its opcode determine its command set: [`io`] for I/O
+//! queues, [`admin`] for the admin queue, [`fabrics`] for opcode 7Fh on both. Each of these modules
+//! has a view of the entry for targets and constructors for hosts.
 
 pub mod admin;
 pub mod fabrics;
@@ -17,13 +16,13 @@ use crate::wire::{U16, U32, U64, Wire, wire};
 wire! {
     /// Submission queue entry, the common format (Base 4.1.1).
     pub struct Sqe [64] {
-        /// Opcode; bits 1:0 say where data goes.
+        /// Opcode; bits 1:0 give the direction of data.
         0 => pub opcode: u8,
         /// Bits 1:0 fused operation, bits 7:6 PRP or SGL.
         1 => pub flags: u8,
-        /// Command identifier, the host's.
+        /// Command identifier, chosen by the host.
         2 => pub cid: U16,
-        /// Namespace identifier; of a fabrics command, byte 4 is its type.
+        /// Namespace identifier; in a fabrics command, byte 4 is its type.
         4 => pub nsid: U32,
         /// Command dword 2.
         8 => pub cdw2: U32,
@@ -53,18 +52,18 @@ wire! {
         0 => pub dw0: U32,
         /// Result of the command, dword 1.
         4 => pub dw1: U32,
-        /// Head of the submission queue, when flow control is on.
+        /// Head of the submission queue, if flow control is on.
         8 => pub sqhd: U16,
         /// Submission queue; reserved over fabrics.
         10 => pub sqid: U16,
-        /// Command identifier that the host gave.
+        /// Command identifier of the command.
         12 => pub cid: U16,
         /// Status in bits 15:1, phase tag in bit 0 (0 over fabrics).
         14 => pub status_phase: U16,
     }
 }
 
-/// Flags bits 7:6 = 01b: SGL, a descriptor in the entry; what fabrics want of every command.
+/// Flags bits 7:6 = 01b: SGL, a descriptor in the entry; required of every command over fabrics.
 pub const FLAGS_SGL: u8 = 0x40;
 /// Flags bits 7:6.
 const FLAGS_PSDT: u8 = 0xc0;
@@ -87,7 +86,7 @@ impl Sqe {
         }
     }
 
-    /// Checks what is wanted of every command over fabrics: not fused, and an SGL descriptor.
+    /// Checks the requirements of every command over fabrics: not fused, and an SGL descriptor.
     ///
     /// # Errors
     ///
@@ -101,19 +100,19 @@ impl Sqe {
         Ok(())
     }
 
-    /// Command dwords 10 to 15, as bytes: what is the command's own.
+    /// Command dwords 10 to 15, as bytes: the parameters of the command.
     #[must_use]
     pub fn parameters(&self) -> &[u8; 24] {
         self.bytes().last_chunk().expect("an entry has 64 bytes")
     }
 
-    /// As [`Sqe::parameters`], to be changed in place.
+    /// Mutable form of [`Sqe::parameters`].
     #[must_use]
     pub fn parameters_mut(&mut self) -> &mut [u8; 24] {
         zerocopy::IntoBytes::as_mut_bytes(self).last_chunk_mut().expect("an entry has 64 bytes")
     }
 
-    /// Type of a fabrics command; `None` of another command.
+    /// Type of a fabrics command; `None` for other commands.
     #[must_use]
     #[inline]
     pub const fn fabrics_type(&self) -> Option<FabricsType> {
@@ -174,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_command_is_laid_out_as_the_specification_prints_it() {
+    fn command_layout_matches_specification() {
         let mut expected = [0; 64];
         expected[..8].copy_from_slice(&[0x02, 0x40, 0x34, 0x12, 1, 0, 0, 0]);
         expected[32..36].copy_from_slice(&[0, 0x10, 0, 0]);
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_fabrics_do_not_have_are_refused() {
+    fn unsupported_flags_are_refused() {
         let mut command = Sqe::default();
         for (flags, answer) in [
             (0x40, Ok(())),

@@ -1,4 +1,4 @@
-//! Identify Controller, of I/O, discovery and administrative controllers (Base 5.1.13.2.1).
+//! Identify Controller for I/O, discovery and administrative controllers (Base 5.1.13.2.1).
 
 use crate::limits::{CAPSULE_UNIT_BYTES, SQE_BYTES};
 use crate::nqn::{Nqn, NqnError};
@@ -29,8 +29,8 @@ wire! {
         16 => pub power: [u8; 16],
     }
 
-    /// Identify Controller (CNS 01h). Over fabrics bytes 1792 to 2047 have a meaning too. A
-    /// discovery controller leaves what is about namespaces 0.
+    /// Identify Controller (CNS 01h). Bytes 1792 to 2047 are defined for fabrics. In a discovery
+    /// controller the fields about namespaces are 0.
     pub struct IdentifyController [4096] {
         /// VID: PCI vendor identifier.
         0 => pub vendor_id: U16,
@@ -52,7 +52,7 @@ wire! {
         77 => pub max_transfer_exponent: u8,
         /// CNTLID: controller identifier.
         78 => pub controller_id: U16,
-        /// VER: as the property VS.
+        /// VER: same format as the property VS.
         80 => pub version: U32,
         /// RTD3R: resume latency from D3, microseconds.
         84 => pub resume_us: U32,
@@ -436,21 +436,22 @@ pub mod sgl_support {
 pub const STATIC_CONTROLLERS: u8 = 1 << 0;
 /// OFCS bit 0: Disconnect is supported.
 pub const DISCONNECT: u16 = 1 << 0;
-/// SQES and CQES of every controller here: entries of 2^6 and 2^4 bytes, required and largest.
+/// SQES and CQES of every controller of this project: entries of 2^6 and 2^4 bytes, required and
+/// maximum.
 pub const SQES: u8 = 0x66;
-/// See [`SQES`].
+/// The value of CQES; see [`SQES`].
 pub const CQES: u8 = 0x44;
 
 impl IdentifyController {
-    /// Sets serial number, model number and firmware revision: 20, 40 and 8 characters at most.
+    /// Sets serial number, model number and firmware revision: at most 20, 40 and 8 characters.
     pub fn set_names(&mut self, serial: &str, model: &str, firmware: &str) {
         fill_ascii(&mut self.serial_number, serial);
         fill_ascii(&mut self.model_number, model);
         fill_ascii(&mut self.firmware_revision, firmware);
     }
 
-    /// Sets the size of an I/O command capsule to one that takes `in_capsule_bytes` of data (cut
-    /// to a multiple of 16), and all else that TCP has fixed of capsules.
+    /// Sets the size of an I/O command capsule for `in_capsule_bytes` of data (rounded down to a
+    /// multiple of 16), and the other capsule fields to the values that TCP prescribes.
     pub fn set_capsules(&mut self, in_capsule_bytes: u32) {
         let entry = SQE_BYTES as u32 / CAPSULE_UNIT_BYTES;
         self.capsule_cmd_16b = U32::new(entry + in_capsule_bytes / CAPSULE_UNIT_BYTES);
@@ -459,15 +460,15 @@ impl IdentifyController {
         self.max_descriptors = 1;
     }
 
-    /// Data that an I/O command capsule takes, bytes; 0 also of a size that cannot be.
+    /// In-capsule data of an I/O command, bytes; 0 also for an invalid size.
     #[must_use]
     pub const fn in_capsule_bytes(&self) -> u32 {
         let entry = SQE_BYTES as u32 / CAPSULE_UNIT_BYTES;
         self.capsule_cmd_16b.get().saturating_sub(entry).saturating_mul(CAPSULE_UNIT_BYTES)
     }
 
-    /// The largest transfer, bytes, when memory pages are 2^(12 + `page_exponent`) bytes
-    /// (CAP.MPSMIN, 0 to 15); `None` when there is no limit below 2^32.
+    /// The largest transfer, bytes, with memory pages of 2^(12 + `page_exponent`) bytes
+    /// (CAP.MPSMIN, 0 to 15); `None` if there is no limit below 2^32.
     #[must_use]
     pub const fn max_transfer_bytes(&self, page_exponent: u32) -> Option<u32> {
         if self.max_transfer_exponent == 0 {
@@ -481,7 +482,7 @@ impl IdentifyController {
     ///
     /// # Errors
     ///
-    /// Why the field is no name.
+    /// The field is not a valid name.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
@@ -493,7 +494,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn capsules_of_64_kib_and_their_size_in_16_bytes() {
+    fn capsule_sizes_are_in_16_byte_units() {
         let mut controller = IdentifyController::default();
         assert_eq!(controller.in_capsule_bytes(), 0);
         controller.set_capsules(64 * 1024);
@@ -503,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn transfers_are_limited_in_pages() {
+    fn transfer_limit_is_in_pages() {
         let mut controller = IdentifyController::default();
         assert_eq!(controller.max_transfer_bytes(0), None);
         controller.max_transfer_exponent = 8;

@@ -1,5 +1,5 @@
-//! Namespace identification descriptors (CNS 03h, Base 5.1.13.2.3): the names of a namespace that
-//! stay the same whatever path it is reached by.
+//! Namespace identification descriptors (CNS 03h, Base 5.1.13.2.3): the identifiers of a namespace
+//! that are the same on every path.
 
 use super::csi;
 use crate::limits::IDENTIFY_BYTES;
@@ -7,10 +7,10 @@ use crate::limits::IDENTIFY_BYTES;
 /// NIDT, NIDL and two reserved bytes.
 const HEADER_BYTES: usize = 4;
 
-/// One name of a namespace.
+/// One identifier of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceDescriptor {
-    /// IEEE extended unique identifier (type 1), big-endian as all of them.
+    /// IEEE extended unique identifier (type 1). All identifiers are big-endian.
     Eui64([u8; 8]),
     /// Namespace globally unique identifier (type 2).
     Nguid([u8; 16]),
@@ -38,8 +38,7 @@ impl NamespaceDescriptor {
         }
     }
 
-    /// The name of type `id_type` in `id`; `None` of another length than its own, or a type that
-    /// is not one of these.
+    /// Parses the identifier `id` of type `id_type`; `None` for a wrong length or an unknown type.
     fn parse(id_type: u8, id: &[u8]) -> Option<Self> {
         match id_type {
             1 => id.try_into().ok().map(Self::Eui64),
@@ -51,7 +50,7 @@ impl NamespaceDescriptor {
     }
 }
 
-/// Writes descriptors one after another into the data of an Identify.
+/// Writes descriptors one after another into Identify data.
 #[derive(Debug)]
 pub struct DescriptorWriter<'a> {
     out: &'a mut [u8; IDENTIFY_BYTES],
@@ -59,14 +58,14 @@ pub struct DescriptorWriter<'a> {
 }
 
 impl<'a> DescriptorWriter<'a> {
-    /// Starts an empty list: a descriptor of length 0 ends it.
+    /// Starts an empty list, which a descriptor of length 0 ends.
     #[must_use]
     pub fn new(out: &'a mut [u8; IDENTIFY_BYTES]) -> Self {
         out.fill(0);
         Self { out, at: 0 }
     }
 
-    /// Adds one; `None`, with nothing added, when it does not fit.
+    /// Adds a descriptor; `None`, without change, if it does not fit.
     pub fn push(&mut self, descriptor: &NamespaceDescriptor) -> Option<()> {
         let id = descriptor.id();
         let end = self.at + HEADER_BYTES + id.len();
@@ -78,14 +77,15 @@ impl<'a> DescriptorWriter<'a> {
         Some(())
     }
 
-    /// Adds the command set identifier of the NVM command set; as [`DescriptorWriter::push`].
+    /// Adds the command set identifier of the NVM command set; fails like
+    /// [`DescriptorWriter::push`].
     pub fn push_nvm(&mut self) -> Option<()> {
         self.push(&NamespaceDescriptor::CommandSet(csi::NVM))
     }
 }
 
-/// The descriptors in the data of an Identify. Those of unknown types, or of another length than
-/// their type's, are passed over; the list ends at length 0 or where one does not fit.
+/// The descriptors in Identify data. Unknown types and wrong lengths are skipped; the list ends at
+/// length 0 or at a descriptor that does not fit.
 pub fn descriptors(data: &[u8]) -> impl Iterator<Item = NamespaceDescriptor> + '_ {
     let mut rest = data;
     core::iter::from_fn(move || {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_laid_out_as_the_specification_prints_it() {
+    fn descriptor_list_layout_matches_specification() {
         let mut data = [0xff; 4096];
         let mut writer = DescriptorWriter::new(&mut data);
         writer.push(&NamespaceDescriptor::Uuid([5; 16])).unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_misshapen_descriptors_are_passed_over() {
+    fn unknown_descriptors_are_skipped() {
         let mut data = vec![9, 2, 0, 0, 1, 1, 1, 3, 0, 0, 7, 7, 7, 4, 1, 0, 0, 0];
         let nvm = NamespaceDescriptor::CommandSet(0);
         assert_eq!(descriptors(&data).collect::<Vec<_>>(), [nvm]);
@@ -137,7 +137,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_round_trips_until_it_is_full(
+        fn descriptor_list_round_trips(
             list in prop::collection::vec(any_descriptor(), 0..300),
         ) {
             let mut data = [0; 4096];
@@ -148,7 +148,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end(data in prop::collection::vec(any::<u8>(), 0..4096)) {
+        fn any_bytes_terminate(data in prop::collection::vec(any::<u8>(), 0..4096)) {
             prop_assert!(descriptors(&data).count() <= data.len() / 5);
         }
     }

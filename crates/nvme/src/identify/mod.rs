@@ -1,7 +1,7 @@
-//! Identify: what a controller says of itself and of its namespaces (Base 5.1.13).
+//! Identify: properties of a controller and of its namespaces (Base 5.1.13).
 //!
-//! Every structure is 4096 bytes. [`controller`] and [`namespace`] have the structures; here are
-//! their numbers and the lists.
+//! Every structure is 4096 bytes. [`controller`] and [`namespace`] contain the structures, this
+//! module their numbers and the lists.
 
 pub mod controller;
 pub mod descriptor;
@@ -53,7 +53,7 @@ pub mod csi {
 }
 
 wire! {
-    /// A list of namespace identifiers, ascending; what is not used is 0 (CNS 02h, 07h, 10h).
+    /// A list of namespace identifiers, ascending; unused entries are 0 (CNS 02h, 07h, 10h).
     pub struct NamespaceList [4096] {
         /// The identifiers.
         0 => pub ids: [U32; 1024],
@@ -61,13 +61,13 @@ wire! {
 
     /// A list of controller identifiers, ascending (CNS 12h, 13h).
     pub struct ControllerList [4096] {
-        /// How many there are.
+        /// Number of identifiers.
         0 => pub count: U16,
         /// The identifiers.
         2 => pub ids: [U16; 2047],
     }
 
-    /// Identify I/O Command Set (CNS 1Ch): which command sets can be used together.
+    /// Identify I/O Command Set (CNS 1Ch): command sets that can be used together.
     pub struct CommandSets [4096] {
         /// Combinations, of which the I/O command set profile selects one; bit 0 is NVM.
         0 => pub combinations: [U64; 512],
@@ -75,8 +75,8 @@ wire! {
 }
 
 impl NamespaceList {
-    /// Puts in the first of `active`, which are ascending, that are above `above`: what a host
-    /// that asks with `above` as its NSID is given. Gives how many were put in.
+    /// Fills the list with the first identifiers of `active`, which are ascending, above `above`,
+    /// the NSID of the command. Returns their number.
     pub fn fill(&mut self, above: u32, active: impl IntoIterator<Item = u32>) -> usize {
         self.ids = [U32::ZERO; NAMESPACE_LIST_ENTRIES];
         let above = active.into_iter().filter(|&id| id > above);
@@ -88,15 +88,15 @@ impl NamespaceList {
         count
     }
 
-    /// The identifiers in it: up to the first 0.
+    /// The identifiers up to the first 0.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.ids.iter().map(|id| id.get()).take_while(|&id| id != 0)
     }
 }
 
 impl ControllerList {
-    /// Puts in the first of `controllers`, which are ascending, that are at or above `from`. Gives
-    /// how many were put in.
+    /// Fills the list with the first of `controllers`, which are ascending, from `from` on. Returns
+    /// their number.
     pub fn fill(&mut self, from: u16, controllers: impl IntoIterator<Item = u16>) -> usize {
         *self = Self::default();
         let mut count = 0;
@@ -111,7 +111,7 @@ impl ControllerList {
 }
 
 impl CommandSets {
-    /// The one combination of a controller that has the NVM command set alone.
+    /// The single combination of a controller that only has the NVM command set.
     #[must_use]
     pub fn nvm_alone() -> Self {
         let mut sets = Self::default();
@@ -127,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_controller_list_starts_at_the_identifier_asked_for() {
+    fn controller_list_starts_at_requested_identifier() {
         let mut list = ControllerList::default();
         assert_eq!(list.fill(2, [1, 2, 5]), 2);
         assert_eq!(list.bytes()[..6], [2, 0, 2, 0, 5, 0]);
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn asking_on_from_the_last_lists_every_namespace(count in 0u32..3000, step in 1u32..9) {
+        fn namespace_list_continues_after_last(count in 0u32..3000, step in 1u32..9) {
             let active = || (1..=count).map(|index| index * step);
             let (mut seen, mut above) = (Vec::new(), 0);
             let mut list = NamespaceList::default();

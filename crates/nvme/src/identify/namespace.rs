@@ -1,11 +1,11 @@
-//! Identify Namespace in its parts: for the NVM command set and for any (NVM Command Set 4.1.5,
-//! Base 5.1.13.2.8).
+//! Identify Namespace, for the NVM command set and for any command set (NVM Command Set 4.1.5, Base
+//! 5.1.13.2.8).
 
 use crate::codes::bits;
 use crate::wire::{U16, U32, U64, U128, wire};
 
 wire! {
-    /// One LBA format: how large a logical block is.
+    /// One LBA format: the size of a logical block.
     pub struct LbaFormat [4] {
         /// MS: metadata bytes of each block.
         0 => pub metadata_bytes: U16,
@@ -184,7 +184,7 @@ bits! {
         /// Bit 3 UIDREUSE: NGUID and EUI64 are never reused.
         unique_ids, with_unique_ids: 3, 1;
         /// Bits 5:4 OPTPERF: the preferred sizes of writes and deallocations are valid; bit 0 of
-        /// them that NPWG, NPWA, NPDG, NPDA and NOWS are.
+        /// the field: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
         optimal_sizes, with_optimal_sizes: 4, 2;
         /// Bit 6 MAM: multiple atomicity mode.
         multiple_atomicity, with_multiple_atomicity: 6, 1;
@@ -196,7 +196,7 @@ bits! {
 bits! {
     /// DLFEAT of [`IdentifyNamespace`].
     pub struct DeallocateFeatures(u8) {
-        /// Bits 2:0: what deallocated blocks read as: 0 not said, 1 all 00h, 2 all FFh.
+        /// Bits 2:0: content of deallocated blocks: 0 not reported, 1 all 00h, 2 all FFh.
         reads_as, with_reads_as: 0, 3;
         /// Bit 3: Write Zeroes can deallocate.
         write_zeroes, with_write_zeroes: 3, 1;
@@ -221,7 +221,7 @@ impl LbaFormat {
         Self { metadata_bytes: U16::ZERO, block_exponent: exponent, relative_performance: 0 }
     }
 
-    /// Bytes of a block; `None` of a format that is not available (below 512), or larger than
+    /// Bytes of a block; `None` for a format that is not available (below 512), or larger than
     /// 2^31.
     #[must_use]
     pub const fn block_bytes(&self) -> Option<u32> {
@@ -233,7 +233,7 @@ impl LbaFormat {
 }
 
 impl IdentifyNamespace {
-    /// The format in use; `None` when FLBAS names one that NLBAF and NULBAF do not have.
+    /// The format in use; `None` if FLBAS names a format beyond NLBAF and NULBAF.
     #[must_use]
     pub fn format(&self) -> Option<&LbaFormat> {
         let upper = if self.formats_0based > 15 { self.format_in_use >> 5 & 3 } else { 0 };
@@ -248,7 +248,7 @@ impl IdentifyNamespace {
         self.format_in_use & (1 << 4) != 0
     }
 
-    /// Whether the namespace is active: one that is not has every bit 0.
+    /// Whether the namespace is active: an inactive one is all zeroes.
     #[must_use]
     pub const fn is_active(&self) -> bool {
         self.size_blocks.get() != 0
@@ -262,7 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_format_in_use() {
+    fn format_in_use() {
         let mut namespace = IdentifyNamespace::default();
         assert!(!namespace.is_active());
         assert_eq!(namespace.format().unwrap().block_bytes(), None);
@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 4096)) {
+        fn any_bytes_parse_or_fail(bytes in prop::collection::vec(any::<u8>(), 4096)) {
             let namespace = IdentifyNamespace::view(&bytes).unwrap();
             if let Some(bytes) = namespace.format().and_then(LbaFormat::block_bytes) {
                 prop_assert!(bytes.is_power_of_two() && bytes >= 512);

@@ -1,5 +1,5 @@
-//! Asymmetric Namespace Access log page (Base 5.1.12.1): which namespaces this controller
-//! reaches how well.
+//! Asymmetric Namespace Access log page (Base 5.1.12.1): the access state of namespaces at a
+//! controller.
 
 use crate::codes::codes;
 use crate::status::Status;
@@ -17,7 +17,7 @@ codes! {
 }
 
 impl AnaState {
-    /// The status of an I/O command in a group of this state: success where it is carried out.
+    /// The status of an I/O command in a group of this state: success if it can be executed.
     #[must_use]
     #[inline]
     pub const fn io_status(self) -> Status {
@@ -31,23 +31,23 @@ impl AnaState {
 }
 
 wire! {
-    /// What the log page starts with.
+    /// Header of the log page.
     pub struct AnaHeader [16] {
         /// Change count of the log page; 0 is not used.
         0 => pub change_count: U64,
-        /// How many group descriptors follow.
+        /// Number of group descriptors that follow.
         8 => pub groups: U16,
         #[doc(hidden)]
         10 => pub _reserved10: [u8; 6],
     }
 
-    /// One ANA group; its namespaces' identifiers, 4 bytes each, follow.
+    /// One ANA group; the identifiers of its namespaces, 4 bytes each, follow.
     pub struct AnaGroup [32] {
         /// ANA group identifier, from 1.
         0 => pub id: U32,
-        /// How many namespace identifiers follow; 0 with "return groups only".
+        /// Number of namespace identifiers that follow; 0 with "return groups only".
         4 => pub namespaces: U32,
-        /// Change count of the group; 0 when the last change is not known.
+        /// Change count of the group; 0 if the last change is unknown.
         8 => pub change_count: U64,
         /// [`AnaState`] in bits 3:0.
         16 => pub state: u8,
@@ -67,8 +67,8 @@ impl AnaGroup {
     }
 }
 
-/// The groups in a log page, each with its namespaces; ends early where a descriptor or its list
-/// does not fit.
+/// The groups in a log page, each with its namespaces. Ends early if a descriptor or its list does
+/// not fit.
 pub fn groups(log: &[u8]) -> impl Iterator<Item = (&AnaGroup, &[U32])> {
     let left = AnaHeader::view(log).map_or(0, |header| header.groups.get());
     let mut rest = log.get(AnaHeader::BYTES..).unwrap_or_default();
@@ -118,7 +118,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_log_round_trips_and_a_cut_one_ends_early(
+        fn ana_log_round_trips_and_truncates(
             list in prop::collection::vec((any::<u32>(), prop::collection::vec(any::<u32>(), 0..9)), 0..9),
             cut: prop::sample::Index,
         ) {
@@ -135,7 +135,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        fn any_bytes_terminate(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
             prop_assert!(groups(&bytes).count() <= bytes.len() / 32);
         }
     }

@@ -1,4 +1,4 @@
-//! Discovery log page (Base 5.1.12.3): which subsystems can be reached, and where.
+//! Discovery log page (Base 5.1.12.3): reachable subsystems and their addresses.
 
 use crate::codes::codes;
 use crate::limits::FABRICS_ADMIN_QUEUE_MIN_ENTRIES;
@@ -28,7 +28,7 @@ codes! {
 }
 
 codes! {
-    /// SUBTYPE: what is at the address.
+    /// SUBTYPE: kind of subsystem at the address.
     pub struct SubsystemType(u8) {
         REFERRAL = 0x01, "referral to another discovery service";
         NVM = 0x02, "NVM subsystem";
@@ -37,16 +37,16 @@ codes! {
 }
 
 wire! {
-    /// What the log page starts with.
+    /// Header of the log page.
     pub struct DiscoveryHeader [1024] {
-        /// GENCTR: changes with the log page; a host that sees it change between two reads starts
+        /// GENCTR: changes with the log page. A host that sees a change between two reads starts
         /// over.
         0 => pub generation: U64,
-        /// NUMREC: how many entries follow.
+        /// NUMREC: number of entries that follow.
         8 => pub entries: U64,
         /// RECFMT: format of the entries, 0.
         16 => pub record_format: U16,
-        /// DLPF: which filters were applied.
+        /// DLPF: applied filters.
         18 => pub filters: u8,
         #[doc(hidden)]
         19 => pub _reserved19: u8,
@@ -64,14 +64,15 @@ wire! {
         1 => pub family: u8,
         /// SUBTYPE.
         2 => pub subsystem_type: u8,
-        /// TREQ: bits 1:0 secure channel (0 not said, 1 required, 2 not), bit 2 flow control of
-        /// submission queues can be disabled.
+        /// TREQ: bits 1:0 secure channel (0 not reported, 1 required, 2 not required), bit 2 flow
+        /// control of submission queues can be disabled.
         3 => pub requirements: u8,
         /// PORTID: port of the subsystem.
         4 => pub port_id: U16,
-        /// CNTLID: FFFFh for the dynamic controller model, FFFEh for any of the static.
+        /// CNTLID: FFFFh for the dynamic controller model, FFFEh for any controller of the static
+        /// model.
         6 => pub controller_id: U16,
-        /// ASQSZ: entries of the admin submission queue at most; 32 at least.
+        /// ASQSZ: largest number of entries of the admin submission queue; at least 32.
         8 => pub admin_queue_entries: U16,
         /// EFLAGS: see [`entry_flags`].
         10 => pub flags: U16,
@@ -85,7 +86,7 @@ wire! {
         256 => pub subnqn: [u8; 256],
         /// TRADDR: address, ASCII.
         512 => pub address: [u8; 256],
-        /// TSAS: of TCP, byte 0 is the security: 0 none, 2 TLS 1.3.
+        /// TSAS: for TCP, byte 0 is the security: 0 none, 2 TLS 1.3.
         768 => pub transport_specific: [u8; 256],
     }
 }
@@ -106,8 +107,8 @@ pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
 pub const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 
 impl DiscoveryEntry {
-    /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, of the
-    /// dynamic controller model, with flow control optional and no secure channel.
+    /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, in the
+    /// dynamic controller model, with optional flow control and no secure channel.
     #[must_use]
     pub fn tcp(kind: SubsystemType, subnqn: &Nqn, at: SocketAddr, port_id: u16) -> Self {
         let family = match at.ip() {
@@ -134,13 +135,13 @@ impl DiscoveryEntry {
     ///
     /// # Errors
     ///
-    /// Why the field is no name.
+    /// The field is not a valid name.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
 
-    /// The TCP address and port, of an entry for TCP over IPv4 or IPv6; `None` of another, or when
-    /// they cannot be read.
+    /// TCP address and port of an entry for TCP over IPv4 or IPv6; `None` for other transports and
+    /// invalid addresses.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         let address: IpAddr = ascii(&self.address)?.parse().ok()?;
@@ -162,7 +163,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_entry_is_laid_out_as_linux_reads_it() {
+    fn discovery_entry_layout_matches_linux() {
         let name = Nqn::new("nqn.2024-01.example:db").unwrap();
         let at = "192.0.2.7:4420".parse().unwrap();
         let entry = DiscoveryEntry::tcp(SubsystemType::NVM, &name, at, 1);
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_family_or_transport_is_none() {
+    fn foreign_transport_address_is_none() {
         let at: SocketAddr = "[2001:db8::1]:4420".parse().unwrap();
         let good = DiscoveryEntry::tcp(SubsystemType::NVM, &Nqn::discovery(), at, 1);
         assert_eq!(good.tcp_address(), Some(at));
@@ -187,14 +188,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_round_trips(ip: IpAddr, port: u16) {
+        fn discovery_address_round_trips(ip: IpAddr, port: u16) {
             let at = SocketAddr::new(ip, port);
             let entry = DiscoveryEntry::tcp(SubsystemType::NVM, &Nqn::discovery(), at, 1);
             prop_assert_eq!(entry.tcp_address(), Some(at));
         }
 
         #[test]
-        fn any_bytes_are_judged(bytes in prop::collection::vec(any::<u8>(), 1024)) {
+        fn any_bytes_parse_or_fail(bytes in prop::collection::vec(any::<u8>(), 1024)) {
             let entry = DiscoveryEntry::view(&bytes).unwrap();
             let _ = (entry.tcp_address(), entry.subnqn());
         }

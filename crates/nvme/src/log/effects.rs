@@ -1,18 +1,17 @@
-//! What is supported: log pages and commands (Base 5.1.12.1).
+//! Log pages of supported log pages and of commands with their effects (Base 5.1.12.1).
 
 use super::LogId;
 use crate::opcode::{AdminOpcode, IoOpcode};
 use crate::wire::{U32, wire};
 
 wire! {
-    /// Supported Log Pages: for each log page identifier, bit 0 whether it is supported and bit 1
-    /// whether its offset may be an index.
+    /// Supported Log Pages: per log page identifier, bit 0 supported, bit 1 offset may be an index.
     pub struct SupportedPages [1024] {
         /// By log page identifier.
         0 => pub pages: [U32; 256],
     }
 
-    /// Commands Supported and Effects: for each opcode, [`Effects`].
+    /// Commands Supported and Effects: [`Effects`] per opcode.
     pub struct CommandEffects [4096] {
         /// Of admin commands, by opcode.
         0 => pub admin: [U32; 256],
@@ -23,7 +22,7 @@ wire! {
     }
 }
 
-/// What a command does to be reckoned with; bits.
+/// Effects of a command; bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects(pub u32);
 
@@ -46,12 +45,12 @@ impl SupportedPages {
 }
 
 impl CommandEffects {
-    /// Says that the admin command `opcode` has `effects`.
+    /// Sets the `effects` of the admin command `opcode`.
     pub fn add_admin(&mut self, opcode: AdminOpcode, effects: Effects) {
         self.admin[usize::from(opcode.0)] = U32::new(effects.0);
     }
 
-    /// Says that the I/O command `opcode` has `effects`.
+    /// Sets the `effects` of the I/O command `opcode`.
     pub fn add_io(&mut self, opcode: IoOpcode, effects: Effects) {
         self.io[usize::from(opcode.0)] = U32::new(effects.0);
     }
@@ -63,7 +62,7 @@ mod tests {
     use crate::wire::Wire;
 
     #[test]
-    fn entries_are_where_their_number_says() {
+    fn effects_entries_match_opcode() {
         let mut effects = CommandEffects::default();
         effects.add_admin(AdminOpcode::IDENTIFY, Effects::SUPPORTED);
         effects.add_io(IoOpcode::WRITE, Effects::CHANGES_BLOCKS);

@@ -1,4 +1,4 @@
-//! Error information, SMART / health and firmware slots (Base 5.1.12.1).
+//! Log pages of errors, SMART / health and firmware slots (Base 5.1.12.1).
 
 use crate::status::Status;
 use crate::wire::{U16, U32, U64, U128, fill_ascii, wire};
@@ -6,21 +6,21 @@ use crate::wire::{U16, U32, U64, U128, fill_ascii, wire};
 wire! {
     /// One entry of Error Information; the newest is first.
     pub struct ErrorEntry [64] {
-        /// Error count: a number of its own, from 1 and never again; 0 is an unused entry.
+        /// Error count: a unique number, starting at 1; 0 is an unused entry.
         0 => pub error_count: U64,
-        /// Submission queue of the command; FFFFh when none.
+        /// Submission queue of the command; FFFFh if none.
         8 => pub sqid: U16,
-        /// Identifier of the command; FFFFh when none.
+        /// Identifier of the command; FFFFh if none.
         10 => pub cid: U16,
         /// Status in bits 15:1, as in the completion.
         12 => pub status_phase: U16,
-        /// Where in the command the error is: byte in bits 7:0, bit in 10:8; FFFFh when nowhere.
+        /// Location of the error in the command: byte in bits 7:0, bit in 10:8; FFFFh if none.
         14 => pub parameter_location: U16,
         /// First block that had the error.
         16 => pub block: U64,
         /// Namespace.
         24 => pub nsid: U32,
-        /// Vendor specific log page with more, or 0.
+        /// Vendor specific log page with details, or 0.
         28 => pub vendor_log: u8,
         /// TRTYPE: transport, as in a discovery entry.
         29 => pub transport: u8,
@@ -34,21 +34,21 @@ wire! {
         40 => pub transport_specific: U16,
         #[doc(hidden)]
         42 => pub _reserved42: [u8; 21],
-        /// Version of the entry; 1 when byte 30 and 31 are valid.
+        /// Version of the entry; 1 if bytes 30 and 31 are valid.
         63 => pub version: u8,
     }
 
     /// SMART / Health Information.
     pub struct SmartHealth [512] {
-        /// Critical warning; see [`SmartHealth::WARNING_SPARE`] and the next.
+        /// Critical warning; see [`SmartHealth::WARNING_SPARE`] and the following constants.
         0 => pub critical_warning: u8,
         /// Composite temperature, kelvins.
         1 => pub temperature_kelvins: U16,
         /// Available spare, percent.
         3 => pub available_spare: u8,
-        /// Below this available spare is a warning, percent.
+        /// Threshold of available spare for a warning, percent.
         4 => pub spare_threshold: u8,
-        /// Percentage used; may exceed 100, and 255 is also more.
+        /// Percentage used; may exceed 100, and 255 includes larger values.
         5 => pub percentage_used: u8,
         /// Endurance group critical warning summary.
         6 => pub endurance_warning: u8,
@@ -72,7 +72,7 @@ wire! {
         144 => pub unsafe_shutdowns: U128,
         /// Media and data integrity errors.
         160 => pub media_errors: U128,
-        /// Entries ever made in the error log.
+        /// Total number of entries of the error log.
         176 => pub error_entries: U128,
         /// Above the warning temperature, minutes.
         192 => pub warning_minutes: U32,
@@ -105,11 +105,11 @@ wire! {
     }
 }
 
-/// What a data unit of [`SmartHealth`] is: 1000 x 512 bytes.
+/// Data unit of [`SmartHealth`]: 1000 x 512 bytes.
 const DATA_UNIT_BYTES: u128 = 512_000;
 
 impl ErrorEntry {
-    /// SQID, CID or location of an error that is about none.
+    /// SQID, CID or location of an error without one.
     pub const NONE: u16 = 0xffff;
 
     /// Its status.
@@ -129,7 +129,7 @@ impl SmartHealth {
     /// Critical warning: the media is read only.
     pub const WARNING_READ_ONLY: u8 = 1 << 3;
 
-    /// Data units of `bytes`, rounded up as the specification wants it.
+    /// Data units of `bytes`, rounded up as the specification requires.
     #[must_use]
     pub const fn data_units(bytes: u128) -> U128 {
         U128::new(bytes.div_ceil(DATA_UNIT_BYTES))
@@ -137,7 +137,7 @@ impl SmartHealth {
 }
 
 impl FirmwareSlots {
-    /// One slot, which runs `revision`: 8 characters at most.
+    /// One slot, which runs `revision`: at most 8 characters.
     #[must_use]
     pub fn one(revision: &str) -> Self {
         let mut slots = Self { active: 1, ..Self::default() };
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slot_runs() {
+    fn firmware_slot_log_has_one_slot() {
         let slots = FirmwareSlots::one("0.1.0");
         assert_eq!(slots.active, 1);
         assert_eq!(&slots.revisions[0], b"0.1.0   ");

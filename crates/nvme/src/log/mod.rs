@@ -1,4 +1,4 @@
-//! Log pages: what Get Log Page gives (Base 5.1.12.1).
+//! Log pages, returned by Get Log Page (Base 5.1.12.1).
 
 pub mod ana;
 pub mod discovery;
@@ -45,13 +45,12 @@ impl LogId {
     }
 }
 
-/// First entry of the Changed Namespace List when more than 1,024 changed: `FFFFFFFFh`, the rest
-/// 0. The list itself is a [`crate::identify::NamespaceList`].
+/// First entry of the Changed Namespace List if more than 1,024 namespaces changed: `FFFFFFFFh`,
+/// with all other entries 0. The list itself is a [`crate::identify::NamespaceList`].
 pub const CHANGED_TOO_MANY: u32 = 0xffff_ffff;
 
-/// The part of a log page of `log_bytes` bytes that a host which asks for `asked_bytes` from
-/// `offset` is given: how many bytes of it there are, at most `asked_bytes`. What was asked for
-/// beyond the end is 0.
+/// Number of bytes of a log page of `log_bytes` bytes that answer a request for `asked_bytes` from
+/// `offset`, at most `asked_bytes`. The rest of the request is filled with 0.
 ///
 /// # Errors
 ///
@@ -84,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_is_inside_the_log(log: u64, offset: u64, asked: u64) {
+        fn log_window_is_within_log(log: u64, offset: u64, asked: u64) {
             if let Ok(bytes) = window(log, offset, asked) {
                 prop_assert!(bytes <= asked);
                 prop_assert!(u128::from(offset) + u128::from(bytes) <= u128::from(log));

@@ -1,4 +1,4 @@
-//! Writing PDUs: headers with their digests and padding.
+//! Encoder of PDUs: headers with their digests and padding.
 
 use super::{
     CapsuleCmd, CapsuleResp, CommonHeader, DataHeader, Digests, Fatal, InitializeRequest,
@@ -15,33 +15,33 @@ use crate::wire::{U16, U32, Wire};
 /// Flags of a data PDU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataFlags {
-    /// `LAST_PDU`: nothing follows in this transfer.
+    /// `LAST_PDU`: the last PDU of this transfer.
     pub last: bool,
-    /// SUCCESS: no `CapsuleResp` follows; only to a host and only with `last`.
+    /// SUCCESS: no `CapsuleResp` follows; only towards a host and only with `last`.
     pub success: bool,
 }
 
-/// Writes the PDUs of one connection.
+/// Encodes the PDUs of one connection.
 ///
-/// Each method writes the header, its digest and the padding up to the data at the start of `out`
-/// and gives the number of bytes written; the caller sends its data and the data's digest
-/// ([`Encoder::data_digest_bytes`]) right after them. They give `None`, with nothing promised of
-/// `out`, when it is shorter than that ([`crate::limits::ENCODED_HEADER_MAX_BYTES`] is always
-/// enough) or when the PDU would be longer than 2^32 - 1 bytes.
+/// Each method writes the header, its digest and the padding up to the data at the start of `out`,
+/// and returns the number of bytes written. The caller then sends the data and the data digest
+/// ([`Encoder::data_digest_bytes`]). The result is `None`, with `out` in an unspecified state, if
+/// `out` is too short ([`crate::limits::ENCODED_HEADER_MAX_BYTES`] is always enough) or if the PDU
+/// would be longer than 2^32 - 1 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoder {
     digests: Digests,
-    /// Where data starts after a command capsule's header, and after a data PDU's: bytes.
+    /// Offset of data in a command capsule and in a data PDU, bytes.
     capsule_data_offset: u8,
     data_offset: u8,
 }
 
 impl Encoder {
-    /// Writes PDUs for a connection with `digests`, to a peer whose `ICReq` or `ICResp` said HPDA
-    /// or CPDA `alignment` (0 to 31).
+    /// An encoder for a connection with `digests`, to a peer whose `ICReq` or `ICResp` had HPDA or
+    /// CPDA `alignment` (0 to 31).
     #[must_use]
     pub const fn new(digests: Digests, alignment: u8) -> Self {
-        // The low 5 bits: an alignment over 31 was refused with its ICReq or ICResp.
+        // Only the low 5 bits: an alignment over 31 was refused with its ICReq or ICResp.
         let alignment = ((alignment & 31) as usize + 1) * 4;
         let digest = if digests.header { DIGEST_BYTES } else { 0 };
         let capsule_data_offset = (CAPSULE_CMD_BYTES + digest).next_multiple_of(alignment) as u8;
@@ -49,7 +49,7 @@ impl Encoder {
         Self { digests, capsule_data_offset, data_offset }
     }
 
-    /// Which digests the connection has.
+    /// The digests of the connection.
     #[must_use]
     pub const fn digests(&self) -> Digests {
         self.digests
@@ -61,7 +61,7 @@ impl Encoder {
         if self.digests.data { DIGEST_BYTES } else { 0 }
     }
 
-    /// `CapsuleCmd` with `command`, followed by `data_bytes` of in-capsule data; 0 is none.
+    /// `CapsuleCmd` with `command`, followed by `data_bytes` of in-capsule data, which may be 0.
     #[inline]
     #[must_use]
     pub fn capsule_cmd(&self, out: &mut [u8], command: &Sqe, data_bytes: u32) -> Option<usize> {
@@ -82,8 +82,8 @@ impl Encoder {
         self.write(out, &CapsuleResp { common, completion: *completion })
     }
 
-    /// `H2CData`: the bytes from `offset` of the data of command `cid`, as the R2T with
-    /// `transfer_tag` asked for. Of no bytes there is none: `None`.
+    /// `H2CData`: the bytes from `offset` of the data of command `cid`, as requested by the R2T
+    /// with `transfer_tag`. `None` without bytes.
     #[inline]
     #[must_use]
     pub fn h2c_data(
@@ -99,8 +99,7 @@ impl Encoder {
         self.data(out, PduType::H2C_DATA, (cid, transfer_tag), (offset, data_bytes), flags)
     }
 
-    /// `C2HData`: the bytes from `offset` of the data of command `cid`. Of no bytes there is none:
-    /// `None`.
+    /// `C2HData`: the bytes from `offset` of the data of command `cid`. `None` without bytes.
     #[inline]
     #[must_use]
     pub fn c2h_data(
@@ -184,7 +183,7 @@ impl Encoder {
         data_bytes: u32,
         flags: u8,
     ) -> Option<CommonHeader> {
-        // 144 + 4 at most.
+        // At most 144 + 4.
         let overhead = u32::from(data_offset) + self.data_digest_bytes() as u32;
         Some(CommonHeader {
             kind: kind.0,
@@ -211,7 +210,7 @@ impl Encoder {
     }
 }
 
-/// A header that starts with the common one.
+/// A header that starts with the common header.
 trait AsCommon {
     fn common(&self) -> &CommonHeader;
 }
@@ -240,8 +239,8 @@ const fn initialize(kind: PduType) -> CommonHeader {
 }
 
 impl InitializeRequest {
-    /// `ICReq` that wants `digests`, data aligned as HPDA `alignment` (0 to 31) says, and allows
-    /// `max_r2t` R2Ts a command at a time (0 means 1).
+    /// `ICReq` that requests `digests` and data alignment HPDA `alignment` (0 to 31), and permits
+    /// `max_r2t` R2Ts per command at a time (0 means 1).
     #[must_use]
     pub fn new(digests: Digests, alignment: u8, max_r2t: u32) -> Self {
         Self {
@@ -255,8 +254,8 @@ impl InitializeRequest {
 }
 
 impl InitializeResponse {
-    /// `ICResp` that enables `digests`, wants data aligned as CPDA `alignment` (0 to 31) says, and
-    /// takes `max_h2c_data_bytes` in one `H2CData`.
+    /// `ICResp` that enables `digests`, requests data alignment CPDA `alignment` (0 to 31), and
+    /// accepts `max_h2c_data_bytes` per `H2CData`.
     #[must_use]
     pub fn new(digests: Digests, alignment: u8, max_h2c_data_bytes: u32) -> Self {
         Self {
@@ -269,11 +268,13 @@ impl InitializeResponse {
     }
 }
 
-/// Writes the `TermReq` that `sender` sends (what it received is `offending`, of which the first
-/// 128 bytes are returned to the peer; at least the common header, some peers insist on data) and gives its length, 24 to 152 bytes
-/// ([`crate::limits::TERM_REQ_MAX_BYTES`]); `None` when `out` is shorter than that.
+/// Writes the `TermReq` of `sender` and returns its length, 24 to 152 bytes
+/// ([`crate::limits::TERM_REQ_MAX_BYTES`]). It returns the first 128 bytes of the `offending` PDU
+/// to the peer, and at least its common header, because some peers require data. `None` if `out` is
+/// too short.
 ///
-/// `sender` is the side that received the offence: a [`Receiver::Controller`] sends `C2HTermReq`.
+/// `sender` is the side that received the offending PDU: a [`Receiver::Controller`] sends
+/// `C2HTermReq`.
 #[must_use]
 pub fn encode_term_req(
     out: &mut [u8],

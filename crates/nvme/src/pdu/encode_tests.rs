@@ -9,7 +9,7 @@ fn any_digests() -> impl Strategy<Value = Digests> {
     (any::<bool>(), any::<bool>()).prop_map(|(header, data)| Digests { header, data })
 }
 
-/// What the other side makes of what was written.
+/// Receives an encoded PDU.
 fn receive(rules: &Rules, sent: &[u8]) -> Result<Frame, Violation> {
     let frame = rules.check(CommonHeader::view(sent).unwrap())?;
     frame.check_header_digest(sent)?;
@@ -17,7 +17,7 @@ fn receive(rules: &Rules, sent: &[u8]) -> Result<Frame, Violation> {
 }
 
 #[test]
-fn headers_as_linux_writes_them() {
+fn headers_match_linux() {
     let mut out = [0xee; ENCODED_HEADER_MAX_BYTES];
     let plain = Encoder::new(Digests::default(), 0);
     assert_eq!(plain.capsule_cmd(&mut out, &Sqe::flush(1, 1), 0), Some(72));
@@ -38,7 +38,7 @@ fn headers_as_linux_writes_them() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_not() {
+fn unsendable_pdus_are_refused() {
     let encoder = Encoder::new(Digests { header: true, data: true }, 0);
     let mut out = [0; ENCODED_HEADER_MAX_BYTES];
     assert_eq!(encoder.h2c_data(&mut out, 1, 1, 0, 0, true), None);
@@ -50,7 +50,7 @@ fn what_cannot_be_sent_is_not() {
 }
 
 #[test]
-fn padding_is_zero_and_reaches_the_data() {
+fn padding_is_zero_up_to_data() {
     let mut longest = 0;
     for digest in [false, true] {
         for alignment in 0..32 {
@@ -69,7 +69,7 @@ fn padding_is_zero_and_reaches_the_data() {
 }
 
 #[test]
-fn a_term_req_has_its_information_unaligned_and_128_bytes_at_most() {
+fn term_req_layout_and_size() {
     let mut out = [0; TERM_REQ_MAX_BYTES];
     let offending = [0xab; 200];
     let fatal = Fatal::header_digest(0x1122_3344);
@@ -107,7 +107,7 @@ fn initialize_round_trips() {
 
 proptest! {
     #[test]
-    fn what_a_host_sends_a_target_receives(
+    fn host_pdus_reach_target(
         digests in any_digests(), alignment in 0u8..32, command: [u8; 64],
         data_bytes in 0u32..100_000, cid: u16, tag: u16, offset in 0u32..1 << 30, last: bool,
     ) {
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_target_sends_a_host_receives(
+    fn target_pdus_reach_host(
         digests in any_digests(), alignment in 0u8..32, cid: u16, tag: u16,
         offset in 0u32..1 << 30, data_bytes in 1u32..100_000, last: bool, success: bool,
     ) {
@@ -165,14 +165,14 @@ proptest! {
     }
 
     #[test]
-    fn any_bit_flipped_under_a_header_digest_is_noticed(flip in 0usize..28 * 8, cid: u16) {
+    fn header_digest_detects_any_flipped_bit(flip in 0usize..28 * 8, cid: u16) {
         let digests = Digests { header: true, data: false };
         let encoder = Encoder::new(digests, 0);
         let mut out = [0; 28];
         encoder.r2t(&mut out, cid, 1, 0, 4096).unwrap();
         out[flip / 8] ^= 1 << (flip % 8);
         let rules = Rules::of_host(digests, 0, 4096);
-        // Reserved flag bits and the reserved data offset are under the digest too.
+        // The digest also covers reserved flag bits and the reserved data offset.
         prop_assert!(receive(&rules, &out).is_err());
     }
 

@@ -1,5 +1,5 @@
-//! What ends a connection, and how the peer is told (NVMe/TCP 3.5 and 3.6.2, `H2CTermReq` and
-//! `C2HTermReq`).
+//! Fatal errors: the end of a connection, and its notice to the peer (NVMe/TCP 3.5 and 3.6.2,
+//! `H2CTermReq` and `C2HTermReq`).
 
 use super::{CapsuleResp, DataHeader};
 use crate::codes::codes;
@@ -18,14 +18,14 @@ codes! {
     }
 }
 
-/// A fatal error: what a `TermReq` says.
+/// A fatal error: the content of a `TermReq`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{status} (information {information:#x})")]
 pub struct Fatal {
     /// FES.
     pub status: FatalStatus,
-    /// FEI: of status 1 and 6 the byte of the lowest wrong field in the header, of status 3 the
-    /// digest as received, else 0.
+    /// FEI: for status 1 and 6 the byte offset of the first wrong field in the header, for status 3
+    /// the received digest, otherwise 0.
     pub information: u32,
 }
 
@@ -37,7 +37,7 @@ impl Fatal {
     /// Data transfer or R2T limit exceeded.
     pub const LIMIT_EXCEEDED: Self = Self::plain(FatalStatus::LIMIT_EXCEEDED);
 
-    /// `H2CData` names a transfer tag that no R2T has: unused, of a read, or beyond the queue.
+    /// `H2CData` names a transfer tag without an R2T: unused, of a read, or beyond the queue.
     pub const UNKNOWN_TRANSFER_TAG: Self = Self::field(offset_of!(DataHeader, transfer_tag));
     /// `C2HData` or `R2T` names a command that is not outstanding, or that has no such data.
     pub const UNKNOWN_COMMAND: Self = Self::field(offset_of!(DataHeader, cid));
@@ -51,13 +51,13 @@ impl Fatal {
         Self { status: FatalStatus::INVALID_HEADER_FIELD, information: offset as u32 }
     }
 
-    /// The field at byte `offset` of the header asks for what is not supported.
+    /// The field at byte `offset` of the header requests an unsupported feature.
     #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
         Self { status: FatalStatus::UNSUPPORTED_PARAMETER, information: offset }
     }
 
-    /// The header digest `received` is not the header's.
+    /// The header digest `received` does not match the header.
     #[must_use]
     pub const fn header_digest(received: u32) -> Self {
         Self { status: FatalStatus::HEADER_DIGEST_ERROR, information: received }
@@ -68,13 +68,13 @@ impl Fatal {
     }
 }
 
-/// Why a connection cannot go on.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Send a `TermReq` that says so, then stop processing and close after a bounded wait.
+    /// Send a `TermReq` with this error, then stop processing and close after a bounded wait.
     #[error("{0}")]
     Terminate(#[from] Fatal),
-    /// Close without an answer: it is the peer's `TermReq` that is malformed.
+    /// Close without a response, because the peer's `TermReq` itself is malformed.
     #[error("malformed TermReq")]
     Close,
 }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_things_point_at_their_field() {
+    fn unknown_values_point_at_their_field() {
         assert_eq!(Fatal::UNKNOWN_TRANSFER_TAG, Fatal::field(10));
         assert_eq!(Fatal::UNKNOWN_COMMAND, Fatal::field(8));
         assert_eq!(Fatal::UNKNOWN_COMPLETION, Fatal::field(20));

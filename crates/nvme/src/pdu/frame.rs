@@ -1,4 +1,4 @@
-//! Where everything in a PDU is, from its common header alone.
+//! Frame of a PDU: the location of all its parts, from the common header.
 
 use super::{CommonHeader, Digests, Fatal, PduKind, PduType, Violation, flags};
 use crate::digest::crc32c;
@@ -8,7 +8,7 @@ use crate::limits::{
 };
 use core::mem::offset_of;
 
-/// Who receives: decides which PDUs may arrive.
+/// The receiving side, which determines the PDUs that may arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiver {
     /// A target, to which a host sends.
@@ -17,7 +17,7 @@ pub enum Receiver {
     Host,
 }
 
-/// How far the connection is.
+/// Phase of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Before `ICReq` (at a target) or `ICResp` (at a host) was received.
@@ -26,59 +26,59 @@ pub enum Phase {
     Transfer,
 }
 
-/// What a PDU must keep to, to be received: made at the start of a connection and again when
-/// `ICReq` and `ICResp` were exchanged.
+/// Rules for received PDUs: created at the start of a connection, and again after the exchange of
+/// `ICReq` and `ICResp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     receiver: Receiver,
     phase: Phase,
     header_digest_bytes: u8,
     data_digest_bytes: u8,
-    /// Data starts at a multiple of this, bytes: 4 to 128.
+    /// Alignment of data, bytes: 4 to 128.
     alignment: u8,
     max_in_capsule_bytes: u32,
     max_data_bytes: u32,
 }
 
-/// A PDU whose common header kept to the [`Rules`]: all lengths agree with each other.
+/// A PDU whose common header satisfies the [`Rules`]: all lengths are consistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is.
+    /// Kind of PDU.
     pub kind: PduKind,
     /// Length of the header without its digest, bytes: 24, 72 or 128.
     pub header_bytes: u8,
-    /// Length of the header's digest, bytes: 0 or 4.
+    /// Length of the header digest, bytes: 0 or 4.
     pub header_digest_bytes: u8,
-    /// Where the data starts, bytes from the start of the PDU; the end of header and digest when
-    /// there is none. What lies between is padding.
+    /// Offset of the data, bytes from the start of the PDU; the end of header and digest if there
+    /// is no data. The bytes between are padding.
     pub data_offset: u8,
-    /// Length of the data's digest, bytes: 0 or 4, and 0 without data.
+    /// Length of the data digest, bytes: 0 or 4; 0 without data.
     pub data_digest_bytes: u8,
     /// Length of the data, bytes.
     pub data_bytes: u32,
 }
 
 impl Frame {
-    /// Bytes of header and digest: what must have arrived before the header is looked at.
+    /// Length of header and digest, which must have arrived before the header is parsed.
     #[must_use]
     #[inline]
     pub const fn header_end(&self) -> usize {
         self.header_bytes as usize + self.header_digest_bytes as usize
     }
 
-    /// Length of all of the PDU, bytes: PLEN.
+    /// Length of the whole PDU, bytes: PLEN.
     #[must_use]
     #[inline]
     pub const fn pdu_bytes(&self) -> u64 {
         self.data_offset as u64 + self.data_bytes as u64 + self.data_digest_bytes as u64
     }
 
-    /// Checks the header digest of the PDU that starts `bytes`, if the connection has one.
+    /// Checks the header digest of the PDU at the start of `bytes`, if the connection has one.
     ///
     /// # Errors
     ///
-    /// Header digest error with the digest that was received. Fewer than [`Frame::header_end`]
-    /// bytes are an error too: with a digest of 0.
+    /// Header digest error with the received digest. Fewer than [`Frame::header_end`] bytes are an
+    /// error too, with a digest of 0.
     #[inline]
     pub fn check_header_digest(&self, bytes: &[u8]) -> Result<(), Fatal> {
         if self.header_digest_bytes == 0 {
@@ -120,7 +120,7 @@ const fn wrong(field: usize) -> Violation {
 }
 
 impl Rules {
-    /// Those of a connection that has just been opened: `ICReq` or `ICResp` comes first.
+    /// Rules of a new connection: `ICReq` or `ICResp` comes first.
     #[must_use]
     pub const fn initial(receiver: Receiver) -> Self {
         Self {
@@ -134,8 +134,8 @@ impl Rules {
         }
     }
 
-    /// Those of a target whose `ICResp` said `digests`, CPDA `alignment` (0 to 31) and
-    /// MAXH2CDATA, and whose queue takes `max_in_capsule_bytes` of data in a capsule.
+    /// Rules of a target whose `ICResp` had `digests`, CPDA `alignment` (0 to 31) and MAXH2CDATA,
+    /// and whose queue accepts `max_in_capsule_bytes` of data in a capsule.
     #[must_use]
     pub const fn of_controller(
         digests: Digests,
@@ -151,8 +151,8 @@ impl Rules {
         }
     }
 
-    /// Those of a host that received `ICResp` with `digests`, whose `ICReq` said HPDA `alignment`
-    /// (0 to 31), and which asks for `max_data_bytes` in a command at most.
+    /// Rules of a host that received `ICResp` with `digests`, whose `ICReq` had HPDA `alignment` (0
+    /// to 31), and whose commands request at most `max_data_bytes`.
     #[must_use]
     pub const fn of_host(digests: Digests, alignment: u8, max_data_bytes: u32) -> Self {
         Self { max_data_bytes, ..Self::agreed(Receiver::Host, digests, alignment) }
@@ -163,14 +163,14 @@ impl Rules {
             phase: Phase::Transfer,
             header_digest_bytes: if digests.header { DIGEST_BYTES as u8 } else { 0 },
             data_digest_bytes: if digests.data { DIGEST_BYTES as u8 } else { 0 },
-            // The low 5 bits: an alignment over 31 was refused with its ICReq or ICResp.
+            // Only the low 5 bits: an alignment over 31 was refused with its ICReq or ICResp.
             alignment: ((alignment & 31) + 1) * 4,
             ..Self::initial(receiver)
         }
     }
 
-    /// The same for a queue that takes `max_in_capsule_bytes` of data in a capsule: known when
-    /// Connect says which queue it is.
+    /// The same rules for a queue with `max_in_capsule_bytes` of in-capsule data, which is known
+    /// when Connect names the queue.
     #[must_use]
     pub const fn with_max_in_capsule_bytes(self, max_in_capsule_bytes: u32) -> Self {
         Self { max_in_capsule_bytes, ..self }
@@ -182,17 +182,17 @@ impl Rules {
     ///
     /// [`Violation::Terminate`], in this order:
     ///
-    /// - invalid header field, with the lowest that is wrong: a type that does not exist or goes
-    ///   the other way; digest flags unlike what was negotiated; a header length unlike the
-    ///   type's; a data offset inside the header or not aligned; a PDU length unlike what the
-    ///   others imply;
-    /// - sequence error: anything before `ICReq` or `ICResp`, or a second one;
+    /// - invalid header field, with the first wrong one: an unknown type or a type for the other
+    ///   direction; digest flags that differ from the negotiated ones; a wrong header length for
+    ///   the type; a data offset inside the header or not aligned; a PDU length that contradicts
+    ///   the other fields;
+    /// - sequence error: any other PDU before `ICReq` or `ICResp`, or a second one of these;
     /// - limit exceeded: more data than was negotiated.
     ///
-    /// [`Violation::Close`]: a `TermReq` that is malformed itself.
+    /// [`Violation::Close`]: a malformed `TermReq`.
     #[inline]
     pub const fn check(&self, header: &CommonHeader) -> Result<Frame, Violation> {
-        // The two that carry the load, first.
+        // The two most frequent PDUs first.
         match (self.receiver, self.phase, PduType(header.kind)) {
             (Receiver::Controller, Phase::Transfer, PduType::CAPSULE_CMD) => {
                 self.check_capsule(header)
@@ -235,7 +235,7 @@ impl Rules {
         }
     }
 
-    /// `CapsuleCmd`: data or none, as the PDU length says.
+    /// `CapsuleCmd`: with or without data, according to the PDU length.
     #[inline]
     const fn check_capsule(&self, header: &CommonHeader) -> Result<Frame, Violation> {
         let header_end = CAPSULE_CMD_BYTES as u32 + self.header_digest_bytes as u32;
@@ -247,7 +247,7 @@ impl Rules {
         }
     }
 
-    /// A PDU without data: nothing after header and digest; the data offset is reserved.
+    /// A PDU without data: it ends after header and digest; the data offset is reserved.
     #[inline]
     const fn check_header_alone(
         &self,
@@ -275,8 +275,8 @@ impl Rules {
         })
     }
 
-    /// A PDU with data. A length of 0 can pass here from a data PDU: its header names a length of
-    /// its own, and that field is then the wrong one.
+    /// A PDU with data. A data PDU of length 0 can pass here: its header has a length field, which
+    /// is then the wrong field.
     #[inline]
     const fn check_with_data(
         &self,
@@ -296,7 +296,7 @@ impl Rules {
         if data_offset < header_end || !data_offset.is_multiple_of(self.alignment) {
             return Err(FIELD_DATA_OFFSET);
         }
-        // 255 + 4 at most.
+        // At most 255 + 4.
         let overhead = data_offset as u32 + self.data_digest_bytes as u32;
         let Some(data_bytes) = header.pdu_bytes.get().checked_sub(overhead) else {
             return Err(FIELD_PDU_BYTES);
@@ -317,7 +317,7 @@ impl Rules {
         })
     }
 
-    /// HDGSTF and DDGSTF as they must be; the other flags are the type's own or reserved.
+    /// Checks HDGSTF and DDGSTF; the other flags belong to the type or are reserved.
     #[inline]
     const fn digest_flags_are(&self, header: &CommonHeader, data_digest_bytes: u8) -> bool {
         // Digests are 4 bytes or none: 4 >> 2 is bit 0, 4 >> 1 is bit 1.
@@ -326,7 +326,7 @@ impl Rules {
     }
 }
 
-/// `TermReq`: no digests; of a length that is not possible, there is no answer.
+/// `TermReq`: no digests; one of invalid length gets no response.
 const fn check_term_req(header: &CommonHeader) -> Result<Frame, Violation> {
     let pdu_bytes = header.pdu_bytes.get();
     if header.header_bytes as usize != DATA_HEADER_BYTES

@@ -22,7 +22,7 @@ fn controller(digests: Digests, alignment: u8) -> Rules {
     Rules::of_controller(digests, alignment, IN_CAPSULE, MAX_DATA)
 }
 
-/// What the specification calls it: FES and FEI.
+/// FES and FEI of the refusal.
 fn refused(rules: &Rules, fields: Fields) -> (u16, u32) {
     match rules.check(&header(fields)) {
         Err(Violation::Terminate(fatal)) => (fatal.status.0, fatal.information),
@@ -31,12 +31,12 @@ fn refused(rules: &Rules, fields: Fields) -> (u16, u32) {
 }
 
 #[test]
-fn a_target_refuses_each_wrong_field() {
+fn target_refuses_each_wrong_field() {
     let plain = controller(digests(false, false), 0);
     let both = controller(digests(true, true), 0);
     let aligned = controller(digests(false, false), 15);
     for (rules, fields, answer) in [
-        // Types that do not exist, or go to the host.
+        // Unknown types, and types for the host.
         (&plain, (0x08, 0, 24, 0, 24), (1, 0)),
         (&plain, (0x0a, 0, 24, 0, 24), (1, 0)),
         (&plain, (0xff, 0xff, 0xff, 0xff, u32::MAX), (1, 0)),
@@ -45,7 +45,7 @@ fn a_target_refuses_each_wrong_field() {
         (&plain, (0x05, 0, 24, 0, 24), (1, 0)),
         (&plain, (0x07, 0, 24, 24, 28), (1, 0)),
         (&plain, (0x09, 0, 24, 0, 24), (1, 0)),
-        // Digest flags unlike what was negotiated.
+        // Digest flags that differ from the negotiated ones.
         (&plain, (0x04, 1, 72, 0, 72), (1, 1)),
         (&plain, (0x04, 2, 72, 72, 76), (1, 1)),
         (&plain, (0x06, 2, 24, 24, 28), (1, 1)),
@@ -53,7 +53,7 @@ fn a_target_refuses_each_wrong_field() {
         (&both, (0x04, 3, 72, 0, 76), (1, 1)),
         (&both, (0x04, 1, 72, 76, 84), (1, 1)),
         (&both, (0x06, 1, 24, 28, 36), (1, 1)),
-        // Header lengths, 255 with a header digest among them.
+        // Header lengths, including 255 with a header digest.
         (&plain, (0x04, 0, 71, 0, 72), (1, 2)),
         (&plain, (0x04, 0, 73, 0, 72), (1, 2)),
         (&both, (0x04, 1, 255, 0, 76), (1, 2)),
@@ -82,7 +82,7 @@ fn a_target_refuses_each_wrong_field() {
         (&both, (0x06, 3, 24, 28, 31), (1, 4)),
         // A second ICReq.
         (&plain, (0x00, 0, 128, 0, 128), (2, 0)),
-        // More than was negotiated.
+        // More data than negotiated.
         (&plain, (0x04, 0, 72, 72, 72 + IN_CAPSULE + 1), (5, 0)),
         (&plain, (0x04, 0, 72, 72, u32::MAX), (5, 0)),
         (&both, (0x04, 3, 72, 76, u32::MAX), (5, 0)),
@@ -94,7 +94,7 @@ fn a_target_refuses_each_wrong_field() {
 }
 
 #[test]
-fn a_target_that_waits_for_ic_req() {
+fn target_expects_ic_req_first() {
     let rules = Rules::initial(Receiver::Controller);
     let frame = rules.check(&header((0x00, 0, 128, 0, 128))).unwrap();
     assert_eq!((frame.kind, frame.header_end(), frame.data_bytes), (PduKind::IcReq, 128, 0));
@@ -115,7 +115,7 @@ fn a_target_that_waits_for_ic_req() {
 }
 
 #[test]
-fn a_host_refuses_each_wrong_field() {
+fn host_refuses_each_wrong_field() {
     let initial = Rules::initial(Receiver::Host);
     let plain = Rules::of_host(digests(false, false), 0, MAX_DATA);
     let both = Rules::of_host(digests(true, true), 0, MAX_DATA);
@@ -143,7 +143,7 @@ fn a_host_refuses_each_wrong_field() {
 }
 
 #[test]
-fn a_malformed_term_req_is_not_answered() {
+fn malformed_term_req_gets_no_reply() {
     let controller = controller(digests(true, true), 7);
     let host = Rules::of_host(digests(true, false), 0, MAX_DATA);
     let initial = Rules::initial(Receiver::Controller);
@@ -164,7 +164,7 @@ fn a_malformed_term_req_is_not_answered() {
 }
 
 #[test]
-fn frames_of_what_linux_and_spdk_send() {
+fn linux_and_spdk_pdus_are_framed() {
     let plain = controller(digests(false, false), 0);
     let both = controller(digests(true, true), 0);
     let wide = controller(digests(true, false), 31);
@@ -172,7 +172,7 @@ fn frames_of_what_linux_and_spdk_send() {
 
     let read = capsule(&plain, (0x04, 0, 72, 0, 72));
     assert_eq!((read.kind, read.header_end(), read.data_bytes), (PduKind::CapsuleCmd, 72, 0));
-    // The data offset has no meaning without data.
+    // Without data, the data offset is ignored.
     assert_eq!(capsule(&plain, (0x04, 0, 72, 72, 72)), read);
 
     let write = capsule(&both, (0x04, 3, 72, 76, 76 + 4096 + 4));
@@ -185,11 +185,11 @@ fn frames_of_what_linux_and_spdk_send() {
     let data = capsule(&plain, (0x06, 4, 24, 24, 24 + MAX_DATA));
     assert_eq!((data.kind, data.data_bytes), (PduKind::Data, MAX_DATA));
 
-    // A data PDU without data passes here: its own length field is what is wrong.
+    // A data PDU without data passes here: its own length field is wrong.
     let empty = capsule(&plain, (0x06, 4, 24, 24, 24));
     assert_eq!(empty.data_bytes, 0);
 
-    // Reserved flags are not looked at, as the specification has it.
+    // Reserved flags are ignored, as the specification requires.
     assert_eq!(capsule(&plain, (0x04, 0xfc, 72, 0, 72)), read);
 
     let small = both.with_max_in_capsule_bytes(4095);
@@ -197,7 +197,7 @@ fn frames_of_what_linux_and_spdk_send() {
 }
 
 #[test]
-fn a_header_digest_is_checked_and_returned() {
+fn header_digest_is_checked() {
     let mut bytes = [0x5a; 76];
     let digest = wire_digest(&bytes[..72]);
     bytes[72..].copy_from_slice(&digest);
@@ -230,7 +230,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     )
 }
 
-/// Bytes near what is valid, so that the later checks are reached too.
+/// Bytes close to valid ones, so that the later checks are reached too.
 fn any_header() -> impl Strategy<Value = [u8; 8]> {
     let near = |values: &'static [u8]| prop_oneof![prop::sample::select(values), any::<u8>()];
     let length = prop_oneof![0u32..300, any::<u32>()];
@@ -245,7 +245,7 @@ fn any_header() -> impl Strategy<Value = [u8; 8]> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
     #[test]
-    fn any_header_is_a_consistent_frame_or_a_violation(
+    fn any_header_frames_or_fails(
         rules in any_rules(),
         bytes in prop_oneof![any_header(), any::<[u8; 8]>()],
     ) {

@@ -1,4 +1,4 @@
-//! The headers of the PDUs, as they are on the wire (NVMe/TCP 3.6.2).
+//! Wire format of PDU headers (NVMe/TCP 3.6.2).
 
 use super::{DataFlags, Digests, Fatal, FatalStatus, Frame, flags};
 use crate::command::{Cqe, Sqe};
@@ -17,7 +17,7 @@ wire! {
         2 => pub header_bytes: u8,
         /// PDO: where the data starts, bytes from the start of the PDU.
         3 => pub data_offset: u8,
-        /// PLEN: length of all of it, bytes.
+        /// PLEN: total length, bytes.
         4 => pub pdu_bytes: U32,
     }
 
@@ -29,15 +29,15 @@ wire! {
         8 => pub format_version: U16,
         /// HPDA: data in PDUs to the host starts at a multiple of (this + 1) x 4 bytes; at most 31.
         10 => pub host_alignment: u8,
-        /// DGST: digests wanted.
+        /// DGST: requested digests.
         11 => pub digests: u8,
-        /// MAXR2T: R2Ts outstanding a command, 0's based.
+        /// MAXR2T: outstanding R2Ts per command, 0's based.
         12 => pub max_r2t_0based: U32,
         #[doc(hidden)]
         16 => pub _reserved16: [u8; 112],
     }
 
-    /// `ICResp`, the answer to `ICReq`.
+    /// `ICResp`, the response to `ICReq`.
     pub struct InitializeResponse [128] {
         /// Common header.
         0 => pub common: CommonHeader,
@@ -46,9 +46,9 @@ wire! {
         /// CPDA: data in PDUs to the controller starts at a multiple of (this + 1) x 4 bytes; at
         /// most 31.
         10 => pub controller_alignment: u8,
-        /// DGST: digests enabled, none that the host did not want.
+        /// DGST: enabled digests, a subset of the requested ones.
         11 => pub digests: u8,
-        /// MAXH2CDATA: data in one `H2CData` at most, bytes; at least 4096, a multiple of 4.
+        /// MAXH2CDATA: most data per `H2CData`, bytes; at least 4096, a multiple of 4.
         12 => pub max_h2c_data_bytes: U32,
         #[doc(hidden)]
         16 => pub _reserved16: [u8; 112],
@@ -86,11 +86,11 @@ wire! {
     pub struct DataHeader [24] {
         /// Common header.
         0 => pub common: CommonHeader,
-        /// CCCID: command that the data belongs to.
+        /// CCCID: command of the data.
         8 => pub cid: U16,
         /// TTAG: transfer tag of the R2T that `H2CData` answers; reserved in `C2HData`.
         10 => pub transfer_tag: U16,
-        /// DATAO: where the data goes, bytes from the start of the command's data.
+        /// DATAO: offset in the data of the command, bytes.
         12 => pub offset: U32,
         /// DATAL: length of the data, bytes.
         16 => pub data_bytes: U32,
@@ -102,13 +102,13 @@ wire! {
     pub struct R2tHeader [24] {
         /// Common header.
         0 => pub common: CommonHeader,
-        /// CCCID: command that the data is wanted for.
+        /// CCCID: command whose data is requested.
         8 => pub cid: U16,
-        /// TTAG: what `H2CData` must name.
+        /// TTAG: tag for `H2CData`.
         10 => pub transfer_tag: U16,
-        /// R2TO: where to start, bytes from the start of the command's data.
+        /// R2TO: offset in the data of the command, bytes.
         12 => pub offset: U32,
-        /// R2TL: how much, bytes.
+        /// R2TL: length, bytes.
         16 => pub data_bytes: U32,
         #[doc(hidden)]
         20 => pub _reserved20: [u8; 4],
@@ -116,7 +116,7 @@ wire! {
 }
 
 impl InitializeRequest {
-    /// Checks what a target must check.
+    /// Performs the checks of a target.
     ///
     /// # Errors
     ///
@@ -131,13 +131,13 @@ impl InitializeRequest {
         Ok(())
     }
 
-    /// Digests that the host wants.
+    /// Digests that the host requests.
     #[must_use]
     pub const fn digests(&self) -> Digests {
         Digests::from_dgst(self.digests)
     }
 
-    /// How many R2Ts a command may have outstanding, 1 to 2^32.
+    /// Outstanding R2Ts per command, 1 to 2^32.
     #[must_use]
     pub const fn max_r2t(&self) -> u64 {
         self.max_r2t_0based.get() as u64 + 1
@@ -145,12 +145,12 @@ impl InitializeRequest {
 }
 
 impl InitializeResponse {
-    /// Checks what a host that `wanted` these digests must check.
+    /// Performs the checks of a host that `wanted` these digests.
     ///
     /// # Errors
     ///
     /// Invalid header field: format version other than 0, alignment over 31, a digest that was not
-    /// asked for, MAXH2CDATA below 4096 or not a multiple of 4.
+    /// requested, MAXH2CDATA below 4096 or not a multiple of 4.
     pub const fn check(&self, wanted: Digests) -> Result<(), Fatal> {
         if self.format_version.get() != 0 {
             return Err(Fatal::field(offset_of!(Self, format_version)));
@@ -169,7 +169,7 @@ impl InitializeResponse {
         Ok(())
     }
 
-    /// Digests that the connection has.
+    /// Digests of the connection.
     #[must_use]
     pub const fn digests(&self) -> Digests {
         Digests::from_dgst(self.digests)
@@ -177,7 +177,7 @@ impl InitializeResponse {
 }
 
 impl TermReqHeader {
-    /// What the peer says; any status, defined or not, is possible.
+    /// The reported error; any status, defined or not, is valid.
     #[must_use]
     pub const fn fatal(&self) -> Fatal {
         Fatal { status: FatalStatus(self.status.get()), information: self.information.get() }
@@ -189,7 +189,7 @@ impl DataHeader {
     ///
     /// # Errors
     ///
-    /// Invalid header field: a length of 0, or one that PLEN does not imply. Out of range: an end
+    /// Invalid header field: a length of 0, or a length that contradicts PLEN. Out of range: an end
     /// beyond 32 bits.
     #[inline]
     pub const fn check(&self, frame: &Frame) -> Result<(), Fatal> {
@@ -215,11 +215,11 @@ impl DataHeader {
 }
 
 impl R2tHeader {
-    /// Checks it against a command that has `command_bytes` to send; 0 of one that sends nothing.
+    /// Checks it against a command that sends `command_bytes`, which may be 0.
     ///
     /// # Errors
     ///
-    /// Invalid header field: a length of 0. Out of range: not inside the command's data.
+    /// Invalid header field: a length of 0. Out of range: outside the data of the command.
     pub const fn check(&self, command_bytes: u32) -> Result<(), Fatal> {
         if self.data_bytes.get() == 0 {
             return Err(Fatal::field(offset_of!(Self, data_bytes)));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_length_is_what_the_pdu_length_implies() {
+    fn data_length_follows_pdu_length() {
         let data = |offset, data_bytes| DataHeader {
             offset: U32::new(offset),
             data_bytes: U32::new(data_bytes),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn any_status_of_a_term_req_is_shown() {
+    fn any_term_req_status_is_printed() {
         for status in [0, 1, 6, 7, 0xffff] {
             let mut bytes = [0; 24];
             bytes[8..10].copy_from_slice(&u16::to_le_bytes(status));

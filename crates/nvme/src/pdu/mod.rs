@@ -1,17 +1,17 @@
 //! NVMe/TCP protocol data units: the byte stream of a connection (NVMe/TCP 3.6).
 //!
-//! How to receive:
+//! Receiving:
 //!
-//! 1. With 8 bytes, view a [`CommonHeader`] and ask [`Rules::check`]: it gives the [`Frame`],
-//!    where everything in the PDU is, or the [`Violation`] that ends the connection. From here on
-//!    every length is known to be consistent and within the limits that were negotiated.
+//! 1. With 8 bytes, view a [`CommonHeader`] and call [`Rules::check`]. It returns the [`Frame`],
+//!    with the location of all parts of the PDU, or the [`Violation`] that ends the connection.
+//!    From here on every length is consistent and within the negotiated limits.
 //! 2. With [`Frame::header_end`] bytes, check the header digest ([`Frame::check_header_digest`]),
-//!    view the header by its kind and have it checked: [`InitializeRequest::check`],
+//!    view the header by its kind and check it: [`InitializeRequest::check`],
 //!    [`InitializeResponse::check`], [`DataHeader::check`], [`R2tHeader::check`].
-//! 3. Of a data PDU, [`Transfer::accept`] tells whether it is the next piece of its transfer.
-//! 4. The data are [`Frame::data_bytes`] bytes from [`Frame::data_offset`]; then their digest.
+//! 3. For a data PDU, [`Transfer::accept`] checks that it is the next piece of its transfer.
+//! 4. The data is [`Frame::data_bytes`] bytes from [`Frame::data_offset`]; the data digest follows.
 //!
-//! How to send: [`Encoder`] writes a header with its digest and padding into a slice. What ends a
+//! Sending: [`Encoder`] writes a header with its digest and padding into a slice. The end of a
 //! connection is a [`Fatal`], sent with [`encode_term_req`].
 
 mod encode;
@@ -46,7 +46,7 @@ codes! {
     }
 }
 
-/// A kind of PDU that [`Rules::check`] let through.
+/// A kind of PDU accepted by [`Rules::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PduKind {
     /// Initialize connection request, host to controller.
@@ -71,13 +71,13 @@ pub mod flags {
     pub const HEADER_DIGEST: u8 = 1 << 0;
     /// DDGSTF: a data digest follows the data.
     pub const DATA_DIGEST: u8 = 1 << 1;
-    /// `LAST_PDU` of `H2CData` and `C2HData`: no other follows in this transfer.
+    /// `LAST_PDU` of `H2CData` and `C2HData`: the last PDU of this transfer.
     pub const LAST: u8 = 1 << 2;
     /// SUCCESS of `C2HData`: the command succeeded and no `CapsuleResp` follows.
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-/// Which digests a connection has: what both `ICReq` and `ICResp` enabled.
+/// Digests of a connection: those enabled by both `ICReq` and `ICResp`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
     /// After headers.
@@ -87,19 +87,20 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// DGST of `ICReq` and `ICResp`: bit 0 header, bit 1 data; the rest reserved, not looked at.
+    /// Parses DGST of `ICReq` and `ICResp`: bit 0 header, bit 1 data; the reserved bits are
+    /// ignored.
     #[must_use]
     pub const fn from_dgst(dgst: u8) -> Self {
         Self { header: dgst & 1 != 0, data: dgst & 2 != 0 }
     }
 
-    /// The byte that [`Digests::from_dgst`] reads.
+    /// The DGST byte.
     #[must_use]
     pub const fn to_dgst(self) -> u8 {
         self.header as u8 | (self.data as u8) << 1
     }
 
-    /// Those that both sides have.
+    /// Digests that both sides have.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { header: self.header && other.header, data: self.data && other.data }

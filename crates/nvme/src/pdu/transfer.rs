@@ -1,12 +1,12 @@
-//! How far a transfer of data is: of one R2T at a target, of one command at a host.
+//! Progress of a data transfer: of one R2T at a target, of one command at a host.
 
 use super::{DataHeader, Fatal};
 use core::mem::offset_of;
 
-/// One transfer, taken in order and to the byte.
+/// One transfer, accepted in order and to the exact byte.
 ///
-/// A target has one for each R2T that it sent. A host has one for each command that reads, whose
-/// tag is not looked at ([`Transfer::of_command`]).
+/// A target has one per R2T that it sent. A host has one per reading command, without a tag
+/// ([`Transfer::of_command`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     cid: u16,
@@ -17,10 +17,10 @@ pub struct Transfer {
     end: u32,
 }
 
-/// Where an accepted data PDU belongs.
+/// Location of an accepted data PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Bytes from the start of the command's data.
+    /// Offset in the data of the command, bytes.
     pub offset: u32,
     /// Length, bytes.
     pub data_bytes: u32,
@@ -29,8 +29,8 @@ pub struct Piece {
 }
 
 impl Transfer {
-    /// The transfer that an R2T of `data_bytes` bytes from `offset` asks for; `None` when there is
-    /// nothing to transfer, or the end exceeds 32 bits.
+    /// The transfer requested by an R2T of `data_bytes` bytes from `offset`; `None` if it is empty
+    /// or its end exceeds 32 bits.
     #[must_use]
     pub const fn of_r2t(cid: u16, tag: u16, offset: u32, data_bytes: u32) -> Option<Self> {
         match offset.checked_add(data_bytes) {
@@ -41,27 +41,27 @@ impl Transfer {
         }
     }
 
-    /// The transfer of all `data_bytes` of a command to the host. Of 0 bytes, no PDU is accepted.
+    /// The transfer of all `data_bytes` of a command to the host. With 0 bytes, no PDU is accepted.
     #[must_use]
     pub const fn of_command(cid: u16, data_bytes: u32) -> Self {
         Self { cid, tag: None, start: 0, next: 0, end: data_bytes }
     }
 
-    /// Bytes still to come.
+    /// Remaining bytes.
     #[must_use]
     #[inline]
     pub const fn remaining_bytes(&self) -> u32 {
         self.end - self.next
     }
 
-    /// Takes the next piece, whose header passed [`DataHeader::check`]. After an error nothing has
-    /// changed.
+    /// Accepts the next piece, whose header passed [`DataHeader::check`]. An error leaves the state
+    /// unchanged.
     ///
     /// # Errors
     ///
-    /// Invalid header field: another command or transfer tag. Out of range: not inside the
-    /// transfer. Sequence error: not where the last piece ended, or `LAST_PDU` before the end or
-    /// not at it. Of a SUCCESS without `LAST_PDU` to a host, invalid header field.
+    /// Invalid header field: another command or transfer tag. Out of range: outside the transfer.
+    /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end or missing at
+    /// the end. For SUCCESS without `LAST_PDU` towards a host, invalid header field.
     #[inline]
     pub const fn accept(&mut self, header: &DataHeader) -> Result<Piece, Fatal> {
         if header.cid.get() != self.cid {
@@ -81,7 +81,7 @@ impl Transfer {
             Some(end) if offset >= self.start && end <= self.end => end,
             _ => return Err(Fatal::OUT_OF_RANGE),
         };
-        // An empty piece, which `DataHeader::check` refuses, must not loop for ever.
+        // An empty piece, which `DataHeader::check` refuses, must not cause an endless loop.
         if offset != self.next || data_bytes == 0 || flags.last != (end == self.end) {
             return Err(Fatal::SEQUENCE);
         }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_of_a_piece() {
+    fn every_transfer_refusal() {
         let before = Transfer::of_r2t(7, 3, 4096, 8192).unwrap();
         for (header, error) in [
             (piece(8, 3, 4096, 4096, 0), Fatal::field(8)),
@@ -138,13 +138,13 @@ mod tests {
             assert_eq!(taken, Piece { offset, data_bytes, last: flags != 0 });
         }
         assert_eq!(transfer.remaining_bytes(), 0);
-        // Nothing follows the last.
+        // No piece may follow the last one.
         assert!(transfer.accept(&piece(7, 0, 11, 1, flags::LAST)).is_err());
         assert!(transfer.accept(&piece(7, 0, 1, 3, 0)).is_err());
     }
 
     #[test]
-    fn a_host_takes_data_of_its_command_alone() {
+    fn host_accepts_data_of_own_command_only() {
         let mut write = Transfer::of_command(7, 0);
         assert_eq!(write.accept(&piece(7, 0, 0, 4, flags::LAST)), Err(Fatal::OUT_OF_RANGE));
         let mut read = Transfer::of_command(7, 8);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_has_data_and_ends_within_32_bits() {
+    fn transfer_is_nonempty_and_fits_32_bits() {
         assert!(Transfer::of_r2t(0, 0, 0, 0).is_none());
         assert!(Transfer::of_r2t(0, 0, u32::MAX, 1).is_none());
         assert!(Transfer::of_r2t(0, 0, u32::MAX - 1, 1).is_some());
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_accepted_tiles_the_transfer(
+        fn accepted_pieces_tile_transfer(
             start in 0u32..64,
             length in 1u32..64,
             headers in prop::collection::vec((0u32..128, 0u32..64, any::<bool>()), 0..64),

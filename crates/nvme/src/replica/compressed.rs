@@ -1,9 +1,9 @@
-//! A write whose data travels compressed.
+//! Compressed Write: a write with compressed data.
 //!
-//! As Write, or as Ordered Write when it has an order. The number of blocks is that of the data as it
-//! is written; what the data pointer names is what travels: compressed bytes, filled up with zeroes
-//! to a multiple of 4. So a target knows before it inflates how large the result is, and anything
-//! else is an error.
+//! Like Write, or like Ordered Write if it has an order. The number of blocks is the uncompressed
+//! length. The data pointer gives the transferred length: compressed bytes, padded with zeroes to a
+//! multiple of 4. So a target knows the exact length of the result before it decompresses; any
+//! other length is an error.
 
 use super::io;
 use super::order::{FUA, INVALID, Order};
@@ -13,24 +13,24 @@ use crate::sgl::SglDescriptor;
 use crate::status::Status;
 use crate::wire::U32;
 
-/// What one Compressed Write inflates to at most, in bytes.
+/// Largest uncompressed length of one Compressed Write, in bytes.
 pub const INFLATED_MAX_BYTES: u64 = 1 << 20;
-/// In the dword of the codec: it has an order.
+/// Flag in the dword of the codec: the command has an order.
 const ORDERED: u32 = 1 << 31;
-/// Compressed bytes are filled up to a multiple of so many.
+/// Compressed bytes are padded to a multiple of this.
 pub const COMPRESSED_ALIGN_BYTES: usize = 4;
 
-/// How data is compressed.
+/// Compression codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// The LZ4 block format, without a length before it (1).
+    /// LZ4 block format, without a length prefix (1).
     Lz4,
     /// A Zstandard frame, RFC 8878 (2).
     Zstd,
 }
 
 impl Codec {
-    /// All.
+    /// All codecs.
     pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 
     const fn code(self) -> u32 {
@@ -40,7 +40,7 @@ impl Codec {
         }
     }
 
-    /// Its bit in what Replica Identify tells.
+    /// Its bit in the data of Replica Identify.
     #[must_use]
     pub const fn bit(self) -> u8 {
         match self {
@@ -62,20 +62,20 @@ impl Codec {
 /// Compressed Write (85h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedWrite {
-    /// Blocks that are written.
+    /// Blocks to write.
     pub range: BlockRange,
-    /// Complete when it is on media that survives power loss.
+    /// Complete when the data is on media that survives power loss.
     pub fua: bool,
-    /// How its data is compressed.
+    /// Codec of the data.
     pub codec: Codec,
-    /// Bytes that the data is compressed to, from 1; what fills them up not counted.
+    /// Length of the compressed data, at least 1, without padding.
     pub compressed_bytes: u32,
-    /// Its place in the order, if it has one.
+    /// Its position in the order, if it has one.
     pub order: Option<Order>,
 }
 
 impl CompressedWrite {
-    /// What travels, in bytes: with what fills it up. `None` when that exceeds 32 bits.
+    /// Transferred length in bytes, with padding. `None` if it exceeds 32 bits.
     #[must_use]
     pub const fn sent_bytes(&self) -> Option<u32> {
         self.compressed_bytes.checked_next_multiple_of(COMPRESSED_ALIGN_BYTES as u32)
@@ -95,11 +95,10 @@ impl CompressedWrite {
         command
     }
 
-    /// Reads the command.
+    /// Parses the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of a codec that is not known, of no data and of any bit that
-    /// is reserved.
+    /// Invalid Field, with do not retry, for an unknown codec, empty data or a reserved bit.
     pub fn parse(command: &Sqe) -> Result<CompressedWrite, Status> {
         let code = command.cdw2.get() & !ORDERED;
         let codec = Codec::ALL.into_iter().find(|codec| codec.code() == code).ok_or(INVALID)?;
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_where_the_document_has_them() {
+    fn bits_match_document() {
         let write = CompressedWrite {
             range: BlockRange::new(0x1_0000_0002, 8).unwrap(),
             fua: true,
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_values_are_refused() {
         let range = BlockRange::new(0, 8).unwrap();
         let write = CompressedWrite {
             range,
@@ -175,7 +174,7 @@ mod tests {
             |command| command.cdw2 = U32::new(0x101),
             |command| command.cdw3 = U32::new(0),
             |command| command.cdw12 = U32::new(1 << 25),
-            // A place in the order of one that has none.
+            // An order number in a command without an order.
             |command| command.cdw14 = U32::new(2),
             |command| command.cdw13 = U32::new(1),
             |command| command.metadata = U64::new(1),
@@ -187,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_source_writes_a_target_reads(
+        fn source_and_target_codecs_agree(
             start in 0..u64::MAX - 65_536,
             blocks in 1u32..=65_536,
             fua: bool,
@@ -203,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn any_command_is_read_or_refused(bytes: [u8; 64]) {
+        fn any_command_parses_or_fails(bytes: [u8; 64]) {
             let command = Sqe::view(&bytes).unwrap();
             if let Ok(write) = CompressedWrite::parse(command) {
                 prop_assert!(write.compressed_bytes > 0 && command.cdw2.get() & !ORDERED <= 2);

@@ -1,18 +1,18 @@
-//! Vendor specific commands of a replication subsystem: what one replica of a mirrored volume
-//! asks of the other, and writes that keep an order.
+//! Vendor specific commands of a replication subsystem: requests between the replicas of a mirrored
+//! volume, and writes with an order.
 //!
-//! What it promises:
+//! Invariants:
 //!
-//! - opcodes lie in the ranges that the specification leaves to vendors (admin C0h to FFh, I/O 80h
-//!   to FFh) and say in bits 1:0 where their data goes, so that generic hosts can send them
-//!   (`nvme admin-passthru`, `nvme io-passthru`);
-//! - what is not used of a command is 0, and anything else is refused: a later version may give it
-//!   a meaning, and an older target then says so;
-//! - every admin command is idempotent: sent twice, the second finds done what the first did, or is
-//!   refused for it, and changes nothing more.
+//! - opcodes lie in the vendor specific ranges (admin C0h to FFh, I/O 80h to FFh), and their bits
+//!   1:0 give the direction of data, so that generic hosts can send them (`nvme admin-passthru`,
+//!   `nvme io-passthru`);
+//! - unused fields of a command are 0, and any other value is refused. A later version may define
+//!   them, and an older target then reports that it does not know them;
+//! - every admin command is idempotent: a repetition has no further effect, and succeeds or is
+//!   refused because the first one took effect.
 //!
-//! Byte by byte, with examples, in `docs/nvme-vendor-commands.md`. [`request`] is what is asked,
-//! [`reply`] what is answered, [`order`] and [`compressed`] the I/O commands.
+//! `docs/nvme-vendor-commands.md` specifies the bytes, with examples. [`request`] contains the
+//! requests, [`reply`] the replies, [`order`] and [`compressed`] the I/O commands.
 
 pub mod compressed;
 pub mod order;
@@ -28,21 +28,21 @@ pub use request::{Ancestors, Attach, Request, Sent, State};
 pub const IDENTIFY_BYTES: usize = 512;
 /// Data of Replica Attach, in bytes.
 pub const ATTACH_BYTES: usize = 64;
-/// Generations that Replica Ancestors carries.
+/// Generations in Replica Ancestors.
 pub const ANCESTORS: usize = reply::HISTORY;
 /// Data of Replica Ancestors, in bytes.
 pub const ANCESTORS_BYTES: usize = ANCESTORS * 8;
-/// Words of 64 bits in one page of the bitmap: what fits a page of 4,096 B beside a header of 64 B.
+/// Words of 64 bits in one page of the bitmap: a page of 4,096 B minus a header of 64 B.
 pub const BITMAP_WORDS: usize = 504;
 /// Data of Replica Bitmap, in bytes.
 pub const BITMAP_BYTES: usize = BITMAP_WORDS * 8;
-/// Checksums in one Replica Checksum at most: the longest range in the smallest parts.
+/// Most checksums in one Replica Checksum: the longest range in the smallest parts.
 pub const CHECKSUMS: usize = (CHECK_BYTES / CHECK_UNIT_MIN_BYTES as u64) as usize;
 /// Longest range of one Replica Checksum, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
-/// Smallest part that has a checksum of its own, in bytes.
+/// Smallest part with a separate checksum, in bytes.
 pub const CHECK_UNIT_MIN_BYTES: u32 = 4096;
-/// The most data that any of the admin commands moves, in bytes.
+/// Most data of any admin command, in bytes.
 pub const DATA_MAX_BYTES: usize = 4096;
 
 const _: () = assert!(BITMAP_BYTES <= DATA_MAX_BYTES && CHECKSUMS * 8 <= DATA_MAX_BYTES);
@@ -102,7 +102,7 @@ mod tests {
     use crate::opcode::DataDirection;
 
     #[test]
-    fn opcodes_are_the_vendors_and_tell_where_data_goes() {
+    fn vendor_opcodes_give_data_direction() {
         use DataDirection::{ControllerToHost, HostToController, None};
         let directions = [
             HostToController,

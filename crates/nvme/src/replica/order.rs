@@ -1,9 +1,9 @@
-//! Writes that keep an order: as Write and Write Zeroes, with their place in it in dwords that those
-//! leave free.
+//! Ordered writes: Write and Write Zeroes with a position in the order, in dwords that those
+//! commands leave unused.
 //!
-//! Each has a number, one more than the one before it, and names those before it that were under way
-//! when it began. The target starts it when all others before it have completed, in whatever order
-//! they arrive: no round trip is needed to know that.
+//! Each write has a number, one more than the write before it, and names the earlier writes that
+//! were in flight when it started. The target starts it when all other earlier writes have
+//! completed, in any order of arrival. So ordering needs no round trip.
 
 use super::io;
 use crate::command::Sqe;
@@ -13,12 +13,12 @@ use crate::sgl::SglDescriptor;
 use crate::status::Status;
 use crate::wire::{U32, U64};
 
-/// Where a write stands in the order of its attachment.
+/// Position of a write in the order of its attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// Its number, modulo 2^32; the first of an attachment is 1.
+    /// Number, modulo 2^32; the first of an attachment is 1.
     pub number: u32,
-    /// Those before it that it need not wait for: bit `i` is number `number - 1 - i`.
+    /// Earlier writes that it need not wait for: bit `i` is number `number - 1 - i`.
     pub beside: u128,
 }
 
@@ -42,7 +42,8 @@ impl Order {
         command.metadata = U64::new((self.beside >> 64) as u64);
     }
 
-    /// The place of the `index`-th command of a write that takes several: beside all of it before.
+    /// Position of the `index`-th command of a write that is split into several: concurrent with
+    /// all its earlier parts.
     #[must_use]
     pub fn part(self, index: u32) -> Order {
         let own = 1u128.checked_shl(index).map_or(u128::MAX, |next| next - 1);
@@ -56,9 +57,9 @@ impl Order {
 pub struct OrderedWrite {
     /// Blocks.
     pub range: BlockRange,
-    /// Complete when it is on media that survives power loss.
+    /// Complete when the data is on media that survives power loss.
     pub fua: bool,
-    /// Its place in the order.
+    /// Its position in the order.
     pub order: Order,
 }
 
@@ -72,10 +73,10 @@ impl OrderedWrite {
         command
     }
 
-    /// Reads the command.
+    /// Parses the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of any bit that is reserved.
+    /// Invalid Field, with do not retry, for a reserved bit.
     pub fn parse(command: &Sqe) -> Result<OrderedWrite, Status> {
         let reserved = command.cdw12.get() & !(FUA | 0xffff);
         if reserved != 0 || command.cdw2.get() != 0 || command.cdw3.get() != 0 {
@@ -86,18 +87,18 @@ impl OrderedWrite {
     }
 }
 
-/// Ordered Write Zeroes (84h). Of any length: all of it has one number.
+/// Ordered Write Zeroes (84h), of any length under one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderedZeroes {
     /// First block.
     pub start: u64,
-    /// Number of blocks, not 0's based; from 1.
+    /// Number of blocks, not 0's based; at least 1.
     pub blocks: u64,
-    /// Complete when it is on media that survives power loss.
+    /// Complete when the zeroes are on media that survives power loss.
     pub fua: bool,
-    /// The blocks may be deallocated, as far as they then read as zeroes.
+    /// The blocks may be deallocated if they then read as zeroes.
     pub deallocate: bool,
-    /// Its place in the order.
+    /// Its position in the order.
     pub order: Order,
 }
 
@@ -118,10 +119,10 @@ impl OrderedZeroes {
         command
     }
 
-    /// Reads the command.
+    /// Parses the command.
     ///
     /// # Errors
-    /// Invalid Field, with do not retry, of no blocks and of any bit that is reserved.
+    /// Invalid Field, with do not retry, for no blocks or a reserved bit.
     pub fn parse(command: &Sqe) -> Result<OrderedZeroes, Status> {
         let options = command.cdw12.get();
         let blocks = u64::from(command.cdw2.get()) | u64::from(command.cdw3.get()) << 32;
@@ -133,7 +134,7 @@ impl OrderedZeroes {
         Ok(OrderedZeroes { start, blocks, fua, deallocate, order: Order::parse(command) })
     }
 
-    /// Checks it against a namespace of `namespace_blocks` blocks.
+    /// Checks the range against a namespace of `namespace_blocks` blocks.
     ///
     /// # Errors
     /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_where_the_document_has_them() {
+    fn bits_match_document() {
         let order = Order { number: 7, beside: 0x9_0000_0008_0000_0005_0000_0006 };
         let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
         let write = OrderedWrite { range, fua: true, order };
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_write_go_beside_each_other() {
+    fn parts_of_write_may_run_concurrently() {
         let whole = Order { number: u32::MAX, beside: 0b10 };
         assert_eq!(whole.part(0), whole);
         assert_eq!(whole.part(1), Order { number: 0, beside: 0b101 });
@@ -186,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_source_writes_a_target_reads(
+        fn source_and_target_codecs_agree(
             start in 0..u64::MAX - 65_536,
             blocks in 1u32..=65_536,
             many in 1u64..,
@@ -203,7 +204,7 @@ mod tests {
         }
 
         #[test]
-        fn any_command_is_read_or_refused(bytes: [u8; 64], namespace_blocks: u64) {
+        fn any_command_parses_or_fails(bytes: [u8; 64], namespace_blocks: u64) {
             let command = Sqe::view(&bytes).unwrap();
             if let Ok(write) = OrderedWrite::parse(command) {
                 prop_assert_eq!(command.cdw2.get(), 0);

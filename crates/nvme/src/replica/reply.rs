@@ -1,27 +1,27 @@
-//! What a replica answers: what it says of itself, and why it refuses.
+//! Replies of a replica: its state, and reasons for refusals.
 
 use std::ops::RangeInclusive;
 
 use crate::status::{Status, sct};
 use crate::wire::{U16, U32, U64, wire};
 
-/// Generations that the peer may hold, in [`About`].
+/// Base generations in [`About`].
 pub const BASES: usize = 4;
-/// Generations of the past, in [`About`].
+/// Past generations in [`About`].
 pub const HISTORY: usize = 16;
-/// Smallest and largest part of a volume that a bit stands for, in bytes.
+/// Range of the bytes per bit of a bitmap.
 const BIT_BYTES: RangeInclusive<u32> = 4 << 10..=16 << 20;
 
 wire! {
     /// Data of Replica Identify.
     pub struct About [512] {
-        /// The lowest version of the link that it speaks; see [`About::versions`].
+        /// Lowest supported version of the link protocol; see [`About::versions`].
         0 => pub lowest_version: U16,
-        /// See [`Role`].
+        /// Role; see [`Role`].
         2 => pub role: u8,
-        /// See the constants of [`About`].
+        /// Flags; see the constants of [`About`].
         3 => pub flags: u8,
-        /// What a bit of its bitmap stands for, in bytes: a power of two, 4 KiB to 16 MiB.
+        /// Bytes per bit of its bitmap: a power of two, 4 KiB to 16 MiB.
         4 => pub bit_bytes: U32,
         /// Size of the volume, in bytes.
         8 => pub usable_bytes: U64,
@@ -29,66 +29,68 @@ wire! {
         16 => pub volume: [u8; 16],
         /// UUID of the replica.
         32 => pub replica: [u8; 16],
-        /// The highest epoch that it has durably seen.
+        /// Highest role epoch that it has durably seen.
         48 => pub epoch: U64,
         /// Generation of its data; 0 for none.
         56 => pub current: U64,
-        /// What the asker may hold such that the bitmap covers the differences; 0 fills the rest.
+        /// Base generations: if the requester has one of them, the bitmap covers the differences. 0
+        /// fills the rest.
         64 => pub bases: [U64; 4],
-        /// Earlier generations of its data, the newest first; 0 fills the rest.
+        /// Earlier generations of its data, newest first; 0 fills the rest.
         96 => pub history: [U64; 16],
-        /// How data of Compressed Write may be compressed: [`super::Codec::bit`]. Readers ignore bits
-        /// that they do not know.
+        /// Supported codecs of Compressed Write: [`super::Codec::bit`]. Readers ignore unknown
+        /// bits.
         224 => pub codecs: u8,
         #[doc(hidden)]
         225 => _reserved225: [u8; 1],
-        /// The highest version of the link that it speaks; 0 when it is not said: no other.
+        /// Highest supported version of the link protocol; 0 if not reported, which means only the
+        /// lowest.
         226 => pub highest_version: U16,
         #[doc(hidden)]
         228 => _reserved228: [u8; 4],
-        /// The largest size that it could take over, in bytes; 0 when it is not said: no other.
+        /// Largest size to which it could grow, in bytes; 0 if not reported, which means no growth.
         232 => pub room_bytes: U64,
         #[doc(hidden)]
         240 => _reserved240: [u8; 272],
     }
 }
 
-/// Which side of the mirror a replica is.
+/// Role of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It takes the source's writes (0).
+    /// It receives the writes of the source (0).
     Target,
     /// It serves hosts (1).
     Source,
 }
 
-/// What cannot be what a replica says of itself.
+/// Invalid content of a Replica Identify reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AboutError {
-    /// Versions of the link from the first number to the second.
+    /// Range of versions of the link protocol, first to last.
     #[error("the peer's range of versions of the link, {0} to {1}, cannot be")]
     Versions(u16, u16),
-    /// Something out of its range: which.
+    /// Name of a value out of range.
     #[error("the peer's {0} cannot be")]
     Field(&'static str),
 }
 
 impl About {
-    /// Hosts read its data.
+    /// Hosts may read its data.
     pub const SERVING: u8 = 1 << 0;
     /// It was the source when it crashed.
     pub const CRASHED: u8 = 1 << 1;
-    /// A resync to it has not ended.
+    /// A resync to it has not completed.
     pub const INCONSISTENT: u8 = 1 << 2;
-    /// Its log names parts that may differ.
+    /// Its bitmap has out-of-sync blocks.
     pub const DIRTY: u8 = 1 << 3;
-    /// Hosts are served by it at this moment.
+    /// It serves hosts at this moment.
     pub const ACTIVE: u8 = 1 << 4;
-    /// Completed writes may be lost with its power, until a flush.
+    /// A power loss may lose completed writes until a flush.
     pub const VOLATILE_CACHE: u8 = 1 << 5;
     const FLAGS: u8 = (1 << 6) - 1;
 
-    /// One of this role that speaks these versions of the link, all else 0.
+    /// A reply with this role and these versions of the link protocol, all else 0.
     #[must_use]
     pub fn new(role: Role, versions: RangeInclusive<u16>) -> About {
         let role = match role {
@@ -100,11 +102,11 @@ impl About {
         About { lowest_version, highest_version, role, ..About::default() }
     }
 
-    /// The versions of the link that it speaks. They are where they are in all versions: what else it
-    /// says is to be looked at only if one of them is known.
+    /// Supported versions of the link protocol. They have the same location in all versions; the
+    /// other fields are meaningful only if one of the versions is known.
     ///
     /// # Errors
-    /// [`AboutError::Versions`] of what is no range, or begins with 0.
+    /// [`AboutError::Versions`] for an invalid range, or a range from 0.
     pub fn versions(&self) -> Result<RangeInclusive<u16>, AboutError> {
         let lowest = self.lowest_version.get();
         let highest = match self.highest_version.get() {
@@ -117,10 +119,10 @@ impl About {
         Ok(lowest..=highest)
     }
 
-    /// Its role, if it speaks a version that is known.
+    /// Its role, if it supports a known version.
     ///
     /// # Errors
-    /// [`AboutError`] of what no replica says of itself.
+    /// [`AboutError`] for invalid content.
     pub fn check(&self) -> Result<Role, AboutError> {
         self.versions()?;
         let bit_bytes = self.bit_bytes.get();
@@ -147,7 +149,7 @@ impl About {
     }
 }
 
-/// Why a replica refuses: status code type 7h (vendor specific), with do not retry.
+/// Reason for a refusal: status code type 7h (vendor specific), with do not retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// 01h.
@@ -156,7 +158,7 @@ pub enum Refusal {
     /// 02h.
     #[error("the peer serves hosts itself")]
     Active,
-    /// 03h; the epoch that it has seen is the completion's result (dwords 0 and 1).
+    /// 03h; the epoch that it has seen is the result of the completion (dwords 0 and 1).
     #[error("the peer has seen epoch {0}, which is later")]
     Fenced(u64),
     /// 04h.
@@ -201,7 +203,7 @@ impl Refusal {
         (Status::new(sct::VENDOR, code).dnr(), result)
     }
 
-    /// The refusal that a completion tells; `None` when it tells something else.
+    /// The refusal reported by a completion; `None` for any other completion.
     #[must_use]
     pub const fn of(status: Status, result: u64) -> Option<Refusal> {
         if status.sct() != sct::VENDOR {
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_replies_are_refused() {
         assert_eq!(sound().check(), Ok(Role::Source));
         let with = |change: fn(&mut About)| {
             let mut about = sound();
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart() {
+    fn refusals_are_distinct() {
         for refusal in [
             Refusal::Unrelated,
             Refusal::Active,
@@ -284,20 +286,20 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_said_so_that_those_before_ranges_understand() {
+    fn version_range_is_readable_by_old_peers() {
         let bytes = |versions| {
             let about = About::new(Role::Target, versions);
             let bytes = about.bytes();
             ([bytes[0], bytes[1]], [bytes[226], bytes[227]])
         };
-        // Nodes of version 2 look at the first number alone, which was the only one, and want a 2.
+        // Nodes of version 2 check only the first number, which was the only one, and require a 2.
         assert_eq!(bytes(2..=3), ([2, 0], [3, 0]));
         assert_eq!(bytes(0x102..=0x304), ([2, 1], [4, 3]));
         let said = |lowest, highest| {
             let (lowest_version, highest_version) = (U16::new(lowest), U16::new(highest));
             About { lowest_version, highest_version, ..sound() }.versions()
         };
-        // And they say nothing of a highest one.
+        // They do not report a highest version.
         assert_eq!(said(2, 0), Ok(2..=2));
         assert_eq!(said(2, 3), Ok(2..=3));
         assert_eq!(said(7, u16::MAX), Ok(7..=u16::MAX));

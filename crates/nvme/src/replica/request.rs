@@ -1,4 +1,4 @@
-//! What a replica is asked: admin commands, and the data of those that have some.
+//! Requests to a replica: admin commands, and the data of those with data.
 
 use super::{
     ANCESTORS, ANCESTORS_BYTES, ATTACH_BYTES, BITMAP_BYTES, CHECK_BYTES, CHECK_UNIT_MIN_BYTES,
@@ -19,27 +19,26 @@ wire! {
         16 => pub source: [u8; 16],
         /// The source's epoch.
         32 => pub epoch: U64,
-        /// Generation of the target's data, as it was when the source decided.
+        /// Generation of the target's data on which the source based its decision.
         40 => pub expected: U64,
         /// Bit 0: the source decided that both are in sync.
         48 => flags: U32,
-        /// The version of the link that the source has chosen; 0 stands for 2.
+        /// Version of the link protocol chosen by the source; 0 means 2.
         52 => version: U16,
         #[doc(hidden)]
         54 => _reserved54: [u8; 2],
-        /// Size of the volume at the source, in bytes; 0 when it is not said.
+        /// Size of the volume at the source, in bytes; 0 if not reported.
         56 => pub usable_bytes: U64,
     }
 }
 
 /// Both are in sync.
 const IN_SYNC: u32 = 1;
-/// The version of the link that a source means which says none: targets of that version refuse what
-/// says one.
+/// Version of a request without a version: targets of that version refuse requests with one.
 const UNSAID_VERSION: u16 = 2;
 
 impl Attach {
-    /// A source asks to be let in: who and to what, at which epoch, to which generation.
+    /// An attach request: volume, source, epoch, and expected generation.
     #[must_use]
     pub fn new(
         volume: [u8; 16],
@@ -60,14 +59,14 @@ impl Attach {
         }
     }
 
-    /// The same, by a source that has chosen this version of the link.
+    /// Sets the version of the link protocol.
     #[must_use]
     pub fn of_version(self, version: u16) -> Attach {
         let said = if version == UNSAID_VERSION { 0 } else { version };
         Attach { version: U16::new(said), ..self }
     }
 
-    /// The version of the link that the source has chosen.
+    /// Version of the link protocol chosen by the source.
     #[must_use]
     pub const fn version(&self) -> u16 {
         match self.version.get() {
@@ -76,7 +75,7 @@ impl Attach {
         }
     }
 
-    /// The same, by a source whose volume has this size, in bytes.
+    /// Sets the size of the volume at the source, in bytes.
     #[must_use]
     pub fn of_size(self, usable_bytes: u64) -> Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
@@ -98,30 +97,30 @@ impl Attach {
 wire! {
     /// Data of Replica Ancestors.
     pub struct Ancestors [128] {
-        /// Earlier generations of the source's data, the newest first; 0 fills the rest.
+        /// Earlier generations of the source's data, newest first; 0 fills the rest.
         0 => pub generations: [U64; ANCESTORS],
     }
 }
 
 impl Ancestors {
-    /// These generations.
+    /// Creates the data from these generations.
     #[must_use]
     pub fn new(generations: [u64; ANCESTORS]) -> Ancestors {
         Ancestors { generations: generations.map(U64::new) }
     }
 }
 
-/// What goes with a command.
+/// Data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// With Replica Attach.
+    /// Data of Replica Attach.
     Attach(Attach),
-    /// With Replica Ancestors.
+    /// Data of Replica Ancestors.
     Ancestors(Ancestors),
 }
 
 impl Sent {
-    /// As it is on the wire.
+    /// Wire format.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
@@ -131,14 +130,14 @@ impl Sent {
     }
 }
 
-/// What Replica Set State sets.
+/// State set by Replica Set State.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A resync begins: the data is of no moment in time.
+    /// A resync begins: the data is inconsistent.
     BeginResync,
-    /// The resync has ended: flush, and take the generation over.
+    /// The resync has completed: flush, and take over the generation.
     EndResync,
-    /// In sync, and renamed.
+    /// In sync, with a new generation.
     Rename,
 }
 
@@ -161,75 +160,75 @@ impl State {
     }
 }
 
-/// A command to a replica. Generations are 64 random bits, 0 for none.
+/// A request to a replica. Generations are 64 random bits, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Who are you? To the replica `asker`.
+    /// Requests the state of the replica, for `asker`.
     Identify {
-        /// UUID of the replica that asks.
+        /// UUID of the requesting replica.
         asker: [u8; 16],
     },
-    /// Let me write to you.
+    /// Requests to become the writer.
     Attach(Attach),
-    /// What the source's data comes from.
+    /// Generation history of the source's data.
     Ancestors(Ancestors),
-    /// A page of the bitmap.
+    /// Requests a page of the bitmap.
     Bitmap {
-        /// Its number, from 0: its first bit is 32,256 times that.
+        /// Its number, from 0: its first bit is 32,256 times the number.
         page: u64,
     },
-    /// Checksums of parts.
+    /// Requests checksums of parts.
     Checksum {
-        /// Beginning, in bytes.
+        /// Start, in bytes.
         offset: u64,
         /// Length, in bytes: 4,096 to 1 MiB, a multiple of 4,096.
         len: u32,
-        /// A checksum for each of so many bytes: 4,096 at least, a multiple of it.
+        /// Bytes per checksum: at least 4,096, a multiple of it.
         unit_bytes: u32,
     },
-    /// Begin or end of a resync, or a new name.
+    /// Start or end of a resync, or a new generation.
     SetState {
-        /// Which.
+        /// New state.
         state: State,
-        /// The generation that it is about; none only of the beginning.
+        /// Generation of the state; may be none only at the start of a resync.
         generation: u64,
     },
-    /// Become the source.
+    /// Requests that the replica become the source.
     Promote {
-        /// Of this epoch at least.
+        /// Lowest permitted epoch.
         epoch: u64,
     },
-    /// You serve: let me have it.
+    /// Requests the role of source from the serving replica.
     HandOver,
-    /// The volume is about to grow: zero what is new.
+    /// Announces growth of the volume: zero the new space.
     ClearRoom {
-        /// Its size then, in bytes: not 0, a multiple of 4,096.
+        /// New size, in bytes: not 0, a multiple of 4,096.
         usable_bytes: u64,
     },
-    /// Go on without my leg.
+    /// Requests that the replica run degraded, without the sender's device.
     GoAlone {
-        /// UUID of the replica that was lost.
+        /// UUID of the lost replica.
         lost: [u8; 16],
-        /// The generation to mint; not none.
+        /// The new generation; not none.
         generation: u64,
     },
-    /// Your data is given up.
+    /// Requests that the replica discard its data.
     Surrender {
-        /// What both went on from, or none.
+        /// Last common generation, or none.
         base: u64,
-        /// Your generation as it was seen.
+        /// Generation of the replica as last seen.
         expected: u64,
     },
 }
 
-/// Sizes of volumes are multiples of this, in bytes.
+/// Volume sizes are multiples of this, in bytes.
 const SIZE_UNIT_BYTES: u64 = 4096;
 
-/// Invalid Field in Command, which no repetition mends.
+/// Invalid Field in Command; a retry cannot succeed.
 const INVALID: Status = Status::INVALID_FIELD.dnr();
 
 impl Request {
-    /// The opcode, and so which way data goes.
+    /// The opcode, which gives the direction of data.
     #[must_use]
     pub const fn opcode(&self) -> AdminOpcode {
         match self {
@@ -247,7 +246,7 @@ impl Request {
         }
     }
 
-    /// How much data comes back, in bytes: at most [`super::DATA_MAX_BYTES`].
+    /// Length of the returned data, in bytes: at most [`super::DATA_MAX_BYTES`].
     #[must_use]
     pub const fn reply_bytes(&self) -> usize {
         match *self {
@@ -258,8 +257,7 @@ impl Request {
         }
     }
 
-    /// How much data goes with the command `opcode`, in bytes; `None` of an opcode that is not one
-    /// of these.
+    /// Length of the sent data of the command `opcode`, in bytes; `None` for other opcodes.
     #[must_use]
     pub fn sent_bytes(opcode: AdminOpcode) -> Option<usize> {
         match opcode {
@@ -269,7 +267,7 @@ impl Request {
         }
     }
 
-    /// The command, to namespace `nsid`, and what goes with it.
+    /// The command, to namespace `nsid`, and its data.
     #[must_use]
     pub fn command(&self, cid: u16, nsid: u32) -> (Sqe, Option<Sent>) {
         let moved = match self {
@@ -314,13 +312,12 @@ impl Request {
         (command, data)
     }
 
-    /// Reads the command and the data that came with it.
+    /// Parses the command and its data.
     ///
     /// # Errors
     ///
-    /// With do not retry: Invalid Command Opcode of an opcode that is not one of these; Data SGL
-    /// Length Invalid of data that is too short; Invalid Field of anything that is not 0 where
-    /// nothing is, or out of its range.
+    /// With do not retry: Invalid Command Opcode for other opcodes; Data SGL Length Invalid for
+    /// data that is too short; Invalid Field for a nonzero reserved field or a value out of range.
     pub fn parse(command: &Sqe, data: &[u8]) -> Result<Request, Status> {
         let fields = Fields(command.parameters());
         if command.cdw2.get() != 0 || command.cdw3.get() != 0 {
@@ -448,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_where_the_document_has_them() {
+    fn bytes_match_document() {
         let go_alone =
             Request::GoAlone { lost: std::array::from_fn(|at| at as u8), generation: 0x1122 };
         let (command, data) = go_alone.command(7, 1);
@@ -463,7 +460,7 @@ mod tests {
         expected[16..32].fill(2);
         (expected[32], expected[40], expected[48], expected[56]) = (3, 4, 1, 5);
         assert_eq!(attach.bytes(), expected);
-        // A target of version 2 refuses anything there.
+        // A target of version 2 refuses any value there.
         assert_eq!((attach.version(), attach.of_version(2).bytes()), (2, &expected[..]));
         (expected[52], expected[53]) = (3, 1);
         let later = attach.of_version(0x103);
@@ -478,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_values_are_refused() {
         let parse = |request: Request| {
             let (command, data) = request.command(1, 1);
             Request::parse(&command, data.as_ref().map_or(&[], |data| data.bytes()))
@@ -508,7 +505,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_source_asks_a_target_reads(request in any_request()) {
+        fn source_requests_reach_target(request in any_request()) {
             let (command, data) = request.command(3, 9);
             let data = data.as_ref().map_or(&[][..], |data| data.bytes());
             prop_assert_eq!(Request::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
@@ -518,7 +515,7 @@ mod tests {
         }
 
         #[test]
-        fn a_reserved_byte_is_refused_or_read(request in any_request(), at in 0usize..24, change in 1u8..) {
+        fn reserved_bytes_are_checked(request in any_request(), at in 0usize..24, change in 1u8..) {
             let (mut command, data) = request.command(3, 9);
             command.parameters_mut()[at] ^= change;
             let data = data.as_ref().map_or(&[][..], |data| data.bytes());

@@ -1,7 +1,7 @@
-//! Bars in groups, each with its number above.
+//! Grouped bars with their values above them.
 
 use crate::figure::Bars;
-use crate::format::Format;
+use crate::format::NumberFormat;
 use crate::scale::Placed;
 use crate::svg::panel::Room;
 use crate::svg::write::{Anchor, Writer};
@@ -9,13 +9,13 @@ use crate::svg::write::{Anchor, Writer};
 /// Share of a group's width that its bars fill.
 const FILLED: f64 = 0.76;
 
-/// Widest bar.
+/// Largest width of a bar.
 const BAR_WIDTH_MAX: f64 = 64.0;
 
-/// Narrowest bar that has room for its number.
+/// Smallest width of a bar that has room for its value.
 const NUMBER_WIDTH_MIN: f64 = 26.0;
 
-/// All numbers that the axis is to show.
+/// All values that the axis has to show.
 pub(super) fn values(bars: &Bars) -> impl Iterator<Item = f64> {
     bars.groups.iter().flat_map(|group| group.values.iter().flatten()).flat_map(|value| {
         let (low, high) = value.between.unwrap_or((value.value, value.value));
@@ -23,7 +23,7 @@ pub(super) fn values(bars: &Bars) -> impl Iterator<Item = f64> {
     })
 }
 
-pub(super) fn draw(out: &mut Writer, bars: &Bars, format: Format, y: &Placed, room: Room) {
+pub(super) fn draw(out: &mut Writer, bars: &Bars, format: NumberFormat, y: &Placed, room: Room) {
     let share = room.width / bars.groups.len().max(1) as f64;
     let width = (share * FILLED / bars.series.len().max(1) as f64).min(BAR_WIDTH_MAX);
     let base = room.y(y.base());
@@ -39,11 +39,11 @@ pub(super) fn draw(out: &mut Writer, bars: &Bars, format: Format, y: &Placed, ro
             let mut top = end.min(base);
             let between = value.between.map(|(low, high)| (y.place(low), y.place(high)));
             if let Some((Some(low), Some(high))) = between {
-                let centre = x + width / 2.0;
+                let center = x + width / 2.0;
                 let (low, high) = (room.y(low), room.y(high));
-                out.straight("axis whisker", (centre, low), (centre, high));
+                out.straight("axis whisker", (center, low), (center, high));
                 for end in [low, high] {
-                    out.straight("axis whisker", (centre - 4.0, end), (centre + 4.0, end));
+                    out.straight("axis whisker", (center - 4.0, end), (center + 4.0, end));
                 }
                 top = top.min(high);
             }

@@ -1,5 +1,5 @@
-//! Curves: colours for what holds along them, dashes and names for which is which, and words where
-//! there is room for them.
+//! Curves: colors for what applies along them, dashes and names for the curves themselves, and
+//! annotations where there is room.
 
 use crate::figure::{Curve, Note, Stretch};
 use crate::scale::Placed;
@@ -9,21 +9,21 @@ use crate::svg::write::{Anchor, Writer};
 use crate::svg::{hue_class, width_of};
 use crate::theme::CURVE_DASHES;
 
-/// Size of the letters of all words.
+/// Font size of all text.
 const LETTERS: f64 = 11.0;
 
-/// Height of a row of names at the right.
+/// Height of a name at the right edge.
 const NAME_ROW: f64 = 15.0;
 
-/// Between the end of a curve and its name.
+/// Gap between the end of a curve and its name.
 const NAME_GAP: f64 = 12.0;
 
-/// All points that the axes are to show.
+/// All points that the axes have to show.
 pub(super) fn points(curves: &[Curve]) -> impl Iterator<Item = (f64, f64)> + '_ {
     curves.iter().flat_map(|curve| &curve.stretches).flat_map(|s| s.points.iter().copied())
 }
 
-/// Room that names need at the right of the axes.
+/// Width of the names at the right of the axes.
 pub(super) fn room_for_names(curves: &[Curve]) -> f64 {
     match curves {
         [] | [_] => 0.0,
@@ -34,7 +34,7 @@ pub(super) fn room_for_names(curves: &[Curve]) -> f64 {
     }
 }
 
-/// A piece in the units of the paper.
+/// A piece in SVG units.
 struct Drawn<'a> {
     stretch: &'a Stretch,
     points: Vec<(f64, f64)>,
@@ -52,7 +52,7 @@ pub(super) fn draw(out: &mut Writer, curves: &[Curve], (x, y): (&Placed, &Placed
         .collect();
     let mut places = Places::new(Rect {
         left: room.left + 2.0,
-        // A little above the frame there is room too, below the heading.
+        // The area below the heading is free too.
         top: room.top - 14.0,
         right: room.x(1.0) - 1.0,
         bottom: room.bottom() - 3.0,
@@ -67,7 +67,7 @@ pub(super) fn draw(out: &mut Writer, curves: &[Curve], (x, y): (&Placed, &Placed
     let mut said: Vec<&str> = Vec::new();
     for piece in drawn.iter().flatten() {
         let text = piece.stretch.label.as_str();
-        // Among several curves the same words once are enough: their colour is the same.
+        // Among several curves the same label is written once: its color is the same.
         if curves.len() > 1 && said.contains(&text) {
             continue;
         }
@@ -111,7 +111,7 @@ fn one(out: &mut Writer, curve: &Curve, pieces: &[Drawn<'_>], places: &mut Place
     }
 }
 
-/// Marks the places at which something else begins to hold.
+/// Marks the points at which the color changes.
 fn rings(out: &mut Writer, curve: &Curve, pieces: &[Drawn<'_>], places: &mut Places) {
     if curve.discrete {
         return;
@@ -130,7 +130,7 @@ fn around(x: f64, y: f64, by: f64) -> Rect {
     Rect { left: x - by, top: y - by, right: x + by, bottom: y + by }
 }
 
-/// The names of several curves at their ends, not over each other, each led to its end.
+/// Names of several curves at their ends, without overlaps, each connected to its end.
 fn names(out: &mut Writer, curves: &[Curve], drawn: &[Vec<Drawn<'_>>], room: Room) {
     if curves.len() < 2 {
         return;
@@ -151,7 +151,7 @@ fn names(out: &mut Writer, curves: &[Curve], drawn: &[Vec<Drawn<'_>>], room: Roo
     }
 }
 
-/// Words where a text of `width` may stand beside (x, y), the best first.
+/// Candidate positions for a text of this width beside (x, y), the best first.
 fn beside((x, y): (f64, f64), width: f64) -> Vec<(Anchor, f64, f64, Rect)> {
     let text = |anchor, x: f64, base: f64| {
         let left = match anchor {
@@ -186,7 +186,7 @@ fn words(out: &mut Writer, note: &Note, at: (f64, f64), places: &mut Places) {
     }
 }
 
-/// What a piece is, beside its middle or wherever it is free; whether there was room.
+/// Writes the label of a piece where it is free; returns whether there was room.
 fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) -> bool {
     let text = &piece.stretch.label;
     if text.is_empty() {
@@ -197,7 +197,7 @@ fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) -> bool {
     for part in [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8] {
         let Some((x, y)) = along(&piece.points, part) else { continue };
         let mut all = beside((x, y), width);
-        // Along a level line words stand above it, then below; else at its upper or lower side.
+        // Labels of a level line are above it, then below; other labels at either side.
         all.sort_by_key(|(anchor, ..)| !matches!(anchor, Anchor::Middle));
         candidates.extend(all);
     }
@@ -210,7 +210,7 @@ fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) -> bool {
     false
 }
 
-/// The place at a part of the length of a line.
+/// Point at a share of the length of a line.
 fn along(points: &[(f64, f64)], part: f64) -> Option<(f64, f64)> {
     let length = |(x1, y1): (f64, f64), (x2, y2): (f64, f64)| (x2 - x1).hypot(y2 - y1);
     let all: f64 = points.windows(2).map(|pair| length(pair[0], pair[1])).sum();

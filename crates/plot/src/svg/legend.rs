@@ -1,6 +1,6 @@
-//! The legend: what colours and dashes mean, each once for the whole picture.
+//! Legend: meaning of colors and dashes, one entry for the whole picture.
 
-use crate::figure::{Content, Curve, Figure, Hue};
+use crate::figure::{Curve, Figure, Hue, PanelContent};
 use crate::svg::write::{Anchor, Writer};
 use crate::svg::{EDGE, WIDTH, width_of};
 use crate::theme::CURVE_DASHES;
@@ -8,38 +8,37 @@ use crate::theme::CURVE_DASHES;
 /// Height of a row.
 const ROW: f64 = 22.0;
 
-/// Size of its letters.
+/// Font size.
 const LETTERS: f64 = 12.0;
 
-/// How an entry looks.
+/// Appearance of an entry.
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
-    /// A line of this colour, with the dash that goes with it.
+    /// A line of this color and its dash.
     Line(Hue),
-    /// A bar.
+    /// A bar of this color.
     Bar(Hue),
-    /// A piece of a curve: its colour alone.
+    /// A piece of a curve: color only.
     Stretch(Hue),
-    /// A curve: its dash alone.
+    /// A curve: dash only.
     Dash(usize),
 }
 
-/// Draws every entry once, in as many rows as it takes, from `y` down; the end of it. Names of
-/// curves are in rows of their own.
+/// Draws all entries from `y` down and returns the lower end. Names of curves have separate rows.
 pub(super) fn draw(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
     let mut entries: Vec<(&str, Look)> = Vec::new();
     let mut names: Vec<(&str, Look)> = Vec::new();
     for panel in &figure.panels {
         match &panel.content {
-            Content::Lines(lines) => {
+            PanelContent::Lines(lines) => {
                 let all = lines.iter().map(|line| (line.name.as_str(), Look::Line(line.hue)));
                 all.for_each(|entry| add(&mut entries, entry));
             }
-            Content::Bars(bars) => {
+            PanelContent::Bars(bars) => {
                 let all = bars.series.iter().map(|(name, hue)| (name.as_str(), Look::Bar(*hue)));
                 all.for_each(|entry| add(&mut entries, entry));
             }
-            Content::Curves(curves) => {
+            PanelContent::Curves(curves) => {
                 let all = curves.iter().flat_map(|curve| &curve.stretches);
                 all.for_each(|s| add(&mut entries, (s.meaning.as_str(), Look::Stretch(s.hue))));
                 if curves.len() > 1 {
@@ -49,7 +48,7 @@ pub(super) fn draw(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
             }
         }
     }
-    // Where colours mean something by themselves, their order is that of the hues.
+    // Colors with a meaning of their own are sorted by hue.
     if entries.iter().all(|(_, look)| matches!(look, Look::Stretch(_))) {
         entries.sort_by_key(|(_, look)| if let Look::Stretch(hue) = look { hue.0 } else { 0 });
     }

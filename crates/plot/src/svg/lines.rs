@@ -1,13 +1,13 @@
-//! Lines and marks.
+//! Lines and marked positions.
 
-use crate::figure::{Line, Mark};
+use crate::figure::{LineSeries, Mark};
 use crate::scale::Placed;
 use crate::svg::panel::Room;
 use crate::svg::write::{Anchor, Writer};
 
 pub(super) fn draw(
     out: &mut Writer,
-    lines: &[Line],
+    lines: &[LineSeries],
     marks: &[Mark],
     (x, y): (&Placed, &Placed),
     room: Room,
@@ -16,7 +16,7 @@ pub(super) fn draw(
         let Some(place) = x.place(mark.x) else { continue };
         let at = room.x(place);
         out.straight("axis", (at, room.top - 4.0), (at, room.bottom()));
-        // Near the right edge the words stand to the left of their line's end.
+        // Texts near an edge are aligned so that they stay in the picture.
         let anchor = match place {
             _ if place < 0.15 => Anchor::Start,
             _ if place > 0.85 => Anchor::End,
@@ -28,7 +28,7 @@ pub(super) fn draw(
         for piece in &line.pieces {
             let placed =
                 |(px, py): &(f64, f64)| Some((room.x(x.place(*px)?), room.y(y.place(*py)?)));
-            // A point without a place parts the line: nothing is drawn across it.
+            // A point outside of the axes interrupts the line.
             for run in piece.iter().map(placed).collect::<Vec<_>>().split(Option::is_none) {
                 let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
                 if run.len() > 1 {

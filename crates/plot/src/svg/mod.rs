@@ -1,4 +1,4 @@
-//! The document: its size, heading, legend, panels and footer, one below the other.
+//! SVG document: size, heading, legend, panels and footer from top to bottom.
 
 mod bars;
 mod curves;
@@ -12,24 +12,24 @@ use crate::figure::{Figure, Hue};
 use crate::theme::{DARK, HUES, LIGHT, Theme};
 use write::{Anchor, Writer};
 
-/// Width of all pictures, in units of the SVG, which are pixels at its natural size.
+/// Width of all pictures, in SVG units, which are pixels at natural size.
 const WIDTH: f64 = 880.0;
 
-/// Left and right of everything.
+/// Left and right margin.
 const EDGE: f64 = 20.0;
 
-/// Average width of a character, of its height; DejaVu Sans is a wide face.
+/// Average width of a character relative to its height; DejaVu Sans is a wide font.
 const CHARACTER: f64 = 0.6;
 
-/// Most lines of a text that is wrapped.
+/// Upper bound of the lines of a wrapped text.
 const LINES_MAX: usize = 12;
 
-/// About how wide a text is.
+/// Approximate width of a text.
 fn width_of(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
 
-/// A text in lines that fit the picture; it may have line breaks of its own.
+/// Wraps a text to the width of the picture; its own line breaks are kept.
 fn wrapped(text: &str, size: f64) -> Vec<String> {
     let most = WIDTH - 2.0 * EDGE;
     let mut lines: Vec<String> = Vec::new();
@@ -49,12 +49,12 @@ fn wrapped(text: &str, size: f64) -> Vec<String> {
     lines
 }
 
-/// The look of a hue: a class of a colour, and a dash.
+/// CSS class number of a hue.
 fn hue_class(hue: Hue) -> usize {
     hue.0 % HUES
 }
 
-/// The whole picture.
+/// The complete document.
 pub(crate) fn document(figure: &Figure, theme: Theme) -> String {
     let mut body = Writer::default();
     let mut y = EDGE + 14.0;

@@ -1,6 +1,6 @@
-//! One panel: its frame, grid, ticks and labels; what is in it is drawn by `lines` and `bars`.
+//! Panel: frame, grid, ticks and labels; `lines`, `bars` and `curves` draw the contents.
 
-use crate::figure::{Axis, Content, Panel};
+use crate::figure::{Axis, Panel, PanelContent};
 use crate::scale::Placed;
 use crate::svg::write::{Anchor, Writer};
 use crate::svg::{EDGE, WIDTH, bars, curves, lines, width_of};
@@ -8,16 +8,16 @@ use crate::svg::{EDGE, WIDTH, bars, curves, lines, width_of};
 /// Height between the axes.
 const HEIGHT: f64 = 250.0;
 
-/// Room for the numbers of the vertical axis and its label.
+/// Width of the vertical axis' numbers and label.
 const LEFT: f64 = EDGE + 66.0;
 
-/// Above the axes where the label of the vertical one is a heading.
+/// Height of the vertical axis' label where it is a heading.
 const HEADING: f64 = 30.0;
 
-/// Below the axes: numbers and a label.
+/// Height of the horizontal axis' numbers and label.
 const BELOW: f64 = 52.0;
 
-/// The room between the axes.
+/// Area between the axes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) left: f64,
@@ -27,12 +27,12 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// The horizontal place of a share of the axis.
+    /// Horizontal position of a share of the axis.
     pub(super) fn x(&self, share: f64) -> f64 {
         self.left + share * self.width
     }
 
-    /// The vertical place of a share of the axis, which begins below.
+    /// Vertical position of a share of the axis, which starts at the bottom.
     pub(super) fn y(&self, share: f64) -> f64 {
         self.top + (1.0 - share) * self.height
     }
@@ -42,12 +42,12 @@ impl Room {
     }
 }
 
-/// Draws the panel from `top` down; the end of it.
+/// Draws the panel from `top` down; returns its lower end.
 pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
     let marks = if panel.marks.is_empty() { 0.0 } else { 16.0 };
     let (heading, names) = match &panel.content {
-        Content::Curves(of) => (HEADING, curves::room_for_names(of)),
-        Content::Lines(_) | Content::Bars(_) => (0.0, 0.0),
+        PanelContent::Curves(of) => (HEADING, curves::room_for_names(of)),
+        PanelContent::Lines(_) | PanelContent::Bars(_) => (0.0, 0.0),
     };
     let room = Room {
         left: LEFT,
@@ -56,7 +56,7 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
         height: HEIGHT,
     };
     match &panel.content {
-        Content::Lines(of) => {
+        PanelContent::Lines(of) => {
             let points = || of.iter().flat_map(|line| line.pieces.iter().flatten());
             let marked = panel.marks.iter().map(|mark| mark.x);
             let x = Placed::new(&panel.x, points().map(|point| point.0).chain(marked));
@@ -65,7 +65,7 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
             horizontal(out, &panel.x, &x, room);
             lines::draw(out, of, &panel.marks, (&x, &y), room);
         }
-        Content::Curves(of) => {
+        PanelContent::Curves(of) => {
             let x = Placed::new(&panel.x, curves::points(of).map(|point| point.0));
             let y = Placed::roomy(&panel.y, curves::points(of).map(|point| point.1));
             out.text(EDGE, room.top - 20.0, 13.0, "ink strong", Anchor::Start, &panel.y.label);
@@ -73,7 +73,7 @@ pub(super) fn draw(out: &mut Writer, panel: &Panel, top: f64) -> f64 {
             horizontal(out, &panel.x, &x, room);
             curves::draw(out, of, (&x, &y), room);
         }
-        Content::Bars(of) => {
+        PanelContent::Bars(of) => {
             let y = Placed::new(&panel.y, bars::values(of));
             vertical(out, &panel.y, &y, room);
             bars::draw(out, of, panel.y.format, &y, room);
@@ -100,7 +100,7 @@ fn numbers(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
     }
 }
 
-/// Numbers that would run into the one before are left out, and keep their line.
+/// Numbers that would overlap the previous one are omitted; their grid line stays.
 fn horizontal(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
     let mut free = f64::NEG_INFINITY;
     for tick in &placed.ticks {
@@ -113,7 +113,7 @@ fn horizontal(out: &mut Writer, axis: &Axis, placed: &Placed, room: Room) {
             continue;
         }
         free = x + half + 4.0;
-        // The last number of an axis would be cut off at the picture's edge.
+        // Keeps the last number inside the picture.
         let x = x.min(WIDTH - 2.0 - half);
         out.text(x, room.bottom() + 18.0, 11.0, "faint", Anchor::Middle, &text);
     }

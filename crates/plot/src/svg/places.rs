@@ -1,6 +1,6 @@
-//! Places for words among lines: a word is set where it covers nothing, or not at all.
+//! Text placement among lines: a text is drawn only where it covers nothing.
 
-/// A piece of the paper.
+/// A rectangle in SVG units.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rect {
     pub(super) left: f64,
@@ -24,7 +24,7 @@ impl Rect {
             && self.bottom <= other.bottom
     }
 
-    /// Whether any of the straight line is in it (Liang and Barsky's clipping).
+    /// Whether a straight line crosses it (Liang and Barsky's clipping).
     fn crosses(&self, (x1, y1): (f64, f64), (x2, y2): (f64, f64)) -> bool {
         let (dx, dy) = (x2 - x1, y2 - y1);
         let (mut from, mut to) = (0.0f64, 1.0f64);
@@ -49,7 +49,7 @@ impl Rect {
     }
 }
 
-/// What is drawn already.
+/// Occupied areas and lines.
 #[derive(Debug)]
 pub(super) struct Places {
     frame: Rect,
@@ -62,17 +62,17 @@ impl Places {
         Places { frame, taken: Vec::new(), lines: Vec::new() }
     }
 
-    /// A line that words do not cover.
+    /// Adds a line that text must not cover.
     pub(super) fn line(&mut self, points: &[(f64, f64)]) {
         self.lines.extend(points.windows(2).map(|pair| (pair[0], pair[1])));
     }
 
-    /// Ground that words do not cover.
+    /// Adds an area that text must not cover.
     pub(super) fn take(&mut self, rect: Rect) {
         self.taken.push(rect);
     }
 
-    /// Takes the first of these that is free; its number.
+    /// Occupies the first free candidate and returns its index.
     pub(super) fn first_free(&mut self, candidates: &[Rect]) -> Option<usize> {
         let free = |rect: &Rect| {
             rect.inside(&self.frame)
@@ -85,8 +85,8 @@ impl Places {
     }
 }
 
-/// Heights near those wanted with at least `gap` between neighbours, within `top` and `bottom` if
-/// there is room; in the order given.
+/// Positions near the wanted ones with at least `gap` between neighbors, within `top` and `bottom`
+/// if possible, in the given order.
 pub(super) fn spread(wanted: &[f64], gap: f64, top: f64, bottom: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by(|a, b| wanted[*a].total_cmp(&wanted[*b]));
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn neighbours_are_apart(wanted in proptest::collection::vec(0.0f64..200.0, 1..8)) {
+        fn neighbors_are_apart(wanted in proptest::collection::vec(0.0f64..200.0, 1..8)) {
             let out = spread(&wanted, 10.0, 0.0, 200.0);
             let mut sorted = out.clone();
             sorted.sort_by(f64::total_cmp);

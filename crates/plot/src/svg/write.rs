@@ -1,13 +1,13 @@
-//! SVG text: what goes in is escaped and rounded, so that it is well-formed whatever it says.
+//! SVG writer that escapes and rounds its input, so that the document is always well-formed.
 
 use crate::figure::Hue;
 use crate::svg::hue_class;
 use crate::theme::{DASHES, HUES};
 
-/// Most characters of one text: a picture has no room for more.
+/// Upper bound of the characters of one text.
 const TEXT_CHARACTERS_MAX: usize = 400;
 
-/// Which part of a text is at the place given.
+/// Anchor of a text at its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Anchor {
     Start,
@@ -19,7 +19,7 @@ pub(crate) enum Anchor {
 pub(crate) struct Writer(String);
 
 impl Writer {
-    /// What was written.
+    /// The document so far.
     pub(crate) fn finish(self) -> String {
         self.0
     }
@@ -29,7 +29,7 @@ impl Writer {
         self.0.push_str(markup);
     }
 
-    /// An element that holds nothing but text.
+    /// An element that contains only text.
     pub(crate) fn element(&mut self, name: &str, text: &str) {
         self.raw(&format!("<{name}>"));
         self.escaped(text);
@@ -50,7 +50,7 @@ impl Writer {
         self.raw("</text>");
     }
 
-    /// A text that reads upwards.
+    /// A text that reads upward.
     pub(crate) fn upright(&mut self, x: f64, y: f64, size: f64, class: &str, text: &str) {
         self.raw(&format!(
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" font-size=\"{size:.0}\" \
@@ -89,7 +89,7 @@ impl Writer {
         self.raw(&format!("<circle class=\"f{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"));
     }
 
-    /// A dot with a rim of the ground, so that it is told from the line that it is on.
+    /// A dot with a rim in the background color, so that it stands out from its line.
     pub(crate) fn ring(&mut self, hue: Hue, x: f64, y: f64) {
         let class = hue_class(hue);
         self.raw(&format!(
@@ -105,7 +105,7 @@ impl Writer {
         ));
     }
 
-    /// Text, without what XML does not allow at all.
+    /// Escapes text and drops characters that XML does not allow.
     fn escaped(&mut self, text: &str) {
         for character in text.chars().take(TEXT_CHARACTERS_MAX) {
             match character {

@@ -1,40 +1,41 @@
-//! Aligned, pooled buffers: the memory that payloads live in from the socket to the disk.
+//! Buffer pool: aligned, reused buffers that hold payloads from the socket to the disk.
 //!
-//! Promises: every buffer starts on a 4 KiB boundary of its block; taking and dropping one in the
-//! steady state allocates nothing; the sum of all blocks of a process, in use and idle, never
-//! exceeds the configured ceiling ([`set_memory_limit`]), and what is given back beyond a few idle
-//! blocks is not resident any more. [`alloc_small`] alone goes beyond the ceiling, for what must not
-//! fail and is bounded by its users, and every [`Spare`], by one buffer: a core has one for
-//! [`acquire_more`], one for the copies of resyncs, and two for what the link of a mirror receives.
+//! Invariants: every buffer starts on a 4 KiB boundary of its block. Taking and dropping a buffer
+//! allocates nothing in the steady state. The total size of all blocks of a process, in use and
+//! idle, never exceeds the configured limit ([`set_memory_limit`]), and freed blocks beyond a few
+//! idle ones are not resident. Two kinds of buffers are outside the limit: [`alloc_small`], for
+//! small buffers that must not fail and are bounded by their users, and one buffer per
+//! [`SharedReserve`]. A core has one such reserve for [`acquire_more`], one for the copies of
+//! resyncs, and two for the receiving side of a mirror link.
 //!
-//! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one; views of one block never
-//! overlap unless all of them are `Buf`. Buffers belong to one core and are not `Send`.
+//! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one. Views of one block overlap only
+//! if all of them are `Buf`. Buffers belong to one core and are not `Send`.
 //!
-//! # At the ceiling
+//! # At the memory limit
 //!
-//! 1. Whoever waits ([`acquire`], [`alloc`]) waits in one queue of all cores, first come first
-//!    served; while it is not empty nobody is given memory past it.
-//! 2. Who waits holds nothing that others wait for: all memory of a command is acquired at once,
-//!    and before that the command holds none. One that holds some, as it needs to inflate what it
-//!    received, has a spare buffer beyond the ceiling that goes round ([`acquire_more`]). So has what
-//!    others wait for with memory in their hands, here or on another node, as copies of a resync and
-//!    what a mirror's link receives are ([`Spare`]).
-//! 3. Memory that is held for as long as a peer likes, because it was received into before anyone
-//!    knew what would come, is counted apart ([`Ahead`]): at most a quarter of the ceiling.
-//!    So is that of commands that wait for others of their host, or are held until a node is back
-//!    ([`Parked`]): at most an eighth, and none that the next rule speaks of.
-//! 4. Memory whose return hangs on its connection's receiver (data that was asked for) comes with a
-//!    [`Reserve`] that the receiver can go on with.
-//! 5. What must go out or come in for memory to come back at all, takes [`alloc_small`].
+//! 1. Waiters ([`acquire`], [`alloc`]) form one FIFO queue for all cores. While it is not empty,
+//!    memory goes only to its head.
+//! 2. A waiter holds no memory that other waiters need: a command acquires all its memory at once,
+//!    and holds none before. A command that must hold some, for instance to decompress received
+//!    data, uses a shared buffer outside the limit, in turn with others ([`acquire_more`]). The
+//!    same applies to work that others wait for while they hold memory, here or on another node:
+//!    copies of a resync, and requests received on a mirror link ([`SharedReserve`]).
+//! 3. Memory that a peer can hold for an unlimited time, because it was received before its length
+//!    was known, has a budget of its own ([`ReceiveBudget`]): at most a quarter of the limit. So
+//!    has the memory of commands that wait for other commands of their host, or that are held until
+//!    a node returns ([`ParkedMemory`]): at most an eighth, and none of it from rule 4.
+//! 4. Memory that returns only when the receiver of its connection makes progress (data that a
+//!    target requested from its host) comes with a [`Reserve`] for that receiver.
+//! 5. [`alloc_small`] serves everything that must be sent or received before memory can return.
 //!
-//! So the queue always moves. Idle blocks go to the first in it at once, from whatever core.
-//! Blocks in use are of three kinds. Those received ahead or kept by who waits for others leave five
-//! eighths of the ceiling, and nobody may ask for more at a time ([`TooLarge`]). A command's memory
-//! comes back when the device and the peer are done with it, and neither waits for the pool (2, 5):
-//! the device ends by itself and peers that make no progress are given up on. Data that was asked
-//! for arrives behind other commands, and receiving those waits for nothing but the connection's own
-//! reserve, which is with the device (4). Hence all else that is in use comes back in the end while
-//! nothing new is given (1), and then the first in the queue fits.
+//! So the queue always moves. Idle blocks of every core go to its head at once. Blocks in use are
+//! of three kinds. Blocks received ahead and parked blocks leave five eighths of the limit, and no
+//! single request may exceed that ([`TooLarge`]). The memory of a command returns when the device
+//! and the peer are done with it, and neither of them waits for the pool (rules 2 and 5): the
+//! device completes by itself, and a peer without progress is disconnected. Requested data arrives
+//! behind other commands, and receiving those needs only the reserve of the connection, which is at
+//! the device (rule 4). So all other memory in use returns eventually while no new memory is
+//! granted (rule 1), and then the head of the queue fits.
 
 mod pool;
 mod quota;
@@ -46,40 +47,40 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::limits::{
-    BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SPARE_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES,
+    BUF_MAX_BYTES, BUF_MIN_BYTES, BUF_SHARED_RESERVE_BYTES, BUF_SYSTEM_PAUSE_MS, ZEROES_BYTES,
 };
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
-pub use quota::{Ahead, Parked, Reserve, Spare};
+pub use quota::{ParkedMemory, ReceiveBudget, Reserve, SharedReserve};
 
 thread_local! {
-    static SPARE: Rc<Spare> = Rc::new(Spare::new(BUF_SPARE_BYTES));
+    static SPARE: Rc<SharedReserve> = Rc::new(SharedReserve::new(BUF_SHARED_RESERVE_BYTES));
 }
 
-/// Sets the ceiling of pooled memory for this process, in bytes. Blocks already held stay.
+/// Sets the limit of pooled memory for this process, in bytes. Blocks that are already held stay.
 pub fn set_memory_limit(bytes: usize) {
     pool::set_limit(bytes);
 }
 
-/// The ceiling of pooled memory, in bytes.
+/// The limit of pooled memory, in bytes.
 pub fn memory_limit() -> usize {
     pool::limit()
 }
 
-/// Pooled memory held by this process now, in use and idle, in bytes; what [`alloc_small`] gave
-/// beyond the ceiling is in it.
+/// Pooled memory that this process holds now, in use and idle, in bytes, including [`alloc_small`]
+/// and reserves outside the limit.
 pub fn memory_held() -> usize {
     pool::held()
 }
 
-/// The same without what [`alloc_small`] gave: what the ceiling bounds.
-pub fn memory_under_ceiling() -> usize {
+/// Pooled memory that counts against the limit, in bytes.
+pub fn memory_under_limit() -> usize {
     pool::taken()
 }
 
-/// More than the ceiling can ever be sure to give at a time: five eighths of it.
+/// The request exceeds five eighths of the memory limit, so it might never be granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("more memory than the ceiling can ever give")]
+#[error("the request exceeds five eighths of the buffer memory limit")]
 pub struct TooLarge;
 
 fn release(block: Rc<Block>) {
@@ -94,8 +95,8 @@ fn release(block: Rc<Block>) {
     }
 }
 
-/// A buffer of `len` bytes, or `None` at the memory ceiling or beyond [`BUF_MAX_BYTES`].
-/// Its content is arbitrary (an earlier use's), never uninitialised.
+/// A buffer of `len` bytes, or `None` at the memory limit or beyond [`BUF_MAX_BYTES`]. Its content
+/// is arbitrary, left by an earlier use, but never uninitialized.
 pub fn try_alloc(len: usize) -> Option<BufMut> {
     if len > BUF_MAX_BYTES {
         return None;
@@ -104,22 +105,22 @@ pub fn try_alloc(len: usize) -> Option<BufMut> {
     Some(BufMut(View::new(block, 0, len)))
 }
 
-/// A buffer of at most 4 KiB for what must not fail: the headers of responses, and the next bytes
-/// from a peer. It is had beyond the ceiling, so callers bound how many they hold.
+/// A buffer of at most 4 KiB for data that must not fail: response headers, and the next bytes from
+/// a peer. It is outside the memory limit, so callers bound how many they hold.
 ///
 /// # Panics
-/// When `len` exceeds 4 KiB, or the system itself has no memory.
+/// If `len` exceeds 4 KiB, or the system has no memory.
 pub fn alloc_small(len: usize) -> BufMut {
-    assert!(len <= BUF_MIN_BYTES, "small buffers are of {BUF_MIN_BYTES} bytes at most");
+    assert!(len <= BUF_MIN_BYTES, "small buffers have at most {BUF_MIN_BYTES} bytes");
     let block = pool::take_small().expect("4 KiB of memory");
     BufMut(View::new(block, 0, len))
 }
 
-/// A buffer of `len` bytes, waiting in the queue at the memory ceiling. For lengths that are known
-/// to fit; otherwise see [`acquire`].
+/// A buffer of `len` bytes, waiting in the queue at the memory limit. For lengths that are known to
+/// fit; otherwise use [`acquire`].
 ///
 /// # Panics
-/// When `len` exceeds [`BUF_MAX_BYTES`]: callers bound requests before they ask for memory.
+/// If `len` exceeds [`BUF_MAX_BYTES`]: callers bound requests before they ask for memory.
 pub async fn alloc(len: usize) -> BufMut {
     assert!(len <= BUF_MAX_BYTES, "a buffer of {len} bytes exceeds the largest pooled block");
     if let Some(buf) = try_alloc(len) {
@@ -129,32 +130,34 @@ pub async fn alloc(len: usize) -> BufMut {
     BufMut(View::new(block.expect("asked for"), 0, len))
 }
 
-/// A buffer of `len` bytes for a command from outside, waiting in the queue at the memory ceiling.
-/// The caller holds nothing that others wait for (see the module).
+/// A buffer of `len` bytes for a command of a peer, waiting in the queue at the memory limit. The
+/// caller must hold no memory that other waiters need (rule 2 of the module).
 ///
 /// # Errors
-/// [`TooLarge`] at once for what might never fit.
+/// [`TooLarge`] at once if the request might never fit.
 pub async fn acquire(len: usize) -> Result<BufMut, TooLarge> {
     check(len, 0)?;
     Ok(alloc(len).await)
 }
 
-/// A buffer of `len` bytes, at most [`BUF_SPARE_BYTES`], for a command that holds memory already, or
-/// that others wait for with theirs, and that waits for nothing but its device from then on. Many such
-/// could hold all memory there is, and wait for more: so each waits in the queue, and for the one
-/// buffer that this core has beyond the ceiling for them.
+/// A buffer of `len` bytes, at most [`BUF_SHARED_RESERVE_BYTES`], for a command that already holds
+/// memory, or that others wait for while they hold memory, and that afterwards waits only for its
+/// device. Many such commands could hold all memory and wait for more. So each waits both in the
+/// queue and for the one buffer that this core has for them outside the limit.
 ///
 /// # Panics
-/// When `len` exceeds [`BUF_SPARE_BYTES`]: callers bound requests before they ask for memory.
+/// If `len` exceeds [`BUF_SHARED_RESERVE_BYTES`]: callers bound requests before they ask for
+/// memory.
 pub async fn acquire_more(len: usize) -> BufMut {
     let spare = SPARE.with(Rc::clone);
     spare.acquire(len).await
 }
 
-/// As [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is filled already.
+/// Same as [`acquire`], together with `reserve_len` bytes for `reserve`, unless it is already
+/// filled.
 ///
 /// # Errors
-/// [`TooLarge`] at once when both together might never fit.
+/// [`TooLarge`] at once if both together might never fit.
 pub async fn acquire_with_reserve(
     len: usize,
     reserve: &Reserve,
@@ -164,7 +167,7 @@ pub async fn acquire_with_reserve(
     if let Some(buf) = try_alloc_with_reserve(len, reserve, reserve_len) {
         return Ok(buf);
     }
-    // Both, even if it is filled now: it may not be when our turn comes.
+    // Request both, even if the reserve is filled now: it may be empty when the request is granted.
     let second = (reserve_len > 0).then(|| class_of(reserve_len));
     let [block, second] = wait([Some(class_of(len)), second]).await;
     match second {
@@ -175,7 +178,7 @@ pub async fn acquire_with_reserve(
     Ok(BufMut(View::new(block.expect("asked for"), 0, len)))
 }
 
-/// As [`acquire_with_reserve`], now or not at all.
+/// Same as [`acquire_with_reserve`], without waiting.
 pub fn try_alloc_with_reserve(len: usize, reserve: &Reserve, reserve_len: usize) -> Option<BufMut> {
     let reserve_len = if reserve.is_filled() { 0 } else { reserve_len };
     check(len, reserve_len).ok()?;
@@ -196,13 +199,13 @@ fn check(len: usize, reserve_len: usize) -> Result<(), TooLarge> {
     }
 }
 
-/// Waits for blocks of these classes, all at once.
+/// Waits for blocks of these classes, all of them at once.
 async fn wait(classes: [Option<usize>; PARTS]) -> [Option<Rc<Block>>; PARTS] {
     loop {
         if let Some(blocks) = Wait::new(classes).await {
             return blocks;
         }
-        // Below the ceiling, and yet the system has no more.
+        // Below the limit, but the system has no more memory.
         crate::time::sleep(Duration::from_millis(BUF_SYSTEM_PAUSE_MS)).await;
     }
 }
@@ -210,7 +213,7 @@ async fn wait(classes: [Option<usize>; PARTS]) -> [Option<Rc<Block>>; PARTS] {
 /// `len` zero bytes, shared; at most [`ZEROES_BYTES`].
 ///
 /// # Panics
-/// When `len` exceeds that, or memory is exhausted at the very first use.
+/// If `len` exceeds that, or memory is exhausted at the first use.
 pub fn zeroes(len: usize) -> Buf {
     thread_local! {
         static ZEROES: Buf = Buf::copy_of(&[0; ZEROES_BYTES]).expect("memory for a page of zeroes");
@@ -242,8 +245,8 @@ impl View {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the range lies in the block, which is initialised and alive; exclusive views
-        // never overlap another view, so nobody writes to it while the borrow lasts.
+        // SAFETY: the range lies in the block, which is initialized and alive; exclusive views
+        // never overlap another view, so no other view writes to it while the borrow lasts.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
     }
 }
@@ -277,7 +280,7 @@ impl BufMut {
     /// Drops the first `count` bytes of the view.
     ///
     /// # Panics
-    /// When the view has fewer.
+    /// If the view has fewer bytes.
     #[inline]
     pub fn advance(&mut self, count: usize) {
         assert!(count <= self.0.len, "advance beyond the view");
@@ -285,10 +288,10 @@ impl BufMut {
         self.0.len -= count;
     }
 
-    /// Joins `self` with the view that begins where it ends.
+    /// Joins `self` with the view that starts at its end.
     ///
     /// # Errors
-    /// Gives `other` back when it is of another block or not adjacent.
+    /// Returns `other` if it belongs to another block or is not adjacent.
     pub fn unsplit(&mut self, other: BufMut) -> Result<(), BufMut> {
         let adjacent = Rc::ptr_eq(&self.0.block, &other.0.block)
             && self.0.offset + self.0.len == other.0.offset;
@@ -299,7 +302,7 @@ impl BufMut {
         Ok(())
     }
 
-    /// Shortens the view to `len` bytes; longer is a no-op.
+    /// Shortens the view to `len` bytes; a larger `len` has no effect.
     pub fn truncate(&mut self, len: usize) {
         self.0.len = self.0.len.min(len);
     }
@@ -309,8 +312,9 @@ impl BufMut {
         Buf(self.0)
     }
 
-    /// As [`BufMut::freeze`], for a payload that stays where it was received: when it is most of
-    /// its block, and nobody has another part, the block counts as received [`Ahead`] no longer.
+    /// Same as [`BufMut::freeze`], for a payload that stays in the buffer it was received into. If
+    /// the payload fills most of its block and no other view of the block exists, the block stops
+    /// counting against the [`ReceiveBudget`].
     #[inline]
     pub fn settle(self) -> Buf {
         let block = &self.0.block;
@@ -324,14 +328,15 @@ impl BufMut {
         self.freeze()
     }
 
-    /// True when payloads must be copied out, because a part must not keep the block: it is beyond
-    /// the ceiling ([`alloc_small`]), or of [`Ahead::try_alloc_passing`].
+    /// True if payloads must be copied out of this buffer, because a view must not keep its block:
+    /// the block is outside the limit ([`alloc_small`]) or comes from
+    /// [`ReceiveBudget::try_alloc_passing`].
     #[inline]
     pub fn is_passing(&self) -> bool {
         self.0.block.is_passing.get()
     }
 
-    /// The address that the driver hands to the kernel.
+    /// The address for the kernel.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.ptr()
     }
@@ -357,11 +362,11 @@ impl std::fmt::Debug for BufMut {
     }
 }
 
-/// A shared, read-only view of a pooled block. Cloning and slicing cost a counter.
+/// A shared, read-only view of a pooled block. Cloning and slicing only change a counter.
 pub struct Buf(View);
 
 impl Buf {
-    /// A pooled copy of `bytes`, or `None` at the memory ceiling. For control paths.
+    /// A pooled copy of `bytes`, or `None` at the memory limit. For control paths.
     pub fn copy_of(bytes: &[u8]) -> Option<Buf> {
         let mut buf = try_alloc(bytes.len())?;
         buf.copy_from_slice(bytes);
@@ -371,7 +376,7 @@ impl Buf {
     /// A view of part of this one.
     ///
     /// # Panics
-    /// When the range is not within the view.
+    /// If the range is not within the view.
     pub fn slice(&self, range: Range<usize>) -> Buf {
         Buf(self.0.sub(range))
     }
@@ -386,12 +391,12 @@ impl Buf {
     /// The exclusive view, if this is the only view of its block.
     ///
     /// # Errors
-    /// Gives the buffer back when other views exist.
+    /// Returns the buffer if other views exist.
     pub fn try_into_mut(self) -> Result<BufMut, Buf> {
         if Rc::strong_count(&self.0.block) == 1 { Ok(BufMut(self.0)) } else { Err(self) }
     }
 
-    /// True when the view's address is a multiple of `align`, as O_DIRECT may ask.
+    /// True if the address of the view is a multiple of `align`, as O_DIRECT may require.
     pub fn is_aligned(&self, align: usize) -> bool {
         self.0.ptr().addr().is_multiple_of(align.max(1))
     }
@@ -458,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_beyond_the_largest_block_is_refused() {
+    fn oversized_buffer_request_is_refused() {
         assert!(try_alloc(BUF_MAX_BYTES + 1).is_none());
     }
 }

@@ -1,6 +1,6 @@
-//! The ceiling, the queue of those who wait at it, and the idle blocks of each core.
+//! Pool internals: the memory limit, the queue of waiters, and the idle blocks of each core.
 //!
-//! The policy, and why it cannot stand still, are told in the parent module.
+//! The parent module states the policy and why it cannot deadlock.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -10,38 +10,40 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::quota::Holder;
 use super::system;
 use crate::limits::{
     BUF_AHEAD_STEP_BYTES, BUF_CLASSES, BUF_IDLE_BYTES_MAX, BUF_IDLE_PART, BUF_IDLE_SMALL,
-    BUF_MIN_BYTES, DEFAULT_MEMORY_BYTES,
+    BUF_MIN_BYTES, DEFAULT_BUFFER_MEMORY_BYTES,
 };
 
-static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MEMORY_BYTES);
-/// Blocks under the ceiling, in use and idle.
+static LIMIT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_BUFFER_MEMORY_BYTES);
+/// Blocks that count against the limit, in use and idle.
 static TAKEN_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Blocks of [`super::alloc_small`] and spare ones, in use and idle.
+/// Blocks outside the limit ([`super::alloc_small`] and reserves), in use and idle.
 static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// What cores have set aside, of the ceiling, for receiving ahead.
+/// Part of the limit that cores have reserved for receiving ahead.
 static AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// What commands that wait for others, or are held, have of the ceiling.
+/// Part of the limit used by parked and held commands.
 static PARKED_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// What of this those have that are held.
+/// Part of `PARKED_BYTES` used by held commands.
 static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Those who wait, first come first.
+/// Waiters in FIFO order.
 static QUEUE: Mutex<VecDeque<Arc<Ticket>>> = Mutex::new(VecDeque::new());
-/// How many they are: looked at without the lock.
+/// Number of waiters, readable without the lock.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// The idle blocks of every core, for whoever is at the ceiling.
+/// The idle blocks of every core, for waiters at the limit.
 static CORES: Mutex<Vec<Weak<Mutex<Idle>>>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 pub(super) fn set_limit(bytes: usize) {
@@ -61,17 +63,17 @@ pub(super) fn taken() -> usize {
     TAKEN_BYTES.load(Relaxed)
 }
 
-/// What of the ceiling may be set aside for receiving ahead.
+/// Bound of the memory received ahead, over all cores.
 fn ahead_limit() -> usize {
     limit() / 4
 }
 
-/// What of the ceiling commands that wait for others may have.
+/// Bound of the memory of parked and held commands.
 fn parked_limit() -> usize {
     limit() / 8
 }
 
-/// The most that one acquisition can be sure to be given some day.
+/// Largest request that is certain to be granted eventually.
 pub(super) fn most() -> usize {
     limit() - ahead_limit() - parked_limit()
 }
@@ -85,14 +87,14 @@ pub(super) fn class_of(len: usize) -> usize {
     units.next_power_of_two().trailing_zeros() as usize
 }
 
-/// Puts `bytes` under the ceiling, if they fit.
+/// Charges `bytes` to the limit, if they fit.
 fn charge(bytes: usize) -> bool {
     let limit = LIMIT_BYTES.load(SeqCst);
     let fits = |taken: usize| taken.checked_add(bytes).filter(|sum| *sum <= limit);
     TAKEN_BYTES.fetch_update(SeqCst, SeqCst, fits).is_ok()
 }
 
-/// Takes `bytes` from under the ceiling again: those who wait are served with them.
+/// Returns `bytes` to the limit and serves waiters with them.
 fn discharge(bytes: usize) {
     TAKEN_BYTES.fetch_sub(bytes, SeqCst);
     serve();
@@ -102,11 +104,11 @@ fn discharge(bytes: usize) {
 pub(super) struct Block {
     pub(super) ptr: NonNull<u8>,
     pub(super) class: usize,
-    /// Beyond the ceiling: of [`super::alloc_small`], or a core's spare.
+    /// Outside the limit: of [`super::alloc_small`] or a reserve.
     pub(super) is_small: bool,
-    /// What counts the block while it is in use, and is told of its end.
+    /// The budget that counts the block while it is in use. It is notified when the use ends.
     pub(super) holder: Cell<Option<Holder>>,
-    /// What is received into it is copied out: see [`super::BufMut::is_passing`].
+    /// Received data is copied out of the block: see [`super::BufMut::is_passing`].
     pub(super) is_passing: Cell<bool>,
 }
 
@@ -120,7 +122,7 @@ impl Block {
         class_bytes(self.class)
     }
 
-    /// A block whose bytes have been charged.
+    /// A block whose bytes have been charged already.
     fn charged(class: usize) -> Option<Rc<Block>> {
         match system::give(class_bytes(class)) {
             Some(ptr) => Some(Block::new(ptr, class, false)),
@@ -145,36 +147,36 @@ impl Drop for Block {
     }
 }
 
-/// A block that nobody uses.
-pub(super) struct Spare(Rc<Block>);
+/// A block without users.
+pub(super) struct IdleBlock(Rc<Block>);
 
-// SAFETY: made of the only reference to a block without a holder, so the counter of references is
-// nobody else's, and what is behind the pointer is plain memory.
-unsafe impl Send for Spare {}
+// SAFETY: made of the only reference to a block without a holder, so no other thread uses the
+// reference count, and the memory behind the pointer is plain bytes.
+unsafe impl Send for IdleBlock {}
 
-impl Spare {
-    fn new(block: Rc<Block>) -> Spare {
+impl IdleBlock {
+    fn new(block: Rc<Block>) -> IdleBlock {
         debug_assert_eq!(Rc::strong_count(&block), 1, "a block that is in use is not idle");
-        Spare(block)
+        IdleBlock(block)
     }
 }
 
 /// The idle blocks of one core.
 #[derive(Default)]
 struct Idle {
-    classes: [Vec<Spare>; BUF_CLASSES],
+    classes: [Vec<IdleBlock>; BUF_CLASSES],
     bytes: usize,
-    small: Vec<Spare>,
+    small: Vec<IdleBlock>,
 }
 
 impl Idle {
     fn pop(&mut self, class: usize) -> Option<Rc<Block>> {
-        let Spare(block) = self.classes[class].pop()?;
+        let IdleBlock(block) = self.classes[class].pop()?;
         self.bytes -= block.bytes();
         Some(block)
     }
 
-    /// Keeps a block, in place of others of which there are more than enough.
+    /// Keeps a block, and evicts blocks of classes that have more than enough.
     fn keep(&mut self, block: Rc<Block>) {
         let (class, bytes) = (block.class, block.bytes());
         let most = (limit() / BUF_IDLE_PART).min(BUF_IDLE_BYTES_MAX);
@@ -189,14 +191,14 @@ impl Idle {
             }
         }
         self.bytes += bytes;
-        self.classes[class].push(Spare::new(block));
+        self.classes[class].push(IdleBlock::new(block));
     }
 }
 
-/// What a thread has of the pool.
+/// Pool state of one thread.
 struct Core {
     idle: Arc<Mutex<Idle>>,
-    /// Bytes of [`super::Ahead`] blocks in use, and what is set aside for them.
+    /// Bytes of [`super::ReceiveBudget`] blocks in use, and bytes reserved for them.
     ahead: Cell<usize>,
     ahead_reserved: Cell<usize>,
 }
@@ -221,7 +223,7 @@ impl Drop for Core {
     }
 }
 
-/// Gives idle blocks of all cores back to the system, large ones first, until `enough`.
+/// Frees idle blocks of all cores to the system, large ones first, until `enough`.
 fn clear_idle(mut enough: impl FnMut() -> bool) -> bool {
     let cores: Vec<_> = lock(&CORES).iter().filter_map(Weak::upgrade).collect();
     for core in cores {
@@ -243,12 +245,12 @@ fn clear_idle(mut enough: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// A block, if nobody waits and there is room.
+/// A block, if there are no waiters and it fits the limit.
 pub(super) fn try_take(class: usize) -> Option<Rc<Block>> {
     if WAITING.load(Relaxed) > 0 {
         return None;
     }
-    let idle = CORE.try_with(|core| core.idle.try_lock().ok()?.pop(class));
+    let idle = CORE.try_with(|core| core.idle.try_lock()?.pop(class));
     if let Ok(Some(block)) = idle {
         return Some(block);
     }
@@ -256,16 +258,16 @@ pub(super) fn try_take(class: usize) -> Option<Rc<Block>> {
     if charge(bytes) || clear_idle(|| charge(bytes)) { Block::charged(class) } else { None }
 }
 
-/// A block beyond the ceiling.
+/// A block outside the limit.
 pub(super) fn take_small() -> Option<Rc<Block>> {
-    let idle = CORE.try_with(|core| core.idle.try_lock().ok()?.small.pop());
-    if let Ok(Some(Spare(block))) = idle {
+    let idle = CORE.try_with(|core| core.idle.try_lock()?.small.pop());
+    if let Ok(Some(IdleBlock(block))) = idle {
         return Some(block);
     }
     take_beyond(0)
 }
 
-/// A new block beyond the ceiling, of any size: its users are bounded elsewhere.
+/// A new block outside the limit, of any size; the callers bound their number.
 pub(super) fn take_beyond(class: usize) -> Option<Rc<Block>> {
     let bytes = class_bytes(class);
     let ptr = system::give(bytes)?;
@@ -273,28 +275,28 @@ pub(super) fn take_beyond(class: usize) -> Option<Rc<Block>> {
     Some(Block::new(ptr, class, true))
 }
 
-/// Takes a block in that nobody uses any more.
+/// Takes back a block without users.
 pub(super) fn put(block: Rc<Block>) {
     let block = if WAITING.load(SeqCst) > 0 { hand_over(block) } else { Some(block) };
     let Some(block) = block else { return };
-    // When another core is just clearing this one's idle blocks, or at the end of the thread, the
-    // block goes back to the system.
+    // If another core is clearing the idle blocks of this one, or the thread is ending, the block
+    // is freed to the system.
     let _ = CORE.try_with(|core| {
-        let Ok(mut idle) = core.idle.try_lock() else { return };
+        let Some(mut idle) = core.idle.try_lock() else { return };
         if block.is_small {
             if block.class == 0 && idle.small.len() < BUF_IDLE_SMALL {
-                idle.small.push(Spare::new(block));
+                idle.small.push(IdleBlock::new(block));
             }
         } else if WAITING.load(SeqCst) == 0 {
-            // Whoever begins to wait after this look clears the idle blocks after it, too: the lock
-            // is between the two.
+            // A waiter that registers after this check also clears the idle blocks afterwards,
+            // because it takes the same lock.
             idle.keep(block);
         }
     });
 }
 
-/// Gives a block to the first who waits, if it is of a size that they want. Otherwise it is given
-/// back to the system by the caller, and they are served with its bytes.
+/// Gives a block to the first waiter, if it wants that size. Otherwise the caller frees the block
+/// to the system and serves waiters with its bytes.
 fn hand_over(block: Rc<Block>) -> Option<Rc<Block>> {
     if block.is_small {
         return Some(block);
@@ -305,25 +307,25 @@ fn hand_over(block: Rc<Block>) -> Option<Rc<Block>> {
     if !first.wants(&given, block.class) {
         return Some(block);
     }
-    given.push(Spare::new(block));
+    given.push(IdleBlock::new(block));
     drop(given);
     drop(queue);
     serve();
     None
 }
 
-/// Serves those who wait, in order, for as long as there is room.
+/// Serves waiters in order while their requests fit.
 fn serve() {
     while WAITING.load(SeqCst) > 0 {
         let mut queue = lock(&QUEUE);
         let Some(first) = queue.front() else { return };
-        let given: usize = lock(&first.given).iter().map(|Spare(block)| block.bytes()).sum();
+        let given: usize = lock(&first.given).iter().map(|IdleBlock(block)| block.bytes()).sum();
         if !charge(first.bytes() - given) {
             return;
         }
         let Some(first) = queue.pop_front() else { return };
         WAITING.fetch_sub(1, SeqCst);
-        // Under the lock of the waker: whoever is about to store one looks at this first.
+        // Set under the lock of the waker: a thread that is about to store a waker checks it first.
         let waker = {
             let mut waker = lock(&first.waker);
             first.granted.store(true, SeqCst);
@@ -339,12 +341,12 @@ fn serve() {
 /// Most blocks in one acquisition.
 pub(super) const PARTS: usize = 2;
 
-/// A place in the queue.
+/// A waiter's entry in the queue.
 struct Ticket {
-    /// Size classes of what is wanted.
+    /// Size classes requested.
     classes: [Option<usize>; PARTS],
-    /// What others have handed over.
-    given: Mutex<Vec<Spare>>,
+    /// Blocks that other threads have handed over.
+    given: Mutex<Vec<IdleBlock>>,
     granted: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
@@ -354,13 +356,14 @@ impl Ticket {
         self.classes.iter().flatten().map(|class| class_bytes(*class)).sum()
     }
 
-    fn wants(&self, given: &[Spare], class: usize) -> bool {
+    fn wants(&self, given: &[IdleBlock], class: usize) -> bool {
         let wanted = self.classes.iter().flatten().filter(|wanted| **wanted == class).count();
-        given.iter().filter(|Spare(block)| block.class == class).count() < wanted
+        given.iter().filter(|IdleBlock(block)| block.class == class).count() < wanted
     }
 }
 
-/// Waits for blocks of the given classes, all of them at once. `None` when the system has no more.
+/// Waits for blocks of the given classes, all of them at once. `None` if the system has no more
+/// memory.
 pub(super) struct Wait {
     classes: [Option<usize>; PARTS],
     ticket: Option<Arc<Ticket>>,
@@ -371,7 +374,7 @@ impl Wait {
         Wait { classes, ticket: None }
     }
 
-    /// Gets into the queue, and makes what room can be made.
+    /// Enters the queue and frees idle blocks.
     fn begin(&mut self, waker: Waker) {
         let ticket = Arc::new(Ticket {
             classes: self.classes,
@@ -385,12 +388,13 @@ impl Wait {
             queue.push_back(ticket.clone());
         }
         self.ticket = Some(ticket);
-        // All idle blocks go: from now on none comes to be. Then what came free meanwhile is given.
+        // Free all idle blocks; from now on blocks are no longer kept idle. Then serve with the
+        // memory that became free meanwhile.
         clear_idle(|| false);
         serve();
     }
 
-    /// The blocks, of a ticket that was granted.
+    /// The blocks of a granted ticket.
     fn collect(&mut self) -> Option<[Option<Rc<Block>>; PARTS]> {
         let ticket = self.ticket.take()?;
         let mut given = std::mem::take(&mut *lock(&ticket.given));
@@ -398,7 +402,7 @@ impl Wait {
         let mut is_whole = true;
         for (place, class) in blocks.iter_mut().zip(self.classes) {
             let Some(class) = class else { continue };
-            let handed = given.iter().position(|Spare(block)| block.class == class);
+            let handed = given.iter().position(|IdleBlock(block)| block.class == class);
             *place = match handed {
                 Some(index) => Some(given.swap_remove(index).0),
                 None => Block::charged(class),
@@ -433,7 +437,7 @@ impl Drop for Wait {
         let mut queue = lock(&QUEUE);
         if ticket.granted.load(SeqCst) {
             drop(queue);
-            // What was given goes back; the next is served with it.
+            // Returned blocks serve the next waiter.
             let blocks = self.collect();
             for block in blocks.into_iter().flatten().flatten() {
                 put(block);
@@ -444,14 +448,14 @@ impl Drop for Wait {
         WAITING.fetch_sub(1, SeqCst);
         drop(queue);
         let given = std::mem::take(&mut *lock(&ticket.given));
-        for Spare(block) in given {
+        for IdleBlock(block) in given {
             put(block);
         }
         serve();
     }
 }
 
-/// Counts a block of `bytes` as received ahead on this core; false when there is too much of that.
+/// Counts a block of `bytes` as received ahead on this core; false if the bound is reached.
 pub(super) fn count_ahead(bytes: usize) -> bool {
     let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
     let counted = CORE.try_with(|core| {
@@ -471,7 +475,7 @@ pub(super) fn count_ahead(bytes: usize) -> bool {
     counted == Ok(true)
 }
 
-/// Takes back what [`count_ahead`] counted.
+/// Reverts [`count_ahead`].
 pub(super) fn uncount_ahead(bytes: usize) {
     let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
     let _ = CORE.try_with(|core| {
@@ -485,8 +489,7 @@ pub(super) fn uncount_ahead(bytes: usize) {
     });
 }
 
-/// Counts `bytes` as of a command that waits for others, or is held; false when there is too much of
-/// that.
+/// Counts `bytes` of a parked or held command; false if the bound is reached.
 pub(super) fn count_parked(bytes: usize, is_held: bool) -> bool {
     let count = |counter: &AtomicUsize, limit: usize| {
         let fits = |all: usize| all.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -502,7 +505,7 @@ pub(super) fn count_parked(bytes: usize, is_held: bool) -> bool {
     fits
 }
 
-/// Takes back what [`count_parked`] counted.
+/// Reverts [`count_parked`].
 pub(super) fn uncount_parked(bytes: usize, is_held: bool) {
     PARKED_BYTES.fetch_sub(bytes, Relaxed);
     if is_held {

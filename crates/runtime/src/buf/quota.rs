@@ -1,5 +1,5 @@
-//! What blocks are in use for: memory received ahead, of commands that wait for others, a connection's
-//! reserve, and buffers beyond the ceiling that go round.
+//! Budgets for blocks in use: memory received ahead, memory of parked commands, the reserve of a
+//! connection, and shared reserves outside the limit.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -11,14 +11,14 @@ use super::pool::{self, Block, class_of};
 use super::{Buf, BufMut, View};
 use crate::sync::Notify;
 
-/// Counts a block while it is in use.
+/// The budget that counts a block while it is in use.
 pub(super) enum Holder {
     Ahead(Rc<AheadCount>),
     Reserve(Rc<Home>),
 }
 
 impl Holder {
-    /// The block is not in use any more: it comes back when it is free to go.
+    /// Ends the use of the block. Returns the block if it is free to go back to the pool.
     pub(super) fn released(self, block: Rc<Block>) -> Option<Rc<Block>> {
         match self {
             Holder::Ahead(count) => {
@@ -30,7 +30,7 @@ impl Holder {
         }
     }
 
-    /// The block is a payload's alone from now on: true when the holder lets go of it.
+    /// The block now belongs to one payload. True if the holder releases it.
     pub(super) fn settle(&self, block: &Block) -> bool {
         match self {
             Holder::Ahead(count) => {
@@ -42,12 +42,13 @@ impl Holder {
     }
 }
 
-/// Blocks of one connection that are received into before anyone knows what will come.
+/// Receive-ahead budget of one connection: blocks that are received into before the length of the
+/// next message is known.
 ///
-/// Such a block is held for as long as the peer likes, and a payload in it keeps all of it. So
-/// all of them together are at most a quarter of the ceiling, and those of one connection at most
-/// what was said at the start, in bytes.
-pub struct Ahead(Rc<AheadCount>);
+/// A peer can hold such a block for an unlimited time, and a payload in it keeps all of it. So all
+/// of them together are at most a quarter of the memory limit, and the blocks of one connection at
+/// most `max_bytes`.
+pub struct ReceiveBudget(Rc<AheadCount>);
 
 pub(super) struct AheadCount {
     bytes: Cell<usize>,
@@ -61,26 +62,26 @@ impl AheadCount {
     }
 }
 
-impl Ahead {
-    /// At most `max_bytes` at a time for this connection.
-    pub fn new(max_bytes: usize) -> Ahead {
-        Ahead(Rc::new(AheadCount { bytes: Cell::new(0), max_bytes }))
+impl ReceiveBudget {
+    /// A budget of `max_bytes` for this connection.
+    pub fn new(max_bytes: usize) -> ReceiveBudget {
+        ReceiveBudget(Rc::new(AheadCount { bytes: Cell::new(0), max_bytes }))
     }
 
-    /// Bytes of blocks that are in use, as a whole or in part.
+    /// Bytes of blocks in use, completely or in part.
     pub fn held_bytes(&self) -> usize {
         self.0.bytes.get()
     }
 
-    /// A buffer of `len` bytes; `None` at the ceiling, or at either bound of such blocks.
+    /// A buffer of `len` bytes; `None` at the memory limit or at either bound of the budget.
     pub fn try_alloc(&self, len: usize) -> Option<BufMut> {
         let fits = self.0.bytes.get() + pool::class_bytes(class_of(len)) <= self.0.max_bytes;
         if fits { self.count(len) } else { None }
     }
 
-    /// A buffer of `len` bytes that what is received passes through ([`BufMut::is_passing`]), when
-    /// this connection has enough of the other kind; `None` as there, but for its own bound.
-    /// Nothing keeps it, so a receiver has two of them at most.
+    /// A buffer of `len` bytes whose received data is copied out ([`BufMut::is_passing`]), for a
+    /// connection that has used up its budget. `None` at the memory limit or at the bound of all
+    /// connections. No payload keeps such a buffer, so a receiver has at most two of them.
     pub fn try_alloc_passing(&self, len: usize) -> Option<BufMut> {
         let buf = self.count(len)?;
         buf.0.block.is_passing.set(true);
@@ -103,61 +104,61 @@ impl Ahead {
     }
 }
 
-impl std::fmt::Debug for Ahead {
+impl std::fmt::Debug for ReceiveBudget {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Ahead({} of {} bytes)", self.0.bytes.get(), self.0.max_bytes)
+        write!(f, "ReceiveBudget({} of {} bytes)", self.0.bytes.get(), self.0.max_bytes)
     }
 }
 
-/// Memory of a command that waits for others of its host, which may come as late as the host likes, or
-/// for somebody to act.
+/// Memory of a parked command, which waits for other commands of its host, which may arrive at
+/// any time, or for an operator.
 ///
-/// All of it together is at most an eighth of the ceiling: the rest moves, and what is waited for is
-/// given memory some day.
+/// All parked commands together get at most an eighth of the memory limit. The rest keeps moving,
+/// so the commands that they wait for eventually get memory.
 #[derive(Debug)]
-pub struct Parked {
+pub struct ParkedMemory {
     bytes: usize,
     is_held: bool,
 }
 
-impl Parked {
-    /// For as long as this lives, `data` is kept by a command that waits. `None` when too much is
-    /// kept so already, or when it is in the [`Reserve`] of a connection, which the connection needs
-    /// to receive what is waited for: then it is not to wait.
-    pub fn keep(data: &Buf) -> Option<Parked> {
-        Parked::count(data, false)
+impl ParkedMemory {
+    /// Counts `data` as parked for the lifetime of the result. `None` if the bound is reached, or
+    /// if the data is in the [`Reserve`] of a connection, which the connection needs to receive the
+    /// commands waited for: such a command must not wait.
+    pub fn keep(data: &Buf) -> Option<ParkedMemory> {
+        ParkedMemory::count(data, false)
     }
 
-    /// The same for a command that is held until another node is there again, or a person decides:
-    /// that may take days, so these have half of what there is for all, and leave half to the others.
-    pub fn hold(data: &Buf) -> Option<Parked> {
-        Parked::count(data, true)
+    /// The same for a command that is held until another node returns or an operator decides. That
+    /// may take days, so held commands get at most half of the bound.
+    pub fn hold(data: &Buf) -> Option<ParkedMemory> {
+        ParkedMemory::count(data, true)
     }
 
-    fn count(data: &Buf, is_held: bool) -> Option<Parked> {
+    fn count(data: &Buf, is_held: bool) -> Option<ParkedMemory> {
         let block = &data.0.block;
         let holder = block.holder.take();
         let bytes = match &holder {
             None => Some(block.bytes()),
-            // Counted as held for as long as a peer likes already.
+            // Already counted against the receive-ahead budget.
             Some(Holder::Ahead(_)) => Some(0),
             Some(Holder::Reserve(_)) => None,
         };
         block.holder.set(holder);
         let bytes = bytes?;
-        pool::count_parked(bytes, is_held).then(|| Parked { bytes, is_held })
+        pool::count_parked(bytes, is_held).then(|| ParkedMemory { bytes, is_held })
     }
 }
 
-impl Drop for Parked {
+impl Drop for ParkedMemory {
     fn drop(&mut self) {
         pool::uncount_parked(self.bytes, self.is_held);
     }
 }
 
-/// One buffer that is its owner's alone: however little memory there is, it comes back to it.
+/// One reserved buffer of one owner. It always returns to its owner, also if memory is scarce.
 ///
-/// It is filled by [`super::acquire_with_reserve`], and emptied with [`Reserve::give_up`].
+/// [`super::acquire_with_reserve`] fills it, and [`Reserve::give_up`] empties it.
 pub struct Reserve(Rc<Home>);
 
 pub(super) struct Home {
@@ -169,7 +170,7 @@ pub(super) struct Home {
 impl Home {
     fn came_back(&self, block: Rc<Block>) -> Option<Rc<Block>> {
         let mut place = self.block.borrow_mut();
-        // One of an earlier filling may come late.
+        // A block of an earlier filling may return late.
         if !self.is_filled.get() || place.is_some() {
             return Some(block);
         }
@@ -181,12 +182,12 @@ impl Home {
 }
 
 impl Reserve {
-    /// Empty. `bell` rings whenever the buffer comes back.
+    /// Starts empty. `bell` rings whenever the buffer returns.
     pub fn new(bell: Rc<Notify>) -> Reserve {
         Reserve(Rc::new(Home { block: RefCell::default(), is_filled: Cell::new(false), bell }))
     }
 
-    /// Whether it has a buffer, here or in use.
+    /// True if it has a buffer, idle or in use.
     pub fn is_filled(&self) -> bool {
         self.0.is_filled.get()
     }
@@ -197,7 +198,7 @@ impl Reserve {
         self.0.bell.notify();
     }
 
-    /// Lets go of the buffer; one that is in use goes its own way.
+    /// Releases the buffer. If it is in use, it goes to the pool afterwards.
     pub fn give_up(&self) {
         self.0.is_filled.set(false);
         let block = self.0.block.take();
@@ -232,30 +233,35 @@ impl std::fmt::Debug for Reserve {
     }
 }
 
-/// One buffer beyond the ceiling, had when it is first needed, that goes round among those who ask this
-/// for memory: so one of them at a time goes on, however little there is under the ceiling.
+/// One buffer outside the memory limit, allocated at first use, that its users take in turn. So one
+/// of them at a time makes progress, however scarce memory is.
 ///
-/// Whoever has it comes to an end without those who wait for it, and without memory that they hold.
-pub struct Spare {
+/// The user of the buffer must be able to finish without the users that wait for it, and without
+/// memory that they hold.
+pub struct SharedReserve {
     bytes: usize,
     bell: Rc<Notify>,
     reserve: Reserve,
 }
 
-impl Spare {
-    /// Of so many bytes.
-    pub fn new(bytes: usize) -> Spare {
+impl SharedReserve {
+    /// A shared reserve of `bytes`.
+    pub fn new(bytes: usize) -> SharedReserve {
         let bell = Rc::new(Notify::new());
-        Spare { bytes, reserve: Reserve::new(bell.clone()), bell }
+        SharedReserve { bytes, reserve: Reserve::new(bell.clone()), bell }
     }
 
-    /// A buffer of `len` bytes: now if there is memory, else from the queue, or this one, whichever
-    /// comes first.
+    /// A buffer of `len` bytes: at once if there is memory, otherwise from the queue or from this
+    /// reserve, whichever is first.
     ///
     /// # Panics
-    /// When `len` exceeds what was said at the start: callers bound requests before they ask.
+    /// If `len` exceeds the size of the reserve: callers bound requests before they ask.
     pub async fn acquire(&self, len: usize) -> BufMut {
-        assert!(len <= self.bytes, "a buffer of {len} bytes exceeds the {} to spare", self.bytes);
+        assert!(
+            len <= self.bytes,
+            "a buffer of {len} bytes exceeds the reserve of {} bytes",
+            self.bytes
+        );
         if let Some(buf) = super::try_alloc(len) {
             return buf;
         }
@@ -268,7 +274,7 @@ impl Spare {
         .await
     }
 
-    /// The buffer, unless somebody uses it.
+    /// The buffer, unless it is in use.
     fn take(&self, len: usize) -> Option<BufMut> {
         if !self.reserve.is_filled() {
             self.reserve.fill(pool::take_beyond(class_of(self.bytes))?);
@@ -277,8 +283,8 @@ impl Spare {
     }
 }
 
-impl std::fmt::Debug for Spare {
+impl std::fmt::Debug for SharedReserve {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Spare({} bytes, {:?})", self.bytes, self.reserve)
+        write!(f, "SharedReserve({} bytes, {:?})", self.bytes, self.reserve)
     }
 }

@@ -1,64 +1,66 @@
-//! Memory from the system, one block at a time, and back to it at once.
+//! Block allocator: takes memory from the system one block at a time, and returns it at once.
 //!
-//! Promises: a block that was given back is not resident any more, so what the pool counts is what
-//! the process holds; no heap in between keeps or scatters it. (From a C library's heap a page
-//! that is aligned to itself takes two, and what is freed between others stays.)
+//! Invariant: a freed block is not resident, so the pool's count equals the memory that the process
+//! holds. There is no heap in between that could keep or fragment it. (In the heap of a C library,
+//! a page that is aligned to its size takes two pages, and memory freed between blocks in use
+//! stays.)
 //!
-//! Blocks from 64 KiB on are mappings of their own. Smaller ones are cut from slabs of 1 MiB, one
-//! size a slab, so that their number is not bounded by that of mappings (`vm.max_map_count`); a
-//! free one costs address space only.
+//! Blocks of 64 KiB and more are separate mappings. Smaller ones are cut from slabs of 1 MiB, one
+//! size per slab, so that the number of mappings (`vm.max_map_count`) does not bound the number of
+//! blocks. A free block of a slab costs address space only.
 //!
-//! Nothing here is in the steady state of the data path: the pool keeps idle blocks.
+//! The steady state of the data path does not come here, because the pool keeps idle blocks.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::limits::{BUF_MAPPED_BYTES, BUF_MIN_BYTES, BUF_SLAB_BYTES};
 
-/// Sizes that are cut from slabs: 4 to 32 KiB.
+/// Block sizes cut from slabs: 4 to 32 KiB.
 const SLAB_SIZES: usize = (BUF_MAPPED_BYTES / BUF_MIN_BYTES).trailing_zeros() as usize;
 
-/// Words of a slab's map of free blocks: 256 of the smallest.
+/// Words of the free map of a slab: 256 of the smallest blocks.
 const MAP_WORDS: usize = BUF_SLAB_BYTES / BUF_MIN_BYTES / u64::BITS as usize;
 
-/// A block of `bytes`, a power of two from 4 KiB, which is its alignment up to 64 KiB and at least
-/// 4 KiB beyond; all zeroes. `None` when the system has no more.
+/// A zeroed block of `bytes`, a power of two from 4 KiB up. Its alignment is its size, up to 64
+/// KiB, and at least 4 KiB beyond. `None` if the system has no more memory.
 pub(super) fn give(bytes: usize) -> Option<NonNull<u8>> {
     if bytes >= BUF_MAPPED_BYTES { map(bytes) } else { slabs().cut(bytes) }
 }
 
-/// Gives a block back to the system.
+/// Returns a block to the system.
 ///
 /// # Safety
-/// It came from [`give`] with the same `bytes`, is given back once, and nothing refers to it.
+/// The block came from [`give`] with the same `bytes`, is returned once, and is not referenced any
+/// more.
 pub(super) unsafe fn take_back(block: NonNull<u8>, bytes: usize) {
     if bytes >= BUF_MAPPED_BYTES {
-        // SAFETY: a mapping of its own, as the caller says.
+        // SAFETY: a separate mapping, by the contract of this function.
         unsafe { unmap(block, bytes) };
         return;
     }
-    // The pages go, the address stays. It fails for locked memory only, which is resident anyway;
-    // what is in it then is of an earlier use, as users of blocks must expect.
-    // SAFETY: `bytes` from `block` are a block of a slab that nobody uses.
+    // Releases the pages and keeps the address space. This fails only for locked memory, which is
+    // resident anyway; the block then keeps old content, which users of blocks must expect. SAFETY:
+    // `bytes` from `block` are an unused block of a slab.
     let _ = unsafe { madvise(block.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };
     slabs().put_back(block.as_ptr().addr(), bytes);
 }
 
 fn map(bytes: usize) -> Option<NonNull<u8>> {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is used.
+    // SAFETY: a new mapping at an address chosen by the kernel touches no memory in use.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags) };
     NonNull::new(base.ok()?.cast())
 }
 
 /// # Safety
-/// `bytes` from `base` are mapped, whole pages, and nothing refers to them.
+/// `bytes` from `base` are mapped, whole pages, and not referenced.
 unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: by the contract of this function.
     let unmapped = unsafe { munmap(base.as_ptr().cast::<c_void>(), bytes) };
     debug_assert_eq!(unmapped, Ok(()), "whole pages can be unmapped");
 }
@@ -66,21 +68,22 @@ unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
 /// The slabs of one size, by address.
 type Slabs = BTreeMap<usize, Slab>;
 
-/// One of them.
+/// One slab.
 struct Slab {
     base: NonNull<u8>,
-    /// A bit is set for each block that is free.
+    /// One bit per block, set if the block is free.
     free: [u64; MAP_WORDS],
     free_blocks: usize,
 }
 
-// SAFETY: `base` owns the slab's address space, no thread's own; the table is behind a lock.
+// SAFETY: `base` owns the address space of the slab, which belongs to no thread; the table is
+// behind a lock.
 unsafe impl Send for Slab {}
 
 /// The slabs of all sizes.
 struct Table {
     sizes: [Slabs; SLAB_SIZES],
-    /// Of each size, a slab that may have a free block.
+    /// Per size, a slab that may have a free block.
     hints: [usize; SLAB_SIZES],
 }
 
@@ -88,7 +91,7 @@ static TABLE: Mutex<Table> =
     Mutex::new(Table { sizes: [const { BTreeMap::new() }; SLAB_SIZES], hints: [0; SLAB_SIZES] });
 
 fn slabs() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE.lock()
 }
 
 fn size_index(bytes: usize) -> usize {
@@ -127,7 +130,7 @@ impl Table {
 }
 
 impl Slab {
-    /// An address that is a multiple of the size tells the slab of a block.
+    /// Slabs are aligned to their size, so the address of a block identifies its slab.
     fn new(bytes: usize) -> Option<Slab> {
         let wide = map(2 * BUF_SLAB_BYTES)?;
         let before = wide.as_ptr().addr().next_multiple_of(BUF_SLAB_BYTES) - wide.as_ptr().addr();
@@ -136,13 +139,12 @@ impl Slab {
         let (base, end) = unsafe { (wide.add(before), wide.add(before + BUF_SLAB_BYTES)) };
         for (part, length) in [(wide, before), (end, after)] {
             if length > 0 {
-                // SAFETY: parts of the mapping beside the slab, in whole pages, that nobody knows.
+                // SAFETY: whole pages of the mapping outside of the slab, which are not referenced.
                 unsafe { unmap(part, length) };
             }
         }
-        // One huge page would make all of a slab resident for one block. A kernel without huge
-        // pages refuses, and needs no advice.
-        // SAFETY: the slab's own mapping.
+        // A huge page would make the whole slab resident for a single block. A kernel without huge
+        // pages refuses the advice, and does not need it. SAFETY: the mapping of the slab itself.
         let _ = unsafe { madvise(base.as_ptr().cast(), BUF_SLAB_BYTES, Advice::LinuxNoHugepage) };
         let blocks = BUF_SLAB_BYTES / bytes;
         let mut free = [0; MAP_WORDS];
@@ -171,7 +173,8 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: a slab goes when all its blocks are free; the table itself is never dropped.
+        // SAFETY: a slab is unmapped when all its blocks are free; the table itself is never
+        // dropped.
         unsafe { unmap(self.base, BUF_SLAB_BYTES) };
     }
 }
@@ -181,13 +184,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_zero_aligned_and_apart() {
+    fn blocks_are_zeroed_aligned_and_disjoint() {
         for bytes in [4 << 10, 8 << 10, 32 << 10, 64 << 10, 1 << 20] {
             let blocks: Vec<_> =
                 (0..600.min((64 << 20) / bytes)).map(|_| give(bytes).expect("memory")).collect();
             for (number, block) in blocks.iter().enumerate() {
                 assert!(block.as_ptr().addr().is_multiple_of(4096));
-                // SAFETY: a block of `bytes` that only this test knows.
+                // SAFETY: a block of `bytes` that only this test uses.
                 let content = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), bytes) };
                 assert!(content.iter().all(|byte| *byte == 0), "{bytes}: {number}");
                 content.fill(number as u8 | 1);
@@ -196,7 +199,7 @@ mod tests {
             starts.sort_unstable();
             assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= bytes));
             for block in blocks {
-                // SAFETY: given above, given back once.
+                // SAFETY: taken above, returned once.
                 unsafe { take_back(block, bytes) };
             }
             let again = give(bytes).expect("memory");
@@ -209,29 +212,30 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_is_not_resident() {
+    fn freed_block_is_not_resident() {
         fn is_resident(block: &NonNull<u8>) -> bool {
             let mut page = 0u8;
             // SAFETY: no memory of the block is touched, and `page` is one byte.
             let result = unsafe { libc::mincore(block.as_ptr().cast(), 4096, &raw mut page) };
-            // It fails where nothing is mapped: a slab of few blocks of this test that has gone.
+            // It fails if the address is not mapped: a slab with few blocks of this test was
+            // unmapped.
             result == 0 && page & 1 == 1
         }
         const COUNT: usize = 16 << 10;
         let blocks: Vec<_> = (0..COUNT).map(|_| give(4096).expect("memory")).collect();
         for block in &blocks {
-            // SAFETY: a block that only this test knows.
+            // SAFETY: a block that only this test uses.
             unsafe { block.as_ptr().write(1) };
         }
         assert!(blocks.iter().all(is_resident));
-        // All but one in 64 go, so that no slab does.
+        // Free all but one block in 64, so that no slab is unmapped.
         for (number, block) in blocks.iter().enumerate() {
             if number % 64 != 0 {
-                // SAFETY: given above, given back once.
+                // SAFETY: taken above, returned once.
                 unsafe { take_back(*block, 4096) };
             }
         }
-        // Some may be in use again by now: other tests run beside this one.
+        // Other tests run concurrently, so some may be in use again.
         let left = blocks.iter().filter(|block| is_resident(block)).count();
         assert!(left < COUNT / 2, "{left} of {COUNT}");
         for block in blocks.iter().step_by(64) {

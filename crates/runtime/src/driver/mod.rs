@@ -1,7 +1,7 @@
-//! The seam to the outside world: what every driver does for an executor.
+//! Driver interface: the operations of the outside world that every driver provides to an executor.
 
+pub(crate) mod busy_poll;
 pub(crate) mod os;
-pub(crate) mod spin;
 pub(crate) mod threads;
 pub(crate) mod uring;
 
@@ -15,13 +15,13 @@ use crate::op::{Op, OpId, Ops};
 /// How long a driver may wait for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// Not at all: tasks are ready to run.
+    /// No waiting: tasks are ready to run.
     No,
     /// Until a completion, a wake-up from another core, or this time (ns of [`Driver::now`]).
     Until(Option<u64>),
 }
 
-/// One executor's way to time, randomness, disks and sockets.
+/// Access of one executor to time, randomness, disks and sockets.
 pub(crate) trait Driver {
     /// Monotonic nanoseconds.
     fn now(&self) -> u64;
@@ -29,16 +29,16 @@ pub(crate) trait Driver {
     fn wall_clock(&self) -> u64;
     /// 64 random bits.
     fn random(&mut self) -> u64;
-    /// True when the executor should poll ready tasks in random order (simulation).
+    /// True if the executor should poll ready tasks in random order (simulation).
     fn shuffles(&self) -> bool {
         false
     }
     /// Begins an operation. It completes in a later [`Driver::turn`].
     fn submit(&mut self, id: OpId, op: &mut Op, node: u32);
-    /// Asks that an operation end early; it still completes, with any result.
+    /// Requests that an operation end early. It still completes, with any result.
     fn cancel(&mut self, id: OpId);
-    /// Submits what is waiting, waits as asked, and completes what is done in `ops`. What must be
-    /// dropped outside of any borrow is pushed to `garbage`.
+    /// Submits queued operations, waits as specified, and records completions in `ops`. Values that
+    /// must be dropped outside of any borrow are pushed to `garbage`.
     fn turn(&mut self, wait: Wait, ops: &mut Ops, garbage: &mut Vec<Op>);
 
     /// Opens a file or block device on `node`.
@@ -48,33 +48,33 @@ pub(crate) trait Driver {
         options: &OpenOptions,
         node: u32,
     ) -> io::Result<(i32, FileInfo)>;
-    /// Size of an open file or block device now, in bytes.
+    /// Current size of an open file or block device, in bytes.
     fn size(&mut self, raw: i32) -> io::Result<u64>;
-    /// Listens; returns the handle and the bound address. With `private` a Unix socket's file is of
-    /// mode 0600.
+    /// Listens; returns the handle and the bound address. With `private` the file of a Unix socket
+    /// has mode 0600.
     fn listen(&mut self, address: &Address, private: bool, node: u32)
     -> io::Result<(i32, Address)>;
     /// Makes a socket that can connect to `address`.
     fn socket(&mut self, address: &Address, node: u32) -> io::Result<i32>;
-    /// The peer of a connected socket, as text for people.
+    /// The peer of a connected socket, as text.
     fn peer(&mut self, raw: i32) -> String;
-    /// The address of a connected TCP socket on this side.
+    /// The local address of a connected TCP socket.
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
         let _ = raw;
         None
     }
-    /// Who is at the other end of a Unix socket, where the system tells.
+    /// The peer process of a Unix socket, where the system reports it.
     fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
         let _ = raw;
         None
     }
-    /// Shuts a direction of a connection down, or both: what is pending in it ends, and of sending
-    /// the peer sees the end.
+    /// Shuts down one direction of a connection, or both. Pending operations end, and the peer sees
+    /// the end of the sending direction.
     fn shutdown(&mut self, raw: i32, direction: Direction);
-    /// Shuts both directions down and has the close that follows drop what is unsent.
+    /// Shuts both directions down, and makes the following close drop unsent data.
     fn abort(&mut self, raw: i32);
-    /// Has a TCP connection's peer asked from time to time whether it is there.
+    /// Enables TCP keep-alive.
     fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()>;
-    /// A name for people: `io_uring`, `threads` or `simulation`.
+    /// Name of the I/O engine: `io_uring`, `threads` or `simulation`.
     fn name(&self) -> &'static str;
 }

@@ -1,4 +1,4 @@
-//! What both real drivers share: opening files and sockets, clocks and randomness.
+//! System calls that both real drivers share: opening files and sockets, clocks and randomness.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -12,11 +12,11 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 use crate::fs::{FileInfo, OpenOptions};
 use crate::net::{Address, Direction, KeepAlive, PeerUser, RawAddress};
 
-/// How often to ask for the turn to replace a socket file, and the pause between: 0.2 s in all.
+/// Attempts to lock the directory of a socket file, and the pause between: 0.2 s in total.
 const TURN_ATTEMPTS: u32 = 100;
 const TURN_PAUSE: Duration = Duration::from_millis(2);
 
-/// Connections that wait to be accepted.
+/// Backlog of listeners.
 const BACKLOG: i32 = 1024;
 
 /// Monotonic nanoseconds.
@@ -30,7 +30,7 @@ pub(crate) fn wall_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| span.as_nanos() as u64)
 }
 
-/// 64 random bits of the system.
+/// 64 random bits from the system.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0_u8; 8];
     let flags = rustix::rand::GetRandomFlags::empty();
@@ -38,20 +38,20 @@ pub(crate) fn random() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// A raw descriptor of an operation as a borrowed one.
+/// Borrows the raw descriptor of an operation.
 pub(crate) fn borrow(raw: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: the callers hold the `Handle` that owns the descriptor while they use the result,
-    // and none keeps it beyond the call.
+    // SAFETY: the callers hold the `Handle` that owns the descriptor while they use the result, and
+    // none keeps it beyond the call.
     unsafe { BorrowedFd::borrow_raw(raw) }
 }
 
-/// Size of an open file or block device now, in bytes.
+/// Current size of an open file or block device, in bytes.
 pub(crate) fn size(raw: RawFd) -> io::Result<u64> {
-    // Reads and writes name their place, so that nobody uses the position.
+    // Reads and writes pass their offset, so the file position is unused.
     Ok(rustix::fs::seek(borrow(raw), rustix::fs::SeekFrom::End(0))?)
 }
 
-/// Opens a file or block device and finds out what it can do.
+/// Opens a file or block device and finds its capabilities.
 pub(crate) fn open(path: &Path, options: &OpenOptions) -> io::Result<(i32, FileInfo)> {
     let (file, direct) = open_as_asked(path, options)?;
     let meta = file.metadata()?;
@@ -95,7 +95,7 @@ fn open_as_asked(path: &Path, options: &OpenOptions) -> io::Result<(std::fs::Fil
     };
     if options.direct {
         match attempt(true) {
-            // File systems without O_DIRECT say EINVAL; the page cache serves then.
+            // A file system without O_DIRECT fails with EINVAL: fall back to the page cache.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
             result => return result.map(|file| (file, true)),
         }
@@ -113,7 +113,7 @@ fn lock(file: &std::fs::File) -> io::Result<()> {
     })
 }
 
-/// Gives up a file's lock, for everybody who has the same open file.
+/// Releases the lock of a file, for all users of the same open file.
 pub(crate) fn unlock(raw: RawFd) {
     let _ = rustix::fs::flock(borrow(raw), FlockOperation::NonBlockingUnlock);
 }
@@ -148,13 +148,13 @@ fn regular_file_info(file: &std::fs::File, direct: bool) -> io::Result<FileInfo>
     })
 }
 
-/// Tried beyond the end of the file, where there is nothing to lose.
+/// Tries to deallocate beyond the end of the file, where no data can be lost.
 fn can_deallocate(file: &std::fs::File, size_bytes: u64) -> bool {
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let tried = fallocate(file, mode, size_bytes.next_multiple_of(1 << 16), 1 << 16);
-    // Other errors, such as that of a file that is open for reading alone, say nothing of it.
+    // Other errors, such as EBADF of a read-only file, do not mean that it is unsupported.
     !matches!(tried, Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
 
@@ -163,7 +163,7 @@ fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Resul
     let physical = rustix::fs::ioctl_blkpbszget(file)?;
     let queue = |name: &str| -> Option<u64> {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-        // A partition has no queue of its own: its disk's is one level up.
+        // A partition has no queue attributes; those of its disk are one level up.
         ["queue", "../queue"].iter().find_map(|place| {
             let path = format!("/sys/dev/block/{major}:{minor}/{place}/{name}");
             std::fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -187,8 +187,8 @@ fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Resul
     })
 }
 
-/// Listens on `address`; a free port for port 0. With `private` a Unix socket's file is of mode
-/// 0600 from the first.
+/// Listens on `address`; port 0 takes a free port. With `private` the file of a Unix socket has
+/// mode 0600 from its creation.
 pub(crate) fn listen(address: &Address, private: bool) -> io::Result<(i32, Address)> {
     let raw = RawAddress::new(address)?;
     let socket = new_socket(address)?;
@@ -203,7 +203,7 @@ pub(crate) fn listen(address: &Address, private: bool) -> io::Result<(i32, Addre
         }
         Address::Unix(path) => {
             if private {
-                // The file gets the mode that the socket has when it is bound (less the umask).
+                // On bind, the file gets the mode of the socket (less the umask).
                 rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
             }
             let _turn = take_turn(path);
@@ -218,9 +218,9 @@ pub(crate) fn listen(address: &Address, private: bool) -> io::Result<(i32, Addre
     Ok((socket.into_raw_fd(), bound))
 }
 
-/// Locks the directory of a socket while one is replaced in it: a server that has bound and does
-/// not listen yet would look stale to another that starts beside it. The lock is a courtesy: who
-/// cannot have it soon goes on without.
+/// Locks the directory of a socket while a stale socket file is replaced in it: a server that has
+/// bound and does not listen yet would look stale to another server starting concurrently. The lock
+/// is advisory: a server that cannot take it soon continues without.
 fn take_turn(path: &Path) -> Option<OwnedFd> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -235,8 +235,8 @@ fn take_turn(path: &Path) -> Option<OwnedFd> {
     None
 }
 
-/// Removes a Unix socket that nobody serves any more, as a killed server leaves it: one that
-/// refuses. Any other error, such as of a queue that is full, is somebody's.
+/// Removes a stale Unix socket, left by a killed server, which refuses connections. After any
+/// other error, such as a full backlog, the socket is in use.
 fn remove_stale_socket(path: &Path) {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     if is_socket && connect_now(path) == Err(rustix::io::Errno::CONNREFUSED) {
@@ -244,7 +244,7 @@ fn remove_stale_socket(path: &Path) {
     }
 }
 
-/// Connects to a Unix socket and hangs up, without waiting for room in its queue.
+/// Connects to a Unix socket and disconnects, without waiting for room in its backlog.
 fn connect_now(path: &Path) -> rustix::io::Result<()> {
     let address = rustix::net::SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -252,16 +252,16 @@ fn connect_now(path: &Path) -> rustix::io::Result<()> {
     rustix::net::connect(&socket, &address)
 }
 
-/// Who is at the other end of a Unix socket. Not by rustix: its process identifier is never zero,
-/// and the kernel's is, when that process is of another namespace.
+/// The peer process of a Unix socket. This does not use rustix because its process identifier is
+/// never zero, and the kernel reports zero for a process in another namespace.
 pub(crate) fn peer_user(raw: RawFd) -> Option<PeerUser> {
     if sockopt::socket_domain(borrow(raw)).ok()? != AddressFamily::UNIX {
         return None;
     }
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `found` and `len` are valid places for the call's result, and `len` is the size of
-    // the first.
+    // SAFETY: `found` and `len` are valid for the result of the call, and `len` is the size of
+    // `found`.
     let result = unsafe {
         libc::getsockopt(
             raw,
@@ -293,7 +293,8 @@ pub(crate) fn socket(address: &Address) -> io::Result<i32> {
     Ok(socket.into_raw_fd())
 }
 
-/// Small answers must not wait for more to send (Nagle). Unix sockets have no such thing.
+/// Disables Nagle's algorithm, so that small responses are sent at once. Unix sockets do not have
+/// it.
 pub(crate) fn no_delay(raw: RawFd) {
     let _ = sockopt::set_tcp_nodelay(borrow(raw), true);
 }
@@ -309,12 +310,12 @@ pub(crate) fn peer(raw: RawFd) -> String {
     }
 }
 
-/// The address of a connected TCP socket on this side.
+/// The local address of a connected TCP socket.
 pub(crate) fn local(raw: RawFd) -> Option<std::net::SocketAddr> {
     rustix::net::getsockname(borrow(raw)).ok()?.try_into().ok()
 }
 
-/// Shuts a socket down; one that is not connected any more stays as it is.
+/// Shuts a socket down. An error means that it is not connected any more, and is ignored.
 pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
     let how = match direction {
         Direction::Receive => Shutdown::Read,
@@ -324,15 +325,15 @@ pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
     let _ = rustix::net::shutdown(borrow(raw), how);
 }
 
-/// Ends both directions; the close of the descriptor drops what is unsent and resets the peer.
+/// Ends both directions. Closing the descriptor then drops unsent data and resets the peer.
 pub(crate) fn abort(raw: RawFd) {
-    // Without it the close is an ordinary one: late, and no worse.
+    // If this fails, the close is an ordinary one, which is slower but correct.
     let _ = sockopt::set_socket_linger(borrow(raw), Some(Duration::ZERO));
     shutdown(raw, Direction::Both);
 }
 
-/// Has the kernel probe an idle TCP peer. Other sockets have no such thing: their peer's end is
-/// seen at once.
+/// Enables probes of an idle TCP peer. Other sockets do not need them: the end of their peer is
+/// visible at once.
 pub(crate) fn set_keep_alive(raw: RawFd, keep_alive: KeepAlive) -> io::Result<()> {
     let socket = borrow(raw);
     if sockopt::socket_domain(socket)? == AddressFamily::UNIX {
@@ -352,11 +353,11 @@ pub(crate) fn punch_mode(mode: crate::op::PunchMode) -> i32 {
     }
 }
 
-/// Involuntary context switches of this thread: others wanted its core.
+/// Involuntary context switches of this thread: other threads wanted its core.
 pub(crate) fn preemptions() -> u64 {
     // SAFETY: `rusage` is plain data for which zeroes are valid, and the call fills it in.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: `usage` is a valid place for the call's result.
+    // SAFETY: `usage` is valid for the result of the call.
     let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     if result == 0 { usage.ru_nivcsw as u64 } else { 0 }
 }

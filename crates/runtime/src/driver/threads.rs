@@ -1,14 +1,15 @@
-//! The plain driver: poll(2) for sockets, a few worker threads for files.
+//! Threads driver: poll(2) for sockets, and a few worker threads for files.
 //!
-//! For places where io_uring is forbidden: slower, and correct in the same way.
+//! For systems that forbid io_uring: slower, with the same behavior.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Driver, Wait, os};
@@ -25,7 +26,7 @@ struct Waiting {
     interest: PollFlags,
 }
 
-/// See the module's promises.
+/// Threads driver of one executor.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
     /// Socket operations to attempt at the next turn.
@@ -80,7 +81,8 @@ impl Threads {
         }
     }
 
-    /// Sleeps until a socket is ready, the bell rings or the time is up; attempts what is ready.
+    /// Sleeps until a socket is ready, the bell rings or the timeout expires; then attempts the
+    /// ready operations.
     fn poll(&mut self, timeout_ns: Option<u64>, ops: &mut Ops, garbage: &mut Vec<Op>) {
         let bell = self.shared.bell().as_fd();
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.waiting.len() + 1);
@@ -129,7 +131,7 @@ fn attempt(op: &mut Op) -> io::Result<u32> {
         }
         Op::Accept { socket } => {
             let null = std::ptr::null_mut();
-            // SAFETY: no address is asked for.
+            // SAFETY: no address is requested.
             let raw = unsafe {
                 libc::accept4(socket.raw(), null, null.cast(), libc::SOCK_CLOEXEC) as isize
             };
@@ -194,7 +196,8 @@ impl Driver for Threads {
         self.end_cancelled(ops, garbage);
         let mut progress = self.attempt_fresh(ops, garbage);
         progress |= self.workers.reap(ops, garbage);
-        // What ended has buffers and descriptors, which go when this returns: not after a sleep.
+        // Ended operations hold buffers and descriptors, which are dropped when this returns. So do
+        // not sleep first.
         progress |= !garbage.is_empty();
         let timeout = match wait {
             Wait::No => Some(0),
@@ -260,7 +263,7 @@ impl Driver for Threads {
     }
 }
 
-/// A file operation in the form that a worker needs. The operation's slot keeps the buffer and the
+/// A file operation in the form for a worker. The slot of the operation keeps the buffer and the
 /// handle alive until the job is reaped.
 struct Job {
     id: OpId,
@@ -275,8 +278,8 @@ enum Work {
     Punch { offset: u64, len: u64, mode: PunchMode },
 }
 
-// SAFETY: the pointers are into a buffer that the operation's slot owns until the job's result is
-// reaped on the executor's thread; meanwhile only the worker touches it.
+// SAFETY: the pointers are into a buffer that the slot of the operation owns until the executor's
+// thread reaps the result of the job. Until then only the worker accesses it.
 unsafe impl Send for Job {}
 
 impl Job {
@@ -301,7 +304,7 @@ impl Job {
 
     fn run(&self) -> io::Result<u32> {
         let result = match self.work {
-            // SAFETY: see `Send`: the range is valid and ours while the job lasts.
+            // SAFETY: see `Send`: the range is valid and exclusively owned while the job runs.
             Work::Read { place, len, offset } => unsafe {
                 libc::pread(self.raw, place.cast(), len, offset as i64)
             },
@@ -336,7 +339,7 @@ struct Queue {
     stop: bool,
 }
 
-/// The worker threads, started at the first file operation.
+/// Worker threads, started at the first file operation.
 struct Workers {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
@@ -355,7 +358,7 @@ impl Workers {
                 Err(_) => break,
             }
         }
-        self.pool.queue.lock().unwrap_or_else(PoisonError::into_inner).jobs.push_back(job);
+        self.pool.queue.lock().jobs.push_back(job);
         self.pool.work.notify_one();
     }
 
@@ -363,7 +366,7 @@ impl Workers {
         if self.threads.is_empty() {
             return false;
         }
-        let mut queue = self.pool.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.pool.queue.lock();
         let done = std::mem::take(&mut queue.done);
         drop(queue);
         let any = !done.is_empty();
@@ -376,7 +379,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.pool.queue.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.pool.queue.lock().stop = true;
         self.pool.work.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -386,7 +389,7 @@ impl Drop for Workers {
 
 fn work(pool: &Pool, shared: &Shared) {
     loop {
-        let mut queue = pool.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = pool.queue.lock();
         let job = loop {
             if let Some(job) = queue.jobs.pop_front() {
                 break job;
@@ -394,11 +397,11 @@ fn work(pool: &Pool, shared: &Shared) {
             if queue.stop {
                 return;
             }
-            queue = pool.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            pool.work.wait(&mut queue);
         };
         drop(queue);
         let result = job.run();
-        pool.queue.lock().unwrap_or_else(PoisonError::into_inner).done.push((job.id, result));
+        pool.queue.lock().done.push((job.id, result));
         shared.send(Box::new(|| {}));
     }
 }

@@ -1,7 +1,7 @@
-//! The io_uring driver: one ring a core.
+//! io_uring driver: one ring per core.
 //!
-//! Needs Linux 5.15. Uses SINGLE_ISSUER, DEFER_TASKRUN and TASKRUN_FLAG where the kernel has them,
-//! so that completions are delivered only when the loop asks and a busy-wait costs no system call.
+//! Requires Linux 5.15. Uses SINGLE_ISSUER, DEFER_TASKRUN and TASKRUN_FLAG if the kernel has them,
+//! so that completions are delivered only on request and busy-polling needs no system call.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-use super::spin::Spin;
+use super::busy_poll::BusyPoll;
 use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
@@ -19,35 +19,34 @@ use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
-/// `user_data` of the driver's own entries.
+/// `user_data` of entries that belong to the driver itself.
 const BELL: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
-/// Reads and writes of disks that are handed to the kernel in one call. The kernel holds those of a
-/// call back until the last of them is prepared (its block plug): with all that a turn of the loop
-/// has, a disk that completes its queue at once would idle meanwhile. Measured in
-/// docs/performance.md.
+/// Disk reads and writes submitted in one call. The kernel holds back the requests of a call until
+/// the last one is prepared (its block plug). Submitting all requests of a turn at once would leave
+/// a disk idle that has completed its queue. Measured in docs/performance.md.
 const DISK_BATCH: u32 = 4;
-/// The oldest kernel that is supported.
+/// Oldest supported kernel.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
-/// See the module's promises.
+/// io_uring driver of one executor.
 pub(crate) struct Uring {
     ring: IoUring,
     shared: Arc<Shared>,
-    spin: Spin,
-    /// Where the bell's counter is read to.
+    busy_poll: BusyPoll,
+    /// Buffer for reads of the bell.
     bell: Box<u64>,
     bell_armed: bool,
-    /// Completions are only delivered on a call that asks for them (DEFER_TASKRUN).
+    /// The kernel delivers completions only in calls that ask for them (DEFER_TASKRUN).
     deferred: bool,
-    /// Reads and writes of disks that wait to be handed over, at most.
+    /// Upper bound of disk reads and writes that wait for submission.
     for_disks: u32,
-    /// Operations in flight that change files. The kernel's threads that complete them may wait
-    /// for this very core, at a lower priority: it does not spin then.
+    /// Operations in flight that change files. Kernel threads that complete them may wait for this
+    /// core at a lower priority, so the executor does not busy-poll meanwhile.
     changing_files: u32,
 }
 
-/// Why io_uring cannot be used here.
+/// Reason that io_uring is not usable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
     #[error("Linux {0}.{1} is too old: flagstone needs 5.15 or newer")]
@@ -66,7 +65,7 @@ fn kernel_version() -> (u32, u32) {
     }
 }
 
-/// Refuses kernels that are too old for any driver.
+/// Refuses kernels that are too old for every driver.
 pub(crate) fn check_kernel() -> Result<(), Unusable> {
     let version = kernel_version();
     if version < OLDEST_KERNEL {
@@ -97,15 +96,15 @@ fn build_ring() -> io::Result<(IoUring, bool)> {
 }
 
 impl Uring {
-    /// A ring for the calling thread, which must be the one that uses it.
-    pub(crate) fn new(shared: Arc<Shared>, spin_ns: u64) -> Result<Uring, Unusable> {
+    /// A ring for the calling thread, which must be its only user.
+    pub(crate) fn new(shared: Arc<Shared>, busy_poll_ns: u64) -> Result<Uring, Unusable> {
         check_kernel()?;
         let (ring, deferred) = build_ring().map_err(Unusable::Forbidden)?;
-        let spin = Spin::new(spin_ns);
+        let busy_poll = BusyPoll::new(busy_poll_ns);
         Ok(Uring {
             ring,
             shared,
-            spin,
+            busy_poll,
             bell: Box::new(0),
             bell_armed: false,
             deferred,
@@ -116,12 +115,12 @@ impl Uring {
 
     fn push(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: every pointer of the entry is into memory that the operation's slot owns
-            // until its completion (buffers, lists, addresses), or the driver itself (the bell).
+            // SAFETY: every pointer of the entry is into memory that the slot of the operation owns
+            // until its completion (buffers, lists, addresses), or that the driver owns (the bell).
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
-            // Full: hand over what is there. An interrupted or busy kernel is asked again.
+            // The queue is full: submit it. If the kernel was interrupted or busy, try again.
             let _ = self.ring.submit();
         }
     }
@@ -158,7 +157,7 @@ impl Uring {
         };
         if let Err(error) = result {
             match error.raw_os_error() {
-                // Time is up, a signal came, or the completion queue must be emptied first.
+                // Timeout, signal, or a completion queue that must be emptied first.
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
                 _ => panic!("io_uring_enter failed: {error}; the ring is unusable"),
             }
@@ -173,8 +172,8 @@ impl Uring {
         self.ring.submission().taskrun()
     }
 
-    /// True when work came while spinning for at most `budget_ns` or until `deadline`.
-    fn spin(&mut self, budget_ns: u64, started: u64, deadline: u64) -> bool {
+    /// Busy-polls for at most `budget_ns` or until `deadline`. True if work arrived.
+    fn poll_for(&mut self, budget_ns: u64, started: u64, deadline: u64) -> bool {
         let end = deadline.min(started + budget_ns);
         loop {
             for _ in 0..16 {
@@ -203,9 +202,9 @@ impl Uring {
         if limit <= started {
             return self.enter(0, None);
         }
-        let budget = self.spin.budget(started, limit, self.changing_files == 0);
-        if budget > 0 && self.spin(budget, started, limit) {
-            self.spin.paid();
+        let budget = self.busy_poll.budget(started, limit, self.changing_files == 0);
+        if budget > 0 && self.poll_for(budget, started, limit) {
+            self.busy_poll.paid();
             if !self.has_completions() && !self.shared.has_mail() {
                 self.enter(0, None);
             }
@@ -219,16 +218,16 @@ impl Uring {
             }
             let (woken, nothing) = (os::now(), !self.has_completions() && !self.shared.has_mail());
             if nothing && woken >= limit {
-                self.spin.timed_out(woken);
+                self.busy_poll.timed_out(woken);
             } else {
-                self.spin.slept(woken - started);
+                self.busy_poll.slept(woken - started);
             }
         }
         self.shared.wake_up();
     }
 
     fn reap(&mut self, ops: &mut Ops, garbage: &mut Vec<Op>) {
-        // SAFETY: the submission half is not touched while this view of the completions is alive.
+        // SAFETY: the submission half is not used while this view of the completions is alive.
         let completions = unsafe { self.ring.completion_shared() };
         for entry in completions {
             match entry.user_data() {
@@ -252,7 +251,7 @@ impl Uring {
     }
 }
 
-/// The ring's form of an operation.
+/// Submission entry of an operation.
 fn entry(op: &mut Op) -> squeue::Entry {
     let fd = |handle: &crate::handle::Handle| types::Fd(handle.raw());
     match op {
@@ -317,7 +316,7 @@ impl Driver for Uring {
             self.for_disks += 1;
             if self.for_disks >= DISK_BATCH {
                 self.for_disks = 0;
-                // Refused, it is tried again at the end of the turn.
+                // If the kernel refuses, the end of the turn tries again.
                 let _ = self.ring.submit();
             }
         }

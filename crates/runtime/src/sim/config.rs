@@ -1,27 +1,27 @@
-//! What a simulated world is made of: links, disks, and their habits.
+//! Configuration of a simulated world: links, disks, and their faults.
 
 use std::ops::Range;
 use std::time::Duration;
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
-/// How long something takes: mostly near `min`, at most `max`, and now and then a spike longer.
+/// Distribution of a duration: mostly near `min`, at most `max`, with occasional longer spikes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Latency {
-    /// The shortest.
+pub struct SimLatency {
+    /// Minimum.
     pub min: Duration,
-    /// The longest without a spike.
+    /// Maximum without a spike.
     pub max: Duration,
     /// Probability of a spike, 0.0 to 1.0.
     pub spike_chance: f64,
-    /// A spike adds up to this.
+    /// Longest addition of a spike.
     pub spike: Duration,
 }
 
-impl Latency {
+impl SimLatency {
     /// Between `min_us` and `max_us` microseconds, without spikes.
-    pub const fn between_us(min_us: u64, max_us: u64) -> Latency {
-        Latency {
+    pub const fn between_us(min_us: u64, max_us: u64) -> SimLatency {
+        SimLatency {
             min: Duration::from_micros(min_us),
             max: Duration::from_micros(max_us),
             spike_chance: 0.0,
@@ -29,8 +29,8 @@ impl Latency {
         }
     }
 
-    /// The same with spikes.
-    pub const fn with_spikes(mut self, chance: f64, spike: Duration) -> Latency {
+    /// Adds spikes.
+    pub const fn with_spikes(mut self, chance: f64, spike: Duration) -> SimLatency {
         self.spike_chance = chance;
         self.spike = spike;
         self
@@ -48,25 +48,25 @@ impl Latency {
     }
 }
 
-/// A span in whole nanoseconds.
+/// A duration in whole nanoseconds.
 pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One direction between two nodes (or within one).
+/// One direction of a link between two nodes, or within one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkConfig {
-    /// Time on the way, drawn for each segment; segments of one connection keep their order.
-    pub latency: Latency,
-    /// Bytes a second that the direction carries, shared by its connections.
+    /// Transit time, drawn per segment; segments of one connection keep their order.
+    pub latency: SimLatency,
+    /// Bandwidth of the direction in bytes per second, shared by its connections.
     pub bytes_per_second: u64,
-    /// Unacknowledged bytes that a connection's sender may have; beyond it sends wait.
+    /// Unacknowledged bytes per sender of a connection; beyond it sends wait.
     pub send_buffer_bytes: usize,
-    /// Bytes that a receiver holds for a task that does not read; beyond it the sender fills up.
+    /// Bytes that a receiver buffers for a task that does not read; beyond it the sender fills up.
     pub receive_buffer_bytes: usize,
     /// Largest segment; bytes are cut at random boundaries up to it.
     pub segment_bytes: usize,
-    /// Probability that a receive (or a send) is served in part though more could be had.
+    /// Probability that a receive or a send is short although more bytes could be transferred.
     pub short_chance: f64,
 }
 
@@ -74,7 +74,7 @@ impl LinkConfig {
     /// A 10 Gbit/s network of one zone: 30 to 150 µs, spikes of up to 20 ms.
     pub const fn network() -> LinkConfig {
         LinkConfig {
-            latency: Latency::between_us(30, 150).with_spikes(0.001, Duration::from_millis(20)),
+            latency: SimLatency::between_us(30, 150).with_spikes(0.001, Duration::from_millis(20)),
             bytes_per_second: 1_250_000_000,
             send_buffer_bytes: 256 << 10,
             receive_buffer_bytes: 256 << 10,
@@ -86,7 +86,7 @@ impl LinkConfig {
     /// Within a node: 5 to 20 µs.
     pub const fn loopback() -> LinkConfig {
         let mut link = LinkConfig::network();
-        link.latency = Latency::between_us(5, 20);
+        link.latency = SimLatency::between_us(5, 20);
         link.bytes_per_second = 5_000_000_000;
         link
     }
@@ -97,38 +97,39 @@ impl LinkConfig {
 pub struct DiskConfig {
     /// Size, in bytes.
     pub size_bytes: u64,
-    /// A block device of fixed size, not a regular file, which grows when written beyond its end.
+    /// True for a block device of fixed size; false for a regular file, which grows when written
+    /// beyond its end.
     pub block_device: bool,
     /// Unit of reads and writes when opened `direct`, in bytes.
     pub logical_block_bytes: u32,
-    /// What it reports as its physical block, in bytes.
+    /// Reported physical block size, in bytes.
     pub physical_block_bytes: u32,
-    /// The unit that a power loss keeps or loses as a whole, in bytes: 512 for most disks; less to
-    /// tear inside of sectors.
+    /// Unit that a power loss keeps or loses completely, in bytes: 512 for most disks; less to tear
+    /// sectors.
     pub atomic_bytes: u32,
-    /// Completed writes may be lost at power loss until flushed. False: every completed write is
-    /// durable (power-loss protection).
+    /// True if a power loss may drop completed writes that were not flushed. False for power-loss
+    /// protection: every completed write is durable.
     pub volatile_cache: bool,
-    /// Operations served at once; further ones queue.
+    /// Operations served concurrently; further ones queue.
     pub queue_depth: usize,
     /// Time of a read.
-    pub read_latency: Latency,
+    pub read_latency: SimLatency,
     /// Time of a write, durable or not.
-    pub write_latency: Latency,
-    /// Time of a flush, and what it adds to a durable write.
-    pub flush_latency: Latency,
-    /// Bytes a second of one operation.
+    pub write_latency: SimLatency,
+    /// Time of a flush, and the additional time of a durable write.
+    pub flush_latency: SimLatency,
+    /// Bandwidth of one operation, in bytes per second.
     pub bytes_per_second: u64,
     /// Ranges can be deallocated.
     pub can_deallocate: bool,
     /// Ranges can be zeroed.
     pub can_zero: bool,
-    /// Bytes of 4 KiB blocks that it can hold in all; beyond it writes fail with `StorageFull`.
+    /// Capacity in bytes of 4 KiB blocks; beyond it writes fail with `StorageFull`.
     pub space_bytes: u64,
 }
 
 impl DiskConfig {
-    /// A local SSD with a volatile cache, as a regular file of no size yet.
+    /// A local SSD with a volatile cache, as an empty regular file.
     pub const fn ssd() -> DiskConfig {
         DiskConfig {
             size_bytes: 0,
@@ -138,11 +139,11 @@ impl DiskConfig {
             atomic_bytes: 512,
             volatile_cache: true,
             queue_depth: 64,
-            read_latency: Latency::between_us(60, 200)
+            read_latency: SimLatency::between_us(60, 200)
                 .with_spikes(0.001, Duration::from_millis(30)),
-            write_latency: Latency::between_us(15, 100)
+            write_latency: SimLatency::between_us(15, 100)
                 .with_spikes(0.001, Duration::from_millis(30)),
-            flush_latency: Latency::between_us(200, 2000)
+            flush_latency: SimLatency::between_us(200, 2000)
                 .with_spikes(0.01, Duration::from_millis(50)),
             bytes_per_second: 1_000_000_000,
             can_deallocate: true,
@@ -160,15 +161,15 @@ impl DiskConfig {
     }
 }
 
-/// What goes wrong on a disk, until it is set otherwise. The default is nothing.
+/// Faults of a disk, in effect until changed. The default is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DiskFaults {
     /// Probability that a read fails.
     pub read_errors: f64,
-    /// Probability that a write or punch fails; any part of it may be on the medium then.
+    /// Probability that a write or punch fails; any part of it may then be on the medium.
     pub write_errors: f64,
-    /// Probability that a flush or durable write fails. Then any unflushed write may never become
-    /// durable, though later flushes succeed and reads still return it: as Linux does.
+    /// Probability that a flush or durable write fails. Any unflushed write may then never become
+    /// durable, although later flushes succeed and reads still return it, as on Linux.
     pub flush_errors: f64,
     /// Byte ranges that cannot be read.
     pub unreadable: Vec<Range<u64>>,
@@ -177,14 +178,14 @@ pub struct DiskFaults {
 }
 
 impl DiskFaults {
-    /// The same, and these bytes cannot be read.
+    /// Adds bytes that cannot be read.
     #[must_use]
     pub fn unreadable_at(mut self, range: Range<u64>) -> DiskFaults {
         self.unreadable.push(range);
         self
     }
 
-    /// The same, and these bytes cannot be written.
+    /// Adds bytes that cannot be written.
     #[must_use]
     pub fn unwritable_at(mut self, range: Range<u64>) -> DiskFaults {
         self.unwritable.push(range);
@@ -204,31 +205,31 @@ fn touches(ranges: &[Range<u64>], offset: u64, len: u64) -> bool {
     ranges.iter().any(|range| range.start < offset.saturating_add(len) && offset < range.end)
 }
 
-/// A simulated world.
+/// Configuration of a simulated world.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// Links between nodes, where [`super::World::set_link`] says nothing else.
+pub struct SimConfig {
+    /// Links between nodes, unless [`super::World::set_link`] overrides them.
     pub network: LinkConfig,
     /// Connections within a node.
     pub loopback: LinkConfig,
-    /// Files that are made by opening them with `create_bytes` (which gives the size).
+    /// Files created by opening them with `create_bytes` (which sets the size).
     pub disk: DiskConfig,
-    /// How long a connection with undeliverable data lasts before its sender sees `TimedOut`.
+    /// Time after which a sender with undeliverable data sees `TimedOut`.
     pub tcp_timeout: Duration,
-    /// Each round of the executor costs up to this much simulated time, so that a task that never
-    /// sleeps cannot stop the clock. Nanoseconds, at least 1.
+    /// Longest simulated time of one executor turn, in nanoseconds, at least 1, so that a task that
+    /// never sleeps cannot stop the clock.
     pub turn_ns: u64,
-    /// Simulated time at which a run is taken for hung: it panics with what is pending.
+    /// Simulated time after which a run counts as hung: it panics and reports pending operations.
     pub time_limit: Duration,
 }
 
-impl Default for Config {
-    fn default() -> Config {
-        Config {
+impl Default for SimConfig {
+    fn default() -> SimConfig {
+        SimConfig {
             network: LinkConfig::network(),
             loopback: LinkConfig::loopback(),
             disk: DiskConfig::ssd(),
-            // Linux's 15 retransmissions.
+            // 15 retransmissions, as on Linux.
             tcp_timeout: Duration::from_secs(924),
             turn_ns: 1000,
             time_limit: Duration::from_secs(24 * 3600),

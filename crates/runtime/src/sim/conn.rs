@@ -1,11 +1,11 @@
-//! One simulated connection: two ends and a pipe in each direction, as TCP would have them.
+//! Simulated connection: two ends and a pipe in each direction, with the semantics of TCP.
 
 use std::collections::VecDeque;
 
 use crate::net::KeepAlive;
 use crate::op::OpId;
 
-/// What travels in a pipe, in order.
+/// Content of a pipe, in order.
 pub(crate) enum Cargo {
     /// Bytes, of which the first `taken` have arrived.
     Data { bytes: Vec<u8>, taken: usize },
@@ -22,31 +22,31 @@ pub(crate) struct Segment {
 #[derive(Default)]
 pub(crate) struct Pipe {
     pub(crate) wire: VecDeque<Segment>,
-    /// Arrival of the last segment given to the wire: later ones come later.
+    /// Arrival time of the last segment on the wire; later segments arrive later.
     pub(crate) last_at: u64,
-    /// Bytes accepted from the sender and not acknowledged.
+    /// Bytes accepted from the sender and not yet acknowledged.
     pub(crate) unacknowledged: usize,
-    /// Bytes that arrived while acknowledgements could not go back.
+    /// Bytes that arrived while acknowledgements could not return.
     pub(crate) acks_held: usize,
     /// Bytes that the receiver can take.
     pub(crate) arrived: VecDeque<u8>,
     /// The end of the stream has arrived.
     pub(crate) ended: bool,
-    /// Nothing gets through since then.
+    /// Time since which nothing passes.
     pub(crate) blocked_since: Option<u64>,
-    /// The sender tries again at this time, and nothing arrives before.
+    /// Time of the next retransmission; nothing arrives before.
     pub(crate) hold_until: u64,
 }
 
 impl Pipe {
-    /// True when bytes are due, not only the end of the stream.
+    /// True if bytes are due, not only the end of the stream.
     pub(crate) fn brings_data(&self, now: u64) -> bool {
         let first = self.wire.front();
         first
             .is_some_and(|segment| segment.at <= now && matches!(segment.cargo, Cargo::Data { .. }))
     }
 
-    /// Moves what is due from the wire to the receiver, which holds at most `room` bytes. True when
+    /// Moves due content from the wire to the receiver, which holds at most `room` bytes. True if
     /// the sender has more room than before.
     pub(crate) fn arrive(&mut self, now: u64, room: usize, acks_blocked: bool) -> bool {
         let mut acknowledged = false;
@@ -84,21 +84,22 @@ pub(crate) struct End {
     pub(crate) node: u32,
     /// Its handle, while a program has it open.
     pub(crate) raw: Option<i32>,
-    /// The other end's address, for people.
+    /// The address of the other end, as text.
     pub(crate) peer: String,
-    /// Its program receives no more: receives end once what has arrived is read.
+    /// Its program receives no more: receives return 0 after the data that has arrived.
     pub(crate) deaf: bool,
-    /// Both directions were shut down by its program: receives end, sends fail, data that comes is answered by a reset.
+    /// Its program shut down both directions: receives return 0, sends fail, and arriving data is
+    /// answered by a reset.
     pub(crate) shut: bool,
-    /// It was given up: its close resets the peer.
+    /// It was aborted: its close resets the peer.
     pub(crate) aborted: bool,
-    /// How its peer is watched.
+    /// Keep-alive settings for the peer.
     pub(crate) keep_alive: Option<KeepAlive>,
-    /// The peer would not answer since then; only kept where the peer is watched.
+    /// Time since which the peer does not answer; recorded only with keep-alive.
     pub(crate) silent_since: Option<u64>,
-    /// Its end of stream is on the way or gone.
+    /// Its end of stream was sent.
     pub(crate) finished: bool,
-    /// Why everything fails on it.
+    /// Error of all its operations.
     pub(crate) failed: Option<i32>,
     pub(crate) receiving: VecDeque<OpId>,
     pub(crate) sending: VecDeque<OpId>,
@@ -122,7 +123,7 @@ impl End {
         }
     }
 
-    /// True when nobody is there to take data.
+    /// True if no program can take data any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.raw.is_none() || self.shut || self.failed.is_some()
     }
@@ -135,7 +136,7 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    /// True when nothing can come of it any more.
+    /// True if neither end can make progress any more.
     pub(crate) fn is_over(&self) -> bool {
         self.ends.iter().all(|end| end.raw.is_none())
             && self.pipes.iter().all(|pipe| pipe.wire.is_empty())

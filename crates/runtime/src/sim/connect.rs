@@ -1,4 +1,4 @@
-//! Addresses of simulated nodes: listening on them, connecting to them, accepting.
+//! Addresses of simulated nodes: listening, connecting, accepting.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,13 +10,14 @@ use crate::limits::SIM_BACKLOG;
 use crate::net::Address;
 use crate::op::{OpId, Ops};
 
-/// A first packet that is lost is sent again after 1 s, 2 s, 4 s, …; after so many the connect
-/// fails, as Linux does (`tcp_syn_retries`).
+/// A lost first packet is sent again after 1 s, 2 s, 4 s, …; after this many attempts the connect
+/// fails, as on Linux (`tcp_syn_retries`).
 const CONNECT_ATTEMPTS: u32 = 7;
 const FIRST_EPHEMERAL_PORT: u16 = 32768;
 const LAST_EPHEMERAL_PORT: u16 = 60999;
 
-/// The address of a node: 10.x.y.z with the node's number in x.y.z; the observer's is the last.
+/// The address of a node: 10.x.y.z with the number of the node in x.y.z; the observer has the last
+/// one.
 pub(crate) fn ip_of(node: u32) -> Ipv4Addr {
     let number = if node == 0 { 0x00FF_FFFE } else { node };
     Ipv4Addr::from(0x0A00_0000 | number)
@@ -72,7 +73,7 @@ impl State {
         }
     }
 
-    /// True when a listener of the node has this address or one that includes it.
+    /// True if a listener of the node has this address or a wildcard that includes it.
     fn listener_like(&self, node: u32, address: &Address) -> bool {
         self.listeners.keys().filter(|(owner, _)| *owner == node).any(|(_, other)| {
             match (other, address) {
@@ -157,7 +158,7 @@ impl State {
             Address::Tcp(tcp) => self.node_at(tcp.ip(), node),
         };
         let Some(target) = target else {
-            // Nobody has this address: the neighbour search gives up after three seconds.
+            // No node has this address: address resolution gives up after three seconds.
             let at = self.now() + 3_000_000_000;
             return self.schedule(at, Event::Refused(id, serial, libc::EHOSTUNREACH));
         };
@@ -165,7 +166,7 @@ impl State {
         self.schedule(self.now() + delay, Event::Knock(id, serial, 0));
     }
 
-    /// The first packet of a connection reaches the far node.
+    /// The first packet of a connection reaches the remote node.
     pub(crate) fn knock(&mut self, id: OpId, serial: u64, attempt: u32) {
         let now = self.now();
         let Some(pending) = self.pending_as(id, serial) else { return };
@@ -244,7 +245,7 @@ impl State {
         }
     }
 
-    /// Takes an operation off the queue that it waits in.
+    /// Removes an operation from the queue in which it waits.
     pub(crate) fn forget_waiting(&mut self, id: OpId) {
         let Some(pending) = self.pending(id) else { return };
         let raw = pending.raw;

@@ -1,18 +1,19 @@
-//! One simulated disk: what reads return now, what a power loss would leave, and the writes between.
+//! Simulated disk: the content that reads return, the content that a power loss would leave, and
+//! the writes between them.
 //!
-//! Promises: a read returns every completed write. After a power loss each unit of a write that was
-//! flushed, or durable by itself, is there; each unit of any other write (in flight or completed)
-//! is there or not, in patterns that range from all to none over prefixes to coins for each unit;
-//! and an older write never comes back over a newer durable one.
+//! Invariants: a read returns every completed write. After a power loss, each unit of a write that
+//! was flushed or durable is present. Each unit of any other write, in flight or completed, is
+//! present or not, in patterns from all over prefixes to random units to none. An older write never
+//! replaces a newer durable one.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use super::config::{DiskConfig, DiskFaults};
-use super::rng::Rng;
 use super::store::{BLOCK_BYTES, Store, blocks_of};
 use crate::limits::{SIM_CACHE_BYTES, SIM_CACHE_WRITES};
+use crate::rng::Rng;
 
-/// What a write puts somewhere.
+/// Content of a write.
 #[derive(Clone, Debug)]
 pub(crate) enum Extent {
     Data(Vec<u8>),
@@ -56,7 +57,7 @@ impl Extent {
     }
 }
 
-/// Which units of a write make it.
+/// The units of a write that reach the medium.
 #[derive(Clone, Copy, Debug)]
 enum Keep {
     All,
@@ -67,7 +68,7 @@ enum Keep {
 }
 
 impl Keep {
-    /// Any fate for a write of `units` units.
+    /// Any outcome for a write of `units` units.
     fn any(rng: &mut Rng, units: u64) -> Keep {
         match rng.below(5) {
             0 => Keep::All,
@@ -93,16 +94,16 @@ impl Keep {
     }
 }
 
-/// A write that has completed and may not be on the medium.
+/// A completed write that may not be on the medium.
 struct Cached {
     number: u64,
     offset: u64,
     extent: Extent,
-    /// It is on the medium for certain; it waits here for its turn behind older ones.
+    /// It is certainly on the medium, and waits here in order behind older writes.
     durable: bool,
 }
 
-/// What a disk has done, for tests and reports.
+/// Counters of a disk, for tests and reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     /// Reads served.
@@ -111,30 +112,30 @@ pub struct DiskStats {
     pub writes: u64,
     /// Flushes served.
     pub flushes: u64,
-    /// Operations that an injected fault failed.
+    /// Operations that failed because of an injected fault.
     pub faults: u64,
-    /// Writes completed and not yet durable.
+    /// Completed writes that are not durable yet.
     pub unflushed_writes: u64,
     /// Bytes of blocks that hold data.
     pub allocated_bytes: u64,
 }
 
-/// See the module's promises.
+/// A simulated disk.
 pub(crate) struct Disk {
     pub(crate) config: DiskConfig,
     pub(crate) faults: DiskFaults,
     pub(crate) locked_by: Option<i32>,
-    /// Nothing completes before this time.
+    /// No operation completes before this time.
     pub(crate) stalled_until: u64,
     pub(crate) stats: DiskStats,
     size_bytes: u64,
-    /// When each place of the queue is free.
+    /// Per place of the queue, the time at which it is free.
     free_at: Vec<u64>,
-    /// What reads return.
+    /// Content that reads return.
     current: Store,
-    /// What is on the medium, whatever happens.
+    /// Content that is certainly on the medium.
     stable: Store,
-    /// Blocks where `current` and `stable` may differ.
+    /// Blocks in which `current` and `stable` may differ.
     dirty: BTreeSet<u64>,
     cache: VecDeque<Cached>,
     cache_bytes: usize,
@@ -168,7 +169,7 @@ impl Disk {
         self.size_bytes = self.size_bytes.max(size_bytes);
     }
 
-    /// Books a place in the queue; returns when the operation is done.
+    /// Books a place in the queue; returns the completion time.
     pub(crate) fn book(&mut self, now: u64, latency_ns: u64, bytes: u64) -> u64 {
         let transfer = bytes.saturating_mul(1_000_000_000) / self.config.bytes_per_second.max(1);
         let place = self.free_at.iter_mut().min().expect("a queue has places");
@@ -180,7 +181,7 @@ impl Disk {
         self.current.read(offset, out);
     }
 
-    /// How many of the first `len` bytes at `offset` there is space for, in whole blocks.
+    /// Number of the first `len` bytes at `offset` for which there is space, in whole blocks.
     pub(crate) fn space_for(&self, offset: u64, len: u64) -> u64 {
         let left = self.config.space_bytes.saturating_sub(self.current.allocated_bytes());
         if self.current.missing_bytes(offset, len) <= left {
@@ -197,7 +198,7 @@ impl Disk {
         fits
     }
 
-    /// Carries out a write or punch.
+    /// Executes a write or punch.
     pub(crate) fn land(&mut self, offset: u64, extent: Extent, durable: bool) {
         extent.apply(offset, &mut self.current);
         self.grow(offset + extent.len());
@@ -207,14 +208,14 @@ impl Disk {
         self.cache.push_back(Cached { number: self.next_number, offset, extent, durable });
         self.next_number += 1;
         while self.cache_bytes > SIM_CACHE_BYTES || self.cache.len() > SIM_CACHE_WRITES {
-            // A full cache writes its oldest back.
+            // A full cache writes its oldest entry back.
             self.cache[0].durable = true;
             self.fold();
         }
         self.fold();
     }
 
-    /// Carries out any part of a write: it failed, or its process was killed.
+    /// Executes any part of a write that failed or whose process was killed.
     pub(crate) fn land_some(&mut self, offset: u64, extent: &Extent, rng: &mut Rng) {
         let keep = Keep::any(rng, self.units(offset, extent));
         for (offset, piece) in self.pieces(offset, extent, keep, rng) {
@@ -226,13 +227,13 @@ impl Disk {
         let len = extent.len();
         match extent {
             Extent::Data(_) => self.dirty.extend(blocks_of(offset, len)),
-            // Only what is on the medium can come back from under zeroes; what is cached above
-            // it was marked when it came.
+            // Under zeroes, only content of the medium can reappear; cached content above it was
+            // marked as dirty when it was written.
             Extent::Zero(_) => self.dirty.extend(self.stable.allocated(offset, len)),
         }
     }
 
-    /// The watermark of a flush that begins now: it covers every write completed before.
+    /// Watermark of a flush that starts now: it covers every write completed before.
     pub(crate) fn flush_mark(&self) -> u64 {
         self.next_number
     }
@@ -245,8 +246,8 @@ impl Disk {
         self.fold();
     }
 
-    /// A flush that failed: each write that it covered may be on the medium, may become so by a
-    /// later flush, or never will, whatever later flushes say.
+    /// A failed flush: each write that it covered may be on the medium, may get there by a later
+    /// flush, or never will, even if later flushes succeed.
     pub(crate) fn fail_flush(&mut self, mark: u64, rng: &mut Rng) {
         let mut kept = VecDeque::with_capacity(self.cache.len());
         for mut cached in self.cache.drain(..) {
@@ -266,7 +267,7 @@ impl Disk {
         self.fold();
     }
 
-    /// Moves what is durable to the medium, in the order in which it was written.
+    /// Moves durable writes to the medium, in the order of writing.
     fn fold(&mut self) {
         while let Some(first) = self.cache.front()
             && first.durable
@@ -277,7 +278,7 @@ impl Disk {
         }
     }
 
-    /// The power goes: decides what is left of every unflushed write and of those `in_flight`.
+    /// Power loss: decides the outcome of every unflushed write and of those `in_flight`.
     pub(crate) fn lose_power(&mut self, mut in_flight: Vec<(u64, Extent)>, rng: &mut Rng) {
         let pattern = rng.below(6);
         let cut = rng.below(self.cache.len() as u64 + 1);
@@ -326,8 +327,8 @@ impl Disk {
         }
     }
 
-    /// Bytes of a unit that is kept or lost as a whole. Large punches go in coarse units, so that
-    /// a terabyte costs no more than a megabyte.
+    /// Bytes of a unit that is kept or lost completely. Large punches use coarse units, so that a
+    /// terabyte costs as much as a megabyte.
     fn unit_bytes(&self, extent: &Extent) -> u64 {
         let atomic = u64::from(self.config.atomic_bytes.max(1));
         match extent {
@@ -341,7 +342,7 @@ impl Disk {
         (offset + extent.len()).div_ceil(unit) - offset / unit
     }
 
-    /// The kept parts of a write: runs of units, aligned as the disk's units are.
+    /// The kept parts of a write: runs of units, aligned to the units of the disk.
     fn pieces(
         &self,
         offset: u64,
@@ -368,7 +369,7 @@ impl Disk {
         pieces
     }
 
-    /// Changes the medium behind everybody's back.
+    /// Changes the content of the medium, bypassing the cache and the node.
     pub(crate) fn overwrite(&mut self, offset: u64, data: &[u8]) {
         self.land(offset, Extent::Data(data.to_vec()), true);
         self.flush(self.flush_mark());
@@ -418,12 +419,12 @@ mod tests {
     }
 
     proptest! {
-        /// After a power loss each sector holds its last durable value or one written since.
+        /// After a power loss each sector holds its last durable value or a value written since.
         #[test]
-        fn a_power_loss_leaves_old_or_new_sectors(steps in steps(), seed in any::<u64>()) {
+        fn power_loss_leaves_old_or_new_sectors(steps in steps(), seed in any::<u64>()) {
             let mut disk = disk();
             let mut rng = Rng::new(seed);
-            // The values that each sector may hold after a power loss; the last is the current.
+            // Possible values of each sector after a power loss; the last is the current one.
             let mut may_hold: Vec<Vec<u8>> = vec![vec![0]; (SIZE / 512) as usize];
             for (number, step) in steps.iter().enumerate() {
                 let value = number as u8 + 1;
@@ -458,7 +459,7 @@ mod tests {
                 prop_assert!(bytes.iter().all(|byte| *byte == bytes[0]), "a torn sector");
                 prop_assert!(may_hold[sector].contains(&bytes[0]), "sector {}", sector);
             }
-            // What is there now stays.
+            // The content after the power loss is stable.
             let after = read(&disk);
             disk.lose_power(Vec::new(), &mut rng);
             prop_assert!(after == read(&disk));
@@ -466,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_can_lose_what_a_later_flush_seems_to_save() {
+    fn failed_flush_can_lose_data_despite_later_flush() {
         let lost = (0..50).filter(|seed| {
             let (mut disk, mut rng) = (disk(), Rng::new(*seed));
             disk.land(0, Extent::Data(vec![1; 512]), false);
@@ -481,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terabyte_is_punched_and_torn_in_no_time() {
+    fn large_punch_is_cheap() {
         let mut disk = Disk::new(DiskConfig::block_device(1 << 40));
         disk.land(1 << 39, Extent::Data(vec![5; 4096]), true);
         disk.land(0, Extent::Zero(1 << 40), false);
@@ -492,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_takes_whole_blocks_and_no_more() {
+    fn full_disk_accepts_whole_blocks_only() {
         let mut disk = disk();
         disk.config.space_bytes = 8192;
         assert_eq!(disk.space_for(2048, 8192), 4096 + 2048);

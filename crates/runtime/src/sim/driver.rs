@@ -1,4 +1,4 @@
-//! The driver of simulated executors: hands operations to the world and lets its time pass.
+//! Simulation driver: hands operations to the world and advances its time.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,10 +15,10 @@ use crate::fs::{FileInfo, OpenOptions};
 use crate::net::{Address, Direction, KeepAlive};
 use crate::op::{Op, OpId, Ops};
 
-/// Simulated clocks of the wall begin here: 2025-01-01, in nanoseconds since the Unix epoch.
+/// Start of the simulated wall clock: 2025-01-01, in nanoseconds since the Unix epoch.
 const WALL_CLOCK_START_NS: u64 = 1_735_689_600_000_000_000;
 
-/// See the module's head.
+/// Driver of a simulated executor.
 pub(crate) struct SimDriver {
     pub(crate) state: Rc<RefCell<State>>,
     pub(crate) shared: Arc<Shared>,
@@ -140,7 +140,7 @@ fn raw_of(op: &Op) -> i32 {
     }
 }
 
-/// What an operation asks of the world, or the error number that it gets at once.
+/// Converts an operation into work for the world, or into the error with which it fails at once.
 fn work_of(state: &mut State, op: &mut Op) -> Result<Work, i32> {
     let Some(owned) = state.handles.get(&raw_of(op)) else { return Err(libc::EBADF) };
     let (disk, read_only, direct) = match owned.entry {

@@ -1,7 +1,7 @@
-//! How connections end: closed, shut down, reset, or with their process or their node's power.
+//! End of connections: close, shutdown, reset, process death, and power loss.
 //!
-//! A process that dies ends or resets its connections; a node without power says nothing, and once
-//! it is back it answers old connections with resets.
+//! When a process dies, its connections end or are reset. A node without power is silent; after its
+//! restart it answers old connections with resets.
 
 use std::collections::VecDeque;
 
@@ -11,12 +11,12 @@ use crate::net::Direction;
 use crate::op::{OpId, Ops};
 
 impl State {
-    /// A program gives a handle up.
+    /// A program closes a handle.
     pub(crate) fn close(&mut self, raw: i32, ops: &mut Ops) {
         let Some(owned) = self.handles.remove(&raw) else { return };
         self.note(owned.node, "close", [raw as u64, 0]);
         match owned.entry {
-            // Their lock and address are free already.
+            // Its lock and address were already released.
             Entry::File { .. } => {}
             Entry::Listener(listening) => {
                 for accepted in listening.queue {
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// Nobody holds this end any more: the peer learns it by an end of stream or a reset.
+    /// The last user of this end is gone: the peer sees an end of stream or a reset.
     pub(crate) fn abandon(&mut self, number: u64, end: usize, reset: bool, ops: &mut Ops) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         conn.ends[end].raw = None;
@@ -50,7 +50,7 @@ impl State {
                 self.finish_stream(number, end);
             }
         }
-        // What waits for room at this end is answered by a reset.
+        // Data that waits for room at this end is answered by a reset.
         self.deliver(number, 1 - end, ops);
         self.forget_if_over(number);
     }
@@ -64,8 +64,8 @@ impl State {
         }
     }
 
-    /// A direction ends, or both do, by the program's wish. What has arrived can be read first; what
-    /// comes later is taken, or answered by a reset when both directions ended.
+    /// The program shuts down one direction or both. Data that has arrived can still be read. Later
+    /// data is discarded, or answered by a reset if both directions are shut down.
     pub(crate) fn shutdown(&mut self, raw: i32, direction: Direction) {
         let Some((number, end)) = self.conn_of(raw) else { return };
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -83,7 +83,7 @@ impl State {
         self.schedule(self.now(), Event::Wake(number, end));
     }
 
-    /// Both directions end by the program's wish, and the close will reset the peer.
+    /// The program aborts the connection: both directions end, and the close resets the peer.
     pub(crate) fn abort(&mut self, raw: i32) {
         self.shutdown(raw, Direction::Both);
         let Some((number, end)) = self.conn_of(raw) else { return };
@@ -96,7 +96,7 @@ impl State {
         self.fail_end(number, end, libc::ECONNRESET, ops);
     }
 
-    /// Everything on this end fails from now on.
+    /// Makes everything on this end fail from now on.
     pub(crate) fn fail_end(&mut self, number: u64, end: usize, error: i32, ops: &mut Ops) {
         let keep = self.rng.chance(0.5);
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -116,7 +116,7 @@ impl State {
         self.pump_sends(number, end, ops);
     }
 
-    /// Sends a reset to an end. One that is lost is not sent again.
+    /// Sends a reset to an end. A lost reset is not sent again.
     pub(crate) fn send_reset(&mut self, number: u64, to_end: usize) {
         let Some(conn) = self.conns.get(&number) else { return };
         let (from, to) = (conn.ends[1 - to_end].node, conn.ends[to_end].node);
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    /// Resets reach both ends of every connection between two nodes.
+    /// Resets both ends of every connection between two nodes.
     pub(crate) fn reset_between(&mut self, a: u32, b: u32) {
         let between = |conn: &Conn| {
             let nodes = [conn.ends[0].node, conn.ends[1].node];
@@ -146,7 +146,7 @@ impl State {
         }
     }
 
-    /// Lets the operations that wait at an end look again.
+    /// Retries the operations that wait at an end.
     pub(crate) fn wake_end(&mut self, number: u64, end: usize, ops: &mut Ops) {
         self.pump_receives(number, end, ops);
         self.pump_sends(number, end, ops);
@@ -158,7 +158,8 @@ impl State {
         }
     }
 
-    /// A node's process is gone: its sockets and files close. With `power_lost` nobody is told.
+    /// The process of a node is gone: its sockets and files close. With `power_lost` the peers get
+    /// no notice.
     pub(crate) fn drop_handles_of(&mut self, node: u32, power_lost: bool) {
         let raws: Vec<i32> = self
             .handles
@@ -198,7 +199,7 @@ impl State {
         }
     }
 
-    /// The kernel closes a dead process's socket: end of stream or reset.
+    /// The kernel closes the socket of a dead process: end of stream or reset.
     fn orphan(&mut self, number: u64, end: usize) {
         let reset = self.rng.chance(0.5);
         let now = self.now();
@@ -216,8 +217,8 @@ impl State {
         self.schedule(now, Event::Deliver(number, 1 - end));
     }
 
-    /// A socket of a node without power: some of what was on its way still arrives, the rest is
-    /// gone, and nobody is told.
+    /// A socket of a node without power: some of its data in transit still arrives, the rest is
+    /// lost, and the peer gets no notice.
     fn unplug(&mut self, number: u64, end: usize) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (from, to) = (conn.ends[end].node, conn.ends[1 - end].node);

@@ -1,4 +1,4 @@
-//! Files of a simulated node: opening them, and what happens to operations on their disks.
+//! Files of a simulated node: opening, and the effects of operations on their disks.
 
 use std::io;
 use std::path::Path;
@@ -9,8 +9,8 @@ use super::state::{Entry, Event, Power, State, Work, errno};
 use crate::fs::{FileInfo, OpenOptions};
 use crate::op::{Op, OpId, Ops, PunchMode};
 
-/// Writes of at least two sectors reach a disk in two steps this often, so that concurrent reads
-/// can see them torn.
+/// Probability that a write of at least two sectors reaches the disk in two steps, so that
+/// concurrent reads can see it torn.
 const TORN_LANDING: f64 = 0.1;
 
 impl State {
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Books a disk operation.
+    /// Schedules a disk operation.
     pub(crate) fn begin_disk_op(&mut self, id: OpId) {
         let now = self.now();
         let Some(pending) = self.pending(id) else { return };
@@ -110,7 +110,7 @@ impl State {
         self.schedule(done_at, Event::DiskDone(id, serial));
     }
 
-    /// The first part of a write is on the disk before the rest.
+    /// The first part of a write reaches the disk before the rest.
     pub(crate) fn land_part(&mut self, id: OpId, serial: u64) {
         let Some(pending) = self.pending_as(id, serial) else { return };
         let Work::Write { disk, offset, data: Extent::Data(data), .. } = &pending.work else {
@@ -127,7 +127,7 @@ impl State {
         self.disks[disk].land(offset, Extent::Data(part), false);
     }
 
-    /// True when a write of this range meets no fault of place: bounds, space, bad ranges.
+    /// True if a write of this range meets no fault of bounds, space or unwritable ranges.
     fn writable(&self, disk: usize, offset: u64, len: u64) -> bool {
         let disk = &self.disks[disk];
         let inside = !disk.config.block_device || offset.saturating_add(len) <= disk.size_bytes();
@@ -137,7 +137,7 @@ impl State {
             && disk.space_for(offset, len) == len
     }
 
-    /// A disk operation ends, unless the disk stalls.
+    /// Completes a disk operation, unless the disk stalls.
     pub(crate) fn disk_done(&mut self, id: OpId, serial: u64, ops: &mut Ops) {
         let now = self.now();
         let Some(pending) = self.pending_as(id, serial) else { return };
@@ -249,7 +249,8 @@ impl State {
         Ok(0)
     }
 
-    /// What a power loss or a kill leaves of writes in flight, and of the node's disks.
+    /// Decides the outcome of writes in flight after a power loss or kill, and the state of the
+    /// disks of the node.
     pub(crate) fn settle_disks(
         &mut self,
         node: u32,
@@ -259,7 +260,7 @@ impl State {
         let mut by_disk: Vec<Vec<(u64, Extent)>> = Vec::new();
         by_disk.resize_with(self.disks.len(), Vec::new);
         for (disk, offset, mut extent) in in_flight {
-            // A punch never makes a file longer, a write never a device.
+            // A punch never extends a file, and a write never extends a device.
             let fixed = self.disks[disk].config.block_device || matches!(extent, Extent::Zero(_));
             let end = if fixed { self.disks[disk].size_bytes() } else { i64::MAX as u64 };
             extent.truncate(end.saturating_sub(offset));

@@ -1,8 +1,8 @@
-//! TCP keep alive between simulated nodes: an idle end finds out that its peer is gone.
+//! TCP keep-alive between simulated nodes: an idle end detects that its peer is gone.
 //!
-//! No event is scheduled while the peer would answer, so a world in which nothing can happen is
-//! still seen as such. When paths or nodes change, each watched end whose peer would not answer any
-//! more is told so after as long as its probes take.
+//! No event is scheduled while the peer would answer, so a deadlocked world is still recognized.
+//! When paths or nodes change, each watched end whose peer no longer answers is notified after the
+//! time that its probes take.
 
 use std::io;
 
@@ -12,14 +12,14 @@ use crate::op::Ops;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// How a peer takes a probe.
+/// Response of a peer to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// It acknowledges.
+    /// An acknowledgement.
     There,
-    /// It knows nothing of the connection.
+    /// A reset: the peer does not know the connection.
     Reset,
-    /// Nothing comes back.
+    /// No response.
     Silence,
 }
 
@@ -33,7 +33,7 @@ impl State {
         Ok(())
     }
 
-    /// Paths or nodes have changed: looks at every end whose peer is watched.
+    /// Paths or nodes have changed: checks every end with a watched peer.
     pub(crate) fn probe_all(&mut self) {
         let watched: Vec<(u64, usize)> = self
             .conns
@@ -53,7 +53,7 @@ impl State {
         if self.is_blocked(own.node, peer.node) || self.is_blocked(peer.node, own.node) {
             return Answer::Silence;
         }
-        // One that was closed in order is answered for by its kernel.
+        // After an orderly close, the kernel of the peer still answers.
         let forgotten = peer.failed.is_some() || (peer.raw.is_none() && !peer.finished);
         if forgotten { Answer::Reset } else { Answer::There }
     }
@@ -78,7 +78,7 @@ impl State {
         self.schedule(at, Event::Unanswered(number, end, since));
     }
 
-    /// The probes of an end since a point of time are over.
+    /// The probes of an end since that time have all failed.
     pub(crate) fn unanswered(&mut self, number: u64, end: usize, since: u64, ops: &mut Ops) {
         let Some(conn) = self.conns.get(&number) else { return };
         let own = &conn.ends[end];

@@ -1,29 +1,29 @@
-//! The simulated world's state: time, events, nodes, handles and the operations in flight.
+//! State of the simulated world: time, events, nodes, handles and operations in flight.
 //!
-//! Operations begin in [`State::submit`], are carried by events, and end in [`State::finish`];
-//! results reach the executor in the driver's turn. What events do to disks is in `files`, to
-//! sockets in `connect`, `streams` and `endings`.
+//! Operations start in [`State::submit`], are carried by events, and end in [`State::finish`];
+//! results reach the executor in the turn of the driver. The effects of events are in `files` for
+//! disks, and in `connect`, `streams` and `endings` for sockets.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 
-use super::config::{Config, LinkConfig};
+use super::config::{LinkConfig, SimConfig};
 use super::conn::Conn;
 use super::disk::{Disk, Extent};
-use super::rng::Rng;
 use super::trace::Trace;
 use crate::net::Address;
 use crate::op::{OpId, Ops, PunchMode};
+use crate::rng::Rng;
 
-/// How a node is.
+/// Power state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     /// Its process runs.
     Up,
-    /// Its process was killed; its kernel answers for it.
+    /// Its process was killed; its kernel still answers.
     Killed,
-    /// No power: it answers nothing.
+    /// No power: it does not answer.
     Off,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct Node {
     pub(crate) power: Power,
 }
 
-/// What a raw handle stands for.
+/// Object behind a raw handle.
 pub(crate) enum Entry {
     File {
         disk: usize,
@@ -40,13 +40,13 @@ pub(crate) enum Entry {
         direct: bool,
     },
     Listener(Listening),
-    /// A socket, with its connection's number and its end of it once there is one.
+    /// A socket, with the number of its connection and its end, once connected.
     Socket(Option<(u64, usize)>),
 }
 
 pub(crate) struct Listening {
     pub(crate) address: Address,
-    /// Handles of connections that nobody has accepted.
+    /// Handles of connections that were not accepted yet.
     pub(crate) queue: VecDeque<i32>,
     pub(crate) waiting: VecDeque<OpId>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Owned {
 
 /// An operation in flight.
 pub(crate) struct Pending {
-    /// Tells it from earlier and later operations with the same id.
+    /// Distinguishes it from earlier and later operations with the same id.
     pub(crate) serial: u64,
     pub(crate) node: u32,
     pub(crate) raw: i32,
@@ -92,13 +92,13 @@ impl Work {
     }
 }
 
-/// What will happen at a point of time.
+/// A scheduled event.
 pub(crate) enum Event {
-    /// Part of a write reaches the disk ahead of the rest.
+    /// The first part of a write reaches the disk.
     Land(OpId, u64),
     /// A disk operation is done.
     DiskDone(OpId, u64),
-    /// The first packet of a connection reaches the far node, at its n-th attempt.
+    /// The first packet of a connection reaches the remote node, at its n-th attempt.
     Knock(OpId, u64, u32),
     /// A connect succeeds on the connecting side.
     Connected(OpId, u64),
@@ -108,17 +108,17 @@ pub(crate) enum Event {
     Deliver(u64, usize),
     /// A reset reaches this end of a connection.
     Reset(u64, usize),
-    /// Operations that wait at this end of a connection look again.
+    /// Operations that wait at this end of a connection retry.
     Wake(u64, usize),
-    /// Undeliverable data in this direction has been sent again for long enough.
+    /// The retransmissions of undeliverable data in this direction have timed out.
     GiveUp(u64, usize),
-    /// The peer of this end of a connection has answered no keep alive since a point of time.
+    /// The peer of this end of a connection has not answered keep-alive probes since that time.
     Unanswered(u64, usize, u64),
 }
 
-/// See the module's head.
+/// State of a simulated world.
 pub(crate) struct State {
-    pub(crate) config: Config,
+    pub(crate) config: SimConfig,
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) nodes: Vec<Node>,
@@ -126,16 +126,16 @@ pub(crate) struct State {
     pub(crate) disks: Vec<Disk>,
     pub(crate) paths: BTreeMap<(u32, PathBuf), usize>,
     pub(crate) conns: BTreeMap<u64, Conn>,
-    /// Who listens, by node and address.
+    /// Listeners by node and address.
     pub(crate) listeners: BTreeMap<(u32, Address), i32>,
-    /// Unix socket files, which outlive those who listen.
+    /// Unix socket files, which outlive their listeners.
     pub(crate) socket_files: BTreeSet<(u32, PathBuf)>,
     pub(crate) links: BTreeMap<(u32, u32), LinkConfig>,
-    /// When each direction between two nodes has carried what it was given.
+    /// Per direction between two nodes, the time at which it is free again.
     pub(crate) link_free_at: BTreeMap<(u32, u32), u64>,
-    /// Directions between two nodes that carry nothing.
+    /// Directions between two nodes that are cut.
     pub(crate) blocked: BTreeSet<(u32, u32)>,
-    /// The world ends: every operation is cancelled.
+    /// The world is ending: every operation is cancelled.
     pub(crate) closing: bool,
     pub(crate) next_conn: u64,
     now: u64,
@@ -144,21 +144,21 @@ pub(crate) struct State {
     next_serial: u64,
     next_raw: i32,
     pending: BTreeMap<OpId, Pending>,
-    /// Handles given up, to be closed at the next turn.
+    /// Dropped handles, to be closed at the next turn.
     dropped: Vec<i32>,
-    /// Operations to begin at the next turn.
+    /// Operations to start at the next turn.
     fresh: Vec<OpId>,
     cancelled: Vec<OpId>,
     done: Vec<(OpId, io::Result<u32>)>,
 }
 
-/// An error of the system with this number.
+/// A system error with this number.
 pub(crate) fn errno(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
 impl State {
-    pub(crate) fn new(seed: u64, config: Config) -> State {
+    pub(crate) fn new(seed: u64, config: SimConfig) -> State {
         let observer = Node { name: "observer".to_owned(), power: Power::Up };
         State {
             config,
@@ -176,7 +176,7 @@ impl State {
             blocked: BTreeSet::new(),
             closing: false,
             next_conn: 1,
-            // A clock that begins at zero hides underflows.
+            // The clock does not start at zero, which would hide underflows.
             now: 1_000_000_000,
             events: BTreeMap::new(),
             next_event: 0,
@@ -210,7 +210,7 @@ impl State {
         raw
     }
 
-    /// Begins an operation at the next turn.
+    /// Starts an operation at the next turn.
     pub(crate) fn submit(&mut self, id: OpId, node: u32, raw: i32, work: Work) {
         self.next_serial += 1;
         let pending = Pending { serial: self.next_serial, node, raw, work };
@@ -232,7 +232,7 @@ impl State {
         self.pending.get_mut(&id)
     }
 
-    /// The same, if it is that very operation.
+    /// The same, if the serial number matches.
     pub(crate) fn pending_as(&mut self, id: OpId, serial: u64) -> Option<&mut Pending> {
         self.pending.get_mut(&id).filter(|pending| pending.serial == serial)
     }
@@ -241,13 +241,13 @@ impl State {
         self.pending.remove(&id)
     }
 
-    /// Ends an operation; the executor learns of it in this turn or the next.
+    /// Completes an operation; the executor sees it in this turn or the next.
     pub(crate) fn finish(&mut self, id: OpId, result: io::Result<u32>) {
         self.pending.remove(&id);
         self.finished(id, result);
     }
 
-    /// The same for an operation that was taken.
+    /// The same for an operation that was already removed.
     pub(crate) fn finished(&mut self, id: OpId, result: io::Result<u32>) {
         let code = match &result {
             Ok(count) => u64::from(*count),
@@ -266,7 +266,7 @@ impl State {
         !self.done.is_empty()
     }
 
-    /// Closes what was dropped, begins what was asked for, ends what was cancelled.
+    /// Closes dropped handles, starts submitted operations, ends cancelled ones.
     pub(crate) fn absorb(&mut self, ops: &mut Ops) {
         for id in std::mem::take(&mut self.fresh) {
             match self.pending.get(&id).map(|pending| &pending.work) {
@@ -288,7 +288,8 @@ impl State {
         }
     }
 
-    /// Frees the locks and addresses of handles given up: they can be taken again at once.
+    /// Releases the locks and addresses of dropped handles, so that they can be taken again at
+    /// once.
     pub(crate) fn release_dropped(&mut self) {
         for raw in crate::handle::take_dropped() {
             match self.handles.get(&raw) {
@@ -305,12 +306,12 @@ impl State {
         }
     }
 
-    /// Spends a little time.
+    /// Advances time by a little.
     pub(crate) fn spend(&mut self) {
         self.now += self.rng.between(1, self.config.turn_ns.max(1));
     }
 
-    /// Lets everything happen that is due.
+    /// Fires all due events.
     pub(crate) fn fire_due(&mut self, ops: &mut Ops) {
         while let Some(entry) = self.events.first_entry() {
             if entry.key().0 > self.now {
@@ -350,7 +351,7 @@ impl State {
         self.now = self.now.max(at);
     }
 
-    /// True when nothing will happen by itself.
+    /// True if no event is scheduled.
     pub(crate) fn is_quiet(&self) -> bool {
         self.events.is_empty()
             && self.fresh.is_empty()
@@ -358,7 +359,7 @@ impl State {
             && self.done.is_empty()
     }
 
-    /// Ends every operation that a node had in flight; `cut` sees what was on its way to a disk.
+    /// Ends every operation that a node had in flight. Returns the writes in transit to its disks.
     pub(crate) fn end_operations_of(&mut self, node: u32) -> Vec<(usize, u64, Extent)> {
         let ids: Vec<OpId> = self
             .pending
@@ -387,14 +388,14 @@ impl State {
         self.closing = true;
         let ids: Vec<OpId> = self.pending.keys().copied().collect();
         for id in ids {
-            // What destructors do to its connection must not end it a second time.
+            // Remove it first: destructors may act on its connection, which must not end it twice.
             self.forget_waiting(id);
             self.finish(id, Err(errno(libc::ECANCELED)));
         }
         self.events.clear();
     }
 
-    /// The operations in flight, in words.
+    /// Description of the operations in flight.
     pub(crate) fn pending_in_words(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for pending in self.pending.values() {
@@ -410,7 +411,8 @@ impl State {
         lines
     }
 
-    /// The connections, in words: for each direction what is on the wire, and what holds it up.
+    /// Description of the connections: for each direction, the data on the wire and the reason that
+    /// holds it up.
     pub(crate) fn connections_in_words(&self) -> Vec<String> {
         let words = |(number, conn): (&u64, &Conn)| {
             let mut line = format!("{number}:");

@@ -1,4 +1,4 @@
-//! Sparse bytes: a disk of any size that costs what is written to it.
+//! Sparse byte store: a disk of any size that uses memory only for written blocks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,8 @@ pub(crate) struct Store {
     blocks: BTreeMap<u64, Block>,
 }
 
-/// The parts of `offset..offset + len` in single blocks: (block, range in it, position in the whole).
+/// The parts of `offset..offset + len` in single blocks: (block, range in the block, position in
+/// the whole).
 fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -56,7 +57,7 @@ impl Store {
         }
     }
 
-    /// Zeroes a range; whole blocks are given back.
+    /// Zeroes a range; whole blocks are freed.
     pub(crate) fn zero(&mut self, offset: u64, len: u64) {
         let blocks: Vec<u64> = self.allocated(offset, len).collect();
         for block in blocks {
@@ -71,7 +72,7 @@ impl Store {
         }
     }
 
-    /// The blocks with memory of their own that a range touches.
+    /// The allocated blocks that a range touches.
     pub(crate) fn allocated(&self, offset: u64, len: u64) -> impl Iterator<Item = u64> {
         self.blocks.range(blocks_of(offset, len)).map(|(block, _)| *block)
     }
@@ -88,7 +89,7 @@ impl Store {
         self.blocks.len() as u64 * BLOCK_BYTES
     }
 
-    /// Makes one block equal to another store's.
+    /// Makes one block equal to the block of another store.
     pub(crate) fn copy_block(&mut self, block: u64, from: &Store) {
         match from.blocks.get(&block) {
             Some(bytes) => drop(self.blocks.insert(block, bytes.clone())),
@@ -103,7 +104,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_huge_disk_costs_what_is_written() {
+    fn sparse_disk_uses_memory_only_for_written_blocks() {
         let mut store = Store::default();
         store.write(1 << 40, &[7; 10]);
         assert_eq!(store.missing_bytes((1 << 40) - 1, 2), 4096);
@@ -112,9 +113,9 @@ mod tests {
     }
 
     proptest! {
-        /// A store equals a vector, whatever is written and zeroed.
+        /// A store equals a vector after any writes and zeroing.
         #[test]
-        fn equals_a_vector(steps in prop::collection::vec((0_usize..20_000, 0_usize..9000, 0_u8..4), 1..40)) {
+        fn store_equals_vector_model(steps in prop::collection::vec((0_usize..20_000, 0_usize..9000, 0_u8..4), 1..40)) {
             let mut store = Store::default();
             let mut model = vec![0_u8; 30_000];
             for (offset, len, value) in steps {

@@ -1,8 +1,7 @@
-//! Streams between simulated nodes: what TCP would do, at random speed and cut at random places.
+//! Streams between simulated nodes: TCP with random speed and random segmentation.
 //!
-//! Bytes of one connection keep their order, those of different connections overtake each other.
-//! A blocked path holds data back, as retransmission does, until it is healed or the sender gives
-//! up.
+//! Bytes of one connection keep their order; bytes of different connections overtake each other. A
+//! cut path holds data back, as retransmission does, until it is healed or the sender times out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +13,7 @@ use crate::op::{Op, Ops};
 
 /// Shortest and longest pause between two retransmissions, in nanoseconds.
 const RETRY_NS: (u64, u64) = (200_000_000, 60_000_000_000);
-/// Small messages are cut in two this often, large ones at every segment.
+/// Probability that a small message is split; large ones are split at every segment.
 const CUT_CHANCE: f64 = 0.1;
 
 impl State {
@@ -113,7 +112,7 @@ impl State {
         self.schedule(at, Event::Deliver(number, end));
     }
 
-    /// Segments sent by `end` arrive, as far as path and receiver let them.
+    /// Segments sent by `end` arrive, as far as the path and the receiver permit.
     pub(crate) fn deliver(&mut self, number: u64, end: usize, ops: &mut Ops) {
         let now = self.now();
         let Some(conn) = self.conns.get_mut(&number) else { return };
@@ -132,7 +131,7 @@ impl State {
             if acks_blocked {
                 return self.hold_back(number, end);
             }
-            // Nobody takes it: the answer is a reset.
+            // No program takes the data: answer with a reset.
             conn.pipes[end].wire.clear();
             return self.send_reset(number, end);
         }
@@ -147,7 +146,7 @@ impl State {
         self.forget_if_over(number);
     }
 
-    /// Data or its acknowledgement does not get through: the sender tries again until it gives up.
+    /// Data or its acknowledgement does not pass: the sender retransmits until it times out.
     fn hold_back(&mut self, number: u64, end: usize) {
         let now = self.now();
         let at = now.saturating_add(nanos(self.config.tcp_timeout));
@@ -168,7 +167,7 @@ impl State {
         }
     }
 
-    /// Paths may be open again: what was held back is sent again after a while.
+    /// Paths may be open again: data held back is retransmitted after a while.
     pub(crate) fn retry_blocked(&mut self) {
         let now = self.now();
         let numbers: Vec<u64> = self.conns.keys().copied().collect();
@@ -181,7 +180,8 @@ impl State {
             if self.is_blocked(from, to) || (needs_answer && self.is_blocked(to, from)) {
                 continue;
             }
-            // Pauses double, so the next attempt comes within the time it has lasted already.
+            // Pauses double, so the next attempt comes within the time that the blockage has
+            // already lasted.
             let pause = (now - since).clamp(RETRY_NS.0, RETRY_NS.1);
             let at = now + self.rng.between(0, pause);
             let Some(conn) = self.conns.get_mut(&number) else { continue };
@@ -194,7 +194,7 @@ impl State {
         }
     }
 
-    /// Gives what has arrived to the receives that wait at an end.
+    /// Gives arrived data to the receives that wait at an end.
     pub(crate) fn pump_receives(&mut self, number: u64, end: usize, ops: &mut Ops) {
         let mut taken = false;
         while let Some(conn) = self.conns.get_mut(&number) {
@@ -217,13 +217,13 @@ impl State {
             self.finish(id, result);
         }
         if taken {
-            // There is room for what waited at a full receiver.
+            // A full receiver has room again.
             self.deliver(number, 1 - end, ops);
         }
     }
 }
 
-/// `count` bytes of a list from `skip` on.
+/// `count` bytes of a list, starting at `skip`.
 fn bytes_of(bufs: &[crate::Buf], skip: usize, count: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count);
     let mut at = 0;

@@ -1,11 +1,11 @@
-//! The history of a run: a hash of all of it, and the latest events in words.
+//! History of a run: a hash over all events, and a description of the latest ones.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use crate::limits::SIM_EVENTS_REMEMBERED;
 
-/// Something that happened.
+/// One event.
 #[derive(Clone, Copy, Debug)]
 struct Happening {
     at_ns: u64,
@@ -14,7 +14,7 @@ struct Happening {
     details: [u64; 2],
 }
 
-/// See the module's head.
+/// History of a run.
 #[derive(Debug)]
 pub(crate) struct Trace {
     hash: u64,
@@ -31,7 +31,7 @@ impl Trace {
         self.hash = (self.hash.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
     }
 
-    /// Records a happening.
+    /// Records an event.
     pub(crate) fn note(&mut self, at_ns: u64, node: u32, what: &'static str, details: [u64; 2]) {
         self.count += 1;
         for word in [at_ns, u64::from(node), details[0], details[1]] {
@@ -45,7 +45,7 @@ impl Trace {
         self.latest.push_back(Happening { at_ns, node, what, details });
     }
 
-    /// Makes content part of the history: the first 256 bytes of it.
+    /// Adds content to the history: its first 256 bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes[..bytes.len().min(256)].as_chunks::<8>();
         for word in words {

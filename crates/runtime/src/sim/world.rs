@@ -1,4 +1,4 @@
-//! What a test does to a simulated world. See the module above.
+//! Control of a simulated world by a test: nodes, disks, network, time.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::config::{Config, DiskConfig, DiskFaults, Latency, LinkConfig, nanos};
+use super::config::{DiskConfig, DiskFaults, LinkConfig, SimConfig, SimLatency, nanos};
 use super::connect::ip_of;
 use super::disk::DiskStats;
 use super::driver::SimDriver;
@@ -22,7 +22,7 @@ use crate::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId(u32);
 
-/// The node of the future that [`Simulation::block_on`] runs. It cannot fail.
+/// The node of the observer, the future that [`Simulation::block_on`] runs. It cannot fail.
 pub const OBSERVER: NodeId = NodeId(0);
 
 impl fmt::Display for NodeId {
@@ -31,21 +31,21 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// Owns a simulated world and runs it. Dropping it drops every task.
+/// Owner of a simulated world, which it runs. Dropping it drops every task.
 ///
-/// All of [`World`] can be called on it.
+/// It derefs to [`World`].
 pub struct Simulation {
     world: World,
     running: Cell<bool>,
 }
 
 impl Simulation {
-    /// A world without nodes, whose whole history follows from `seed` and what is done to it.
+    /// A world without nodes. Its whole history follows from `seed` and the calls made on it.
     ///
     /// # Panics
-    /// When the process has no descriptor left.
-    pub fn new(seed: u64, config: Config) -> Simulation {
-        // What a failed simulation of this thread left undone must not reach this one.
+    /// If the process has no descriptor left.
+    pub fn new(seed: u64, config: SimConfig) -> Simulation {
+        // Handles left by a failed simulation of this thread must not reach this one.
         drop(crate::handle::take_dropped());
         let shared = Shared::new().expect("a simulation needs one descriptor");
         let state = Rc::new(RefCell::new(State::new(seed, config)));
@@ -59,12 +59,12 @@ impl Simulation {
         self.world.clone()
     }
 
-    /// Runs `main` as the observer until it returns; the tasks of all nodes run beside it, and
+    /// Runs `main` as the observer until it returns. The tasks of all nodes run concurrently, and
     /// stay for the next call.
     ///
     /// # Panics
-    /// When nothing can happen any more and `main` has not returned (deadlock), or at the time
-    /// limit: the message says which operations are in flight. Also when a task panics.
+    /// If no event can occur and `main` has not returned (deadlock), or at the time limit; the
+    /// message lists the operations in flight. Also if a task panics.
     pub fn block_on<T>(&self, main: impl Future<Output = T>) -> T {
         assert!(!self.running.replace(true), "block_on within block_on");
         let _entered = self.world.executor.enter();
@@ -73,7 +73,7 @@ impl Simulation {
         let result = executor.as_node(0, || {
             crate::runtime::drive_to_end(executor, main, || {
                 quiet_turns = if self.world.is_quiet() { quiet_turns + 1 } else { 0 };
-                // Two more turns: what the last one dropped may yet cause events.
+                // Two more turns: values dropped in the last one may cause more events.
                 assert!(quiet_turns < 3, "deadlock: nothing can happen\n{}", self.world.report());
                 let in_time = !self.world.is_late();
                 assert!(in_time, "the time limit is reached\n{}", self.world.report());
@@ -88,7 +88,7 @@ impl Simulation {
         self.block_on(async move { crate::time::sleep(span).await });
     }
 
-    /// Lets the nodes run until `done`, looking after each step of `step`.
+    /// Lets the nodes run until `done`, which is checked after each `step`.
     pub fn run_until(&self, step: Duration, mut done: impl FnMut() -> bool) {
         self.block_on(async move {
             while !done() {
@@ -110,7 +110,7 @@ impl Drop for Simulation {
         let executor = &self.world.executor;
         let _entered = executor.enter();
         self.world.state.borrow_mut().close_world();
-        // A second panic while one unwinds would hide the first.
+        // A second panic during unwinding would hide the first.
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| executor.shut_down()));
         if let Err(panic) = ended
             && !std::thread::panicking()
@@ -126,7 +126,7 @@ impl fmt::Debug for Simulation {
     }
 }
 
-/// A handle of a simulated world: adds nodes and disks, and breaks them.
+/// Handle of a simulated world: adds nodes and disks, and injects faults.
 #[derive(Clone)]
 pub struct World {
     executor: Rc<Executor>,
@@ -148,7 +148,7 @@ impl World {
         NodeId(state.nodes.len() as u32 - 1)
     }
 
-    /// A node's address: 10.0.0.1 for the first, and so on.
+    /// The address of a node: 10.0.0.1 for the first, and so on.
     pub fn ip(&self, node: NodeId) -> IpAddr {
         IpAddr::V4(ip_of(node.0))
     }
@@ -156,7 +156,7 @@ impl World {
     /// Starts a task on a node.
     ///
     /// # Panics
-    /// When the node does not run.
+    /// If the node does not run.
     pub fn spawn_on<T: 'static>(
         &self,
         node: NodeId,
@@ -167,27 +167,27 @@ impl World {
         self.executor.as_node(node.0, || task::spawn(future))
     }
 
-    /// True while the node's process runs.
+    /// True while the process of the node runs.
     pub fn is_up(&self, node: NodeId) -> bool {
         self.state.borrow().nodes[node.0 as usize].power == Power::Up
     }
 
-    /// Kills a node's process (kill -9). Its tasks are dropped, its sockets end or reset, its
-    /// locks are freed. Completed writes stay; of those in flight any part may be on the disk.
-    /// Connecting to it is refused. A node that does not run stays as it is.
+    /// Kills the process of a node (kill -9). Its tasks are dropped, its sockets end or reset, its
+    /// locks are released. Completed writes stay; of writes in flight, any part may be on the disk.
+    /// Connections to it are refused. A node that does not run is left as it is.
     ///
     /// # Panics
-    /// When a task of that very node asks for it, or the node is the observer.
+    /// If a task of that node calls it, or the node is the observer.
     pub fn crash(&self, node: NodeId) {
         self.stop(node, Power::Killed);
     }
 
-    /// Takes a node's power. As [`World::crash`], but of its unflushed writes each disk keeps any
-    /// subset, and peers are told nothing: their connections hang until they time out, or are
-    /// reset once the node is back. A killed node may lose its power too.
+    /// Cuts the power of a node. Like [`World::crash`], but each disk keeps any subset of its
+    /// unflushed writes, and peers get no notice: their connections hang until they time out, or
+    /// are reset after the restart of the node. A killed node may lose its power too.
     ///
     /// # Panics
-    /// As [`World::crash`].
+    /// Like [`World::crash`].
     pub fn power_off(&self, node: NodeId) {
         self.stop(node, Power::Off);
     }
@@ -207,10 +207,10 @@ impl World {
             was
         };
         if was == Power::Up {
-            // Whatever the tasks' destructors ask for is refused: the node does not run.
+            // Requests of the tasks' destructors are refused, because the node does not run.
             let _entered = self.executor.enter();
-            // What the node sent to its own core becomes tasks first, and dies with the others;
-            // their destructors may send more.
+            // Work that the node sent to its own core becomes tasks first, and is dropped with the
+            // others; their destructors may send more.
             loop {
                 self.executor.read_mail();
                 self.executor.abort_node(node.0);
@@ -226,10 +226,10 @@ impl World {
         state.probe_all();
     }
 
-    /// Starts a stopped node: its disks are as they were left, it has no tasks.
+    /// Starts a stopped node: its disks keep their content, and it has no tasks.
     ///
     /// # Panics
-    /// When it runs.
+    /// If it already runs.
     pub fn restart(&self, node: NodeId) {
         let mut state = self.state.borrow_mut();
         let own = &mut state.nodes[node.0 as usize];
@@ -246,7 +246,7 @@ impl World {
     /// Gives a node a disk or file at `path`, empty.
     ///
     /// # Panics
-    /// When the node has one at `path`.
+    /// If the node already has one at `path`.
     pub fn add_disk(&self, node: NodeId, path: impl AsRef<Path>, config: DiskConfig) {
         let mut state = self.state.borrow_mut();
         let path = path.as_ref();
@@ -267,36 +267,37 @@ impl World {
         work(&mut state.disks[disk])
     }
 
-    /// Makes a disk or file larger, at no cost of time: the new part reads as zeroes. Never smaller.
+    /// Enlarges a disk or file, without passing time: the new part reads as zeroes. It never
+    /// shrinks.
     ///
     /// # Panics
-    /// When the node has none at `path`.
+    /// If the node has none at `path`.
     pub fn grow_disk(&self, node: NodeId, path: impl AsRef<Path>, size_bytes: u64) {
         self.with_disk(node, path, |disk| disk.grow(size_bytes));
     }
 
-    /// Sets what goes wrong on a disk from now on.
+    /// Sets the faults of a disk from now on.
     pub fn set_faults(&self, node: NodeId, path: impl AsRef<Path>, faults: DiskFaults) {
         self.with_disk(node, path, |disk| disk.faults = faults);
     }
 
-    /// From now on a disk holds so many bytes of 4 KiB blocks in all.
+    /// Limits the content of a disk to this many bytes of 4 KiB blocks from now on.
     pub fn set_space(&self, node: NodeId, path: impl AsRef<Path>, space_bytes: u64) {
         self.with_disk(node, path, |disk| disk.config.space_bytes = space_bytes);
     }
 
-    /// Reads of a disk that begin from now on take so long.
-    pub fn set_read_latency(&self, node: NodeId, path: impl AsRef<Path>, latency: Latency) {
+    /// Sets the latency of later reads of a disk.
+    pub fn set_read_latency(&self, node: NodeId, path: impl AsRef<Path>, latency: SimLatency) {
         self.with_disk(node, path, |disk| disk.config.read_latency = latency);
     }
 
-    /// Nothing completes on a disk for this long.
+    /// Stalls a disk: no operation on it completes for this long.
     pub fn stall(&self, node: NodeId, path: impl AsRef<Path>, span: Duration) {
         let until = self.now().as_nanos().saturating_add(nanos(span));
         self.with_disk(node, path, |disk| disk.stalled_until = disk.stalled_until.max(until));
     }
 
-    /// What reads of a disk would return now, at no cost of time.
+    /// The content that reads of a disk would return, without passing time.
     pub fn peek(&self, node: NodeId, path: impl AsRef<Path>, offset: u64, len: usize) -> Vec<u8> {
         self.with_disk(node, path, |disk| {
             let mut bytes = vec![0; len];
@@ -305,13 +306,13 @@ impl World {
         })
     }
 
-    /// Changes a disk's medium behind everybody's back: bit rot, or a disk that came back empty.
-    /// What was unflushed becomes durable.
+    /// Changes the medium of a disk, bypassing the node: bit rot, or a disk that returned empty.
+    /// Unflushed content becomes durable.
     pub fn poke(&self, node: NodeId, path: impl AsRef<Path>, offset: u64, data: &[u8]) {
         self.with_disk(node, path, |disk| disk.overwrite(offset, data));
     }
 
-    /// What a disk has done so far.
+    /// Counters of a disk.
     pub fn disk_stats(&self, node: NodeId, path: impl AsRef<Path>) -> DiskStats {
         self.with_disk(node, path, |disk| disk.statistics())
     }
@@ -319,18 +320,18 @@ impl World {
 
 /// The network.
 impl World {
-    /// Changes the link from `from` to `to`, for what is sent from now on.
+    /// Changes the link from `from` to `to`, for data sent from now on.
     pub fn set_link(&self, from: NodeId, to: NodeId, link: LinkConfig) {
         self.state.borrow_mut().links.insert((from.0, to.0), link);
     }
 
-    /// Cuts both directions between two nodes. Connections hang, and go on when it heals in time.
+    /// Cuts both directions between two nodes. Connections hang, and continue if it heals in time.
     pub fn partition(&self, a: NodeId, b: NodeId) {
         self.partition_one_way(a, b);
         self.partition_one_way(b, a);
     }
 
-    /// Cuts what `from` sends to `to`: acknowledgements too.
+    /// Cuts the direction from `from` to `to`, including acknowledgements.
     pub fn partition_one_way(&self, from: NodeId, to: NodeId) {
         let mut state = self.state.borrow_mut();
         state.note(from.0, "partition", [u64::from(to.0), 0]);
@@ -346,7 +347,7 @@ impl World {
         });
     }
 
-    /// Mends both directions between two nodes.
+    /// Heals both directions between two nodes.
     pub fn heal(&self, a: NodeId, b: NodeId) {
         let mut state = self.state.borrow_mut();
         state.note(a.0, "heal", [u64::from(b.0), 0]);
@@ -356,7 +357,7 @@ impl World {
         state.probe_all();
     }
 
-    /// Mends the whole network.
+    /// Heals the whole network.
     pub fn heal_all(&self) {
         let mut state = self.state.borrow_mut();
         state.note(0, "heal all", [0, 0]);
@@ -365,7 +366,7 @@ impl World {
         state.probe_all();
     }
 
-    /// Resets every connection between two nodes, as a box between them might.
+    /// Resets every connection between two nodes, as a middlebox might.
     pub fn reset_connections(&self, a: NodeId, b: NodeId) {
         let mut state = self.state.borrow_mut();
         state.note(a.0, "reset", [u64::from(b.0), 0]);
@@ -395,12 +396,12 @@ impl World {
         self.state.borrow_mut().rng.chance(probability)
     }
 
-    /// A hash of everything that has happened: equal for equal histories.
+    /// A hash of all events so far: equal for equal histories.
     pub fn history_hash(&self) -> u64 {
         self.state.borrow().trace.hash()
     }
 
-    /// How much has happened.
+    /// Number of events so far.
     pub fn events(&self) -> u64 {
         self.state.borrow().trace.count()
     }
@@ -415,7 +416,7 @@ impl World {
         self.state.borrow().conns.len()
     }
 
-    /// The state of the world in words: time, nodes, what is in flight, and the latest events.
+    /// Description of the world: time, nodes, operations in flight, and the latest events.
     pub fn report(&self) -> String {
         let state = self.state.borrow();
         let mut text = format!("simulated time {:.6} s\n", state.now() as f64 / 1e9);

@@ -1,8 +1,8 @@
-//! Disks and files: what a loss of power leaves, and faults.
+//! Simulated disks and files: content after a power loss, and faults.
 
 use super::*;
 
-/// Writes, flushes half, loses power; returns what is left of each half: (kept, lost, torn).
+/// Writes, flushes half, loses power. Returns for each half: (kept, lost, torn).
 fn power_loss(seed: u64) -> [(usize, usize, usize); 2] {
     let (sim, a, _) = two_nodes(seed);
     sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
@@ -36,7 +36,7 @@ fn power_loss(seed: u64) -> [(usize, usize, usize); 2] {
 }
 
 #[test]
-fn a_power_loss_keeps_what_was_flushed_and_loses_or_tears_the_rest() {
+fn power_loss_keeps_flushed_and_tears_unflushed() {
     let outcomes: Vec<_> = (0..60).map(power_loss).collect();
     assert!(outcomes.iter().all(|[flushed, _]| *flushed == (8, 0, 0)));
     let seen = |wanted: fn(&(usize, usize, usize)) -> bool| {
@@ -49,7 +49,7 @@ fn a_power_loss_keeps_what_was_flushed_and_loses_or_tears_the_rest() {
 }
 
 #[test]
-fn durable_writes_survive_and_a_crash_loses_nothing_completed() {
+fn durable_writes_survive_crash() {
     for seed in 0..40 {
         let (sim, a, _) = two_nodes(seed);
         sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
@@ -68,7 +68,7 @@ fn durable_writes_survive_and_a_crash_loses_nothing_completed() {
 }
 
 #[test]
-fn writes_in_flight_may_be_there_not_there_or_torn() {
+fn writes_in_flight_may_be_kept_lost_or_torn() {
     for power in [false, true] {
         let mut ones = BTreeSet::new();
         for seed in 0..60 {
@@ -92,8 +92,8 @@ fn writes_in_flight_may_be_there_not_there_or_torn() {
 }
 
 #[test]
-fn a_flush_covers_what_was_completed_before_it_began() {
-    // The write completes while the flush is under way: the flush says nothing about it.
+fn flush_covers_writes_completed_before_it() {
+    // The write completes during the flush, so the flush does not cover it.
     let lost = (0..60).filter(|seed| {
         let (sim, a, _) = two_nodes(*seed);
         sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
@@ -112,7 +112,7 @@ fn a_flush_covers_what_was_completed_before_it_began() {
 }
 
 #[test]
-fn files_behave_as_files_do() {
+fn simulated_files_behave_like_real_ones() {
     let (sim, a, b) = two_nodes(16);
     let work = async || {
         let missing = File::open("/disk", &OpenOptions::default()).unwrap_err();
@@ -142,13 +142,13 @@ fn files_behave_as_files_do() {
         let again = File::open("/disk", &options).unwrap();
         assert_eq!(again.info().size_bytes, (1 << 20) + 512, "it grew");
     };
-    // Both nodes have a `/disk` of their own.
+    // Each node has its own `/disk`.
     let (first, second) = (sim.spawn_on(a, work()), sim.spawn_on(b, work()));
     sim.block_on(async { (first.await.unwrap(), second.await.unwrap()) });
 }
 
 #[test]
-fn a_full_disk_and_the_end_of_a_device_refuse_writes() {
+fn full_disk_and_device_end_refuse_writes() {
     let (sim, a, _) = two_nodes(17);
     sim.add_disk(a, DISK, DiskConfig { space_bytes: 8192, ..DiskConfig::block_device(1 << 20) });
     let writer = sim.spawn_on(a, async {
@@ -166,7 +166,7 @@ fn a_full_disk_and_the_end_of_a_device_refuse_writes() {
 }
 
 #[test]
-fn faults_fail_what_they_are_set_to_fail() {
+fn faults_hit_configured_operations() {
     let (sim, a, _) = two_nodes(18);
     sim.add_disk(a, DISK, DiskConfig::block_device(1 << 20));
     let world = sim.world();

@@ -1,9 +1,9 @@
-//! Networks that lose: partitions, resets, and peers that are gone.
+//! Simulated network failures: partitions, resets, and lost peers.
 
 use super::*;
 
 #[test]
-fn a_partition_holds_data_back_until_it_heals() {
+fn partition_holds_data_back_until_healed() {
     for seed in 0..20 {
         let (sim, a, b) = two_nodes(seed);
         let world = sim.world();
@@ -27,7 +27,7 @@ fn a_partition_holds_data_back_until_it_heals() {
 }
 
 #[test]
-fn a_partition_that_lasts_times_the_sender_out_and_leaves_the_receiver_waiting() {
+fn long_partition_times_out_sender_only() {
     let (sim, a, b) = two_nodes(8);
     let world = sim.world();
     sim.block_on(async {
@@ -38,7 +38,7 @@ fn a_partition_that_lasts_times_the_sender_out_and_leaves_the_receiver_waiting()
         assert_eq!(recv(&client).await.unwrap_err().kind(), ErrorKind::TimedOut);
         assert!(started.elapsed() >= 924 * SECOND);
         sim.heal(a, b);
-        // Nobody tells the server until it says something itself.
+        // The server gets no notice until it sends.
         let buf = buf::alloc(10).await;
         assert!(time::timeout(3600 * SECOND, server.recv(buf)).await.is_err());
         server.send_buf(filled(10, 1).await).await.unwrap();
@@ -47,7 +47,7 @@ fn a_partition_that_lasts_times_the_sender_out_and_leaves_the_receiver_waiting()
 }
 
 #[test]
-fn lost_acknowledgements_fill_the_sender_though_data_arrives() {
+fn lost_acknowledgements_fill_sender() {
     let (sim, a, b) = two_nodes(9);
     let world = sim.world();
     sim.block_on(async {
@@ -86,7 +86,7 @@ fn resets_reach_both_ends() {
 }
 
 #[test]
-fn keep_alive_finds_a_peer_that_is_gone_and_spares_one_that_is_back() {
+fn keep_alive_detects_lost_peer_only() {
     let keep_alive = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
     for seed in 0..20 {
         let (sim, a, b) = two_nodes(seed);
@@ -94,21 +94,21 @@ fn keep_alive_finds_a_peer_that_is_gone_and_spares_one_that_is_back() {
         sim.block_on(async {
             let (client, server) = pair(&world, a, b).await;
             client.set_keep_alive(keep_alive).unwrap();
-            // A short partition is nothing to it, and neither is silence.
+            // A short partition does not break the connection, and neither does silence.
             world.partition(a, b);
             time::sleep(30 * SECOND).await;
             world.heal_all();
             time::sleep(3600 * SECOND).await;
             server.send_buf(filled(1, 1).await).await.unwrap();
             assert_eq!(recv(&client).await.unwrap(), 1);
-            // A long one is.
+            // A long one breaks it.
             let began = time::now();
             world.partition_one_way(b, a);
             assert_eq!(recv(&client).await.unwrap_err().kind(), ErrorKind::TimedOut);
             let took = began.elapsed();
             assert!(60 * SECOND <= took && took <= 121 * SECOND, "{took:?}");
             world.heal_all();
-            // A node that lost its power and is back knows nothing of the connection.
+            // After a power loss and restart, a node does not know the connection.
             let (client, _server) = pair_at(&world, a, b, 2).await;
             client.set_keep_alive(keep_alive).unwrap();
             world.power_off(b);

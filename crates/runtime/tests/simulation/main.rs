@@ -1,4 +1,4 @@
-//! The simulated world behaves as the real one does at its worst, and does so again for the same
+//! Simulated world: it has the worst-case behavior of the real one, and repeats it for the same
 //! seed.
 #![allow(missing_docs)]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use flagstone_runtime::fs::{File, OpenOptions, PunchMode};
 use flagstone_runtime::net::{Address, KeepAlive, Listener, Stream};
 use flagstone_runtime::sim::{
-    Config, DiskConfig, DiskFaults, LinkConfig, NodeId, Simulation, World,
+    DiskConfig, DiskFaults, LinkConfig, NodeId, SimConfig, Simulation, World,
 };
 use flagstone_runtime::{Buf, RecvList, SendList, alive, buf, random_u64, spawn, task, time};
 
@@ -26,7 +26,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const DISK: &str = "/dev/disk";
 
 fn two_nodes(seed: u64) -> (Simulation, NodeId, NodeId) {
-    let sim = Simulation::new(seed, Config::default());
+    let sim = Simulation::new(seed, SimConfig::default());
     let (a, b) = (sim.add_node("a"), sim.add_node("b"));
     (sim, a, b)
 }
@@ -41,7 +41,7 @@ async fn filled(len: usize, value: u8) -> Buf {
     buf.freeze()
 }
 
-/// Sends back what comes, on every connection.
+/// Echoes received data on every connection.
 async fn echo_server(address: Address) {
     let listener = Listener::bind(&address).unwrap();
     while let Ok(stream) = listener.accept().await {
@@ -57,7 +57,7 @@ async fn echo_server(address: Address) {
     }
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as the address has a listener.
 async fn connect(address: &Address) -> Stream {
     loop {
         match Stream::connect(address).await {

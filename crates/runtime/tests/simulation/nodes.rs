@@ -1,9 +1,9 @@
-//! Nodes: processes that die, power that fails, work that is sent between cores.
+//! Simulated nodes: process death, power loss, and work sent between cores.
 
 use super::*;
 
 #[test]
-fn a_dropped_operation_is_cancelled_and_leaves_nothing() {
+fn dropped_operation_is_cancelled() {
     let (sim, a, b) = two_nodes(13);
     let world = sim.world();
     sim.block_on(async {
@@ -21,7 +21,7 @@ fn a_dropped_operation_is_cancelled_and_leaves_nothing() {
 }
 
 #[test]
-fn a_killed_process_ends_its_connections_and_frees_its_locks() {
+fn killed_process_ends_connections_and_frees_locks() {
     let mut outcomes = BTreeSet::new();
     for seed in 0..20 {
         let (sim, a, b) = two_nodes(seed);
@@ -57,7 +57,7 @@ fn a_killed_process_ends_its_connections_and_frees_its_locks() {
 }
 
 #[test]
-fn a_connection_that_was_lost_before_its_process_died_is_forgotten() {
+fn lost_connection_of_dead_process_is_removed() {
     let (sim, a, b) = two_nodes(24);
     let world = sim.world();
     sim.block_on(async {
@@ -79,7 +79,7 @@ fn a_connection_that_was_lost_before_its_process_died_is_forgotten() {
 }
 
 #[test]
-fn a_node_without_power_is_silent_and_resets_old_connections_when_back() {
+fn powerless_node_is_silent_then_resets_connections() {
     let (sim, a, b) = two_nodes(14);
     let world = sim.world();
     sim.block_on(async {
@@ -95,7 +95,7 @@ fn a_node_without_power_is_silent_and_resets_old_connections_when_back() {
 }
 
 #[test]
-fn destructors_of_a_dying_node_can_do_no_harm() {
+fn destructors_of_dying_node_are_harmless() {
     struct Noisy(File, Stream);
     impl Drop for Noisy {
         fn drop(&mut self) {
@@ -124,7 +124,7 @@ fn destructors_of_a_dying_node_can_do_no_harm() {
 }
 
 #[test]
-fn work_sent_to_a_core_belongs_to_the_node_that_sent_it() {
+fn work_sent_to_core_keeps_sender_node() {
     thread_local!(static ALIVE: Cell<u32> = const { Cell::new(0) });
     struct Count;
     impl Drop for Count {

@@ -1,4 +1,4 @@
-//! Streams: what they carry, how they push back, and how they begin and end.
+//! Simulated streams: order of data, back-pressure, start and end.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn connections_overtake_each_other() {
 }
 
 #[test]
-fn a_receiver_that_does_not_read_pushes_back() {
+fn slow_receiver_causes_back_pressure() {
     let (sim, a, b) = two_nodes(3);
     let world = sim.world();
     sim.block_on(async {
@@ -119,7 +119,7 @@ fn bandwidth_is_shared_and_bounded() {
 }
 
 #[test]
-fn connecting_to_nobody_is_refused_and_to_nowhere_takes_time() {
+fn connect_is_refused_or_times_out() {
     let (sim, a, b) = two_nodes(5);
     let address = port(&sim, b, 9);
     let nowhere = Address::Tcp("10.9.9.9:1".parse().unwrap());
@@ -143,7 +143,7 @@ fn connecting_to_nobody_is_refused_and_to_nowhere_takes_time() {
 }
 
 #[test]
-fn addresses_are_taken_once_and_freed() {
+fn addresses_are_exclusive_and_freed() {
     let (sim, a, b) = two_nodes(6);
     let (own, other) = (port(&sim, a, 5), port(&sim, b, 5));
     let task = sim.spawn_on(a, async move {
@@ -183,7 +183,7 @@ fn unix_sockets_stay_on_their_node() {
 }
 
 #[test]
-fn a_closed_stream_ends_after_its_data_and_then_resets_who_still_sends() {
+fn closed_stream_ends_then_resets_late_sender() {
     let (sim, a, b) = two_nodes(11);
     let world = sim.world();
     sim.block_on(async {
@@ -218,7 +218,7 @@ fn shutdown_ends_both_directions() {
 }
 
 #[test]
-fn the_receiving_direction_alone_ends_after_what_has_arrived() {
+fn shutdown_receiving_ends_after_arrived_data() {
     let (sim, a, b) = two_nodes(22);
     let world = sim.world();
     sim.block_on(async {
@@ -234,7 +234,7 @@ fn the_receiving_direction_alone_ends_after_what_has_arrived() {
 }
 
 #[test]
-fn the_sending_direction_alone_ends_after_what_was_sent() {
+fn shutdown_sending_ends_after_sent_data() {
     let (sim, a, b) = two_nodes(30);
     let world = sim.world();
     sim.block_on(async {
@@ -253,7 +253,7 @@ fn the_sending_direction_alone_ends_after_what_was_sent() {
 }
 
 #[test]
-fn an_aborted_connection_resets_its_peer() {
+fn aborted_connection_resets_peer() {
     let (sim, a, b) = two_nodes(31);
     let world = sim.world();
     sim.block_on(async {

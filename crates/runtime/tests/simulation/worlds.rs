@@ -1,9 +1,9 @@
-//! Worlds as a whole: the same again for the same seed, time that jumps, deadlocks that are found, and
-//! an end at any moment.
+//! Simulated worlds as a whole: same history for the same seed, jumping time, deadlock detection,
+//! and an end at any moment.
 
 use super::*;
 
-/// A client and a server that talk, sleep and write; everything ends in the history.
+/// A client and a server that communicate, sleep and write; everything ends in the history.
 fn busy_history(seed: u64) -> (u64, u64, u64) {
     let (sim, a, b) = two_nodes(seed);
     let address = port(&sim, b, 7);
@@ -39,7 +39,7 @@ fn busy_history(seed: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_history_bit_for_bit() {
+fn same_seed_gives_same_history() {
     let histories: BTreeSet<_> = (0..10).map(busy_history).collect();
     assert_eq!(histories.len(), 10, "seeds differ");
     let again: BTreeSet<_> = (0..10).rev().map(busy_history).collect();
@@ -87,7 +87,7 @@ fn ready_tasks_run_in_any_order() {
 
 #[test]
 #[should_panic(expected = "deadlock: nothing can happen")]
-fn a_deadlock_is_found() {
+fn deadlock_is_detected() {
     let (sim, a, _) = two_nodes(19);
     let address = port(&sim, a, 1);
     let stuck = sim.spawn_on(a, async move {
@@ -97,8 +97,8 @@ fn a_deadlock_is_found() {
 }
 
 #[test]
-fn a_hang_is_found_and_says_what_is_in_flight() {
-    let config = Config { time_limit: 60 * SECOND, ..Config::default() };
+fn hang_is_reported_with_operations_in_flight() {
+    let config = SimConfig { time_limit: 60 * SECOND, ..SimConfig::default() };
     let sim = Simulation::new(20, config);
     let a = sim.add_node("storage");
     let address = port(&sim, a, 4420);
@@ -118,7 +118,7 @@ fn a_hang_is_found_and_says_what_is_in_flight() {
 }
 
 #[test]
-fn the_end_of_a_world_drops_everything() {
+fn end_of_world_drops_everything() {
     let token = Rc::new(());
     let (sim, a, b) = two_nodes(21);
     let address = port(&sim, b, 7);
@@ -138,7 +138,7 @@ fn the_end_of_a_world_drops_everything() {
     assert_eq!(Rc::strong_count(&token), 1);
 }
 
-/// Shuts a stream down when it is dropped, as many a destructor does.
+/// Shuts a stream down when dropped, as many destructors do.
 struct Hangup(Stream);
 
 impl Drop for Hangup {
@@ -147,11 +147,11 @@ impl Drop for Hangup {
     }
 }
 
-/// Found by a failing test whose report was followed by a second panic: operations that the end of
+/// Found by a failing test whose report was followed by a second panic. Operations that the end of
 /// the world had cancelled were still queued at their connections, and ended once more when a
 /// destructor shut the connection down.
 #[test]
-fn a_world_may_be_dropped_at_any_moment() {
+fn world_can_be_dropped_at_any_time() {
     for seed in 0..200_u64 {
         let (sim, a, b) = two_nodes(seed);
         let address = port(&sim, b, 7);
@@ -164,7 +164,7 @@ fn a_world_may_be_dropped_at_any_moment() {
                 let disk = File::open(DISK, &options).unwrap();
                 let stream = connect(&address).await;
                 let _hangup = Hangup(stream.clone());
-                // More than the buffers on the way hold: sends wait on both sides.
+                // More than the buffers of the path hold: sends wait on both sides.
                 let (sender, data) = (stream.clone(), filled(4 << 20, 1).await);
                 task::spawn_detached(async move { drop(sender.send_buf(data).await) });
                 loop {
@@ -180,9 +180,9 @@ fn a_world_may_be_dropped_at_any_moment() {
     }
 }
 
-/// Nothing is scheduled for a connection whose peer is there.
+/// No event is scheduled for a connection whose peer answers.
 #[test]
-fn a_deadlock_is_found_beside_keep_alive() {
+fn deadlock_is_detected_with_keep_alive() {
     let hung = || {
         let (sim, a, b) = two_nodes(32);
         let world = sim.world();

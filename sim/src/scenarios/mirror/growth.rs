@@ -1,45 +1,45 @@
-//! A source that dies while its volume grows is failed over from.
+//! Failover from a source that dies while its volume grows.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_mirror::state::MirrorState;
-use flagstone_mirror::{RoleError, WhenPeerLost};
+use flagstone_mirror::{OnPeerLoss, RoleError};
 
 use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, REGION, fill};
 
-/// The devices after the growth of the volume to as many blocks more, in bytes.
+/// Device range of the added blocks, in bytes.
 pub(super) const NEW: u64 = METADATA.end + GROWN * BLOCK;
 pub(super) const GROWN: u64 = 64;
-/// A block of what is new.
+/// Last added block.
 pub(super) const LAST: u64 = BLOCKS + GROWN - 1;
 
-/// Devices that have grown, each with something else in what is new, on nodes that mirror. Writes
-/// wait for the peer, so what was acknowledged is on both.
+/// Mirroring nodes whose devices have grown, each with different content in the new part. Writes
+/// wait for the peer, so acknowledged data is on both.
 fn pair(seed: u64) -> Pair {
-    let pair = Pair::new(seed, |peer| peer.when_lost = WhenPeerLost::Strict);
+    let pair = Pair::new(seed, |peer| peer.on_peer_loss = OnPeerLoss::Block);
     pair.write(0, 5, 7).expect("both are there");
     for (node, rest) in pair.nodes.into_iter().zip([0xaa, 0xbb]) {
         pair.sim.grow_disk(node, DATA, NEW);
         pair.sim.poke(node, DATA, METADATA.end, &vec![rest; (GROWN * BLOCK) as usize]);
     }
-    // What the first resync has cleared reaches the disks.
+    // The bits that the first resync cleared reach the disks.
     pair.sim.run_for(Duration::from_secs(10));
     let (mirror, resizing) = (pair.mirror(1), pair.resizing(1));
     pair.sim.spawn_on(pair.nodes[1], resizing.follow_source(mirror));
     pair
 }
 
-/// The operator has it grow, and a host writes to what is new as soon as it can. True once it was
-/// told that this is done.
+/// Grows the volume, and writes to the new part as soon as possible. Returns a flag that is set
+/// once the write is acknowledged.
 fn grow(pair: &Pair) -> Rc<Cell<bool>> {
     let (mirror, resizing) = (pair.mirror(0), pair.resizing(0));
     let written = Rc::new(Cell::new(false));
     let said = written.clone();
     pair.sim.spawn_on(pair.nodes[0], async move {
         let bytes = (BLOCKS + GROWN) * BLOCK;
-        mirror.clear_room(bytes).await.expect("both are there");
+        mirror.zero_new_space(bytes).await.expect("both are there");
         let mirror = resizing.resize(&mirror, bytes).await;
         said.set(fill(&mirror, LAST, 9).await.is_ok());
     });
@@ -47,25 +47,24 @@ fn grow(pair: &Pair) -> Rc<Cell<bool>> {
 }
 
 #[test]
-fn nothing_of_what_is_new_is_copied() {
+fn growth_copies_no_new_blocks() {
     let pair = pair(1);
     let written = grow(&pair);
     while !written.get() {
         pair.sim.run_for(Duration::from_millis(1));
     }
-    pair.becomes_whole(0);
+    pair.becomes_in_sync(0);
     let status = pair.peer_status(0);
     assert!(status.resync_total_bytes <= REGION, "{status:?}");
     assert_eq!([pair.read(0, 5), pair.read(0, BLOCKS), pair.read(0, LAST)], [7, 0, 9]);
     pair.end(0, true);
-    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is whole");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is complete");
     assert_eq!([pair.read(1, 5), pair.read(1, BLOCKS), pair.read(1, LAST)], [7, 0, 9]);
 }
 
-/// At any moment: but for that in which what hosts wrote to the source alone is copied, as after any
-/// loss of the link.
+/// Dies at any moment except while degraded writes are being copied, as after any loss of the link.
 #[test]
-fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
+fn failover_from_source_that_dies_during_growth() {
     let (mut before, mut after, mut refused) = (0, 0, 0);
     for moment in 0..80 {
         let pair = pair(moment);
@@ -75,7 +74,7 @@ fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
         let status = pair.peer_status(0);
         let copies = status.state == MirrorState::Resynchronizing;
         pair.end(0, moment % 2 == 0);
-        // Until its death is noticed, and what is in hand has ended.
+        // The death is noticed, and work in flight ends.
         pair.sim.run_for(Duration::from_secs(1));
         match pair.on(1, |mirror| async move { mirror.failover().await }) {
             Ok(()) => {}
@@ -90,7 +89,7 @@ fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
         assert_eq!(pair.read(1, 5), 7);
         let grown = pair.mirror(1).usable_bytes() > BLOCKS * BLOCK;
         if grown {
-            assert_eq!(pair.read(1, BLOCKS), 0, "after {moment}: what nobody wrote");
+            assert_eq!(pair.read(1, BLOCKS), 0, "after {moment}: data that no host wrote");
             let found = pair.read(1, LAST);
             assert!(found == 9 || found == 0 && !written.get(), "after {moment}: {found}");
             after += 1;
@@ -98,7 +97,7 @@ fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
             assert!(!written.get(), "after {moment}: a write is lost");
             before += 1;
         }
-        // Nothing was written without the other: both become one again.
+        // No degraded writes: both become one again.
         pair.restart(0);
         let size = (BLOCKS + GROWN) * BLOCK;
         let resizing = pair.resizing(0);
@@ -108,7 +107,7 @@ fn a_source_that_dies_while_its_volume_grows_is_failed_over_from() {
         let whole = |index: &usize| pair.state(*index) == MirrorState::Mirroring;
         while !(0..2).any(|index| whole(&index)) {
             pair.sim.run_for(Duration::from_millis(10));
-            assert!(pair.sim.now() < deadline, "after {moment}: it does not become whole");
+            assert!(pair.sim.now() < deadline, "after {moment}: it does not get in sync");
         }
         let sizes = [0, 1].map(|index| pair.mirror(index).usable_bytes());
         assert_eq!(sizes[0], sizes[1], "after {moment}");

@@ -1,6 +1,8 @@
-//! The link between two mirrors of a simulated world: a [`Peer`] whose messages take their time,
-//! overtake each other, hang when the link is cut, and are carried out though nobody waits for them
-//! any more.
+//! Simulated link between two mirrors: a [`PeerConnector`] whose messages are delayed and
+//! reordered, hang while the link is cut, and arrive even after their sender stopped waiting.
+//!
+//! It replaces the real TCP session, so wire encoding, authentication and encryption are not tested
+//! here.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -9,60 +11,60 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_mirror::order::Order;
-use flagstone_mirror::peer::{Answer, Peer, Request, Session};
+use flagstone_mirror::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
+use flagstone_mirror::reorder::WriteOrder;
 use flagstone_mirror::target::TargetSession;
-use flagstone_mirror::{Mirror, Version, Versions};
+use flagstone_mirror::{LinkVersion, LinkVersions, Mirror};
 use flagstone_runtime::sim::{NodeId, OBSERVER, World};
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::{Buf, BufMut, CoreLocal, spawn_detached, time};
 
-/// A session that hears nothing for so long is lost.
+/// A session without any message for this time is lost.
 const KEEP_ALIVE: Duration = Duration::from_millis(300);
 
-/// Where all links meet.
+/// Hub of all links.
 pub(super) struct Hub {
     world: World,
     /// Directions that are cut.
     cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
-    /// What serves on each node, and which life of it this is.
+    /// Mirror that each node serves, with the node's life number.
     serving: RefCell<Vec<(NodeId, u64, Arc<Mirror>)>>,
     lives: Cell<u64>,
-    /// Longest time of a message on the way.
+    /// Longest delay of a message.
     slow: Cell<Duration>,
     pub(super) messages: Cell<u64>,
-    /// What becomes of requests, for tests of what is lost where.
+    /// Decides the fate of requests, for tests that lose particular messages.
     fate: RefCell<Option<FateOf>>,
-    /// Who is told what nodes are asked.
+    /// Observer of the requests that nodes handle.
     watcher: RefCell<Option<Rc<Watcher>>>,
 }
 
-type FateOf = Box<dyn Fn(&Request) -> Fate>;
-type Watcher = dyn Fn(NodeId, &Request, Stage);
+type FateOf = Box<dyn Fn(&PeerRequest) -> Fate>;
+type Watcher = dyn Fn(NodeId, &PeerRequest, Stage);
 
-/// What a node does about a request.
+/// Stage of a request at its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It begins with it.
+    /// The receiver starts to handle it.
     Begins,
-    /// It has done it, and answers.
+    /// The receiver has carried it out and answers.
     Done,
-    /// It has refused it, or failed.
+    /// The receiver refused it, or it failed.
     Refused,
 }
 
-/// What becomes of a message.
+/// Fate of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It arrives, and so does the answer.
+    /// The request arrives, and so does the answer.
     Arrives,
-    /// It is lost on the way, and the session with it.
+    /// The request is lost in transit, and the session with it.
     Lost,
-    /// It is carried out; the answer is lost, and the session with it.
+    /// The request is carried out. The answer is lost, and the session with it.
     Unanswered,
 }
 
-/// A handle of the hub that mirrors may hold.
+/// Handle of the hub, held by mirrors.
 #[derive(Clone)]
 pub(super) struct HubHandle(Arc<CoreLocal<Hub>>);
 
@@ -86,25 +88,25 @@ impl HubHandle {
         self.0.get().expect("a simulation has one thread")
     }
 
-    pub(super) fn peer(&self, from: NodeId, to: NodeId) -> Arc<dyn Peer> {
+    pub(super) fn peer(&self, from: NodeId, to: NodeId) -> Arc<dyn PeerConnector> {
         Arc::new(SimPeer { hub: self.clone(), from, to })
     }
 }
 
 impl Hub {
-    /// The node serves its mirror to others.
+    /// Registers the mirror that the node serves to its peers.
     pub(super) fn serve(&self, node: NodeId, mirror: Arc<Mirror>) {
         self.lives.set(self.lives.get() + 1);
         self.stop(node);
         self.serving.borrow_mut().push((node, self.lives.get(), mirror));
     }
 
-    /// The node's process has ended.
+    /// Unregisters the node, whose process ended.
     pub(super) fn stop(&self, node: NodeId) {
         self.serving.borrow_mut().retain(|(other, ..)| *other != node);
     }
 
-    /// The world ends: what is there holds itself in a circle.
+    /// Breaks the reference cycle at the end of the world.
     pub(super) fn clear(&self) {
         self.serving.borrow_mut().clear();
         self.fate.borrow_mut().take();
@@ -119,25 +121,25 @@ impl Hub {
         self.cut.borrow_mut().clear();
     }
 
-    /// From now on `fate` says what becomes of requests.
+    /// Sets the function that decides the fate of requests.
     #[cfg(test)]
-    pub(super) fn set_fate(&self, fate: impl Fn(&Request) -> Fate + 'static) {
+    pub(super) fn set_fate(&self, fate: impl Fn(&PeerRequest) -> Fate + 'static) {
         *self.fate.borrow_mut() = Some(Box::new(fate));
     }
 
-    /// From now on `watcher` hears what nodes do about requests.
-    pub(super) fn set_watcher(&self, watcher: impl Fn(NodeId, &Request, Stage) + 'static) {
+    /// Sets the observer of the requests that nodes handle.
+    pub(super) fn set_watcher(&self, watcher: impl Fn(NodeId, &PeerRequest, Stage) + 'static) {
         *self.watcher.borrow_mut() = Some(Rc::new(watcher));
     }
 
-    fn tell(&self, node: NodeId, request: &Request, stage: Stage) {
+    fn tell(&self, node: NodeId, request: &PeerRequest, stage: Stage) {
         let watcher = self.watcher.borrow().clone();
         if let Some(watcher) = watcher {
             watcher(node, request, stage);
         }
     }
 
-    fn fate_of(&self, request: &Request) -> Fate {
+    fn fate_of(&self, request: &PeerRequest) -> Fate {
         self.fate.borrow().as_ref().map_or(Fate::Arrives, |fate| fate(request))
     }
 
@@ -168,8 +170,8 @@ struct SimPeer {
     to: NodeId,
 }
 
-impl Peer for SimPeer {
-    fn connect(&self) -> IoFuture<Arc<dyn Session>> {
+impl PeerConnector for SimPeer {
+    fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
         let (handle, from, to) = (self.hub.clone(), self.from, self.to);
         IoFuture::later(async move {
             let hub = handle.hub();
@@ -193,21 +195,21 @@ impl Peer for SimPeer {
             });
             let session = SimSession(Arc::new(local));
             spawn_detached(keep_alive(session.0.clone()));
-            Ok(Arc::new(session) as Arc<dyn Session>)
+            Ok(Arc::new(session) as Arc<dyn PeerSession>)
         })
     }
 }
 
-/// One session, at both ends.
+/// One session, with both ends.
 struct Wire {
     hub: Rc<Hub>,
     from: NodeId,
     to: NodeId,
     life: u64,
     target: Arc<TargetSession>,
-    /// What the target speaks.
-    versions: Versions,
-    /// A message was lost: it hangs until the session is given up.
+    /// Link versions that the target speaks.
+    versions: LinkVersions,
+    /// A message was lost: calls hang until the session is abandoned.
     broken: Cell<bool>,
     lost: Cell<bool>,
     changed: Notify,
@@ -243,7 +245,7 @@ async fn keep_alive(wire: Arc<CoreLocal<Wire>>) {
 struct SimSession(Arc<CoreLocal<Wire>>);
 
 impl SimSession {
-    /// Takes a call to the other node and its answer back.
+    /// Carries a call to the other node and its answer back.
     fn call<T: 'static>(
         &self,
         fate: Fate,
@@ -257,7 +259,7 @@ impl SimSession {
         hub.messages.set(hub.messages.get() + 1);
         let answer: Rc<RefCell<Option<Result<T, IoError>>>> = Rc::default();
         let (sent, there) = (wire.clone(), answer.clone());
-        // On the way it belongs to nobody: it arrives though its sender has died.
+        // A message in transit has no owner: it arrives even if its sender has died.
         hub.world.spawn_on(OBSERVER, async move {
             let hub = &sent.hub;
             time::sleep(hub.delay()).await;
@@ -283,12 +285,12 @@ impl SimSession {
     }
 }
 
-impl Session for SimSession {
-    fn ask(&self, request: Request) -> IoFuture<Answer> {
+impl PeerSession for SimSession {
+    fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
-        let clears = matches!(request, Request::ClearRoom { .. });
-        let known = !clears || wire.versions.highest() >= Version::CLEARS_ROOM;
-        assert!(known, "a node of {} is asked for what it does not know", wire.versions);
+        let clears = matches!(request, PeerRequest::ZeroNewSpace { .. });
+        let known = !clears || wire.versions.highest() >= LinkVersion::ZEROES_NEW_SPACE;
+        assert!(known, "a node of {} received a request that it does not know", wire.versions);
         let (hub, to) = (wire.hub.clone(), wire.to);
         let fate = hub.fate_of(&request);
         self.call(fate, move |target| {
@@ -307,7 +309,7 @@ impl Session for SimSession {
         self.call(Fate::Arrives, move |target| target.read(offset, buf))
     }
 
-    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<Order>) -> IoFuture<()> {
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
         self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order))
     }
 
@@ -316,7 +318,7 @@ impl Session for SimSession {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Option<Order>,
+        order: Option<WriteOrder>,
     ) -> IoFuture<()> {
         self.call(Fate::Arrives, move |target| target.write_zeroes(offset, len, flags, order))
     }

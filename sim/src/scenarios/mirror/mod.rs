@@ -1,8 +1,11 @@
-//! Two nodes that mirror a volume, hosts that write and check, and everything that can fail.
+//! Mirror scenarios: two nodes that mirror a volume, hosts that write and check, and all faults.
 //!
-//! What hosts may read is kept for each *line* of data: both nodes share one until a failover out
-//! of the other's sight makes it two. When both are one again, the line that was given up must have
-//! nothing that a host was promised, unless the operator gave it up.
+//! The content that hosts may read is kept per data *line*. Both nodes share one line until a
+//! failover without the other's knowledge makes it two. When both merge again, the discarded line
+//! must hold no acknowledged write, unless the operator chose to discard it.
+//!
+//! The mirror, its log and its metadata are the real code. The simulated parts are the disks, the
+//! clock and the link between the nodes; host protocols are left out.
 
 #[cfg(test)]
 mod blocks;
@@ -30,28 +33,29 @@ mod steps;
 mod two;
 
 use crate::Scenario;
-use flagstone_mirror::{Ack, Mode, WhenPeerLost};
+use flagstone_mirror::{Ack, Mode, OnPeerLoss};
 
 /// Synchronous.
 pub const SYNC: Scenario = Scenario {
     name: "mirror-sync",
     about: "a synchronous mirror through crashes, power losses, partitions and operators: nothing \
-            acknowledged is lost, legs end up equal, split brain is seen and never resolved alone",
+            acknowledged is lost, legs end up equal, split brain is detected and never \
+            resolved automatically",
     run: |seed| steps::run(seed, &Kind { mode: Mode::Sync, ack: Ack::Disk, ..Kind::default() }),
 };
 
-/// Synchronous, and the peer acknowledges from memory.
+/// Synchronous; the peer acknowledges from memory.
 pub const MEMORY: Scenario = Scenario {
     name: "mirror-memory",
     about: "the same with a peer that acknowledges from memory: flushes are durable on both",
     run: |seed| steps::run(seed, &Kind { ack: Ack::Memory, ..Kind::default() }),
 };
 
-/// Synchronous, and writes are held while the peer is lost.
-pub const STRICT: Scenario = Scenario {
-    name: "mirror-strict",
-    about: "the same with writes held while the peer is lost",
-    run: |seed| steps::run(seed, &Kind { when_lost: WhenPeerLost::Strict, ..Kind::default() }),
+/// Synchronous; writes are blocked while the peer is lost.
+pub const BLOCK_ON_PEER_LOSS: Scenario = Scenario {
+    name: "mirror-block",
+    about: "the same with writes blocked while the peer is lost",
+    run: |seed| steps::run(seed, &Kind { on_peer_loss: OnPeerLoss::Block, ..Kind::default() }),
 };
 
 /// Asynchronous.
@@ -61,7 +65,7 @@ pub const ASYNC: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { mode: Mode::Async, ..Kind::default() }),
 };
 
-/// Synchronous, on disks that fail.
+/// Synchronous, with bad ranges on the disks and lost logs.
 pub const FAULTY: Scenario = Scenario {
     name: "mirror-faulty",
     about: "a synchronous mirror on disks with parts that cannot be read or written, and logs that \
@@ -70,14 +74,14 @@ pub const FAULTY: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { faults: true, ..Kind::default() }),
 };
 
-/// Synchronous, and the volume grows.
+/// Synchronous, with volume growth.
 pub const GROW: Scenario = Scenario {
     name: "mirror-grow",
     about: "a synchronous mirror whose devices are made larger, and which grows, at any moment",
     run: |seed| steps::run(seed, &Kind { grows: true, ..Kind::default() }),
 };
 
-/// Synchronous, and nodes are upgraded.
+/// Synchronous, with node upgrades.
 pub const UPGRADE: Scenario = Scenario {
     name: "mirror-upgrade",
     about: "a synchronous mirror that grows, whose nodes are replaced by ones of newer and older \
@@ -86,7 +90,7 @@ pub const UPGRADE: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { grows: true, upgrades: true, ..Kind::default() }),
 };
 
-/// On disks that fail at random.
+/// Any mode, on disks that fail at random.
 pub const BROKEN: Scenario = Scenario {
     name: "mirror-broken",
     about: "a mirror of any mode on disks that fail reads, writes and flushes at random, or are \
@@ -94,7 +98,7 @@ pub const BROKEN: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind::broken(seed)),
 };
 
-/// With two targets.
+/// Synchronous, with two targets.
 pub const TWO: Scenario = Scenario {
     name: "mirror-two",
     about: "a synchronous mirror with two targets through crashes, power losses, partitions and \
@@ -102,22 +106,23 @@ pub const TWO: Scenario = Scenario {
     run: two::run,
 };
 
-/// All of them.
-pub const ALL: &[Scenario] = &[SYNC, MEMORY, STRICT, ASYNC, FAULTY, BROKEN, GROW, UPGRADE, TWO];
+/// All mirror scenarios.
+pub const ALL: &[Scenario] =
+    &[SYNC, MEMORY, BLOCK_ON_PEER_LOSS, ASYNC, FAULTY, BROKEN, GROW, UPGRADE, TWO];
 
-/// What is run.
+/// Parameters of a scenario.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
     mode: Mode,
     ack: Ack,
-    when_lost: WhenPeerLost,
-    /// Disks fail too, and logs are lost.
+    on_peer_loss: OnPeerLoss,
+    /// Disks have bad ranges, and logs are lost.
     faults: bool,
-    /// Devices are made larger, and the volume with them.
+    /// Devices and the volume grow.
     grows: bool,
-    /// A node that is started again may be of another release.
+    /// A restarted node may run another release.
     upgrades: bool,
-    /// They fail at random, all over.
+    /// Disks fail at random.
     broken: bool,
 }
 
@@ -127,13 +132,13 @@ impl Kind {
         match seed % 5 {
             0 | 1 => kind,
             2 => Kind { ack: Ack::Memory, ..kind },
-            3 => Kind { when_lost: WhenPeerLost::Strict, ..kind },
+            3 => Kind { on_peer_loss: OnPeerLoss::Block, ..kind },
             _ => Kind { mode: Mode::Async, ..kind },
         }
     }
 }
 
-/// Outcome of the seeds of one kind, for tests.
+/// Runs the seeds of one scenario, for tests.
 #[cfg(test)]
 fn passes(scenario: &Scenario, seeds: std::ops::Range<u64>) {
     for seed in seeds {
@@ -147,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_synchronous_mirror_keeps_its_promises_and_replays() {
+    fn synchronous_mirror_keeps_guarantees_and_replays() {
         passes(&SYNC, 0..20);
     }
 
@@ -157,12 +162,12 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_upgraded_one_after_the_other() {
+    fn rolling_upgrade_keeps_guarantees() {
         passes(&UPGRADE, 0..20);
     }
 
     #[test]
-    fn so_do_the_others() {
+    fn all_mirror_scenarios_keep_guarantees() {
         for scenario in ALL {
             passes(scenario, 0..3);
         }

@@ -1,5 +1,4 @@
-//! Two nodes, or more, that mirror a volume without faults of their own, for tests that say what
-//! happens.
+//! Groups of two or more mirroring nodes without random faults, for tests that script each step.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -8,14 +7,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, Swap};
+use flagstone_blockdev::{
+    BlockDevice, FileDevice, FileOptions, IoError, ReopenableDevice, SharedDevice,
+};
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::Uuid;
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::Shape;
-use flagstone_mirror::state::{MirrorState, PeerStatus};
-use flagstone_mirror::{Mirror, PeerOptions, Versions};
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::replica::{CreateReplica, Replica};
+use flagstone_mirror::state::{MirrorPeerStatus, MirrorState};
+use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};
 
@@ -23,49 +24,48 @@ use super::link::{Hub, HubHandle};
 
 pub(super) const DATA: &str = "/dev/data";
 
-/// What a bit stands for, and a block of these tests.
+/// Bytes per bitmap bit, and per block in these tests.
 pub(super) const BLOCK: u64 = 64 << 10;
 /// Blocks of the volume.
 pub(super) const BLOCKS: u64 = 64;
-/// Four blocks are a region.
+/// Bytes per region: four blocks.
 pub(super) const REGION: u64 = 4 * BLOCK;
 
-/// Superblocks, headers, records and a page, in bytes of the device.
+/// Device range of the metadata, in bytes: superblocks, headers, records and a page.
 pub(super) const METADATA: Range<u64> = BLOCKS * BLOCK..BLOCKS * BLOCK + 7 * 4096;
-/// The superblocks of these.
+/// Device range of the superblocks, in bytes.
 pub(super) const SUPERBLOCKS: Range<u64> = METADATA.end - 2 * 4096..METADATA.end;
 
-/// So many nodes, each with a way to every other.
+/// `N` nodes, each with a link to every other.
 pub(super) struct Group<const N: usize> {
     pub(super) sim: Simulation,
     pub(super) nodes: [NodeId; N],
     hub: HubHandle,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
-    /// What the replicas are on, of nodes that are up.
-    devices: Rc<RefCell<[Option<Arc<Swap>>; N]>>,
+    /// Replica devices of the running nodes.
+    devices: Rc<RefCell<[Option<Arc<ReopenableDevice>>; N]>>,
     options: fn(&mut PeerOptions),
     device_bytes: u64,
-    /// The versions of the link that the nodes' programs speak.
-    releases: RefCell<[Versions; N]>,
-    /// Logical blocks that the nodes' volumes are to have, in bytes; those of the disk where there is
-    /// nothing.
+    /// Link versions that the nodes' programs speak.
+    releases: RefCell<[LinkVersions; N]>,
+    /// Requested logical block size of each node's volume, in bytes; the disk's own if `None`.
     blocks: RefCell<[Option<u32>; N]>,
 }
 
 pub(super) type Pair = Group<2>;
-/// A source with two targets.
+/// A source and two targets.
 pub(super) type Trio = Group<3>;
 
 impl<const N: usize> Group<N> {
-    /// Node 0 has the data and serves; all are in sync.
+    /// Group in which node 0 has the data and serves, and all nodes are in sync.
     pub(super) fn new(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
-        Group::of(seed, [Versions::SPOKEN; N], options)
+        Group::of(seed, [LinkVersions::SPOKEN; N], options)
     }
 
-    /// The same of releases that speak these versions of the link.
+    /// As [`Group::new`], for releases that speak these link versions.
     pub(super) fn of(
         seed: u64,
-        releases: [Versions; N],
+        releases: [LinkVersions; N],
         options: fn(&mut PeerOptions),
     ) -> Group<N> {
         let group = Group::made(seed, options);
@@ -75,29 +75,30 @@ impl<const N: usize> Group<N> {
         group
     }
 
-    /// The replicas are there, and nothing runs.
+    /// Group whose replicas exist, without a running node.
     fn made(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
         let nodes = std::array::from_fn(|index| sim.add_node(["a", "b", "c"][index]));
         let hub = HubHandle::new(sim.world());
-        let shape = Shape {
+        let geometry = ReplicaGeometry {
             usable_bytes: BLOCK,
             bit_bytes: BLOCK as u32,
             region_bytes: REGION as u32,
-            hot_regions: 32,
+            active_regions_max: 32,
         };
         let device_bytes = METADATA.end;
         for (index, node) in nodes.into_iter().enumerate() {
             sim.add_disk(node, DATA, DiskConfig::block_device(device_bytes));
-            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let create =
+                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
             });
-            sim.block_on(made).expect("nobody ends it");
+            sim.block_on(made).expect("the task is not aborted");
         }
         let mirrors = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
         let devices = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
-        let releases = RefCell::new([Versions::SPOKEN; N]);
+        let releases = RefCell::new([LinkVersions::SPOKEN; N]);
         let blocks = RefCell::new([None; N]);
         Group { sim, nodes, hub, mirrors, devices, options, device_bytes, releases, blocks }
     }
@@ -110,30 +111,30 @@ impl<const N: usize> Group<N> {
         self.mirrors.borrow()[index].clone().expect("it runs")
     }
 
-    /// A node's process begins, and serves hosts if it knows that it may.
+    /// Starts a node's process, which serves hosts if it knows that it may.
     pub(super) fn start(&self, index: usize) {
         self.open(index);
         self.on(index, |mirror| async move { mirror.start().await }).expect("sound disks");
     }
 
-    /// A node's process begins.
+    /// Starts a node's process without serving hosts.
     pub(super) fn open(&self, index: usize) {
         let peers = self.peers(index);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
         let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
         let block_bytes = self.blocks.borrow()[index];
         let started = self.sim.spawn_on(node, async move {
-            let device = Swap::new(device_of(block_bytes));
+            let device = ReopenableDevice::new(device_of(block_bytes));
             devices.borrow_mut()[index] = Some(device.clone());
             let local = Replica::open(device, None).await.expect("sound disks");
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
-        self.sim.block_on(started).expect("nobody ends it");
+        self.sim.block_on(started).expect("the task is not aborted");
     }
 
-    /// A node's process closes the device whose flush failed, and opens it again, as its server does.
+    /// Closes and reopens the node's device whose flush failed, as its server does.
     pub(super) fn reopen(&self, index: usize) {
         let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
         let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
@@ -141,40 +142,40 @@ impl<const N: usize> Group<N> {
             let mirror = mirrors.borrow()[index].clone().expect("it runs");
             let device = devices.borrow()[index].clone().expect("it runs");
             assert!(device.must_reopen(), "it is sound");
-            assert!(mirror.give_target_up().await, "nobody has what it may have lost");
+            assert!(mirror.abandon_target().await, "no node has the data that it may have lost");
             hub.hub().stop(node);
             device.close();
             let opened = loop {
                 match FileDevice::open(DATA, &FileOptions::default()) {
                     Ok(opened) => break opened,
-                    // What it had in hand has not ended.
+                    // Earlier work is still in flight.
                     Err(_) => time::sleep(Duration::from_millis(1)).await,
                 }
             };
             device.set(opened).expect("the same blocks");
             let local = Replica::open(device, None).await.expect("a sound disk");
-            local.doubt().await.expect("a sound disk");
+            local.mark_unverified().await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
-        self.sim.block_on(opened).expect("nobody ends it");
+        self.sim.block_on(opened).expect("the task is not aborted");
     }
 
-    /// A node's mirror is given up, and its replica opened by another over the same device.
-    pub(super) fn give_up(&self, index: usize) {
+    /// Abandons a node's mirror. Another mirror opens the replica on the same device.
+    pub(super) fn abandon_mirror(&self, index: usize) {
         let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
         let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
         let opened = self.sim.spawn_on(node, async move {
             let mirror = mirrors.borrow()[index].clone().expect("it runs");
-            mirror.give_up().await;
+            mirror.abandon().await;
             let device = devices.borrow()[index].clone().expect("it runs");
             let local = Replica::open(device, None).await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
-        self.sim.block_on(opened).expect("nobody ends it");
+        self.sim.block_on(opened).expect("the task is not aborted");
     }
 
     fn peers(&self, index: usize) -> Vec<PeerOptions> {
@@ -187,7 +188,7 @@ impl<const N: usize> Group<N> {
         others.map(peer).collect()
     }
 
-    /// What gives a node's replica another size, as its server does.
+    /// Resizer of a node's replica, as in its server.
     pub(super) fn resizing(&self, index: usize) -> Resizing<N> {
         Resizing {
             index,
@@ -199,7 +200,7 @@ impl<const N: usize> Group<N> {
         }
     }
 
-    /// A node dies, with its power or without.
+    /// Stops a node, with or without a power loss.
     pub(super) fn end(&self, index: usize, power: bool) {
         match power {
             true => self.sim.power_off(self.nodes[index]),
@@ -216,14 +217,14 @@ impl<const N: usize> Group<N> {
     }
 
     /// A node's process ends, and one of a release that speaks these versions takes its place.
-    pub(super) fn replace(&self, index: usize, versions: Versions) {
+    pub(super) fn replace(&self, index: usize, versions: LinkVersions) {
         self.end(index, false);
         self.release(index, versions);
         self.restart(index);
     }
 
     /// The next process of a node is of a release that speaks these versions.
-    pub(super) fn release(&self, index: usize, versions: Versions) {
+    pub(super) fn release(&self, index: usize, versions: LinkVersions) {
         self.releases.borrow_mut()[index] = versions;
     }
 
@@ -244,13 +245,13 @@ impl<const N: usize> Group<N> {
         (0..N).filter(|other| *other != index).for_each(|other| self.part(index, other));
     }
 
-    /// Nothing passes between these two.
+    /// Cuts the link between two nodes.
     pub(super) fn part(&self, index: usize, other: usize) {
         self.hub().cut(self.nodes[index], self.nodes[other]);
         self.hub().cut(self.nodes[other], self.nodes[index]);
     }
 
-    /// Does something on a node.
+    /// Runs a task on a node.
     pub(super) fn on<T: 'static, F: Future<Output = T> + 'static>(
         &self,
         index: usize,
@@ -258,7 +259,7 @@ impl<const N: usize> Group<N> {
     ) -> T {
         let mirror = self.mirror(index);
         let done = self.sim.spawn_on(self.nodes[index], async move { work(mirror).await });
-        self.sim.block_on(done).expect("nobody ends it")
+        self.sim.block_on(done).expect("the task is not aborted")
     }
 
     /// Fills a block with a byte.
@@ -266,7 +267,7 @@ impl<const N: usize> Group<N> {
         self.on(index, move |mirror| async move { fill(&mirror, block, byte).await })
     }
 
-    /// The byte that a block is filled with, as a host of a node reads it.
+    /// Reads the fill byte of a block as a host of a node.
     pub(super) fn read(&self, index: usize, block: u64) -> u8 {
         self.on(index, move |mirror| async move {
             let memory = buf::alloc(BLOCK as usize).await;
@@ -276,39 +277,39 @@ impl<const N: usize> Group<N> {
         })
     }
 
-    /// What lies on a node's leg.
+    /// Content of a node's leg.
     pub(super) fn leg(&self, index: usize) -> Vec<u8> {
         self.sim.peek(self.nodes[index], DATA, 0, (BLOCKS * BLOCK) as usize)
     }
 
-    /// The leg of `index` that leads to `other`.
+    /// Index of the leg of `index` that leads to `other`.
     pub(super) fn leg_to(index: usize, other: usize) -> usize {
         if other < index { other } else { other - 1 }
     }
 
-    /// Towards the first of the others.
+    /// State towards the first of the other nodes.
     pub(super) fn state(&self, index: usize) -> MirrorState {
         self.mirror(index).state(0)
     }
 
-    /// Of the first of the others.
-    pub(super) fn peer_status(&self, index: usize) -> PeerStatus {
+    /// Status of the first of the other nodes.
+    pub(super) fn peer_status(&self, index: usize) -> MirrorPeerStatus {
         self.on(index, |mirror| async move { mirror.status().peers[0] })
     }
 
-    /// What a node says of another.
-    pub(super) fn status_of(&self, index: usize, other: usize) -> PeerStatus {
+    /// Status of `other`, as reported by node `index`.
+    pub(super) fn status_of(&self, index: usize, other: usize) -> MirrorPeerStatus {
         let leg = Self::leg_to(index, other);
         self.on(index, move |mirror| async move { mirror.status().peers[leg] })
     }
 
-    /// Runs until a node shows a state towards the first of the others: within two minutes of
-    /// simulated time.
+    /// Runs until a node reports a state towards the first of the others, for at most two minutes
+    /// of simulated time.
     pub(super) fn until(&self, index: usize, state: MirrorState) {
         self.until_towards(index, usize::from(index == 0), state);
     }
 
-    /// The same of any other.
+    /// As [`Group::until`], towards any other node.
     pub(super) fn until_towards(&self, index: usize, other: usize, state: MirrorState) {
         let leg = Self::leg_to(index, other);
         let deadline = self.sim.now() + Duration::from_secs(120);
@@ -320,22 +321,23 @@ impl<const N: usize> Group<N> {
         }
     }
 
-    /// In sync with all others, and equal byte for byte.
-    pub(super) fn becomes_whole(&self, source: usize) {
+    /// Waits until `source` is in sync with all others, and checks that all are equal byte for
+    /// byte.
+    pub(super) fn becomes_in_sync(&self, source: usize) {
         for other in (0..N).filter(|other| *other != source) {
             self.until_towards(source, other, MirrorState::Mirroring);
             assert!(self.leg(source) == self.leg(other), "the legs differ");
         }
     }
 
-    /// The nodes that serve hosts.
+    /// Nodes that serve hosts.
     pub(super) fn active(&self) -> Vec<usize> {
         let mirrors = self.mirrors.borrow();
-        let serves = |index: &usize| mirrors[*index].as_ref().is_some_and(|one| one.is_active());
+        let serves = |index: &usize| mirrors[*index].as_ref().is_some_and(|one| one.is_serving());
         (0..N).filter(serves).collect()
     }
 
-    /// What a node's disk says of its replica.
+    /// Superblock on a node's disk.
     pub(super) fn superblock(&self, index: usize) -> Superblock {
         let read = |at: u64| {
             let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
@@ -346,7 +348,7 @@ impl<const N: usize> Group<N> {
     }
 }
 
-/// See [`Group::resizing`].
+/// Resizer made by [`Group::resizing`].
 #[derive(Clone)]
 pub(super) struct Resizing<const N: usize> {
     index: usize,
@@ -358,11 +360,11 @@ pub(super) struct Resizing<const N: usize> {
 }
 
 impl<const N: usize> Resizing<N> {
-    /// Gives the mirror that takes its place.
+    /// Resizes the replica and returns the mirror that replaces `mirror`.
     pub(super) async fn resize(&self, mirror: &Mirror, bytes: u64) -> Arc<Mirror> {
-        let hand_on = mirror.hand_on().await.expect("a sound disk");
+        let begin_transfer = mirror.begin_transfer().await.expect("a sound disk");
         self.hub.hub().stop(self.node);
-        let resized = hand_on.resize(&self.device, None, bytes).await;
+        let resized = begin_transfer.resize(&self.device, None, bytes).await;
         let (replica, error) = resized.expect("a sound disk");
         assert_eq!(error, None);
         let peers = self.peers.clone();
@@ -370,14 +372,14 @@ impl<const N: usize> Resizing<N> {
         self.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(self.clone().follow_source(next.clone()));
-        hand_on.finish(&next).await.expect("a sound disk");
+        begin_transfer.finish(&next).await.expect("a sound disk");
         next
     }
 
-    /// Takes over the size of its source whenever that asks for it.
+    /// Follows the size of the source whenever the source asks for it.
     pub(super) fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(async move {
-            let bytes = mirror.resize_wanted().await;
+            let bytes = mirror.resize_requested().await;
             self.resize(&mirror, bytes).await;
         })
     }

@@ -1,24 +1,25 @@
-//! A past as long as a superblock remembers, for some of the seeds: nodes that have parted as often as
-//! those of a volume do in some months, which no run lasts. Each new generation costs an old one then.
+//! Full generation history for some of the seeds, as on volumes whose nodes have separated for
+//! months. No run lasts long enough to fill it, and each new generation then evicts an old one.
 
 use std::array;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_mirror::generation::List;
+use flagstone_mirror::generation::GenerationList;
 use flagstone_mirror::id::Generation;
 use flagstone_mirror::limits::HISTORY_LEN;
 use flagstone_mirror::replica::Replica;
 
-/// Whether the volume of this seed has one.
+/// True when the volume of this seed starts with a full history.
 pub(super) fn is_long(seed: u64) -> bool {
     seed % 4 == 3
 }
 
-/// Gives a replica one that has none. A peer hears of it as soon as it is brought up to date.
+/// Fills a replica's empty generation history. A peer learns of it in its next resync.
 pub(super) async fn lengthen(device: SharedDevice, log: Option<SharedDevice>) {
     let replica = Replica::open(device, log).await.expect("sound disks");
     let past: [_; HISTORY_LEN] = array::from_fn(|age| Generation(1 + age as u64));
-    let lengthened = replica.update(move |superblock| superblock.history = List(past)).await;
+    let lengthened =
+        replica.update(move |superblock| superblock.history = GenerationList(past)).await;
     lengthened.expect("sound disks");
     replica.retire().await;
 }

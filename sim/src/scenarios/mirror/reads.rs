@@ -1,30 +1,31 @@
-//! Reads that take long in a disk while the role of the source goes elsewhere: rule 27 of
-//! `docs/mirror-handshake.md`. The first three tests fail without it.
+//! Slow disk reads during a change of the source: rule 27 of `docs/mirror-handshake.md`. The first
+//! three tests fail without the rule.
 //!
-//! mirror-faulty 5108: a node that served by an operator's force, beside its source, read, gave the
-//! role up, was resynced, and answered the read with what the other's host had written meanwhile.
+//! Found by mirror-faulty 5108: a node that was forced to serve beside its source started a read,
+//! gave up the role and was resynced. It then answered the read with data that the other node's
+//! host had written meanwhile.
 
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError};
-use flagstone_mirror::peer::Request;
+use flagstone_mirror::peer::PeerRequest;
 use flagstone_mirror::state::MirrorState;
 use flagstone_runtime::buf;
-use flagstone_runtime::sim::{DiskConfig, DiskFaults, Latency};
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
 use flagstone_runtime::task::JoinHandle;
 
 use super::growth::{GROWN, NEW};
 use super::link::Fate;
 use super::pair::{BLOCK, BLOCKS, DATA, Pair, fill};
 
-/// Longer than a session that hears nothing lasts, and than all that is done meanwhile.
+/// Longer than the keep-alive timeout, and than all concurrent steps of the tests.
 const LONG_US: u64 = 5_000_000;
 const NUMBER: u64 = 9;
 
-/// A host of a node reads the block; its disk takes long over it, and over no later read.
+/// Starts a host read on a node whose disk is slow for this read only.
 fn begin_read(pair: &Pair, index: usize, slow: usize) -> JoinHandle<Result<Vec<u8>, IoError>> {
     let latency = |latency| pair.sim.set_read_latency(pair.nodes[slow], DATA, latency);
-    latency(Latency::between_us(LONG_US, LONG_US));
+    latency(SimLatency::between_us(LONG_US, LONG_US));
     let mirror = pair.mirror(index);
     let reading = pair.sim.spawn_on(pair.nodes[index], async move {
         let memory = buf::alloc(BLOCK as usize).await;
@@ -36,7 +37,7 @@ fn begin_read(pair: &Pair, index: usize, slow: usize) -> JoinHandle<Result<Vec<u
     reading
 }
 
-/// What lies on a node's leg, of this block.
+/// Content of this block on a node's leg.
 fn on_leg(pair: &Pair, index: usize) -> Vec<u8> {
     pair.leg(index)[(NUMBER * BLOCK) as usize..((NUMBER + 1) * BLOCK) as usize].to_vec()
 }
@@ -53,84 +54,85 @@ fn faults(pair: &Pair, index: usize, faults: DiskFaults) {
     pair.sim.set_faults(pair.nodes[index], DATA, faults);
 }
 
-/// The next source's write reaches this leg, fails at its own, and is refused: what hosts read must
-/// not have it.
+/// The new source's write reaches this leg, fails on its own leg, and is refused. Host reads must
+/// not return it.
 #[test]
-fn rule_27_a_read_does_not_find_what_the_next_source_writes() {
+fn rule_27_read_misses_writes_of_the_next_source() {
     let mut others = 0;
     for seed in 0..6 {
         let pair = Pair::new(seed, |_| {});
         pair.write(0, NUMBER, 1).expect("both are there");
         let reading = begin_read(&pair, 0, 0);
         pair.on(0, |mirror| async move { mirror.switchover(0).await }).expect("both are there");
-        pair.becomes_whole(1);
+        pair.becomes_in_sync(1);
         faults(&pair, 1, DiskFaults::default().unwritable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
         pair.hub().set_fate(|request| match request {
-            Request::GoAlone { .. } | Request::Attach(_) => Fate::Lost,
+            PeerRequest::RunDegraded { .. } | PeerRequest::Attach(_) => Fate::Lost,
             _ => Fate::Arrives,
         });
-        assert!(pair.write(1, NUMBER, 2).is_err(), "nobody goes on alone");
-        assert!(!reading.is_finished(), "it has ended before");
-        let found = pair.sim.block_on(reading).expect("nobody ends it");
-        assert!(on_leg(&pair, 0) == filled(2), "it would not have found that");
+        assert!(pair.write(1, NUMBER, 2).is_err(), "no node runs degraded");
+        assert!(!reading.is_finished(), "it has already ended");
+        let found = pair.sim.block_on(reading).expect("the task is not aborted");
+        assert!(on_leg(&pair, 0) == filled(2), "the check would not have detected this");
         assert!(found == Err(IoError::Unreachable), "seed {seed}: it has found {:?}", first(found));
-        // Of what failed any part may be there, and that is what hosts read from then on.
+        // A failed write may have changed any part of the block, and hosts read the result from
+        // then on.
         let left = on_leg(&pair, 1);
         others += u32::from(left != filled(2));
         faults(&pair, 1, DiskFaults::default());
         pair.hub().set_fate(|_| Fate::Arrives);
-        pair.becomes_whole(1);
-        assert!(on_leg(&pair, 1) == left, "what hosts read has changed, seed {seed}");
+        pair.becomes_in_sync(1);
+        assert!(on_leg(&pair, 1) == left, "the content that hosts read has changed, seed {seed}");
     }
-    assert!(others > 0, "all of what failed was there each time");
+    assert!(others > 0, "all failed writes were present each time");
 }
 
-/// The source cannot read its own leg and reads its target's, which serves by force meanwhile: it
-/// answers with nothing that only its own hosts have written.
+/// The source cannot read its own leg, so it reads its target's, which meanwhile serves by force.
+/// The target must not answer with data that only its own hosts have written.
 #[test]
-fn rule_27_a_read_from_a_peer_does_not_find_what_that_writes_as_the_source() {
+fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     let pair = Pair::new(2, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     faults(&pair, 0, DiskFaults::default().unreadable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
     let reading = begin_read(&pair, 0, 1);
-    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is whole");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is complete");
     pair.write(1, NUMBER, 2).expect("it serves");
-    assert!(!reading.is_finished(), "it has ended before");
-    let found = pair.sim.block_on(reading).expect("nobody ends it");
-    assert!(pair.mirror(0).is_active(), "it would not have answered");
+    assert!(!reading.is_finished(), "it has already ended");
+    let found = pair.sim.block_on(reading).expect("the task is not aborted");
+    assert!(pair.mirror(0).is_serving(), "it would not have answered");
     assert!(on_leg(&pair, 1) == filled(2), "it would have found the same");
     assert!(found.is_err(), "it has found {:?}", first(found));
-    // What its own hosts are promised is another line from here on, and the one that is kept.
+    // From here on, writes of its own hosts form another line, which is the surviving one.
     pair.write(0, NUMBER + 1, 3).expect("the peer is lost");
     faults(&pair, 0, DiskFaults::default());
     pair.until(0, MirrorState::SplitBrain);
     pair.on(1, |mirror| async move { mirror.resolve_keep_peers(0).await }).expect("a split brain");
-    pair.becomes_whole(0);
+    pair.becomes_in_sync(0);
     assert_eq!((pair.read(0, NUMBER), pair.read(0, NUMBER + 1)), (1, 3));
 }
 
-/// A mirror that serves is given up, as its server does with one that it cannot serve on, and another
-/// has the replica: what a source writes to that one is not what hosts of the first were promised.
+/// A server abandons a serving mirror that it cannot keep, and another mirror opens the replica.
+/// Writes of the source to the new mirror must not appear in reads of the first mirror's hosts.
 #[test]
-fn rule_27_a_read_does_not_find_what_is_written_once_its_mirror_was_given_up() {
+fn rule_27_read_misses_writes_after_mirror_is_abandoned() {
     let pair = Pair::new(4, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
-    let given_up = pair.mirror(0);
+    let abandoned = pair.mirror(0);
     let reading = begin_read(&pair, 0, 0);
-    pair.give_up(0);
-    assert!(!given_up.is_active(), "it serves hosts though it was given up");
-    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is whole");
+    pair.abandon_mirror(0);
+    assert!(!abandoned.is_serving(), "it serves hosts after it was abandoned");
+    pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is complete");
     pair.write(1, NUMBER, 2).expect("it serves");
-    pair.becomes_whole(1);
-    assert!(on_leg(&pair, 0) == filled(2), "it would not have found that");
-    assert!(!reading.is_finished(), "it has ended before");
-    let found = pair.sim.block_on(reading).expect("nobody ends it");
+    pair.becomes_in_sync(1);
+    assert!(on_leg(&pair, 0) == filled(2), "the check would not have detected this");
+    assert!(!reading.is_finished(), "it has already ended");
+    let found = pair.sim.block_on(reading).expect("the task is not aborted");
     assert!(found == Err(IoError::Unreachable), "it has found {:?}", first(found));
 }
 
-/// What hosts have begun to write ends before another has the replica: nothing lands there later.
+/// Host writes in flight complete before another mirror opens the replica. None arrives later.
 #[test]
-fn a_write_ends_before_another_has_the_replica() {
+fn writes_complete_before_another_mirror_opens_replica() {
     let pair = Pair::new(5, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     let mirror = pair.mirror(0);
@@ -138,14 +140,14 @@ fn a_write_ends_before_another_has_the_replica() {
     let writing = pair.sim.spawn_on(pair.nodes[0], async move { fill(&mirror, NUMBER, 3).await });
     pair.sim.run_for(Duration::from_millis(50));
     assert!(!writing.is_finished(), "the disk was not slow");
-    pair.on(0, |mirror| async move { mirror.give_up().await });
-    assert!(writing.is_finished(), "it may land in the replica of another");
+    pair.on(0, |mirror| async move { mirror.abandon().await });
+    assert!(writing.is_finished(), "it may be written to another mirror's replica");
 }
 
-/// Hosts are served by another mirror of the same node from the growth of the volume on: a read that
-/// began before is asked there again, and does not fail.
+/// After growth, another mirror of the same node serves hosts. An earlier read is repeated there
+/// and does not fail.
 #[test]
-fn a_read_goes_on_where_its_volume_grows_meanwhile() {
+fn read_continues_while_its_volume_grows() {
     let pair = Pair::new(3, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     for node in pair.nodes {
@@ -157,7 +159,7 @@ fn a_read_goes_on_where_its_volume_grows_meanwhile() {
         assert!(mirror.room_bytes() >= (BLOCKS + GROWN) * BLOCK);
         resizing.resize(&mirror, (BLOCKS + GROWN) * BLOCK).await;
     });
-    assert!(!reading.is_finished(), "it has ended before");
-    let found = pair.sim.block_on(reading).expect("nobody ends it");
+    assert!(!reading.is_finished(), "it has already ended");
+    let found = pair.sim.block_on(reading).expect("the task is not aborted");
     assert!(found == Ok(filled(1)), "it has found {:?}", first(found));
 }

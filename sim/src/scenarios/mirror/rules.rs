@@ -1,6 +1,6 @@
-//! A test for each rule around the decision of `docs/mirror-handshake.md` that is about several
-//! targets, 16 to 21: it fails without the rule. Those about disks that fail, 22 to 25, are in
-//! [`super::broken`]; the first six in the mirror's own `history_tests`.
+//! Rules 16 to 21 of `docs/mirror-handshake.md`, which concern several targets: one test per rule,
+//! which fails without it. The tests of rules 22 to 25 (failing disks) are in [`super::broken`],
+//! the tests of the first six are in the mirror's `history_tests`.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use flagstone_mirror::CommandError;
 use flagstone_mirror::format::superblock::PeerRecord;
-use flagstone_mirror::peer::Request;
+use flagstone_mirror::peer::PeerRequest;
 use flagstone_mirror::state::MirrorState;
 
 use super::link::Fate;
 use super::pair::{BLOCK, Trio, fill};
 
-/// Longer than a session that hears nothing lasts, and than a link waits before it tries again.
+/// Longer than the keep-alive timeout and the reconnect delay.
 const A_WHILE: Duration = Duration::from_secs(10);
-/// Longer than a message takes, and shorter than a session that hears nothing lasts.
+/// Longer than a message takes, and shorter than the keep-alive timeout.
 const A_MOMENT: Duration = Duration::from_millis(100);
 
 fn trio(seed: u64) -> Trio {
@@ -25,8 +25,8 @@ fn trio(seed: u64) -> Trio {
     trio
 }
 
-/// What becomes of the requests of a kind. Others arrive.
-fn fate(trio: &Trio, fate: Fate, kind: fn(&Request) -> bool) -> Rc<Cell<u64>> {
+/// Applies `fate` to the requests of a kind and counts them. Other requests arrive.
+fn fate(trio: &Trio, fate: Fate, kind: fn(&PeerRequest) -> bool) -> Rc<Cell<u64>> {
     let seen = Rc::new(Cell::new(0));
     let counting = seen.clone();
     trio.hub().set_fate(move |request| {
@@ -47,11 +47,11 @@ fn until(trio: &Trio, what: impl Fn() -> bool) {
     let deadline = trio.sim.now() + Duration::from_secs(120);
     while !what() {
         trio.sim.run_for(Duration::from_millis(1));
-        assert!(trio.sim.now() < deadline, "it does not come to that");
+        assert!(trio.sim.now() < deadline, "it does not reach that state");
     }
 }
 
-/// A write begins, and nobody waits for its end.
+/// Starts a write without waiting for its end.
 fn begin_write(trio: &Trio, index: usize, block: u64, byte: u8) {
     let mirror = trio.mirror(index);
     trio.sim.spawn_on(trio.nodes[index], async move {
@@ -59,13 +59,13 @@ fn begin_write(trio: &Trio, index: usize, block: u64, byte: u8) {
     });
 }
 
-/// Node 0 asks node 1 to be the source, and nobody hears of it but node 1.
+/// Node 0 asks node 1 to become the source, and only node 1 learns of it.
 fn ask_alone(trio: &Trio, asked: Fate) -> Rc<Cell<u64>> {
-    let promotes = fate(trio, asked, |request| matches!(request, Request::Promote { .. }));
+    let promotes = fate(trio, asked, |request| matches!(request, PeerRequest::Promote { .. }));
     let mirror = trio.mirror(0);
     trio.sim.spawn_on(trio.nodes[0], async move {
         let unknown = mirror.switchover(Trio::leg_to(0, 1)).await;
-        assert_eq!(unknown, Err(CommandError::Unknown));
+        assert_eq!(unknown, Err(CommandError::OutcomeUnknown));
     });
     until(trio, || promotes.get() > 0);
     trio.part(1, 2);
@@ -75,7 +75,7 @@ fn ask_alone(trio: &Trio, asked: Fate) -> Rc<Cell<u64>> {
 }
 
 #[test]
-fn peers_that_are_met_at_once_have_a_place_each() {
+fn concurrent_handshakes_get_one_peer_slot_each() {
     for seed in 0..20 {
         let trio = Trio::new(seed, |_| {});
         let mut known = trio.superblock(0).peers.map(|peer| peer.replica);
@@ -87,7 +87,7 @@ fn peers_that_are_met_at_once_have_a_place_each() {
 }
 
 #[test]
-fn rule_16_who_was_asked_to_be_the_source_is_heard_of_before_the_role_is_taken_again() {
+fn rule_16_asked_successor_is_queried_before_role_resumes() {
     for asked in [Fate::Lost, Fate::Unanswered] {
         for dies in [None, Some(false), Some(true)] {
             let trio = trio(16);
@@ -97,21 +97,21 @@ fn rule_16_who_was_asked_to_be_the_source_is_heard_of_before_the_role_is_taken_a
                 trio.restart(0);
             }
             trio.sim.run_for(A_WHILE);
-            // Node 2 is there, and equal: it cannot tell.
+            // Node 2 is connected and equal, but does not know of the request.
             let expected = if asked == Fate::Unanswered { vec![1] } else { vec![] };
             assert_eq!(trio.active(), expected, "{asked:?}, {dies:?}");
             all_arrives(&trio);
             trio.hub().heal();
             until(&trio, || trio.active().len() == 1);
             let source = trio.active()[0];
-            assert!(asked == Fate::Lost || source == 1, "who was asked has served: {source}");
-            trio.becomes_whole(source);
+            assert!(asked == Fate::Lost || source == 1, "the asked node has served: {source}");
+            trio.becomes_in_sync(source);
         }
     }
 }
 
 #[test]
-fn rule_17_a_peer_that_this_source_has_not_met_has_what_the_hand_over_left() {
+fn rule_17_unmet_peer_has_data_from_the_transfer() {
     let trio = trio(17);
     trio.part(1, 2);
     trio.on(0, |mirror| async move { mirror.switchover(Trio::leg_to(0, 1)).await })
@@ -119,19 +119,19 @@ fn rule_17_a_peer_that_this_source_has_not_met_has_what_the_hand_over_left() {
     trio.part(0, 2);
     trio.until_towards(1, 0, MirrorState::Mirroring);
     let before = trio.superblock(1).current;
-    assert_eq!(before, trio.superblock(2).current, "the hand-over left them equal");
+    assert_eq!(before, trio.superblock(2).current, "the transfer left them equal");
     trio.write(1, 7, 2).expect("one target is there");
-    assert_ne!(before, trio.superblock(1).current, "minted");
+    assert_ne!(before, trio.superblock(1).current, "the generation was bumped");
     let unmet = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(before);
     assert!(trio.superblock(1).peers.iter().any(unmet), "in the free place");
     trio.hub().heal();
-    trio.becomes_whole(1);
+    trio.becomes_in_sync(1);
     let copied = trio.status_of(1, 2).resync_total_bytes;
-    assert!(copied <= BLOCK, "no more than what was written is copied: {copied} bytes");
+    assert!(copied <= BLOCK, "only the written blocks are copied: {copied} bytes");
 }
 
 #[test]
-fn rule_18_what_the_dead_source_had_in_hand_may_have_reached_any() {
+fn rule_18_in_flight_writes_may_have_reached_any_target() {
     let trio = trio(18);
     trio.part(0, 1);
     begin_write(&trio, 0, 9, 3);
@@ -141,27 +141,28 @@ fn rule_18_what_the_dead_source_had_in_hand_may_have_reached_any() {
     trio.isolate(1);
     let before = trio.superblock(1).current;
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
-    // Both are on the disk as soon as hosts are served.
-    assert_ne!(before, trio.superblock(1).current, "the data has a name of its own");
+    // Both changes are on disk as soon as hosts are served.
+    assert_ne!(before, trio.superblock(1).current, "the data has its own generation");
     trio.end(1, true);
     trio.restart(1);
     assert_eq!(trio.active(), [1], "it knows that the others are out of date");
     trio.hub().heal();
     trio.until_towards(1, 2, MirrorState::Mirroring);
-    assert!(trio.leg(1) == trio.leg(2), "two that are in sync differ");
+    assert!(trio.leg(1) == trio.leg(2), "two nodes in sync differ");
 }
 
 #[test]
-fn rule_19_a_target_knows_by_the_names_of_its_source_who_was_left_behind() {
+fn rule_19_generations_of_source_identify_stale_target() {
     let trio = trio(19);
-    // 1 is away, so what 0 and 2 have gets a name that 1 never had.
+    // Node 1 is away, so the data of 0 and 2 gets a generation that 1 never had.
     trio.isolate(1);
     trio.write(0, 6, 2).expect("one target is there");
     let theirs = trio.superblock(2).current;
     assert_eq!(theirs, trio.superblock(0).current);
-    // Then 2 is too, and it gets one that neither has; with that 1 is brought up to date.
+    // Then node 2 is away too, and the data gets a generation that neither has. Node 1 is resynced
+    // to it.
     trio.cut();
-    trio.write(0, 7, 3).expect("it goes on alone");
+    trio.write(0, 7, 3).expect("it runs degraded");
     trio.hub().heal();
     trio.isolate(2);
     trio.until_towards(0, 1, MirrorState::Mirroring);
@@ -174,15 +175,15 @@ fn rule_19_a_target_knows_by_the_names_of_its_source_who_was_left_behind() {
 }
 
 #[test]
-fn rule_19_a_name_that_a_full_resync_gives_is_told_to_the_others() {
+fn rule_19_full_resync_generation_reaches_other_targets() {
     let trio = trio(19);
     trio.isolate(2);
     trio.write(0, 7, 3).expect("one target is there");
-    // 2 has taken its name, and no more.
+    // Node 2 has adopted its generation, and nothing else.
     let begun = fate(
         &trio,
         Fate::Unanswered,
-        |request| matches!(request, Request::BeginResync { base } if !base.is_none()),
+        |request| matches!(request, PeerRequest::BeginResync { base } if !base.is_none()),
     );
     trio.mirror(0).resync_all(Trio::leg_to(0, 2)).expect("there is such a peer");
     trio.hub().heal();
@@ -194,28 +195,32 @@ fn rule_19_a_name_that_a_full_resync_gives_is_told_to_the_others() {
     trio.end(0, false);
     all_arrives(&trio);
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
-    assert!(trio.superblock(1).history.contains(name), "it was told");
+    assert!(trio.superblock(1).history.contains(name), "it has adopted the generation");
     trio.hub().heal();
     trio.until_towards(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "the legs differ");
 }
 
 #[test]
-fn rule_20_who_is_in_sync_takes_the_new_name_too() {
+fn rule_20_in_sync_target_adopts_the_new_generation() {
     let trio = trio(20);
     let before = trio.superblock(0).current;
     trio.isolate(2);
     trio.write(0, 7, 3).expect("one target is there");
     let names = [0, 1, 2].map(|index| trio.superblock(index).current);
-    assert_eq!(names[0], names[1], "what is in sync has one name");
-    assert_eq!([before != names[0], before == names[2]], [true, true], "what is not, another");
+    assert_eq!(names[0], names[1], "nodes in sync share one generation");
+    assert_eq!(
+        [before != names[0], before == names[2]],
+        [true, true],
+        "a node out of sync keeps the old generation"
+    );
 }
 
 #[test]
-fn rule_20_a_source_that_died_while_it_renamed_a_target_does_not_start_alone() {
+fn rule_20_crashed_source_does_not_start_degraded() {
     let trio = trio(20);
     trio.isolate(2);
-    let renames = fate(&trio, Fate::Lost, |request| matches!(request, Request::Rename { .. }));
+    let renames = fate(&trio, Fate::Lost, |request| matches!(request, PeerRequest::Rename { .. }));
     begin_write(&trio, 0, 7, 3);
     until(&trio, || renames.get() > 0);
     trio.end(0, false);
@@ -223,24 +228,24 @@ fn rule_20_a_source_that_died_while_it_renamed_a_target_does_not_start_alone() {
     let peers = trio.superblock(0).peers;
     let record = peers.iter().find(|peer| peer.replica == target).expect("it was met");
     assert!(record.renaming && !record.bases.is_empty(), "{record:?}");
-    // The target may be made the source meanwhile: it has all that was acknowledged.
+    // Meanwhile the target may become the source: it has all acknowledged data.
     trio.cut();
     trio.restart(0);
     trio.sim.run_for(A_WHILE);
-    assert_eq!(trio.active(), [0; 0], "nobody was asked");
+    assert_eq!(trio.active(), [0; 0], "no node was asked");
     all_arrives(&trio);
     trio.hub().heal();
-    trio.becomes_whole(0);
+    trio.becomes_in_sync(0);
 }
 
 #[test]
-fn rule_21_a_peer_that_comes_and_goes_pushes_no_name_of_another_off_the_list() {
+fn rule_21_flapping_peer_keeps_generations_of_others() {
     let trio = trio(21);
     trio.isolate(2);
     trio.write(0, 10, 1).expect("one target is there");
-    // 2 takes the name of the source over, which does not hear of it.
+    // Node 2 adopts the source's generation, and the source does not learn of it.
     let ended =
-        fate(&trio, Fate::Unanswered, |request| matches!(request, Request::EndResync { .. }));
+        fate(&trio, Fate::Unanswered, |request| matches!(request, PeerRequest::EndResync { .. }));
     trio.hub().heal();
     until(&trio, || ended.get() > 0);
     trio.sim.run_for(A_MOMENT);
@@ -251,7 +256,7 @@ fn rule_21_a_peer_that_comes_and_goes_pushes_no_name_of_another_off_the_list() {
     trio.sim.run_for(A_WHILE);
     for round in 0..6 {
         trio.part(0, 1);
-        trio.write(0, 20 + round, 2).expect("it goes on alone");
+        trio.write(0, 20 + round, 2).expect("it runs degraded");
         trio.hub().heal();
         trio.isolate(2);
         trio.until_towards(0, 1, MirrorState::Mirroring);
@@ -259,9 +264,9 @@ fn rule_21_a_peer_that_comes_and_goes_pushes_no_name_of_another_off_the_list() {
     let source = trio.superblock(0);
     let target = trio.superblock(2).replica;
     let record = source.peers.iter().find(|peer| peer.replica == target).expect("it was met");
-    assert!(record.bases.contains(held), "what it holds is known: {record:?}");
+    assert!(record.bases.contains(held), "its content is known: {record:?}");
     trio.hub().heal();
-    trio.becomes_whole(0);
+    trio.becomes_in_sync(0);
     let copied = trio.status_of(0, 2).resync_total_bytes;
-    assert!(copied <= 7 * BLOCK, "no more than what was written is copied: {copied} bytes");
+    assert!(copied <= 7 * BLOCK, "only the written blocks are copied: {copied} bytes");
 }

@@ -1,18 +1,18 @@
-//! What is done to a cluster: faults and commands at random, then peace, and what must hold.
+//! Steps of a cluster run: random faults and commands, then a quiet phase, then the final checks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::state::{DesiredState, MirrorState};
 use flagstone_runtime::time;
 
 use super::Kind;
-use super::cluster::{Cluster, WISHES};
+use super::cluster::{Cluster, DESIRED_STATES};
 use crate::Outcome;
 use crate::load::verify;
 
-/// Longer than anything takes that nothing disturbs.
-const PEACE: Duration = Duration::from_secs(120);
+/// Longer than any undisturbed operation takes.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
     let cluster = Cluster::new(seed, kind);
@@ -36,8 +36,8 @@ pub(super) fn run(seed: u64, kind: &Kind) -> Outcome {
     Outcome::of(sim, checks, faults)
 }
 
-/// What [`step`] does by its choice, for who looks at a failing seed with `RUST_LOG=info`.
-const WORDS: [&str; 29] = [
+/// Names of the choices of [`step`], logged with `RUST_LOG=info` to examine a failing seed.
+const CHOICE_NAMES: [&str; 29] = [
     "cut both ways",
     "cut one way",
     "heal",
@@ -50,26 +50,26 @@ const WORDS: [&str; 29] = [
     "failover",
     "failover",
     "switchover",
-    "wish",
+    "desired state",
     "stall",
     "slow",
     "resync all",
     "unreadable",
     "unreadable",
     "unwritable",
-    "sound again",
+    "repair disks",
     "lose the log",
-    "bring an old log",
+    "restore an old log",
     "fail at random",
     "fail at random",
     "fail at random",
     "fail the log at random",
     "fail the superblock",
     "fill the disk",
-    "sound again",
+    "repair disks",
 ];
 
-/// Servers open what has failed again, where a peer has what it may have lost.
+/// Servers reopen failed devices whose lost writes a peer may have.
 fn reopen(cluster: &Cluster) {
     if cluster.kind.faults {
         for index in 0..2 {
@@ -78,7 +78,7 @@ fn reopen(cluster: &Cluster) {
     }
 }
 
-/// One thing goes wrong, or is asked for.
+/// Performs one random fault or command.
 fn step(cluster: &Cluster) {
     cluster.watch();
     let sim = &cluster.sim;
@@ -101,7 +101,7 @@ fn step(cluster: &Cluster) {
     tracing::info!(
         at_us = sim.now().as_nanos() / 1000,
         node = index,
-        what = WORDS[choice as usize]
+        what = CHOICE_NAMES[choice as usize]
     );
     match choice {
         0 => {
@@ -118,9 +118,9 @@ fn step(cluster: &Cluster) {
             let _ = mirror.switchover(0).await;
         }),
         12 => {
-            let wish = WISHES[sim.random_between(0, 2) as usize];
+            let desired = DESIRED_STATES[sim.random_between(0, 2) as usize];
             command(cluster, index, async move |mirror| {
-                let _ = mirror.set_wish(0, wish).await;
+                let _ = mirror.set_desired_state(0, desired).await;
             });
         }
         13 => {
@@ -147,7 +147,7 @@ fn step(cluster: &Cluster) {
     }
 }
 
-/// A node's server ends in order, if its disks and calls let it.
+/// Shuts down a node's server cleanly, if its disks and calls allow it.
 fn shut_down(cluster: &Cluster, index: usize) {
     let Some(mirror) = cluster.mirror(index) else { return };
     cluster.reconcile();
@@ -161,7 +161,7 @@ fn shut_down(cluster: &Cluster, index: usize) {
     cluster.end(index, false);
 }
 
-/// The operator's word to one node, which may die while it is at it.
+/// Runs an operator's command on a node, which may die while it runs.
 fn command<F: Future<Output = ()> + 'static>(
     cluster: &Cluster,
     index: usize,
@@ -172,23 +172,23 @@ fn command<F: Future<Output = ()> + 'static>(
     cluster.sim.spawn_on(cluster.nodes[index], async move { say(mirror).await });
 }
 
-/// The operator has a node serve, whatever the other does.
+/// The operator makes a node serve, whatever the other does.
 fn failover(cluster: &Cluster, index: usize) {
     fail_over(cluster, index, false);
 }
 
-/// The same, also where its data is in doubt.
-fn fail_over(cluster: &Cluster, index: usize, in_doubt: bool) {
+/// As [`failover`], with `unverified` also for unverified data.
+fn fail_over(cluster: &Cluster, index: usize, unverified: bool) {
     let Some(mirror) = cluster.mirror(index) else { return };
-    // Calls that a change of role holds belong to the line from before.
-    if mirror.is_active() || cluster.world.loading[index].get() {
+    // Calls blocked by the role change belong to the previous line.
+    if mirror.is_serving() || cluster.world.loading[index].get() {
         return;
     }
     cluster.part(index);
     let done = cluster.sim.spawn_on(cluster.nodes[index], async move {
         let inconsistent = mirror.status().inconsistent;
-        let result = match in_doubt {
-            true => mirror.failover_in_doubt().await,
+        let result = match unverified {
+            true => mirror.failover_unverified().await,
             false => mirror.failover().await,
         };
         assert!(!inconsistent || result.is_err(), "inconsistent data is served");
@@ -196,43 +196,42 @@ fn fail_over(cluster: &Cluster, index: usize, in_doubt: bool) {
     cluster.sim.run_until(Duration::from_millis(1), || done.is_finished());
 }
 
-/// Nothing fails any more: the mirror has to become whole, with the operator's help where it needs
-/// some.
+/// Stops all faults. The mirror must become in sync, with the operator's help where needed.
 fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
     cluster.hub().heal();
     cluster.hub().set_slow(Duration::from_micros(300));
     for index in 0..2 {
-        leave_the_failed(cluster, index);
+        switch_away_from_failed_disk(cluster, index);
         cluster.repair(index);
-        // A disk that failed a durable write is not used again before it was opened anew.
+        // A disk that failed a durable write must be reopened before further use.
         if cluster.kind.faults && !cluster.reopen(index) {
             cluster.end(index, false);
         }
     }
     (0..2).for_each(|index| cluster.restart(index));
     cluster.agree_on_versions();
-    (0..2).for_each(|index| cluster.restart_as_it_was(index));
-    // Commands that were given are carried out first, by stalled disks too.
+    (0..2).for_each(|index| cluster.restart_same_release(index));
+    // Pending commands complete first, even on stalled disks.
     sim.run_for(Duration::from_secs(3));
-    let deadline = sim.now() + PEACE;
+    let deadline = sim.now() + RECOVERY_LIMIT;
     let mut quiet = 0;
     while !is_whole(cluster) {
         sim.run_for(Duration::from_millis(100));
         cluster.watch();
-        go_on(cluster);
+        resume_all(cluster);
         quiet += 1;
         if quiet % 100 == 0 {
-            help(cluster);
+            help_as_operator(cluster);
         }
-        assert!(sim.now() < deadline, "it does not become whole\n{}", cluster.describe());
+        assert!(sim.now() < deadline, "the mirror does not get in sync\n{}", cluster.describe());
     }
     cluster.reconcile();
 }
 
-/// The operator has a source whose disk failed hand its role over, as its status says; or not.
-fn leave_the_failed(cluster: &Cluster, index: usize) {
-    let failed = cluster.mirror(index).filter(|mirror| mirror.has_failed() && mirror.is_active());
+/// The operator may make a source with a failed disk transfer its role, as its status recommends.
+fn switch_away_from_failed_disk(cluster: &Cluster, index: usize) {
+    let failed = cluster.mirror(index).filter(|mirror| mirror.has_failed() && mirror.is_serving());
     if failed.is_some() && cluster.sim.chance(0.5) {
         command(cluster, index, async |mirror| {
             let _ = mirror.switchover(0).await;
@@ -241,13 +240,13 @@ fn leave_the_failed(cluster: &Cluster, index: usize) {
     }
 }
 
-/// The operator ends pauses, and mirrors that were broken go on.
-fn go_on(cluster: &Cluster) {
+/// The operator ends pauses and resumes detached mirrors.
+fn resume_all(cluster: &Cluster) {
     for index in 0..2 {
-        let wish = cluster.superblock(index).map(|found| found.wishes[0]);
-        if wish.is_some_and(|wish| wish != Wish::Mirror) {
+        let desired = cluster.superblock(index).map(|found| found.desired_states[0]);
+        if desired.is_some_and(|desired| desired != DesiredState::Connected) {
             command(cluster, index, async |mirror| {
-                let _ = mirror.set_wish(0, Wish::Mirror).await;
+                let _ = mirror.set_desired_state(0, DesiredState::Connected).await;
             });
         }
     }
@@ -262,34 +261,34 @@ fn is_whole(cluster: &Cluster) -> bool {
     served(0) || served(1)
 }
 
-/// What an operator does about a mirror that does not come up by itself.
-fn help(cluster: &Cluster) {
+/// Performs the operator's steps for a mirror that does not recover by itself.
+fn help_as_operator(cluster: &Cluster) {
     let shown = [0, 1].map(|index| cluster.shown(index));
     if shown.contains(&Some(MirrorState::SplitBrain)) {
         let one = {
             let lines = cluster.world.lines.borrow();
             lines[0].model.is(&lines[1].model)
         };
-        assert!(!one, "a split brain that is none\n{}", cluster.describe());
+        assert!(!one, "a false split brain\n{}", cluster.describe());
         let loser = cluster.sim.random_between(0, 1) as usize;
         resolve(cluster, loser);
         return;
     }
     if cluster.kind.grows && shown.contains(&Some(MirrorState::Mismatch)) {
-        // A node told of the room that its device had, and that grew by less than the metadata while
-        // this moved: there is no room for it to move again, and so for less than was told.
+        // A node announced its device's room, then grew by less than the metadata, which moved into
+        // it. So there is less room than announced.
         return cluster.enlarge();
     }
-    let doubtful = |index: &usize| cluster.mirror(*index).is_some_and(|one| one.is_doubtful());
+    let unverified = |index: &usize| cluster.mirror(*index).is_some_and(|one| one.is_unverified());
     if shown.contains(&Some(MirrorState::NoSource))
-        && let Some(index) = (0..2).find(doubtful)
+        && let Some(index) = (0..2).find(unverified)
     {
-        // Nobody else has what it has: what its disk shows has to do.
+        // No other node has this data: the visible content of its disk has to do.
         return fail_over(cluster, index, true);
     }
     let serves = [0, 1].map(|index| cluster.state(index).is_some());
     if serves == [false, false] {
-        // Nobody was told to serve.
+        // No node was asked to serve.
         let whole = |index: usize| {
             cluster
                 .superblock(index)
@@ -304,29 +303,29 @@ fn help(cluster: &Cluster) {
 
 fn resolve(cluster: &Cluster, loser: usize) {
     let Some(mirror) = cluster.mirror(loser) else { return };
-    cluster.give_up(loser);
+    cluster.discard_line(loser);
     let done = cluster.sim.spawn_on(cluster.nodes[loser], async move {
         let result = mirror.resolve_keep_peers(0).await;
         result.is_ok()
     });
-    let resolved = cluster.sim.block_on(done).expect("nobody ends it");
+    let resolved = cluster.sim.block_on(done).expect("the task is not aborted");
     assert!(resolved, "the split brain cannot be resolved\n{}", cluster.describe());
-    if !cluster.mirror(1 - loser).is_some_and(|mirror| mirror.is_active()) {
+    if !cluster.mirror(1 - loser).is_some_and(|mirror| mirror.is_serving()) {
         failover(cluster, 1 - loser);
     }
 }
 
-/// Hosts stop; the data is what it may be, and the same on both legs.
+/// Stops the hosts and checks that the data is allowed by the model and equal on both legs.
 fn check_at_rest(cluster: &Cluster) -> u64 {
     let sim = &cluster.sim;
     cluster.world.stop.set(true);
     sim.run_for(Duration::from_secs(10));
     let active = (0..2).find(|index| cluster.state(*index).is_some());
-    let active = active.unwrap_or_else(|| panic!("nobody serves\n{}", cluster.describe()));
+    let active = active.unwrap_or_else(|| panic!("no node serves\n{}", cluster.describe()));
     cluster.reconcile();
     let mirror = cluster.mirror(active).expect("it serves");
     let busy = cluster.world.lines.borrow()[active].model.busy();
-    assert!(!busy, "a call of a host does not end\n{}", cluster.describe());
+    assert!(!busy, "a host call does not end\n{}", cluster.describe());
     let model = cluster.world.lines.borrow()[active].model.clone();
     let checked = model.clone();
     let checking = sim.spawn_on(cluster.nodes[active], async move {
@@ -335,8 +334,8 @@ fn check_at_rest(cluster: &Cluster) -> u64 {
         verify(&device, &checked).await.expect("sound disks");
         mirror.status()
     });
-    let status = sim.block_on(checking).expect("nobody ends it");
-    assert_eq!(status.in_flight, 0, "a range is held for ever");
+    let status = sim.block_on(checking).expect("the task is not aborted");
+    assert_eq!(status.in_flight, 0, "a range lock is never released");
     time_passes(cluster);
     assert_legs_equal(cluster);
     if sim.chance(0.3) {
@@ -353,8 +352,8 @@ fn assert_legs_equal(cluster: &Cluster) {
     assert!(differs.is_none(), "the legs differ at byte {differs:?}\n{}", cluster.describe());
 }
 
-/// What a target shows that is in sync, and was flushed, its power does not take: whatever failed before,
-/// also a flush of its own that it has forgotten.
+/// Checks that the flushed content of an in-sync target survives a power loss, whatever failed
+/// before, including a forgotten flush failure of its own.
 fn assert_target_durable(cluster: &Cluster, target: usize) {
     time_passes(cluster);
     let shown = cluster.data(target);
@@ -364,7 +363,8 @@ fn assert_target_durable(cluster: &Cluster, target: usize) {
     assert!(differs.is_none(), "the target loses byte {differs:?}\n{}", cluster.describe());
 }
 
-/// Bytes of the target rot. A verify finds exactly the parts that have, and a resync mends them.
+/// Corrupts bytes of the target. A verify must find exactly the corrupted parts, and a resync must
+/// repair them.
 fn corrupt_and_verify(cluster: &Cluster, active: usize) {
     const BIT: u64 = 4096;
     let sim = &cluster.sim;
@@ -380,7 +380,7 @@ fn corrupt_and_verify(cluster: &Cluster, active: usize) {
     let verified = sim.spawn_on(cluster.nodes[active], async move {
         mirror.verify(0, None, true, |_| {}).await.expect("both are there")
     });
-    let findings = sim.block_on(verified).expect("nobody ends it");
+    let findings = sim.block_on(verified).expect("the task is not aborted");
     assert_eq!(findings.compared_bytes, cluster.data(active).len() as u64);
     assert_eq!(findings.differing_bytes, rotten.len() as u64 * BIT);
     let listed: BTreeSet<u64> = findings
@@ -388,13 +388,13 @@ fn corrupt_and_verify(cluster: &Cluster, active: usize) {
         .iter()
         .flat_map(|(offset, len)| offset / BIT..(offset + len) / BIT)
         .collect();
-    assert_eq!(listed, rotten, "what is found is not what has rotted");
-    // The resync begins by itself.
-    let deadline = sim.now() + PEACE;
+    assert_eq!(listed, rotten, "verify did not find exactly the corrupted parts");
+    // The resync starts by itself.
+    let deadline = sim.now() + RECOVERY_LIMIT;
     let differ = || cluster.data(0) != cluster.data(1);
     while differ() || cluster.state(active) != Some(MirrorState::Mirroring) {
         sim.run_for(Duration::from_millis(20));
-        assert!(sim.now() < deadline, "it is not mended\n{}", cluster.describe());
+        assert!(sim.now() < deadline, "the corruption is not repaired\n{}", cluster.describe());
     }
 }
 

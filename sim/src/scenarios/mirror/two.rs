@@ -1,7 +1,9 @@
-//! A volume mirrored to two targets: three nodes, each with a way to both others. What hosts may
-//! read is one line of data: the role of the source moves by switchover, and by failover to a
-//! target that was whole when the source died. That source stays away until both others are one
-//! again, as an operator sees to; whoever else was the source when it died is it again.
+//! Volume with two targets: three nodes, each with a link to both others. Hosts always read one
+//! line of data. The role moves by switchover, and by failover to a target that was in sync when
+//! the source died. The dead source stays away until both others are in sync, which the operator
+//! ensures; otherwise the last source takes the role again.
+//!
+//! The scenario leaves out disk faults, lost logs and split brain.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,15 +11,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
-use flagstone_mirror::id::Uuid;
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::{Shape, layout};
-use flagstone_mirror::state::{MirrorState, Wish};
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::layout::{ReplicaGeometry, layout};
+use flagstone_mirror::replica::{CreateReplica, Replica};
+use flagstone_mirror::state::{DesiredState, MirrorState};
 use flagstone_mirror::{Ack, Mirror, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::time;
 
-use super::cluster::{DATA, WISHES};
+use super::cluster::{DATA, DESIRED_STATES};
 use super::link::HubHandle;
 use super::past;
 use crate::Outcome;
@@ -25,8 +27,8 @@ use crate::load::{LoadOptions, run as load, verify};
 use crate::model::Shared;
 
 const NODES: usize = 3;
-/// Longer than anything takes that nothing disturbs.
-const PEACE: Duration = Duration::from_secs(120);
+/// Longer than any undisturbed operation takes.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
 struct Trio {
     sim: Simulation,
@@ -43,12 +45,12 @@ struct World {
     model: Shared,
     mirrors: RefCell<[Option<Arc<Mirror>>; NODES]>,
     stop: Rc<Cell<bool>>,
-    /// The source lost its power, and hosts have not been served since.
-    lossy: Cell<bool>,
-    /// The source that died last, and which targets were in sync with it and have lived since.
-    fallen: Cell<Option<(usize, [bool; NODES])>>,
-    /// A source that was failed over from, while the others have not become one.
-    buried: Cell<Option<usize>>,
+    /// The source lost power, and hosts have not been served since.
+    lost_power: Cell<bool>,
+    /// Source that died last, and the targets that were in sync then and have lived since.
+    last_dead_source: Cell<Option<(usize, [bool; NODES])>>,
+    /// Source that was failed over from, until the others are in sync.
+    failed_over_from: Cell<Option<usize>>,
 }
 
 pub(super) fn run(seed: u64) -> Outcome {
@@ -77,31 +79,37 @@ impl Trio {
         let nodes = ["a", "b", "c"].map(|name| sim.add_node(name));
         let hub = HubHandle::new(sim.world());
         let region_bytes = 4096 << sim.random_between(0, 2);
-        let shape = Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes, hot_regions: 32 };
+        let geometry = ReplicaGeometry {
+            usable_bytes: 4096,
+            bit_bytes: 4096,
+            region_bytes,
+            active_regions_max: 32,
+        };
         let device_bytes = (sim.random_between(16, 80) + 16) * 4096;
         let volatile = sim.chance(0.7);
         for (index, node) in nodes.into_iter().enumerate() {
             let config =
                 DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
             sim.add_disk(node, DATA, config);
-            let create = Create { volume: Uuid([7; 16]), with_data: index == 0, shape };
+            let create =
+                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
                 if create.with_data && past::is_long(seed) {
                     past::lengthen(device(), None).await;
                 }
             });
-            sim.block_on(made).expect("nobody ends it");
+            sim.block_on(made).expect("the task is not aborted");
         }
-        let usable = layout(device_bytes, &shape).expect("room").usable_bytes;
+        let usable = layout(device_bytes, &geometry).expect("room").usable_bytes;
         let ack = if sim.chance(0.3) { Ack::Memory } else { Ack::Disk };
         let world = World {
             model: Shared::new(seed, usable),
             mirrors: RefCell::default(),
             stop: Rc::default(),
-            lossy: Cell::new(false),
-            fallen: Cell::new(None),
-            buried: Cell::new(None),
+            lost_power: Cell::new(false),
+            last_dead_source: Cell::new(None),
+            failed_over_from: Cell::new(None),
         };
         let options = LoadOptions {
             stop: world.stop.clone(),
@@ -146,9 +154,9 @@ impl Trio {
         self.world.mirrors.borrow()[index].clone()
     }
 
-    /// Who serves: never two.
+    /// The serving node. Two serving nodes fail the run.
     fn active(&self) -> Option<usize> {
-        let serves = |index: &usize| self.mirror(*index).is_some_and(|mirror| mirror.is_active());
+        let serves = |index: &usize| self.mirror(*index).is_some_and(|mirror| mirror.is_serving());
         let mut active = (0..NODES).filter(serves);
         let first = active.next();
         assert!(active.next().is_none(), "two nodes serve hosts");
@@ -161,15 +169,15 @@ impl Trio {
         }
         let served = self.active() == Some(index);
         if served {
-            self.world.fallen.set(Some((index, self.whole_targets(index))));
-        } else if let Some((source, mut whole)) = self.world.fallen.get() {
+            self.world.last_dead_source.set(Some((index, self.whole_targets(index))));
+        } else if let Some((source, mut whole)) = self.world.last_dead_source.get() {
             whole[index] = false;
-            self.world.fallen.set(Some((source, whole)));
+            self.world.last_dead_source.set(Some((source, whole)));
         }
         if power {
             self.sim.power_off(self.nodes[index]);
-            let lossy = self.world.lossy.get() || (served && self.volatile);
-            self.world.lossy.set(lossy || (self.volatile && self.active().is_none()));
+            let lost_power = self.world.lost_power.get() || (served && self.volatile);
+            self.world.lost_power.set(lost_power || (self.volatile && self.active().is_none()));
         } else {
             self.sim.crash(self.nodes[index]);
         }
@@ -177,7 +185,7 @@ impl Trio {
         self.world.mirrors.borrow_mut()[index] = None;
     }
 
-    /// The leg of `index` that leads to `other`.
+    /// Index of the leg of `index` that leads to `other`.
     fn leg_to(index: usize, other: usize) -> usize {
         if other < index { other } else { other - 1 }
     }
@@ -192,29 +200,28 @@ impl Trio {
         std::array::from_fn(|other| other != source && self.mirrors(source, other))
     }
 
-    /// The source is dead, and the operator makes a target the source that has all of its data:
-    /// this one, or the next.
+    /// Fails over from a dead source to a target that has all of its data: this one, or the next.
     fn fail_over(&self, index: usize) {
-        let Some((dead, whole)) = self.world.fallen.get() else { return };
+        let Some((dead, whole)) = self.world.last_dead_source.get() else { return };
         let up = |node: usize| self.sim.is_up(self.nodes[node]);
-        let one_buried = self.world.buried.get().is_some();
-        if self.active().is_some() || up(dead) || one_buried {
+        let one_failed_over = self.world.failed_over_from.get().is_some();
+        if self.active().is_some() || up(dead) || one_failed_over {
             return;
         }
         let mut next = (index..index + NODES).map(|index| index % NODES);
         let Some(index) = next.find(|index| up(*index) && whole[*index]) else { return };
-        self.world.buried.set(Some(dead));
+        self.world.failed_over_from.set(Some(dead));
         self.command(index, async move |mirror| {
             let _ = mirror.failover().await;
         });
-        let deadline = self.sim.now() + PEACE;
+        let deadline = self.sim.now() + RECOVERY_LIMIT;
         while self.active() != Some(index) {
             self.sim.run_for(Duration::from_millis(1));
             assert!(self.sim.now() < deadline, "no failover\n{}", self.describe());
         }
     }
 
-    /// Both others are one: the source of the past may come back.
+    /// True when both others are in sync, so the former source may come back.
     fn may_come_back(&self, dead: usize) -> bool {
         let Some(active) = self.active() else { return false };
         let mut others = (0..NODES).filter(|other| *other != dead && *other != active);
@@ -222,11 +229,11 @@ impl Trio {
     }
 
     fn restart(&self, index: usize) {
-        if self.world.buried.get() == Some(index) {
+        if self.world.failed_over_from.get() == Some(index) {
             if !self.may_come_back(index) {
                 return;
             }
-            self.world.buried.set(None);
+            self.world.failed_over_from.set(None);
         }
         if !self.sim.is_up(self.nodes[index]) {
             self.sim.restart(self.nodes[index]);
@@ -243,7 +250,7 @@ impl Trio {
         self.sim.spawn_on(self.nodes[index], async move { say(mirror).await });
     }
 
-    /// One thing goes wrong, or is asked for.
+    /// Performs one random fault or command.
     fn step(&self) {
         let sim = &self.sim;
         let pick = || sim.random_between(0, NODES as u64 - 1) as usize;
@@ -263,14 +270,14 @@ impl Trio {
             6 => self.end(index, true),
             7 | 8 => self.restart(index),
             9 | 10 => self.command(index, async move |mirror| {
-                if mirror.is_active() {
+                if mirror.is_serving() {
                     let _ = mirror.switchover(leg).await;
                 }
             }),
             11 => {
-                let wish = WISHES[sim.random_between(0, 2) as usize];
+                let desired = DESIRED_STATES[sim.random_between(0, 2) as usize];
                 self.command(index, async move |mirror| {
-                    let _ = mirror.set_wish(leg, wish).await;
+                    let _ = mirror.set_desired_state(leg, desired).await;
                 });
             }
             12 | 13 => self.fail_over(index),
@@ -288,25 +295,29 @@ impl Trio {
         (0..2).all(|leg| mirror.state(leg) == MirrorState::Mirroring)
     }
 
-    /// Nothing fails any more: all three have to become one by themselves.
+    /// Stops all faults. All three nodes must become in sync by themselves.
     fn settle(&self) {
         self.hub.hub().heal();
         self.hub.hub().set_slow(Duration::from_micros(300));
         (0..NODES).for_each(|index| self.restart(index));
-        // Commands that were given are carried out first, by stalled disks too.
+        // Pending commands complete first, even on stalled disks.
         self.sim.run_for(Duration::from_secs(3));
-        let deadline = self.sim.now() + PEACE;
+        let deadline = self.sim.now() + RECOVERY_LIMIT;
         while !self.is_whole() {
             self.sim.run_for(Duration::from_secs(1));
             for index in 0..NODES {
                 self.restart(index);
                 for leg in 0..2 {
                     self.command(index, async move |mirror| {
-                        let _ = mirror.set_wish(leg, Wish::Mirror).await;
+                        let _ = mirror.set_desired_state(leg, DesiredState::Connected).await;
                     });
                 }
             }
-            assert!(self.sim.now() < deadline, "it does not become whole\n{}", self.describe());
+            assert!(
+                self.sim.now() < deadline,
+                "the mirror does not get in sync\n{}",
+                self.describe()
+            );
         }
     }
 
@@ -324,16 +335,16 @@ impl Trio {
     fn check_at_rest(&self) {
         self.world.stop.set(true);
         self.sim.run_for(Duration::from_secs(10));
-        let active = self.active().unwrap_or_else(|| panic!("nobody serves\n{}", self.describe()));
+        let active = self.active().unwrap_or_else(|| panic!("no node serves\n{}", self.describe()));
         let mirror = self.mirror(active).expect("it serves");
-        assert!(!self.world.model.busy(), "a call of a host does not end\n{}", self.describe());
+        assert!(!self.world.model.busy(), "a host call does not end\n{}", self.describe());
         let model = self.world.model.clone();
         let checking = self.sim.spawn_on(self.nodes[active], async move {
             let device: SharedDevice = Arc::new((*mirror).clone());
             device.flush().await.expect("sound disks");
             verify(&device, &model).await.expect("sound disks");
         });
-        self.sim.block_on(checking).expect("nobody ends it");
+        self.sim.block_on(checking).expect("the task is not aborted");
         let legs = self.nodes.map(|node| self.sim.peek(node, DATA, 0, self.usable as usize));
         for index in 1..NODES {
             let differs = legs[0].iter().zip(&legs[index]).position(|(a, b)| a != b);
@@ -343,7 +354,8 @@ impl Trio {
 }
 
 impl Drop for Trio {
-    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the hub holds the
+    /// world.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -360,15 +372,15 @@ fn device() -> SharedDevice {
     FileDevice::open(DATA, &FileOptions::default()).expect("the disk is free")
 }
 
-/// The hosts follow the source: each node has them load it whenever it serves.
+/// Hosts follow the source: each node's hosts load it whenever it serves.
 async fn hosts(world: Rc<World>, mirror: Arc<Mirror>, options: LoadOptions) {
     let mut active = false;
     loop {
         if !active {
-            active = mirror.activity_changed(false).await;
+            active = mirror.serving_changed(false).await;
             continue;
         }
-        if world.lossy.replace(false) {
+        if world.lost_power.replace(false) {
             world.model.power_lost();
         }
         let device: SharedDevice = Arc::new((*mirror).clone());
@@ -379,6 +391,6 @@ async fn hosts(world: Rc<World>, mirror: Arc<Mirror>, options: LoadOptions) {
             return;
         }
         time::sleep(Duration::from_millis(1)).await;
-        active = mirror.is_active();
+        active = mirror.is_serving();
     }
 }

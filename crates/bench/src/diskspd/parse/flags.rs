@@ -1,7 +1,9 @@
-//! Flags one by one: what each says by itself.
+//! Single flags of diskspd.
 
 use super::Reader;
-use crate::diskspd::profile::{Affinity, Cache, Content, Distribution, Format, Rate};
+use crate::diskspd::profile::{
+    Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, WriteContent,
+};
 use crate::limits::{DEPTH, THREADS};
 
 fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
@@ -11,7 +13,7 @@ fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> 
     }
 }
 
-/// Most seconds of a time: what fits in diskspd's own counters.
+/// Upper bound of a time in seconds: diskspd's own counters hold 32 bits.
 const SECONDS: u64 = u32::MAX as u64;
 
 impl Reader {
@@ -164,8 +166,8 @@ impl Reader {
     fn rate(&mut self, rest: &str) -> Result<(), String> {
         let most = u64::from(u32::MAX);
         self.profile.rate = Some(match rest.strip_suffix('i') {
-            Some(iops) => Rate::Iops(number("-g", iops, 1, most)?),
-            None => Rate::BytesPerMs(number("-g", rest, 1, most)?),
+            Some(iops) => DiskspdRate::Iops(number("-g", iops, 1, most)?),
+            None => DiskspdRate::BytesPerMs(number("-g", rest, 1, most)?),
         });
         Ok(())
     }
@@ -211,7 +213,7 @@ impl Reader {
         if ios > 100 || share > 100 {
             return Err(format!("{flag}{text}: it sums to more than 100 %"));
         }
-        // What is left of the requests goes to what is left of the target.
+        // The rest of the requests accesses the rest of the target.
         if percent && share < 100 {
             out.push((100 - ios, 100 - share));
         } else if ios < 100 && percent {
@@ -224,9 +226,9 @@ impl Reader {
         let form = rest.strip_prefix('p');
         self.profile.profile_only = form.is_some();
         self.profile.format = match form.unwrap_or(rest) {
-            "text" => Format::Text,
-            "xml" => Format::Xml,
-            "" if form.is_some() => Format::Text,
+            "text" => DiskspdFormat::Text,
+            "xml" => DiskspdFormat::Xml,
+            "" if form.is_some() => DiskspdFormat::Text,
             _ => return Err(format!("-R{rest}: text or xml is needed after it")),
         };
         Ok(())
@@ -284,8 +286,8 @@ impl Reader {
 
     fn content(&mut self, rest: &str) -> Result<(), String> {
         self.profile.content = match rest {
-            "" => Content::Zero,
-            "r" => Content::Random,
+            "" => WriteContent::Zero,
+            "r" => WriteContent::Random,
             _ => {
                 let (size, file) = rest.split_once(',').map_or((rest, None), |(s, f)| (s, Some(f)));
                 let bytes = self.size("-Z", size)?;
@@ -295,7 +297,7 @@ impl Reader {
                 if file.is_some_and(|file| file.contains(['\'', '\n']) || file.is_empty()) {
                     return Err(format!("-Z{rest}: fio takes no such name of a file"));
                 }
-                Content::Buffer { bytes, file: file.map(str::to_owned) }
+                WriteContent::Buffer { bytes, file: file.map(str::to_owned) }
             }
         };
         Ok(())

@@ -1,10 +1,8 @@
-//! Reads diskspd's command line: options of one token each, then targets.
+//! Parser of diskspd's command line: options of one token each, then targets.
 //!
-//! A flag that changes the workload and has no counterpart is refused by name; one that only
-//! changes what is reported, or how Windows goes about it, is a warning by name. Only `-` begins a
-//! flag here, as `/` begins a path.
-//!
-//! `flags` reads each by itself, `together` what they mean with each other.
+//! A flag that changes the workload and has no counterpart in fio is refused by name. A flag that
+//! only changes the report or Windows specifics is a warning by name. Only `-` starts a flag,
+//! because `/` starts a path. `flags` parses single flags, `together` their combinations.
 
 mod flags;
 #[cfg(test)]
@@ -14,25 +12,25 @@ mod together;
 use super::profile::Profile;
 use crate::limits::BLOCK_BYTES;
 
-/// A command line that was understood.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// What it asks for.
+    /// The workload.
     pub profile: Profile,
-    /// What of it has no counterpart but does not change the workload.
+    /// Flags without a counterpart that do not change the workload.
     pub warnings: Vec<String>,
 }
 
-/// Reads the words after `diskspd`.
+/// Parses the words after `diskspd`.
 ///
 /// # Errors
-/// What is wrong or cannot be honoured, as a sentence that names the flag.
+/// A sentence that names the flag that is invalid or cannot be honored.
 pub fn parse(words: &[String]) -> Result<Parsed, String> {
     let flags = words.iter().take_while(|word| word.starts_with('-')).count();
     let (flags, targets) = words.split_at(flags);
     let mut reader = Reader::default();
     reader.profile.command_line = command_line(words);
-    // Sizes in blocks need the block's size, wherever it stands.
+    // Sizes may be in blocks, so the block size is parsed first, wherever it is.
     for flag in flags.iter().filter_map(|flag| flag.strip_prefix("-b")) {
         reader.profile.block_bytes = reader.size("-b", flag)?;
     }
@@ -57,7 +55,7 @@ fn command_line(words: &[String]) -> String {
     out
 }
 
-/// What was read so far.
+/// Flags parsed so far.
 #[derive(Default)]
 struct Reader {
     profile: Profile,

@@ -1,9 +1,11 @@
-//! Every flag by itself, refusals and warnings by their names.
+//! Tests of each flag, of refusals and of warnings.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::diskspd::profile::{Access, Affinity, Cache, Content, Distribution, Format, Rate};
+use crate::diskspd::profile::{
+    Access, Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, WriteContent,
+};
 
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
@@ -33,7 +35,7 @@ fn the_published_command() {
     assert_eq!((found.warm_up_s, found.duration_s, found.seed), (5, 10, Some(0)));
 }
 
-/// Each flag by itself: what it changes from the defaults.
+/// Each flag on its own, as a change from the defaults.
 #[test]
 fn each_flag() {
     type Change = fn(&mut Profile);
@@ -63,10 +65,10 @@ fn each_flag() {
         }),
         ("-t1", |_| {}),
         ("-o32", |p| p.outstanding = 32),
-        ("-g100", |p| p.rate = Some(Rate::BytesPerMs(100))),
-        ("-g100i", |p| p.rate = Some(Rate::Iops(100))),
+        ("-g100", |p| p.rate = Some(DiskspdRate::BytesPerMs(100))),
+        ("-g100i", |p| p.rate = Some(DiskspdRate::Iops(100))),
         ("-i8 -j5", |p| p.burst = Some((8, 5))),
-        ("-i8 -j5 -g7", |p| p.rate = Some(Rate::BytesPerMs(7))),
+        ("-i8 -j5 -g7", |p| p.rate = Some(DiskspdRate::BytesPerMs(7))),
         ("-I1", |p| p.priority = 1),
         ("-l", |p| p.large_pages = true),
         ("-L", |p| p.latency = true),
@@ -77,9 +79,9 @@ fn each_flag() {
         ("-rs30", |p| p.access = Access::Random { align_bytes: None, percent: 30 }),
         ("-rs30 -r8K", |p| p.access = Access::Random { align_bytes: Some(8192), percent: 30 }),
         ("-Rtext", |_| {}),
-        ("-Rxml", |p| p.format = Format::Xml),
+        ("-Rxml", |p| p.format = DiskspdFormat::Xml),
         ("-Rp", |p| p.profile_only = true),
-        ("-Rpxml", |p| (p.format, p.profile_only) = (Format::Xml, true)),
+        ("-Rpxml", |p| (p.format, p.profile_only) = (DiskspdFormat::Xml, true)),
         ("-s", |_| {}),
         ("-s128K", |p| p.access = Access::Sequential { stride_bytes: Some(128 << 10) }),
         ("-t2 -T1M", |p| (p.threads, p.thread_stride_bytes) = (2, 1 << 20)),
@@ -100,11 +102,11 @@ fn each_flag() {
         ("-w0", |_| {}),
         ("-z", |p| p.seed = None),
         ("-z7", |p| p.seed = Some(7)),
-        ("-Z", |p| p.content = Content::Zero),
-        ("-Zr", |p| p.content = Content::Random),
-        ("-Z1M", |p| p.content = Content::Buffer { bytes: 1 << 20, file: None }),
+        ("-Z", |p| p.content = WriteContent::Zero),
+        ("-Zr", |p| p.content = WriteContent::Random),
+        ("-Z1M", |p| p.content = WriteContent::Buffer { bytes: 1 << 20, file: None }),
         ("-Z1M,data", |p| {
-            p.content = Content::Buffer { bytes: 1 << 20, file: Some("data".to_owned()) };
+            p.content = WriteContent::Buffer { bytes: 1 << 20, file: Some("data".to_owned()) };
         }),
     ];
     for (line, change) in cases {

@@ -1,4 +1,4 @@
-//! Flags together: what they mean only with each other, and what contradicts itself.
+//! Combinations of diskspd's flags: joint meaning and contradictions.
 
 use super::{Parsed, Reader};
 use crate::diskspd::profile::{Access, Affinity, Cache};

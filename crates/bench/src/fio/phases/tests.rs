@@ -3,11 +3,11 @@ use proptest::prelude::*;
 use super::*;
 use crate::fio::output::parse;
 
-fn of(text: &str) -> Vec<Phase> {
+fn of(text: &str) -> Vec<FioPhase> {
     phases(&parse(text).expect("it is fio's")).expect("it can be summed")
 }
 
-fn one(text: &str) -> Phase {
+fn one(text: &str) -> FioPhase {
     let mut all = of(text);
     assert_eq!(all.len(), 1, "{all:#?}");
     all.remove(0)
@@ -150,7 +150,7 @@ fn what_cannot_be_summed() {
 }
 
 proptest! {
-    /// Whatever the numbers are, sums are finite and not negative, and no job is lost.
+    /// Sums are finite and not negative for any numbers, and no job is lost.
     #[test]
     fn sums_hold(
         figures in proptest::collection::vec(

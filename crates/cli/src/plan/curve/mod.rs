@@ -1,4 +1,4 @@
-//! `flagstone plan curve`: along one dimension, as a picture, in words, and as JSON.
+//! `flagstone plan curve`: limits along one dimension, as a plot, as text and as JSON.
 
 mod picture;
 
@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
-use flagstone_cloud::curve::{Curve, Over, Point, Sweep};
+use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::{Dimension, Touched};
-use flagstone_cloud::{Configuration, LimitKind, PlanError, Workload, block_text, grouped};
-use flagstone_control::units::{parse_block_size, parse_size};
-use flagstone_plot::{Figure, Theme, png};
+use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload, block_text, grouped};
+use flagstone_config::units::{parse_block_size, parse_size};
+use flagstone_plot::Theme;
 use serde::Serialize;
 
 use super::args::{count, printable};
@@ -18,22 +18,20 @@ use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{CurveArgs, none_can};
 use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
-use crate::columns::{Side, lines};
+use crate::columns::{Left, Right, lines};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
-/// Pixels of the PNG for each unit of the SVG: sharp on dense screens and in print.
-const PIXELS_PER_UNIT: f32 = 2.0;
-
-/// The curves of one type of disk, or why it has none.
+/// Curves of one disk type, or the reason for their absence.
 struct OfType {
-    configuration: Configuration,
-    /// Of the load that IOPS are counted of, and of the one for MB/s; one where they are the same.
-    curves: Result<Vec<Curve>, PlanError>,
+    configuration: DiskConfiguration,
+    /// The curve of the IOPS workload and the curve of the throughput workload; one if both are the
+    /// same.
+    curves: Result<Vec<LimitCurve>, PlanError>,
 }
 
-/// All that was found.
-struct Found {
+/// All curves of the command.
+struct CurveSet {
     over: Over,
     loads: Vec<Workload>,
     types: Vec<OfType>,
@@ -49,41 +47,42 @@ pub(super) fn run(args: &CurveArgs) -> Exit {
     {
         return exit;
     }
-    let files = match (&args.output, args.json) {
-        (None, true) => Vec::new(),
-        (output, _) => files(output.as_deref().unwrap_or("curve")),
+    let file = match (&args.output, args.json) {
+        (None, true) => None,
+        (output, _) => match file(output.as_deref().unwrap_or("curve")) {
+            Ok(file) => Some(file),
+            Err(error) => return usage(&error),
+        },
     };
     let figure = picture::figure(&catalogue, &found, &args.rw);
-    for file in &files {
-        if let Err(error) = write(file, &figure) {
-            complain(&format!("flagstone: error: cannot write {}: {error}\n", file.display()));
-            return Exit::Failed;
-        }
+    if let Some(file) = &file
+        && let Err(error) = std::fs::write(file, figure.svg(Theme::Auto))
+    {
+        complain(&format!("flagstone: error: cannot write {}: {error}\n", file.display()));
+        return Exit::Failed;
     }
     if args.json {
         return json(&report(&catalogue, &found));
     }
-    print(&text(&catalogue, &found, &files, Paint::stdout()), Exit::Success)
+    print(&text(&catalogue, &found, file.as_slice(), Paint::stdout()), Exit::Success)
 }
 
-/// The pictures that a name asks for.
-fn files(output: &str) -> Vec<PathBuf> {
-    let path = Path::new(output);
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("svg" | "png") => vec![path.to_owned()],
-        _ => [".svg", ".png"].map(|ending| PathBuf::from(format!("{output}{ending}"))).to_vec(),
+/// Path of the picture; adds `.svg` to a name without it.
+///
+/// # Errors
+/// The name has the extension of another picture format.
+fn file(output: &str) -> Result<PathBuf, String> {
+    let ending = Path::new(output).extension().and_then(|ending| ending.to_str());
+    match ending {
+        Some("svg") => Ok(PathBuf::from(output)),
+        Some("png" | "jpg" | "jpeg" | "pdf" | "gif" | "webp") => {
+            Err(format!("--output {}: pictures are SVG: write FILE.svg", printable(output)))
+        }
+        _ => Ok(PathBuf::from(format!("{output}.svg"))),
     }
 }
 
-fn write(file: &Path, figure: &Figure) -> Result<(), String> {
-    let bytes = match file.extension().and_then(|ending| ending.to_str()) {
-        Some("png") => png(figure, PIXELS_PER_UNIT).map_err(|error| error.to_string())?,
-        _ => figure.svg(Theme::Auto).into_bytes(),
-    };
-    std::fs::write(file, bytes).map_err(|error| error.to_string())
-}
-
-fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
+fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), String> {
     let catalogue = args.catalogue.open()?;
     let over = match args.over.as_str() {
         "size" => Over::Size,
@@ -99,7 +98,7 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
         return Err("--depth is what --over depth changes: leave it out, or write --to".to_owned());
     }
     let [small, large] = args.loads.loads(&args.rw)?;
-    // Over blocks, and where one size was given, both panels are of the same load.
+    // Over block sizes, or with one block size, both panels show the same workload.
     let loads = match over == Over::Block || small == large {
         true => vec![small],
         false => vec![small, large],
@@ -124,7 +123,7 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, Found), String> {
     Ok((catalogue, found))
 }
 
-/// A round place well beyond the last change.
+/// A round position well beyond the last change.
 fn beyond(last: u64, over: Over, units: &Units) -> u64 {
     let far = last.saturating_mul(3);
     if over == Over::Size && units.size == SizeUnit::Gb {
@@ -138,22 +137,22 @@ fn beyond(last: u64, over: Over, units: &Units) -> u64 {
 
 fn follow(
     catalogue: &Catalogue,
-    configurations: &[Configuration],
+    configurations: &[DiskConfiguration],
     loads: &[Workload],
     sweep: &Sweep,
-) -> Found {
-    let of = |configuration: &Configuration| {
+) -> CurveSet {
+    let of = |configuration: &DiskConfiguration| {
         let curves = loads.iter().map(|load| catalogue.curve(configuration, load, sweep));
         OfType { configuration: configuration.clone(), curves: curves.collect() }
     };
-    Found {
+    CurveSet {
         over: sweep.over,
         loads: loads.to_vec(),
         types: configurations.iter().map(of).collect(),
     }
 }
 
-/// An end of the range in the unit of its dimension.
+/// Parses an end of the range, in the unit of its dimension.
 fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, String> {
     let wrong = |error: String| format!("{option} {}: {error}", printable(text));
     match over {
@@ -178,18 +177,18 @@ struct Report<'a> {
     types: Vec<TypeReport<'a>>,
 }
 
-/// A type of the report.
+/// One type of the report.
 #[derive(Serialize)]
 struct TypeReport<'a> {
-    configuration: &'a Configuration,
-    cannot: Option<String>,
-    curves: &'a [Curve],
+    configuration: &'a DiskConfiguration,
+    error: Option<String>,
+    curves: &'a [LimitCurve],
 }
 
-fn report<'a>(catalogue: &'a Catalogue, found: &'a Found) -> Report<'a> {
+fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
     let of = |of: &'a OfType| TypeReport {
         configuration: &of.configuration,
-        cannot: of.curves.as_ref().err().map(PlanError::to_string),
+        error: of.curves.as_ref().err().map(PlanError::to_string),
         curves: of.curves.as_deref().unwrap_or(&[]),
     };
     Report {
@@ -208,7 +207,7 @@ fn report<'a>(catalogue: &'a Catalogue, found: &'a Found) -> Report<'a> {
     }
 }
 
-/// A place as people write it.
+/// A position as text.
 fn at_text(over: Over, units: &Units, at: u64) -> String {
     match over {
         Over::Size => format!("{} {}", grouped(at as f64), units.size.name()),
@@ -218,7 +217,7 @@ fn at_text(over: Over, units: &Units, at: u64) -> String {
     }
 }
 
-/// A limit, with what it limits where that is not plain.
+/// A limit, with its dimension unless the kind implies it.
 fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
     match (kind, dimension) {
         (LimitKind::Volume | LimitKind::Vm | LimitKind::SharedDisks, Dimension::Iops) => {
@@ -231,7 +230,7 @@ fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
     }
 }
 
-fn text(catalogue: &Catalogue, found: &Found, files: &[PathBuf], paint: Paint) -> String {
+fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint) -> String {
     let mut out = head(catalogue);
     let unit = catalogue.units.throughput.name();
     for of in &found.types {
@@ -243,13 +242,13 @@ fn text(catalogue: &Catalogue, found: &Found, files: &[PathBuf], paint: Paint) -
             };
             let _ = writeln!(out, "\n{}", paint.bold(&format!("{}{block}", curve.kind)));
             let columns = [
-                ("from", Side::Right),
-                ("to", Side::Right),
-                ("IOPS", Side::Right),
-                (unit, Side::Right),
-                ("limited by", Side::Left),
+                ("from", Right),
+                ("to", Right),
+                ("IOPS", Right),
+                (unit, Right),
+                ("limited by", Left),
             ];
-            let range = |of: &dyn Fn(&Point) -> String, from: &Point, to: &Point| {
+            let range = |of: &dyn Fn(&CurvePoint) -> String, from: &CurvePoint, to: &CurvePoint| {
                 let (from, to) = (of(from), of(to));
                 if from == to { from } else { format!("{from} to {to}") }
             };
@@ -292,8 +291,8 @@ fn text(catalogue: &Catalogue, found: &Found, files: &[PathBuf], paint: Paint) -
     out
 }
 
-/// What the sources of any curve do not say, each once.
-fn not_known(found: &Found) -> Vec<String> {
+/// Gaps of the sources of all curves, without duplicates.
+fn not_known(found: &CurveSet) -> Vec<String> {
     let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let mut out: Vec<String> = Vec::new();
     for what in curves.flat_map(|curve| &curve.not_known) {
@@ -304,7 +303,7 @@ fn not_known(found: &Found) -> Vec<String> {
     out
 }
 
-fn sources(found: &Found) -> Vec<String> {
+fn sources(found: &CurveSet) -> Vec<String> {
     let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let mut out: Vec<String> = Vec::new();
     for source in curves.flat_map(|curve| &curve.sources) {

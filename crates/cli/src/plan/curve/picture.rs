@@ -1,25 +1,25 @@
-//! The picture of the curves.
+//! Plot of the curves.
 
 use flagstone_cloud::catalogue::{Catalogue, Confidence, SizeUnit};
-use flagstone_cloud::curve::{Curve, Over, Point, Span};
-use flagstone_cloud::{Access, LimitKind, Workload, block_text, grouped};
+use flagstone_cloud::curve::{CurvePoint, CurveSpan, LimitCurve, Over};
+use flagstone_cloud::{AccessOrder, LimitKind, Workload, block_text, grouped};
 use flagstone_plot as plot;
-use flagstone_plot::{Axis, Content, Figure, Format, Hue, Note, Panel, Scale, Stretch};
+use flagstone_plot::{Axis, Figure, Hue, Note, NumberFormat, Panel, PanelContent, Scale, Stretch};
 
-use super::{Found, limit_text, not_known};
+use super::{CurveSet, limit_text, not_known};
 
-/// Beyond this factor between its ends an axis of rates is logarithmic.
+/// An axis of rates is logarithmic if its ends differ by more than this factor.
 const LOG_FROM: f64 = 5.0;
 
-/// Which of the two rates a panel shows.
+/// The rate that a panel shows.
 #[derive(Clone, Copy, PartialEq)]
 enum Rate {
     Iops,
     Throughput,
 }
 
-/// A picture of two panels: IOPS above, MB/s below.
-pub(super) fn figure(catalogue: &Catalogue, found: &Found, rw: &str) -> Figure {
+/// A figure of two panels: IOPS above, MB/s below.
+pub(super) fn figure(catalogue: &Catalogue, found: &CurveSet, rw: &str) -> Figure {
     let across = match found.over {
         Over::Size => "size",
         Over::Vcpus => "vCPUs",
@@ -47,8 +47,8 @@ pub(super) fn figure(catalogue: &Catalogue, found: &Found, rw: &str) -> Figure {
     }
 }
 
-/// What is the same at all places.
-fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
+/// Parameters that are constant along the curves.
+fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
     let Some(first) = found.types.first().map(|of| &of.configuration) else { return String::new() };
     let mut parts = Vec::new();
     let units = &catalogue.units;
@@ -68,14 +68,14 @@ fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
     if first.regional {
         parts.push("in two zones".to_owned());
     }
-    if first.network_gbit_per_s > 0.0 {
-        parts.push(format!("{} Gbit/s of other traffic", first.network_gbit_per_s));
+    if first.other_egress_gbit_per_s > 0.0 {
+        parts.push(format!("{} Gbit/s of other traffic", first.other_egress_gbit_per_s));
     }
     if found.over != Over::Depth {
         let in_flight = found.loads.first().and_then(Workload::in_flight);
         parts.push(match in_flight {
             Some(in_flight) => format!("{} I/Os in flight", grouped(in_flight as f64)),
-            None => "as many I/Os in flight as it takes".to_owned(),
+            None => "any number of I/Os in flight".to_owned(),
         });
     }
     if let Some(jobs) = found.loads.first().map(|load| load.jobs).filter(|jobs| *jobs > 1) {
@@ -84,8 +84,8 @@ fn subtitle(catalogue: &Catalogue, found: &Found) -> String {
     parts.join(" · ")
 }
 
-/// Where it comes from, and what is missing.
-fn footer(catalogue: &Catalogue, found: &Found) -> String {
+/// Sources and gaps.
+fn footer(catalogue: &Catalogue, found: &CurveSet) -> String {
     let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
     let confidence = curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
     let mut lines =
@@ -98,12 +98,12 @@ fn footer(catalogue: &Catalogue, found: &Found) -> String {
     lines.join("\n")
 }
 
-fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
+fn panel(catalogue: &Catalogue, found: &CurveSet, rw: &str, rate: Rate) -> Panel {
     let load = match rate {
         Rate::Iops => found.loads.first(),
         Rate::Throughput => found.loads.last(),
     };
-    let curves: Vec<&Curve> = found
+    let curves: Vec<&LimitCurve> = found
         .types
         .iter()
         .filter_map(|of| of.curves.as_ref().ok())
@@ -112,7 +112,7 @@ fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
             Rate::Throughput => curves.last(),
         })
         .collect();
-    let value = |point: &Point| match rate {
+    let value = |point: &CurvePoint| match rate {
         Rate::Iops => point.iops,
         Rate::Throughput => point.throughput,
     };
@@ -130,20 +130,21 @@ fn panel(catalogue: &Catalogue, found: &Found, rw: &str, rate: Rate) -> Panel {
         None => what.to_owned(),
     };
     let scale = if log { Scale::Log } else { Scale::Linear };
-    let one =
-        |(dash, curve): (usize, &&Curve)| one(catalogue, found.over, curve, dash, &value, rate);
+    let one = |(dash, curve): (usize, &&LimitCurve)| {
+        one(catalogue, found.over, curve, dash, &value, rate)
+    };
     Panel {
         x: across(catalogue, found, all().map(|point| point.at).collect()),
-        y: Axis { scale, format: Format::Plain, ..Axis::linear(heading) },
-        content: Content::Curves(curves.iter().enumerate().map(one).collect()),
+        y: Axis { scale, format: NumberFormat::Plain, ..Axis::linear(heading) },
+        content: PanelContent::Curves(curves.iter().enumerate().map(one).collect()),
         marks: Vec::new(),
     }
 }
 
 fn load_text(load: &Workload, rw: &str, over: Over) -> String {
     let access = match load.access {
-        Access::Random => "random",
-        Access::Sequential => "sequential",
+        AccessOrder::Random => "random",
+        AccessOrder::Sequential => "sequential",
     };
     let what = match load.read_percent {
         100 => format!("{access} reads"),
@@ -157,29 +158,29 @@ fn load_text(load: &Workload, rw: &str, over: Over) -> String {
 }
 
 /// The horizontal axis.
-fn across(catalogue: &Catalogue, found: &Found, mut places: Vec<u64>) -> Axis {
+fn across(catalogue: &Catalogue, found: &CurveSet, mut places: Vec<u64>) -> Axis {
     places.sort_unstable();
     places.dedup();
     let each = |axis: Axis, scale, format| Axis { scale, format, ..axis };
     match found.over {
         Over::Size => match catalogue.units.size {
-            SizeUnit::Gb => each(Axis::log("size of a disk"), Scale::Log, Format::Gb),
-            SizeUnit::Gib => each(Axis::log("size of a disk"), Scale::Log2, Format::Gib),
+            SizeUnit::Gb => each(Axis::log("size of a disk"), Scale::Log, NumberFormat::Gb),
+            SizeUnit::Gib => each(Axis::log("size of a disk"), Scale::Log2, NumberFormat::Gib),
         },
         Over::Vcpus => Axis {
             ticks: places.iter().map(|at| *at as f64).collect(),
-            ..each(Axis::log("vCPUs of the machine"), Scale::Log2, Format::Plain)
+            ..each(Axis::log("vCPUs of the machine"), Scale::Log2, NumberFormat::Plain)
         },
-        Over::Block => each(Axis::log("bytes of an I/O"), Scale::Log2, Format::Block),
+        Over::Block => each(Axis::log("bytes of an I/O"), Scale::Log2, NumberFormat::Block),
         Over::Depth => {
             let jobs = found.loads.first().map_or(1, |load| load.jobs);
             let label = if jobs > 1 { "I/Os in flight of each job" } else { "I/Os in flight" };
-            each(Axis::log(label), Scale::Log2, Format::Plain)
+            each(Axis::log(label), Scale::Log2, NumberFormat::Plain)
         }
     }
 }
 
-/// The colour of a limit: the same in all pictures.
+/// Color of a limit, equal in all pictures.
 fn hue(kind: LimitKind) -> Hue {
     Hue(match kind {
         LimitKind::Volume => 0,
@@ -195,17 +196,17 @@ fn hue(kind: LimitKind) -> Hue {
 fn one(
     catalogue: &Catalogue,
     over: Over,
-    curve: &Curve,
+    curve: &LimitCurve,
     dash: usize,
-    value: &dyn Fn(&Point) -> f64,
+    value: &dyn Fn(&CurvePoint) -> f64,
     rate: Rate,
 ) -> plot::Curve {
     let unit = catalogue.units.throughput.name();
-    let at = |point: &Point| (point.at as f64, value(point));
-    let stretch = |(index, span): (usize, &Span)| {
-        let within = |point: &&Point| (span.from.at..=span.to.at).contains(&point.at);
+    let at = |point: &CurvePoint| (point.at as f64, value(point));
+    let stretch = |(index, span): (usize, &CurveSpan)| {
+        let within = |point: &&CurvePoint| (span.from.at..=span.to.at).contains(&point.at);
         let mut points: Vec<(f64, f64)> = curve.points.iter().filter(within).map(at).collect();
-        // A line goes on to where the next limit begins.
+        // A segment extends to the start of the next limit.
         let next = curve.spans.get(index + 1).filter(|_| over != Over::Vcpus);
         points.extend(next.map(|next| at(&next.from)));
         Stretch {
@@ -216,8 +217,8 @@ fn one(
         }
     };
     let spans = &curve.spans;
-    let note = |pair: &[Span]| {
-        // The last place before the change, if the limits are equal there.
+    let note = |pair: &[CurveSpan]| {
+        // The last position before the change, if both limits are equal there.
         let corner = if pair[0].to.tied { &pair[0].to } else { &pair[1].from };
         let number = match rate {
             Rate::Iops => format!("{} IOPS", grouped(value(corner))),

@@ -1,4 +1,4 @@
-//! Types of disk: limits by size, what can be bought, how reads and writes share.
+//! Disk types: limits by size, provisioned performance, and sharing between reads and writes.
 
 use std::collections::BTreeMap;
 
@@ -6,43 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use super::{Confidence, SourceKeys};
 
-/// How reads and writes at the same time share a limit.
+/// Sharing of a limit between simultaneous reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// One budget: `read / read_max + write / write_max <= 1`.
     Shared,
-    /// Each has its own.
+    /// Separate budgets.
     Independent,
     /// Half duplex: `read + write <= max`, one number for both.
     HalfDuplex,
 }
 
-/// How reads and writes share, for IOPS and for throughput.
+/// Sharing rules for IOPS and throughput.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mixing {
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// Of IOPS.
+    /// Rule for IOPS.
     pub iops: Sharing,
-    /// Of throughput.
+    /// Rule for throughput.
     pub throughput: Sharing,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// A type of disk.
+/// A disk type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskType {
-    /// Its name for people.
+    /// Display name.
     pub title: String,
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
     /// Smallest volume.
     #[serde(alias = "size_gib_min")]
@@ -50,161 +50,159 @@ pub struct DiskType {
     /// Largest volume.
     #[serde(alias = "size_gib_max")]
     pub size_gb_max: Option<f64>,
-    /// Where volumes are of one size alone (local SSD).
+    /// The only size, for local SSDs.
     #[serde(alias = "size_gib_each")]
     pub size_gb_each: Option<f64>,
-    /// Latency as its source words it.
+    /// Latency in the words of its source.
     pub latency: Option<String>,
-    /// Smallest block with which the highest throughput is reached.
+    /// Smallest block that reaches the highest throughput.
     #[serde(alias = "block_kib_min_for_throughput")]
     pub block_kb_min_for_throughput: Option<f64>,
-    /// Whether its writes leave the machine through the network's egress.
+    /// Writes use the network egress of the machine.
     #[serde(default)]
     pub uses_egress: bool,
-    /// Limits that follow the size of the volume.
+    /// Limits by size.
     pub volume: Option<VolumeLimits>,
-    /// In place of those of `volume`, for regional disks.
+    /// Limits by size of regional disks, instead of `volume`.
     pub regional: Option<VolumeLimits>,
-    /// Whether every disk of the type is replicated in two zones.
+    /// Every disk of the type is replicated in two zones.
     #[serde(default)]
     pub always_regional: bool,
-    /// Performance that is bought apart from the size.
-    pub provisioned: Option<Provisioned>,
-    /// How reads and writes share.
+    /// Performance that is bought separately from the size.
+    pub provisioned: Option<ProvisionedRule>,
+    /// Sharing between reads and writes.
     pub mixing: Option<Mixing>,
-    /// What one I/O in flight brings.
-    pub queue: Option<Queue>,
-    /// Anything else.
+    /// Queue depth rule.
+    pub queue: Option<QueueRule>,
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// Limits that follow the size of the volumes of a type on a machine, all together:
-/// `min(baseline + per_gb × size, max)`.
+/// Limits by the total size of a type's volumes on a machine: `min(baseline + per_gb × size, max)`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeLimits {
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// Read IOPS of each GB.
+    /// Read IOPS per GB.
     #[serde(alias = "read_iops_per_gib")]
     pub read_iops_per_gb: Option<f64>,
-    /// Write IOPS of each GB.
+    /// Write IOPS per GB.
     #[serde(alias = "write_iops_per_gib")]
     pub write_iops_per_gb: Option<f64>,
-    /// Read throughput of each GB.
+    /// Read throughput per GB.
     #[serde(alias = "read_mib_per_s_per_gib")]
     pub read_mb_per_s_per_gb: Option<f64>,
-    /// Write throughput of each GB.
+    /// Write throughput per GB.
     #[serde(alias = "write_mib_per_s_per_gib")]
     pub write_mb_per_s_per_gb: Option<f64>,
-    /// IOPS that the first volume has whatever its size.
+    /// IOPS of the first volume at any size.
     #[serde(default)]
     pub baseline_iops: f64,
-    /// Throughput that the first volume has whatever its size.
+    /// Throughput of the first volume at any size.
     #[serde(default, alias = "baseline_mib_per_s")]
     pub baseline_mb_per_s: f64,
-    /// Most read IOPS at any size.
+    /// Maximum read IOPS.
     pub read_iops_max: Option<f64>,
-    /// Most write IOPS at any size.
+    /// Maximum write IOPS.
     pub write_iops_max: Option<f64>,
-    /// Most write IOPS by block size: the first row whose block is not smaller holds, the last
-    /// for anything larger.
+    /// Maximum write IOPS by block size: the first row with a block not smaller, or the last row.
     #[serde(default)]
     pub write_iops_max_by_block: Vec<BlockCap>,
-    /// Most read throughput at any size.
+    /// Maximum read throughput.
     #[serde(alias = "read_mib_per_s_max")]
     pub read_mb_per_s_max: Option<f64>,
-    /// Most write throughput at any size.
+    /// Maximum write throughput.
     #[serde(alias = "write_mib_per_s_max")]
     pub write_mb_per_s_max: Option<f64>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// A cap of IOPS for blocks up to a size.
+/// Maximum IOPS for blocks up to a size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockCap {
-    /// Largest block that it is for.
+    /// Largest block of the row.
     #[serde(alias = "block_kib_max")]
     pub block_kb_max: f64,
-    /// The cap.
+    /// Maximum IOPS.
     pub iops: f64,
 }
 
-/// Performance that is bought apart from the size, and what may be bought.
+/// Range and price rules of performance that is bought separately from the size.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Provisioned {
+pub struct ProvisionedRule {
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// Fewest IOPS of a volume.
+    /// Minimum IOPS of a volume.
     pub iops_min: Option<f64>,
-    /// Most IOPS of a volume.
+    /// Maximum IOPS of a volume.
     pub iops_max: Option<f64>,
-    /// Most IOPS of each GB.
+    /// Maximum IOPS per GB.
     #[serde(alias = "iops_per_gib_max")]
     pub iops_per_gb_max: Option<f64>,
-    /// IOPS where none are asked for.
+    /// Default IOPS.
     pub iops_default: Option<f64>,
-    /// IOPS that follow the throughput and cannot be bought: so many for each MB/s.
+    /// IOPS per MB/s, for types whose IOPS follow the throughput and are not sold.
     #[serde(alias = "iops_per_mib_per_s")]
     pub iops_per_mb_per_s: Option<f64>,
-    /// Least throughput of a volume.
+    /// Minimum throughput of a volume.
     #[serde(alias = "mib_per_s_min")]
     pub mb_per_s_min: Option<f64>,
-    /// Most throughput of a volume.
+    /// Maximum throughput of a volume.
     #[serde(alias = "mib_per_s_max")]
     pub mb_per_s_max: Option<f64>,
-    /// Least throughput for each IOPS bought.
+    /// Minimum throughput per IOPS bought.
     #[serde(alias = "mib_per_s_per_iops_min")]
     pub mb_per_s_per_iops_min: Option<f64>,
-    /// Most throughput for each IOPS bought.
+    /// Maximum throughput per IOPS bought.
     #[serde(alias = "mib_per_s_per_iops_max")]
     pub mb_per_s_per_iops_max: Option<f64>,
-    /// Least throughput for each GB.
+    /// Minimum throughput per GB.
     #[serde(alias = "mib_per_s_per_gib_min")]
     pub mb_per_s_per_gb_min: Option<f64>,
-    /// Most throughput for each GB.
+    /// Maximum throughput per GB.
     #[serde(alias = "mib_per_s_per_gib_max")]
     pub mb_per_s_per_gb_max: Option<f64>,
-    /// Throughput where none is asked for.
+    /// Default throughput.
     #[serde(alias = "mib_per_s_default")]
     pub mb_per_s_default: Option<f64>,
-    /// Throughput for each GB where none is asked for, if that is more.
+    /// Default throughput per GB, if that is more.
     #[serde(alias = "mib_per_s_per_gib_default")]
     pub mb_per_s_per_gb_default: Option<f64>,
-    /// Throughput that follows the IOPS and cannot be bought: so much for each IOPS.
+    /// Throughput per IOPS, for types whose throughput follows the IOPS and is not sold.
     #[serde(alias = "mib_per_s_per_iops")]
     pub mb_per_s_per_iops: Option<f64>,
-    /// Of the IOPS bought, those that cost nothing.
+    /// Free IOPS.
     pub iops_free: Option<f64>,
-    /// Of the throughput bought, that which costs nothing.
+    /// Free throughput.
     #[serde(alias = "mib_per_s_free")]
     pub mb_per_s_free: Option<f64>,
-    /// Fewest vCPUs of a machine, by family.
+    /// Minimum vCPUs of the machine, by family.
     #[serde(default)]
     pub vcpus_min: BTreeMap<String, u32>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// What one I/O in flight brings, which with Little's law bounds IOPS by the queue depth.
+/// IOPS per I/O in flight, which bounds IOPS by the queue depth (Little's law).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Queue {
+pub struct QueueRule {
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// IOPS that each I/O in flight surely brings.
+    /// Guaranteed IOPS of each I/O in flight.
     pub iops_per_io_low: f64,
-    /// IOPS that each I/O in flight brings at best; as the low figure if absent.
+    /// IOPS of each I/O in flight in the best case; the guaranteed figure if absent.
     pub iops_per_io_high: Option<f64>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }

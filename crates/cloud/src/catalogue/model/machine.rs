@@ -5,46 +5,46 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Confidence, SourceKeys};
-use crate::catalogue::select::{Pattern, Range};
+use crate::catalogue::select::{CountRange, NamePattern};
 
-/// A family of machines.
+/// A machine family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Family {
+pub struct MachineFamily {
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// The vCPU counts that there are; not known if absent.
+    /// The available vCPU counts; not known if absent.
     pub vcpus: Option<Vec<u32>>,
-    /// Most vCPUs, where the counts are not listed.
+    /// Maximum vCPUs, if the counts are not listed.
     pub vcpus_max: Option<u32>,
-    /// Whether any count of vCPUs can be had (`n1-custom-6-…`).
+    /// Any vCPU count is available (`n1-custom-6-…`).
     #[serde(default)]
     pub custom: bool,
-    /// Machines whose names do not tell their vCPUs.
+    /// Machines whose names do not contain their vCPUs.
     #[serde(default)]
     pub machines: Vec<String>,
-    /// Network egress of its machines.
+    /// Network egress of the machines.
     #[serde(default)]
     pub egress: Vec<EgressRow>,
-    /// Types of disk and whether they can be attached: `yes`, `no` or `by-request`. Types not
-    /// listed are not known to be refused.
+    /// Disk types that can be attached: `yes`, `no` or `by-request`. A type not listed is not known
+    /// to be refused.
     #[serde(default)]
     pub disks: BTreeMap<String, Support>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// Whether a type of disk can be attached to a family.
+/// Whether a disk type can be attached to a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Support {
-    /// It can.
+    /// Supported.
     Yes,
-    /// It cannot.
+    /// Not supported.
     No,
-    /// After asking the provider.
+    /// Supported on request to the provider.
     ByRequest,
 }
 
@@ -53,12 +53,12 @@ pub enum Support {
 #[serde(deny_unknown_fields)]
 pub struct EgressRow {
     /// vCPUs of the machines.
-    pub vcpus: Option<Range>,
-    /// Or their names.
-    pub machine: Option<Pattern>,
-    /// Default, in Gbit/s.
+    pub vcpus: Option<CountRange>,
+    /// Names of the machines, instead of vCPUs.
+    pub machine: Option<NamePattern>,
+    /// Default egress, in Gbit/s.
     pub gbit_per_s: f64,
-    /// With the dearer networking tier, in Gbit/s.
+    /// Egress with Tier_1 networking, in Gbit/s.
     pub tier1_gbit_per_s: Option<f64>,
 }
 
@@ -66,32 +66,32 @@ pub struct EgressRow {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmTable {
-    /// Types of disk.
+    /// Disk types.
     pub types: Vec<String>,
-    /// Families of machines; `*` is any that no other table of the type names.
+    /// Machine families; `*` stands for families without a table of their own for the type.
     pub families: Vec<String>,
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// The rows.
+    /// Rows.
     pub rows: Vec<VmRow>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// Limits of some machines. `iops` and `mb_per_s` are of reads and writes together; the others of
+/// Limits of some machines. `iops` and `mb_per_s` limit reads and writes together; the others limit
 /// each.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmRow {
     /// vCPUs of the machines.
-    pub vcpus: Option<Range>,
-    /// Or their names.
-    pub machine: Option<Pattern>,
-    /// Reads and writes.
+    pub vcpus: Option<CountRange>,
+    /// Names of the machines, instead of vCPUs.
+    pub machine: Option<NamePattern>,
+    /// IOPS of reads and writes together.
     pub iops: Option<f64>,
-    /// Reads and writes.
+    /// Throughput of reads and writes together.
     #[serde(alias = "mib_per_s")]
     pub mb_per_s: Option<f64>,
     /// Read IOPS.
@@ -104,42 +104,42 @@ pub struct VmRow {
     /// Write throughput.
     #[serde(alias = "write_mib_per_s")]
     pub write_mb_per_s: Option<f64>,
-    /// Sources, in place of the table's.
+    /// Sources instead of the table's.
     pub source: Option<SourceKeys>,
-    /// In place of the table's.
+    /// Overrides the table's confidence.
     pub confidence: Option<Confidence>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// Limits of a number of disks that each have one size (local SSD).
+/// Limits by the number of disks, for disks of one size (local SSD).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountTable {
-    /// The type of disk.
+    /// The disk type.
     #[serde(rename = "type")]
     pub kind: String,
     /// Sources.
     pub source: SourceKeys,
-    /// In place of the sources' own.
+    /// Overrides the confidence of the sources.
     pub confidence: Option<Confidence>,
-    /// Size of each, in place of the type's.
+    /// Size of each disk, instead of the type's.
     #[serde(alias = "size_gib_each")]
     pub size_gb_each: Option<f64>,
-    /// The rows.
+    /// Rows.
     pub rows: Vec<CountRow>,
-    /// Anything else.
+    /// Remark.
     pub note: Option<String>,
 }
 
-/// Limits of so many disks, or of the disks that a machine comes with.
+/// Limits of a number of disks, or of the disks that a machine comes with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountRow {
-    /// How many disks.
-    pub disks: Range,
-    /// The machine that comes with them; any that takes as many if absent.
-    pub machine: Option<Pattern>,
+    /// Number of disks.
+    pub disks: CountRange,
+    /// The machine that comes with the disks; any machine with that number if absent.
+    pub machine: Option<NamePattern>,
     /// Read IOPS; not known if absent.
     pub read_iops: Option<f64>,
     /// Write IOPS.

@@ -1,8 +1,8 @@
-//! What a catalogue holds, field by field as it is written; `docs/catalogue.md` describes it.
+//! Fields of a catalogue in their written form, which `docs/catalogue.md` describes.
 //!
 //! Sizes and throughput are in the catalogue's own units ([`Units`]): a field `x_gb` is written
-//! `x_gib` where the units say GiB, and `_mb_per_s` is written `_mib_per_s` where they say MiB/s.
-//! What no source gives is `None`: not known, which is different from 0 and from unlimited.
+//! `x_gib` if the units are GiB, and `_mb_per_s` is written `_mib_per_s` for MiB/s. `None` means
+//! that no source gives the value, which differs from 0 and from unlimited.
 
 mod disk;
 mod machine;
@@ -24,7 +24,7 @@ pub use rules::*;
 pub use source::*;
 pub use units::*;
 
-/// A catalogue: what one cloud's disks do, as its sources say at one date.
+/// A catalogue: limits and prices of one cloud's disks, from its sources at one date.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
@@ -32,50 +32,50 @@ pub struct Catalogue {
     pub format: u32,
     /// Short name, such as `gcp-2019`.
     pub name: String,
-    /// For people.
+    /// Display name.
     pub title: String,
-    /// What it is of, as far as it is known.
+    /// Date of its contents, as far as it is known.
     pub date: String,
-    /// What it rests on, in a sentence.
+    /// Basis of the catalogue, in one sentence.
     pub about: String,
-    /// The least that its main tables are trusted.
+    /// Lowest confidence of its main tables.
     pub confidence: Confidence,
-    /// The machine that is taken where none is named.
+    /// The default machine.
     pub machine_default: Option<String>,
-    /// What the units mean.
+    /// Units.
     pub units: Units,
-    /// What is known to be missing, in words.
+    /// Known gaps, in words.
     #[serde(default)]
     pub not_known: Vec<String>,
-    /// Where numbers come from, by key.
+    /// Sources by key.
     #[serde(rename = "source")]
-    pub sources: BTreeMap<String, Source>,
-    /// Types of disk, by name.
+    pub sources: BTreeMap<String, CatalogueSource>,
+    /// Disk types by name.
     #[serde(rename = "type")]
     pub types: BTreeMap<String, DiskType>,
-    /// Families of machines, by name.
+    /// Machine families by name.
     #[serde(rename = "family")]
-    pub families: BTreeMap<String, Family>,
+    pub families: BTreeMap<String, MachineFamily>,
     /// Limits of machines.
     #[serde(default)]
     pub per_vm: Vec<VmTable>,
-    /// Limits of local SSDs by number.
+    /// Limits of local SSDs by their number.
     #[serde(default)]
     pub per_count: Vec<CountTable>,
-    /// How egress bounds writes.
+    /// Egress rule for writes.
     pub egress: Option<Egress>,
-    /// What vCPUs can drive.
+    /// IOPS per vCPU.
     pub cpu: Option<Cpu>,
     /// Prices.
     #[serde(default, rename = "price")]
     pub prices: Vec<Price>,
-    /// Where the sources contradict themselves.
+    /// Contradictions within and between the sources.
     #[serde(default, rename = "inconsistency")]
     pub inconsistencies: Vec<Inconsistency>,
-    /// Tables of the page.
+    /// Layouts of page tables.
     #[serde(default, rename = "page_table")]
     pub page_tables: Vec<PageTable>,
-    /// Figures to compare with.
+    /// Figures for comparison.
     #[serde(default, rename = "observation")]
     pub observations: Vec<Observation>,
 }

@@ -1,8 +1,8 @@
-//! How pages lay out their tables.
+//! Layouts of the tables of provider pages.
 
 use serde::{Deserialize, Serialize};
 
-use crate::catalogue::select::Range;
+use crate::catalogue::select::CountRange;
 
 /// A table of `plan table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,71 +26,71 @@ pub enum TableKind {
     Count,
 }
 
-/// How a page lays out one of its tables, so that it can be regenerated. The numbers in it are
-/// computed; here are the rows that the page chose and how it prints them.
+/// Layout of a page's table, from which the table is regenerated. The model computes the numbers;
+/// the layout has the page's choice of rows and its rounding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageTable {
-    /// Which table.
+    /// Kind of table.
     pub table: TableKind,
-    /// Its title on the page.
+    /// Title on the page.
     pub title: String,
-    /// The type of disk it is about, of tables about one.
+    /// Disk type, for tables about one type.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// The types in the order of the page, of tables about several; by their names if empty.
+    /// Disk types in the page's order, for tables about several; sorted by name if empty.
     #[serde(default)]
     pub types: Vec<String>,
-    /// The machines, of tables about machines: a family.
+    /// Machine family, for tables about machines.
     pub family: Option<String>,
-    /// Sizes of its rows.
+    /// Sizes of the rows.
     #[serde(default, alias = "sizes_gib")]
     pub sizes_gb: Vec<f64>,
-    /// Sizes for which the page prints a mark and no numbers.
+    /// Sizes of rows that print a mark instead of numbers.
     #[serde(default, alias = "sizes_gib_marked")]
     pub sizes_gb_marked: Vec<f64>,
-    /// vCPUs of its rows.
+    /// vCPUs of the rows.
     #[serde(default)]
-    pub vcpus: Vec<Range>,
-    /// Largest blocks of its columns of read IOPS; one column for small blocks if empty.
+    pub vcpus: Vec<CountRange>,
+    /// Largest blocks of the read IOPS columns; one column for small blocks if empty.
     #[serde(default, alias = "read_blocks_kib")]
     pub read_blocks_kb: Vec<f64>,
-    /// Largest blocks of its columns of write IOPS.
+    /// Largest blocks of the write IOPS columns.
     #[serde(default, alias = "write_blocks_kib")]
     pub write_blocks_kb: Vec<f64>,
-    /// Whether an egress table shows what each type of disk makes of it.
+    /// An egress table shows the effect on each disk type.
     #[serde(default)]
     pub by_type: bool,
-    /// The machine whose maxima the rows of a simultaneous table share.
+    /// Machine whose maxima the rows of a simultaneous table share.
     pub machine: Option<String>,
-    /// IOPS from 10,000 on are printed down to a multiple of this.
+    /// IOPS from 10,000 round down to a multiple of this.
     pub iops_step_from_10000: Option<f64>,
-    /// Throughput below this is printed with its decimals; all other is printed down to a whole.
+    /// Throughput below this keeps its decimals; larger values round down to whole numbers.
     #[serde(alias = "decimals_below_mib_per_s")]
     pub decimals_below_mb_per_s: Option<f64>,
-    /// What the page says below it.
+    /// Footnotes of the page.
     #[serde(default)]
     pub footnotes: Vec<String>,
-    /// Cells that the page prints otherwise than its own rules give.
+    /// Cells that deviate from the page's own rules.
     #[serde(default)]
     pub exceptions: Vec<Exception>,
-    /// A hard disk to compare with: IOPS.
+    /// IOPS of the hard disk to match.
     pub hdd_iops: Option<f64>,
-    /// A hard disk to compare with: throughput.
+    /// Throughput of the hard disk to match.
     #[serde(alias = "hdd_mib_per_s")]
     pub hdd_mb_per_s: Option<f64>,
 }
 
-/// A cell that a page prints otherwise than its own rules give.
+/// A cell that deviates from the page's own rules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exception {
-    /// The first cell of its row.
+    /// First cell of the row.
     pub row: String,
-    /// The head of its column.
+    /// Head of the column.
     pub column: String,
-    /// What is printed.
+    /// Printed text.
     pub printed: String,
-    /// The inconsistency that tells of it.
+    /// Inconsistency that describes the cell.
     pub id: String,
 }

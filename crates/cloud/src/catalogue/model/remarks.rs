@@ -1,59 +1,59 @@
-//! Where sources contradict themselves, which results that touches, and what others measured.
+//! Contradictions of sources, the results that they affect, and measurements of others.
 
 use serde::{Deserialize, Serialize};
 
 use super::{SourceKeys, TableKind};
-use crate::catalogue::select::{Pattern, Range};
+use crate::catalogue::select::{CountRange, NamePattern};
 
-/// A place where the sources contradict themselves or each other.
+/// A contradiction within a source or between sources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inconsistency {
-    /// Such as `I01`.
+    /// Identifier, such as `I01`.
     pub id: String,
-    /// Where, and what is printed there.
+    /// Place and printed text.
     #[serde(rename = "where")]
     pub place: String,
-    /// What is wrong with it.
+    /// The contradiction.
     pub why: String,
-    /// What this catalogue takes instead, where it had to choose.
+    /// The value that this catalogue uses, if it had to choose.
     pub used: Option<String>,
-    /// Which results it touches; none if absent.
+    /// Affected results; none if absent.
     pub touches: Option<Touches>,
 }
 
-/// Which results something touches: those that fit every selector given.
+/// Selector of affected results: a result must match every given member.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Touches {
-    /// Types of disk.
+    /// Disk types.
     pub types: Option<Vec<String>>,
-    /// Families of machines.
+    /// Machine families.
     pub families: Option<Vec<String>>,
     /// Names of machines.
-    pub machines: Option<Vec<Pattern>>,
+    pub machines: Option<Vec<NamePattern>>,
     /// vCPUs.
-    pub vcpus: Option<Range>,
+    pub vcpus: Option<CountRange>,
     /// Numbers of disks.
-    pub disks: Option<Range>,
-    /// Regional disks alone, or zonal ones alone.
+    pub disks: Option<CountRange>,
+    /// Only regional disks (true) or only zonal ones (false).
     pub regional: Option<bool>,
-    /// Sizes of a volume.
+    /// Volume sizes.
     #[serde(alias = "sizes_gib")]
     pub sizes_gb: Option<Vec<f64>>,
     /// Blocks larger than this.
     #[serde(alias = "block_kib_above")]
     pub block_kb_above: Option<f64>,
-    /// Whether there are reads, or writes.
-    pub direction: Option<Direction>,
-    /// Whether there are both at once.
+    /// Workloads with reads, or with writes.
+    pub direction: Option<IoDirection>,
+    /// Workloads with both reads and writes.
     pub mixed: Option<bool>,
-    /// Limits that bind, or are next.
+    /// Limits that bind or are next.
     pub limits: Option<Vec<LimitKind>>,
-    /// Tables of `plan table` that show it.
+    /// Tables of `plan table` that show the contradiction.
     #[serde(default)]
     pub tables: Vec<TableKind>,
-    /// Whether it is of tables alone and touches no prediction.
+    /// Only tables are affected, no predictions.
     #[serde(default)]
     pub tables_only: bool,
 }
@@ -61,50 +61,50 @@ pub struct Touches {
 /// Reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Direction {
+pub enum IoDirection {
     /// Reads.
     Read,
     /// Writes.
     Write,
 }
 
-/// What limits a result.
+/// Kind of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitKind {
-    /// The size of the volume, or what was provisioned for it.
+    /// Size of the volume, or its provisioned performance.
     Volume,
-    /// The machine, for one volume.
+    /// Machine, for one volume.
     Vm,
-    /// The machine, whose limit several volumes share.
+    /// Machine, shared by several volumes.
     SharedDisks,
-    /// The network's egress, which bounds writes.
+    /// Network egress, for writes.
     Egress,
-    /// A cap that depends on the size of the block.
+    /// Maximum for the block size.
     BlockSize,
-    /// The queue depth, by Little's law.
+    /// Queue depth (Little's law).
     QueueDepth,
-    /// The CPUs that drive the I/O.
+    /// CPUs that drive the I/O.
     Cpu,
 }
 
-/// A figure that somebody expects or measured, to compare the model with.
+/// A published figure, expected or measured, for comparison with the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
-    /// The type of disk.
+    /// Disk type.
     #[serde(rename = "type")]
     pub kind: String,
     /// Sources.
     pub source: SourceKeys,
-    /// Whether it was measured, or is what the source expects.
+    /// Measured (true), or expected by the source (false).
     pub measured: bool,
     /// The machine.
     pub machine: Option<String>,
     /// Size of the volume.
     #[serde(alias = "size_gib")]
     pub size_gb: Option<f64>,
-    /// How many disks.
+    /// Number of disks.
     pub disks: Option<u32>,
     /// Read IOPS.
     pub read_iops: Option<f64>,
@@ -116,6 +116,6 @@ pub struct Observation {
     /// Write throughput.
     #[serde(alias = "write_mib_per_s")]
     pub write_mb_per_s: Option<f64>,
-    /// How it was had.
+    /// Circumstances of the figure.
     pub note: Option<String>,
 }

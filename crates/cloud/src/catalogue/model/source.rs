@@ -1,15 +1,15 @@
-//! Where numbers come from, and how far they are trusted.
+//! Sources of the catalogue's numbers, and their confidence.
 
 use serde::{Deserialize, Serialize};
 
-/// How far a source is to be trusted.
+/// Confidence in a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Confidence {
     /// The provider's own page or repository, or a copy of it.
     A,
     /// A third party that restates the provider's page.
     B,
-    /// A single mention by a third party, or a rule of an older page that nothing newer repeats.
+    /// A single mention by a third party, or a rule of an older page that no newer page repeats.
     C,
 }
 
@@ -23,21 +23,21 @@ impl std::fmt::Display for Confidence {
     }
 }
 
-/// Where numbers come from.
+/// A source of numbers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct CatalogueSource {
     /// An address, or the title of a page.
     pub address: String,
-    /// When it was written or stored, as far as it says.
+    /// Date of writing or storing, as far as it is known.
     pub date: String,
-    /// How far it is trusted.
+    /// Confidence.
     pub confidence: Confidence,
-    /// Anything else worth knowing of it.
+    /// Remark.
     pub note: Option<String>,
-    /// The commit, of a repository.
+    /// Commit, for a repository.
     pub commit: Option<String>,
 }
 
-/// Which sources a table rests on, and how far it is trusted where that differs from theirs.
+/// Keys of a table's sources.
 pub type SourceKeys = Vec<String>;

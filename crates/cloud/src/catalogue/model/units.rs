@@ -1,8 +1,8 @@
-//! What the units of a catalogue mean.
+//! Units of a catalogue.
 
 use serde::{Deserialize, Serialize};
 
-/// What the units of a catalogue mean.
+/// Units of a catalogue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Units {
@@ -18,12 +18,12 @@ pub struct Units {
     pub block_bytes: u64,
     /// Block units in one unit of throughput: 1,000 or 1,024.
     pub blocks_per_throughput: u64,
-    /// Why these.
+    /// Reason for these units.
     pub note: Option<String>,
 }
 
 impl Units {
-    /// A size in the catalogue's unit.
+    /// Converts a size from bytes to the catalogue's unit.
     pub fn size_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.size_bytes as f64
     }
@@ -33,7 +33,7 @@ impl Units {
         self.block_bytes * self.blocks_per_throughput
     }
 
-    /// A block in the catalogue's unit.
+    /// Converts a block size from bytes to the catalogue's unit.
     pub fn block_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.block_bytes as f64
     }
@@ -42,7 +42,7 @@ impl Units {
 /// Unit of sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SizeUnit {
-    /// As a page prints it, 10^9 bytes where `size_bytes` says so.
+    /// As printed by the page; 10^9 bytes if `size_bytes` says so.
     #[serde(rename = "GB")]
     Gb,
     /// 2^30 bytes.
@@ -51,7 +51,7 @@ pub enum SizeUnit {
 }
 
 impl SizeUnit {
-    /// As printed.
+    /// Printed form.
     pub fn name(self) -> &'static str {
         match self {
             SizeUnit::Gb => "GB",
@@ -63,16 +63,16 @@ impl SizeUnit {
 /// Unit of throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ThroughputUnit {
-    /// As a page prints it.
+    /// As printed by the page.
     #[serde(rename = "MB/s")]
     Mb,
-    /// 2^20 bytes a second.
+    /// 2^20 bytes per second.
     #[serde(rename = "MiB/s")]
     Mib,
 }
 
 impl ThroughputUnit {
-    /// As printed.
+    /// Printed form.
     pub fn name(self) -> &'static str {
         match self {
             ThroughputUnit::Mb => "MB/s",
@@ -84,7 +84,7 @@ impl ThroughputUnit {
 /// Unit of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BlockUnit {
-    /// As a page prints it.
+    /// As printed by the page.
     #[serde(rename = "KB")]
     Kb,
     /// 2^10 bytes.
@@ -93,7 +93,7 @@ pub enum BlockUnit {
 }
 
 impl BlockUnit {
-    /// As printed.
+    /// Printed form.
     pub fn name(self) -> &'static str {
         match self {
             BlockUnit::Kb => "KB",

@@ -1,14 +1,14 @@
-//! Disks that fail: in parts, at random, or because they are full.
+//! Disk faults: bad ranges, random errors, full disks.
 //!
-//! Promises: what may be lost with the power since a flush failed, of which no host heard, is no
-//! broken promise.
+//! Exception from the guarantees: after a failed flush that no host saw, a power loss may lose the
+//! data that the flush covered.
 
 use flagstone_runtime::sim::DiskFaults;
 
 use super::{Cluster, DATA, LOG};
 
 impl Cluster {
-    /// Part of a node's data cannot be read any more, or not be written.
+    /// Makes part of a node's data unreadable (`read`) or unwritable.
     pub(crate) fn damage(&self, index: usize, read: bool) {
         let from = self.sim.random_between(0, self.usable / 4096 - 1) * 4096;
         let to = (from + 4096 * self.sim.random_between(1, 4)).min(self.usable);
@@ -18,8 +18,7 @@ impl Cluster {
         self.set_faults(index, DATA, faults);
     }
 
-    /// The superblock's slots and the end of the log before them cannot be written any more, or one
-    /// slot cannot.
+    /// Makes both superblock slots and the preceding end of the log unwritable, or one slot only.
     pub(crate) fn damage_superblock(&self, index: usize) {
         let end = self.sizes.borrow()[index].last().copied().expect("a disk has a size");
         let from = end - 4096 * self.sim.random_between(1, 5);
@@ -28,7 +27,7 @@ impl Cluster {
         self.set_faults(index, DATA, faults);
     }
 
-    /// A disk of a node fails at random from now on: the one with the data, or the log's.
+    /// Makes one of a node's disks fail at random: the data disk, or the log disk.
     pub(crate) fn break_disk(&self, index: usize, log: bool) {
         let sim = &self.sim;
         let rate = |most: f64| match sim.chance(0.5) {
@@ -44,8 +43,7 @@ impl Cluster {
         self.set_faults(index, if log { LOG } else { DATA }, faults);
     }
 
-    /// A node's disk takes no more blocks than it holds, or a few: it is thin, and what is below it
-    /// is full.
+    /// Makes a node's thin-provisioned disk full, now or after a few more blocks.
     pub(crate) fn fill_disk(&self, index: usize) {
         let held = self.sim.disk_stats(self.nodes[index], DATA).allocated_bytes;
         let left = 4096 * self.sim.random_between(0, 8);
@@ -58,20 +56,20 @@ impl Cluster {
         if failing && path == DATA {
             self.flushes_fail[index].set(true);
         }
-        self.doubt_flushes(index);
+        self.record_failed_flushes(index);
     }
 
-    /// Flushes of a node's disk have failed, or may have, of which no host heard: what was written
-    /// before and is not written again may be lost with the power.
-    pub(super) fn doubt_flushes(&self, index: usize) {
+    /// Records that flushes of a node's disk may have failed without a host seeing it. A power loss
+    /// may lose earlier data until it is written again.
+    pub(super) fn record_failed_flushes(&self, index: usize) {
         if self.flushes_fail[index].get() {
             self.world.lines.borrow()[index].model.flush_failed();
         }
     }
 
-    /// A node's disks are sound again.
+    /// Repairs a node's disks.
     pub(crate) fn repair(&self, index: usize) {
-        self.doubt_flushes(index);
+        self.record_failed_flushes(index);
         self.flushes_fail[index].set(false);
         for path in [DATA, LOG] {
             self.sim.set_faults(self.nodes[index], path, DiskFaults::default());

@@ -1,30 +1,30 @@
-//! Copies of a node's write-intent log, taken at any moment, and which of them a node may come back
-//! with: those that it is promised to tell from its own.
+//! Copies of a node's write-intent log, taken at any moment. A node may come back with a copy only
+//! if its replica guarantees to detect it as stale.
 //!
-//! What is promised rests on nothing that the replica says of its log:
-//! - a replica that was put away in order tells every copy, and every page of one;
-//! - any other tells a copy when its superblock was written after the log had moved on. A superblock
-//!   that was being written when the copy was seen to differ may have been made up before that; the
-//!   second one after it was not.
+//! The guarantee does not depend on the replica's own statements about its log:
+//! - A replica that was shut down cleanly detects every copy, and every single page of a copy.
+//! - After an unclean stop, it detects a copy when its superblock was written after the log had
+//!   changed. A superblock write that was in flight when the change was seen may predate the
+//!   change; the second write after it does not.
 
 use flagstone_mirror::format::superblock::Superblock;
 
-/// Copies of a node's log that are kept, at most.
+/// Maximum number of stored copies of a node's log.
 const KEPT_MAX: usize = 6;
 
 struct LogCopy {
     bytes: Vec<u8>,
-    /// Sequence of the superblock when the log was first seen to be another.
+    /// Sequence number of the superblock when the log was first seen to differ from the copy.
     differed_at: Option<u64>,
 }
 
-/// See the module.
+/// Stored copies of one node's log.
 #[derive(Default)]
 pub(super) struct LogCopies(Vec<LogCopy>);
 
 impl LogCopies {
-    /// The log is this now, beside a superblock of this sequence. `keep` is the place in which it is
-    /// kept, if it is.
+    /// Records the log's current content and the superblock's sequence number. Stores a copy in
+    /// slot `keep`, if given.
     pub(super) fn see(&mut self, log: &[u8], superblock: u64, keep: Option<usize>) {
         for copy in self.0.iter_mut().filter(|copy| copy.differed_at.is_none()) {
             copy.differed_at = (copy.bytes != log).then_some(superblock);
@@ -37,15 +37,15 @@ impl LogCopies {
         }
     }
 
-    /// The copies that a replica with this superblock is promised to tell.
-    pub(super) fn told_by(&self, superblock: &Superblock) -> Vec<&[u8]> {
+    /// Copies that a replica with this superblock must detect as stale.
+    pub(super) fn detected_by(&self, superblock: &Superblock) -> Vec<&[u8]> {
         let put_away = !superblock.flags.in_use;
         let noted = |at: u64| superblock.sequence >= at + 2;
-        let told = |copy: &&LogCopy| put_away || copy.differed_at.is_some_and(noted);
-        self.0.iter().filter(told).map(|copy| &copy.bytes[..]).collect()
+        let detected = |copy: &&LogCopy| put_away || copy.differed_at.is_some_and(noted);
+        self.0.iter().filter(detected).map(|copy| &copy.bytes[..]).collect()
     }
 
-    /// The log is another's from now on.
+    /// Forgets all copies, because the log was replaced.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

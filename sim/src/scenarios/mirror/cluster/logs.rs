@@ -1,17 +1,16 @@
-//! Logs that are another's when their node comes back: blank, as they were made, or from a copy.
+//! Log replacement: a node restarts with a blank log, its original log, or an earlier copy.
 //!
-//! Promises: a copy is put back only where its replica is promised to tell it from its own log.
+//! Limit: an earlier copy is used only where the replica guarantees to detect it.
 
 use super::{Cluster, DATA, LOG};
 
 impl Cluster {
-    /// Where a node's log is.
+    /// Disk and offset of a node's log.
     fn log_at(&self) -> (&'static str, u64) {
         if self.separate_log { (LOG, 0) } else { (DATA, self.usable) }
     }
 
-    /// While a node is down its log is replaced: by the one that it had when it was made, or by
-    /// nothing.
+    /// Replaces the log of a stopped node by its original log (`old`) or by zeroes.
     pub(crate) fn replace_log(&self, index: usize, old: bool) {
         if self.sim.is_up(self.nodes[index]) {
             return;
@@ -23,12 +22,12 @@ impl Cluster {
         self.log_copies.borrow_mut()[index].clear();
     }
 
-    /// Where nothing fails to write a log it is known what copies of it are promised to be told.
+    /// True where no log write fails, so that the detectable copies are known.
     pub(super) fn copies_logs(&self) -> bool {
         self.kind.faults && !self.kind.broken
     }
 
-    /// Keeps copies of the logs as they are now, some of the time.
+    /// Stores copies of the current logs, at random.
     pub(super) fn copy_logs(&self) {
         if !self.copies_logs() {
             return;
@@ -42,17 +41,18 @@ impl Cluster {
         }
     }
 
-    /// While a node is down its log is put back from a copy that it is promised to tell: all of it, or
-    /// some of its pages where it was put away in order.
+    /// Restores the log of a stopped node from a copy that its replica must detect: the whole log,
+    /// or some pages after a clean shutdown.
     pub(super) fn put_log_back(&self, index: usize) {
         let Some(superblock) = self.superblock(index) else { return };
         let (path, at) = self.log_at();
         let mut copies = self.log_copies.borrow_mut();
-        let told = copies[index].told_by(&superblock);
-        if told.is_empty() {
+        let detected = copies[index].detected_by(&superblock);
+        if detected.is_empty() {
             return;
         }
-        let mut copy = told[self.sim.random_between(0, told.len() as u64 - 1) as usize].to_vec();
+        let mut copy =
+            detected[self.sim.random_between(0, detected.len() as u64 - 1) as usize].to_vec();
         if !superblock.flags.in_use && self.sim.chance(0.5) {
             let now = self.sim.peek(self.nodes[index], path, at, copy.len());
             for (old, new) in copy.chunks_mut(4096).zip(now.chunks(4096)) {

@@ -1,10 +1,13 @@
-//! Two nodes that one seed makes: their disks, what they share with their hosts, and what can be seen
-//! of them.
+//! Cluster of two nodes built from one seed: their disks, the state shared with their hosts, and
+//! the observable state.
 //!
-//! What is done to them is in the modules: [`nodes`] (processes), [`resizing`], [`disks`] and [`logs`]
-//! (faults). What their hosts may read is in [`lines`].
+//! Operations on the cluster are in [`nodes`] (processes), [`resizing`], [`disks`] and [`logs`]
+//! (faults). [`lines`] has the content that hosts may read.
 //!
-//! Promises: all that differs between two runs is drawn from the seed, in the order of the calls.
+//! Invariant: everything that differs between two runs is drawn from the seed, in call order.
+//!
+//! The cluster leaves out host protocols and the link's wire format: hosts call the mirror
+//! directly, and [`super::link`] replaces the network.
 
 mod disks;
 mod lines;
@@ -17,15 +20,15 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::Swap;
+use flagstone_blockdev::ReopenableDevice;
 use flagstone_mirror::format::newest;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::id::{Generation, Uuid};
-use flagstone_mirror::peer::Request;
-use flagstone_mirror::replica::{Create, Replica};
-use flagstone_mirror::shape::{Shape, layout};
-use flagstone_mirror::state::{MirrorState, Wish};
-use flagstone_mirror::{Mirror, Mode, Versions};
+use flagstone_mirror::id::{Generation, MirrorId};
+use flagstone_mirror::layout::{ReplicaGeometry, layout};
+use flagstone_mirror::peer::PeerRequest;
+use flagstone_mirror::replica::{CreateReplica, Replica};
+use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::{LinkVersions, Mirror, Mode};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 
 use self::lines::Line;
@@ -37,33 +40,34 @@ use crate::model::Shared;
 
 pub(super) const DATA: &str = "/dev/data";
 pub(super) const LOG: &str = "/dev/log";
-const VOLUME: Uuid = Uuid([7; 16]);
+const VOLUME: MirrorId = MirrorId([7; 16]);
 
-pub(super) const WISHES: [Wish; 3] = [Wish::Mirror, Wish::Pause, Wish::Break];
+pub(super) const DESIRED_STATES: [DesiredState; 3] =
+    [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
 
-/// What is shared with the tasks of hosts.
+/// State shared with the host tasks.
 pub(super) struct World {
     pub(super) lines: RefCell<[Line; 2]>,
-    /// The node lost its power since its data was known to be whole.
-    pub(super) lossy: [Cell<bool>; 2],
+    /// The node lost power since its data was last known to be complete.
+    pub(super) lost_power: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
     mode: Mode,
-    /// What the node's replica is on, while it is up.
+    /// Devices of each running node's replica.
     devices: RefCell<[Option<Devices>; 2]>,
-    /// Hosts of the node have calls in flight, or are about to.
+    /// The node's hosts have calls in flight, or are about to.
     pub(super) loading: [Cell<bool>; 2],
-    /// The node was told that it is whole with this generation, and has not answered yet.
+    /// Generation with which the node was declared in sync but has not yet confirmed.
     adopting: [Cell<Option<Generation>>; 2],
 }
 
 impl World {
-    /// Both nodes have this line, and none is up.
+    /// World in which both nodes share this line and neither runs.
     fn new(model: Shared, mode: Mode) -> World {
         let (a, b) = (Line::new(model.clone(), 0), Line::new(model, 0));
         World {
             lines: RefCell::new([a, b]),
-            lossy: Default::default(),
+            lost_power: Default::default(),
             mirrors: Default::default(),
             stop: Rc::default(),
             mode,
@@ -74,7 +78,7 @@ impl World {
     }
 }
 
-type Devices = (Arc<Swap>, Option<Arc<Swap>>);
+type Devices = (Arc<ReopenableDevice>, Option<Arc<ReopenableDevice>>);
 
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
@@ -83,12 +87,12 @@ pub(super) struct Cluster {
     pub(super) hub: HubHandle,
     pub(super) world: Rc<World>,
     pub(super) usable: u64,
-    /// What the device of a node has had and has, in bytes.
+    /// All sizes that each node's device has had, in bytes.
     sizes: RefCell<[Vec<u64>; 2]>,
     separate_log: bool,
-    /// The logs as they were made.
+    /// Logs as they were created.
     first_logs: [Vec<u8>; 2],
-    /// And since.
+    /// Later copies of the logs.
     log_copies: RefCell<[LogCopies; 2]>,
     volatile: bool,
     depth: usize,
@@ -97,8 +101,8 @@ pub(super) struct Cluster {
     flushes_fail: [Cell<bool>; 2],
     /// Resyncs compare checksums.
     compare: bool,
-    /// The versions of the link that the node's program speaks.
-    releases: [Cell<Versions>; 2],
+    /// Link versions that the node's program speaks.
+    releases: [Cell<LinkVersions>; 2],
 }
 
 impl Cluster {
@@ -106,9 +110,15 @@ impl Cluster {
         let sim = Simulation::new(seed, Default::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
         let hub = HubHandle::new(sim.world());
-        // Bits of 4 KiB, regions of one or a few, and 32 of them hot: eviction happens.
+        // Bitmap granularity 4 KiB, regions of one to a few blocks, at most 32 active: the activity
+        // log evicts.
         let region_bytes = 4096 << sim.random_between(0, 2);
-        let shape = Shape { usable_bytes: 4096, bit_bytes: 4096, region_bytes, hot_regions: 32 };
+        let geometry = ReplicaGeometry {
+            usable_bytes: 4096,
+            bit_bytes: 4096,
+            region_bytes,
+            active_regions_max: 32,
+        };
         let blocks = sim.random_between(16, 160);
         let device_bytes = (blocks + 16) * 4096;
         let separate_log = sim.chance(0.5);
@@ -119,15 +129,15 @@ impl Cluster {
             sim.add_disk(node, DATA, config);
             sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
         }
-        make_replicas(&sim, nodes, shape, separate_log, past::is_long(seed));
-        let usable = layout(device_bytes, &shape).expect("room").usable_bytes;
+        make_replicas(&sim, nodes, geometry, separate_log, past::is_long(seed));
+        let usable = layout(device_bytes, &geometry).expect("room").usable_bytes;
         let (path, at) = if separate_log { (LOG, 0) } else { (DATA, usable) };
         let log_bytes = (device_bytes - 8192 - usable) as usize;
         let first_logs = nodes.map(|node| sim.peek(node, path, at, log_bytes));
         let world = Rc::new(World::new(Shared::new(seed, usable), kind.mode));
         let seen = world.clone();
         hub.hub().set_watcher(move |node, request, stage| {
-            if let Request::EndResync { generation } = request {
+            if let PeerRequest::EndResync { generation } = request {
                 seen.ends_resync(usize::from(node == nodes[1]), *generation, stage);
             }
         });
@@ -135,7 +145,7 @@ impl Cluster {
         let pause_ms = sim.random_between(1, 40);
         let releases = nodes.map(|_| match kind.upgrades {
             true => releases::any(&sim),
-            false => Versions::SPOKEN,
+            false => LinkVersions::SPOKEN,
         });
         Cluster {
             kind: *kind,
@@ -165,7 +175,7 @@ impl Cluster {
         self.world.mirrors.borrow()[index].clone()
     }
 
-    /// The state that an active node shows; none when it serves nobody.
+    /// State of a serving node; `None` when it does not serve.
     pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
         self.world.state(index)
     }
@@ -174,7 +184,7 @@ impl Cluster {
         Some(self.mirror(index)?.state(0))
     }
 
-    /// What a node's disk says of its replica: at the end of the device, or at an earlier one.
+    /// Superblock on a node's disk: at the end of the device, or at an earlier end.
     pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
         let read = |at: u64| {
             let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
@@ -184,13 +194,14 @@ impl Cluster {
         sizes.iter().rev().find_map(|end| {
             let slots = [read(end - 8192), read(end - 4096)];
             let found = newest(slots, |superblock| superblock.sequence).ok()?.1;
-            // A device that grew by a page has one slot where the other would be.
+            // After growth by one page, one slot is where the other would be.
             (found.device_bytes == *end).then_some(found)
         })
     }
 
     pub(super) fn data(&self, index: usize) -> Vec<u8> {
-        let usable = self.superblock(index).map_or(self.usable, |found| found.shape.usable_bytes);
+        let usable =
+            self.superblock(index).map_or(self.usable, |found| found.geometry.usable_bytes);
         self.sim.peek(self.nodes[index], DATA, 0, usable as usize)
     }
 
@@ -209,7 +220,8 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Tasks hold mirrors, these the way to each other, and that the world with its tasks.
+    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the hub holds the
+    /// world.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -223,16 +235,16 @@ impl Drop for Cluster {
     }
 }
 
-/// Makes the replica of each node, the first with the volume's data.
+/// Creates each node's replica, the first with the volume's data.
 fn make_replicas(
     sim: &Simulation,
     nodes: [NodeId; 2],
-    shape: Shape,
+    geometry: ReplicaGeometry,
     separate_log: bool,
     long_past: bool,
 ) {
     for (index, node) in nodes.into_iter().enumerate() {
-        let create = Create { volume: VOLUME, with_data: index == 0, shape };
+        let create = CreateReplica { volume: VOLUME, with_data: index == 0, geometry };
         let made = sim.spawn_on(node, async move {
             let (data, log) = devices(separate_log).await;
             let log = shared(log);
@@ -241,6 +253,6 @@ fn make_replicas(
                 past::lengthen(data, log).await;
             }
         });
-        sim.block_on(made).expect("nobody ends it");
+        sim.block_on(made).expect("the task is not aborted");
     }
 }

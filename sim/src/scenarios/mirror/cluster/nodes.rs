@@ -1,16 +1,14 @@
-//! The processes of the nodes: they begin, end, and are begun again, each with its mirror and its
-//! hosts.
+//! Node processes: start, stop and restart, each with its mirror and its hosts.
 //!
-//! Promises:
-//! - what is known of the data of a node that ends is asked before and after, so that none of it is
-//!   missed;
-//! - the hosts of a node load it whenever it serves, until the run ends.
+//! Invariants:
+//! - The lines are updated before and after a node stops, so that no change is missed.
+//! - The hosts of a node load it whenever it serves, until the run ends.
 
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, SharedDevice, Swap};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice, SharedDevice};
 use flagstone_mirror::replica::Replica;
 use flagstone_mirror::state::MirrorState;
 use flagstone_mirror::{Mirror, PeerOptions};
@@ -27,8 +25,8 @@ impl Cluster {
         self.bring_up(index, false);
     }
 
-    /// Does what a node's server does when a device of a replica that serves nobody has failed: closes
-    /// it and opens it again. True when it did.
+    /// Closes and reopens the failed device of a replica that does not serve, as the node's server
+    /// does. Returns true when it did.
     pub(crate) fn reopen(&self, index: usize) -> bool {
         let (Some(mirror), Some((data, log))) =
             (self.mirror(index), self.world.devices.borrow()[index].clone())
@@ -40,28 +38,29 @@ impl Cluster {
             return false;
         }
         if self.sim.chance(0.3) {
-            // The server ends before it has come to that, and the next one knows of nothing.
+            // The server ends before it reopens the device, and its successor does not know of the
+            // failure.
             self.end(index, false);
-            self.restart_as_it_was(index);
+            self.restart_same_release(index);
             return true;
         }
         let (node, hub) = (self.nodes[index], self.hub.clone());
-        let given_up = self.sim.spawn_on(node, async move {
-            let given_up = mirror.give_target_up().await;
-            if given_up {
+        let abandoned = self.sim.spawn_on(node, async move {
+            let abandoned = mirror.abandon_target().await;
+            if abandoned {
                 hub.hub().stop(node);
                 data.close();
                 log.iter().for_each(|log| log.close());
             }
-            given_up
+            abandoned
         });
-        if !self.sim.block_on(given_up).expect("nobody ends it") {
+        if !self.sim.block_on(abandoned).expect("the task is not aborted") {
             return false;
         }
         self.reconcile();
         self.notice_adoption(index);
         self.world.adopting[index].set(None);
-        self.doubt_flushes(index);
+        self.record_failed_flushes(index);
         self.watch();
         self.world.mirrors.borrow_mut()[index] = None;
         self.world.devices.borrow_mut()[index] = None;
@@ -71,13 +70,13 @@ impl Cluster {
 
     pub(super) fn peer_options(&self, node: NodeId, other: NodeId) -> PeerOptions {
         let mut peer = PeerOptions::new(self.hub.peer(node, other));
-        (peer.mode, peer.ack, peer.when_lost) =
-            (self.kind.mode, self.kind.ack, self.kind.when_lost);
+        (peer.mode, peer.ack, peer.on_peer_loss) =
+            (self.kind.mode, self.kind.ack, self.kind.on_peer_loss);
         peer.compare = self.compare;
         peer
     }
 
-    fn bring_up(&self, index: usize, doubtful: bool) {
+    fn bring_up(&self, index: usize, unverified: bool) {
         let (node, resizing) = (self.nodes[index], self.resizing(index));
         let (world, hub) = (self.world.clone(), self.hub.clone());
         let (separate_log, depth) = (self.separate_log, self.depth);
@@ -88,7 +87,9 @@ impl Cluster {
                 let (data, log) = devices(separate_log).await;
                 world.devices.borrow_mut()[index] = Some((data.clone(), log.clone()));
                 let opened = match Replica::open(data, shared(log)).await {
-                    Ok(local) if doubtful => local.doubt().await.is_ok().then_some(local),
+                    Ok(local) if unverified => {
+                        local.mark_unverified().await.is_ok().then_some(local)
+                    }
                     opened => opened.ok(),
                 };
                 match opened {
@@ -100,7 +101,7 @@ impl Cluster {
                 }
             };
             let replica = local.superblock().replica;
-            tracing::info!(node = index, %replica, lost = ?local.lost(), "the node is up");
+            tracing::info!(node = index, %replica, lost = ?local.log_lost(), "the node is up");
             let peers = vec![resizing.peer.clone()];
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
@@ -114,7 +115,7 @@ impl Cluster {
                 stop: world.stop.clone(),
                 max_bytes: 32 << 10,
                 medium_errors: faults,
-                // Time in which nothing happens costs the simulation nothing.
+                // Idle time costs the simulation nothing.
                 pause: Duration::from_millis(pause_ms),
                 ..LoadOptions::new(depth)
             };
@@ -122,7 +123,7 @@ impl Cluster {
         });
     }
 
-    /// The node's process ends.
+    /// Stops the node's process.
     pub(crate) fn end(&self, index: usize, power: bool) {
         let node = self.nodes[index];
         if !self.sim.is_up(node) {
@@ -131,11 +132,11 @@ impl Cluster {
         self.reconcile();
         self.notice_adoption(index);
         self.world.adopting[index].set(None);
-        self.doubt_flushes(index);
+        self.record_failed_flushes(index);
         if power {
             let whole = self.is_whole_target(index);
             if self.volatile && !whole {
-                self.world.lossy[index].set(true);
+                self.world.lost_power[index].set(true);
             }
             self.sim.power_off(node);
         } else {
@@ -156,20 +157,20 @@ impl Cluster {
             if self.copies_logs() && self.sim.chance(0.3) {
                 self.put_log_back(index);
             }
-            self.restart_as_it_was(index);
+            self.restart_same_release(index);
         }
     }
 
-    /// The same with the release that the node has.
-    pub(crate) fn restart_as_it_was(&self, index: usize) {
+    /// Restarts the node with its current release.
+    pub(crate) fn restart_same_release(&self, index: usize) {
         if !self.sim.is_up(self.nodes[index]) {
             self.sim.restart(self.nodes[index]);
             self.start(index);
         }
     }
 
-    /// Nodes whose releases know nothing of each other cannot become one: a node is upgraded, or put
-    /// back, to one that knows the other's.
+    /// Upgrades or downgrades a node when the two releases have no link version in common.
+    /// Otherwise the mirror could not become in sync.
     pub(crate) fn agree_on_versions(&self) {
         let release = |index: usize| self.releases[index].get();
         if release(0).highest_common(release(1)).is_err() {
@@ -184,21 +185,21 @@ impl Cluster {
         let attached = self.mirror(index).is_some_and(|mirror| mirror.has_source());
         attached
             && self.state(1 - index) == Some(MirrorState::Mirroring)
-            && self.kind == Kind { when_lost: self.kind.when_lost, ..Kind::default() }
+            && self.kind == Kind { on_peer_loss: self.kind.on_peer_loss, ..Kind::default() }
     }
 }
 
 impl PartialEq for Kind {
     fn eq(&self, other: &Kind) -> bool {
-        (self.mode, self.ack, self.when_lost) == (other.mode, other.ack, other.when_lost)
+        (self.mode, self.ack, self.on_peer_loss) == (other.mode, other.ack, other.on_peer_loss)
     }
 }
 
 pub(super) async fn devices(separate_log: bool) -> Devices {
     let open = async |path: &str| loop {
         match FileDevice::open(path, &FileOptions::default()) {
-            Ok(device) => return Swap::new(device),
-            // What it had in hand before it was closed has not ended.
+            Ok(device) => return ReopenableDevice::new(device),
+            // Work that began before the close is still in flight.
             Err(_) => time::sleep(Duration::from_millis(1)).await,
         }
     };
@@ -206,11 +207,11 @@ pub(super) async fn devices(separate_log: bool) -> Devices {
     (open(DATA).await, log)
 }
 
-pub(super) fn shared(log: Option<Arc<Swap>>) -> Option<SharedDevice> {
+pub(super) fn shared(log: Option<Arc<ReopenableDevice>>) -> Option<SharedDevice> {
     log.map(|log| log as SharedDevice)
 }
 
-/// Notices each moment at which both are one.
+/// Records each moment at which the two lines become one.
 pub(super) async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) {
     let mut state = MirrorState::Disconnected;
     loop {
@@ -219,20 +220,20 @@ pub(super) async fn follow(world: Rc<World>, index: usize, mirror: Arc<Mirror>) 
     }
 }
 
-/// The hosts of one node: load it whenever it serves, until the node dies.
+/// Hosts of one node: load it whenever it serves, until the node dies.
 async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, options: LoadOptions) {
     let mut active = false;
     loop {
         if !active {
-            active = mirror.activity_changed(false).await;
+            active = mirror.serving_changed(false).await;
             continue;
         }
         let model = world.lines.borrow()[index].model.clone();
-        if world.lossy[index].replace(false) {
+        if world.lost_power[index].replace(false) {
             model.power_lost();
         }
         let device: SharedDevice = Arc::new((*mirror).clone());
-        // What an earlier source left in a volatile cache counts from here on.
+        // From here on, writes that an earlier source left in a volatile cache count.
         if device.flush().await.is_ok() && !world.stop.get() {
             world.loading[index].set(true);
             load(device, model, options.clone()).await;
@@ -242,6 +243,6 @@ async fn hosts(world: Rc<World>, index: usize, mirror: Arc<Mirror>, options: Loa
             return;
         }
         time::sleep(Duration::from_millis(1)).await;
-        active = mirror.is_active();
+        active = mirror.is_serving();
     }
 }

@@ -1,7 +1,7 @@
-//! Volumes that grow, as the daemons of their nodes have them grow.
+//! Online growth of volumes, as the servers of the nodes do it.
 //!
-//! Promises: a node's mirror and its replica are exchanged for ones of the new size while its hosts go
-//! on, wherever the growth was asked for.
+//! Invariant: the mirror and the replica of a node are replaced by larger ones while its hosts
+//! continue, whichever node was asked to grow.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -17,8 +17,7 @@ use super::nodes::{follow, shared};
 use super::{Cluster, DATA, World};
 
 impl Cluster {
-    /// Devices are made larger, by less than the metadata or by more, and the operator has the
-    /// volume grow on one node.
+    /// Enlarges devices, by less or more than the metadata, and asks one node to grow the volume.
     pub(crate) fn grow(&self, index: usize) {
         for (node, sizes) in self.sizes.borrow_mut().iter_mut().enumerate() {
             if self.sim.chance(0.7) {
@@ -32,21 +31,21 @@ impl Cluster {
             return;
         };
         self.reconcile();
-        // Else it is as where a node has forgotten what it zeroed.
+        // Otherwise the node behaves as if it had forgotten the zeroed range.
         let clears = self.sim.chance(0.7);
         let resizing = self.resizing(index);
         self.sim.spawn_on(self.nodes[index], async move {
             let bytes = mirror.room_bytes().min(other.room_bytes());
-            if clears && mirror.clear_room(bytes).await.is_err() {
+            if clears && mirror.zero_new_space(bytes).await.is_err() {
                 return;
             }
-            if mirror.is_active() && bytes > mirror.usable_bytes() {
+            if mirror.is_serving() && bytes > mirror.usable_bytes() {
                 resizing.resize(&mirror, bytes).await;
             }
         });
     }
 
-    /// The operator makes both devices larger by more than the metadata, and nothing else.
+    /// Enlarges both devices by more than the metadata, without growing the volume.
     pub(crate) fn enlarge(&self) {
         for (node, sizes) in self.sizes.borrow_mut().iter_mut().enumerate() {
             let size = sizes.last().expect("as it was made") + 64 * 4096;
@@ -55,7 +54,7 @@ impl Cluster {
         }
     }
 
-    /// What follows a node's source to its size.
+    /// Task that makes a node follow its source's size.
     pub(super) fn resizing(&self, index: usize) -> Resizing {
         let node = self.nodes[index];
         let peer = self.peer_options(node, self.nodes[1 - index]);
@@ -63,7 +62,7 @@ impl Cluster {
     }
 }
 
-/// Gives a node's replica another size, as its daemon does.
+/// Resizes a node's replica, as its server does.
 #[derive(Clone)]
 pub(super) struct Resizing {
     world: Rc<World>,
@@ -76,10 +75,10 @@ pub(super) struct Resizing {
 impl Resizing {
     async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
         let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
-        let Ok(hand_on) = mirror.hand_on().await else { return };
+        let Ok(begin_transfer) = mirror.begin_transfer().await else { return };
         self.hub.hub().stop(self.node);
         let data: SharedDevice = data;
-        let resized = hand_on.resize(&data, shared(log), bytes).await;
+        let resized = begin_transfer.resize(&data, shared(log), bytes).await;
         let Ok((replica, _)) = resized else { return };
         let peers = vec![self.peer.clone()];
         let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
@@ -87,13 +86,13 @@ impl Resizing {
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(follow(self.world.clone(), self.index, next.clone()));
         spawn_detached(self.clone().follow_source(next.clone()));
-        let _ = hand_on.finish(&next).await;
+        let _ = begin_transfer.finish(&next).await;
     }
 
     pub(super) fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(async move {
             loop {
-                let bytes = mirror.resize_wanted().await;
+                let bytes = mirror.resize_requested().await;
                 self.resize(&mirror, bytes).await;
             }
         })

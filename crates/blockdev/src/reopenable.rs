@@ -1,0 +1,153 @@
+//! Reopenable device: a device that can be closed and opened again while other layers hold it.
+//!
+//! A file or disk stays open while it is referenced, and must be closed after a failed flush before
+//! it is usable again. Holders of this layer no longer hold the inner device after
+//! [`ReopenableDevice::close`].
+//!
+//! Invariants:
+//! - while it is closed, every call fails with [`IoError::Unreachable`];
+//! - a call that started before a close ends on the device on which it started, which stays open
+//!   until then. A device that locks its file cannot be opened again before;
+//! - the block size never changes: a device with another one is refused.
+
+use std::sync::Arc;
+
+use flagstone_runtime::{Buf, BufMut};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+
+/// A device that can be closed and opened again.
+pub struct ReopenableDevice(RwLock<Held>);
+
+struct Held {
+    /// While closed: the geometry of the last device.
+    geometry: Geometry,
+    device: Option<SharedDevice>,
+}
+
+impl ReopenableDevice {
+    /// Starts with an open device.
+    pub fn new(device: SharedDevice) -> Arc<ReopenableDevice> {
+        let geometry = device.geometry();
+        Arc::new(ReopenableDevice(RwLock::new(Held { geometry, device: Some(device) })))
+    }
+
+    /// Releases the inner device.
+    pub fn close(&self) {
+        let mut held = self.write_held();
+        if let Some(device) = held.device.take() {
+            held.geometry = device.geometry();
+            drop(held);
+            drop(device);
+        }
+    }
+
+    /// Installs an inner device: another one, or the same opened again.
+    ///
+    /// # Errors
+    /// The geometry of the new device, if its block size differs or it is read-only where the last
+    /// one was writable (or the reverse). The inner device is then unchanged.
+    pub fn set(&self, device: SharedDevice) -> Result<(), Geometry> {
+        let geometry = device.geometry();
+        let mut held = self.write_held();
+        let was = held.device.as_ref().map_or(held.geometry, |device| device.geometry());
+        if (geometry.block_bytes, geometry.read_only) != (was.block_bytes, was.read_only) {
+            return Err(geometry);
+        }
+        let before = held.device.replace(device);
+        held.geometry = geometry;
+        drop(held);
+        drop(before);
+        Ok(())
+    }
+
+    fn read_held(&self) -> RwLockReadGuard<'_, Held> {
+        self.0.read()
+    }
+
+    fn write_held(&self) -> RwLockWriteGuard<'_, Held> {
+        self.0.write()
+    }
+
+    fn call<T>(&self, make: impl FnOnce(&SharedDevice) -> IoFuture<T>) -> IoFuture<T> {
+        match &self.read_held().device {
+            Some(device) => make(device),
+            None => IoFuture::ready(Err(IoError::Unreachable)),
+        }
+    }
+}
+
+impl BlockDevice for ReopenableDevice {
+    fn geometry(&self) -> Geometry {
+        let held = self.read_held();
+        held.device.as_ref().map_or(held.geometry, |device| device.geometry())
+    }
+
+    fn refresh(&self) {
+        if let Some(device) = &self.read_held().device {
+            device.refresh();
+        }
+    }
+
+    fn must_reopen(&self) -> bool {
+        self.read_held().device.as_ref().is_none_or(|device| device.must_reopen())
+    }
+
+    fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
+        self.read_held().device.as_ref()?.try_read_cached(offset, len)
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.call(|device| device.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.call(|device| device.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.call(|device| device.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.call(|device| device.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.call(|device| device.write_zeroes(offset, len, flags))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_runtime::{block_on, buf};
+
+    use super::*;
+    use crate::{FaultConfig, FaultLayer, MemoryDevice};
+
+    #[test]
+    fn closed_device_is_released_and_reopened_one_used() {
+        block_on(async {
+            let memory = || Arc::new(MemoryDevice::new(8192, 512).expect("a size")) as SharedDevice;
+            let first = memory();
+            let swap = ReopenableDevice::new(first.clone());
+            swap.write(512, buf::alloc(512).await.freeze(), true).await.expect("it is open");
+            swap.close();
+            assert_eq!(Arc::strong_count(&first), 1);
+            assert_eq!(swap.flush().await, Err(IoError::Unreachable));
+            assert!(swap.must_reopen());
+            assert_eq!(swap.geometry(), first.geometry());
+            let other: SharedDevice = Arc::new(MemoryDevice::new(8192, 4096).expect("a size"));
+            assert!(swap.set(other).is_err_and(|other| other.block_bytes == 4096));
+            let (fault, control) =
+                FaultLayer::new(memory(), FaultConfig::default()).expect("no rates");
+            swap.set(Arc::new(fault)).expect("blocks of the same size");
+            assert!(!swap.must_reopen());
+            control.fail_next_flush();
+            assert_eq!(swap.flush().await, Err(IoError::WriteFault));
+            assert!(swap.must_reopen());
+        })
+        .expect("an executor");
+    }
+}

@@ -1,0 +1,425 @@
+//! Stats layer: counts the calls of a volume and measures their latency.
+//!
+//! Invariants: results of the child are unchanged, and immediate results stay immediate. Each core
+//! counts separately, without locked instructions. A reader adds up the cores, and may see the
+//! numbers of a concurrently ending call in part. The steady state allocates nothing.
+//!
+//! An immediate call costs some additions. The clock is read only for other calls, from the moment
+//! at which they did not complete immediately. So the latencies are those of calls that had to
+//! wait, and all others count as below a microsecond.
+
+pub mod latency;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use crate::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::{Buf, BufMut, core_index, cores};
+
+use latency::{BUCKETS, Histogram, bucket_of};
+
+/// Kinds of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `read`, and cached reads.
+    Read,
+    /// `write`
+    Write,
+    /// `flush`
+    Flush,
+    /// `discard`
+    Discard,
+    /// `write_zeroes`
+    WriteZeroes,
+}
+
+impl Call {
+    /// All kinds, in the order of [`Totals::calls`].
+    pub const ALL: [Call; 5] =
+        [Call::Read, Call::Write, Call::Flush, Call::Discard, Call::WriteZeroes];
+
+    /// Its name in documents and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Call::Read => "read",
+            Call::Write => "write",
+            Call::Flush => "flush",
+            Call::Discard => "discard",
+            Call::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
+/// Layer that counts calls.
+pub struct StatsLayer {
+    child: SharedDevice,
+    counters: Arc<Counters>,
+}
+
+/// Counters of a volume on all cores.
+pub struct Counters {
+    /// Per core, by its index; created at its first call.
+    cores: Box<[OnceLock<Arc<CoreCounters>>]>,
+}
+
+/// The index of a thread that is not a core.
+const UNKNOWN: usize = usize::MAX;
+
+thread_local! {
+    /// Cached index of this thread's core, because looking it up costs more than counting.
+    static CORE: Cell<usize> = const { Cell::new(UNKNOWN) };
+}
+
+#[cold]
+fn find_core() -> usize {
+    let core = core_index();
+    CORE.set(core);
+    core
+}
+
+/// Counters of one core, which only this core changes.
+#[derive(Default)]
+struct CoreCounters {
+    calls: [CallCounters; Call::ALL.len()],
+}
+
+#[derive(Default)]
+struct CallCounters {
+    at_once: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    begun: AtomicU64,
+    ended: AtomicU64,
+    waited_ns: AtomicU64,
+    /// Allocated at the first call that waits, because most volumes never see most kinds of calls.
+    latencies: OnceLock<Box<[AtomicU64; BUCKETS]>>,
+}
+
+/// Adds to a counter that only one core changes.
+#[inline]
+fn add(number: &AtomicU64, more: u64) {
+    number.store(number.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+impl CallCounters {
+    #[inline]
+    fn outcome(&self, is_ok: bool, bytes: u64) {
+        match is_ok {
+            true => add(&self.bytes, bytes),
+            false => add(&self.errors, 1),
+        }
+    }
+}
+
+impl Default for Counters {
+    /// The counters of a device, at zero, for each core.
+    fn default() -> Counters {
+        Counters { cores: cores().iter().map(|_| OnceLock::new()).collect() }
+    }
+}
+
+impl Counters {
+    /// The counters of this core. A core beyond the number of cores at creation shares the counters
+    /// of another core, and may lose counts.
+    #[inline]
+    fn here(&self) -> &Arc<CoreCounters> {
+        let core = match CORE.get() {
+            UNKNOWN => find_core(),
+            core => core,
+        };
+        let core = self.cores.get(core).unwrap_or(&self.cores[0]);
+        core.get_or_init(Arc::default)
+    }
+
+    /// Counts so far.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for core in self.cores.iter().filter_map(OnceLock::get) {
+            for (total, call) in totals.calls.iter_mut().zip(&core.calls) {
+                total.add(call);
+            }
+        }
+        totals
+    }
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Counters")
+    }
+}
+
+/// Counts of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Per kind, in the order of [`Call::ALL`].
+    pub calls: [CallTotals; Call::ALL.len()],
+}
+
+impl Totals {
+    /// Counts of one kind.
+    pub fn of(&self, call: Call) -> &CallTotals {
+        &self.calls[call as usize]
+    }
+}
+
+/// Counts of one kind of calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CallTotals {
+    /// Ended calls, successful or not.
+    pub count: u64,
+    /// Failed calls.
+    pub errors: u64,
+    /// Bytes of successful calls; zero for flushes.
+    pub bytes: u64,
+    /// Calls in progress.
+    pub in_flight: u64,
+    /// Latency of the calls.
+    pub latency: Histogram,
+}
+
+impl CallTotals {
+    fn add(&mut self, call: &CallCounters) {
+        let at_once = call.at_once.load(Relaxed);
+        // Read the ended calls before the begun ones: a call that does both in between would make
+        // the difference negative.
+        let ended = call.ended.load(Relaxed);
+        self.in_flight += call.begun.load(Relaxed).saturating_sub(ended);
+        self.count += at_once + ended;
+        self.errors += call.errors.load(Relaxed);
+        self.bytes += call.bytes.load(Relaxed);
+        self.latency.sum_ns += call.waited_ns.load(Relaxed);
+        self.latency.counts[0] += at_once;
+        for (count, more) in self
+            .latency
+            .counts
+            .iter_mut()
+            .zip(call.latencies.get().into_iter().flat_map(|l| l.iter()))
+        {
+            *count += more.load(Relaxed);
+        }
+    }
+}
+
+/// A call in progress. It ends when dropped; a call whose future was dropped counts as failed.
+struct Watch {
+    core: Arc<CoreCounters>,
+    call: Call,
+    bytes: u64,
+    begun: Instant,
+    is_ok: bool,
+}
+
+impl Watch {
+    fn new(core: Arc<CoreCounters>, call: Call, bytes: u64) -> Watch {
+        add(&core.calls[call as usize].begun, 1);
+        Watch { core, call, bytes, begun: time::now(), is_ok: false }
+    }
+
+    fn end(mut self, is_ok: bool) {
+        self.is_ok = is_ok;
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let counters = &self.core.calls[self.call as usize];
+        let nanos = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        add(&counters.waited_ns, nanos);
+        let latencies =
+            counters.latencies.get_or_init(|| Box::new([const { AtomicU64::new(0) }; BUCKETS]));
+        add(&latencies[bucket_of(nanos)], 1);
+        counters.outcome(self.is_ok, self.bytes);
+        add(&counters.ended, 1);
+    }
+}
+
+impl StatsLayer {
+    /// Counts the calls of `child` on the cores of this runtime. The counters are shared with
+    /// readers.
+    pub fn new(child: SharedDevice) -> (StatsLayer, Arc<Counters>) {
+        let counters = Arc::new(Counters::default());
+        (StatsLayer::with(child, counters.clone()), counters)
+    }
+
+    /// The same with existing counters, from [`Counters::new`].
+    pub fn with(child: SharedDevice, counters: Arc<Counters>) -> StatsLayer {
+        StatsLayer { child, counters }
+    }
+
+    #[inline]
+    fn count<T: 'static>(&self, call: Call, bytes: u64, outcome: IoFuture<T>) -> IoFuture<T> {
+        let core = self.counters.here();
+        match outcome.try_now() {
+            Ok(result) => {
+                let counters = &core.calls[call as usize];
+                add(&counters.at_once, 1);
+                counters.outcome(result.is_ok(), bytes);
+                IoFuture::ready(result)
+            }
+            Err(later) => {
+                let watch = Watch::new(core.clone(), call, bytes);
+                IoFuture::later(async move {
+                    let result = later.await;
+                    watch.end(result.is_ok());
+                    result
+                })
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for StatsLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StatsLayer")
+    }
+}
+
+impl BlockDevice for StatsLayer {
+    fn geometry(&self) -> Geometry {
+        self.child.geometry()
+    }
+
+    fn refresh(&self) {
+        self.child.refresh();
+    }
+
+    fn must_reopen(&self) -> bool {
+        self.child.must_reopen()
+    }
+
+    fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
+        let known = self.child.try_read_cached(offset, len)?;
+        let core = self.counters.here();
+        let counters = &core.calls[Call::Read as usize];
+        add(&counters.at_once, 1);
+        add(&counters.bytes, len as u64);
+        Some(known)
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let bytes = buf.len() as u64;
+        self.count(Call::Read, bytes, self.child.read(offset, buf))
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let bytes = data.len() as u64;
+        self.count(Call::Write, bytes, self.child.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.count(Call::Flush, 0, self.child.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.count(Call::Discard, len, self.child.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.count(Call::WriteZeroes, len, self.child.write_zeroes(offset, len, flags))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::{
+        DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FaultRate, NullDevice,
+    };
+    use flagstone_runtime::{RuntimeConfig, buf, run, sync::Notify};
+
+    use super::*;
+
+    fn null() -> SharedDevice {
+        Arc::new(NullDevice::new(1 << 20, 512).unwrap())
+    }
+
+    fn summary(counters: &Counters, call: Call) -> (u64, u64, u64, u64) {
+        let totals = counters.totals();
+        let of = totals.of(call);
+        assert_eq!(of.latency.count(), of.count, "{call:?}");
+        (of.count, of.errors, of.bytes, of.in_flight)
+    }
+
+    #[test]
+    fn calls_are_counted_by_kind() {
+        flagstone_runtime::block_on(async {
+            let config =
+                FaultConfig { write: FaultRate::Every(2), seed: 0, ..FaultConfig::default() };
+            let (faulty, _control) = FaultLayer::new(null(), config).unwrap();
+            let (device, counters) = StatsLayer::new(Arc::new(faulty));
+            for _ in 0..4 {
+                device.read(512, buf::alloc(1024).await).await.unwrap();
+                let _ = device.write(0, buf::alloc(512).await.freeze(), false).await;
+            }
+            let _ = device.read(1, buf::alloc(512).await).await.unwrap_err();
+            device.discard(0, 4096).await.unwrap();
+            device.write_zeroes(0, 512, ZeroFlags::default()).await.unwrap();
+            device.flush().await.unwrap();
+            assert_eq!(summary(&counters, Call::Read), (5, 1, 4096, 0));
+            assert_eq!(summary(&counters, Call::Write), (4, 2, 1024, 0));
+            assert_eq!(summary(&counters, Call::Discard), (1, 0, 4096, 0));
+            assert_eq!(summary(&counters, Call::WriteZeroes), (1, 0, 512, 0));
+            assert_eq!(summary(&counters, Call::Flush), (1, 0, 0, 0));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn immediate_calls_stay_immediate_and_cached_reads_count() {
+        flagstone_runtime::block_on(async {
+            let (device, counters) = StatsLayer::new(null());
+            assert!(device.flush().try_now().is_ok());
+            let known = device.try_read_cached(0, 4096).is_some();
+            assert_eq!(summary(&counters, Call::Read).0, u64::from(known));
+            assert_eq!(counters.totals().of(Call::Flush).latency.sum_ns, 0);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn calls_that_wait_are_timed() {
+        flagstone_runtime::block_on(async {
+            let read = DelayTime::fixed(Duration::from_millis(3));
+            let delay =
+                DelayLayer::new(null(), DelayConfig { read, ..DelayConfig::default() }).unwrap();
+            let (device, counters) = StatsLayer::new(Arc::new(delay));
+            let call = device.read(0, buf::alloc(512).await);
+            assert_eq!(summary(&counters, Call::Read), (0, 0, 0, 1));
+            call.await.unwrap();
+            assert_eq!(summary(&counters, Call::Read), (1, 0, 512, 0));
+            let totals = counters.totals();
+            let latency = &totals.of(Call::Read).latency;
+            assert!(latency.sum_ns >= 3_000_000, "{latency:?}");
+            assert!(latency.quantile_ns(0.5) >= 2_500_000.0, "{latency:?}");
+            // A call whose future is dropped ends too.
+            drop(device.read(0, buf::alloc(512).await));
+            assert_eq!(summary(&counters, Call::Read), (2, 1, 512, 0));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn counts_of_cores_add_up() {
+        let config = RuntimeConfig { cores: 2, ..RuntimeConfig::default() };
+        run(&config, || async {
+            let (device, counters) = StatsLayer::new(null());
+            let device = Arc::new(device);
+            for core in cores() {
+                let device = device.clone();
+                core.spawn(move || async move {
+                    for _ in 0..100 {
+                        device.flush().await.unwrap();
+                    }
+                });
+            }
+            let never = Notify::new();
+            let all = || (summary(&counters, Call::Flush).0 == 200).then_some(());
+            while time::timeout(Duration::from_millis(1), never.wait_for(all)).await.is_err() {}
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,278 @@
+//! `flagstone lab mirror`, `fabric`, `provisioned` and `limits`, on an emulated or a given bed.
+
+use std::path::PathBuf;
+
+use flagstone_bench::Error as BenchError;
+use flagstone_bench::attach::InitiatorChoice;
+use flagstone_bench::campaign::Watcher as _;
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::report::AdditionalSections;
+use flagstone_bench::table::Table;
+use flagstone_bench::target::BenchTarget;
+use flagstone_bench::units::format_seconds;
+use flagstone_cloud::Catalogue;
+use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
+use flagstone_lab::disk_limits::{self, LimitsBed, LimitsOptions};
+use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, FabricOptions, GivenFabric};
+use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed, MirrorOptions};
+use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed, ProvisionedOptions};
+use flagstone_lab::{Error, sections};
+use serde::Serialize;
+
+use super::args::{FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, OutputArgs, ProvisionedArgs};
+use super::real_args::{KindArgs, TargetArgs};
+use crate::bench::provenance;
+use crate::bench::watch::CampaignProgress;
+use crate::exit::Exit;
+use crate::output::print;
+
+/// Round trip between two zones of a region, in µs.
+const RTT_US: u64 = 300;
+/// Disk type and machine type of the published walk-through. It names no machine; none with 4 vCPUs or
+/// more limits such a disk.
+const WALK_THROUGH: (&str, &str) = ("pd-standard", "n1-standard-8");
+
+/// Parameters of an experiment.
+pub(super) fn run_options(
+    experiment: &str,
+    results: Option<&PathBuf>,
+    lengths: &Lengths,
+) -> Result<RunOptions, Error> {
+    Ok(RunOptions {
+        program: super::program()?,
+        command: super::typed(),
+        results: super::results(results, experiment),
+        ramp_ms: lengths.ramp_ms,
+        runtime_ms: lengths.runtime_ms,
+        repetitions: lengths.repetitions,
+    })
+}
+
+/// Properties of given targets.
+pub(super) fn given(args: &TargetArgs, machine: Option<&String>) -> BedTargets {
+    BedTargets {
+        machine: machine.cloned(),
+        destroy: args.destroy_data.clone(),
+        origins: Default::default(),
+        precondition: true,
+        initiator: InitiatorChoice::Auto,
+    }
+}
+
+/// Adds the provenance of targets as stated by the user.
+pub(super) fn with_origins(
+    mut bed: BedTargets,
+    args: &TargetArgs,
+    targets: &[BenchTarget],
+) -> Result<BedTargets, Error> {
+    bed.origins = provenance::of(targets, None, args.stack.as_deref(), &[])?;
+    Ok(bed)
+}
+
+/// What is shown of a summary.
+struct Shown {
+    is_empty: bool,
+    tables: Vec<Table>,
+    caveats: Vec<String>,
+    sections: AdditionalSections,
+}
+
+/// Runs an experiment, then writes and prints its summary and the report.
+fn run<S: Serialize>(
+    options: &RunOptions,
+    output: &OutputArgs,
+    note: Option<&str>,
+    measure: impl FnOnce(&mut CampaignProgress, &Interrupt) -> Result<ExperimentOutcome<S>, Error>,
+    shown: impl FnOnce(&S) -> Shown,
+) -> Result<Exit, Error> {
+    let interrupt = Interrupt::catch()?;
+    let mut watch = CampaignProgress::new();
+    if let Some(note) = note {
+        watch.note(note);
+    }
+    let ended = measure(&mut watch, &interrupt);
+    watch.clear();
+    let outcome = ended.inspect_err(|_| super::tell_of_results(&options.results))?;
+    let summary = &outcome.summary;
+    let shown = shown(summary);
+    if shown.is_empty {
+        return Ok(super::nothing_measured());
+    }
+    super::write_summary(&options.results, summary)?;
+    let text = super::form(summary, &shown.tables, &shown.caveats, output);
+    let report = super::report(&options.results, &shown.sections)?;
+    let exit = print(&text, super::exit_of(outcome.end));
+    super::tell_of_report(&report);
+    Ok(exit)
+}
+
+/// `flagstone lab mirror`.
+pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
+    let nodes = &args.nodes;
+    let bed = match &nodes.node_a {
+        None => MirrorBed::Emulated(EmulatedMirror {
+            rtt_us: args.rtt.unwrap_or(RTT_US),
+            machine: args.machine.clone(),
+            only: &[],
+        }),
+        Some(node_a) => {
+            let mut bed = GivenMirror {
+                targets: BedTargets {
+                    precondition: !nodes.fill.no_precondition,
+                    initiator: nodes.initiator.initiator.into(),
+                    ..given(&nodes.targets, args.machine.as_ref())
+                },
+                node_a: node_a.clone(),
+                node_b: nodes.node_b.clone(),
+                mirrored: nodes.mirrored.clone(),
+                plain: nodes.plain.clone(),
+                link: nodes.link.clone(),
+                rtt_us: args.rtt,
+            };
+            let volumes = bed.volumes()?;
+            bed.targets = with_origins(bed.targets, &nodes.targets, &volumes)?;
+            MirrorBed::Given(bed)
+        }
+    };
+    let run_options = run_options("mirror", args.output.results.as_ref(), &args.lengths())?;
+    let options = MirrorOptions { run: run_options, bed };
+    let note = options.emulated_seconds().map(|seconds| {
+        let time = format_seconds(seconds);
+        format!("disks and link are EMULATED on this machine; it takes about {time}")
+    });
+    run(
+        &options.run,
+        &args.output,
+        note.as_deref(),
+        |watch, interrupt| mirror::run(&options, watch, interrupt),
+        |summary| Shown {
+            is_empty: summary.cells.is_empty(),
+            tables: mirror::tables::tables(summary),
+            caveats: summary.caveats.clone(),
+            sections: sections::mirror(summary),
+        },
+    )
+}
+
+/// `flagstone lab fabric`.
+pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
+    let asked = &args.real;
+    let (bed, note) = match asked.disks.is_empty() {
+        true => {
+            let disks = (1..=fabric::DISKS).collect();
+            let note = "disks and network are EMULATED on this machine";
+            (FabricBed::Emulated(EmulatedFabric { scale: args.scale, disks }), Some(note))
+        }
+        false => {
+            let mut bed = GivenFabric {
+                targets: BedTargets {
+                    precondition: !asked.fill.no_precondition,
+                    initiator: asked.initiator.initiator.into(),
+                    ..given(&asked.targets, asked.machine.as_ref())
+                },
+                disks: asked.disks.clone(),
+                local_results: asked.local_results.clone(),
+            };
+            let target = bed.target()?;
+            bed.targets = with_origins(bed.targets, &asked.targets, &[target])?;
+            (FabricBed::Given(bed), None)
+        }
+    };
+    let run_options = run_options("fabric", args.output.results.as_ref(), &args.lengths())?;
+    let options = FabricOptions { run: run_options, bed };
+    run(
+        &options.run,
+        &args.output,
+        note,
+        |watch, interrupt| fabric::run(&options, watch, interrupt),
+        |summary| Shown {
+            is_empty: summary.rows.is_empty(),
+            tables: fabric::tables(summary),
+            caveats: summary.caveats.clone(),
+            sections: sections::fabric(summary),
+        },
+    )
+}
+
+fn catalogue(args: &KindArgs) -> Result<Catalogue, Error> {
+    Ok(Catalogue::open(&args.catalogue).map_err(|error| BenchError::usage(error.to_string()))?)
+}
+
+fn product<'a>(args: &KindArgs, catalogue: &'a Catalogue) -> DiskProduct<'a> {
+    let or = |asked: &Option<String>, own: &str| asked.clone().unwrap_or_else(|| own.to_owned());
+    let (disk_type, machine) = WALK_THROUGH;
+    DiskProduct {
+        catalogue,
+        disk_type: or(&args.like, disk_type),
+        machine: or(&args.machine, machine),
+    }
+}
+
+/// Note about the disks of an emulated bed.
+const EMULATED_DISKS: &str = "disks are EMULATED on this machine";
+
+/// `flagstone lab provisioned`.
+pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
+    let asked = &args.real;
+    let catalogue = catalogue(&asked.kind)?;
+    let (bed, note) = match asked.disks.is_empty() {
+        true => (ProvisionedBed::Emulated, Some(EMULATED_DISKS)),
+        false => {
+            let product = product(&asked.kind, &catalogue);
+            let args = TargetArgs { destroy_data: Vec::new(), stack: asked.stack.clone() };
+            let targets = BedTargets {
+                initiator: asked.initiator.initiator.into(),
+                ..given(&args, Some(&product.machine))
+            };
+            let targets = with_origins(targets, &args, &asked.disks)?;
+            (ProvisionedBed::Given { targets, disks: asked.disks.clone(), product }, None)
+        }
+    };
+    let run_options = run_options("provisioned", args.output.results.as_ref(), &args.lengths())?;
+    let options = ProvisionedOptions { run: run_options, bed };
+    run(
+        &options.run,
+        &args.output,
+        note,
+        |watch, interrupt| provisioned::run(&options, watch, interrupt),
+        |summary| Shown {
+            is_empty: summary.rows.is_empty(),
+            tables: vec![provisioned::table(summary)],
+            caveats: summary.caveats.clone(),
+            sections: sections::provisioned(summary),
+        },
+    )
+}
+
+/// `flagstone lab limits`.
+pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
+    let asked = &args.real;
+    let catalogue = catalogue(&asked.kind)?;
+    let (bed, note) = match &asked.disk {
+        None => (LimitsBed::Emulated, Some(EMULATED_DISKS)),
+        Some(disk) => {
+            let product = product(&asked.kind, &catalogue);
+            let targets = BedTargets {
+                precondition: !asked.fill.no_precondition,
+                initiator: asked.initiator.initiator.into(),
+                ..given(&asked.targets, Some(&product.machine))
+            };
+            let targets = with_origins(targets, &asked.targets, std::slice::from_ref(disk))?;
+            (LimitsBed::Given { targets, disk: disk.clone(), product }, None)
+        }
+    };
+    let run_options = run_options("limits", args.output.results.as_ref(), &args.lengths())?;
+    let options = LimitsOptions { run: run_options, bed };
+    run(
+        &options.run,
+        &args.output,
+        note,
+        |watch, interrupt| disk_limits::run(&options, watch, interrupt),
+        |summary| Shown {
+            is_empty: summary.cells.is_empty(),
+            tables: vec![disk_limits::table(summary)],
+            caveats: summary.caveats.clone(),
+            sections: sections::limits(summary),
+        },
+    )
+}

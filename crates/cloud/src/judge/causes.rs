@@ -1,0 +1,354 @@
+//! Causes of a measurement: facts that follow from the numbers, and hypotheses.
+
+use serde::Serialize;
+
+use crate::catalogue::LimitKind;
+use crate::input::AccessOrder;
+use crate::judge::{Bottleneck, Case, JudgmentVerdict};
+use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
+use crate::prediction::{Dimension, LimitRecommendation, PredictedLimit};
+use crate::recommendation::Recommender;
+
+/// A cause.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "cause", rename_all = "kebab-case")]
+pub enum Cause {
+    /// An enforced limit is reached.
+    AtLimit {
+        /// Kind of the limit.
+        kind: LimitKind,
+        /// Utilization of the limit; 1 is all of it.
+        utilization: f64,
+        /// Explanation of the limit's number.
+        explanation: String,
+    },
+    /// The measurement exceeds a limit.
+    BeyondLimit {
+        /// Kind of the limit.
+        kind: LimitKind,
+        /// Measured rate as a multiple of the limit.
+        times: f64,
+        /// IOPS of the limit.
+        iops: f64,
+        /// Explanation of the limit's number.
+        explanation: String,
+    },
+    /// Latency and I/Os in flight determine the rate (Little's law).
+    Latency {
+        /// Average I/Os in flight.
+        in_flight: f64,
+        /// Average latency, in µs.
+        latency_us: f64,
+        /// Resulting IOPS.
+        iops: f64,
+        /// Allowed IOPS.
+        allowed_iops: f64,
+    },
+    /// The latency matches the queue depth rule.
+    MatchesRule {
+        /// In µs.
+        latency_us: f64,
+        /// Best case of the rule, in µs.
+        best_us: f64,
+        /// Guarantee of the rule, in µs.
+        guaranteed_us: f64,
+    },
+    /// The latency is longer than the rule's.
+    SlowerThanRule {
+        /// In µs.
+        latency_us: f64,
+        /// Best case of the rule, in µs.
+        best_us: f64,
+        /// Guarantee of the rule, in µs.
+        guaranteed_us: f64,
+    },
+    /// The latency is shorter than the rule's.
+    FasterThanRule {
+        /// In µs.
+        latency_us: f64,
+        /// Best case of the rule, in µs.
+        best_us: f64,
+        /// Guarantee of the rule, in µs.
+        guaranteed_us: f64,
+    },
+    /// No source has a latency rule for the type.
+    NoRule {
+        /// In µs.
+        latency_us: f64,
+    },
+    /// Fewer I/Os were in flight than the queue depth.
+    QueueNotFull {
+        /// Average I/Os in flight.
+        in_flight: f64,
+        /// Requested queue depth.
+        requested: u64,
+    },
+    /// The job was throttled deliberately.
+    Throttled {
+        /// Name of the option.
+        by: String,
+    },
+    /// Writes waited for flushes.
+    Flushed,
+    /// An I/O engine that runs one I/O at a time despite the requested depth.
+    OneAtATime {
+        /// Name of the engine.
+        engine: String,
+    },
+    /// The I/O went through the page cache.
+    PageCache,
+    /// A job saturated its CPU.
+    BusyJob {
+        /// In % of one CPU.
+        percent: f64,
+    },
+    /// The jobs saturated the machine's CPUs.
+    BusyMachine {
+        /// CPUs that the jobs kept busy.
+        cpus: f64,
+        /// CPUs of the machine.
+        vcpus: u32,
+    },
+    /// The jobs used the same offsets.
+    SameOffsets,
+    /// Answers were faster than a disk of this type.
+    Memory {
+        /// In µs.
+        latency_us: f64,
+        /// Best case of the type, in µs.
+        best_us: f64,
+    },
+    /// The run was short enough to be a burst.
+    Burst {
+        /// In s.
+        seconds: f64,
+    },
+    /// Reads that the disk may not have served, from a cache or of unwritten blocks.
+    EasyReads,
+    /// Another disk size would be allowed this rate.
+    OtherSize {
+        /// Size of each disk.
+        size: f64,
+        /// Unit of the size.
+        unit: &'static str,
+    },
+    /// More was bought than given, or the type or machine differs.
+    OtherConfiguration,
+    /// The job accessed offsets beyond the given disk size.
+    BeyondEnd {
+        /// Highest accessed byte.
+        reach_bytes: u64,
+        /// Total bytes of the given disks.
+        size_bytes: u64,
+    },
+    /// Other egress of the machine that was not given would explain the rate.
+    OtherTraffic {
+        /// In Gbit/s.
+        gbit_per_s: f64,
+    },
+    /// Something in the path adds latency: a mirror, a log, a file system, encryption.
+    SlowPath {
+        /// Added latency of each I/O, in µs, above the model.
+        extra_us: f64,
+    },
+    /// Other load on the disks or the machine.
+    OtherLoad,
+}
+
+impl Case<'_, '_> {
+    /// Causes that follow from the numbers, and hypotheses. `first` is the limit with the highest
+    /// utilization.
+    pub(super) fn findings(
+        &self,
+        verdict: JudgmentVerdict,
+        bottleneck: Bottleneck,
+        first: &PredictedLimit,
+    ) -> (Vec<Cause>, Vec<Cause>) {
+        let mut causes = self.of_bound(bottleneck, verdict, first);
+        causes.extend(self.of_rule(bottleneck));
+        causes.extend(self.of_job(bottleneck));
+        let hypotheses = match verdict {
+            JudgmentVerdict::Above => self.why_more(bottleneck, first, &mut causes),
+            JudgmentVerdict::Below => self.why_less(bottleneck),
+            JudgmentVerdict::AsPredicted => Vec::new(),
+        };
+        (causes, hypotheses)
+    }
+
+    fn of_bound(
+        &self,
+        bottleneck: Bottleneck,
+        verdict: JudgmentVerdict,
+        first: &PredictedLimit,
+    ) -> Vec<Cause> {
+        let (kind, explanation) = (first.kind, first.explanation.clone());
+        match bottleneck {
+            Bottleneck::Limit if verdict == JudgmentVerdict::Above => {
+                let iops = self.allowed();
+                vec![Cause::BeyondLimit { kind, times: self.utilization, iops, explanation }]
+            }
+            Bottleneck::Limit => {
+                vec![Cause::AtLimit { kind, utilization: self.utilization, explanation }]
+            }
+            Bottleneck::Latency => self.of_latency(),
+            Bottleneck::Cpu => {
+                let mut out = Vec::new();
+                if self.job_is_busy() {
+                    out.push(Cause::BusyJob { percent: self.measured.busiest_percent });
+                }
+                if let Some(vcpus) = self.placement.machine.vcpus.filter(|_| self.machine_is_busy())
+                {
+                    out.push(Cause::BusyMachine { cpus: self.measured.cpus, vcpus });
+                }
+                out
+            }
+            Bottleneck::Job => {
+                let kept = self.in_flight.zip(self.measured.in_flight);
+                let not_full =
+                    |(in_flight, requested)| Cause::QueueNotFull { in_flight, requested };
+                kept.map(not_full).into_iter().collect()
+            }
+            Bottleneck::NotKnown => Vec::new(),
+        }
+    }
+
+    fn of_latency(&self) -> Vec<Cause> {
+        let (Some(in_flight), Some(latency_us)) = (self.in_flight, self.latency_us) else {
+            return Vec::new();
+        };
+        let (iops, allowed_iops) = (self.iops, self.allowed());
+        vec![Cause::Latency { in_flight, latency_us, iops, allowed_iops }]
+    }
+
+    /// The latency compared with the rule. At a limit, waiting for the limit makes the latency,
+    /// which then proves nothing.
+    fn of_rule(&self, bottleneck: Bottleneck) -> Option<Cause> {
+        let latency_us = self.latency_us.filter(|_| bottleneck != Bottleneck::Limit)?;
+        let Some((best_us, guaranteed_us)) = self.rule_us else {
+            return Some(Cause::NoRule { latency_us });
+        };
+        // The tolerance of the judgment itself.
+        let near = TOLERANCE;
+        Some(match latency_us {
+            us if us > guaranteed_us * (1.0 + near) => {
+                Cause::SlowerThanRule { latency_us, best_us, guaranteed_us }
+            }
+            us if us < best_us * (1.0 - near) => {
+                Cause::FasterThanRule { latency_us, best_us, guaranteed_us }
+            }
+            _ => Cause::MatchesRule { latency_us, best_us, guaranteed_us },
+        })
+    }
+
+    /// Relevant circumstances of the measurement.
+    fn of_job(&self, bottleneck: Bottleneck) -> Vec<Cause> {
+        let measured = self.measured;
+        let mut out = Vec::new();
+        if bottleneck != Bottleneck::Limit {
+            out.extend(measured.throttled_by.clone().map(|by| Cause::Throttled { by }));
+            let engine = measured.one_at_a_time.clone();
+            out.extend(engine.map(|engine| Cause::OneAtATime { engine }));
+            out.extend((measured.flushed && self.mix.write > 0.0).then_some(Cause::Flushed));
+        }
+        out.extend(measured.cached.then_some(Cause::PageCache));
+        out.extend(measured.same_offsets.then_some(Cause::SameOffsets));
+        out
+    }
+
+    fn why_more(
+        &self,
+        bottleneck: Bottleneck,
+        first: &PredictedLimit,
+        causes: &mut Vec<Cause>,
+    ) -> Vec<Cause> {
+        let measured = self.measured;
+        if let (Some(latency_us), Some((best_us, _))) = (self.latency_us, self.rule_us)
+            && latency_us < MEMORY_PART * best_us
+        {
+            causes.push(Cause::Memory { latency_us, best_us });
+        }
+        let mut out = Vec::new();
+        if bottleneck != Bottleneck::Limit {
+            return out;
+        }
+        if measured.seconds > 0.0 && measured.seconds < BURST_SECONDS {
+            out.push(Cause::Burst { seconds: measured.seconds });
+        }
+        out.extend((self.mix.read > 0.0).then_some(Cause::EasyReads));
+        out.push(self.other_size(first).unwrap_or(Cause::OtherConfiguration));
+        let size_bytes = self.size_bytes();
+        out.extend(
+            measured
+                .reach_bytes
+                .filter(|reach| *reach > size_bytes)
+                .map(|reach_bytes| Cause::BeyondEnd { reach_bytes, size_bytes }),
+        );
+        out
+    }
+
+    fn size_bytes(&self) -> u64 {
+        let unit = self.placement.catalogue.units.size_bytes as f64;
+        (self.demand.size * unit * f64::from(self.demand.disks)) as u64
+    }
+
+    /// The disk size whose limit would allow the measured rate, if there is one.
+    fn other_size(&self, first: &PredictedLimit) -> Option<Cause> {
+        let cap = self.hard.iter().find(|cap| {
+            cap.kind == LimitKind::Volume
+                && first.kind == LimitKind::Volume
+                && cap.dimension == first.dimension
+        })?;
+        let recommendations = Recommender {
+            placement: self.placement,
+            demand: self.demand,
+            workload: self.workload,
+            mix: self.mix,
+            caps: self.hard,
+        };
+        let recommendations = recommendations.of(cap, self.iops);
+        // A type without more at any size is the wrong type.
+        if recommendations.contains(&LimitRecommendation::OtherType) {
+            return None;
+        }
+        recommendations.into_iter().find_map(|recommendation| match recommendation {
+            LimitRecommendation::LargerVolume { size, unit } => {
+                Some(Cause::OtherSize { size, unit })
+            }
+            _ => None,
+        })
+    }
+
+    fn why_less(&self, bottleneck: Bottleneck) -> Vec<Cause> {
+        let mut out = Vec::new();
+        if bottleneck != Bottleneck::Latency {
+            return out;
+        }
+        out.extend(self.other_traffic());
+        if let (Some(latency_us), Some((_, guaranteed_us))) = (self.latency_us, self.rule_us)
+            && latency_us > guaranteed_us
+        {
+            out.push(Cause::SlowPath { extra_us: latency_us - guaranteed_us });
+        }
+        out.push(Cause::OtherLoad);
+        out
+    }
+
+    /// Other egress that would leave the measured write rate, if possible: disks keep a share of
+    /// the egress under any traffic.
+    fn other_traffic(&self) -> Option<Cause> {
+        let egress = self.hard.iter().find(|cap| cap.kind == LimitKind::Egress)?;
+        let gbit = self.placement.egress_gbit_per_s?;
+        let written = egress.write? * self.load.utilization_of(egress);
+        let least = self.placement.egress_throughput(gbit, gbit);
+        let own = self.placement.other_egress_gbit_per_s;
+        let near = 1.0 - TOLERANCE;
+        let below = egress.dimension == Dimension::Throughput && written >= least * near;
+        let left = gbit * written / self.placement.egress_throughput(gbit, 0.0);
+        (below && gbit - left > own).then_some(Cause::OtherTraffic { gbit_per_s: gbit - left })
+    }
+
+    /// Whether the I/O was one sequential stream.
+    pub(super) fn is_one_stream(&self) -> bool {
+        self.measured.access == AccessOrder::Sequential && self.measured.jobs == 1
+    }
+}

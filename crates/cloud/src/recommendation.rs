@@ -1,0 +1,395 @@
+//! Recommendations that lift a limit: the smallest change that brings the workload to a target, the
+//! next limits.
+
+use crate::caps::{Cap, vm_caps, volume_caps};
+use crate::catalogue::LimitKind;
+use crate::input::Workload;
+use crate::mix::WorkloadMix;
+use crate::placement::{Demand, Placement};
+use crate::prediction::{Dimension, LimitRecommendation};
+
+/// Largest size to try for types without a maximum, in the catalogue's unit.
+const SIZE_TRIED_MAX: f64 = 65536.0;
+
+/// Tolerance of a target, whose computed value may miss in the last digit.
+const REACHED: f64 = 1.0 - 1e-9;
+
+/// Inputs of the search for recommendations.
+pub(crate) struct Recommender<'s, 'a> {
+    pub(crate) placement: &'s Placement<'a>,
+    pub(crate) demand: &'s Demand,
+    pub(crate) workload: &'s Workload,
+    pub(crate) mix: &'s WorkloadMix,
+    /// Hard and soft limits.
+    pub(crate) caps: &'s [Cap<'a>],
+}
+
+impl Recommender<'_, '_> {
+    /// Recommendations that lift `cap` to `target` IOPS of the workload.
+    pub(crate) fn of(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        let target = if target.is_finite() { target } else { 2.0 * self.mix.iops_under_one(cap) };
+        let mut recommendations = match cap.kind {
+            LimitKind::Volume => self.of_volume(cap, target),
+            LimitKind::Vm | LimitKind::SharedDisks => self.of_machine(cap, target),
+            LimitKind::Egress => self.of_egress(target),
+            LimitKind::BlockSize => self.of_block(),
+            LimitKind::QueueDepth => self.of_queue(target),
+            LimitKind::Cpu => self.of_cpu(cap, target),
+        };
+        recommendations.extend(self.other_blocks(cap));
+        recommendations
+    }
+
+    fn of_volume(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        if self.placement.disk.provisioned.is_some() {
+            return self.of_purchase(cap, target);
+        }
+        if self.placement.size_each().is_some() {
+            return self.more_disks(cap, target);
+        }
+        let Some(limits) = self.placement.volume_limits() else {
+            return vec![LimitRecommendation::OtherType];
+        };
+        let block = self.placement.catalogue.units.block_of(self.workload.block_bytes);
+        let disks = f64::from(self.demand.disks);
+        let at = |size: f64| {
+            let mut caps = Vec::new();
+            volume_caps(limits, size * disks, block, &mut caps);
+            let same =
+                |other: &&Cap<'_>| other.kind == cap.kind && other.dimension == cap.dimension;
+            caps.iter().find(same).map_or(f64::INFINITY, |cap| self.mix.iops_under_one(cap))
+        };
+        let largest = self.placement.disk.size_gb_max.unwrap_or(SIZE_TRIED_MAX).floor();
+        let most = at(largest);
+        if most <= at(self.demand.size) {
+            return vec![LimitRecommendation::OtherType];
+        }
+        let size = smallest(self.demand.size.floor(), largest, |size| {
+            at(size) >= target.min(most) * REACHED
+        });
+        let mut recommendations = vec![LimitRecommendation::LargerVolume {
+            size,
+            unit: self.placement.catalogue.units.size.name(),
+        }];
+        if most < target {
+            recommendations.push(LimitRecommendation::OtherType);
+        }
+        recommendations
+    }
+
+    fn of_purchase(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        let Some(part) = &self.placement.disk.provisioned else { return Vec::new() };
+        let disks = f64::from(self.demand.disks);
+        let factor = target / self.mix.iops_under_one(cap);
+        let each = |bought: Option<f64>| (bought.unwrap_or(0.0) * factor).ceil();
+        let unit = self.placement.catalogue.units.throughput.name();
+        let size = self.demand.size;
+        let (iops, throughput) = (each(self.demand.iops), each(self.demand.throughput));
+        let wanted = match cap.dimension {
+            Dimension::Iops => match part.iops_per_mb_per_s {
+                Some(rate) => (None, Some((iops / rate).ceil())),
+                None => (Some(iops), None),
+            },
+            Dimension::Throughput => match part.mb_per_s_per_iops {
+                Some(rate) => (Some((throughput / rate).ceil()), None),
+                None => (None, Some(throughput)),
+            },
+        };
+        let more = LimitRecommendation::MoreDisks { disks: (disks * factor).ceil() as u32 };
+        match wanted {
+            (Some(iops), _) if part.iops_range(size).is_some_and(|range| iops <= range.max) => {
+                vec![LimitRecommendation::ProvisionIops { iops }]
+            }
+            (_, Some(throughput)) => {
+                let bought = self.demand.iops;
+                let most = |iops| part.throughput_range(size, iops).map_or(0.0, |range| range.max);
+                if throughput <= most(bought) {
+                    return vec![LimitRecommendation::ProvisionThroughput { throughput, unit }];
+                }
+                // More throughput may need more IOPS.
+                let iops = part.mb_per_s_per_iops_max.map(|rate| (throughput / rate).ceil());
+                let sold = part.iops_range(size).zip(iops).is_some_and(|(r, iops)| iops <= r.max);
+                match iops {
+                    Some(iops) if sold && throughput <= most(Some(iops)) => vec![
+                        LimitRecommendation::ProvisionThroughput { throughput, unit },
+                        LimitRecommendation::ProvisionIops { iops },
+                    ],
+                    _ => vec![more],
+                }
+            }
+            _ => vec![more],
+        }
+    }
+
+    fn more_disks(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        let kind = self.placement.kind;
+        if self.placement.catalogue.fixed_disks(kind, &self.placement.machine.name).is_some() {
+            return vec![LimitRecommendation::OtherFamily];
+        }
+        let at = |disks: u32| {
+            let mut caps = Vec::new();
+            let demand = Demand { disks, ..*self.demand };
+            self.placement.disk_caps(&demand, self.workload.block_bytes, &mut caps);
+            let same = |other: &&Cap<'_>| other.dimension == cap.dimension;
+            caps.iter().find(same).map(|cap| self.mix.iops_under_one(cap))
+        };
+        let now = at(self.demand.disks).unwrap_or(0.0);
+        let better = (self.demand.disks + 1..=64)
+            .filter_map(|disks| at(disks).map(|iops| (disks, iops)))
+            .filter(|(_, iops)| *iops > now)
+            .collect::<Vec<_>>();
+        let enough = better.iter().find(|(_, iops)| *iops >= target * REACHED);
+        match enough.or(better.first()) {
+            Some((disks, _)) => vec![LimitRecommendation::MoreDisks { disks: *disks }],
+            None => vec![LimitRecommendation::OtherType],
+        }
+    }
+
+    fn of_machine(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        let Some((table, own)) = self.placement.vm else { return Vec::new() };
+        let now = self.mix.iops_under_one(cap);
+        let at = |row| {
+            let mut caps = Vec::new();
+            vm_caps(row, cap.kind, &table.source, None, &mut caps);
+            let same = |other: &&Cap<'_>| other.dimension == cap.dimension;
+            caps.iter().find(same).map_or(f64::INFINITY, |cap| self.mix.iops_under_one(cap))
+        };
+        let mut better: Vec<_> = table
+            .rows
+            .iter()
+            .filter(|row| *row != own)
+            .map(|row| (row, at(row)))
+            .filter(|(_, iops)| *iops > now * (1.0 + 1e-9))
+            .collect();
+        better.sort_by(|a, b| a.0.vcpus.cmp(&b.0.vcpus).then(a.1.total_cmp(&b.1)));
+        let enough = better.iter().find(|(_, iops)| *iops >= target * REACHED);
+        let most = better.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let Some((row, workload_iops)) = enough.or(most) else {
+            return vec![LimitRecommendation::OtherFamily];
+        };
+        let machine = match (&row.vcpus, &row.machine) {
+            (Some(range), _) => format!("{} with {range} vCPUs", self.placement.machine.family),
+            (None, Some(pattern)) => pattern.0.clone(),
+            (None, None) => self.placement.machine.family.clone(),
+        };
+        vec![LimitRecommendation::LargerMachine { machine, workload_iops: *workload_iops }]
+    }
+
+    fn of_egress(&self, target: f64) -> Vec<LimitRecommendation> {
+        let placement = self.placement;
+        let (Some(rule), Some(gbit)) = (&placement.catalogue.egress, placement.egress_gbit_per_s)
+        else {
+            return Vec::new();
+        };
+        let wanted = target * self.mix.write * self.mix.throughput_per_io;
+        let mut recommendations = Vec::new();
+        let reached = |gbit, other| placement.egress_throughput(gbit, other) >= wanted * REACHED;
+        if placement.other_egress_gbit_per_s > 0.0 {
+            // In steps of 0.1 Gbit/s, the granularity of traffic shaping.
+            let steps = (placement.other_egress_gbit_per_s * 10.0).ceil() as u32;
+            let other = (0..steps).rev().map(|step| f64::from(step) / 10.0);
+            let enough = other.into_iter().find(|other| reached(gbit, *other));
+            recommendations
+                .push(LimitRecommendation::LessNetwork { gbit_per_s: enough.unwrap_or(0.0) });
+        }
+        if placement.regional {
+            recommendations.push(LimitRecommendation::Zonal);
+        }
+        let family = placement.catalogue.families.get(&placement.machine.family);
+        let rows = family.map_or(&[][..], |family| &family.egress[..]);
+        let larger = match rule.gbit_per_s_per_vcpu {
+            Some(each) if rows.is_empty() => (1..=1024)
+                .map(|vcpus| (format!("{} with {vcpus} vCPUs", placement.machine.family), vcpus))
+                .map(|(name, vcpus)| {
+                    (
+                        name,
+                        (f64::from(vcpus) * each).min(rule.gbit_per_s_max.unwrap_or(f64::INFINITY)),
+                    )
+                })
+                .find(|(_, more)| {
+                    *more > gbit && reached(*more, placement.other_egress_gbit_per_s)
+                }),
+            _ => rows
+                .iter()
+                .filter(|row| row.gbit_per_s > gbit)
+                .filter_map(|row| {
+                    let range = row.vcpus.as_ref()?;
+                    Some((
+                        format!("{} with {range} vCPUs", placement.machine.family),
+                        row.gbit_per_s,
+                    ))
+                })
+                .find(|(_, more)| reached(*more, placement.other_egress_gbit_per_s)),
+        };
+        if let Some((machine, more)) = larger {
+            let write = placement.egress_throughput(more, placement.other_egress_gbit_per_s);
+            let workload_iops = write / (self.mix.write * self.mix.throughput_per_io);
+            recommendations.push(LimitRecommendation::LargerMachine { machine, workload_iops });
+        }
+        if recommendations.is_empty() {
+            recommendations.push(LimitRecommendation::OtherFamily);
+        }
+        recommendations
+    }
+
+    fn of_block(&self) -> Vec<LimitRecommendation> {
+        let block =
+            self.placement.volume_limits().and_then(|part| part.write_iops_max_by_block.first());
+        let unit = self.placement.catalogue.units.block_bytes as f64;
+        let bytes = block.map_or(0, |row| (row.block_kb_max * unit) as u64);
+        vec![LimitRecommendation::SmallerBlocks { bytes }]
+    }
+
+    fn of_queue(&self, target: f64) -> Vec<LimitRecommendation> {
+        let each = self.placement.disk.queue.as_ref().map_or(1.0, |queue| queue.iops_per_io_low);
+        vec![LimitRecommendation::DeeperQueue { in_flight: whole_up(target / each) }]
+    }
+
+    fn of_cpu(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+        let vcpus = f64::from(self.placement.machine.vcpus.unwrap_or(1));
+        let needed = vcpus * target / self.mix.iops_under_one(cap);
+        vec![LimitRecommendation::MoreCpus {
+            vcpus: u32::try_from(whole_up(needed)).unwrap_or(u32::MAX),
+        }]
+    }
+
+    /// Block size at which the other dimension of hard limits binds.
+    fn other_blocks(&self, cap: &Cap<'_>) -> Option<LimitRecommendation> {
+        if cap.soft || cap.kind == LimitKind::BlockSize {
+            return None;
+        }
+        let under = |dimension| {
+            let hard = self.caps.iter().filter(|cap| !cap.soft && cap.dimension == dimension);
+            self.mix.iops_under(hard)
+        };
+        let (iops, throughput) = (under(Dimension::Iops), under(Dimension::Throughput));
+        if !iops.is_finite() || !throughput.is_finite() || iops <= 0.0 {
+            return None;
+        }
+        let bytes = self.workload.block_bytes as f64 * throughput / iops;
+        let bytes = (bytes / 512.0).floor() as u64 * 512;
+        match cap.dimension {
+            Dimension::Iops if bytes > self.workload.block_bytes => {
+                Some(LimitRecommendation::LargerBlocks { bytes })
+            }
+            Dimension::Throughput if (512..self.workload.block_bytes).contains(&bytes) => {
+                Some(LimitRecommendation::SmallerBlocks { bytes })
+            }
+            _ => None,
+        }
+    }
+}
+
+fn whole_up(number: f64) -> u64 {
+    (number * REACHED).ceil().max(1.0) as u64
+}
+
+/// The smallest whole number above `low`, and at most `high`, from which `enough` holds.
+fn smallest(low: f64, high: f64, enough: impl Fn(f64) -> bool) -> f64 {
+    let (mut low, mut high) = (low, high);
+    while high - low > 1.0 {
+        let middle = ((low + high) / 2.0).floor();
+        if enough(middle) { high = middle } else { low = middle }
+    }
+    high
+}
+
+impl std::fmt::Display for LimitRecommendation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LimitRecommendation::LargerVolume { size, unit } => {
+                write!(f, "a volume of {} {unit}", grouped(*size))
+            }
+            LimitRecommendation::ProvisionIops { iops } => {
+                write!(f, "{} provisioned IOPS", grouped(*iops))
+            }
+            LimitRecommendation::ProvisionThroughput { throughput, unit } => {
+                write!(f, "{} {unit} of provisioned throughput", grouped(*throughput))
+            }
+            LimitRecommendation::MoreDisks { disks } => write!(f, "{disks} disks"),
+            LimitRecommendation::LargerMachine { machine, workload_iops } => {
+                write!(f, "{machine} (allows {} IOPS)", grouped(*workload_iops))
+            }
+            LimitRecommendation::OtherFamily => {
+                f.write_str("another machine family: this one has no larger limit")
+            }
+            LimitRecommendation::LessNetwork { gbit_per_s } => {
+                write!(f, "at most {gbit_per_s} Gbit/s of other traffic")
+            }
+            LimitRecommendation::Zonal => f.write_str("a zonal disk"),
+            LimitRecommendation::DeeperQueue { in_flight } => {
+                write!(f, "{} I/Os in flight", grouped(*in_flight as f64))
+            }
+            LimitRecommendation::MoreCpus { vcpus } => write!(f, "{vcpus} free vCPUs"),
+            LimitRecommendation::LargerBlocks { bytes } => {
+                write!(f, "larger blocks, up to {}: more MB/s at the same IOPS", block_text(*bytes))
+            }
+            LimitRecommendation::SmallerBlocks { bytes } => {
+                write!(
+                    f,
+                    "smaller blocks, down to {}: more IOPS at the same MB/s",
+                    block_text(*bytes)
+                )
+            }
+            LimitRecommendation::OtherType => {
+                f.write_str("another type of disk: this one has no more at any size")
+            }
+        }
+    }
+}
+
+/// A block size as text.
+pub fn block_text(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
+        b if b.is_multiple_of(1024) => format!("{} KiB", b >> 10),
+        b => format!("{:.1} KiB", b as f64 / 1024.0),
+    }
+}
+
+/// A number without decimals, with thousands separators.
+pub fn grouped(number: f64) -> String {
+    group_digits(&format!("{number:.0}"))
+}
+
+/// Puts thousands separators into the digits of a whole number.
+pub fn group_digits(digits: &str) -> String {
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.char_indices() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_separated() {
+        for (number, text) in
+            [(0.0, "0"), (999.0, "999"), (1000.0, "1,000"), (1234567.4, "1,234,567")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn block_size_text() {
+        for (bytes, text) in
+            [(512, "0.5 KiB"), (4096, "4 KiB"), (1 << 20, "1 MiB"), (31232, "30.5 KiB")]
+        {
+            assert_eq!(block_text(bytes), text);
+        }
+    }
+
+    #[test]
+    fn smallest_sufficient_number() {
+        assert_eq!(smallest(10.0, 100.0, |n| n >= 37.0), 37.0);
+        assert_eq!(smallest(10.0, 100.0, |_| true), 11.0);
+        assert_eq!(smallest(10.0, 100.0, |_| false), 100.0);
+    }
+}

@@ -1,0 +1,472 @@
+//! Device grammar, the same in a configuration file and on a command line:
+//!
+//! ```text
+//! /dev/nvme0n1   ./disk.img   disk.img        a disk or a file
+//! memory:1GiB                                 bytes in memory, gone with the process
+//! null:1TiB                                   reads zeroes, forgets writes
+//! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
+//!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & nsid=1
+//! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
+//! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
+//! ```
+//!
+//! A text is a path unless it begins with a scheme (`word:`); a file that is really called so is
+//! written `./word:…`. A scheme that is not in the list is an error, not a file name.
+//! [`DeviceSpec`] prints in the same grammar, and the output parses to the same device.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::limits::{
+    MAX_DEVICE_BYTES, MAX_IO_QUEUES, MAX_NAMESPACE_ID, MAX_PATHS, MAX_SOCKET_PATH_BYTES,
+    MIN_DEVICE_BYTES,
+};
+use crate::names::{self, NameError};
+use crate::units::{SizeError, format_size, parse_size};
+pub use crate::uri::{AuthorityError, Host, HostPort};
+use crate::uri::{Encoded, parse_authority, percent_decode, split_scheme};
+
+/// TCP port of NVMe/TCP, assigned by IANA.
+pub const NVME_TCP_PORT: u16 = 4420;
+/// TCP port of NBD, assigned by IANA.
+pub const NBD_PORT: u16 = 10809;
+
+/// A device specification. Its existence is checked when it is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceSpec {
+    /// A block device or a regular file.
+    Path(PathBuf),
+    /// So many bytes of memory.
+    Memory {
+        /// From 4 KiB to 2^62, a multiple of 512.
+        size_bytes: u64,
+    },
+    /// A device that reads zeroes and drops writes.
+    Null {
+        /// From 4 KiB to 2^62, a multiple of 512.
+        size_bytes: u64,
+    },
+    /// A namespace of a remote NVMe/TCP subsystem.
+    NvmeTcp(NvmeTcpSpec),
+    /// An export of a remote NBD server.
+    Nbd(NbdSpec),
+}
+
+/// Where an NVMe/TCP namespace is and how to attach it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmeTcpSpec {
+    /// The controller's address.
+    pub address: HostPort,
+    /// Others, by which the same namespace is reached: paths.
+    pub other_addresses: Vec<HostPort>,
+    /// The subsystem's NQN.
+    pub subsystem_nqn: String,
+    /// I/O queues to open, 1 to 128; `None` for one a core.
+    pub queues: Option<u16>,
+    /// Ask for header digests.
+    pub header_digest: bool,
+    /// Ask for data digests.
+    pub data_digest: bool,
+    /// The NQN that this side calls itself; `None` for the machine's own.
+    pub host_nqn: Option<String>,
+    /// The namespace identifier; `None` for the only one there is.
+    pub namespace_id: Option<u32>,
+}
+
+/// Where an NBD export is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdSpec {
+    /// The server's address.
+    pub address: NbdAddress,
+    /// The export's name; empty for the server's default one.
+    pub export: String,
+}
+
+/// How an NBD server is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdAddress {
+    /// Over TCP.
+    Tcp(HostPort),
+    /// Over a Unix socket: at most 107 bytes.
+    Unix(PathBuf),
+}
+
+/// A device that cannot be parsed. Each message says what to write instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceSpecError {
+    /// Nothing was written.
+    #[error(
+        "a device is missing: write a path, memory:1GiB, null:1TiB, nvme-tcp://HOST:4420/NQN or \
+         nbd://HOST:10809/EXPORT"
+    )]
+    Empty,
+    /// A NUL in a path.
+    #[error("a path has no NUL character")]
+    NulInPath,
+    /// A scheme that is not in the grammar.
+    #[error(
+        "unknown kind of device `{0}:` (known: memory:, null:, nvme-tcp://, nbd://, nbd+unix://); \
+         a file of that name is written ./{0}:…"
+    )]
+    UnknownScheme(String),
+    /// A scheme written in another case or without its slashes, or one that others use for it.
+    #[error("write {0}")]
+    WriteInstead(&'static str),
+    /// TLS was asked for.
+    #[error(
+        "NBD over TLS is not supported: write nbd:// or nbd+unix://, on a network that you trust"
+    )]
+    Tls,
+    /// The size behind `memory:` or `null:`.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// A size that no device can have.
+    #[error("the size of a device is a multiple of 512, at least 4KiB and at most 4096PiB")]
+    SizeRange,
+    /// The host or the port.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// Port 0, to which nothing can connect.
+    #[error("port 0 cannot be connected to: write the port that the server listens on")]
+    PortZero,
+    /// More paths than anybody has.
+    #[error("at most {MAX_PATHS} addresses lead to one namespace")]
+    TooManyPaths,
+    /// No NQN behind the address.
+    #[error(
+        "the subsystem's NQN is missing: write nvme-tcp://HOST:4420/nqn.2026-01.io.flagstone:NAME"
+    )]
+    NoNqn,
+    /// A name that breaks its rules.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// `%` without two hexadecimal digits, or bytes that are not UTF-8.
+    #[error(
+        "bad percent encoding: `%` is followed by two hexadecimal digits (a percent sign is %25)"
+    )]
+    PercentEncoding,
+    /// A `#fragment`.
+    #[error("`#` has no meaning here: write %23 for the character itself")]
+    Fragment,
+    /// A query key that this kind of device does not have.
+    #[error("unknown option `{key}`; known: {known}")]
+    UnknownOption {
+        /// As written.
+        key: String,
+        /// The known options.
+        known: &'static str,
+    },
+    /// The same query key twice.
+    #[error("option `{0}` is given twice")]
+    OptionTwice(String),
+    /// A query key with a bad value, or without a required value.
+    #[error("{0}")]
+    OptionValue(&'static str),
+    /// A host in a URI of a Unix socket.
+    #[error("a Unix socket has no host: write nbd+unix:///EXPORT?socket=/path (three slashes)")]
+    HostOnUnix,
+    /// The socket is missing or its path is too long.
+    #[error(
+        "the socket's path is missing or longer than {MAX_SOCKET_PATH_BYTES} bytes: write nbd+unix:///EXPORT?socket=/path"
+    )]
+    Socket,
+}
+
+impl DeviceSpec {
+    /// Returns true for an NVMe/TCP or NBD device, which is usually on another machine.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, DeviceSpec::NvmeTcp(_) | DeviceSpec::Nbd(_))
+    }
+
+    /// Returns true for memory and null devices, whose content is lost when they are closed.
+    pub fn is_in_memory(&self) -> bool {
+        matches!(self, DeviceSpec::Memory { .. } | DeviceSpec::Null { .. })
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = DeviceSpecError;
+
+    fn from_str(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
+        if text.is_empty() {
+            return Err(DeviceSpecError::Empty);
+        }
+        let Some((scheme, rest)) = split_scheme(text) else {
+            return if text.contains('\0') {
+                Err(DeviceSpecError::NulInPath)
+            } else {
+                Ok(DeviceSpec::Path(text.into()))
+            };
+        };
+        match scheme {
+            "memory" => Ok(DeviceSpec::Memory { size_bytes: parse_device_size(rest)? }),
+            "null" => Ok(DeviceSpec::Null { size_bytes: parse_device_size(rest)? }),
+            "nvme-tcp" => parse_nvme_tcp(rest).map(DeviceSpec::NvmeTcp),
+            "nbd" => parse_nbd_tcp(rest).map(DeviceSpec::Nbd),
+            "nbd+unix" => parse_nbd_unix(rest).map(DeviceSpec::Nbd),
+            _ => Err(unknown_scheme(scheme)),
+        }
+    }
+}
+
+fn unknown_scheme(scheme: &str) -> DeviceSpecError {
+    use DeviceSpecError::WriteInstead;
+    match scheme.to_ascii_lowercase().as_str() {
+        "nbds" | "nbds+unix" => DeviceSpecError::Tls,
+        "mem" | "ram" | "malloc" | "memory" => WriteInstead("memory:SIZE, such as memory:1GiB"),
+        "null" => WriteInstead("null:SIZE, such as null:1TiB"),
+        "file" | "path" | "aio" => WriteInstead("the path alone, such as /srv/disk.img"),
+        "nvme" | "nvme+tcp" | "nvmf" | "nvme-of" | "nvme-tcp" => {
+            WriteInstead("nvme-tcp://HOST:4420/NQN")
+        }
+        "nbd" | "nbd+unix" => {
+            WriteInstead("nbd://HOST:10809/EXPORT or nbd+unix:///EXPORT?socket=/path")
+        }
+        "unix" => WriteInstead("nbd+unix:///EXPORT?socket=/path"),
+        _ => DeviceSpecError::UnknownScheme(scheme.chars().take(32).collect()),
+    }
+}
+
+fn parse_device_size(text: &str) -> Result<u64, DeviceSpecError> {
+    let size_bytes = parse_size(text)?;
+    let in_range = (MIN_DEVICE_BYTES..=MAX_DEVICE_BYTES).contains(&size_bytes);
+    if in_range && size_bytes.is_multiple_of(512) {
+        Ok(size_bytes)
+    } else {
+        Err(DeviceSpecError::SizeRange)
+    }
+}
+
+/// A URI behind its scheme: `//AUTHORITY/PATH?QUERY`, the path without its first slash.
+struct Parts<'a> {
+    authority: &'a str,
+    path: &'a str,
+    query: Option<&'a str>,
+}
+
+fn split_uri<'a>(rest: &'a str, shape: &'static str) -> Result<Parts<'a>, DeviceSpecError> {
+    if rest.contains('#') {
+        return Err(DeviceSpecError::Fragment);
+    }
+    let rest = rest.strip_prefix("//").ok_or(DeviceSpecError::WriteInstead(shape))?;
+    let (rest, query) = match rest.split_once('?') {
+        Some((rest, query)) => (rest, Some(query)),
+        None => (rest, None),
+    };
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    Ok(Parts { authority, path, query })
+}
+
+fn decode(text: &str) -> Result<String, DeviceSpecError> {
+    percent_decode(text).ok_or(DeviceSpecError::PercentEncoding)
+}
+
+/// The `key=value` pairs of a query, decoded, no key twice.
+fn parse_query(query: Option<&str>) -> Result<Vec<(String, Option<String>)>, DeviceSpecError> {
+    let mut pairs: Vec<(String, Option<String>)> = Vec::new();
+    for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = match pair.split_once('=') {
+            Some((key, value)) => (decode(key)?, Some(decode(value)?)),
+            None => (decode(pair)?, None),
+        };
+        if pairs.iter().any(|(seen, _)| *seen == key) {
+            return Err(DeviceSpecError::OptionTwice(shortened(&key)));
+        }
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
+
+fn shortened(text: &str) -> String {
+    text.chars().take(32).flat_map(char::escape_debug).collect()
+}
+
+fn parse_connect_address(text: &str, default_port: u16) -> Result<HostPort, DeviceSpecError> {
+    let address = parse_authority(text, default_port)?;
+    if address.port == 0 { Err(DeviceSpecError::PortZero) } else { Ok(address) }
+}
+
+fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
+    let parts = split_uri(rest, "nvme-tcp://HOST:4420/NQN")?;
+    let mut addresses = parts.authority.split(',');
+    let first = addresses.next().unwrap_or_default();
+    let address = parse_connect_address(first, NVME_TCP_PORT)?;
+    let other_addresses: Vec<HostPort> = addresses
+        .map(|other| parse_connect_address(other, NVME_TCP_PORT))
+        .collect::<Result<_, _>>()?;
+    if other_addresses.len() >= MAX_PATHS {
+        return Err(DeviceSpecError::TooManyPaths);
+    }
+    if parts.path.is_empty() {
+        return Err(DeviceSpecError::NoNqn);
+    }
+    let subsystem_nqn = decode(parts.path)?;
+    names::check_nqn(&subsystem_nqn)?;
+    let mut spec = NvmeTcpSpec {
+        address,
+        other_addresses,
+        subsystem_nqn,
+        queues: None,
+        header_digest: false,
+        data_digest: false,
+        host_nqn: None,
+        namespace_id: None,
+    };
+    for (key, value) in parse_query(parts.query)? {
+        set_nvme_option(&mut spec, &key, value)?;
+    }
+    Ok(spec)
+}
+
+fn set_nvme_option(
+    spec: &mut NvmeTcpSpec,
+    key: &str,
+    value: Option<String>,
+) -> Result<(), DeviceSpecError> {
+    use DeviceSpecError::OptionValue;
+    match (key, value) {
+        ("queues", value) => {
+            let queues = plain_number(value).filter(|n| (1..=u32::from(MAX_IO_QUEUES)).contains(n));
+            let wanted = OptionValue("queues is a number from 1 to 128, such as queues=4");
+            spec.queues = Some(queues.ok_or(wanted)? as u16);
+        }
+        ("nsid", value) => {
+            let nsid = plain_number(value).filter(|n| (1..=MAX_NAMESPACE_ID).contains(n));
+            let wanted = OptionValue("nsid is a number from 1 to 4294967294, such as nsid=1");
+            spec.namespace_id = Some(nsid.ok_or(wanted)?);
+        }
+        ("header-digest", None) => spec.header_digest = true,
+        ("data-digest", None) => spec.data_digest = true,
+        ("header-digest" | "data-digest", Some(_)) => {
+            return Err(OptionValue(
+                "header-digest and data-digest take no value: write them alone",
+            ));
+        }
+        ("hostnqn", Some(nqn)) => {
+            names::check_nqn(&nqn)?;
+            spec.host_nqn = Some(nqn);
+        }
+        ("hostnqn", None) => return Err(OptionValue("hostnqn needs a value: write hostnqn=NQN")),
+        (key, _) => {
+            return Err(DeviceSpecError::UnknownOption {
+                key: shortened(key),
+                known: "queues, header-digest, data-digest, hostnqn, nsid",
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A number of only digits.
+fn plain_number(value: Option<String>) -> Option<u32> {
+    value.filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+fn parse_nbd_tcp(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
+    let parts = split_uri(rest, "nbd://HOST:10809/EXPORT")?;
+    if parts.authority.is_empty() {
+        // `nbd:///name` is a URI of the default host to some clients; here it is a slip.
+        return Err(AuthorityError::NoHost(NBD_PORT).into());
+    }
+    let address = parse_connect_address(parts.authority, NBD_PORT)?;
+    if let Some((key, _)) = parse_query(parts.query)?.first() {
+        let known = "none (a socket belongs to nbd+unix://)";
+        return Err(DeviceSpecError::UnknownOption { key: shortened(key), known });
+    }
+    Ok(NbdSpec { address: NbdAddress::Tcp(address), export: parse_export(parts.path)? })
+}
+
+fn parse_nbd_unix(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
+    let parts = split_uri(rest, "nbd+unix:///EXPORT?socket=/path")?;
+    if !parts.authority.is_empty() {
+        return Err(DeviceSpecError::HostOnUnix);
+    }
+    let mut socket = None;
+    for (key, value) in parse_query(parts.query)? {
+        if key != "socket" {
+            return Err(DeviceSpecError::UnknownOption { key: shortened(&key), known: "socket" });
+        }
+        socket = value;
+    }
+    let socket = socket.filter(|path| is_socket_path(path)).ok_or(DeviceSpecError::Socket)?;
+    let export = parse_export(parts.path)?;
+    Ok(NbdSpec { address: NbdAddress::Unix(socket.into()), export })
+}
+
+pub(crate) fn is_socket_path(path: &str) -> bool {
+    (1..=MAX_SOCKET_PATH_BYTES).contains(&path.len()) && !path.contains('\0')
+}
+
+fn parse_export(path: &str) -> Result<String, DeviceSpecError> {
+    let export = decode(path)?;
+    names::check_export_name(&export)?;
+    Ok(export)
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceSpec::Path(path) => fmt_path(path, f),
+            DeviceSpec::Memory { size_bytes } => write!(f, "memory:{}", format_size(*size_bytes)),
+            DeviceSpec::Null { size_bytes } => write!(f, "null:{}", format_size(*size_bytes)),
+            DeviceSpec::NvmeTcp(spec) => spec.fmt(f),
+            DeviceSpec::Nbd(spec) => spec.fmt(f),
+        }
+    }
+}
+
+/// A relative path that looks like a scheme gets a `./`, so that it stays a path.
+fn fmt_path(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let text = path.to_string_lossy();
+    let guard = if split_scheme(&text).is_some() { "./" } else { "" };
+    write!(f, "{guard}{text}")
+}
+
+impl fmt::Display for NvmeTcpSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nvme-tcp://{}", self.address)?;
+        for other in &self.other_addresses {
+            write!(f, ",{other}")?;
+        }
+        write!(f, "/{}", Encoded(&self.subsystem_nqn))?;
+        let mut separator = "?";
+        let mut option = |f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>| {
+            let result = write!(f, "{separator}{text}");
+            separator = "&";
+            result
+        };
+        if let Some(queues) = self.queues {
+            option(f, format_args!("queues={queues}"))?;
+        }
+        if self.header_digest {
+            option(f, format_args!("header-digest"))?;
+        }
+        if self.data_digest {
+            option(f, format_args!("data-digest"))?;
+        }
+        if let Some(nqn) = &self.host_nqn {
+            option(f, format_args!("hostnqn={}", Encoded(nqn)))?;
+        }
+        if let Some(nsid) = self.namespace_id {
+            option(f, format_args!("nsid={nsid}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for NbdSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.address {
+            NbdAddress::Tcp(address) => write!(f, "nbd://{address}/{}", Encoded(&self.export)),
+            NbdAddress::Unix(path) => {
+                let path = path.to_string_lossy();
+                write!(f, "nbd+unix:///{}?socket={}", Encoded(&self.export), Encoded(&path))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "device_spec_tests.rs"]
+mod tests;

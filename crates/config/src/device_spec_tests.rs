@@ -1,0 +1,186 @@
+use super::*;
+use proptest::prelude::*;
+
+fn parse(text: &str) -> Result<DeviceSpec, DeviceSpecError> {
+    text.parse()
+}
+
+#[test]
+fn text_without_scheme_is_a_path() {
+    for text in [
+        "/dev/nvme0n1",
+        "./a:b",
+        "disk.img",
+        "../x",
+        "/dev/disk/by-path/pci-0000:00:1f.2-ata-1",
+        "3:4",
+        " ",
+    ] {
+        assert_eq!(parse(text), Ok(DeviceSpec::Path(text.into())), "{text}");
+    }
+    assert_eq!(DeviceSpec::Path("memory:1GiB".into()).to_string(), "./memory:1GiB");
+}
+
+#[test]
+fn sizes() {
+    assert_eq!(parse("memory:1GiB"), Ok(DeviceSpec::Memory { size_bytes: 1 << 30 }));
+    assert_eq!(parse("null:1TiB"), Ok(DeviceSpec::Null { size_bytes: 1 << 40 }));
+    assert_eq!(parse("null:4095"), Err(DeviceSpecError::SizeRange));
+    assert_eq!(parse("null:4097"), Err(DeviceSpecError::SizeRange));
+    assert_eq!(parse("null:8192PiB"), Err(DeviceSpecError::SizeRange));
+    assert_eq!(parse("memory:"), Err(DeviceSpecError::Size(SizeError::NotANumber)));
+}
+
+#[test]
+fn nvme_tcp_with_and_without_options() {
+    let nqn = "nqn.2026-01.io.flagstone:db";
+    let Ok(DeviceSpec::NvmeTcp(plain)) = parse(&format!("nvme-tcp://192.0.2.1/{nqn}")) else {
+        panic!("the plain form is accepted");
+    };
+    assert_eq!(plain.address.to_string(), "192.0.2.1:4420");
+    assert_eq!(plain.subsystem_nqn, nqn);
+    assert_eq!((plain.queues, plain.namespace_id), (None, None));
+
+    let text = format!(
+        "nvme-tcp://[2001:db8::1]:4421/{nqn}?queues=4&header-digest&data-digest&hostnqn=nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6&nsid=2"
+    );
+    let full = parse(&text).expect("the full form is accepted");
+    assert_eq!(full.to_string(), text);
+    let DeviceSpec::NvmeTcp(full) = full else { panic!("it is NVMe/TCP") };
+    assert_eq!(full.queues, Some(4));
+    assert!(full.header_digest && full.data_digest);
+    assert_eq!(full.namespace_id, Some(2));
+}
+
+#[test]
+fn nbd_uris_from_the_specification() {
+    for (text, export) in [
+        ("nbd://example.com:10809/export", "export"),
+        ("nbd://example.com/disk", "disk"),
+        ("nbd+unix:///disk?socket=sock", "disk"),
+        ("nbd://example.com/", ""),
+        ("nbd://example.com", ""),
+        ("nbd://example.com//disk", "/disk"),
+        ("nbd://example.com/hello%20world", "hello world"),
+    ] {
+        let Ok(DeviceSpec::Nbd(spec)) = parse(text) else { panic!("{text} is accepted") };
+        assert_eq!(spec.export, export, "{text}");
+    }
+}
+
+#[test]
+fn mistakes_are_explained() {
+    for (text, part) in [
+        ("", "a device is missing"),
+        ("a\0b", "NUL"),
+        ("zfs:pool", "./zfs:"),
+        ("ram:1GiB", "write memory:"),
+        ("Memory:1GiB", "write memory:"),
+        ("file:///srv/a", "the path alone"),
+        ("memory:4k", "4KiB"),
+        ("nvme-tcp:192.0.2.1", "write nvme-tcp://HOST:4420/NQN"),
+        ("nvme-tcp://192.0.2.1", "NQN is missing"),
+        ("nvme-tcp://192.0.2.1/db", "nqn.YYYY-MM"),
+        ("nvme-tcp://h:0/nqn.2026-01.a:b", "port 0"),
+        ("nvme-tcp://::1/nqn.2026-01.a:b", "brackets"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?queues=0", "1 to 128"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?queues=129", "1 to 128"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?queues", "1 to 128"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?nsid=4294967295", "4294967294"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?data-digest=1", "take no value"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?hostnqn=x", "nqn.YYYY-MM"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?hostnqn", "hostnqn=NQN"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?nsid=1&nsid=1", "twice"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?depth=1", "unknown option `depth`"),
+        ("nvme-tcp://h/nqn.2026-01.a:b%2", "percent"),
+        ("nvme-tcp://h/nqn.2026-01.a:b#1", "%23"),
+        ("nbds://h/x", "TLS"),
+        ("nbd:///x", "host is missing"),
+        ("nbd://h/x?socket=/s", "nbd+unix"),
+        ("nbd+unix://h/x?socket=/s", "three slashes"),
+        ("nbd+unix:///x", "socket"),
+        ("nbd+unix:///x?socket=", "socket"),
+        ("nbd+unix:///x?socket=%00a", "socket"),
+    ] {
+        let error = parse(text).expect_err(text).to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    let long = format!("nbd+unix:///x?socket=/{}", "a".repeat(107));
+    assert_eq!(parse(&long), Err(DeviceSpecError::Socket));
+}
+
+fn host_port() -> impl Strategy<Value = HostPort> {
+    let host = prop_oneof![
+        any::<[u8; 4]>().prop_map(|ip| Host::Ip(ip.into())),
+        any::<[u16; 8]>().prop_map(|ip| Host::Ip(ip.into())),
+        "[a-z][a-z0-9-]{0,20}(\\.[a-z0-9]{1,10}){0,3}".prop_map(Host::Name),
+    ];
+    (host, 1..=u16::MAX).prop_map(|(host, port)| HostPort { host, port })
+}
+
+fn nqn() -> impl Strategy<Value = String> {
+    "nqn\\.20[0-9]{2}-(0[1-9]|1[0-2])\\.[a-z]{1,8}(\\.[a-z]{1,8}){0,2}:[!-~é]{1,40}"
+}
+
+fn nvme() -> impl Strategy<Value = DeviceSpec> {
+    let options = (
+        proptest::option::of(1u16..=MAX_IO_QUEUES),
+        any::<(bool, bool)>(),
+        proptest::option::of(nqn()),
+        proptest::option::of(1..=MAX_NAMESPACE_ID),
+    );
+    let addresses = (host_port(), proptest::collection::vec(host_port(), 0..3));
+    (addresses, nqn(), options).prop_map(|(addresses, subsystem_nqn, options)| {
+        let (address, other_addresses) = addresses;
+        let (queues, (header_digest, data_digest), host_nqn, namespace_id) = options;
+        DeviceSpec::NvmeTcp(NvmeTcpSpec {
+            address,
+            other_addresses,
+            subsystem_nqn,
+            queues,
+            header_digest,
+            data_digest,
+            host_nqn,
+            namespace_id,
+        })
+    })
+}
+
+fn spec() -> impl Strategy<Value = DeviceSpec> {
+    let size = (8u64..1 << 53).prop_map(|blocks| blocks * 512);
+    let address = prop_oneof![
+        host_port().prop_map(NbdAddress::Tcp),
+        "[^\\x00]{1,26}".prop_map(|path| NbdAddress::Unix(path.into())),
+    ];
+    prop_oneof![
+        "/[^\\x00]{0,40}".prop_map(|path| DeviceSpec::Path(path.into())),
+        size.clone().prop_map(|size_bytes| DeviceSpec::Memory { size_bytes }),
+        size.prop_map(|size_bytes| DeviceSpec::Null { size_bytes }),
+        nvme(),
+        (address, "\\PC{0,40}")
+            .prop_map(|(address, export)| DeviceSpec::Nbd(NbdSpec { address, export })),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn printing_and_parsing_agree(spec in spec()) {
+        prop_assert_eq!(parse(&spec.to_string()), Ok(spec));
+    }
+
+    #[test]
+    fn accepted_spec_prints_as_itself(text in any::<String>()) {
+        if let Ok(spec) = parse(&text) {
+            prop_assert_eq!(parse(&spec.to_string()), Ok(spec));
+        }
+    }
+
+    #[test]
+    fn hostile_uris_do_not_panic(
+        text in "(nvme-tcp|nbd|nbd\\+unix|memory)(://|:)[a-z0-9:/@%?&=\\[\\]#.-]{0,40}"
+    ) {
+        if let Ok(spec) = parse(&text) {
+            prop_assert_eq!(parse(&spec.to_string()), Ok(spec));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Configuration: one TOML file, or the options of `flagstone serve`, or both.
+//!
+//! [`Config::parse`] returns either a configuration that is valid as a whole or all its mistakes
+//! ([`Diagnostics`]), each at its line and column with the fix. Unknown keys are mistakes. Catalogues
+//! named in the file are read with it. No input causes a panic, or memory use beyond a small multiple
+//! of the file's size.
+//!
+//! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of the keys in
+//! a volume's table is the order of its layers. [`units`] parses sizes, throughputs and durations,
+//! [`device_spec`] and [`listen_spec`] parse devices and addresses, [`names`] checks names.
+
+pub mod api_spec;
+mod arguments;
+mod check;
+mod describe_performance;
+pub mod device_spec;
+mod diagnostic;
+pub mod limits;
+pub mod listen_spec;
+mod mirror;
+mod model;
+pub mod names;
+mod performance;
+mod profile;
+mod read;
+mod reader;
+pub mod schema;
+pub mod units;
+pub mod uri;
+
+use std::io::Read as _;
+use std::path::Path;
+
+pub use arguments::Arguments;
+pub use diagnostic::{Diagnostic, Diagnostics, Location};
+pub use model::{
+    Backing, Config, Delay, Fault, FaultRate, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned,
+    Server, SharedLimit, Subsystem, Volume,
+};
+
+pub use flagstone_runtime::IoEngine;
+
+use crate::limits::MAX_FILE_BYTES;
+use check::RawConfig;
+use diagnostic::{Place, Report};
+
+impl Config {
+    /// Reads a configuration from the text of a file; `name` is the file's, for the messages.
+    ///
+    /// # Errors
+    /// Every mistake in it; of the syntax of TOML, the first.
+    pub fn parse(name: &str, text: &str) -> Result<Config, Diagnostics> {
+        Config::parse_with(name, text, &Arguments::default())
+    }
+
+    /// As [`Config::parse`], with command-line options: volumes are added to the file's, other
+    /// options override the file.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse_with(
+        name: &str,
+        text: &str,
+        arguments: &Arguments,
+    ) -> Result<Config, Diagnostics> {
+        let report = Report::default();
+        let raw = parse_toml(text, &report);
+        finish(raw, report, arguments, Some((name, text)))
+    }
+
+    /// A configuration without a file.
+    ///
+    /// # Errors
+    /// Every mistake in the arguments.
+    pub fn from_args(arguments: &Arguments) -> Result<Config, Diagnostics> {
+        let report = Report::default();
+        let raw = read::read_nothing(&report);
+        finish(Some(raw), report, arguments, None)
+    }
+
+    /// Reads the file at `path`, at most 1 MiB, with command-line options.
+    ///
+    /// # Errors
+    /// As [`Config::parse_with`]; or that the file cannot be read, or is no text.
+    pub fn read(path: &Path, arguments: &Arguments) -> Result<Config, Diagnostics> {
+        let name = path.display().to_string();
+        let text = read_text(path, &name)?;
+        Config::parse_with(&name, &text, arguments)
+    }
+}
+
+fn read_text(path: &Path, name: &str) -> Result<String, Diagnostics> {
+    let unreadable = |error: std::io::Error| {
+        Diagnostics::unreadable(
+            name,
+            format!("cannot read the configuration: {error}"),
+            "give the path of a TOML file that this user may read",
+        )
+    };
+    let mut bytes = Vec::new();
+    // Configuration is read before any executor runs, and when an operator asks for it; simulated
+    // runs parse text.
+    #[expect(clippy::disallowed_methods)]
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        let message = "the configuration is larger than 1MiB".to_owned();
+        return Err(Diagnostics::unreadable(name, message, "check that this is the right file"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+        let message = format!("line {line} is not UTF-8 text");
+        Diagnostics::unreadable(name, message, "save the file as UTF-8")
+    })
+}
+
+/// `None` when the syntax is broken: nothing more can be said of such a file.
+fn parse_toml(text: &str, report: &Report) -> Option<RawConfig> {
+    match toml_edit::Document::parse(text) {
+        Ok(document) => Some(read::read_root(document.as_table(), report)),
+        Err(error) => {
+            let place = error.span().map_or(Place::Whole, Place::Text);
+            let message = format!("this is not TOML: {}", error.message());
+            report.error(&place, message, syntax_help(error.message()));
+            None
+        }
+    }
+}
+
+fn syntax_help(message: &str) -> &'static str {
+    match message {
+        m if m.contains("duplicate key") => "a key or table is written once; remove or join one",
+        m if m.contains("string") => "a text is in double quotes: key = \"text\"",
+        _ => {
+            "a table begins with [name] on its own line; a key is written key = value, texts in double quotes"
+        }
+    }
+}
+
+fn finish(
+    raw: Option<RawConfig>,
+    report: Report,
+    arguments: &Arguments,
+    file: Option<(&str, &str)>,
+) -> Result<Config, Diagnostics> {
+    let config = raw.and_then(|mut raw| {
+        arguments.apply(&mut raw, &report);
+        check::finish(raw, &report)
+    });
+    config.ok_or_else(|| report.into_diagnostics(file))
+}

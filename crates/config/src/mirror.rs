@@ -1,0 +1,366 @@
+//! Reader of `mirror = { … }` and `[peer.NAME]`, and the checks across mirrors and peers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
+use flagstone_nvme::replica::Codec;
+
+use super::check::{RawConfig, RawLayer, RawVolume};
+use super::diagnostic::{Located, Place, Report};
+use super::model::{Layer, Mirror, Peer};
+use super::performance;
+use super::profile::Catalogues;
+use super::reader::{Reader, suggestion};
+use crate::device_spec::{AuthorityError, DeviceSpec, HostPort, NVME_TCP_PORT};
+use crate::limits::{MAX_MIRROR_PEERS, MAX_SUGGESTED_NAMES};
+use crate::listen_spec::ListenSpec;
+use crate::names::{NameError, check_volume_name};
+use crate::units::{format_rate, format_size};
+use crate::uri::parse_authority;
+
+/// Keys of rates of a resync.
+const RATES: [&str; 2] = ["resync_max", "resync_min"];
+
+/// A mirror as read, with peers by name.
+pub(crate) struct RawMirror {
+    place: Place,
+    peers: Vec<Located<String>>,
+    intent_log: Option<Located<DeviceSpec>>,
+    /// Rates of the resync that are written, by key.
+    rates: Vec<(&'static str, Located<u64>)>,
+    mirror: Mirror,
+}
+
+impl RawMirror {
+    /// The layer, once the peers' names are known to be good.
+    pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<Layer> {
+        let peers = self.peers.iter().map(|name| peers.get(&name.value).copied());
+        let peers = peers.collect::<Option<_>>()?;
+        Some(Layer::Mirror(Box::new(Mirror { peers, ..self.mirror })))
+    }
+}
+
+/// Checks the name of a node: plain, as it becomes part of an NQN.
+pub(crate) fn node_name(text: &str) -> Result<String, NameError> {
+    check_volume_name(text).map(|()| text.to_owned()).map_err(|_| NameError::Node)
+}
+
+fn peer_address(text: &str) -> Result<HostPort, AuthorityError> {
+    parse_authority(text, NVME_TCP_PORT)
+}
+
+fn codec(word: &str) -> Option<Codec> {
+    Codec::ALL.into_iter().find(|codec| codec.name() == word)
+}
+
+/// Reads a `[peer.NAME]`. A peer with a mistake keeps its name, so that mirrors naming it do not get a
+/// second error.
+pub(crate) fn read_peer(
+    name: Located<String>,
+    reader: &Reader<'_>,
+) -> (Located<String>, Option<Peer>) {
+    if !reader.has("address") {
+        let help = "write address = \"HOST\" or \"HOST:4420\": where it serves NVMe/TCP";
+        let message = format!("[peer.{}] has no address", name.value);
+        reader.report().error(reader.place(), message, help);
+    }
+    let (connections, timeout) =
+        (reader.count_or_default("connections") as u16, reader.time_or_default("timeout"));
+    let compression = codec(&reader.choice("compression"));
+    let max_bytes_per_s = reader.rate("bandwidth_max").map(|rate| rate.value);
+    let address = reader.parsed("address", peer_address);
+    let named = name.value.clone();
+    let peer = address.map(|address| Peer {
+        name: named,
+        address: address.value,
+        connections,
+        timeout,
+        compression,
+        max_bytes_per_s,
+    });
+    (name, peer)
+}
+
+/// Reads a volume's `mirror`.
+pub(crate) fn read_mirror(
+    reader: &Reader<'_>,
+    title: &str,
+    catalogues: &Catalogues,
+) -> Option<RawLayer> {
+    let peers = read_peers(reader, title)?;
+    let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
+    let mirror = Mirror {
+        peers: Vec::new(),
+        mode: one_of(reader, "mode", &Mode::ALL, Mode::name),
+        ack: one_of(reader, "ack", &Ack::ALL, Ack::name),
+        on_peer_loss: one_of(reader, "on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
+        after_split_brain: one_of(
+            reader,
+            "after_split_brain",
+            &AfterSplitBrain::ALL,
+            AfterSplitBrain::name,
+        ),
+        intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
+        intent_log_layers: read_intent_log_layers(reader, title, catalogues),
+        intent_log_mode: read_intent_log_mode(reader),
+        added_rtt: reader.time("added_rtt").map(|rtt| rtt.value).unwrap_or_default(),
+        queue_bytes: reader.size_or_default("queue").value,
+        on_congestion: one_of(reader, "on_congestion", &OnCongestion::ALL, OnCongestion::name),
+        resync_max_bytes_per_s: reader.rate("resync_max").map(|rate| rate.value),
+        resync_min_bytes_per_s: reader.rate_or_default("resync_min"),
+        resync_adaptive: reader.flag("resync_adaptive"),
+        resync_compare: reader.flag("resync_compare"),
+        // The range of the schema keeps it below 2^32.
+        granularity_bytes: reader.size_or_default("granularity").value as u32,
+        activity_log_bytes: reader.size_or_default("activity_log_size").value,
+    };
+    refuse_idle_keys(reader, &mirror);
+    Some(RawLayer::Mirror(Box::new(RawMirror {
+        place: reader.place().clone(),
+        peers,
+        intent_log,
+        rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
+        mirror,
+    })))
+}
+
+fn read_peers(reader: &Reader<'_>, title: &str) -> Option<Vec<Located<String>>> {
+    let report = reader.report();
+    if reader.has("peer") && reader.has("peers") {
+        let related = ("the other is given at", &reader.key_place("peer"));
+        let help = "keep one of them";
+        report.error_with(&reader.key_place("peers"), "both `peer` and `peers`", help, related);
+    }
+    if let Some(peer) = reader.parsed("peer", node_name) {
+        return Some(vec![peer]);
+    }
+    if let Some(list) = reader.list("peers", MAX_MIRROR_PEERS, node_name) {
+        if list.written > 0 {
+            return Some(list.entries);
+        }
+        let help = "write the names of one or two [peer.NAME], or remove the mirror";
+        report.error(&list.place, "a mirror without a peer", help);
+        return None;
+    }
+    if !reader.has("peer") && !reader.has("peers") {
+        let help = "write peer = \"NAME\", the name of a table [peer.NAME]";
+        report.error(reader.place(), format!("[{title}] has no peer"), help);
+    }
+    None
+}
+
+fn read_intent_log_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<Layer> {
+    let key = "intent_log_disk_model";
+    let Some(model) = reader.table(key, &format!("{title}.{key}")) else { return Vec::new() };
+    if !reader.has("intent_log") {
+        let help = "write intent_log = \"PATH\" too: the volume's own device has layers of its own";
+        let message = "`intent_log_disk_model` without `intent_log`";
+        reader.report().error(&reader.key_place(key), message, help);
+    }
+    let (limit, latency) =
+        performance::read_disk_model(&model, &format!("{title}.{key}"), catalogues);
+    let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
+    limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
+}
+
+/// `every-write` on a real disk is a mistake: it is slower and adds no safety.
+fn read_intent_log_mode(reader: &Reader<'_>) -> IntentLogMode {
+    let key = "intent_log_mode";
+    let mode = one_of(reader, key, &IntentLogMode::ALL, IntentLogMode::name);
+    if mode == IntentLogMode::EveryWrite && !reader.has("intent_log_disk_model") {
+        let help = "remove it: only `flagstone lab mirror` uses it, with `intent_log_disk_model`";
+        let message = "`every-write` with a log on a real disk";
+        reader.report().error(&reader.key_place(key), message, help);
+    }
+    mode
+}
+
+/// The value of `all` whose name is written at `key`; the first after a mistake, which is reported.
+fn one_of<T: Copy>(
+    reader: &Reader<'_>,
+    key: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> T {
+    let written = reader.choice(key);
+    all.iter().copied().find(|value| name(*value) == written).unwrap_or(all[0])
+}
+
+/// Reports keys of the other mode, which have no effect.
+fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
+    let (keys, needed) = match mirror.mode {
+        Mode::Sync => (["queue", "on_congestion"], "async"),
+        Mode::Async => (["ack", "on_peer_loss"], "sync"),
+    };
+    for key in keys.into_iter().filter(|key| reader.has(key)) {
+        let message = format!("`{key}` has no effect in this mode");
+        let help = format!("remove it, or write mode = \"{needed}\"");
+        reader.report().error(&reader.key_place(key), message, help);
+    }
+}
+
+/// Checks mirrors against the rest of the file. Returns the index of each peer by name.
+pub(crate) fn check_mirrors(
+    raw: &RawConfig,
+    listen: &[Located<ListenSpec>],
+    report: &Report,
+) -> BTreeMap<String, usize> {
+    let named = raw.peers.iter().enumerate();
+    let peers: BTreeMap<String, usize> =
+        named.map(|(index, (name, _))| (name.value.clone(), index)).collect();
+    let mut taken = devices(raw);
+    for volume in &raw.volumes {
+        for mirror in mirrors(volume) {
+            check_peers(mirror, raw.server.node.as_ref(), &peers, report);
+            check_rates(raw, mirror, &peers, report);
+            check_surroundings(raw, volume, mirror, listen, report);
+            check_intent_log(volume, mirror, &mut taken, report);
+            check_queue(raw, mirror, report);
+        }
+    }
+    peers
+}
+
+fn mirrors(volume: &RawVolume) -> impl Iterator<Item = &RawMirror> {
+    volume.layers.iter().filter_map(|layer| match layer {
+        RawLayer::Mirror(mirror) => Some(mirror.as_ref()),
+        _ => None,
+    })
+}
+
+/// Devices of volumes, and where they are named.
+fn devices(raw: &RawConfig) -> BTreeMap<String, Place> {
+    let backings = raw.volumes.iter().filter_map(|volume| volume.backing.as_ref());
+    let devices = backings.flat_map(|backing| &backing.devices);
+    devices.map(|device| (device.value.to_string(), device.place.clone())).collect()
+}
+
+fn check_peers(
+    mirror: &RawMirror,
+    node: Option<&Located<String>>,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    let mut seen = BTreeSet::new();
+    for name in &mirror.peers {
+        if !peers.contains_key(&name.value) {
+            let known: Vec<_> =
+                peers.keys().map(String::as_str).take(MAX_SUGGESTED_NAMES).collect();
+            let help = match known.len() {
+                0 => format!("write a table [peer.{}] with address = \"HOST\"", name.value),
+                _ => suggestion(&name.value, &known),
+            };
+            report.error(&name.place, format!("there is no peer `{}`", name.value), help);
+        }
+        if !seen.insert(&name.value) {
+            let message = format!("peer `{}` is given twice", name.value);
+            report.error(&name.place, message, "name each node once");
+        }
+        if let Some(node) = node.filter(|node| node.value == name.value) {
+            let help = "write the name of the other node; this one's is `node` of [server]";
+            let related = ("this node is named at", &node.place);
+            report.error_with(&name.place, "the peer is this node itself", help, related);
+        }
+    }
+}
+
+/// A resync is never faster than the link to its peer may be.
+fn check_rates(
+    raw: &RawConfig,
+    mirror: &RawMirror,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    for name in &mirror.peers {
+        let Some((_, Some(peer))) = peers.get(&name.value).map(|index| &raw.peers[*index]) else {
+            continue;
+        };
+        let Some(cap) = peer.max_bytes_per_s else { continue };
+        for (key, rate) in mirror.rates.iter().filter(|(_, rate)| rate.value > cap) {
+            let (rate_text, cap_text) = (format_rate(rate.value), format_rate(cap));
+            let message = format!(
+                "`{key}` ({rate_text}) is above `bandwidth_max` of peer `{}` ({cap_text})",
+                name.value
+            );
+            let help = "write no more than the link to the peer may carry";
+            report.error(&rate.place, message, help);
+        }
+    }
+}
+
+fn check_surroundings(
+    raw: &RawConfig,
+    volume: &RawVolume,
+    mirror: &RawMirror,
+    listen: &[Located<ListenSpec>],
+    report: &Report,
+) {
+    if raw.server.node.is_none() {
+        let help = "write node = \"NAME\" in [server]: the name of this node for its peers";
+        report.error(&mirror.place, "a mirror on a node without a name", help);
+    }
+    if !listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_))) {
+        let help = "add an address such as \"nvme-tcp://0.0.0.0:4420\" to `listen`";
+        report.error(
+            &mirror.place,
+            "peers reach a mirror over NVMe/TCP, which is not served",
+            help,
+        );
+    }
+    if volume.read_only {
+        let help = "remove `read_only`, or the mirror";
+        report.error(&mirror.place, "a volume that takes no writes cannot be mirrored", help);
+    }
+    let owner = raw.subsystems.iter().find(|subsystem| {
+        let mut names = subsystem.namespaces.iter();
+        subsystem.namespaces.len() > 1 && names.any(|name| name.value == volume.name.value)
+    });
+    if let Some(owner) = owner {
+        // The access state is the subsystem's: Flagstone has one ANA group in each.
+        let help = "give the volume a subsystem of its own: each mirror fails over by itself";
+        let related = ("the subsystem with several is at", &owner.name.place);
+        let message = "a mirrored volume in a subsystem with others";
+        report.error_with(&mirror.place, message, help, related);
+    }
+}
+
+fn check_intent_log(
+    volume: &RawVolume,
+    mirror: &RawMirror,
+    taken: &mut BTreeMap<String, Place>,
+    report: &Report,
+) {
+    let Some(intent_log) = &mirror.intent_log else { return };
+    match &intent_log.value {
+        DeviceSpec::Null { .. } => {
+            let help = "write a path: the log has to be durable";
+            report.error(&intent_log.place, "a null device cannot store the intent log", help);
+        }
+        DeviceSpec::Memory { .. } => {}
+        device => {
+            if let Some(first) = taken.insert(device.to_string(), intent_log.place.clone()) {
+                let help = format!(
+                    "give volume `{}` a log of its own: two would overwrite each other's",
+                    volume.name.value
+                );
+                let message = format!("{device} is used twice");
+                report.error_with(&intent_log.place, message, help, ("first used at", &first));
+            }
+        }
+    }
+}
+
+/// The queue's writes are pooled buffers, of which hosts need some too.
+fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
+    let (queue, memory) = (mirror.mirror.queue_bytes, &raw.server.buffer_memory);
+    if mirror.mirror.mode == Mode::Async && queue > memory.value / 2 {
+        let message = format!(
+            "the queue ({}) is more than half of `buffer_memory` ({})",
+            format_size(queue),
+            format_size(memory.value)
+        );
+        let help =
+            format!("write buffer_memory = \"{}\" in [server], or less", format_size(2 * queue));
+        report.error(&mirror.place, message, help);
+    }
+}

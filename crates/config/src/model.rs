@@ -1,0 +1,339 @@
+//! Checked configuration, as the daemon runs it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use flagstone_cloud::Confidence;
+use flagstone_limit::{DiskModelConfig, Limit};
+use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
+use flagstone_nvme::replica::Codec;
+use flagstone_runtime::IoEngine;
+
+use crate::api_spec::ApiSpec;
+use crate::device_spec::{DeviceSpec, HostPort};
+use crate::listen_spec::ListenSpec;
+use crate::names::Uuid;
+
+/// A complete, consistent configuration. Devices and addresses are checked when they are opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Settings of the process.
+    pub server: Server,
+    /// The volumes, in the order of the file; at least one.
+    pub volumes: Vec<Volume>,
+    /// The limits that volumes share, in the order of the file.
+    pub limits: Vec<SharedLimit>,
+    /// The peer nodes, in the order of the file.
+    pub peers: Vec<Peer>,
+    /// The NVMe subsystems: first the file's, then one for each volume outside of them.
+    /// Every volume is a namespace of exactly one.
+    pub subsystems: Vec<Subsystem>,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Addresses to serve on; at least one, no two the same.
+    pub listen: Vec<ListenSpec>,
+    /// Executor threads; `None` for one a CPU.
+    pub cores: Option<u32>,
+    /// Hard limit of pooled I/O buffers, in bytes.
+    pub buffer_memory_bytes: u64,
+    /// The name of this node for its peers; present if a volume is mirrored.
+    pub node: Option<String>,
+    /// How I/O reaches the kernel.
+    pub io_engine: IoEngine,
+    /// Longest busy poll before an executor sleeps; zero turns it off.
+    pub busy_poll: Duration,
+    /// Where the control API is served.
+    pub api: ApiSpec,
+    /// Where metrics are served over TCP, if at all.
+    pub metrics: Option<SocketAddr>,
+    /// Options of NVMe/TCP.
+    pub nvme: Nvme,
+    /// Options of NBD.
+    pub nbd: Nbd,
+}
+
+/// `[server.nvme]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nvme {
+    /// Prefix of default NQNs: `PREFIX:NAME`.
+    pub nqn_prefix: String,
+    /// Largest in-capsule data, in bytes: a multiple of 4,096, at most `mdts_bytes`.
+    pub in_capsule_bytes: u32,
+    /// I/O queues of one controller, 1 to 128.
+    pub max_queues: u16,
+    /// Entries of one I/O queue, 32 to 1,024.
+    pub queue_depth: u16,
+    /// Largest transfer of one command, in bytes: a power of two from 8 KiB to 32 MiB.
+    pub mdts_bytes: u32,
+    /// Connections of all hosts together.
+    pub max_connections: u32,
+    /// Grant header digests to hosts that ask for them.
+    pub header_digest: bool,
+    /// Grant data digests to hosts that ask for them.
+    pub data_digest: bool,
+    /// From accept to a completed Connect.
+    pub handshake_timeout: Duration,
+    /// Longest standstill in the middle of a PDU, in either direction.
+    pub stall_timeout: Duration,
+}
+
+/// `[server.nbd]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nbd {
+    /// Connections of all clients together.
+    pub max_connections: u32,
+    /// From accept to the end of negotiation.
+    pub handshake_timeout: Duration,
+    /// Longest standstill in the middle of a request or reply.
+    pub stall_timeout: Duration,
+}
+
+/// `[volume.NAME]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// The layers from the host's side down, in the order of the file.
+    pub layers: Vec<Layer>,
+    /// The storage below the last layer.
+    pub backing: Backing,
+    /// 512 or 4,096; `None` for the device's own.
+    pub block_size_bytes: Option<u32>,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// The namespace's UUID, if given.
+    pub uuid: Option<Uuid>,
+    /// The name of its NBD export.
+    pub nbd_export: String,
+}
+
+/// A layer of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layer {
+    /// Delay layer.
+    Delay(Delay),
+    /// Fault injection layer.
+    Fault(Fault),
+    /// Rate limit layer.
+    Limit(Box<Provisioned>),
+    /// Rate limit layer shared with other volumes: an index into [`Config::limits`].
+    SharedLimit(usize),
+    /// Disk model layer.
+    DiskModel(DiskModelConfig),
+    /// Mirror layer.
+    Mirror(Box<Mirror>),
+}
+
+/// `[peer.NAME]`: another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Its node name.
+    pub name: String,
+    /// Where it serves NVMe/TCP.
+    pub address: HostPort,
+    /// Connections to it for each volume and core, 1 to 16.
+    pub connections: u16,
+    /// Time without an answer after which it counts as lost.
+    pub timeout: Duration,
+    /// Compression of data sent to it; `None` for no compression.
+    pub compression: Option<Codec>,
+    /// Highest rate of data sent to it, in bytes a second.
+    pub max_bytes_per_s: Option<u64>,
+}
+
+/// `mirror = { … }`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// Indices into [`Config::peers`], one or two.
+    pub peers: Vec<usize>,
+    /// When a write completes.
+    pub mode: Mode,
+    /// When the peer acknowledges a write.
+    pub ack: Ack,
+    /// Policy for writes while the peer is lost.
+    pub on_peer_loss: OnPeerLoss,
+    /// Policy after a split brain.
+    pub after_split_brain: AfterSplitBrain,
+    /// Device of the write-intent log; `None` for the end of the volume's own device.
+    pub intent_log: Option<DeviceSpec>,
+    /// Layers over the intent log device, the first on top: for labs and tests.
+    pub intent_log_layers: Vec<Layer>,
+    /// What the log records before data is written.
+    pub intent_log_mode: IntentLogMode,
+    /// Added to the round trip of the link, for labs and tests.
+    pub added_rtt: Duration,
+    /// Asynchronous mode: size of the queue, in bytes.
+    pub queue_bytes: u64,
+    /// Asynchronous mode: policy when the queue is full.
+    pub on_congestion: OnCongestion,
+    /// Highest rate of a resync, in bytes a second.
+    pub resync_max_bytes_per_s: Option<u64>,
+    /// Lowest rate of an adaptive resync, in bytes a second.
+    pub resync_min_bytes_per_s: u64,
+    /// A resync yields to hosts.
+    pub resync_adaptive: bool,
+    /// A resync compares checksums and copies only blocks that differ.
+    pub resync_compare: bool,
+    /// Bytes that a bit of the bitmap covers; used when a replica is created.
+    pub granularity_bytes: u32,
+    /// Size of the activity log in bytes of data; used when a replica is created.
+    pub activity_log_bytes: u64,
+}
+
+/// `[limit.NAME]`: a limit that several volumes share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedLimit {
+    /// Its name.
+    pub name: String,
+    /// All of them together.
+    pub limit: Provisioned,
+}
+
+/// A limit, and the source of its numbers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Provisioned {
+    /// Its numbers.
+    pub numbers: Limit,
+    /// The disk profile of the numbers; `None` if the file has the numbers.
+    pub profile: Option<Box<Profile>>,
+}
+
+impl From<Limit> for Provisioned {
+    fn from(numbers: Limit) -> Provisioned {
+        Provisioned { numbers, profile: None }
+    }
+}
+
+/// Description of a disk profile, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// Such as `500 GiB of pd-ssd on n2-standard-8`.
+    pub disk: String,
+    /// Name of the catalogue.
+    pub catalogue: String,
+    /// Date of the catalogue, in its own words.
+    pub date: String,
+    /// Confidence in the numbers: the lowest of their sources.
+    pub confidence: Confidence,
+    /// Gaps and contradictions of the sources, and other remarks.
+    pub remarks: Vec<String>,
+}
+
+/// `delay = { … }`: time added to each request; zero adds nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delay {
+    /// To each read.
+    pub read: Duration,
+    /// To each write.
+    pub write: Duration,
+    /// To each flush.
+    pub flush: Duration,
+    /// To each discard and write of zeroes.
+    pub discard: Duration,
+    /// To each request, uniformly distributed from zero to this.
+    pub jitter: Duration,
+}
+
+/// `fault = { … }`: how often requests of a kind fail. Discards fail only after a failed flush, as
+/// every change does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Of reads.
+    pub read: FaultRate,
+    /// Of writes and writes of zeroes.
+    pub write: FaultRate,
+    /// Of flushes.
+    pub flush: FaultRate,
+    /// Seed of the random failures.
+    pub seed: u64,
+}
+
+/// How often requests of one kind fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FaultRate {
+    /// Never.
+    Never,
+    /// One of every N requests.
+    Every(u64),
+    /// This many of a million requests, at random.
+    PerMillion(u32),
+}
+
+/// Storage of a volume's data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backing {
+    /// One device.
+    Device(DeviceSpec),
+    /// Several devices, striped.
+    Stripe {
+        /// Consecutive bytes on one device: a multiple of 512.
+        chunk_bytes: u64,
+        /// 2 to 64 devices.
+        devices: Vec<DeviceSpec>,
+    },
+}
+
+impl Backing {
+    /// The devices, one or more.
+    pub fn devices(&self) -> &[DeviceSpec] {
+        match self {
+            Backing::Device(device) => std::slice::from_ref(device),
+            Backing::Stripe { devices, .. } => devices,
+        }
+    }
+}
+
+/// An NVMe subsystem.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subsystem {
+    /// Its name in the file: that of its table, or of its only volume.
+    pub name: String,
+    /// Its NQN; no two are the same.
+    pub nqn: String,
+    /// Its serial number, if given.
+    pub serial: Option<String>,
+    /// Indices into [`Config::volumes`]; the first is namespace 1.
+    pub namespaces: Vec<usize>,
+    /// Hosts that may connect; `None` for every host.
+    pub allow_hosts: Option<Vec<String>>,
+}
+
+impl Config {
+    /// The UUID of the volume at `index`: the configured one, or one derived from `machine` (the
+    /// machine's identity), the subsystem's NQN and the volume's name, so that it is the same at
+    /// every start. The UUID of a mirrored volume is the same on all its nodes, as hosts see one
+    /// volume by several paths.
+    pub fn volume_uuid(&self, index: usize, machine: &[u8]) -> Uuid {
+        let volume = &self.volumes[index];
+        let machine = if volume.mirror().is_some() { b"mirror" } else { machine };
+        let subsystem = self.subsystems.iter().find(|one| one.namespaces.contains(&index));
+        let nqn = subsystem.map_or("", |subsystem| &subsystem.nqn);
+        let derived = || Uuid::derived(&[machine, nqn.as_bytes(), volume.name.as_bytes()]);
+        volume.uuid.unwrap_or_else(derived)
+    }
+}
+
+impl Volume {
+    /// Its mirror layer, if it has one.
+    pub fn mirror(&self) -> Option<&Mirror> {
+        self.layers.iter().find_map(|layer| match layer {
+            Layer::Mirror(mirror) => Some(mirror.as_ref()),
+            _ => None,
+        })
+    }
+}
+
+impl Config {
+    /// The serial number of a subsystem: the one given, or one made of `machine` and the NQN, the
+    /// same at every start; of a mirrored volume the same on all its nodes.
+    pub fn serial_number(&self, subsystem: &Subsystem, machine: &[u8]) -> String {
+        let mut volumes = subsystem.namespaces.iter().map(|index| &self.volumes[*index]);
+        let mirrored = volumes.any(|volume| volume.mirror().is_some());
+        let machine = if mirrored { b"mirror" } else { machine };
+        let derived = || Uuid::derived(&[machine, subsystem.nqn.as_bytes()]).serial();
+        subsystem.serial.clone().unwrap_or_else(derived)
+    }
+}

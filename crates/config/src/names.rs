@@ -1,0 +1,296 @@
+//! Names and their rules: NVMe qualified names, UUIDs, serial numbers, volume and export names.
+//!
+//! Each check returns a reason that can follow "…: ", so that all callers refuse a name with the
+//! same message.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::limits::{MAX_EXPORT_NAME_BYTES, MAX_SERIAL_BYTES, MAX_VOLUME_NAME_BYTES, NQN_BYTES};
+
+/// The NQN of every discovery subsystem (NVMe base 2.0, section 4.5): never that of a volume.
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// Prefix of the NQNs that volumes get by default, followed by `:NAME`.
+pub const DEFAULT_NQN_PREFIX: &str = "nqn.2026-01.io.flagstone";
+
+/// Why a name was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Not `nqn.yyyy-mm.domain[:name]`.
+    #[error(
+        "an NQN has the form nqn.YYYY-MM.REVERSED.DOMAIN:NAME, such as {DEFAULT_NQN_PREFIX}:db"
+    )]
+    NotAnNqn,
+    /// Too long for the wire.
+    #[error("an NQN has at most 223 bytes, this one has {0}")]
+    NqnTooLong(usize),
+    /// White space or control characters in an NQN.
+    #[error("an NQN has no white space and no control characters")]
+    NqnCharacter,
+    /// The discovery subsystem's name.
+    #[error("this NQN is reserved for the discovery subsystem")]
+    Reserved,
+    /// Not a volume name.
+    #[error(
+        "a volume name has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or `.`, \
+         the first a letter or a digit"
+    )]
+    VolumeName,
+    /// Not the name of a node.
+    #[error(
+        "the name of a node has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or `.`, \
+         the first a letter or a digit"
+    )]
+    Node,
+    /// Not a serial number.
+    #[error(
+        "a serial number has 1 to {MAX_SERIAL_BYTES} printable ASCII characters, no space at either end"
+    )]
+    Serial,
+    /// Not an export name.
+    #[error(
+        "an NBD export name has at most {MAX_EXPORT_NAME_BYTES} bytes and no control characters"
+    )]
+    Export,
+    /// Not a UUID.
+    #[error("a UUID has the form 01234567-89ab-cdef-0123-456789abcdef and is not all zero")]
+    Uuid,
+}
+
+/// Checks an NVMe qualified name: of a subsystem or a host.
+///
+/// # Errors
+/// [`NameError::NotAnNqn`], [`NameError::NqnTooLong`], [`NameError::NqnCharacter`].
+pub fn check_nqn(nqn: &str) -> Result<(), NameError> {
+    if nqn.len() > *NQN_BYTES.end() {
+        return Err(NameError::NqnTooLong(nqn.len()));
+    }
+    if nqn.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return Err(NameError::NqnCharacter);
+    }
+    let date_and_name = nqn.strip_prefix("nqn.").and_then(|rest| rest.split_once('.'));
+    let well_formed = date_and_name.is_some_and(|(date, name)| {
+        is_year_month(date) && !name.is_empty() && !name.starts_with(':')
+    });
+    if well_formed && NQN_BYTES.contains(&nqn.len()) { Ok(()) } else { Err(NameError::NotAnNqn) }
+}
+
+/// Checks the NQN of a subsystem that serves volumes.
+///
+/// # Errors
+/// As [`check_nqn`], and [`NameError::Reserved`].
+pub fn check_subsystem_nqn(nqn: &str) -> Result<(), NameError> {
+    check_nqn(nqn)?;
+    if nqn == DISCOVERY_NQN { Err(NameError::Reserved) } else { Ok(()) }
+}
+
+fn is_year_month(text: &str) -> bool {
+    let Some((year, month)) = text.split_once('-') else { return false };
+    let digits =
+        |text: &str, length| text.len() == length && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits(year, 4) && digits(month, 2) && ("01"..="12").contains(&month)
+}
+
+/// Checks the name of a volume: it becomes part of an NQN, a URI and log lines, so it is plain.
+///
+/// # Errors
+/// [`NameError::VolumeName`].
+pub fn check_volume_name(name: &str) -> Result<(), NameError> {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
+    if plain && first && name.len() <= MAX_VOLUME_NAME_BYTES {
+        Ok(())
+    } else {
+        Err(NameError::VolumeName)
+    }
+}
+
+/// Checks a controller serial number (Identify Controller, SN).
+///
+/// # Errors
+/// [`NameError::Serial`].
+pub fn check_serial(serial: &str) -> Result<(), NameError> {
+    let printable = serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    let length = (1..=MAX_SERIAL_BYTES).contains(&serial.len());
+    if printable && length && serial.trim() == serial { Ok(()) } else { Err(NameError::Serial) }
+}
+
+/// Checks an NBD export name; the empty one is the default export.
+///
+/// # Errors
+/// [`NameError::Export`].
+pub fn check_export_name(name: &str) -> Result<(), NameError> {
+    if name.len() <= MAX_EXPORT_NAME_BYTES && !name.chars().any(char::is_control) {
+        Ok(())
+    } else {
+        Err(NameError::Export)
+    }
+}
+
+/// A namespace's UUID (Namespace Identification Descriptor, type 3), in the order of its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A UUID that depends only on `parts`: the same parts, the same UUID, today and after any
+    /// update. Version 8 (RFC 9562, section 5.8) over a 128-bit FNV-1a hash; for telling namespaces
+    /// apart, not for secrets.
+    ///
+    /// The first part should be the machine's own identity: two servers that both have a volume
+    /// `db` must not announce the same UUID, or a multipath host takes them for one disk.
+    pub fn derived(parts: &[&[u8]]) -> Uuid {
+        let mut bytes = fnv1a_128(parts).to_be_bytes();
+        bytes[6] = bytes[6] & 0x0F | 0x80;
+        bytes[8] = bytes[8] & 0x3F | 0x80;
+        Uuid(bytes)
+    }
+
+    /// A serial number of 20 characters made of this UUID.
+    pub fn serial(&self) -> String {
+        let hex = u128::from_be_bytes(self.0);
+        format!("{:020X}", hex & ((1 << 80) - 1))
+    }
+}
+
+/// FNV-1a with 128 bits (its published offset basis and prime); each part is followed by its
+/// length, so that no two lists of parts are the same bytes.
+fn fnv1a_128(parts: &[&[u8]]) -> u128 {
+    const OFFSET_BASIS: u128 = 0x6C62_272E_07BB_0142_62B8_2175_6295_C58D;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013B;
+    let mut hash = OFFSET_BASIS;
+    for part in parts {
+        for byte in part.iter().copied().chain((part.len() as u64).to_le_bytes()) {
+            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+        }
+    }
+    hash
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Uuid {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Uuid, NameError> {
+        let text = text.strip_prefix("urn:uuid:").unwrap_or(text);
+        let mut groups = text.split('-');
+        let lengths_fit =
+            [8, 4, 4, 4, 12].iter().all(|length| groups.next().is_some_and(|g| g.len() == *length));
+        let hex: String = text.split('-').collect();
+        if !lengths_fit || groups.next().is_some() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(NameError::Uuid);
+        }
+        match u128::from_str_radix(&hex, 16) {
+            Ok(value) if value != 0 => Ok(Uuid(value.to_be_bytes())),
+            _ => Err(NameError::Uuid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn nqns_from_specification_are_accepted() {
+        for nqn in [
+            "nqn.2014-08.com.example:nvme.host.sys.xyz",
+            "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6",
+            "nqn.2016-06.io.spdk:cnode1",
+            "nqn.2026-01.io.flagstone:db",
+            DISCOVERY_NQN,
+            "nqn.2014-08.com.example:größe",
+        ] {
+            assert_eq!(check_nqn(nqn), Ok(()), "{nqn}");
+        }
+        assert_eq!(check_subsystem_nqn(DISCOVERY_NQN), Err(NameError::Reserved));
+    }
+
+    #[test]
+    fn broken_nqns_are_refused() {
+        let long = format!("nqn.2026-01.x:{}", "a".repeat(210));
+        for (nqn, error) in [
+            ("", NameError::NotAnNqn),
+            ("iqn.2026-01.io.flagstone:db", NameError::NotAnNqn),
+            ("nqn.2026-13.io.flagstone:db", NameError::NotAnNqn),
+            ("nqn.26-01.io.flagstone:db", NameError::NotAnNqn),
+            ("nqn.2026-01.", NameError::NotAnNqn),
+            ("nqn.2026-01.:db", NameError::NotAnNqn),
+            ("nqn.2026-01.io.flagstone:d b", NameError::NqnCharacter),
+            ("nqn.2026-01.io.flagstone:d\0b", NameError::NqnCharacter),
+            (&long, NameError::NqnTooLong(224)),
+        ] {
+            assert_eq!(check_nqn(nqn), Err(error), "{nqn}");
+        }
+    }
+
+    #[test]
+    fn volume_names_serials_and_exports() {
+        for name in ["db", "0", "a.b-c_D", &"a".repeat(64)] {
+            assert_eq!(check_volume_name(name), Ok(()), "{name}");
+        }
+        for name in ["", "-a", ".a", "a b", "a:b", "ä", &"a".repeat(65)] {
+            assert_eq!(check_volume_name(name), Err(NameError::VolumeName), "{name}");
+        }
+        assert_eq!(check_serial("FS 0001"), Ok(()));
+        for serial in ["", " a", "a ", "ä", &"1".repeat(21)] {
+            assert_eq!(check_serial(serial), Err(NameError::Serial), "{serial}");
+        }
+        assert_eq!(check_export_name(""), Ok(()));
+        assert_eq!(check_export_name("/a b/ü"), Ok(()));
+        assert_eq!(check_export_name("a\nb"), Err(NameError::Export));
+    }
+
+    #[test]
+    fn derived_uuids_never_change() {
+        let uuid = Uuid::derived(&[b"machine", b"nqn.2026-01.io.flagstone:db"]);
+        assert_eq!(uuid.to_string(), "ce9f5f87-c2e1-81ca-9edf-9013fdec9a44");
+        assert_ne!(uuid, Uuid::derived(&[b"machin", b"enqn.2026-01.io.flagstone:db"]));
+        assert_eq!(check_serial(&uuid.serial()), Ok(()));
+        assert_eq!(uuid.serial().len(), MAX_SERIAL_BYTES);
+    }
+
+    #[test]
+    fn broken_uuids_are_refused() {
+        for text in [
+            "",
+            "0123456789abcdef0123456789abcdef",
+            "01234567-89ab-cdef-0123-456789abcdeg",
+            "01234567-89ab-cdef-0123-456789abcdef-",
+            "+1234567-89ab-cdef-0123-456789abcdef",
+            "00000000-0000-0000-0000-000000000000",
+        ] {
+            assert_eq!(text.parse::<Uuid>(), Err(NameError::Uuid), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn uuids_round_trip(bytes in any::<[u8; 16]>()) {
+            prop_assume!(bytes != [0; 16]);
+            let uuid = Uuid(bytes);
+            prop_assert_eq!(uuid.to_string().parse(), Ok(uuid));
+            prop_assert_eq!(uuid.to_string().to_uppercase().parse(), Ok(uuid));
+        }
+
+        #[test]
+        fn any_text_is_survived(text in any::<String>()) {
+            let _ = check_nqn(&text);
+            let _ = check_volume_name(&text);
+            let _ = check_serial(&text);
+            let _ = text.parse::<Uuid>();
+        }
+    }
+}

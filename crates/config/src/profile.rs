@@ -1,0 +1,437 @@
+//! Disk profile (`profile = "pd-ssd"`): limit and latency of a disk from a catalogue.
+//!
+//! The catalogue has the limits of the disk's size, its machine and its network, the sharing between
+//! reads and writes, and the weight of large writes. This module converts them to a limit of
+//! [`flagstone_limit`], so that a volume is allowed exactly the rates that `flagstone plan predict`
+//! predicts. Values missing from the catalogue are not limited, and a remark says so.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_cloud::catalogue::{DEFAULT_CATALOGUE, Sharing};
+use flagstone_cloud::limits::MIN_BLOCK_BYTES;
+use flagstone_cloud::prediction::Dimension;
+use flagstone_cloud::{
+    Catalogue, CatalogueError, Ceilings, Confidence, DiskConfiguration, LimitKind, Placement,
+    PlanError, Workload,
+};
+use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
+
+use super::diagnostic::{Place, shown};
+use super::model::{Profile, Provisioned};
+use super::reader::Reader;
+use crate::limits::MAX_CATALOGUES;
+use crate::units::{format_duration, format_size};
+
+/// The keys of a disk profile.
+const KEYS: [&str; 10] = [
+    "profile",
+    "size",
+    "machine",
+    "catalog",
+    "disks",
+    "regional",
+    "provisioned_iops",
+    "provisioned_throughput",
+    "other_egress_gbps",
+    "tier1_networking",
+];
+
+/// Options of `flagstone plan`, which messages of the catalogue name, and the matching keys.
+const OPTIONS: [(&str, &str); 6] = [
+    ("--regional", "`regional`"),
+    ("--throughput", "`provisioned_throughput`"),
+    ("--iops", "`provisioned_iops`"),
+    ("--tier1-networking", "`tier1_networking`"),
+    ("--size", "`size`"),
+    ("--machine", "`machine`"),
+];
+
+/// The catalogues of one configuration, each read once.
+#[derive(Default)]
+pub(crate) struct Catalogues {
+    read: RefCell<BTreeMap<String, Option<Rc<Catalogue>>>>,
+}
+
+impl Catalogues {
+    /// The catalogue that the table names. A mistake in the catalogue is reported once, at the first
+    /// key that names it.
+    fn of(&self, reader: &Reader<'_>) -> Option<Rc<Catalogue>> {
+        let written = text(reader, "catalog");
+        if written.is_none() && reader.has("catalog") {
+            return None;
+        }
+        let name = written.unwrap_or_else(|| DEFAULT_CATALOGUE.to_owned());
+        let mut read = self.read.borrow_mut();
+        if let Some(catalogue) = read.get(&name) {
+            return catalogue.clone();
+        }
+        let place = reader.key_place("catalog");
+        if read.len() == MAX_CATALOGUES {
+            let message = format!("more than {MAX_CATALOGUES} catalogues");
+            reader.report().error(&place, message, "join some of them in one file");
+            return None;
+        }
+        let opened = open(&name).map(Rc::new);
+        if let Err(error) = &opened {
+            let line = error.line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            let message = format!("bad catalogue {}: {line}{}", shown(&name), error.message);
+            reader.report().error(&place, message, &error.help);
+        }
+        read.entry(name).or_insert(opened.ok()).clone()
+    }
+}
+
+/// As [`Catalogue::open`], for regular files only: reading a pipe or a device could block forever.
+fn open(name: &str) -> Result<Catalogue, CatalogueError> {
+    let special = std::fs::metadata(name).is_ok_and(|found| !found.is_file());
+    if special && Catalogue::builtin(name).is_none() {
+        return Err(CatalogueError {
+            file: name.to_owned(),
+            line: None,
+            message: "it is not a file".to_owned(),
+            help: format!(
+                "write {}, or the path of a catalogue",
+                Catalogue::builtin_names().join(" or ")
+            ),
+        });
+    }
+    match Catalogue::builtin(name) {
+        Some(catalogue) => Ok(catalogue.clone()),
+        None => Catalogue::read(Path::new(name)),
+    }
+}
+
+/// A disk of a catalogue, as a limit and a latency.
+pub(crate) struct ProfiledDisk {
+    pub(crate) provisioned: Provisioned,
+    /// Latency of each I/O that the catalogue's queue depth rule guarantees.
+    pub(crate) latency: Option<Duration>,
+}
+
+impl ProfiledDisk {
+    /// The limit, with a remark about the modeled latency unless the file gives one.
+    pub(crate) fn with_latency(mut self, written: bool) -> Provisioned {
+        if let (Some(latency), Some(profile)) = (self.latency, &mut self.provisioned.profile)
+            && !written
+        {
+            profile.remarks.push(format!(
+                "the latency of {} is that of the rule of the queue depth; the catalogue has no distribution of it",
+                format_duration(latency)
+            ));
+        }
+        self.provisioned
+    }
+}
+
+/// Reports keys of a disk profile that have no effect without `profile`.
+pub(crate) fn refuse_alone(reader: &Reader<'_>) {
+    for key in KEYS.iter().skip(1).filter(|key| reader.has(key)) {
+        let help = "write profile = \"TYPE\" too, such as \"pd-ssd\", or remove it";
+        reader.report().error(&reader.key_place(key), format!("`{key}` without `profile`"), help);
+    }
+}
+
+/// Reports numbers written beside `profile`, which takes them from the catalogue.
+pub(crate) fn refuse_others(reader: &Reader<'_>, accepted: &[&str]) {
+    for (key, place) in reader.keys_in_order() {
+        if KEYS.contains(&key) || accepted.contains(&key) || !reader.knows(key) {
+            continue;
+        }
+        let message = format!("`{key}` beside `profile`, which says it already");
+        let help = format!("remove `{key}`, or write all numbers in place of `profile`");
+        let related = ("the disk is given at", &reader.key_place("profile"));
+        reader.report().error_with(&place, message, help, related);
+    }
+}
+
+/// Reports that a disk model needs a latency, which the catalogue does not have for this disk.
+pub(crate) fn latency_is_not_known(reader: &Reader<'_>, disk: &ProfiledDisk) {
+    let profile = disk.provisioned.profile.as_ref();
+    let (kind, catalogue) =
+        (text(reader, "profile"), profile.map(|profile| profile.catalogue.as_str()));
+    let message = format!(
+        "the latency of {} is not known: {} has no rule of it",
+        kind.as_deref().unwrap_or("it"),
+        catalogue.unwrap_or("the catalogue")
+    );
+    let help = "write it too, such as latency = \"800us\", p99 = \"3ms\"; `limit` needs none";
+    reader.report().error(&reader.key_place("profile"), message, help);
+}
+
+fn text(reader: &Reader<'_>, key: &str) -> Option<String> {
+    reader.parsed(key, |text| Ok::<_, Infallible>(text.to_owned())).map(|text| text.value)
+}
+
+/// Reads the disk profile of a table. Mistakes are reported at their keys.
+pub(crate) fn read(reader: &Reader<'_>, catalogues: &Catalogues) -> Option<ProfiledDisk> {
+    let reported = reader.report().count();
+    let kind = text(reader, "profile");
+    let catalogue = catalogues.of(reader);
+    let machine = text(reader, "machine");
+    let size = reader.size("size");
+    let disks = reader.count("disks");
+    let options = ProfileOptions {
+        regional: reader.flag("regional"),
+        tier1: reader.flag("tier1_networking"),
+        other_egress_gbps: reader.count("other_egress_gbps").map_or(0, |gbps| gbps.value),
+        provisioned_iops: reader.count("provisioned_iops").map(|iops| iops.value as f64),
+        provisioned_bytes_per_s: reader
+            .rate("provisioned_throughput")
+            .map(|rate| rate.value as f64),
+    };
+    // An unreadable value would be reported a second time, as missing.
+    if reader.report().count() > reported {
+        return None;
+    }
+    let (kind, catalogue) = (kind?, catalogue?);
+    let refused = |error: PlanError, keys: &[&str]| refuse(reader, &catalogue, error, keys);
+    let disk = catalogue.disk_type(&kind).map_err(|error| refused(error, &["profile"])).ok()?;
+    let Some(machine) = machine.or_else(|| catalogue.machine_default.clone()) else {
+        let help = "write the type of its machine, such as machine = \"n2-standard-8\"";
+        reader.report().error(&reader.key_place("profile"), "`profile` without `machine`", help);
+        return None;
+    };
+    if size.is_none() && disk.size_gb_each.is_none() {
+        let help = "write the size of the disk, such as size = \"500GB\"";
+        reader.report().error(&reader.key_place("profile"), "`profile` without `size`", help);
+        return None;
+    }
+    let size_bytes = size.map_or(0, |size| size.value);
+    let made = DiskConfiguration::new(&catalogue, &kind, size_bytes, &machine);
+    let mut configuration = made.map_err(|error| refused(error, &["machine"])).ok()?;
+    let fixed = catalogue.fixed_disks(&kind, &machine).unwrap_or(1);
+    configuration.disks = disks.map_or(fixed, |disks| disks.value as u32);
+    options.settle(&catalogue, &mut configuration, refused).ok()?;
+    let ceilings = catalogue.ceilings(&configuration).map_err(|error| refused(error, &[])).ok()?;
+    let limit = limit(&catalogue, &configuration, &ceilings).map_err(|error| {
+        let message = format!("{} of {kind} cannot be a limit", described(&configuration));
+        reader.report().error(&reader.key_place("profile"), message, error);
+    });
+    let numbers = limit.ok()?;
+    let profile = Some(Box::new(describe(&catalogue, &configuration)));
+    let latency = ceilings.service_us.map(|(sure, _)| Duration::from_nanos((sure * 1e3) as u64));
+    Some(ProfiledDisk { provisioned: Provisioned { numbers, profile }, latency })
+}
+
+/// Reports an error of the model at the first of `keys` that is written, with option names
+/// translated to keys.
+fn refuse(reader: &Reader<'_>, catalogue: &Catalogue, error: PlanError, keys: &[&str]) {
+    let key = keys.iter().find(|key| reader.has(key)).unwrap_or(&"profile");
+    let (mut found, mut accepted) = match error {
+        PlanError::Input { found, accepted } => (found, accepted),
+        PlanError::NotKnown(what) => {
+            let accepted = format!("{} has no limit of it: write the numbers", catalogue.name);
+            (format!("not known: {what}"), accepted)
+        }
+    };
+    for (option, name) in OPTIONS {
+        found = found.replace(option, name);
+        accepted = accepted.replace(option, name);
+    }
+    let place: Place = reader.key_place(key);
+    reader.report().error(&place, found, accepted);
+}
+
+/// The optional keys of a disk profile.
+struct ProfileOptions {
+    regional: bool,
+    tier1: bool,
+    other_egress_gbps: u64,
+    provisioned_iops: Option<f64>,
+    provisioned_bytes_per_s: Option<f64>,
+}
+
+impl ProfileOptions {
+    /// Applies one option after the other, so that an error is reported at the key that caused it.
+    fn settle(
+        &self,
+        catalogue: &Catalogue,
+        configuration: &mut DiskConfiguration,
+        refused: impl Fn(PlanError, &[&str]),
+    ) -> Result<(), ()> {
+        let site = |configuration: &DiskConfiguration, keys: &[&str]| {
+            Placement::of(catalogue, configuration).map_err(|error| refused(error, keys))
+        };
+        site(configuration, &["machine"])?;
+        configuration.regional = self.regional;
+        site(configuration, &["regional"])?;
+        configuration.tier1_networking = self.tier1;
+        site(configuration, &["tier1_networking"])?;
+        configuration.other_egress_gbit_per_s = self.other_egress_gbps as f64;
+        let site = site(configuration, &["other_egress_gbps"])?;
+        match site.size_each() {
+            Some(_) => {
+                let keys = if configuration.size_bytes == 0 { "disks" } else { "size" };
+                site.demand(configuration).map_err(|error| refused(error, &[keys]))?;
+            }
+            None => {
+                let size = catalogue.units.size_of(configuration.size_bytes);
+                site.check_size(size).map_err(|error| refused(error, &["size"]))?;
+            }
+        }
+        configuration.provisioned_iops = self.provisioned_iops;
+        if self.provisioned_iops.is_some() {
+            site.demand(configuration).map_err(|error| refused(error, &["provisioned_iops"]))?;
+        }
+        configuration.provisioned_bytes_per_s = self.provisioned_bytes_per_s;
+        let keys = ["provisioned_throughput"];
+        site.demand(configuration).map(drop).map_err(|error| refused(error, &keys))
+    }
+}
+
+/// Why a disk cannot be a limit.
+#[derive(Debug, thiserror::Error)]
+enum NoLimit {
+    #[error("{0}")]
+    Config(#[from] LimitError),
+    #[error("{0}")]
+    Plan(#[from] PlanError),
+}
+
+/// The ceilings of a configuration as a limit.
+fn limit(
+    catalogue: &Catalogue,
+    configuration: &DiskConfiguration,
+    ceilings: &Ceilings,
+) -> Result<Limit, NoLimit> {
+    let site = Placement::of(catalogue, configuration)?;
+    let demand = site.demand(configuration)?;
+    // A machine limit for reads and writes together is one more budget.
+    let caps = site.hard_caps(&demand, MIN_BLOCK_BYTES);
+    let together = |dimension| {
+        let both = caps.iter().filter(|cap| cap.together && cap.dimension == dimension);
+        both.filter_map(|cap| cap.read).min_by(f64::total_cmp)
+    };
+    let unit = catalogue.units.throughput_bytes() as f64;
+    let limit = Limit {
+        ios: budget(
+            together(Dimension::Iops),
+            (ceilings.read_iops, ceilings.write_iops),
+            ceilings.iops_sharing,
+        ),
+        bytes: budget(
+            together(Dimension::Throughput).map(|most| most * unit),
+            (ceilings.read_bytes_per_s, ceilings.write_bytes_per_s),
+            ceilings.throughput_sharing,
+        ),
+        read_size: IoSize::One,
+        write_size: write_size(ceilings)?,
+    };
+    limit.check()?;
+    Ok(limit)
+}
+
+/// A rate is a whole number a second.
+fn whole(per_second: f64) -> u64 {
+    per_second.round() as u64
+}
+
+fn budget(total: Option<f64>, most: (Option<f64>, Option<f64>), sharing: Sharing) -> Budget {
+    let total = total.map(whole);
+    let (read, write) = (most.0.map(whole), most.1.map(whole));
+    let rates = match (read, write, sharing) {
+        (Some(read), Some(write), Sharing::HalfDuplex | Sharing::Shared) if read == write => {
+            // One number for both, at most the machine's limit for both.
+            let both = total.map_or(read, |total| total.min(read));
+            return Budget::total(both);
+        }
+        (Some(read), Some(write), Sharing::HalfDuplex | Sharing::Shared) => {
+            Budget::shared(read, write)
+        }
+        (read, write, _) => {
+            Budget { read: read.map(Rate::new), write: write.map(Rate::new), ..Budget::default() }
+        }
+    };
+    Budget { total: total.map(Rate::new), ..rates }
+}
+
+/// Weight of large writes: above the block size with the highest IOPS a write counts as several.
+fn write_size(ceilings: &Ceilings) -> Result<IoSize, LimitError> {
+    let Some(most) = ceilings.write_iops else { return Ok(IoSize::One) };
+    let mut steps: Vec<IoStep> = Vec::new();
+    // A row holds for blocks above those of the row before it.
+    for pair in ceilings.write_iops_by_block.windows(2) {
+        let millionths = (most / pair[1].1 * 1e6).round();
+        let before = steps.last().map_or(1e6, |step| f64::from(step.millionths));
+        if millionths != before {
+            let above_bytes = u32::try_from(pair[0].0).unwrap_or(u32::MAX);
+            steps.push(IoStep { above_bytes, millionths: millionths as u32 });
+        }
+    }
+    match steps.is_empty() {
+        true => Ok(IoSize::One),
+        false => IoSize::steps(steps),
+    }
+}
+
+fn described(configuration: &DiskConfiguration) -> String {
+    match configuration.size_bytes {
+        0 => format!("{} disks", configuration.disks),
+        bytes => format_size(bytes),
+    }
+}
+
+/// Description of the disk for people, with the confidence and the remarks of the sources of its
+/// numbers for every kind of I/O.
+fn describe(catalogue: &Catalogue, configuration: &DiskConfiguration) -> Profile {
+    let mut confidence = Confidence::A;
+    let mut remarks = Vec::new();
+    let mut add = |remark: String| {
+        if !remarks.contains(&remark) {
+            remarks.push(remark);
+        }
+    };
+    for block_bytes in [4 << 10, 64 << 10, 1 << 20] {
+        for read_percent in [100, 0, 50] {
+            let workload = Workload::random(block_bytes, read_percent);
+            let Ok(found) = catalogue.predict(configuration, &workload) else { continue };
+            let enforced = |limit: &&flagstone_cloud::PredictedLimit| {
+                !matches!(limit.kind, LimitKind::Cpu | LimitKind::QueueDepth)
+            };
+            let binding = found.limits.iter().find(enforced);
+            confidence = confidence.max(binding.map_or(Confidence::A, |limit| limit.confidence));
+            found.not_known.into_iter().for_each(|what| {
+                // The price is irrelevant here.
+                if !what.contains("price") {
+                    add(format!("not known: {what}"));
+                }
+            });
+            for touched in found.inconsistencies {
+                let used = touched.used.map(|used| format!("; taken here: {used}"));
+                add(format!(
+                    "the sources contradict themselves ({}): {}{}",
+                    touched.id,
+                    touched.place,
+                    used.unwrap_or_default()
+                ));
+            }
+            found.notes.into_iter().for_each(&mut add);
+        }
+    }
+    let rule = catalogue.types.get(&configuration.kind).and_then(|disk| disk.mixing.as_ref());
+    let rule = rule.map(|rule| catalogue.confidence_of(&rule.source, rule.confidence));
+    let disks = match configuration.disks {
+        1 => String::new(),
+        many => format!("{many} x "),
+    };
+    let size = match configuration.size_bytes {
+        0 => String::new(),
+        bytes => format!("{} of ", format_size(bytes)),
+    };
+    let regional = if configuration.regional { "regional " } else { "" };
+    Profile {
+        disk: format!(
+            "{disks}{size}{regional}{} on {}",
+            configuration.kind, configuration.machine.name
+        ),
+        catalogue: catalogue.name.clone(),
+        date: catalogue.date.clone(),
+        confidence: confidence.max(rule.unwrap_or(Confidence::A)),
+        remarks,
+    }
+}

@@ -1,0 +1,361 @@
+//! Reader of the file's tables: values with their source locations. Checks of a single value are
+//! here, checks of several in [`super::check`].
+
+use toml_edit::Item;
+
+use super::check::{RawBacking, RawConfig, RawLayer, RawServer, RawSubsystem, RawVolume};
+use flagstone_runtime::IoEngine;
+
+use super::diagnostic::{Located, Place, Report};
+use super::mirror;
+use super::model::{Delay, Fault, FaultRate, Layer, Nbd, Nvme};
+use super::performance;
+use super::profile::Catalogues;
+use super::reader::{Reader, bare, place_of, suggestion};
+use super::schema::{self, Section};
+use crate::api_spec::{ApiSpec, parse_metrics};
+use crate::device_spec::DeviceSpec;
+use crate::limits::{
+    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_PEERS,
+    MAX_SHARED_LIMITS, MAX_STRIPE_DEVICES, MAX_VOLUMES,
+};
+use crate::listen_spec::ListenSpec;
+use crate::names::{self, NameError, Uuid};
+
+/// The tables that a file may have.
+const ROOT: [&str; 5] = ["server", "volume", "limit", "subsystem", "peer"];
+
+/// Reads the whole file.
+pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
+    for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
+        let span = root.key(name).and_then(|key| key.span());
+        let message = format!("unknown table `{}`", bare(name));
+        report.error(&place_of(span, &Place::Whole), message, suggestion(name, &ROOT));
+    }
+    let key_place = |name| place_of(root.key(name).and_then(|key| key.span()), &Place::Whole);
+    let server = root
+        .get("server")
+        .and_then(|item| Reader::new(&schema::SERVER, "server", item, key_place("server"), report))
+        .unwrap_or_else(|| Reader::absent(&schema::SERVER, report));
+    let tables = |kind, schema, max| named_tables(root.get(kind), kind, schema, max, report);
+    let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
+    let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
+    let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
+    let peers = tables("peer", &schema::PEER, MAX_PEERS);
+    let catalogues = Catalogues::default();
+    RawConfig {
+        server: read_server(&server),
+        volumes_mistaken: root.contains_key("volume"),
+        volumes: volumes
+            .into_iter()
+            .map(|(name, reader)| read_volume(name, &reader, &catalogues))
+            .collect(),
+        limits: limits
+            .into_iter()
+            .map(|(name, reader)| {
+                let title = format!("limit.{}", bare(&name.value));
+                (name, performance::read_limit(&reader, &title, &catalogues))
+            })
+            .collect(),
+        subsystems: subsystems
+            .into_iter()
+            .map(|(name, reader)| read_subsystem(name, &reader))
+            .collect(),
+        peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
+    }
+}
+
+/// The configuration of an empty file.
+pub(crate) fn read_nothing(report: &Report) -> RawConfig {
+    read_root(&toml_edit::Table::new(), report)
+}
+
+/// The tables `[kind.NAME]`, in the order of the file.
+fn named_tables<'a>(
+    item: Option<&'a Item>,
+    kind: &str,
+    schema: &'static Section,
+    max: usize,
+    report: &'a Report,
+) -> Vec<(Located<String>, Reader<'a>)> {
+    let Some(item) = item else { return Vec::new() };
+    let Some(parent) = item.as_table_like() else {
+        let help = format!("write one table for each: [{kind}.NAME]");
+        let message = format!("`{kind}` is not a table of tables");
+        report.error(&place_of(item.span(), &Place::Whole), message, help);
+        return Vec::new();
+    };
+    let mut tables = Vec::new();
+    for (name, item) in parent.iter() {
+        let span = parent.key(name).and_then(|key| key.span());
+        let place = place_of(span, &Place::Whole);
+        if let Err(error) = names::check_volume_name(name) {
+            report.error(&place, format!("bad name in [{kind}.{}]", bare(name)), error);
+        }
+        let title = format!("{kind}.{}", bare(name));
+        if let Some(reader) = Reader::new(schema, &title, item, place.clone(), report) {
+            tables.push((Located { value: name.to_owned(), place }, reader));
+        }
+    }
+    if let Some((name, _)) = tables.get(max) {
+        let help = format!("write at most {max}");
+        report.error(&name.place, format!("too many {kind}s: {}", tables.len()), help);
+    }
+    tables
+}
+
+fn read_server(reader: &Reader<'_>) -> RawServer {
+    let report = reader.report();
+    let nvme = reader
+        .table("nvme", "server.nvme")
+        .unwrap_or_else(|| Reader::absent(&schema::NVME, report));
+    let nbd =
+        reader.table("nbd", "server.nbd").unwrap_or_else(|| Reader::absent(&schema::NBD, report));
+    let listen = reader.list("listen", MAX_LISTEN, str::parse::<ListenSpec>);
+    if let Some(empty) = listen.as_ref().filter(|list| list.written == 0) {
+        let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
+        report.error(&empty.place, "nothing to listen on", help);
+    }
+    let mdts = nvme.size_or_default("mdts");
+    let mut in_capsule = nvme.size_or_default("in_capsule");
+    if !nvme.has("in_capsule") {
+        in_capsule.value = in_capsule.value.min(mdts.value);
+    }
+    RawServer {
+        listen: listen.map(|list| list.entries),
+        cores: reader.count("cores").map(|n| n.value as u32),
+        buffer_memory: reader.size_or_default("buffer_memory"),
+        node: reader.parsed("node", mirror::node_name),
+        io_engine: io_engine(&reader.choice("io_engine")),
+        busy_poll: reader.time_or_default("busy_poll"),
+        in_capsule,
+        mdts,
+        api: reader.parsed("api", str::parse::<ApiSpec>),
+        metrics: reader.parsed("metrics", parse_metrics),
+        nvme: read_nvme(&nvme),
+        nbd: read_nbd(&nbd),
+    }
+}
+
+/// The io_engine that a word of the schema's names.
+pub(crate) fn io_engine(word: &str) -> IoEngine {
+    match word {
+        "io_uring" => IoEngine::IoUring,
+        "threads" => IoEngine::Threads,
+        _ => IoEngine::Auto,
+    }
+}
+
+/// The sizes are left at zero: they are checked against each other first.
+fn read_nvme(reader: &Reader<'_>) -> Nvme {
+    Nvme {
+        nqn_prefix: reader
+            .parsed("nqn_prefix", parse_nqn_prefix)
+            .map_or_else(|| names::DEFAULT_NQN_PREFIX.to_owned(), |prefix| prefix.value),
+        in_capsule_bytes: 0,
+        max_queues: reader.count_or_default("max_queues") as u16,
+        queue_depth: reader.count_or_default("queue_depth") as u16,
+        mdts_bytes: 0,
+        max_connections: reader.count_or_default("max_connections") as u32,
+        header_digest: reader.flag("header_digest"),
+        data_digest: reader.flag("data_digest"),
+        handshake_timeout: reader.time_or_default("handshake_timeout"),
+        stall_timeout: reader.time_or_default("stall_timeout"),
+    }
+}
+
+fn parse_nqn_prefix(text: &str) -> Result<String, NameError> {
+    if text.len() > MAX_NQN_PREFIX_BYTES {
+        return Err(NameError::NqnTooLong(text.len()));
+    }
+    names::check_nqn(&format!("{text}:x")).map(|()| text.to_owned())
+}
+
+fn read_nbd(reader: &Reader<'_>) -> Nbd {
+    Nbd {
+        max_connections: reader.count_or_default("max_connections") as u32,
+        handshake_timeout: reader.time_or_default("handshake_timeout"),
+        stall_timeout: reader.time_or_default("stall_timeout"),
+    }
+}
+
+fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogues: &Catalogues) -> RawVolume {
+    let title = format!("volume.{}", name.value);
+    RawVolume {
+        layers: read_layers(reader, &title, catalogues),
+        backing: read_backing(reader, &title),
+        block_size: reader.size("block_size"),
+        read_only: reader.flag("read_only"),
+        nqn: reader.parsed("nqn", parse_subsystem_nqn),
+        uuid: reader.parsed("uuid", str::parse::<Uuid>),
+        serial: reader.parsed("serial", parse_serial),
+        allow_hosts: read_hosts(reader),
+        nbd_export: reader
+            .parsed("nbd_export", |text| names::check_export_name(text).map(|()| text.to_owned())),
+        name,
+    }
+}
+
+fn parse_subsystem_nqn(text: &str) -> Result<String, NameError> {
+    names::check_subsystem_nqn(text).map(|()| text.to_owned())
+}
+
+fn parse_serial(text: &str) -> Result<String, NameError> {
+    names::check_serial(text).map(|()| text.to_owned())
+}
+
+fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
+    let parse = |text: &str| names::check_nqn(text).map(|()| text.to_owned());
+    reader.list("allow_hosts", MAX_ALLOWED_HOSTS, parse).map(|list| Located {
+        value: list.entries.into_iter().map(|entry| entry.value).collect(),
+        place: list.place,
+    })
+}
+
+/// The layers in the order of their keys. One below the device is a mistake: nothing is there.
+fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<RawLayer> {
+    let mut layers = Vec::new();
+    let mut bottom = None;
+    for (key, place) in reader.keys_in_order() {
+        match key {
+            "device" | "stripe" => bottom = bottom.or(Some((key, place))),
+            "delay" | "fault" | "limit" | "shared_limit" | "disk_model" | "mirror" => {
+                if let Some((device, device_place)) = &bottom {
+                    let message =
+                        format!("`{key}` comes after `{device}`, which is the last layer");
+                    let help = format!(
+                        "move `{key}` above `{device}`: layers run in the order they are written, \
+                         from the host's side to the device"
+                    );
+                    let related = ("the device is given at", device_place);
+                    reader.report().error_with(&place, message, help, related);
+                }
+                layers.extend(read_layer(key, reader, &format!("{title}.{key}"), catalogues));
+            }
+            _ => {}
+        }
+    }
+    layers
+}
+
+/// The layers of one key of a volume, if it can be read. All have one, but for an emulation that is
+/// like a disk: its limit, and below it its latency.
+fn read_layer(
+    key: &str,
+    volume: &Reader<'_>,
+    title: &str,
+    catalogues: &Catalogues,
+) -> Vec<RawLayer> {
+    if key == "shared_limit" {
+        let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
+        return volume.parsed(key, parse).map(RawLayer::SharedLimit).into_iter().collect();
+    }
+    let Some(reader) = volume.table(key, title) else { return Vec::new() };
+    if key == "mirror" {
+        return mirror::read_mirror(&reader, title, catalogues).into_iter().collect();
+    }
+    let layers = match key {
+        "delay" => vec![Layer::Delay(read_delay(&reader))],
+        "fault" => vec![Layer::Fault(read_fault(&reader))],
+        "limit" => {
+            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogues)))]
+        }
+        _ => {
+            let (limit, latency) = performance::read_disk_model(&reader, title, catalogues);
+            if limit.is_some() && volume.has("limit") {
+                let message = "`disk_model` with `profile` has the limits of the disk already";
+                let help =
+                    "remove `limit`, or write the latency in `disk_model` in place of `profile`";
+                let related = ("the limit is given at", &volume.key_place("limit"));
+                reader.report().error_with(&reader.key_place("profile"), message, help, related);
+            }
+            let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
+            limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
+        }
+    };
+    layers.into_iter().map(|layer| RawLayer::Own(Box::new(layer))).collect()
+}
+
+fn read_delay(reader: &Reader<'_>) -> Delay {
+    Delay {
+        read: reader.time_or_default("read"),
+        write: reader.time_or_default("write"),
+        flush: reader.time_or_default("flush"),
+        discard: reader.time_or_default("discard"),
+        jitter: reader.time_or_default("jitter"),
+    }
+}
+
+fn read_fault(reader: &Reader<'_>) -> Fault {
+    Fault {
+        read: read_rate(reader, "read_error_every", "read_errors_per_million"),
+        write: read_rate(reader, "write_error_every", "write_errors_per_million"),
+        flush: read_rate(reader, "flush_error_every", "flush_errors_per_million"),
+        seed: reader.count_or_default("seed"),
+    }
+}
+
+fn read_rate(reader: &Reader<'_>, every: &str, per_million: &str) -> FaultRate {
+    if reader.has(every) && reader.has(per_million) {
+        let message = format!("both `{every}` and `{per_million}`");
+        let related = ("the other is given at", &reader.key_place(every));
+        let help = "keep one of them";
+        reader.report().error_with(&reader.key_place(per_million), message, help, related);
+    }
+    match (reader.count(every), reader.count(per_million)) {
+        (Some(every), _) => FaultRate::Every(every.value),
+        // The range of the schema keeps it to a million.
+        (None, Some(rate)) => FaultRate::PerMillion(rate.value as u32),
+        (None, None) => FaultRate::Never,
+    }
+}
+
+fn read_backing(reader: &Reader<'_>, title: &str) -> Option<RawBacking> {
+    let report = reader.report();
+    if reader.has("device") && reader.has("stripe") {
+        let place = reader.key_place("stripe");
+        let related = ("the device is given at", &reader.key_place("device"));
+        let message = format!("[{title}] has both `device` and `stripe`");
+        report.error_with(&place, message, "keep one of them: either is the last layer", related);
+    }
+    if reader.has("device") {
+        let device = reader.parsed("device", str::parse::<DeviceSpec>)?;
+        return Some(RawBacking { chunk: None, devices: vec![device] });
+    }
+    if !reader.has("stripe") {
+        let help = "write what stores its data, such as device = \"/dev/nvme0n1\" or \
+                    device = \"memory:1GiB\"";
+        report.error(reader.place(), format!("[{title}] has no device"), help);
+        return None;
+    }
+    let stripe = reader.table("stripe", &format!("{title}.stripe"))?;
+    let chunk = stripe.size_or_default("chunk");
+    if !stripe.has("devices") {
+        let help = "write devices = [\"/dev/nvme0n1\", \"/dev/nvme1n1\"]";
+        report.error(stripe.place(), format!("[{title}.stripe] has no devices"), help);
+    }
+    let devices = stripe.list("devices", MAX_STRIPE_DEVICES, str::parse::<DeviceSpec>)?;
+    if devices.written < 2 {
+        let message = format!("a stripe over {} device", devices.written);
+        let help = "write at least two devices, or device = \"…\" in place of the stripe";
+        report.error(&devices.place, message, help);
+    }
+    Some(RawBacking { chunk: Some(chunk), devices: devices.entries })
+}
+
+fn read_subsystem(name: Located<String>, reader: &Reader<'_>) -> RawSubsystem {
+    let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
+    let namespaces = reader.list("namespaces", MAX_NAMESPACES, parse);
+    if namespaces.as_ref().is_none_or(|list| list.written == 0) {
+        let message = format!("[subsystem.{}] has no namespaces", name.value);
+        let help = "write namespaces = [\"VOLUME\", …] with the names of its volumes";
+        reader.report().error(reader.place(), message, help);
+    }
+    RawSubsystem {
+        nqn: reader.parsed("nqn", parse_subsystem_nqn),
+        serial: reader.parsed("serial", parse_serial),
+        namespaces: namespaces.map(|list| list.entries).unwrap_or_default(),
+        allow_hosts: read_hosts(reader),
+        name,
+    }
+}

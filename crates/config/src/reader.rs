@@ -1,0 +1,457 @@
+//! Reader of one table by its [`schema`](super::schema), which has type, range and default of each
+//! key. Each mistake is reported at its source location.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use toml_edit::{Item, TableLike, Value};
+
+use super::diagnostic::{Located, Place, Report, shown};
+use super::schema::{Key, Kind, Section, SizeRule};
+use crate::units::{
+    format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size,
+};
+
+/// A table of the file, or nothing where the table is absent and all defaults hold.
+pub(crate) struct Reader<'a> {
+    schema: &'static Section,
+    table: Option<&'a dyn TableLike>,
+    /// Where the table's name is written.
+    place: Place,
+    report: &'a Report,
+}
+
+/// A list: the entries that are right, and how many were written.
+pub(crate) struct List<T> {
+    pub(crate) entries: Vec<Located<T>>,
+    pub(crate) written: usize,
+    pub(crate) place: Place,
+}
+
+/// The place of an item, or of the table around it where the parser knows none.
+pub(crate) fn place_of(span: Option<std::ops::Range<usize>>, otherwise: &Place) -> Place {
+    span.map_or_else(|| otherwise.clone(), Place::Text)
+}
+
+impl<'a> Reader<'a> {
+    /// Reads `item` as the table `schema`, after checking that all its keys are known.
+    pub(crate) fn new(
+        schema: &'static Section,
+        title: &str,
+        item: &'a Item,
+        place: Place,
+        report: &'a Report,
+    ) -> Option<Reader<'a>> {
+        let Some(table) = item.as_table_like() else {
+            let found = item.type_name();
+            let place = place_of(item.span(), &place);
+            let help = Kind::Table(schema).expected();
+            report.error(&place, format!("`{title}` is a table, found {}", described(found)), help);
+            return None;
+        };
+        let reader = Reader { schema, table: Some(table), place, report };
+        reader.refuse_unknown_keys(title);
+        Some(reader)
+    }
+
+    /// An absent table: every key has its default.
+    pub(crate) fn absent(schema: &'static Section, report: &'a Report) -> Reader<'a> {
+        Reader { schema, table: None, place: Place::Whole, report }
+    }
+
+    fn refuse_unknown_keys(&self, title: &str) {
+        let known: Vec<_> = self.schema.keys.iter().map(|key| key.name).collect();
+        let Some(table) = self.table else { return };
+        for (name, _) in table.iter().filter(|(name, _)| !known.contains(name)) {
+            let message = format!("unknown key `{}` in [{title}]", bare(name));
+            self.report.error(&self.key_place(name), message, suggestion(name, &known));
+        }
+    }
+
+    /// Where the table's name is written.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where the key `name` is written, or else its table.
+    pub(crate) fn key_place(&self, name: &str) -> Place {
+        let span = self.table.and_then(|table| table.key(name)).and_then(|key| key.span());
+        place_of(span, &self.place)
+    }
+
+    /// The table's keys and where each is written, in the order of the file.
+    pub(crate) fn keys_in_order(&self) -> Vec<(&'a str, Place)> {
+        let names = self.table.into_iter().flat_map(|table| table.iter());
+        let mut keys: Vec<_> = names.map(|(name, _)| (name, self.key_place(name))).collect();
+        keys.sort_by_key(|(_, place)| match place {
+            Place::Text(span) => span.start,
+            _ => 0,
+        });
+        keys
+    }
+
+    /// Returns true if the key is present, with any value.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.item(name).is_some()
+    }
+
+    /// Returns true if the schema has the key. Unknown keys are reported elsewhere.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.schema.key(name).is_some()
+    }
+
+    fn item(&self, name: &str) -> Option<&'a Item> {
+        self.table.and_then(|table| table.get(name))
+    }
+
+    fn key(&self, name: &str) -> &'static Key {
+        self.schema.key(name).expect("the parser asks for keys of its schema")
+    }
+
+    /// The value of a key and where it is, if it is written.
+    fn value(&self, name: &str) -> Option<(&'a Item, Place)> {
+        let item = self.item(name)?;
+        Some((item, place_of(item.span(), &self.key_place(name))))
+    }
+
+    fn wrong_type(&self, key: &Key, item: &Item, place: &Place) {
+        let message = format!("`{}` is {}", key.name, described(item.type_name()));
+        self.report.error(place, message, key.kind.expected());
+    }
+
+    /// Reads a key of any kind by `convert`, which returns the value or describes the mistake.
+    fn read<T>(
+        &self,
+        name: &str,
+        convert: impl FnOnce(&Item, &Kind) -> Option<Result<T, String>>,
+    ) -> Option<Located<T>> {
+        let key = self.key(name);
+        let (item, place) = self.value(name)?;
+        match convert(item, &key.kind) {
+            None => self.wrong_type(key, item, &place),
+            Some(Err(help)) => self.report.error(&place, bad_value(name, item), help),
+            Some(Ok(value)) => return Some(Located { value, place }),
+        }
+        None
+    }
+
+    /// A flag, or its default.
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        let value = self.read(name, |item, _| item.as_bool().map(Ok));
+        value.map_or(self.key(name).default == "true", |value| value.value)
+    }
+
+    /// A number, if written and in range.
+    pub(crate) fn count(&self, name: &str) -> Option<Located<u64>> {
+        self.read(name, |item, kind| item.as_integer().map(|n| count_in_range(n.into(), kind)))
+    }
+
+    /// A number, or its default.
+    pub(crate) fn count_or_default(&self, name: &str) -> u64 {
+        self.count(name).map(|n| n.value).unwrap_or_else(|| {
+            self.key(name).default.parse().expect("defaults are checked by a test")
+        })
+    }
+
+    /// A size in bytes, if written and in range.
+    pub(crate) fn size(&self, name: &str) -> Option<Located<u64>> {
+        self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
+            (Some(n), _) => Some(match u64::try_from(n) {
+                Ok(bytes) => size_in_range(bytes, kind),
+                Err(_) => Err(kind.expected()),
+            }),
+            (_, Some(text)) => Some(size_from_text(text, kind)),
+            _ => None,
+        })
+    }
+
+    /// A size in bytes, or its default, with the place of the key or its table.
+    pub(crate) fn size_or_default(&self, name: &str) -> Located<u64> {
+        self.size(name).unwrap_or_else(|| Located {
+            value: parse_size(self.key(name).default).expect("defaults are checked by a test"),
+            place: self.key_place(name),
+        })
+    }
+
+    /// A throughput in bytes a second, if written and in range.
+    pub(crate) fn rate(&self, name: &str) -> Option<Located<u64>> {
+        self.read(name, |item, kind| item.as_str().map(|text| rate_from_text(text, kind)))
+    }
+
+    /// The same, or its default.
+    pub(crate) fn rate_or_default(&self, name: &str) -> u64 {
+        self.rate(name).map(|rate| rate.value).unwrap_or_else(|| {
+            let key = self.key(name);
+            rate_from_text(key.default, &key.kind).expect("defaults are checked by a test")
+        })
+    }
+
+    /// A duration, if written and in range.
+    pub(crate) fn time(&self, name: &str) -> Option<Located<Duration>> {
+        self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
+            (Some(n), _) => Some(time_from_text(&n.to_string(), kind)),
+            (_, Some(text)) => Some(time_from_text(text, kind)),
+            _ => None,
+        })
+    }
+
+    /// A duration, or its default.
+    pub(crate) fn time_or_default(&self, name: &str) -> Duration {
+        self.time(name).map(|time| time.value).unwrap_or_else(|| {
+            parse_duration(self.key(name).default).expect("defaults are checked by a test")
+        })
+    }
+
+    /// A word out of several, or the default.
+    pub(crate) fn choice(&self, name: &str) -> String {
+        let value =
+            self.read(name, |item, kind| item.as_str().map(|text| word_from_text(text, kind)));
+        value.map_or_else(|| self.key(name).default.to_owned(), |word| word.value)
+    }
+
+    /// A text in a grammar of its own, if written and right.
+    pub(crate) fn parsed<T, E: Display>(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Option<Located<T>> {
+        self.read(name, |item, _| {
+            item.as_str().map(|text| parse(text).map_err(|error| error.to_string()))
+        })
+    }
+
+    /// A list of texts in a grammar of their own, if written: the entries that are right. More
+    /// than `max` is a mistake.
+    pub(crate) fn list<T, E: Display>(
+        &self,
+        name: &str,
+        max: usize,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Option<List<T>> {
+        let key = self.key(name);
+        let (item, place) = self.value(name)?;
+        let Some(array) = item.as_array() else {
+            self.wrong_type(key, item, &place);
+            return None;
+        };
+        if array.len() > max {
+            let message = format!("`{name}` has {} entries", array.len());
+            self.report.error(&self.key_place(name), message, format!("write at most {max}"));
+        }
+        let entry = |value: &Value| {
+            let place = place_of(value.span(), &place);
+            let Some(text) = value.as_str() else {
+                let message = format!("an entry of `{name}` is {}", described(value.type_name()));
+                self.report.error(&place, message, key.kind.expected());
+                return None;
+            };
+            match parse(text) {
+                Ok(value) => Some(Located { value, place }),
+                Err(error) => {
+                    let message = format!("bad entry in `{name}`: {}", shown(text));
+                    self.report.error(&place, message, error);
+                    None
+                }
+            }
+        };
+        let entries = array.iter().take(max).filter_map(entry).collect();
+        Some(List { entries, written: array.len(), place })
+    }
+
+    /// A table within this one, if written.
+    pub(crate) fn table(&self, name: &str, title: &str) -> Option<Reader<'a>> {
+        let Kind::Table(schema) = self.key(name).kind else {
+            unreachable!("the parser asks for tables where its schema has tables")
+        };
+        let item = self.item(name)?;
+        Reader::new(schema, title, item, self.key_place(name), self.report)
+    }
+
+    /// Where mistakes are recorded.
+    pub(crate) fn report(&self) -> &'a Report {
+        self.report
+    }
+}
+
+fn bad_value(name: &str, item: &Item) -> String {
+    let found = match item {
+        Item::Value(Value::String(text)) => shown(text.value()),
+        Item::Value(Value::Integer(number)) => number.value().to_string(),
+        other => described(other.type_name()),
+    };
+    format!("bad value for `{name}`: {found}")
+}
+
+/// The type of a value with its article.
+fn described(type_name: &str) -> String {
+    match type_name {
+        "array" | "integer" | "inline table" => format!("an {type_name}"),
+        "array of tables" => "a list of tables ([[…]])".to_owned(),
+        "datetime" => "a date".to_owned(),
+        other => format!("a {other}"),
+    }
+}
+
+/// A key's name as it is repeated in a message.
+pub(crate) fn bare(name: &str) -> String {
+    let quoted = shown(name);
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// Which known name was probably meant, or else all of them.
+pub(crate) fn suggestion(name: &str, known: &[&str]) -> String {
+    // A name far longer than any key is none of them; and the distance costs its length.
+    let name: String = name.to_ascii_lowercase().replace('-', "_").chars().take(64).collect();
+    let nearest = known.iter().map(|known| (distance(&name, known), known)).min();
+    match nearest {
+        Some((edits, nearest)) if edits <= (nearest.len() / 3).max(1) => {
+            format!("did you mean `{nearest}`?")
+        }
+        _ => format!("known here: {}", known.join(", ")),
+    }
+}
+
+/// Edits (insert, delete, replace) that turn one word into the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, left) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, right) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(left != *right);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Checks a number against its key's range.
+pub(crate) fn count_in_range(number: i128, kind: &Kind) -> Result<u64, String> {
+    match (kind, u64::try_from(number)) {
+        (Kind::Count { min, max }, Ok(number)) if (*min..=*max).contains(&number) => Ok(number),
+        _ => Err(kind.expected()),
+    }
+}
+
+/// Reads a size and checks it against its key's range.
+pub(crate) fn size_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
+    size_in_range(parse_size(text).map_err(|error| error.to_string())?, kind)
+}
+
+fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
+    let Kind::Size { min, max, rule } = kind else { return Err(kind.expected()) };
+    let nearest = |below: u64, unit: u64| match bytes {
+        bytes if bytes < *min => format_size(*min),
+        bytes if bytes > *max => format_size(*max),
+        _ => {
+            format!("{} or {}", format_size(below.max(*min)), format_size((below + unit).min(*max)))
+        }
+    };
+    let (fits, nearest) = match rule {
+        SizeRule::MultipleOf(unit) => {
+            (bytes.is_multiple_of(*unit), nearest(bytes - bytes % unit, *unit))
+        }
+        SizeRule::PowerOfTwo => {
+            let below = 1 << bytes.max(1).ilog2();
+            (bytes.is_power_of_two(), nearest(below, below))
+        }
+        SizeRule::MinOrMax => (
+            bytes == *min || bytes == *max,
+            format!("{} or {}", format_size(*min), format_size(*max)),
+        ),
+    };
+    if fits && (*min..=*max).contains(&bytes) {
+        return Ok(bytes);
+    }
+    match rule {
+        SizeRule::MinOrMax => Err(format!("write {nearest}")),
+        _ => Err(format!("write {nearest}: it is {}", kind.range())),
+    }
+}
+
+/// Reads a throughput and checks it against its key's range.
+pub(crate) fn rate_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
+    let rate = parse_rate(text).map_err(|error| error.to_string())?;
+    match kind {
+        Kind::Rate { min, max } if !(*min..=*max).contains(&rate) => {
+            let nearest = format_rate(rate.clamp(*min, *max));
+            Err(format!("write {nearest}: it is {}", kind.range()))
+        }
+        Kind::Rate { .. } => Ok(rate),
+        _ => Err(kind.expected()),
+    }
+}
+
+/// Reads a duration and checks it against its key's range.
+pub(crate) fn time_from_text(text: &str, kind: &Kind) -> Result<Duration, String> {
+    let time = parse_duration(text).map_err(|error| error.to_string())?;
+    match kind {
+        Kind::Time { min, max } if time < *min => {
+            Err(format!("write {}: it is {}", format_duration(*min), kind.range()))
+        }
+        Kind::Time { max, .. } if time > *max => {
+            Err(format!("write {}: it is {}", format_duration(*max), kind.range()))
+        }
+        Kind::Time { .. } => Ok(time),
+        _ => Err(kind.expected()),
+    }
+}
+
+/// Checks a word against its key's choices.
+pub(crate) fn word_from_text(text: &str, kind: &Kind) -> Result<String, String> {
+    match kind {
+        Kind::Choice(words) if words.contains(&text) => Ok(text.to_owned()),
+        _ => Err(kind.expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::SECTIONS;
+
+    #[test]
+    fn schema_defaults_are_valid() {
+        for key in SECTIONS.iter().flat_map(|section| section.keys) {
+            if key.default.is_empty() {
+                continue;
+            }
+            let checked = match key.kind {
+                Kind::Flag => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
+                Kind::Count { .. } => {
+                    count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
+                }
+                Kind::Size { .. } => size_from_text(key.default, &key.kind).map(drop),
+                Kind::Rate { .. } => rate_from_text(key.default, &key.kind).map(drop),
+                Kind::Time { .. } => time_from_text(key.default, &key.kind).map(drop),
+                Kind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
+                Kind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))
+                    .map_err(|e| e.to_string()),
+                _ => Err("this kind has no default".to_owned()),
+            };
+            assert_eq!(checked, Ok(()), "{} = {}", key.name, key.default);
+        }
+    }
+
+    #[test]
+    fn misspelled_name_suggests_nearest() {
+        let known = ["device", "read_only", "nqn"];
+        assert_eq!(suggestion("devise", &known), "did you mean `device`?");
+        assert_eq!(suggestion("read-only", &known), "did you mean `read_only`?");
+        assert_eq!(suggestion("NQN", &known), "did you mean `nqn`?");
+        assert_eq!(suggestion("mirror", &known), "known here: device, read_only, nqn");
+    }
+
+    #[test]
+    fn size_error_names_nearest_valid_size() {
+        let kind = Kind::Size { min: 4096, max: 1 << 20, rule: SizeRule::PowerOfTwo };
+        let help = size_from_text("5000", &kind).unwrap_err();
+        assert!(help.starts_with("write 4KiB or 8KiB: "), "{help}");
+        assert!(size_from_text("0", &kind).unwrap_err().starts_with("write 4KiB: "));
+        assert!(size_from_text("9GiB", &kind).unwrap_err().starts_with("write 1MiB: "));
+        let huge = size_from_text("18446744073709551615", &kind);
+        assert!(huge.unwrap_err().starts_with("write 1MiB: "));
+    }
+}

@@ -1,0 +1,108 @@
+//! Tables of the configuration file: their keys, and the kinds of the values.
+
+use std::time::Duration;
+
+/// A table of the file.
+#[derive(Debug)]
+pub struct Section {
+    /// The path in the file; `NAME` stands for a name that the user chooses.
+    pub path: &'static str,
+    /// Its keys.
+    pub keys: &'static [Key],
+}
+
+/// A key of a table.
+#[derive(Debug)]
+pub struct Key {
+    /// The key as written in the file.
+    pub name: &'static str,
+    /// The kind and range of the value.
+    pub kind: Kind,
+    /// The value of an absent key, without quotes. Empty when there is none: then the
+    /// description says what happens.
+    pub default: &'static str,
+    /// The effect of the key, in Markdown.
+    pub description: &'static str,
+}
+
+/// Kind of a value, with its range.
+#[derive(Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Flag,
+    /// A whole number.
+    Count {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// A size in bytes: text with a unit, or a whole number.
+    Size {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+        /// A further condition.
+        rule: SizeRule,
+    },
+    /// Bytes a second: text with a unit and `/s`.
+    Rate {
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+    /// A duration: text with a unit.
+    Time {
+        /// Shortest.
+        min: Duration,
+        /// Longest.
+        max: Duration,
+    },
+    /// One of these values.
+    Choice(&'static [&'static str]),
+    /// A text of this form.
+    Text(&'static str),
+    /// A list of texts of this form.
+    List(&'static str),
+    /// A table with keys of its own.
+    Table(&'static Section),
+}
+
+/// Condition on a size, besides its range.
+#[derive(Debug)]
+pub enum SizeRule {
+    /// A multiple of this number of bytes.
+    MultipleOf(u64),
+    /// A power of two.
+    PowerOfTwo,
+    /// Either of two sizes: the least or the most.
+    MinOrMax,
+}
+
+impl Section {
+    /// The key called `name`.
+    pub fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+pub(super) const KIB: u64 = 1 << 10;
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const GIB: u64 = 1 << 30;
+pub(super) const MINUTE_MS: u64 = 60_000;
+pub(super) const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
+
+pub(super) const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    description: &'static str,
+) -> Key {
+    Key { name, kind, default, description }
+}
+
+pub(super) const fn time(min_ms: u64, max_ms: u64) -> Kind {
+    Kind::Time { min: Duration::from_millis(min_ms), max: Duration::from_millis(max_ms) }
+}

@@ -1,0 +1,119 @@
+//! Descriptions of keys and values for people: the tables of the documentation and the help line of
+//! a diagnostic.
+
+use super::{Kind, Section, SizeRule};
+use crate::units::{format_duration, format_rate, format_size};
+
+impl Section {
+    /// The section's keys as a table of Markdown.
+    pub fn markdown(&self) -> String {
+        let mut out = String::from(
+            "| key | value | range | default | meaning |\n| --- | --- | --- | --- | --- |\n",
+        );
+        for key in self.keys {
+            let default = match key.default {
+                "" => String::new(),
+                text => format!("`{}`", key.kind.as_toml(text)),
+            };
+            let (kind, range) = (key.kind.noun(), key.kind.range());
+            out += &format!(
+                "| `{}` | {kind} | {range} | {default} | {} |\n",
+                key.name, key.description
+            );
+        }
+        out
+    }
+}
+
+impl Kind {
+    /// The name of the kind, such as `size`.
+    pub fn noun(&self) -> String {
+        match self {
+            Kind::Flag => "boolean".into(),
+            Kind::Count { .. } => "number".into(),
+            Kind::Size { .. } => "size".into(),
+            Kind::Rate { .. } => "throughput".into(),
+            Kind::Time { .. } => "duration".into(),
+            Kind::Choice(_) => "enum".into(),
+            Kind::Text(form) => (*form).into(),
+            Kind::List(form) => format!("list of {}", plural(form)),
+            Kind::Table(_) => "table".into(),
+        }
+    }
+
+    /// The accepted values, for people; empty where the name of the kind says it all.
+    pub fn range(&self) -> String {
+        match self {
+            Kind::Flag => "true or false".into(),
+            Kind::Count { min, max } => format!("{min} to {max}"),
+            Kind::Size { min, max, rule } => {
+                let (min, max) = (format_size(*min), format_size(*max));
+                match rule {
+                    SizeRule::MultipleOf(unit) => {
+                        format!("{min} to {max}, a multiple of {}", format_size(*unit))
+                    }
+                    SizeRule::PowerOfTwo => format!("{min} to {max}, a power of two"),
+                    SizeRule::MinOrMax => format!("{min} or {max}"),
+                }
+            }
+            Kind::Rate { min, max } => format!("{} to {}", format_rate(*min), format_rate(*max)),
+            Kind::Time { min, max } => {
+                format!("{} to {}", format_duration(*min), format_duration(*max))
+            }
+            Kind::Choice(words) => {
+                words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+            }
+            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => String::new(),
+        }
+    }
+
+    /// What to write instead, for the help line of a diagnostic.
+    pub fn expected(&self) -> String {
+        match self {
+            Kind::Flag => "write true or false, without quotes".into(),
+            Kind::Count { .. } => format!("write a whole number from {}", self.range()),
+            Kind::Size { min, max, .. } => {
+                let example = format_size((*min).max(4096).min(*max));
+                format!("write a size such as \"{example}\": {}", self.range())
+            }
+            Kind::Rate { .. } => {
+                format!("write a throughput such as \"240MB/s\": {}", self.range())
+            }
+            Kind::Time { max, .. } => {
+                format!("write a duration such as \"{}\": {}", format_duration(*max), self.range())
+            }
+            Kind::Choice(words) => {
+                let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
+                format!("write one of {}", words.join(", "))
+            }
+            Kind::Text(form) => format!("write a text in quotes: {}", article(form)),
+            Kind::List(form) => {
+                format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
+            }
+            Kind::Table(section) => {
+                let names: Vec<_> = section.keys.iter().map(|key| key.name).collect();
+                format!("write a table: {{ … }} with any of {}", names.join(", "))
+            }
+        }
+    }
+
+    /// A value of this kind as it is written in the file.
+    pub fn as_toml(&self, text: &str) -> String {
+        match self {
+            Kind::Flag | Kind::Count { .. } => text.to_owned(),
+            _ => format!("\"{text}\""),
+        }
+    }
+}
+
+fn plural(noun: &str) -> String {
+    match noun.ends_with('s') {
+        true => format!("{noun}es"),
+        false => format!("{noun}s"),
+    }
+}
+
+fn article(noun: &str) -> String {
+    let vowel = noun.starts_with(['a', 'e', 'i', 'o', 'N']);
+    format!("{} {noun}", if vowel { "an" } else { "a" })
+}

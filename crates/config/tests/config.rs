@@ -1,0 +1,548 @@
+//! Configuration files from the outside: exact diagnostics of broken files, the documentation
+//! compared with the parser, and hostile bytes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flagstone_config::api_spec::ApiSpec;
+use flagstone_config::schema::{Kind, SECTIONS};
+use flagstone_config::units::{format_rate, format_size};
+use flagstone_config::{Arguments, Backing, Config, Delay, Fault, FaultRate, IoEngine, Layer};
+use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
+use flagstone_mirror::options::{
+    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+};
+use proptest::prelude::*;
+
+fn crate_dir() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn docs_dir() -> PathBuf {
+    crate_dir().join("../../docs")
+}
+
+/// Compares `actual` with a file in the repository; with UPDATE_GOLDEN=1, writes it instead.
+fn assert_golden(path: &Path, actual: &str) {
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(path, actual).expect("the golden file can be written");
+    }
+    let expected = fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        expected == actual,
+        "{} differs (UPDATE_GOLDEN=1 writes it); now:\n{actual}",
+        path.display()
+    );
+}
+
+#[test]
+fn broken_files_get_exactly_these_messages() {
+    let mut count = 0;
+    for entry in fs::read_dir(crate_dir().join("tests/broken")).expect("the directory exists") {
+        let path = entry.expect("it can be listed").path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("it can be read");
+        let diagnostics = Config::parse("flagstone.toml", &text).expect_err("it is broken");
+        assert_golden(&path.with_extension("txt"), &diagnostics.render(false));
+        count += 1;
+    }
+    assert!(count >= 12, "only {count} broken files");
+}
+
+#[test]
+fn all_command_line_mistakes_are_reported() {
+    let arguments = Arguments {
+        volumes: ["db", "a b=memory:1GiB", "x=nul:1GiB", "y=/dev/sda", "y=/dev/sda"]
+            .map(String::from)
+            .to_vec(),
+        listen: vec!["tcp://0.0.0.0".into(), "nbd://127.0.0.1:1".into(), "nbd://0.0.0.0:1".into()],
+        cores: Some("none".into()),
+        buffer_memory: Some("64k".into()),
+        io_engine: Some("aio".into()),
+        busy_poll: Some("1h".into()),
+        api: Some("off".into()),
+        metrics: Some("localhost".into()),
+    };
+    let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
+    let path = crate_dir().join("tests/broken/command_line.txt");
+    assert_golden(&path, &diagnostics.render(false));
+}
+
+#[test]
+fn colors_are_optional() {
+    let diagnostics = Config::parse("f.toml", "[volume.a]\n").expect_err("it is broken");
+    assert!(!diagnostics.render(false).contains('\x1b'));
+    let colored = diagnostics.render(true);
+    assert!(colored.contains("\x1b[1;31merror:\x1b[0m"), "{colored}");
+}
+
+#[test]
+fn documentation_tables_match_schema() {
+    let path = docs_dir().join("configuration.md");
+    let mut text = fs::read_to_string(&path).expect("docs/configuration.md exists");
+    for section in SECTIONS {
+        let begin = format!("<!-- keys of {} -->\n", section.path);
+        let end = "<!-- end of keys -->";
+        let start = text.find(&begin).unwrap_or_else(|| panic!("{begin} is missing")) + begin.len();
+        let length = text[start..].find(end).expect("the end of the keys is marked");
+        text.replace_range(start..start + length, &section.markdown());
+    }
+    assert_golden(&path, &text);
+}
+
+#[test]
+fn documentation_examples_are_valid() {
+    let example = docs_dir().join("examples/flagstone.toml");
+    let config = Config::read(&example, &Arguments::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert!(config.volumes.len() >= 3);
+
+    let text = fs::read_to_string(docs_dir().join("configuration.md")).expect("it exists");
+    let mut examples = 0;
+    for example in text.split("```toml\n").skip(1) {
+        let (example, _) = example.split_once("```").expect("the example ends");
+        Config::parse("configuration.md", example).unwrap_or_else(|e| panic!("{e}"));
+        examples += 1;
+    }
+    assert!(examples >= 2, "only {examples} examples");
+}
+
+/// A file with a mirror that has `key`, in the mode that it is for.
+fn mirror_with(key: &str, value: &str) -> String {
+    let mode = match key {
+        "mode" => "",
+        "queue" | "on_congestion" => "mode = \"async\", ",
+        // For labs only.
+        "intent_log_mode" if value.contains("every-write") => {
+            "intent_log = \"memory:64MiB\", intent_log_disk_model = { latency = \"1ms\" }, "
+        }
+        _ => "mode = \"sync\", ",
+    };
+    format!(
+        "[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"10.0.0.2\"\n\
+         [volume.NAME]\nmirror = {{ peer = \"b\", {mode}{key} = {value} }}\ndevice = \"/a\"\n"
+    )
+}
+
+/// A file that writes `key` of the section at `path`, and is otherwise the least there is.
+fn file_with(path: &str, key: &str, value: &str) -> String {
+    let volume = "[volume.NAME]\ndevice = \"/dev/nvme0n1\"\n";
+    match path {
+        "volume.NAME" => format!("{volume}{key} = {value}\n"),
+        "volume.NAME.stripe" => {
+            format!("[volume.NAME]\nstripe = {{ devices = [\"/a\", \"/b\"], {key} = {value} }}\n")
+        }
+        "volume.NAME.delay" | "volume.NAME.fault" => {
+            let layer = path.rsplit('.').next().expect("it has a last part");
+            format!("[volume.NAME]\n{layer} = {{ {key} = {value} }}\ndevice = \"/a\"\n")
+        }
+        "volume.NAME.disk_model" => {
+            // A tail goes with its median; a median is not above its tail.
+            let median = match key.strip_suffix("p99") {
+                Some(of) => format!("{of}latency = \"1s\", "),
+                None if key == "seed" => "latency = \"1s\", ".to_owned(),
+                None => String::new(),
+            };
+            format!("[volume.NAME]\ndisk_model = {{ {median}{key} = {value} }}\ndevice = \"/a\"\n")
+        }
+        "limit.NAME" => {
+            let mut limit = "read_iops = 1\nwrite_iops = 1\n".to_owned();
+            limit += "read_throughput = \"1KB/s\"\nwrite_throughput = \"1KB/s\"\n";
+            let others = limit.lines().filter(|line| !line.starts_with(&format!("{key} =")));
+            let others: Vec<_> = others.collect();
+            format!("{volume}[limit.NAME]\n{}\n{key} = {value}\n", others.join("\n"))
+        }
+        "limit.NAME.burst" => {
+            let mut limit = "iops = 1\nread_iops = 1\nwrite_iops = 1\n".to_owned();
+            for of in ["", "read_", "write_"] {
+                limit += &format!("{of}throughput = \"1KB/s\"\n");
+            }
+            let burst = if key == "iops" { "" } else { "burst.iops = 2\n" };
+            format!("{volume}[limit.NAME]\n{limit}{burst}burst.{key} = {value}\n")
+        }
+        "volume.NAME.mirror" => mirror_with(key, value),
+        "peer.NAME" => {
+            format!("{volume}[peer.NAME]\naddress = \"10.0.0.2\"\n{key} = {value}\n")
+        }
+        "subsystem.NAME" => {
+            format!("{volume}[subsystem.NAME]\nnamespaces = [\"NAME\"]\n{key} = {value}\n")
+        }
+        _ => format!("[{path}]\n{key} = {value}\n{volume}"),
+    }
+}
+
+/// Values at and just beyond the ends of each documented range, and the defaults written out.
+#[test]
+fn parser_accepts_schema_ranges_and_defaults() {
+    for (section, key) in SECTIONS.iter().flat_map(|s| s.keys.iter().map(move |k| (s, k))) {
+        let parse = |value: &str| Config::parse("f", &file_with(section.path, key.name, value));
+        let (inside, outside) = match &key.kind {
+            Kind::Flag => (vec!["true".into(), "false".into()], vec!["1".into()]),
+            Kind::Count { min, max } => (
+                vec![min.to_string(), max.to_string()],
+                vec![(i128::from(*min) - 1).to_string(), (max + 1).to_string()],
+            ),
+            Kind::Size { min, max, .. } => (
+                vec![max.to_string(), format!("\"{}\"", format_size(*max))],
+                vec![
+                    (max + 1).to_string(),
+                    (max * 2).to_string(),
+                    (i128::from(*min) - 1).to_string(),
+                ],
+            ),
+            Kind::Rate { min, max } => (
+                vec![format!("\"{}\"", format_rate(*min)), format!("\"{}\"", format_rate(*max))],
+                vec![
+                    format!("\"{}B/s\"", max + 1),
+                    format!("\"{}B/s\"", min - 1),
+                    format!("\"{max}\""),
+                    max.to_string(),
+                ],
+            ),
+            Kind::Time { max, .. } => {
+                let text = |time: Duration| format!("\"{}ms\"", time.as_millis());
+                (vec![text(*max)], vec![text(*max + Duration::from_millis(1)), "1".into()])
+            }
+            Kind::Choice(words) => {
+                (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])
+            }
+            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => continue,
+        };
+        // The largest capsule and the smallest memory need their partners; tested on their own.
+        // So is a disk profile (`tests/profile.rs` of the stack crate).
+        let profile_keys = ["size", "disks", "regional", "other_egress_gbps", "tier1_networking"];
+        let profiled = section.key("profile").is_some() && profile_keys.contains(&key.name);
+        let paired = profiled || key.name == "in_capsule" || key.name.starts_with("provisioned_");
+        for value in inside.iter().filter(|_| !paired) {
+            if let Err(error) = parse(value) {
+                panic!("{} = {value} in {}: {error}", key.name, section.path);
+            }
+        }
+        for value in outside {
+            assert!(parse(&value).is_err(), "{} = {value} in {}", key.name, section.path);
+        }
+        if !key.default.is_empty() {
+            let bare = parse(&key.kind.as_toml(key.default)).unwrap_or_else(|e| panic!("{e}"));
+            let other = match section.path {
+                "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
+                "volume.NAME.delay" => file_with(section.path, "read", "0"),
+                "volume.NAME.fault" | "volume.NAME.disk_model" => {
+                    file_with(section.path, "seed", "0")
+                }
+                "limit.NAME" => file_with(section.path, "read_iops", "1"),
+                "volume.NAME.mirror" if matches!(key.name, "queue" | "on_congestion") => {
+                    mirror_with("mode", "\"async\"")
+                }
+                "volume.NAME.mirror" => mirror_with("mode", "\"sync\""),
+                "peer.NAME" => file_with(section.path, "address", "\"10.0.0.2\"").replacen(
+                    "address = \"10.0.0.2\"\n",
+                    "",
+                    1,
+                ),
+                "limit.NAME.burst" => file_with(section.path, "iops", "2"),
+                _ => file_with("server.nbd", "max_connections", "256"),
+            };
+            let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(bare, absent, "{} = {} is the default", key.name, key.default);
+        }
+    }
+}
+
+#[test]
+fn key_order_is_layer_order() {
+    let parse = |text: &str| Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.seed = 7\ndevice = \"/a\"");
+    let other = parse("[volume.a]\nfault.seed = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
+    let ms = Duration::from_millis(1);
+    let zero = Duration::ZERO;
+    let delay =
+        Layer::Delay(Delay { read: ms, write: zero, flush: zero, discard: zero, jitter: zero });
+    let fault = Layer::Fault(Fault {
+        read: FaultRate::Never,
+        write: FaultRate::Never,
+        flush: FaultRate::Never,
+        seed: 7,
+    });
+    assert_eq!(one.volumes[0].layers, [delay.clone(), fault.clone()]);
+    assert_eq!(other.volumes[0].layers, [fault, delay]);
+}
+
+#[test]
+fn faults_are_periodic_or_random() {
+    let text = "[volume.a]\nfault = { read_error_every = 9, write_errors_per_million = 50 }\n\
+                stripe = { chunk = \"1536\", devices = [\"/a\", \"/b\", \"/c\"] }\n";
+    let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let fault = Fault {
+        read: FaultRate::Every(9),
+        write: FaultRate::PerMillion(50),
+        flush: FaultRate::Never,
+        seed: 0,
+    };
+    assert_eq!(config.volumes[0].layers, [Layer::Fault(fault)]);
+    let Backing::Stripe { chunk_bytes, devices } = &config.volumes[0].backing else {
+        panic!("it is a stripe");
+    };
+    assert_eq!((*chunk_bytes, devices.len()), (1536, 3));
+}
+
+#[test]
+fn own_and_shared_limits_and_their_mix() {
+    let text = r#"
+        [limit.machine]
+        iops = 25000
+        read_throughput = "1200MB/s"
+        burst = { iops = 50000, duration = "2s" }
+
+        [volume.a]
+        limit = { iops = 15000, throughput = "240MB/s", io_size = "256KiB" }
+        shared_limit = "machine"
+        disk_model = { latency = "800us", p99 = "3ms", write_latency = "1ms", seed = 7 }
+        device = "/a"
+
+        [volume.b]
+        shared_limit = "machine"
+        limit = { read_iops = 3000, write_iops = 15000, iops_mix = "shared" }
+        device = "/b"
+    "#;
+    let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
+    let bursting =
+        Rate { per_second: 25_000, burst: Some(Burst { per_second: 50_000, credit: 50_000 }) };
+    let machine = Limit {
+        ios: Budget { total: Some(bursting), ..Budget::default() },
+        bytes: Budget { read: Some(Rate::new(1_200_000_000)), ..Budget::default() },
+        ..Limit::default()
+    };
+    assert_eq!(config.limits.len(), 1);
+    assert_eq!(
+        (config.limits[0].name.as_str(), config.limits[0].limit.numbers),
+        ("machine", machine)
+    );
+    let size = IoSize::Units { bytes: 256 << 10 };
+    let own = Limit {
+        ios: Budget::total(15_000),
+        bytes: Budget::total(240_000_000),
+        read_size: size,
+        write_size: size,
+    };
+    let us = Duration::from_micros;
+    let emulation = DiskModelConfig {
+        read: Some(ServiceTime { median: us(800), p99: us(3000) }),
+        write: Some(ServiceTime::constant(us(1000))),
+        seed: 7,
+    };
+    let layers =
+        [Layer::Limit(Box::new(own.into())), Layer::SharedLimit(0), Layer::DiskModel(emulation)];
+    assert_eq!(config.volumes[0].layers, layers);
+    let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
+    assert_eq!(mixed.ios.mix, Mix::Shared);
+    assert_eq!(
+        config.volumes[1].layers,
+        [Layer::SharedLimit(0), Layer::Limit(Box::new(mixed.into()))]
+    );
+}
+
+#[test]
+fn default_in_capsule_is_at_most_mdts() {
+    let parse = |nvme: &str| {
+        let text = format!("[server.nvme]\n{nvme}\n[volume.a]\ndevice = \"/a\"\n");
+        Config::parse("f", &text).map(|config| config.server.nvme.in_capsule_bytes)
+    };
+    assert_eq!(parse("mdts = \"8KiB\"").ok(), Some(8192));
+    assert_eq!(parse("mdts = \"32MiB\"").ok(), Some(65_536));
+    assert!(parse("mdts = \"8KiB\"\nin_capsule = \"64KiB\"").is_err());
+}
+
+#[test]
+fn every_volume_is_in_one_subsystem() {
+    let config = Config::parse(
+        "f",
+        "[volume.a]\ndevice = \"/a\"\n[volume.b]\ndevice = \"/b\"\nserial = \"B1\"\n\
+         [volume.c]\ndevice = \"/c\"\n[subsystem.both]\nnamespaces = [\"c\", \"a\"]\n",
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
+    let seen: Vec<_> =
+        config.subsystems.iter().map(|s| (s.nqn.as_str(), s.namespaces.as_slice())).collect();
+    assert_eq!(
+        seen,
+        [("nqn.2026-01.io.flagstone:both", &[2, 0][..]), ("nqn.2026-01.io.flagstone:b", &[1][..])]
+    );
+    assert_eq!(config.serial_number(&config.subsystems[1], b"machine"), "B1");
+    assert_eq!(config.serial_number(&config.subsystems[0], b"machine").len(), 20);
+    assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(2, b"machine"));
+    assert_ne!(config.volume_uuid(0, b"machine"), config.volume_uuid(0, b"another"));
+}
+
+#[test]
+fn command_line_overrides_file() {
+    let arguments = Arguments {
+        volumes: vec!["b=memory:1GiB".into()],
+        listen: vec!["nbd://127.0.0.1:0".into()],
+        cores: Some("3".into()),
+        buffer_memory: Some("1GiB".into()),
+        io_engine: Some("threads".into()),
+        busy_poll: Some("0".into()),
+        api: Some("none".into()),
+        metrics: Some("127.0.0.1".into()),
+    };
+    let text = "[server]\ncores = 1\napi = \"/a.sock\"\n[volume.a]\ndevice = \"/a\"\n";
+    let config = Config::parse_with("f", text, &arguments).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(config.server.cores, Some(3));
+    assert_eq!(config.server.buffer_memory_bytes, 1 << 30);
+    assert_eq!(config.server.io_engine, IoEngine::Threads);
+    assert_eq!(config.server.busy_poll, Duration::ZERO);
+    assert_eq!(config.server.listen.len(), 1);
+    assert_eq!(config.server.api, ApiSpec::None);
+    assert_eq!(config.server.metrics, Some(([127, 0, 0, 1], 9469).into()));
+    let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert!(matches!(config.volumes[1].backing, Backing::Device(_)));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_says_so() {
+    let missing = Config::read(Path::new("no/such/file.toml"), &Arguments::default());
+    let text = missing.expect_err("there is no such file").to_string();
+    assert!(text.starts_with("no/such/file.toml: error: cannot read"), "{text}");
+}
+
+#[test]
+fn deep_and_wide_files_are_survived() {
+    for text in [
+        "[".repeat(100_000),
+        format!("a = {}", "[".repeat(100_000)),
+        format!("a = {}", "{b=".repeat(50_000)),
+        "a.".repeat(100_000),
+        (0..40_000).map(|n| format!("[volume.a{n}]\n")).collect(),
+        (0..20_000).map(|n| format!("[volume.a{n}]\n")).collect::<String>()
+            + "[subsystem.s]\nnamespaces = ["
+            + &"\"none\", ".repeat(20_000)
+            + "]",
+        "[server]\n".to_owned() + &(0..5000).map(|n| format!("k{n} = 1\n")).collect::<String>(),
+    ] {
+        let diagnostics = Config::parse("f", &text).expect_err("it is broken");
+        assert!(diagnostics.items().len() <= 100);
+        assert!(diagnostics.render(true).len() < 100_000);
+    }
+}
+
+/// Pieces that make something near a configuration, so that the checks behind the parser are
+/// reached and not its first line alone.
+fn near_configuration() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        Just("server"),
+        Just("volume"),
+        Just("subsystem"),
+        Just("nvme"),
+        Just("nbd"),
+        Just("a"),
+        Just("listen"),
+        Just("buffer_memory"),
+        Just("mdts"),
+        Just("in_capsule"),
+        Just("device"),
+        Just("stripe"),
+        Just("chunk"),
+        Just("devices"),
+        Just("delay"),
+        Just("fault"),
+        Just("limit"),
+        Just("shared_limit"),
+        Just("disk_model"),
+        Just("burst"),
+        Just("iops"),
+        Just("read_throughput"),
+        Just("iops_mix"),
+        Just("p99"),
+        Just("read"),
+        Just("namespaces"),
+        Just("block_size"),
+        Just("nqn"),
+        Just("uuid"),
+        Just("\"\u{1b}é\""),
+    ];
+    let value = prop_oneof![
+        Just("1".to_owned()),
+        Just("-1".to_owned()),
+        Just("true".to_owned()),
+        Just("1.5".to_owned()),
+        Just("\"64KiB\"".to_owned()),
+        Just("\"/dev/sda\"".to_owned()),
+        Just("\"1ms\"".to_owned()),
+        Just("\"240MB/s\"".to_owned()),
+        Just("\"shared\"".to_owned()),
+        Just("{ iops = 5, burst = { iops = 4, p99 = 1 } }".to_owned()),
+        Just("[\"/a\", 1, \"memory:1GiB\"]".to_owned()),
+        Just("1979-05-27".to_owned()),
+        Just("{ read = \"1ms\", devices = [\"a\", \"b\"] }".to_owned()),
+        Just("{}".to_owned()),
+        Just("[]".to_owned()),
+        Just("9223372036854775807".to_owned()),
+        "\"\\PC{0,30}\"",
+    ];
+    let line = prop_oneof![
+        (word.clone(), word.clone()).prop_map(|(a, b)| format!("[{a}.{b}]")),
+        word.clone().prop_map(|a| format!("[{a}]")),
+        word.clone().prop_map(|a| format!("[[{a}]]")),
+        (word.clone(), value.clone()).prop_map(|(a, b)| format!("{a} = {b}")),
+        (word.clone(), word, value).prop_map(|(a, b, c)| format!("{a}.{b} = {c}")),
+    ];
+    proptest::collection::vec(line, 0..12).prop_map(|lines| lines.join("\n"))
+}
+
+fn survives(text: &str) {
+    if let Err(diagnostics) = Config::parse("f", text) {
+        assert!(!diagnostics.items().is_empty(), "a refusal has a reason");
+        let shown = diagnostics.render(false);
+        let harmless = |c: char| !c.is_control() || c == '\n' || c == '\t';
+        assert!(shown.chars().all(harmless), "{shown:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn any_text_is_survived(text in any::<String>()) {
+        survives(&text);
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        survives(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn near_valid_configurations_do_not_panic(text in near_configuration()) {
+        survives(&text);
+    }
+}
+
+/// Regression test: a renamed word was accepted by the schema and then read as the default.
+#[test]
+fn every_mirror_option_word_is_read() {
+    let mirror = |key: &str, word: &str| {
+        let text = mirror_with(key, &format!("{word:?}"));
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        config.volumes[0].mirror().expect("it is mirrored").clone()
+    };
+    for value in Mode::ALL {
+        assert_eq!(mirror("mode", value.name()).mode, value);
+    }
+    for value in Ack::ALL {
+        assert_eq!(mirror("ack", value.name()).ack, value);
+    }
+    for value in OnPeerLoss::ALL {
+        assert_eq!(mirror("on_peer_loss", value.name()).on_peer_loss, value);
+    }
+    for value in AfterSplitBrain::ALL {
+        assert_eq!(mirror("after_split_brain", value.name()).after_split_brain, value);
+    }
+    for value in OnCongestion::ALL {
+        assert_eq!(mirror("on_congestion", value.name()).on_congestion, value);
+    }
+    for value in IntentLogMode::ALL {
+        assert_eq!(mirror("intent_log_mode", value.name()).intent_log_mode, value);
+    }
+}

@@ -1,0 +1,189 @@
+//! Experiments of the demo, as short as they still show something: the mirror, the fabric, and a
+//! failover under a verifying load.
+
+use std::path::{Path, PathBuf};
+
+use flagstone_bench::Error as BenchError;
+use flagstone_bench::campaign::{CampaignEnd, Watcher};
+use flagstone_bench::os::Interrupt;
+use flagstone_bench::report::{AdditionalSections, CombinedReport, Run};
+use flagstone_bench::results::ResultRecord;
+use flagstone_bench::stats::Steady;
+use flagstone_bench::units::format_number;
+use serde::Serialize;
+
+use super::DemoOptions;
+use crate::bed::RunOptions;
+use crate::fabric::{EmulatedFabric, FabricBed, FabricOptions, FabricSummary};
+use crate::failover::{
+    self, Death, EmulatedFailover, FailoverBed, FailoverOptions, FailoverSummary, Follower,
+};
+use crate::mirror::setup::{ASYNC, MIRROR, PLAIN};
+use crate::mirror::summary::MirrorSummary;
+use crate::mirror::{EmulatedMirror, MirrorBed, MirrorOptions};
+use crate::{Error, fabric, mirror, sections};
+
+/// Set-ups of the mirror experiment that the demo measures.
+const SETUPS: &[&str] = &[PLAIN, MIRROR, ASYNC];
+/// Write sizes of the mirror experiment.
+const SIZES: usize = 3;
+/// Numbers of emulated SSDs of the fabric experiment.
+const DISKS: [u32; 2] = [1, 4];
+/// Factor by which the fabric's disks and network are slower than the published ones, so that two
+/// CPUs are enough.
+const SCALE: u32 = 20;
+/// Round trip of the link between the nodes, as between two zones of a region, in µs.
+const RTT_US: u64 = 300;
+/// Warm-up of a measurement, as a share of its length.
+const RAMP_SHARE: f64 = 0.5;
+/// Length of the failover drill, in multiples of a measurement's length.
+const DRILL_FACTOR: f64 = 5.0;
+/// Shortest and longest drill, in seconds.
+const DRILL_S: (f64, f64) = (5.0, 20.0);
+/// Progress steps of the experiments.
+pub(super) const STEPS: usize = SETUPS.len() * SIZES + 2 * 2 * DISKS.len() + failover::STEPS;
+/// Sections of the report, in order: names of the results' directories.
+const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
+/// Name of the report, in the directory of the results.
+const PAGE: &str = "report.html";
+
+/// Summaries of the experiments.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experiments {
+    /// Cost of a mirror.
+    pub mirror: MirrorSummary,
+    /// Cost of NVMe/TCP.
+    pub fabric: FabricSummary,
+    /// Failover under load.
+    pub failover: FailoverSummary,
+}
+
+/// Runs the experiments.
+pub(super) struct Runner<'a> {
+    pub(super) options: &'a DemoOptions,
+    /// Directory for the files of the failover's nodes.
+    pub(super) scratch: &'a Path,
+    pub(super) interrupt: &'a Interrupt,
+}
+
+impl Runner<'_> {
+    pub(super) fn run(&self, follower: &mut dyn Follower) -> Result<Experiments, Error> {
+        let mirror = self.mirror(follower)?;
+        let fabric = self.fabric(follower)?;
+        let failover = self.failover(follower)?;
+        Ok(Experiments { mirror, fabric, failover })
+    }
+
+    /// Directory of an experiment's results, without the results of an earlier demo.
+    fn results(&self, name: &str) -> Result<PathBuf, Error> {
+        let results = self.options.results.join(name);
+        if results.join("campaign.json").exists() {
+            std::fs::remove_dir_all(&results)
+                .map_err(BenchError::file("cannot remove", &results))?;
+        }
+        Ok(results)
+    }
+
+    /// Parameters of an experiment, and the directory of its results.
+    fn run_options(&self, name: &str) -> Result<RunOptions, Error> {
+        Ok(RunOptions {
+            program: self.options.program.clone(),
+            command: self.options.command.clone(),
+            results: self.results(name)?,
+            ramp_ms: (self.options.runtime_ms as f64 * RAMP_SHARE) as u64,
+            runtime_ms: self.options.runtime_ms,
+            repetitions: 1,
+        })
+    }
+
+    fn mirror(&self, follower: &mut dyn Follower) -> Result<MirrorSummary, Error> {
+        let run = self.run_options("mirror")?;
+        let bed = EmulatedMirror { rtt_us: RTT_US, machine: None, only: SETUPS };
+        let options = MirrorOptions { run, bed: MirrorBed::Emulated(bed) };
+        let outcome = mirror::run(&options, &mut CampaignProgress(follower), self.interrupt)?;
+        is_complete(outcome.end)?;
+        sections::mirror(&outcome.summary).write(&options.run.results)?;
+        Ok(outcome.summary)
+    }
+
+    fn fabric(&self, follower: &mut dyn Follower) -> Result<FabricSummary, Error> {
+        let run = self.run_options("fabric")?;
+        let bed = EmulatedFabric { scale: SCALE, disks: DISKS.into() };
+        let options = FabricOptions { run, bed: FabricBed::Emulated(bed) };
+        follower.begin("starting a server with emulated SSDs");
+        let outcome = fabric::run(&options, &mut CampaignProgress(follower), self.interrupt)?;
+        is_complete(outcome.end)?;
+        sections::fabric(&outcome.summary).write(&options.run.results)?;
+        Ok(outcome.summary)
+    }
+
+    fn failover(&self, follower: &mut dyn Follower) -> Result<FailoverSummary, Error> {
+        let (least, most) = DRILL_S;
+        let seconds = (self.options.runtime_ms as f64 / 1e3 * DRILL_FACTOR).clamp(least, most);
+        let run =
+            RunOptions { runtime_ms: (seconds * 1e3) as u64, ..self.run_options("failover")? };
+        let bed = EmulatedFailover {
+            directory: self.scratch.to_owned(),
+            death: Death::Silent,
+            is_emulated: true,
+        };
+        let options = FailoverOptions { run, bed: FailoverBed::Emulated(bed) };
+        let summary = failover::run(&options, follower, self.interrupt)?;
+        sections::failover(&summary).write(&options.run.results)?;
+        Ok(summary)
+    }
+}
+
+fn is_complete(ending: CampaignEnd) -> Result<(), Error> {
+    match ending {
+        CampaignEnd::Complete => Ok(()),
+        CampaignEnd::Interrupted => Err(BenchError::Interrupted.into()),
+    }
+}
+
+/// Writes one page of the summary and of the results of all experiments; returns its path.
+pub(super) fn page(summary: &AdditionalSections, results: &Path) -> Result<PathBuf, Error> {
+    let runs = SECTIONS.map(|section| Run::read(&results.join(section)));
+    let runs = runs.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let path = results.join(PAGE);
+    std::fs::write(&path, CombinedReport::new(summary, runs).html())
+        .map_err(BenchError::file("cannot write", &path))?;
+    Ok(path)
+}
+
+/// Shows the measurements of a campaign as progress steps.
+struct CampaignProgress<'a>(&'a mut dyn Follower);
+
+impl Watcher for CampaignProgress<'_> {
+    fn note(&mut self, _: &str) {}
+
+    fn begin(&mut self, what: &str, _: f64) {
+        self.0.begin(what);
+    }
+
+    fn tick(&mut self) {
+        self.0.tick();
+    }
+
+    fn done(&mut self, record: &ResultRecord) {
+        let iops = format_number(record.iops, 0);
+        let suffix = record.provenance.suffix();
+        self.0.end(&format!("{} on {}{suffix}: {iops} IOPS", record.job, record.target));
+    }
+
+    fn steadiness(&mut self, _: &str, _: &str, _: u32, _: Option<Steady>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn demo_experiments_exist_in_the_lab() {
+        for name in SETUPS {
+            assert!(mirror::setup::SETUPS.iter().any(|setup| setup.name == *name), "{name}");
+        }
+        assert_eq!(mirror::published::ROWS.len(), SIZES);
+        assert!(DISKS.iter().all(|disks| (1..=fabric::DISKS).contains(disks)));
+    }
+}

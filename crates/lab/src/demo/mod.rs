@@ -1,0 +1,261 @@
+//! Demo: a volume on a file is served, attached over NVMe/TCP and NBD, measured against its file and
+//! verified; then the mirror, fabric and failover experiments run, shortened. `make demo` is
+//! `flagstone lab demo`.
+//!
+//! Invariants:
+//! - fio measures the file and the NBD export, `flagstone load` the NVMe/TCP namespace, each as a
+//!   process of its own, as a user would run it;
+//! - only the report and the results stay. All other files are in one directory that is removed at
+//!   the end, after Ctrl-C too, and every process that was started is stopped.
+//!
+//! It fails if fio is missing, if a server or node does not start, or if a measurement fails. Wrong
+//! data is a result: [`DemoReport::is_right`].
+
+pub mod experiments;
+pub mod grid;
+pub mod report;
+mod tables;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use flagstone_bench::Error as BenchError;
+use flagstone_bench::cpu::{CpuUse, Snapshot};
+use flagstone_bench::fio::Fio;
+use flagstone_bench::generator::Generator;
+use flagstone_bench::measurement::Measurement;
+use flagstone_bench::os::{self, Interrupt, Stopwatch};
+use flagstone_bench::precondition;
+use flagstone_bench::server::{CpuMeter, Servers};
+use flagstone_bench::target::{BenchTarget, DiskAddress};
+use flagstone_bench::units::format_number;
+use tempfile::TempDir;
+
+use self::experiments::Runner;
+use self::grid::{AccessPath, GridRow, PathFigures, Workload, workloads};
+pub use self::report::DemoReport;
+use self::report::{DataCheck, SCHEMA_VERSION};
+use crate::Error;
+use crate::failover::Follower;
+use crate::limits::OUTPUT_BYTES;
+use crate::node::{LabNode, device};
+use crate::ports::free_ports;
+
+/// Warm-up of a measurement, as a share of its length.
+const RAMP_SHARE: f64 = 0.25;
+/// How long the machine is watched for other load before anything is measured, in seconds.
+const WATCH_S: f64 = 0.5;
+/// Bytes that are verified over each path.
+const VERIFY_BYTES: u64 = 64 << 20;
+/// Length of the verifying load over NVMe/TCP, before all of it is read back.
+const VERIFY_TIME: Duration = Duration::from_secs(2);
+/// Name of the served volume.
+const VOLUME: &str = "demo";
+
+/// Parameters of the demo.
+#[derive(Clone, Debug)]
+pub struct DemoOptions {
+    /// The `flagstone` program.
+    pub program: PathBuf,
+    /// The command line, for the report.
+    pub command: String,
+    /// Directory in which the volume's file is made, on the disk to measure.
+    pub directory: PathBuf,
+    /// Size of the volume, in bytes.
+    pub size_bytes: u64,
+    /// Length of each measurement, in ms.
+    pub runtime_ms: u64,
+    /// Directory of the report and of the experiments' results. Results of an earlier demo are
+    /// replaced.
+    pub results: PathBuf,
+}
+
+/// Runs the demo. Returns the report and the path of its HTML page.
+///
+/// # Errors
+/// The first failure, and the user's interruption.
+pub fn run(
+    options: &DemoOptions,
+    follower: &mut dyn Follower,
+    interrupt: &Interrupt,
+) -> Result<(DemoReport, PathBuf), Error> {
+    let watch = Stopwatch::start();
+    let fio = Fio::find(interrupt)?;
+    let has_nbd = fio.has_engine("nbd", interrupt)?;
+    let workloads = workloads();
+    let paths = if has_nbd { 3 } else { 2 };
+    follower.steps(2 + workloads.len() * paths + paths - 1 + experiments::STEPS);
+
+    let scratch = scratch(&options.directory)?;
+    let file = scratch.path().join("volume");
+    let local =
+        BenchTarget { name: "local".to_owned(), disks: vec![DiskAddress::Path(file.clone())] };
+    follower.begin("filling the volume's file");
+    precondition::make(&file, options.size_bytes)?;
+    fio.fill(&local, Some(options.size_bytes), interrupt, &mut || {})?;
+    let mib = format_number((options.size_bytes >> 20) as f64, 0);
+    follower.end(&format!("filled a file of {mib} MiB in {}", scratch.path().display()));
+
+    let before = Snapshot::take();
+    os::wait_for(WATCH_S, interrupt, || None::<()>)?;
+    let others_busy = busy(&Snapshot::take().since(&before));
+
+    follower.begin("starting flagstone serve");
+    let ports: [u16; 2] = free_ports()?;
+    let uri = device(&ports[..1], VOLUME);
+    let nbd = format!("nbd://127.0.0.1:{}/{VOLUME}", ports[1]);
+    let mut server = LabNode::new(&options.program, scratch.path(), "server");
+    let listen =
+        [format!("nvme-tcp://127.0.0.1:{}", ports[0]), format!("nbd://127.0.0.1:{}", ports[1])];
+    server.configure(&format!(
+        "[server]\nlisten = {listen:?}\napi = {:?}\n\n[volume.{VOLUME}]\ndevice = {file:?}\n",
+        server.file("sock")
+    ))?;
+    server.start(interrupt)?;
+    follower.end(&format!("serving {uri} and {nbd}"));
+
+    let nbd = BenchTarget { name: "NBD".to_owned(), disks: vec![DiskAddress::Nbd(nbd)] };
+    let bench = Bench {
+        options,
+        interrupt,
+        fio: &fio,
+        generator: Generator { program: options.program.clone() },
+        local: &local,
+        uri: &uri,
+        nbd: has_nbd.then_some(&nbd),
+    };
+    let mut rows = Vec::with_capacity(workloads.len());
+    for workload in &workloads {
+        rows.push(bench.row(workload, follower)?);
+    }
+    let checks = bench.checks(follower)?;
+    server.stop(interrupt)?;
+    let experiments = Runner { options, scratch: scratch.path(), interrupt }.run(follower)?;
+    scratch.close().map_err(Error::system("cannot remove the demo's directory"))?;
+    let report = DemoReport {
+        schema_version: SCHEMA_VERSION,
+        flagstone: env!("CARGO_PKG_VERSION").to_owned(),
+        local_engine: fio.engine().to_owned(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        others_busy,
+        volume_bytes: options.size_bytes,
+        seconds: options.runtime_ms as f64 / 1e3,
+        rows,
+        checks,
+        nbd_skipped: (!has_nbd).then(|| format!("{} has no nbd engine", fio.version())),
+        lab: experiments,
+        took_s: watch.seconds(),
+    };
+    let page = experiments::page(&report.sections(), &options.results)?;
+    Ok((report, page))
+}
+
+fn scratch(directory: &Path) -> Result<TempDir, Error> {
+    std::fs::create_dir_all(directory)
+        .and_then(|()| tempfile::Builder::new().prefix("flagstone-demo-").tempdir_in(directory))
+        .map_err(|cause| BenchError::file("cannot make a directory in", directory)(cause).into())
+}
+
+/// Busy share of all CPUs, 0 to 1.
+fn busy(cpus: &[CpuUse]) -> f64 {
+    CpuUse::mean(cpus).busy_percent() / 100.0
+}
+
+/// The served volume and what measures it.
+struct Bench<'a> {
+    options: &'a DemoOptions,
+    interrupt: &'a Interrupt,
+    fio: &'a Fio,
+    generator: Generator,
+    local: &'a BenchTarget,
+    uri: &'a str,
+    nbd: Option<&'a BenchTarget>,
+}
+
+impl Bench<'_> {
+    /// One workload over every path, in direct succession: the disk is in the same state for all.
+    fn row(&self, workload: &Workload, follower: &mut dyn Follower) -> Result<GridRow, Error> {
+        let mut step = |path: AccessPath, target: Option<&BenchTarget>| {
+            let what = format!("{}, {}", workload.name(), path.name());
+            follower.begin(&what);
+            let figures = self.measure(workload, target)?;
+            follower.end(&format!("{what}: {} IOPS", format_number(figures.iops, 0)));
+            Ok::<_, Error>(figures)
+        };
+        let local = step(AccessPath::Local, Some(self.local))?;
+        let nvme_tcp = step(AccessPath::NvmeTcp, None)?;
+        let nbd = self.nbd.map(|target| step(AccessPath::Nbd, Some(target))).transpose()?;
+        Ok(GridRow { workload: *workload, local, nvme_tcp, nbd })
+    }
+
+    /// fio on a target, or `flagstone load` on the namespace if there is none.
+    fn measure(
+        &self,
+        workload: &Workload,
+        target: Option<&BenchTarget>,
+    ) -> Result<PathFigures, Error> {
+        let runtime_ms = self.options.runtime_ms;
+        let ramp_ms = (runtime_ms as f64 * RAMP_SHARE) as u64;
+        let job = workload.job(self.options.size_bytes, ramp_ms, runtime_ms);
+        let servers = Servers::default();
+        let mut meter = CpuMeter::new(&servers, ramp_ms);
+        let measurement = match target {
+            Some(target) => {
+                let mut tick = || meter.tick();
+                Measurement::of_fio(&self.fio.measure(&job, target, self.interrupt, &mut tick)?)
+            }
+            None => {
+                let mut tick = || meter.tick();
+                self.generator.measure(&job, self.uri, self.interrupt, &mut tick)?.measurement()
+            }
+        };
+        let cpu = meter.end().host.unwrap_or_default();
+        Ok(PathFigures {
+            iops: measurement.total.iops,
+            latency_mean_us: measurement.total.latency_mean_us,
+            latency_p99_us: measurement.total.percentile_us("99"),
+            cpu_busy: cpu.busy_percent() / 100.0,
+        })
+    }
+
+    /// Verifies the data over NVMe/TCP, and over NBD where fio can.
+    fn checks(&self, follower: &mut dyn Follower) -> Result<Vec<DataCheck>, Error> {
+        let size_bytes = VERIFY_BYTES.min(self.options.size_bytes);
+        follower.begin("verifying over NVMe/TCP");
+        let mut checks = vec![self.verify_nvme_tcp(size_bytes)?];
+        follower.end("verified over NVMe/TCP");
+        if let Some(target) = self.nbd {
+            follower.begin("verifying over NBD");
+            // fio fails if a checksum is wrong.
+            let (blocks_written, blocks_checked) =
+                self.fio.verify(target, size_bytes, self.interrupt)?;
+            follower.end("verified over NBD");
+            let path = AccessPath::Nbd;
+            checks.push(DataCheck { path, blocks_written, blocks_checked, wrong_blocks: 0 });
+        }
+        Ok(checks)
+    }
+
+    /// Random writes and reads with verification, then a read of all written blocks.
+    fn verify_nvme_tcp(&self, size_bytes: u64) -> Result<DataCheck, Error> {
+        let (size, time) = (size_bytes.to_string(), format!("{}ms", VERIFY_TIME.as_millis()));
+        let words = ["load", self.uri, "--json", "--rw", "randrw", "--bs", "4k", "--depth", "32"];
+        let more = ["--verify", "--size", &size, "--time", &time];
+        let mut load = Command::new(&self.options.program);
+        load.args(words).args(more);
+        let ended = os::run(&mut load, OUTPUT_BYTES, self.interrupt, &mut || {})?;
+        let results = crate::failover::load::results("flagstone load --verify", &ended)?;
+        let verified = results.verify.filter(|verified| verified.read_back);
+        let verified = verified.ok_or_else(|| Error::Unexpected {
+            what: "flagstone load --verify".to_owned(),
+            detail: "the blocks were not read back".to_owned(),
+        })?;
+        Ok(DataCheck {
+            path: AccessPath::NvmeTcp,
+            blocks_written: verified.blocks_written,
+            blocks_checked: verified.blocks_checked,
+            wrong_blocks: verified.violations,
+        })
+    }
+}

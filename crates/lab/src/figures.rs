@@ -1,0 +1,89 @@
+//! Figures of a job on a target: medians of its repetitions.
+
+use flagstone_bench::provenance::Provenance;
+use flagstone_bench::results::ResultRecord;
+use flagstone_bench::stats::{coefficient_of_variation_percent, median};
+use serde::Serialize;
+
+/// Bytes of a MiB.
+pub(crate) const MIB: f64 = 1_048_576.0;
+
+/// Medians of the repetitions of a job on a target.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// The least real provenance of the repetitions.
+    pub provenance: Provenance,
+    /// Number of repetitions.
+    pub repetitions: usize,
+    /// 2^20 bytes per second.
+    pub mib_per_s: f64,
+    /// Requests per second.
+    pub iops: f64,
+    /// Mean latency, in ms.
+    pub latency_ms: f64,
+    /// 99th percentile of the latency, in ms.
+    pub latency_p99_ms: Option<f64>,
+    /// Coefficient of variation of the throughput, in %; from two repetitions on.
+    pub coefficient_of_variation_percent: Option<f64>,
+    /// CPU usage of the machine with the load, in %.
+    pub cpu_percent: Option<f64>,
+}
+
+impl Figures {
+    /// Figures of a job on a target; `None` if it was not measured.
+    pub(crate) fn of(records: &[ResultRecord], job: &str, target: &str) -> Option<Figures> {
+        let of = matching(records, job, target);
+        let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
+            median(&of.iter().filter_map(|record| pick(record)).collect::<Vec<_>>())
+        };
+        let throughputs = throughputs(&of);
+        Some(Figures {
+            provenance: of.iter().map(|record| record.provenance).max()?,
+            repetitions: of.len(),
+            mib_per_s: median(&throughputs)?,
+            iops: middle(&|record| Some(record.iops))?,
+            latency_ms: middle(&|record| Some(record.latency_mean_us / 1e3))?,
+            latency_p99_ms: middle(&|record| Some(record.latency_p99_us? / 1e3)),
+            coefficient_of_variation_percent: coefficient_of_variation_percent(&throughputs),
+            cpu_percent: middle(&|record| Some(record.measurement.cpu.as_ref()?.busy_percent())),
+        })
+    }
+}
+
+/// Records of a job on a target.
+pub(crate) fn matching<'a>(
+    records: &'a [ResultRecord],
+    job: &str,
+    target: &str,
+) -> Vec<&'a ResultRecord> {
+    records.iter().filter(|record| record.job == job && record.target == target).collect()
+}
+
+/// Throughput of each record, in MiB/s.
+pub(crate) fn throughputs(records: &[&ResultRecord]) -> Vec<f64> {
+    records.iter().map(|record| record.mb_per_s * 1e6 / MIB).collect()
+}
+
+/// A percentage for a table, or a dash.
+pub(crate) fn percent(value: Option<f64>, decimals: usize) -> String {
+    let Some(value) = value else { return "-".to_owned() };
+    let text = format!("{value:.decimals$} %");
+    // A value that rounds to zero has no sign.
+    match text.strip_prefix('-') {
+        Some(rest) if !rest.bytes().any(|b| (b'1'..=b'9').contains(&b)) => rest.to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounded_zero_percent_has_no_sign() {
+        assert_eq!(percent(Some(-0.001), 2), "0.00 %");
+        assert_eq!(percent(Some(-0.02), 2), "-0.02 %");
+        assert_eq!(percent(Some(-0.02), 1), "0.0 %");
+        assert_eq!(percent(None, 2), "-");
+    }
+}

@@ -1,0 +1,39 @@
+//! Log device check: whether a log may be created on a device of its own when the replica found no
+//! usable log there.
+//!
+//! Guarantee: a log overwrites only zeroes or a recognizable log. Anything else belongs to someone:
+//! the device name was mistyped, or two devices were swapped. This also holds after a power failure
+//! while a log was being created, because its headers are written first
+//! ([`LogHeader::begun`](crate::format::log_header::LogHeader::begun)).
+
+use flagstone_blockdev::{IoError, SharedDevice};
+
+use crate::format::is_log;
+use crate::limits::{LOG_PROBE_BYTES, PAGE_BYTES};
+use crate::locate::end_of;
+use crate::log_area::read_page;
+use crate::recover::is_inconclusive;
+
+/// True if a log may be created at the beginning of this device. Unreadable parts are ignored: the
+/// rest of the first [`LOG_PROBE_BYTES`] decides.
+///
+/// # Errors
+/// When a device error leaves the contents unknown.
+pub(crate) async fn is_free_for_log(device: &SharedDevice) -> Result<bool, IoError> {
+    let end = end_of(device).min(LOG_PROBE_BYTES);
+    let mut beginning = vec![0; end as usize];
+    for (place, at) in beginning.chunks_exact_mut(PAGE_BYTES).zip((0..).step_by(PAGE_BYTES)) {
+        match read_page(device, at).await {
+            Ok(page) => place.copy_from_slice(&page),
+            Err(error) if is_inconclusive(error) => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(may_become_log(&beginning))
+}
+
+/// The same check on the beginning of a device: its first [`LOG_PROBE_BYTES`], or all of a smaller
+/// device.
+pub fn may_become_log(beginning: &[u8]) -> bool {
+    beginning.iter().all(|byte| *byte == 0) || is_log(beginning)
+}

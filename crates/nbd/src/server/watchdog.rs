@@ -1,0 +1,69 @@
+//! Watchdog: closes a connection whose peer stalls, and shuts it down gracefully with the server.
+//! It sleeps while the connection does not wait for its peer, so idle connections cost no CPU time.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_runtime::time;
+
+use crate::limits::{DRAIN_TIMEOUT, TICK};
+use crate::server::connection::NbdConnection;
+
+/// Reason why the watchdog closed a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CloseReason {
+    /// The peer stopped reading or sending.
+    Stalled,
+    /// Another connection of the client has taken over.
+    Replaced,
+    /// Server shutdown.
+    Drained,
+}
+
+/// Runs until it has closed the connection, or is aborted with it.
+pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> CloseReason {
+    let stalls = async {
+        peer_stalls(&connection, patience).await;
+        CloseReason::Stalled
+    };
+    let stalls_or_replaced = async {
+        let outcome = match &connection.replaced {
+            Some(replaced) => replaced.unless_begun(stalls).await,
+            None => Some(stalls.await),
+        };
+        outcome.unwrap_or(CloseReason::Replaced)
+    };
+    let verdict = connection.drain.unless_begun(stalls_or_replaced).await;
+    if verdict.is_none() {
+        let done = connection.budget.wait_for(|| (connection.in_flight() == 0).then_some(()));
+        // Give up the device or the peer after the timeout: the process is exiting.
+        let _ = time::timeout(DRAIN_TIMEOUT, done).await;
+    }
+    let verdict = verdict.unwrap_or(CloseReason::Drained);
+    match verdict {
+        // Discard the kernel's unsent data too.
+        CloseReason::Stalled => connection.stream.abort(),
+        CloseReason::Replaced | CloseReason::Drained => connection.stream.shutdown(),
+    }
+    verdict
+}
+
+/// Returns after waiting for the peer without progress for `patience`.
+async fn peer_stalls(connection: &NbdConnection, patience: Duration) {
+    loop {
+        connection.watchdog_parked.set(true);
+        connection.watchdog.wait_for(|| connection.waits_for_peer().then_some(())).await;
+        connection.watchdog_parked.set(false);
+        let mut since = time::now();
+        let mut seen = connection.progress.get();
+        while connection.waits_for_peer() {
+            time::sleep(TICK.min(patience)).await;
+            let progress = connection.progress.get();
+            if progress != seen {
+                (seen, since) = (progress, time::now());
+            } else if since.elapsed() >= patience {
+                return;
+            }
+        }
+    }
+}

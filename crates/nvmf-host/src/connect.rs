@@ -1,0 +1,375 @@
+//! Connection setup: from an initialized connection to an enabled controller and its namespace.
+//!
+//! Each step is an admin command; the caller's timeout bounds all of them together. `shape`
+//! validates what the controller reports.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::command::fabrics::{
+    CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
+};
+use flagstone_nvme::event::EventMask;
+use flagstone_nvme::feature::{FeatureId, NumberOfQueues};
+use flagstone_nvme::identify::{
+    Cns, IdentifyController, IdentifyNamespace, NamespaceList, NvmController,
+};
+use flagstone_nvme::limits::{CONNECT_DATA_BYTES, IDENTIFY_BYTES, NAMESPACE_ID_MAX};
+use flagstone_nvme::property::{
+    Capabilities, Configuration, ControllerStatus, Property, PropertySize, Version, shutdown,
+    shutdown_status,
+};
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Cqe, Nqn, Sqe};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{buf, random_u64, sync, time};
+
+use super::admission::Admission;
+use super::command::{CommandData, CommandOutcome};
+use super::initialize::initialize;
+use super::queue::HostQueue;
+use super::shape::{ControllerLimits, NamespaceShape};
+use super::{HostError, HostOptions};
+use crate::limits::{ADMIN_ENTRIES, POLL_PAUSE};
+
+/// Host identity, target address and options.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectParams {
+    pub(super) address: Address,
+    pub(super) subnqn: Nqn,
+    pub(super) host_nqn: Nqn,
+    pub(super) host_id: [u8; 16],
+    pub(super) options: HostOptions,
+}
+
+impl ConnectParams {
+    /// A missing host name or identifier is replaced by a random one for the life of the device.
+    pub(super) fn new(
+        address: Address,
+        subnqn: Nqn,
+        options: HostOptions,
+    ) -> Result<ConnectParams, HostError> {
+        options.check()?;
+        let host_id = options.host_id.unwrap_or_else(random_uuid);
+        let host_nqn = options.host_nqn.unwrap_or_else(|| Nqn::from_uuid(host_id));
+        Ok(ConnectParams { address, subnqn, host_nqn, host_id, options })
+    }
+}
+
+/// Random UUID, version 4.
+fn random_uuid() -> [u8; 16] {
+    let bits = u128::from(random_u64()) << 64 | u128::from(random_u64());
+    let mut uuid = bits.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+/// Cause of the end of an association: the first failure of any of its parts.
+#[derive(Default)]
+pub(super) struct AssociationEnd {
+    why: RefCell<Option<HostError>>,
+    begun: Cell<bool>,
+    rung: sync::Notify,
+}
+
+impl AssociationEnd {
+    /// Stops sending on all queues of the association.
+    pub(super) fn begin(&self) {
+        self.begun.set(true);
+    }
+
+    #[inline]
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.get()
+    }
+
+    pub(super) fn set(&self, error: HostError) {
+        self.begin();
+        self.why.borrow_mut().get_or_insert(error);
+        self.rung.notify();
+    }
+
+    /// The original cause behind `error`, if it is known.
+    pub(super) fn explain(&self, error: HostError) -> HostError {
+        match error {
+            HostError::Closed => self.why.borrow_mut().take().unwrap_or(error),
+            error => error,
+        }
+    }
+
+    /// Waits for the end.
+    pub(super) async fn wait(&self) -> HostError {
+        self.rung.wait_for(|| self.why.borrow_mut().take()).await
+    }
+}
+
+/// Controller with its admin queue. Dropping it closes its connections.
+pub(super) struct AdminController {
+    pub(super) queue: Rc<HostQueue>,
+    pub(super) end: Rc<AssociationEnd>,
+    admission: Rc<Admission>,
+    controller_id: u16,
+    capabilities: Capabilities,
+    version: Version,
+}
+
+impl Drop for AdminController {
+    fn drop(&mut self) {
+        self.queue.close();
+    }
+}
+
+/// Sends an admin command that must succeed.
+async fn ask(
+    queue: &Rc<HostQueue>,
+    what: &'static str,
+    command: Sqe,
+    data: CommandData,
+) -> Result<(Cqe, CommandData), HostError> {
+    match queue.run(&command, data).await {
+        (CommandOutcome::Completed(cqe), data) if cqe.status().is_success() => Ok((cqe, data)),
+        (CommandOutcome::Completed(cqe), _) if command.fabrics_type().is_some() => {
+            Err(HostError::FabricsRefused { what, status: cqe.status() })
+        }
+        (CommandOutcome::Completed(cqe), _) => {
+            Err(HostError::Refused { what, status: cqe.status() })
+        }
+        (CommandOutcome::Lost, _) => Err(HostError::Closed),
+    }
+}
+
+/// Connects one queue of `entries` entries. Queue 0 creates a controller.
+async fn connect_queue(
+    params: &ConnectParams,
+    admission: &Rc<Admission>,
+    end: &Rc<AssociationEnd>,
+    (qid, entries, controller_id): (u16, u16, u16),
+) -> Result<(Rc<HostQueue>, ConnectResult), HostError> {
+    let connection = initialize(&params.address, params.options.digests).await?;
+    let patience = params.options.end_patience();
+    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
+    let guard = CloseOnDrop(Some(queue.clone()));
+    // Only the admin queue has a keep alive timeout.
+    let keep_alive_ms = if qid == 0 { params.options.keep_alive.as_millis() as u32 } else { 0 };
+    let command = ConnectCommand::new(0, qid, entries.into(), keep_alive_ms, false)
+        .ok_or(HostError::Options("a queue needs at least 2 entries"))?;
+    let data = ConnectData::new(params.host_id, controller_id, &params.subnqn, &params.host_nqn);
+    let mut payload = buf::alloc_small(CONNECT_DATA_BYTES);
+    payload.copy_from_slice(data.bytes());
+    let connected =
+        ask(&queue, "Connect", command.command(), CommandData::Out(payload.freeze())).await?.0;
+    let result = ConnectResult::from_dw0(connected.dw0.get());
+    if result.authentication_required || result.secure_channel_required {
+        return Err(HostError::Unsupported("authentication"));
+    }
+    guard.disarm();
+    Ok((queue, result))
+}
+
+/// Closes a queue whose Connect failed.
+struct CloseOnDrop(Option<Rc<HostQueue>>);
+
+impl CloseOnDrop {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(queue) = &self.0 {
+            queue.close();
+        }
+    }
+}
+
+impl AdminController {
+    /// Connects to a controller and enables it.
+    pub(super) async fn connect(
+        params: &ConnectParams,
+        admission: Rc<Admission>,
+    ) -> Result<AdminController, HostError> {
+        let end = Rc::new(AssociationEnd::default());
+        let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
+        let (queue, connected) = connect_queue(params, &admission, &end, as_admin).await?;
+        let mut admin = AdminController {
+            queue,
+            end,
+            admission,
+            controller_id: connected.controller_id,
+            capabilities: Capabilities::default(),
+            version: Version::default(),
+        };
+        match admin.enable().await {
+            Ok(()) => Ok(admin),
+            Err(error) => Err(admin.end.explain(error)),
+        }
+    }
+
+    async fn enable(&mut self) -> Result<(), HostError> {
+        self.capabilities = Capabilities(self.get(Property::CAP, PropertySize::EIGHT).await?);
+        self.version = Version(self.get(Property::VS, PropertySize::FOUR).await? as u32);
+        let page_exponent = self.capabilities.min_page_exponent() as u32;
+        let configuration = Configuration::default()
+            .with_enable(1)
+            .with_page_exponent(page_exponent)
+            .with_sqe_exponent(6)
+            .with_cqe_exponent(4);
+        self.set(Property::CC, configuration.0).await?;
+        self.until(|status| status.ready() == 1).await
+    }
+
+    /// Waits for a controller status, bounded by the caller's timeout.
+    async fn until(&self, reached: impl Fn(ControllerStatus) -> bool) -> Result<(), HostError> {
+        loop {
+            let status = self.get(Property::CSTS, PropertySize::FOUR).await? as u32;
+            let status = ControllerStatus(status);
+            if status.fatal() == 1 {
+                return Err(HostError::InvalidProperties("the controller has failed (CSTS.CFS)"));
+            }
+            if reached(status) {
+                return Ok(());
+            }
+            time::sleep(POLL_PAUSE).await;
+        }
+    }
+
+    async fn get(&self, property: Property, size: PropertySize) -> Result<u64, HostError> {
+        let command = PropertyCommand::get(0, property, size).command();
+        let answer = ask(&self.queue, "Property Get", command, CommandData::None).await?.0;
+        Ok(answer.result())
+    }
+
+    async fn set(&self, property: Property, value: u32) -> Result<(), HostError> {
+        let command = PropertyCommand::set(0, property, PropertySize::FOUR, value.into());
+        ask(&self.queue, "Property Set", command.command(), CommandData::None).await.map(drop)
+    }
+
+    /// Shuts the controller down, which makes its cached data durable.
+    pub(super) async fn shut_down(&self) -> Result<(), HostError> {
+        let configuration = Configuration::default()
+            .with_enable(1)
+            .with_page_exponent(self.capabilities.min_page_exponent() as u32)
+            .with_sqe_exponent(6)
+            .with_cqe_exponent(4)
+            .with_shutdown(shutdown::NORMAL);
+        self.set(Property::CC, configuration.0).await?;
+        self.until(|status| status.shutdown_status() == shutdown_status::COMPLETE).await
+    }
+
+    /// Reads the Identify structure `cns`. Its memory may exceed the ceiling, because calls that
+    /// wait for this connection may hold all pooled memory.
+    async fn identify<T: Wire + Copy>(
+        &self,
+        what: &'static str,
+        cns: Cns,
+        nsid: u32,
+    ) -> Result<T, HostError> {
+        const { assert!(T::BYTES == IDENTIFY_BYTES) };
+        let place = CommandData::In(buf::alloc_small(IDENTIFY_BYTES));
+        let command = Identify::new(cns, nsid).command(0);
+        match ask(&self.queue, what, command, place).await?.1 {
+            CommandData::In(answer) => Ok(*T::view(&answer).expect("as long as was asked for")),
+            CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+        }
+    }
+
+    /// Validated properties of the controller.
+    pub(super) async fn controller(&self) -> Result<ControllerLimits, HostError> {
+        let identify: IdentifyController =
+            self.identify("Identify Controller", Cns::CONTROLLER, 0).await?;
+        ControllerLimits::new(self.capabilities, &identify)
+    }
+
+    /// The requested namespace, or the first one.
+    pub(super) async fn namespace(
+        &self,
+        controller: &ControllerLimits,
+        wanted: Option<u32>,
+    ) -> Result<NamespaceShape, HostError> {
+        let above = match wanted {
+            Some(nsid @ 1..=NAMESPACE_ID_MAX) => nsid - 1,
+            Some(_) => return Err(HostError::NoNamespace),
+            None => 0,
+        };
+        let list: NamespaceList =
+            self.identify("the list of namespaces", Cns::ACTIVE_NAMESPACES, above).await?;
+        let nsid = list.iter().next().ok_or(HostError::NoNamespace)?;
+        if wanted.is_some_and(|wanted| wanted != nsid) {
+            return Err(HostError::NoNamespace);
+        }
+        if !(1..=NAMESPACE_ID_MAX).contains(&nsid) {
+            return Err(HostError::InvalidProperties("an invalid namespace identifier"));
+        }
+        let identify: IdentifyNamespace =
+            self.identify("Identify Namespace", Cns::NAMESPACE, nsid).await?;
+        let limits = self.limits().await?;
+        controller.namespace(nsid, &identify, &limits)
+    }
+
+    /// Limits of the NVM command set; no limits for older controllers.
+    async fn limits(&self) -> Result<NvmController, HostError> {
+        let none = NvmController::default();
+        if self.version.major() < 2 {
+            return Ok(none);
+        }
+        match self.identify("Identify Controller", Cns::COMMAND_SET_CONTROLLER, 0).await {
+            Err(HostError::Refused { .. }) => Ok(none),
+            told => told,
+        }
+    }
+
+    /// Enables events for changed namespaces. Returns whether the controller supports them.
+    pub(super) async fn subscribe(&self, events: u32) -> Result<bool, HostError> {
+        if EventMask(events).namespace_attribute() == 0 {
+            return Ok(false);
+        }
+        let mask = EventMask::NAMESPACE_ATTRIBUTE.0;
+        let command = Sqe::set_features(0, FeatureId::ASYNC_EVENTS, mask);
+        match ask(&self.queue, "events", command, CommandData::None).await {
+            Ok(_) => Ok(true),
+            Err(HostError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Number of I/O queues that the controller grants of `wanted`.
+    async fn grant(&self, wanted: u16) -> Result<u16, HostError> {
+        let asked = NumberOfQueues { submission: wanted, completion: wanted };
+        let command = Sqe::set_features(0, FeatureId::NUMBER_OF_QUEUES, asked.to_dword());
+        let answer = ask(&self.queue, "I/O queues", command, CommandData::None).await?.0;
+        let given = NumberOfQueues::from_result(answer.dw0.get());
+        Ok(given.submission.min(given.completion).min(wanted))
+    }
+
+    /// Connects the I/O queues.
+    pub(super) async fn io_queues(
+        &self,
+        params: &ConnectParams,
+        controller: &ControllerLimits,
+    ) -> Result<IoQueues, HostError> {
+        let depth = controller.depth(params.options.queue_depth);
+        let count = self.grant(params.options.queues).await?;
+        let mut queues = IoQueues(Vec::with_capacity(count.into()));
+        for qid in 1..=count {
+            let as_io = (qid, depth + 1, self.controller_id);
+            let (queue, _) = connect_queue(params, &self.admission, &self.end, as_io).await?;
+            queue.set_in_capsule_bytes(controller.in_capsule_bytes);
+            queues.0.push(queue);
+        }
+        Ok(queues)
+    }
+}
+
+/// I/O queues of an association. Dropping it closes them.
+pub(super) struct IoQueues(pub(super) Vec<Rc<HostQueue>>);
+
+impl Drop for IoQueues {
+    fn drop(&mut self) {
+        for queue in &self.0 {
+            queue.close();
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Errors of connecting to a target, and causes of lost connections.
+
+use std::io;
+
+use flagstone_nvme::Status;
+use flagstone_nvme::pdu::Fatal;
+use flagstone_runtime::net::may_pass;
+use flagstone_runtime::time::Elapsed;
+
+use flagstone_transport::RxError;
+
+/// Error between this host and a target.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The TCP connection failed.
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Broken(io::Error),
+    /// The target closed the connection.
+    #[error("the target closed the connection")]
+    Closed,
+    /// The target did not answer in time.
+    #[error("the target did not answer in time")]
+    TimedOut,
+    /// Data from the target was corrupted in transit.
+    #[error("data from the target failed its digest check")]
+    Damaged,
+    /// The target violated the protocol.
+    #[error("the target violated the NVMe/TCP protocol: {0}")]
+    Protocol(Fatal),
+    /// The target reported a protocol violation by this host.
+    #[error("the target terminated the connection: {0}")]
+    Terminated(String),
+    /// The target refused an admin command needed for connecting.
+    #[error("the target refused {what}: {status}")]
+    Refused {
+        /// Refused request.
+        what: &'static str,
+        /// Status of the refusal.
+        status: Status,
+    },
+    /// The target refused a fabrics command: Connect, or a property.
+    #[error("the target refused {what}: {}", fabrics_words(*status))]
+    FabricsRefused {
+        /// Refused request.
+        what: &'static str,
+        /// Status of the refusal.
+        status: Status,
+    },
+    /// The target reported invalid properties.
+    #[error("the target reports invalid properties: {0}")]
+    InvalidProperties(&'static str),
+    /// The target or its namespace requires an unsupported feature.
+    #[error("the target requires {0}, which this host does not support")]
+    Unsupported(&'static str),
+    /// Data digests are required, and the target declines them.
+    #[error("the target declines data digests, which replicas require")]
+    NoDigests,
+    /// An option is out of range.
+    #[error("{0}")]
+    Options(&'static str),
+    /// The subsystem lacks the requested namespace, or has none.
+    #[error("the subsystem has no such namespace; `flagstone serve` prints the ones it serves")]
+    NoNamespace,
+    /// The namespace differs from the one first connected, or lost capabilities.
+    #[error("the namespace changed since it was first connected: {0}")]
+    Changed(&'static str),
+}
+
+impl HostError {
+    /// True if the same attempt may succeed later without any change on this host: the target is
+    /// unreachable or currently refuses connections. All other errors need an operator.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
+            HostError::Closed | HostError::TimedOut => true,
+            HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
+                if status.is_dnr() =>
+            {
+                false
+            }
+            HostError::Refused { status, .. } => status.code() == Status::NAMESPACE_NOT_READY,
+            HostError::FabricsRefused { what, status } => {
+                *what == "Connect" && status.code() == Status::CONNECT_CONTROLLER_BUSY
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Name of a fabrics command status. Connect's codes mean something else for I/O commands.
+fn fabrics_words(status: Status) -> String {
+    match status.fabrics_name() {
+        Some(name) => format!("{name} ({:x}h/{:02x}h)", status.sct(), status.sc()),
+        None => status.to_string(),
+    }
+}
+
+impl From<RxError> for HostError {
+    fn from(error: RxError) -> HostError {
+        match error {
+            RxError::Closed => HostError::Closed,
+            RxError::Io(error) => HostError::Broken(error),
+        }
+    }
+}
+
+impl From<Elapsed> for HostError {
+    fn from(_: Elapsed) -> HostError {
+        HostError::TimedOut
+    }
+}
+
+impl From<Fatal> for HostError {
+    fn from(fatal: Fatal) -> HostError {
+        HostError::Protocol(fatal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transient_errors_are_not_configuration_errors() {
+        let connect = |kind: io::ErrorKind| HostError::Connect(kind.into());
+        let refused = |status| HostError::FabricsRefused { what: "Connect", status };
+        for passing in [
+            connect(io::ErrorKind::ConnectionRefused),
+            connect(io::ErrorKind::HostUnreachable),
+            HostError::Closed,
+            HostError::TimedOut,
+            refused(Status::CONNECT_CONTROLLER_BUSY),
+            HostError::Refused { what: "Identify", status: Status::NAMESPACE_NOT_READY },
+        ] {
+            assert!(passing.may_pass(), "{passing}");
+        }
+        for mistake in [
+            connect(io::ErrorKind::PermissionDenied),
+            refused(Status::CONNECT_INVALID_PARAMETERS.dnr()),
+            refused(Status::CONNECT_INVALID_HOST.dnr()),
+            refused(Status::CONNECT_CONTROLLER_BUSY.dnr()),
+            HostError::Unsupported("authentication"),
+            HostError::NoNamespace,
+            HostError::Changed("its size"),
+        ] {
+            assert!(!mistake.may_pass(), "{mistake}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Live connection of an association: controller, queues and tasks.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_nvme::Sqe;
+use flagstone_nvme::command::admin::GetLogPage;
+use flagstone_nvme::event::AsyncEvent;
+use flagstone_nvme::limits::{IDENTIFY_BYTES, NAMESPACE_ID_ALL};
+use flagstone_nvme::log::LogId;
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{buf, spawn, time};
+
+use super::HostError;
+use super::admission::Admission;
+use super::command::{CommandData, CommandOutcome};
+use super::connect::{AdminController, ConnectParams, IoQueues};
+use super::queue::HostQueue;
+use super::shape::{ControllerLimits, NamespaceShape};
+use crate::limits::{SCAN_PERIOD_MAX, TIMEOUT_TICKS};
+
+/// Live connection with its tasks. Dropping it ends all of them.
+pub(super) struct ControllerLink {
+    admin: Rc<AdminController>,
+    queues: IoQueues,
+    _tasks: Vec<AbortOnDrop<()>>,
+}
+
+impl ControllerLink {
+    /// Connects, bounded by the caller's timeout.
+    pub(super) async fn connect(
+        params: &ConnectParams,
+        admission: Rc<Admission>,
+    ) -> Result<(ControllerLink, NamespaceShape), HostError> {
+        let admin = Rc::new(AdminController::connect(params, admission).await?);
+        match ControllerLink::set_up(params, &admin).await {
+            Ok(link) => Ok(link),
+            Err(error) => Err(admin.end.explain(error)),
+        }
+    }
+
+    async fn set_up(
+        params: &ConnectParams,
+        admin: &Rc<AdminController>,
+    ) -> Result<(ControllerLink, NamespaceShape), HostError> {
+        let controller = admin.controller().await?;
+        let shape = admin.namespace(&controller, params.options.nsid).await?;
+        let mut tasks = Vec::new();
+        if admin.subscribe(controller.events).await? {
+            let watch = watch_events(admin.clone(), controller, shape);
+            tasks.push(spawn(watch).abort_on_drop());
+        }
+        let interval = params.options.keep_alive / 2;
+        if controller.keeps_alive && !interval.is_zero() {
+            tasks.push(spawn(keep_alive(admin.clone(), interval)).abort_on_drop());
+        }
+        let queues = admin.io_queues(params, &controller).await?;
+        Ok((ControllerLink { admin: admin.clone(), queues, _tasks: tasks }, shape))
+    }
+
+    /// True if data digests are in use.
+    pub(super) fn has_data_digests(&self) -> bool {
+        self.admin.queue.has_data_digests()
+    }
+
+    /// I/O queues.
+    pub(super) fn queues(&self) -> &Vec<Rc<HostQueue>> {
+        &self.queues.0
+    }
+
+    /// Ends the link and returns its queues. Each is over when the target has ended it too.
+    pub(super) fn end(self) -> Vec<Rc<HostQueue>> {
+        let mut queues = self.queues.0.clone();
+        queues.push(self.admin.queue.clone());
+        queues.iter().for_each(|queue| queue.close());
+        queues
+    }
+
+    /// Controller.
+    pub(super) fn admin(&self) -> Rc<AdminController> {
+        self.admin.clone()
+    }
+
+    /// Monitors the connection until it breaks, and returns the cause.
+    pub(super) async fn tend(&self, command_timeout: Duration) -> HostError {
+        let period = (command_timeout / TIMEOUT_TICKS).min(SCAN_PERIOD_MAX);
+        let looks = command_timeout.as_nanos().div_ceil(period.as_nanos().max(1));
+        let looks = u32::try_from(looks).unwrap_or(u32::MAX);
+        loop {
+            if let Ok(error) = time::timeout(period, self.admin.end.wait()).await {
+                return error;
+            }
+            let mut overdue = self.admin.queue.is_overdue(looks);
+            for queue in &self.queues.0 {
+                overdue |= queue.is_overdue(looks);
+            }
+            if overdue {
+                return HostError::TimedOut;
+            }
+        }
+    }
+}
+
+/// Sends keep alives. A missing completion ends the association.
+async fn keep_alive(admin: Rc<AdminController>, interval: Duration) {
+    loop {
+        time::sleep(interval).await;
+        let command = Sqe::keep_alive(0);
+        let error =
+            match time::timeout(interval, admin.queue.run(&command, CommandData::None)).await {
+                Ok((CommandOutcome::Completed(cqe), _)) if cqe.status().is_success() => continue,
+                Ok((CommandOutcome::Completed(cqe), _)) => {
+                    HostError::Refused { what: "Keep Alive", status: cqe.status() }
+                }
+                Ok((CommandOutcome::Lost, _)) => HostError::Closed,
+                Err(elapsed) => elapsed.into(),
+            };
+        return admin.end.set(error);
+    }
+}
+
+/// Waits for events. An incompatible change of the namespace ends the association.
+async fn watch_events(
+    admin: Rc<AdminController>,
+    controller: ControllerLimits,
+    shape: NamespaceShape,
+) {
+    loop {
+        let command = Sqe::async_event_request(0);
+        let event = match admin.queue.run_timed(&command, CommandData::None, false).await {
+            (CommandOutcome::Completed(cqe), _) if cqe.status().is_success() => cqe.async_event(),
+            _ => return,
+        };
+        if event != AsyncEvent::NAMESPACE_CHANGED {
+            tracing::info!(?event, "event of the target");
+            continue;
+        }
+        match look_again(&admin, &controller, &shape).await {
+            Ok(now) if now.geometry == shape.geometry => {}
+            Ok(now) => {
+                let (was, is) = (shape.geometry.size_bytes, now.geometry.size_bytes);
+                tracing::warn!(was, is, "the namespace has changed; reopen the device to see it");
+            }
+            Err(error) => return admin.end.set(error),
+        }
+    }
+}
+
+/// Reads the list of changed namespaces, which re-enables the event, and checks this namespace.
+async fn look_again(
+    admin: &Rc<AdminController>,
+    controller: &ControllerLimits,
+    shape: &NamespaceShape,
+) -> Result<NamespaceShape, HostError> {
+    let bytes = IDENTIFY_BYTES as u32;
+    let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, NAMESPACE_ID_ALL, 0, bytes);
+    let place = CommandData::In(buf::alloc_small(IDENTIFY_BYTES));
+    if let Some(command) = log.command(0) {
+        admin.queue.run(&command, place).await;
+    }
+    let now = admin.namespace(controller, Some(shape.nsid)).await?;
+    shape.check_still(&now)?;
+    Ok(now)
+}

@@ -1,0 +1,89 @@
+//! Host options: identity, queues and timeouts.
+
+use std::time::Duration;
+
+use flagstone_nvme::Nqn;
+use flagstone_nvme::pdu::Digests;
+
+use super::HostError;
+use crate::limits::{END_MARGIN, END_TIMEOUT_MAX, QUEUE_DEPTH_MAX, QUEUES_MAX};
+
+/// Host options. The defaults suit a local network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Host NQN; derived from a random UUID when `None`.
+    pub host_nqn: Option<Nqn>,
+    /// Host identifier; random when `None`.
+    pub host_id: Option<[u8; 16]>,
+    /// Namespace identifier; the subsystem's first when `None`.
+    pub nsid: Option<u32>,
+    /// I/O queues per core that uses the device, 1 to 128.
+    pub queues: u16,
+    /// Commands in flight per queue, 1 to 1,023; reduced to the controller's queue size.
+    pub queue_depth: u16,
+    /// Digests to request; the target may decline.
+    pub digests: Digests,
+    /// Keep alive timeout, after which the target drops a silent host. Zero disables it.
+    pub keep_alive: Duration,
+    /// A command that takes longer breaks the association.
+    pub command_timeout: Duration,
+    /// Time limit for connecting, until the first command can be sent.
+    pub connect_timeout: Duration,
+    /// Pause before the second attempt to connect; it doubles with each attempt.
+    pub reconnect_delay: Duration,
+    /// Longest such pause.
+    pub reconnect_delay_max: Duration,
+    /// Calls wait this long for a reconnect before they fail.
+    pub loss_timeout: Duration,
+}
+
+impl HostOptions {
+    /// Validates the ranges.
+    pub(super) fn check(&self) -> Result<(), HostError> {
+        if !(1..=QUEUES_MAX).contains(&self.queues) {
+            return Err(HostError::Options("the number of I/O queues must be 1 to 128 per core"));
+        }
+        if !(1..=QUEUE_DEPTH_MAX).contains(&self.queue_depth) {
+            return Err(HostError::Options("the queue depth must be 1 to 1023"));
+        }
+        if self.host_id == Some([0; 16]) {
+            return Err(HostError::Options("the host identifier must not be zero"));
+        }
+        if u32::try_from(self.keep_alive.as_millis()).is_err() {
+            return Err(HostError::Options("the keep alive timeout must be at most 49 days"));
+        }
+        let zero = |span: Duration| span.is_zero();
+        if zero(self.command_timeout) || zero(self.connect_timeout) {
+            return Err(HostError::Options("timeouts must not be zero"));
+        }
+        Ok(())
+    }
+
+    /// Time that the target may take to end a connection that this host ended: the keep alive
+    /// timeout plus a margin, within bounds.
+    pub(super) fn end_patience(&self) -> Duration {
+        match self.keep_alive {
+            Duration::ZERO => END_TIMEOUT_MAX,
+            keep_alive => (keep_alive + END_MARGIN).min(END_TIMEOUT_MAX),
+        }
+    }
+}
+
+impl Default for HostOptions {
+    fn default() -> HostOptions {
+        HostOptions {
+            host_nqn: None,
+            host_id: None,
+            nsid: None,
+            queues: 1,
+            queue_depth: 127,
+            digests: Digests::default(),
+            keep_alive: Duration::from_secs(15),
+            command_timeout: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(10),
+            reconnect_delay: Duration::from_millis(50),
+            reconnect_delay_max: Duration::from_secs(5),
+            loss_timeout: Duration::from_secs(600),
+        }
+    }
+}

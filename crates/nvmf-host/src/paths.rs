@@ -1,0 +1,196 @@
+//! Multipath: several paths to one namespace with Asymmetric Namespace Access (Base 8.1.1).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_nvme::Nqn;
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{Buf, BufMut, buf, spawn_detached, time};
+
+use super::{HostError, HostOptions, RemoteDevice};
+use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
+
+/// Namespace with several paths, through controllers on one or more nodes.
+///
+/// A call uses the path of the last success. If that path is down, or its controller reports the
+/// namespace as inaccessible, the next path is tried, in turn, for [`HostOptions::loss_timeout`].
+/// Then the call fails with [`IoError::Unreachable`]. Paths that cannot be connected at first are
+/// retried until they can.
+///
+/// A call that moves to another path may already have been executed on the first, or may still be
+/// executed there later. Nodes that serve the same namespace must therefore fence the abandoned
+/// one, as Flagstone's mirror does with its epochs.
+pub struct MultipathDevice(Arc<Paths>);
+
+struct Paths {
+    geometry: Geometry,
+    paths: Vec<Path>,
+    current: AtomicUsize,
+    patience: Duration,
+}
+
+struct Path {
+    address: Address,
+    device: OnceLock<Arc<RemoteDevice>>,
+}
+
+impl MultipathDevice {
+    /// Connects to subsystem `subnqn` at all of `addresses`. At least one of them must answer.
+    ///
+    /// # Errors
+    /// The failure of the last address.
+    pub async fn connect(
+        addresses: Vec<Address>,
+        subnqn: &Nqn,
+        options: HostOptions,
+    ) -> Result<Arc<MultipathDevice>, HostError> {
+        let patience = options.loss_timeout;
+        // Each path fails immediately, because others remain.
+        let options = HostOptions { loss_timeout: Duration::ZERO, ..options };
+        let mut failure = HostError::Options("a namespace needs at least one address");
+        let mut geometry = None;
+        let mut paths = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            let device = OnceLock::new();
+            match RemoteDevice::connect(address.clone(), subnqn, options.clone()).await {
+                Ok(found) => {
+                    let first = geometry.get_or_insert(found.geometry());
+                    if !leads_to(first, &found.geometry()) {
+                        return Err(HostError::Options(
+                            "the addresses lead to different namespaces",
+                        ));
+                    }
+                    // While the namespace grows, paths may report different sizes.
+                    first.size_bytes = first.size_bytes.min(found.geometry().size_bytes);
+                    device.get_or_init(|| found);
+                }
+                Err(error) => {
+                    tracing::warn!(%address, "path not available yet: {error}");
+                    failure = error;
+                }
+            }
+            paths.push(Path { address, device });
+        }
+        let geometry = geometry.ok_or(failure)?;
+        let current = AtomicUsize::new(0);
+        let inner = Arc::new(Paths { geometry, paths, current, patience });
+        for index in 0..inner.paths.len() {
+            if inner.paths[index].device.get().is_none() {
+                let (inner, subnqn) = (Arc::downgrade(&inner), *subnqn);
+                spawn_detached(reconnect(inner, index, subnqn, options.clone()));
+            }
+        }
+        Ok(Arc::new(MultipathDevice(inner)))
+    }
+}
+
+/// True if a path leads to the same namespace, which may have grown.
+fn leads_to(geometry: &Geometry, found: &Geometry) -> bool {
+    Geometry { size_bytes: 0, ..*geometry } == Geometry { size_bytes: 0, ..*found }
+}
+
+/// Retries a path until it connects or the device is dropped.
+async fn reconnect(inner: Weak<Paths>, index: usize, subnqn: Nqn, options: HostOptions) {
+    loop {
+        time::sleep(PATH_RECONNECT).await;
+        let Some(address) = inner.upgrade().map(|inner| inner.paths[index].address.clone()) else {
+            return;
+        };
+        let found = RemoteDevice::connect(address.clone(), &subnqn, options.clone()).await;
+        let Some(inner) = inner.upgrade() else { return };
+        match found {
+            Ok(found)
+                if leads_to(&inner.geometry, &found.geometry())
+                    && found.geometry().size_bytes >= inner.geometry.size_bytes =>
+            {
+                tracing::info!(%address, "path connected");
+                inner.paths[index].device.get_or_init(|| found);
+                return;
+            }
+            Ok(_) => tracing::warn!(%address, "the path leads to another namespace"),
+            Err(error) => tracing::debug!(%address, "path still unavailable: {error}"),
+        }
+    }
+}
+
+impl Paths {
+    /// Tries a call on one path after the other.
+    async fn call<T>(
+        self: Arc<Self>,
+        make: impl AsyncFn(&RemoteDevice) -> Result<T, IoError>,
+    ) -> Result<T, IoError> {
+        let (mut since, mut pause) = (None, PATH_PAUSE);
+        loop {
+            let first = self.current.load(Ordering::Relaxed);
+            for step in 0..self.paths.len() {
+                let index = (first + step) % self.paths.len();
+                let Some(device) = self.paths[index].device.get() else { continue };
+                match make(device).await {
+                    Err(IoError::Unreachable) => {}
+                    done => {
+                        if index != first {
+                            tracing::info!(address = %self.paths[index].address, "switched to this path");
+                            self.current.store(index, Ordering::Relaxed);
+                        }
+                        return done;
+                    }
+                }
+            }
+            if since.get_or_insert_with(time::now).elapsed() > self.patience {
+                return Err(IoError::Unreachable);
+            }
+            time::sleep(pause).await;
+            pause = (pause * 2).min(PATH_PAUSE_MAX);
+        }
+    }
+}
+
+impl BlockDevice for MultipathDevice {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let (paths, len) = (self.0.clone(), buf.len());
+        IoFuture::later(async move {
+            let first = std::cell::Cell::new(Some(buf));
+            let read = async |device: &RemoteDevice| {
+                let buf = match first.take() {
+                    Some(buf) => buf,
+                    // The failed call consumed the buffer.
+                    None => buf::acquire(len).await.map_err(|_| IoError::NoMemory)?,
+                };
+                device.read(offset, buf).await
+            };
+            paths.call(read).await
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let paths = self.0.clone();
+        IoFuture::later(async move {
+            paths.call(async |device| device.write(offset, data.clone(), fua).await).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        let paths = self.0.clone();
+        IoFuture::later(async move { paths.call(async |device| device.flush().await).await })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        let paths = self.0.clone();
+        IoFuture::later(async move {
+            paths.call(async |device| device.discard(offset, len).await).await
+        })
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        let paths = self.0.clone();
+        IoFuture::later(async move {
+            paths.call(async |device| device.write_zeroes(offset, len, flags).await).await
+        })
+    }
+}

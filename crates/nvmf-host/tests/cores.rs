@@ -1,0 +1,97 @@
+//! Host on several cores, each with its own association.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Server, any_port, memory, on_cores, options};
+use flagstone_blockdev::conformance::{self, Options};
+use flagstone_blockdev::{BlockDevice, IoError, SharedDevice};
+use flagstone_nvme::pdu::Digests;
+use flagstone_nvmf_host::{HostOptions, RemoteDevice};
+use flagstone_nvmf_target::TargetConfig;
+use flagstone_runtime::{buf, cores, time};
+
+/// Reads a block on core 1.
+async fn read_there(device: &Arc<RemoteDevice>) -> Result<(), IoError> {
+    let (there, answer) = (device.clone(), Arc::new(parking_lot::Mutex::new(None)));
+    let told = answer.clone();
+    cores()[1].spawn(move || async move {
+        let result = there.read(0, buf::alloc(512).await).await.map(drop);
+        drop(there);
+        *told.lock() = Some(result);
+    });
+    loop {
+        if let Some(result) = answer.lock().take() {
+            return result;
+        }
+        time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn remote_device_conforms() {
+    on_cores(2, async || {
+        let server = Server::start(memory(64 << 20, 512));
+        let make = async || server.connect(options()).await as SharedDevice;
+        conformance::run(make, Options::quick(1)).await;
+    });
+}
+
+#[test]
+fn remote_device_conforms_with_digests_and_queues() {
+    on_cores(2, async || {
+        let config = TargetConfig {
+            in_capsule_bytes: 4096,
+            mdts_bytes: 16 << 10,
+            max_h2c_data_bytes: 8192,
+            ..TargetConfig::default()
+        };
+        let server = Server::start_with(memory(64 << 20, 4096), config, &any_port());
+        let digests = Digests { header: true, data: true };
+        let options = HostOptions { queues: 3, queue_depth: 5, digests, ..options() };
+        let make = async || server.connect(options.clone()).await as SharedDevice;
+        conformance::run(make, Options::quick(2)).await;
+    });
+}
+
+#[test]
+fn disconnect_releases_everything() {
+    on_cores(2, async || {
+        let server = Server::start(memory(1 << 20, 512));
+        let device = server.connect(options()).await;
+        device.write(0, buf::zeroes(4096), false).await.unwrap();
+        read_there(&device).await.unwrap();
+        device.disconnect().await;
+        server.until_deserted().await;
+        assert_eq!(read_there(&device).await, Err(IoError::Unreachable));
+        let refused = device.read(0, buf::alloc(512).await).await;
+        assert_eq!(refused.err(), Some(IoError::Unreachable));
+    });
+}
+
+#[test]
+fn dropped_device_releases_every_core() {
+    on_cores(2, async || {
+        let server = Server::start(memory(1 << 20, 512));
+        let device = server.connect(options()).await;
+        read_there(&device).await.unwrap();
+        assert_eq!(server.target.controllers(), 2, "one association a core");
+        drop(device);
+        server.until_deserted().await;
+    });
+}
+
+#[test]
+fn no_core_connects_after_disconnect() {
+    on_cores(2, async || {
+        let server = Server::start(memory(1 << 20, 512));
+        let device = server.connect(options()).await;
+        device.disconnect().await;
+        server.until_deserted().await;
+        assert_eq!(read_there(&device).await, Err(IoError::Unreachable));
+        assert_eq!(server.target.controllers(), 0);
+    });
+}

@@ -1,0 +1,350 @@
+//! Vendor specific commands between a handler at the target and a session at the host, on both real
+//! drivers and a simulated network.
+#![allow(missing_docs)]
+
+mod common;
+#[path = "../../nvmf-target/tests/support/harness.rs"]
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use common::{Server, any_port, memory, options, subnqn};
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_nvme::replica::{
+    Attach, Order, OrderedWrite, OrderedZeroes, Refusal, Request, State, admin, io,
+};
+use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status, Wire};
+use flagstone_nvmf_host::{
+    AdminCompletion, AdminData, HostError, HostOptions, RemoteDevice, RemoteSession, discover,
+};
+use flagstone_nvmf_target::{
+    Charge, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands, VendorHandler,
+    VendorHost, VendorReply, VendorSession,
+};
+use flagstone_runtime::{Buf, BufMut, buf, time};
+use parking_lot::Mutex;
+use support::{in_simulation, on_each_driver};
+
+const SIZE_BYTES: u64 = 4 << 20;
+
+fn replica_nqn() -> Nqn {
+    Nqn::new("nqn.2024-01.example:volume:replica").unwrap()
+}
+
+fn peer() -> Nqn {
+    Nqn::new("nqn.2024-01.example:node-a").unwrap()
+}
+
+/// Requests that a handler's sessions received.
+#[derive(Default)]
+struct Seen {
+    open: AtomicU32,
+    asked: Mutex<Vec<Request>>,
+    orders: Mutex<Vec<Order>>,
+}
+
+/// Answers from a device, and records the requests.
+struct Handler {
+    device: SharedDevice,
+    seen: Arc<Seen>,
+}
+
+impl VendorHandler for Handler {
+    fn commands(&self) -> VendorCommands {
+        const ADMIN: [AdminOpcode; 5] =
+            [admin::ATTACH, admin::IDENTIFY, admin::SET_STATE, admin::BITMAP, admin::PROMOTE];
+        VendorCommands { admin: &ADMIN, io: &[io::WRITE, io::WRITE_ZEROES] }
+    }
+
+    fn session(&self, host: &VendorHost) -> Arc<dyn VendorSession> {
+        assert_eq!(host.nqn, peer());
+        self.seen.open.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Session { device: self.device.clone(), seen: self.seen.clone() })
+    }
+}
+
+struct Session {
+    device: SharedDevice,
+    seen: Arc<Seen>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.seen.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl VendorSession for Session {
+    fn device(&self) -> SharedDevice {
+        self.device.clone()
+    }
+
+    fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
+        match AdminOpcode(command.opcode) {
+            admin::ATTACH => Ok(0),
+            _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
+        }
+    }
+
+    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply> {
+        let request = match Request::parse(command, data) {
+            Ok(request) => request,
+            Err(status) => return IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+        };
+        self.seen.asked.lock().push(request);
+        match request {
+            Request::Identify { asker } => {
+                let mut place = place.unwrap();
+                place[..16].copy_from_slice(&asker);
+                IoFuture::ready(Ok(VendorReply::success(Some(place))))
+            }
+            // Asynchronous, as if it waited for a disk.
+            Request::Bitmap { page } => IoFuture::later(async move {
+                time::sleep(std::time::Duration::from_millis(1)).await;
+                let mut place = place.unwrap();
+                place.fill(page as u8);
+                Ok(VendorReply::success(Some(place)))
+            }),
+            Request::Promote { .. } => {
+                let (status, result) = Refusal::Fenced(u64::MAX - 1).completion();
+                IoFuture::ready(Ok(VendorReply::failure(status, result)))
+            }
+            Request::SetState { .. } => IoFuture::ready(Err(IoError::WriteFault)),
+            _ => IoFuture::ready(Ok(VendorReply::success(None))),
+        }
+    }
+
+    fn io(&self, command: &Sqe, data: Option<Buf>, _: Charge) -> IoFuture<VendorReply> {
+        let (order, done) = match IoOpcode(command.opcode) {
+            io::WRITE => {
+                let write = OrderedWrite::parse(command).unwrap();
+                let offset = write.range.start() * 512;
+                (write.order, self.device.write(offset, data.unwrap(), write.fua))
+            }
+            _ => {
+                let zeroes = OrderedZeroes::parse(command).unwrap();
+                let flags = ZeroFlags {
+                    fua: zeroes.fua,
+                    may_deallocate: zeroes.deallocate,
+                    fast_only: false,
+                };
+                let (offset, len) = (zeroes.start * 512, zeroes.blocks * 512);
+                (zeroes.order, self.device.write_zeroes(offset, len, flags))
+            }
+        };
+        self.seen.orders.lock().push(order);
+        IoFuture::later(async move {
+            done.await?;
+            Ok(VendorReply::success(None))
+        })
+    }
+}
+
+/// Target with an ordinary volume and a hidden one with a handler.
+fn start(config: TargetConfig) -> (Server, Arc<Seen>) {
+    let server = Server::start_with(memory(1 << 20, 512), config, &any_port());
+    let subsystem =
+        SubsystemConfig { nqn: replica_nqn(), serial: "2".to_owned(), allow_hosts: vec![peer()] };
+    server.target.add_hidden_subsystem(subsystem).unwrap();
+    let (device, seen) = (memory(SIZE_BYTES, 512), Arc::new(Seen::default()));
+    let handler = Arc::new(Handler { device: device.clone(), seen: seen.clone() });
+    let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
+    server.target.add_vendor_namespace(&replica_nqn(), namespace, handler).unwrap();
+    (server, seen)
+}
+
+fn as_peer() -> HostOptions {
+    HostOptions { host_nqn: Some(peer()), ..options() }
+}
+
+async fn connect(server: &Server) -> Arc<RemoteSession> {
+    RemoteSession::connect(server.address.clone(), &replica_nqn(), as_peer()).await.unwrap()
+}
+
+async fn ask(session: &RemoteSession, request: Request) -> Result<AdminCompletion, IoError> {
+    let (command, data) = request.command(0, session.nsid());
+    let data = match data {
+        Some(attach) => {
+            let mut bytes = buf::alloc_small(Attach::BYTES);
+            bytes.copy_from_slice(attach.bytes());
+            AdminData::Out(bytes.freeze())
+        }
+        None if request.reply_bytes() > 0 => AdminData::In(buf::alloc_small(request.reply_bytes())),
+        None => AdminData::None,
+    };
+    session.admin(command, data).await
+}
+
+fn pattern(byte: u8) -> Buf {
+    let mut data = buf::alloc_small(4096);
+    data.fill(byte);
+    data.freeze()
+}
+
+async fn conversation() {
+    let (server, seen) = start(TargetConfig::default());
+    let session = connect(&server).await;
+    let asker = [5; 16];
+    let answer = ask(&session, Request::Identify { asker }).await.unwrap();
+    assert!(answer.status.is_success());
+    let data = answer.data.unwrap();
+    assert_eq!((data.len(), &data[..16], data[16]), (512, &asker[..], 0));
+    let attach = Request::Attach(Attach::new([1; 16], asker, 3, 4, true));
+    assert!(ask(&session, attach).await.unwrap().status.is_success());
+    let pages = (1..=60u8).map(|page| ask(&session, Request::Bitmap { page: page.into() }));
+    for (page, answer) in (1..=60u8).zip(pages.collect::<Vec<_>>()) {
+        assert!(answer.await.unwrap().data.unwrap().iter().all(|&byte| byte == page));
+    }
+    let fenced = ask(&session, Request::Promote { epoch: 9 }).await.unwrap();
+    assert_eq!(Refusal::of(fenced.status, fenced.result), Some(Refusal::Fenced(u64::MAX - 1)));
+    let broken = Request::SetState { state: State::EndResync, generation: 1 };
+    assert_eq!(ask(&session, broken).await.unwrap().status.code(), Status::WRITE_FAULT);
+    let asked = seen.asked.lock().clone();
+    assert_eq!((asked[0], asked[1]), (Request::Identify { asker }, attach));
+
+    // In the capsule, and requested with R2T.
+    let first = Order { number: 1, beside: 0 };
+    session.write_ordered(8192, pattern(7), false, first).await.unwrap();
+    let long = buf::zeroes(64 << 10);
+    session.write_ordered(1 << 20, long.clone(), true, first).await.unwrap();
+    let second = Order { number: 3, beside: 1 << 127 };
+    let flags = ZeroFlags::default();
+    session.write_zeroes_ordered(0, SIZE_BYTES / 2, flags, second).await.unwrap();
+    session.write_ordered(4096, pattern(9), true, second).await.unwrap();
+    assert_eq!(*seen.orders.lock(), [first, first, second, second]);
+    let read = session.read(0, buf::alloc(16 << 10).await).await.unwrap();
+    assert!(read[..4096].iter().all(|&byte| byte == 0) && read[4096..8192] == pattern(9)[..]);
+    assert!(read[8192..].iter().all(|&byte| byte == 0));
+    session.write(0, pattern(1), false).await.unwrap();
+    session.flush().await.unwrap();
+    assert_eq!(seen.open.load(Ordering::Relaxed), 1);
+
+    session.close();
+    session.lost().await.unwrap();
+    let after = ask(&session, Request::HandOver).await;
+    assert!(matches!(after, Err(IoError::Unreachable)), "{after:?}");
+    server.until_deserted().await;
+    assert_eq!(seen.open.load(Ordering::Relaxed), 0, "the handler learns that the host is gone");
+}
+
+#[test]
+fn session_admin_and_ordered_writes() {
+    on_each_driver(conversation);
+}
+
+#[test]
+fn session_ordered_writes_in_simulation() {
+    for seed in 1..=4 {
+        in_simulation(seed, conversation);
+    }
+}
+
+/// A write larger than MDTS is several commands with consecutive numbers, concurrent with those
+/// before it.
+#[test]
+fn long_ordered_write_is_split() {
+    on_each_driver(async || {
+        let config = TargetConfig {
+            mdts_bytes: 8192,
+            in_capsule_bytes: 4096,
+            max_namespaces: 16,
+            ..TargetConfig::default()
+        };
+        let (server, seen) = start(config);
+        let session = connect(&server).await;
+        assert_eq!(session.transfer_bytes(), 8192);
+        // More parts than the window of an unordered call; the last is one block.
+        let parts = 40;
+        let mut data = buf::alloc((parts - 1) * 8192 + 512).await;
+        for (index, part) in data.chunks_mut(8192).enumerate() {
+            part.fill(index as u8 + 1);
+        }
+        let (data, order) = (data.freeze(), Order { number: 5, beside: 0b100 });
+        session.write_ordered(4096, data.clone(), true, order).await.unwrap();
+        let numbered = |part| Order { number: 5 + part, beside: (0b101u128 << part) - 1 };
+        let expected: Vec<Order> = (0..parts as u32).map(numbered).collect();
+        // Over several queues they arrive in arbitrary order.
+        let mut seen = seen.orders.lock().clone();
+        seen.sort_by_key(|order| order.number);
+        assert_eq!(seen, expected);
+        let read = session.read(4096, buf::alloc(data.len()).await).await.unwrap();
+        assert!(read[..] == data[..]);
+        let beyond = session.write_ordered(SIZE_BYTES - 4096, data, false, order).await;
+        assert_eq!(beyond, Err(IoError::OutOfRange));
+        session.close();
+        server.until_deserted().await;
+    });
+}
+
+#[test]
+fn unsupported_vendor_commands_are_refused() {
+    on_each_driver(async || {
+        let (server, seen) = start(TargetConfig::default());
+        let session = connect(&server).await;
+        // The handler does not support this command.
+        let answer = ask(&session, Request::HandOver).await.unwrap();
+        assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
+        // Too much data, in either direction, is refused before it is fetched or allocated.
+        let (command, _) = Request::Attach(Attach::default()).command(0, session.nsid());
+        let long = AdminData::Out(buf::zeroes(64 << 10));
+        let answer = session.admin(command, long).await.unwrap();
+        assert_eq!(answer.status.code(), Status::INVALID_FIELD);
+        assert!(seen.asked.lock().is_empty());
+        session.close();
+        // Namespace without a handler.
+        let (at, name) = (server.address.clone(), subnqn());
+        let plain = RemoteSession::connect(at, &name, options()).await.unwrap();
+        let answer = ask(&plain, Request::Identify { asker: [1; 16] }).await.unwrap();
+        assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
+        let order = Order { number: 1, beside: 0 };
+        let refused = plain.write_ordered(0, pattern(1), false, order).await;
+        assert_eq!(refused, Err(IoError::Unsupported));
+        plain.close();
+        server.until_deserted().await;
+    });
+}
+
+#[test]
+fn hidden_subsystem_is_not_discovered() {
+    on_each_driver(async || {
+        let (server, _) = start(TargetConfig::default());
+        let found = discover(server.address.clone(), &as_peer()).await.unwrap();
+        assert_eq!(found.iter().map(|one| one.subnqn).collect::<Vec<_>>(), [subnqn()]);
+        let stranger =
+            RemoteDevice::connect(server.address.clone(), &replica_nqn(), options()).await;
+        assert!(matches!(stranger, Err(HostError::FabricsRefused { .. })), "{stranger:?}");
+        server.until_deserted().await;
+    });
+}
+
+#[test]
+fn session_requires_data_digests() {
+    on_each_driver(async || {
+        let config = TargetConfig { allow_data_digest: false, ..TargetConfig::default() };
+        let (server, _) = start(config);
+        let refused =
+            RemoteSession::connect(server.address.clone(), &replica_nqn(), as_peer()).await;
+        assert!(matches!(refused, Err(HostError::NoDigests)), "{refused:?}");
+        server.until_deserted().await;
+    });
+}
+
+/// A lost session stays lost, and the host is notified.
+#[test]
+fn lost_session_stays_lost() {
+    on_each_driver(async || {
+        let (server, seen) = start(TargetConfig::default());
+        let session = connect(&server).await;
+        ask(&session, Request::Identify { asker: [1; 16] }).await.unwrap();
+        server.target.disconnect_all();
+        session.lost().await.unwrap();
+        let read = session.read(0, buf::alloc_small(512)).await;
+        assert!(matches!(read, Err(IoError::Unreachable)));
+        assert_eq!(seen.open.load(Ordering::Relaxed), 0);
+        let again = connect(&server).await;
+        again.read(0, buf::alloc_small(512)).await.unwrap();
+        again.close();
+        server.until_deserted().await;
+    });
+}

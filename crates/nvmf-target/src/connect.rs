@@ -1,0 +1,169 @@
+//! Connect command: creates controllers and assigns queues to connections (Base 6.3).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use flagstone_nvme::command::fabrics::{
+    CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectField, ConnectResult,
+};
+use flagstone_nvme::status::Status;
+
+use super::Target;
+use super::controller::{Controller, HostIdentity, NewController};
+use super::queue::{ControllerQueue, Hangup};
+use super::subsystem::{Subsystem, SubsystemKind};
+
+/// Queue that belongs to a connection. Drop it only when the queue has no command in flight,
+/// because the host may resend its commands as soon as the queue is released. Dropping the admin
+/// queue destroys the controller.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    /// The controller.
+    pub(crate) controller: Arc<Controller>,
+    /// The queue: identifier, entries, flow control and counters.
+    pub(crate) queue: Arc<ControllerQueue>,
+    /// Dword 0 of the completion of Connect.
+    pub(crate) result: u32,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.controller.detach(&self.queue);
+    }
+}
+
+/// Reason for refusing a Connect. The connection stays open, and the host may send another Connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectRefusal {
+    /// Status of the completion.
+    pub(crate) status: Status,
+    /// Dword 0 of the completion: the position of the invalid parameter, if one is invalid.
+    pub(crate) result: u32,
+}
+
+impl From<ConnectField> for ConnectRefusal {
+    fn from(field: ConnectField) -> ConnectRefusal {
+        ConnectRefusal { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), result: field.result() }
+    }
+}
+
+impl From<Status> for ConnectRefusal {
+    fn from(status: Status) -> ConnectRefusal {
+        ConnectRefusal { status, result: 0 }
+    }
+}
+
+/// Connects a queue. `local` is the address that the host connected to. `connection` is the handle
+/// that closes the connection from any thread.
+///
+/// # Errors
+/// The completion to send.
+pub(crate) fn connect(
+    target: &Arc<Target>,
+    command: &ConnectCommand,
+    data: &ConnectData,
+    local: Option<SocketAddr>,
+    connection: Box<dyn Hangup>,
+) -> Result<Connected, ConnectRefusal> {
+    let refused =
+        |cqe: flagstone_nvme::Cqe| ConnectRefusal { status: cqe.status(), result: cqe.dw0.get() };
+    command.check().map_err(refused)?;
+    let sqsize_0based = command.sqsize_0based.get();
+    if sqsize_0based >= target.config().max_queue_entries {
+        return Err(ConnectField::SqSize.into());
+    }
+    let (subnqn, hostnqn) = data.check()?;
+    let host = HostIdentity { nqn: hostnqn, id: data.host_id };
+    let subsystem = target.subsystem(&subnqn).ok_or(ConnectField::SubNqn)?;
+    if !subsystem.allows(&host.nqn) {
+        return Err(not_allowed());
+    }
+    if target.is_draining() || subsystem.is_suspended() {
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
+    let qid = command.qid.get();
+    let flow_control = !command.disables_flow_control();
+    let queue = Arc::new(ControllerQueue::new(qid, sqsize_0based + 1, flow_control, connection));
+    let wanted = data.controller_id.get();
+    let controller = if qid == 0 {
+        let keep_alive_ms = command.keep_alive_ms.get();
+        admin_controller(target, &subsystem, host, wanted, local, keep_alive_ms)?
+    } else {
+        io_controller(target, &subsystem, host, wanted, qid)?
+    };
+    controller.attach(queue.clone())?;
+    // From here on, dropping it releases the queue.
+    controller.saw_traffic();
+    let result = ConnectResult {
+        controller_id: controller.id,
+        authentication_required: false,
+        secure_channel_required: false,
+    };
+    Ok(Connected { controller, queue, result: result.to_dw0() })
+}
+
+fn not_allowed() -> ConnectRefusal {
+    ConnectRefusal {
+        status: Status::CONNECT_INVALID_HOST.dnr(),
+        result: ConnectField::HostNqn.result(),
+    }
+}
+
+/// Creates a controller for an admin queue.
+fn admin_controller(
+    target: &Arc<Target>,
+    subsystem: &Arc<Subsystem>,
+    host: HostIdentity,
+    wanted: u16,
+    local: Option<SocketAddr>,
+    keep_alive_ms: u32,
+) -> Result<Arc<Controller>, ConnectRefusal> {
+    if wanted != CONTROLLER_ID_DYNAMIC {
+        return Err(ConnectField::ControllerId.into());
+    }
+    let keep_alive_ms = match (subsystem.kind, keep_alive_ms) {
+        (SubsystemKind::Discovery, 0) => {
+            u32::try_from(target.config().discovery_keep_alive.as_millis()).unwrap_or(u32::MAX)
+        }
+        (_, asked) => asked,
+    };
+    if !target.reserve_controller() {
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
+    let ids = &target.config().controller_ids;
+    let (target, mine) = (target.clone(), subsystem.clone());
+    let new = NewController { host, target: target.clone(), subsystem: mine, local, keep_alive_ms };
+    let Some(controller) = subsystem.add_controller(ids, |id| Controller::new(id, new)) else {
+        target.release_controller();
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    };
+    // The allow-list may have changed before the controller was registered, when nothing could
+    // disconnect it.
+    if !subsystem.allows(&host.nqn) {
+        controller.destroy("host no longer allowed");
+        return Err(not_allowed());
+    }
+    controller.log_event(format_args!("controller created, keep alive {keep_alive_ms} ms"));
+    Ok(controller)
+}
+
+/// Finds the controller that an I/O queue belongs to.
+fn io_controller(
+    target: &Target,
+    subsystem: &Subsystem,
+    host: HostIdentity,
+    wanted: u16,
+    qid: u16,
+) -> Result<Arc<Controller>, ConnectRefusal> {
+    if subsystem.kind == SubsystemKind::Discovery || qid > target.config().max_io_queues {
+        return Err(ConnectField::Qid.into());
+    }
+    let controller = subsystem.controller(wanted).ok_or(ConnectField::ControllerId)?;
+    if controller.host.nqn != host.nqn {
+        return Err(ConnectField::HostNqn.into());
+    }
+    if controller.host.id != host.id {
+        return Err(ConnectField::HostId.into());
+    }
+    Ok(controller)
+}

@@ -1,0 +1,206 @@
+//! Fast path for reads and writes.
+//!
+//! It handles a read or write whose PDU has arrived completely, in one segment, on a queue without
+//! digests. The command then runs without an await and without extra reference counting. Anything
+//! else, including every invalid command, goes through the general path in `receive`, which sees
+//! the same unconsumed bytes.
+
+use std::rc::Rc;
+
+use flagstone_nvme::command::io::BlockCommand;
+use flagstone_nvme::pdu::{CapsuleCmd, PduKind, Rules};
+use flagstone_nvme::sgl::DataPointer;
+use flagstone_nvme::wire::Wire;
+use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
+use flagstone_runtime::{Buf, buf, spawn_detached};
+
+use super::{Connection, QueueSession};
+use crate::Namespace;
+use flagstone_transport::Rx;
+use flagstone_transport::limits::DIRECT_BYTES;
+
+/// Read or write that the fast path accepts: its place in the stream and on the device.
+struct FastCommand {
+    command: Sqe,
+    offset: u64,
+    len: usize,
+    /// Submission queue head after this command, reported in its completion.
+    sq_head: u16,
+    /// Bytes before the payload in the stream, and bytes of the payload.
+    header: usize,
+    payload: usize,
+}
+
+impl FastCommand {
+    /// Length of the whole PDU, or 0 if its payload is large enough to be received into its own
+    /// buffer.
+    fn awaited(&self) -> usize {
+        if self.payload < DIRECT_BYTES { self.header + self.payload } else { 0 }
+    }
+}
+
+impl Connection {
+    /// Executes commands while the fast path accepts them. Returns the number of bytes that must be
+    /// available before it can continue. If that is more than has arrived, receive and call again;
+    /// otherwise the command at the front needs the general path.
+    pub(super) fn run_fast(self: &Rc<Self>, rx: &mut Rx, rules: &Rules) -> usize {
+        let mut session = self.session.borrow_mut();
+        let Some(session) = session.as_mut() else { return 0 };
+        let (queue, controller) = (&session.connected.queue, &session.connected.controller);
+        if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
+            return 0;
+        }
+        let entries = queue.entries;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
+        }
+        let mut any = false;
+        let mut awaited = 1;
+        while self.has_room(entries)
+            && let Some((fast, namespace)) = self.fast_command(session, rx.front(), rules)
+        {
+            let done = match IoOpcode(fast.command.opcode) {
+                IoOpcode::READ => self.fast_read(session, rx, &fast, namespace),
+                _ => self.fast_write(session, rx, &fast, namespace),
+            };
+            if !done {
+                awaited = fast.awaited();
+                break;
+            }
+            any = true;
+            session.sq_head = fast.sq_head;
+        }
+        if any {
+            session.connected.controller.saw_traffic();
+            self.received.set(self.received.get().wrapping_add(1));
+        }
+        awaited
+    }
+
+    /// Parses the command at the front if the fast path accepts it.
+    #[inline]
+    fn fast_command<'a>(
+        &self,
+        session: &'a QueueSession,
+        front: &[u8],
+        rules: &Rules,
+    ) -> Option<(FastCommand, &'a Namespace)> {
+        let capsule = CapsuleCmd::view(front)?;
+        let frame = rules.check(&capsule.common).ok()?;
+        let command = &capsule.command;
+        let digests = frame.header_digest_bytes | frame.data_digest_bytes;
+        let writes = command.opcode == IoOpcode::WRITE.0;
+        let is_fast = frame.kind == PduKind::CapsuleCmd
+            && digests == 0
+            && session.table.ana().io_status() == Status::SUCCESS
+            && (writes && frame.data_bytes > 0
+                || command.opcode == IoOpcode::READ.0 && frame.data_bytes == 0);
+        if !is_fast || command.check_flags().is_err() {
+            return None;
+        }
+        let namespace = session.table.get(command.nsid.get())?;
+        if writes && namespace.read_only || namespace.vendor.is_some() {
+            return None;
+        }
+        let fields = BlockCommand::parse(command);
+        if fields.wants_protection() || fields.namespace_zeroes() {
+            return None;
+        }
+        fields.range.check_within(namespace.blocks).ok()?;
+        let len = u64::from(fields.range.blocks()) << namespace.block_shift;
+        let pointer = DataPointer::parse(&command.data, frame.data_bytes).ok()?;
+        if len != u64::from(pointer.data_bytes())
+            || len > u64::from(self.target.config().mdts_bytes)
+        {
+            return None;
+        }
+        let fast = FastCommand {
+            command: *command,
+            offset: fields.range.start() << namespace.block_shift,
+            len: len as usize,
+            sq_head: session.next_sq_head(),
+            header: frame.data_offset.into(),
+            payload: frame.data_bytes as usize,
+        };
+        Some((fast, namespace))
+    }
+
+    #[inline]
+    fn fast_read(
+        self: &Rc<Self>,
+        session: &QueueSession,
+        rx: &mut Rx,
+        fast: &FastCommand,
+        namespace: &Namespace,
+    ) -> bool {
+        if let Some(data) = namespace.device.try_read_cached(fast.offset, fast.len) {
+            rx.skip(fast.header);
+            session.connected.queue.counters.read(fast.len as u64);
+            self.fast_data(session, fast, data);
+            return true;
+        }
+        let Some(place) = buf::try_alloc(fast.len) else { return false };
+        rx.skip(fast.header);
+        session.connected.queue.counters.read(fast.len as u64);
+        match namespace.device.read(fast.offset, place).try_now() {
+            Ok(Ok(data)) => self.fast_data(session, fast, data.freeze()),
+            later => {
+                self.begin(fast.len);
+                let (connection, command, len) = (self.admit(), fast.command, fast.len);
+                spawn_detached(async move {
+                    let result = match later {
+                        Ok(result) => result,
+                        Err(later) => later.await,
+                    };
+                    connection.read_done(&command, result, len);
+                });
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn fast_data(&self, session: &QueueSession, fast: &FastCommand, data: Buf) {
+        let flow_control = session.connected.queue.flow_control;
+        let completion = Cqe::new(fast.command.cid.get(), Status::SUCCESS);
+        self.send_data(completion, data, flow_control.then_some(fast.sq_head));
+    }
+
+    #[inline]
+    fn fast_write(
+        self: &Rc<Self>,
+        session: &QueueSession,
+        rx: &mut Rx,
+        fast: &FastCommand,
+        namespace: &Namespace,
+    ) -> bool {
+        let align = namespace.geometry.memory_align_bytes as usize;
+        if !rx.can_take(fast.header, fast.payload, align) {
+            return false;
+        }
+        rx.skip(fast.header);
+        let data = rx.take(fast.payload, align).expect("looked at above");
+        session.connected.queue.counters.write(fast.len as u64);
+        let fua = BlockCommand::parse(&fast.command).fua()
+            || session.connected.controller.is_write_through();
+        match namespace.device.write(fast.offset, data, fua).try_now() {
+            Ok(Ok(())) => {
+                let flow_control = session.connected.queue.flow_control;
+                let completion = Cqe::new(fast.command.cid.get(), Status::SUCCESS);
+                self.send_completion(completion, flow_control.then_some(fast.sq_head));
+            }
+            later => {
+                self.begin(fast.len);
+                let (connection, command, len) = (self.admit(), fast.command, fast.len);
+                spawn_detached(async move {
+                    let result = match later {
+                        Ok(result) => result,
+                        Err(later) => later.await,
+                    };
+                    connection.write_done(&command, result, len);
+                });
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,408 @@
+//! Connection of one host, which carries one queue: admin or I/O.
+//!
+//! Invariants:
+//! - every PDU is validated before its contents are used. A violation is answered with the
+//!   C2HTermReq that the transport specification requires, no later PDU is parsed, and the
+//!   connection ends;
+//! - an invalid command is completed with an error status, and the connection continues;
+//! - commands that were received are executed, and their device calls awaited, even after the host
+//!   has disconnected. Only then does the queue leave its controller, so a controller that is gone
+//!   has no command in flight;
+//! - at most as many commands as the queue has entries, and at most
+//!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in flight. At
+//!   the limit the connection stops receiving;
+//! - a peer that stops sending or reading in the middle of a transfer is disconnected. Time spent
+//!   waiting for the local device or local memory does not count;
+//! - a removed namespace is released within [`WATCHDOG_PERIOD`], even by an idle connection.
+//!
+//! `receive` parses, `fast` is the fast path, `waiting` queues commands for memory and sends R2Ts,
+//! `io` and `admin` execute commands, `respond` sends completions.
+
+mod admin;
+mod fast;
+mod receive;
+mod respond;
+mod transfer;
+mod waiting;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_nvme::Status;
+use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
+use flagstone_runtime::buf::Reserve;
+use flagstone_runtime::net::Stream;
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{spawn, sync, task, time};
+
+use super::queue::Admitted;
+use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
+use crate::limits::{TX_ADMIN_BYTES, WATCHDOG_PERIOD};
+use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
+use flagstone_transport::Tx;
+use flagstone_transport::limits::TERMINATE_TIMEOUT;
+use flagstone_transport::{Rx, RxError};
+use transfer::Transfers;
+use waiting::WaitingCommand;
+
+/// State shared by the tasks of a connection, which all run on one core.
+pub(crate) struct Connection {
+    pub(crate) target: Arc<Target>,
+    stream: Stream,
+    tx: Tx,
+    encoder: Cell<Encoder>,
+    session: RefCell<Option<QueueSession>>,
+    /// The session's queue, which counts admitted commands for other cores to read.
+    queue: OnceCell<Arc<ControllerQueue>>,
+    transfers: RefCell<Transfers>,
+    /// Commands received and not yet completed.
+    outstanding: Cell<u32>,
+    /// Payload bytes of the outstanding commands.
+    payload_bytes: Cell<usize>,
+    /// The part of `payload_bytes` that is being transferred with R2Ts. It falls only by receiving.
+    transfer_bytes: Cell<usize>,
+    /// In-flight commands that wait for memory.
+    waiting: RefCell<VecDeque<WaitingCommand>>,
+    /// Reserved memory that lets the receiver continue while R2T data is outstanding.
+    reserve: Reserve,
+    /// Largest in-capsule data, in bytes; 0 before Connect.
+    in_capsule_bytes: Cell<u32>,
+    /// Unsent bytes at which the connection stops receiving.
+    queued_bytes_max: Cell<usize>,
+    /// Receiving has ended, so no more R2Ts are sent.
+    ended: Cell<bool>,
+    /// Notified when in-flight commands or payload decrease, and when a send completes.
+    room: Rc<sync::Notify>,
+    /// PDUs received; the watchdog compares it.
+    received: Cell<u64>,
+    /// Input that the connection is waiting for.
+    awaits: Cell<Awaits>,
+}
+
+/// Connection together with one admitted command.
+pub(crate) struct AdmittedCommand(Rc<Connection>);
+
+impl std::ops::Deref for AdmittedCommand {
+    type Target = Rc<Connection>;
+
+    #[inline]
+    fn deref(&self) -> &Rc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for AdmittedCommand {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.queue.get() {
+            queue.leave();
+        }
+    }
+}
+
+/// Input that a connection is waiting for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaits {
+    /// None: it waits for admission, memory or a device, independent of the peer.
+    Nothing,
+    /// The next PDU, which an idle peer need not send.
+    NextPdu,
+    /// The rest of a PDU, which the peer must send.
+    RestOfPdu,
+}
+
+/// Result of Connect. Dropping it returns the queue to its controller.
+pub(crate) struct QueueSession {
+    connected: Connected,
+    sq_head: u16,
+    table: Arc<NamespaceTable>,
+    /// Tasks of an admin queue, which end with it.
+    _tasks: Vec<AbortOnDrop<()>>,
+}
+
+impl QueueSession {
+    /// Submission queue head after taking one more entry.
+    #[inline]
+    fn next_sq_head(&self) -> u16 {
+        let next = self.sq_head + 1;
+        if next >= self.connected.queue.entries { 0 } else { next }
+    }
+}
+
+/// Reason why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectionEnd {
+    #[error("{0}")]
+    Stream(#[from] RxError),
+    /// The peer violated the protocol. The C2HTermReq contains `offending`, the invalid header.
+    #[error("protocol violation: {fatal}")]
+    Violation { fatal: Fatal, offending: Vec<u8> },
+    /// The peer reported a violation with a TermReq, or sent a malformed TermReq.
+    #[error("the host terminated the connection: {0}")]
+    Terminated(String),
+}
+
+/// Serves one accepted connection on this core until it ends.
+pub async fn serve(target: Arc<Target>, stream: Stream) {
+    // Fair schedulers in device layers share between flows, and each connection is one.
+    task::begin_flow();
+    let peer = stream.peer();
+    let connection = Rc::new(Connection::new(target, stream.clone()));
+    let sender = {
+        let connection = connection.clone();
+        spawn(async move { connection.tx.run().await })
+    };
+    let watchdog = {
+        let connection = connection.clone();
+        spawn(async move { connection.watch().await }).abort_on_drop()
+    };
+    let mut rx = Rx::new(stream.clone());
+    let end = connection.receive(&mut rx).await;
+    match &end {
+        ConnectionEnd::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
+        _ => tracing::warn!(%peer, "connection ended: {end}"),
+    }
+    connection.finish(&mut rx, end).await;
+    if sender.await.is_ok_and(|sent| sent.is_err()) {
+        tracing::debug!(%peer, "the host went away before its last responses");
+    }
+    // Not earlier: the watchdog ends a sender whose host reads nothing.
+    drop(watchdog);
+    stream.shutdown();
+    connection.detach();
+}
+
+impl Connection {
+    fn new(target: Arc<Target>, stream: Stream) -> Connection {
+        let room = Rc::new(sync::Notify::new());
+        Connection {
+            tx: Tx::new(stream.clone(), room.clone()),
+            stream,
+            target,
+            encoder: Cell::new(Encoder::new(Digests::default(), 0)),
+            session: RefCell::new(None),
+            queue: OnceCell::new(),
+            transfers: RefCell::default(),
+            outstanding: Cell::new(0),
+            payload_bytes: Cell::new(0),
+            transfer_bytes: Cell::new(0),
+            waiting: RefCell::default(),
+            reserve: Reserve::new(room.clone()),
+            in_capsule_bytes: Cell::new(0),
+            queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
+            ended: Cell::new(false),
+            room,
+            received: Cell::new(0),
+            awaits: Cell::new(Awaits::Nothing),
+        }
+    }
+
+    /// Attaches the queue that Connect created.
+    fn adopt(self: &Rc<Self>, connected: Connected) {
+        let table = connected.controller.snapshot();
+        self.queue.get_or_init(|| connected.queue.clone());
+        let mut tasks = Vec::new();
+        if connected.queue.qid == 0 {
+            let (connection, controller) = (Rc::downgrade(self), connected.controller.clone());
+            let events = spawn(async move {
+                loop {
+                    let completion = controller.wait_event().await;
+                    let Some(connection) = connection.upgrade() else { return };
+                    connection.respond(completion);
+                }
+            });
+            let controller = connected.controller.clone();
+            let keep_alive = spawn(async move { controller.watch_keep_alive().await });
+            tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
+        }
+        let session = QueueSession { connected, sq_head: 0, table, _tasks: tasks };
+        *self.session.borrow_mut() = Some(session);
+    }
+
+    /// Ends in order: awaits in-flight commands, and sends their completions if the peer reads
+    /// them.
+    async fn finish(&self, rx: &mut Rx, end: ConnectionEnd) {
+        self.give_up_waiting();
+        // The controller ends with its admin queue. No I/O queue of it may delay the commands in
+        // flight here.
+        self.with_controller(|controller, queue| {
+            if queue.qid == 0 {
+                controller.end_vendor_sessions();
+            }
+        });
+        if let ConnectionEnd::Violation { fatal, offending } = &end {
+            self.tx.header(TERM_REQ_MAX_BYTES, |out| {
+                encode_term_req(out, Receiver::Controller, *fatal, offending)
+            });
+            // This is the last PDU: completions of in-flight commands are no longer sent.
+            self.tx.finish();
+        }
+        self.room.wait_for(|| (self.outstanding.get() == 0).then_some(())).await;
+        self.tx.finish();
+        if matches!(end, ConnectionEnd::Violation { .. }) {
+            // The peer reads the reason and closes. Anything it still sends is discarded.
+            let drained = async {
+                self.tx.drained().await;
+                while rx.more().await.is_ok() {
+                    rx.skip(rx.available());
+                }
+            };
+            let closed = time::timeout(TERMINATE_TIMEOUT, drained).await;
+            self.tx.close();
+            match closed {
+                Ok(()) => self.stream.shutdown(),
+                Err(_) => self.stream.abort(),
+            }
+        }
+    }
+
+    /// Leaves the controller. An admin queue destroys its controller.
+    fn detach(&self) {
+        let session = self.session.borrow_mut().take();
+        drop(session);
+    }
+
+    /// True while the connection waits for the peer: either sent data is not read, or required
+    /// input does not arrive.
+    fn peer_owes(&self) -> bool {
+        let receives = match self.awaits.get() {
+            // More commands than queue entries: the data of the earlier commands is behind them.
+            Awaits::Nothing => {
+                let entries = self.with_controller(|_, queue| queue.entries).unwrap_or(1);
+                self.outstanding.get() >= u32::from(entries) && !self.transfers.borrow().is_empty()
+            }
+            Awaits::NextPdu => !self.transfers.borrow().is_empty(),
+            Awaits::RestOfPdu => true,
+        };
+        receives || self.tx.is_busy()
+    }
+
+    /// Closes the connection of a peer that makes no progress, and releases namespaces that were
+    /// removed.
+    async fn watch(&self) {
+        let patience = self.target.config().slow_peer_timeout;
+        let handshake = self.target.config().handshake_timeout;
+        let period = WATCHDOG_PERIOD.min(patience).min(handshake);
+        let mut stuck = Duration::ZERO;
+        let mut before = (0, 0);
+        let mut age = Duration::ZERO;
+        loop {
+            time::sleep(period).await;
+            age += period;
+            let connected = self.session.borrow().is_some();
+            self.refresh();
+            let now = (self.tx.sent_bytes(), self.received.get());
+            stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
+            before = now;
+            if stuck >= patience || (!connected && age >= handshake) {
+                let peer = self.stream.peer();
+                tracing::warn!(%peer, "closing: the host makes no progress");
+                self.tx.close();
+                // Discard the kernel's unsent data too.
+                self.stream.abort();
+                return;
+            }
+        }
+    }
+
+    /// Takes a new namespace snapshot. Without this, an idle connection would keep removed devices
+    /// open.
+    fn refresh(&self) {
+        let mut session = self.session.borrow_mut();
+        let Some(session) = session.as_mut() else { return };
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
+        }
+    }
+
+    /// Counts a command with `payload` bytes as in flight.
+    #[inline]
+    pub(crate) fn begin(&self, payload: usize) {
+        self.outstanding.set(self.outstanding.get() + 1);
+        self.payload_bytes.set(self.payload_bytes.get() + payload);
+    }
+
+    /// Admits an in-flight command whose namespace was found in the same turn. The command counts
+    /// as admitted while the returned value lives.
+    #[inline]
+    pub(crate) fn admit(self: &Rc<Self>) -> AdmittedCommand {
+        if let Some(queue) = self.queue.get() {
+            queue.enter();
+        }
+        AdmittedCommand(self.clone())
+    }
+
+    /// Like [`Connection::admit`], for commands that the connection itself stores.
+    pub(crate) fn admit_waiting(&self) -> Option<Admitted> {
+        self.queue.get().map(|queue| Admitted::new(queue.clone()))
+    }
+
+    /// Counts a command with `payload` bytes as completed or dropped.
+    #[inline]
+    pub(crate) fn release(&self, payload: usize) {
+        self.outstanding.set(self.outstanding.get() - 1);
+        self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.room.notify();
+    }
+
+    /// Moves `payload` bytes of an in-flight command out of the budget: the command waits for data
+    /// that the host has yet to send, and the connection must keep receiving.
+    pub(crate) fn park(&self, payload: usize) {
+        self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.room.notify();
+    }
+
+    /// Ends [`Connection::park`]: the command no longer depends on the host.
+    pub(crate) fn unpark(&self, payload: usize) {
+        self.payload_bytes.set(self.payload_bytes.get() + payload);
+    }
+
+    /// Finds a namespace of this queue's controller, or returns the status that refuses it.
+    #[inline]
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
+        let mut session = self.session.borrow_mut();
+        let session = session.as_mut().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let controller = &session.connected.controller;
+        if session.table.generation() != controller.generation() {
+            session.table = controller.snapshot();
+        }
+        match session.table.get(nsid) {
+            Some(namespace) => match session.table.ana().io_status() {
+                Status::SUCCESS => {
+                    controller.own_namespace(namespace).ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())
+                }
+                status => Err(status),
+            },
+            None => Err(Status::INVALID_NAMESPACE.dnr()),
+        }
+    }
+
+    /// All namespaces of this queue's controller, for commands that address all of them. Fails if a
+    /// command to any of them would fail.
+    pub(crate) fn namespaces(&self) -> Result<Vec<Arc<Namespace>>, Status> {
+        let session = self.session.borrow();
+        let session = session.as_ref().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let controller = &session.connected.controller;
+        let table = controller.snapshot();
+        match table.ana().io_status() {
+            Status::SUCCESS => {
+                Ok(table.iter().filter_map(|one| controller.own_namespace(one)).collect())
+            }
+            status => Err(status),
+        }
+    }
+
+    /// This queue's controller.
+    #[inline]
+    pub(crate) fn with_controller<T>(
+        &self,
+        look: impl FnOnce(&Arc<Controller>, &ControllerQueue) -> T,
+    ) -> Option<T> {
+        let session = self.session.borrow();
+        session.as_ref().map(|one| look(&one.connected.controller, &one.connected.queue))
+    }
+}

@@ -1,0 +1,214 @@
+//! Commands that wait for admission or memory: reads without a buffer, and writes that need an R2T.
+//!
+//! A command waits here without memory, and receiving continues meanwhile. Requested data arrives
+//! behind commands that the host has already sent, so a connection that stopped receiving would
+//! deadlock with its host. Queue entries bound the number of waiting commands.
+//!
+//! Waiting commands are served in order. Each connection has at most one entry in the process-wide
+//! memory queue (see [`flagstone_runtime::buf`]), so connections take turns.
+//!
+//! A connection with an outstanding R2T holds memory that is released only by receiving. Before the
+//! requested data, it may receive commands with in-capsule data. If these waited for memory that
+//! other connections hold for the same reason, all would deadlock. Therefore the first R2T also
+//! allocates a reserve for the in-capsule data of one command: the receiver waits at most for the
+//! device to release it.
+//!
+//! Namespaces with a [handler](crate::VendorHandler) carry the I/O of another node, whose hosts
+//! wait with that node's memory. If these commands waited for memory held by local hosts, and those
+//! waited for the other node in turn, both nodes would deadlock. Such commands share memory beyond
+//! the ceiling: each core has one buffer for in-capsule data and one for requested data. The second
+//! may wait for data that arrives behind capsules. The first waits only for the rest of its PDU and
+//! for the device.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_nvme::{Sqe, Status};
+use flagstone_runtime::buf::{self, SharedReserve, TooLarge};
+use flagstone_runtime::{BufMut, spawn_detached};
+
+use super::Connection;
+use crate::Namespace;
+use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
+use crate::queue::Admitted;
+
+thread_local! {
+    static CAPSULES: Rc<SharedReserve> = Rc::new(SharedReserve::new(LINK_CAPSULE_BYTES));
+    static TRANSFERS: Rc<SharedReserve> = Rc::new(SharedReserve::new(LINK_TRANSFER_BYTES));
+}
+
+/// In-flight command that waits.
+pub(super) struct WaitingCommand {
+    command: Sqe,
+    /// Memory that it needs, in bytes.
+    bytes: usize,
+    /// Range to read; `None` for a command that needs an R2T.
+    read: Option<Read>,
+}
+
+struct Read {
+    namespace: Arc<Namespace>,
+    offset: u64,
+    /// Admission of the command, since its namespace was found.
+    admitted: Option<Admitted>,
+    /// Bytes that it adds to the payload budget once it has memory.
+    payload: usize,
+}
+
+impl Connection {
+    /// Queues an in-flight command whose `bytes` of data are requested with an R2T as soon as
+    /// memory is available.
+    pub(super) fn take_transfer(self: &Rc<Self>, command: Sqe, bytes: usize) {
+        self.begin(0);
+        if self.waiting.borrow().is_empty()
+            && self.may_grant()
+            && let Some(data) = buf::try_alloc_with_reserve(bytes, &self.reserve, self.in_capsule())
+        {
+            return self.grant(command, data);
+        }
+        self.wait(WaitingCommand { command, bytes, read: None });
+    }
+
+    /// Queues an in-flight read with `payload` bytes. It is not charged for them while it waits.
+    #[cold]
+    pub(crate) fn wait_to_read(
+        self: &Rc<Self>,
+        namespace: Arc<Namespace>,
+        command: &Sqe,
+        offset: u64,
+        bytes: usize,
+        payload: usize,
+    ) {
+        self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.room.notify();
+        let read = Some(Read { namespace, offset, admitted: self.admit_waiting(), payload });
+        self.wait(WaitingCommand { command: *command, bytes, read });
+    }
+
+    fn wait(self: &Rc<Self>, waiting: WaitingCommand) {
+        let first = self.waiting.borrow().is_empty();
+        self.waiting.borrow_mut().push_back(waiting);
+        if first {
+            let connection = self.clone();
+            spawn_detached(async move { connection.serve_waiting().await });
+        }
+    }
+
+    /// Serves waiting commands in order. The command being served stays in the queue, so that no
+    /// second task starts.
+    async fn serve_waiting(self: Rc<Self>) {
+        loop {
+            self.room.wait_for(|| self.may_serve().then_some(())).await;
+            let Some((bytes, reads)) = self.first_waiting() else { return };
+            let memory = if reads {
+                buf::acquire(bytes).await
+            } else if bytes <= LINK_TRANSFER_BYTES && self.is_link() {
+                let spare = TRANSFERS.with(Rc::clone);
+                Ok(spare.acquire(bytes).await)
+            } else {
+                buf::acquire_with_reserve(bytes, &self.reserve, self.in_capsule()).await
+            };
+            // The connection may have ended meanwhile, which clears the queue.
+            let Some(waiting) = self.waiting.borrow_mut().pop_front() else { return };
+            self.serve(waiting, memory);
+            if self.waiting.borrow().is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Memory that the first command needs, in bytes, and whether it is a read.
+    fn first_waiting(&self) -> Option<(usize, bool)> {
+        self.waiting.borrow().front().map(|first| (first.bytes, first.read.is_some()))
+    }
+
+    /// True if the first command may be served, or if there is none.
+    fn may_serve(&self) -> bool {
+        match self.first_waiting() {
+            Some((_, true)) => {
+                self.payload_bytes.get() < self.target.config().connection_payload_bytes
+            }
+            Some((_, false)) => self.may_grant(),
+            None => true,
+        }
+    }
+
+    /// Half of the budget is for transfers. The other half stays free for commands without R2T.
+    fn may_grant(&self) -> bool {
+        let budget = self.target.config().connection_payload_bytes;
+        self.transfer_bytes.get() == 0 || self.payload_bytes.get() < budget / 2
+    }
+
+    fn serve(self: &Rc<Self>, waiting: WaitingCommand, memory: Result<BufMut, TooLarge>) {
+        let command = waiting.command;
+        match (memory, waiting.read) {
+            (Ok(place), Some(Read { namespace, offset, admitted, payload })) => {
+                self.payload_bytes.set(self.payload_bytes.get() + payload);
+                self.read_into(&namespace, command, offset, place, payload);
+                drop(admitted);
+            }
+            (Ok(data), None) => self.grant(command, data),
+            // It will never fit.
+            (Err(TooLarge), _) => self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0),
+        }
+    }
+
+    /// True if another node depends on a namespace of this controller.
+    fn is_link(&self) -> bool {
+        let session = self.session.borrow();
+        session.as_ref().is_some_and(|session| session.table.iter().any(|one| one.vendor.is_some()))
+    }
+
+    /// Largest in-capsule data, in bytes: the size of the reserve.
+    fn in_capsule(&self) -> usize {
+        self.in_capsule_bytes.get() as usize
+    }
+
+    fn grant(&self, command: Sqe, data: BufMut) {
+        let wanted = data.len();
+        self.payload_bytes.set(self.payload_bytes.get() + wanted);
+        self.transfer_bytes.set(self.transfer_bytes.get() + wanted);
+        let tag = self.transfers.borrow_mut().insert(command, data);
+        let tag = tag.expect("as many as a queue has entries");
+        self.request_data(command.cid.get(), tag, wanted as u32);
+    }
+
+    /// All `bytes` of a command's data have arrived: it is now an ordinary in-flight command.
+    pub(super) fn transferred(&self, bytes: usize) {
+        self.transfer_bytes.set(self.transfer_bytes.get() - bytes);
+        if self.transfers.borrow().is_empty() {
+            self.reserve.give_up();
+        }
+        self.room.notify();
+    }
+
+    /// Allocates a buffer for `len` bytes that the host is already sending. While R2T data is
+    /// outstanding, this falls back to the reserve, which memory granted meanwhile may refill.
+    pub(super) async fn place_for_capsule(&self, len: usize) -> Result<BufMut, TooLarge> {
+        if let Some(place) = buf::try_alloc(len) {
+            return Ok(place);
+        }
+        if len <= LINK_CAPSULE_BYTES && self.is_link() {
+            let spare = CAPSULES.with(Rc::clone);
+            return Ok(spare.acquire(len).await);
+        }
+        let mut reserved = std::pin::pin!(self.room.wait_for(|| self.reserve.try_alloc(len)));
+        let mut acquired = std::pin::pin!(buf::acquire(len));
+        std::future::poll_fn(|cx| match acquired.as_mut().poll(cx) {
+            std::task::Poll::Pending => reserved.as_mut().poll(cx).map(Ok),
+            done => done,
+        })
+        .await
+    }
+
+    /// Drops all waiting commands and all transfers: their data will not arrive.
+    pub(super) fn give_up_waiting(&self) {
+        self.ended.set(true);
+        for _ in self.waiting.take() {
+            self.release(0);
+        }
+        self.transfers.borrow_mut().clear(|payload| self.release(payload));
+        self.transfer_bytes.set(0);
+        self.reserve.give_up();
+    }
+}

@@ -1,0 +1,410 @@
+//! Controller: one host's association with a subsystem, from Connect of its admin queue until that
+//! queue ends (dynamic controller model).
+//!
+//! Connect creates it, CC.EN enables it, and clearing CC.EN resets it and ends its I/O queues. It
+//! is destroyed when its admin queue ends, its keep alive expires, or its subsystem is removed. A
+//! destroyed controller has fatal status and no queues, and its connections are closed.
+//!
+//! A closed connection may still have commands in flight to a device while its host resends them on
+//! a new connection. An old write that completes after a newer write of the same blocks would undo
+//! it. Therefore a controller becomes ready, and a reset completes, only when no closed queue of
+//! its host has commands in flight ([`super::queue::OrphanedQueues`]).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flagstone_nvme::Nqn;
+use flagstone_nvme::command::{Cqe, Sqe};
+use flagstone_nvme::property::{
+    Capabilities, Configuration, ControllerStatus, shutdown, shutdown_status,
+};
+use flagstone_nvme::status::Status;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::error_log::ErrorLog;
+use super::event::Events;
+use super::feature::Features;
+use super::keep_alive::KeepAlive;
+use super::namespace::NamespaceTable;
+use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
+use super::subsystem::{Subsystem, SubsystemKind};
+use super::vendor::Vendor;
+use super::{Target, lock};
+use crate::limits::READY_TIMEOUT_500MS;
+
+/// Host identity, as given by Connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostIdentity {
+    pub(crate) nqn: Nqn,
+    pub(crate) id: [u8; 16],
+}
+
+/// See the module.
+pub(crate) struct Controller {
+    pub(crate) id: u16,
+    pub(crate) host: HostIdentity,
+    pub(super) target: Arc<Target>,
+    pub(super) subsystem: Arc<Subsystem>,
+    /// Local address that the host connected to.
+    pub(super) local: Option<SocketAddr>,
+    /// Volatile write cache as reported to the host. Fixed, because hosts ask only once.
+    pub(super) volatile_cache: bool,
+    pub(super) keep_alive: KeepAlive,
+    pub(super) events: Events,
+    pub(super) features: Mutex<Features>,
+    pub(super) errors: Mutex<ErrorLog>,
+    /// By namespace; see [`super::vendor`].
+    vendor: Mutex<BTreeMap<u32, Vendor>>,
+    registers: Mutex<Registers>,
+    queues: Mutex<BTreeMap<u16, Arc<ControllerQueue>>>,
+    orphaned: Arc<OrphanedQueues>,
+    ready: AtomicBool,
+    write_through: AtomicBool,
+    gone: AtomicBool,
+}
+
+/// Properties that change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Registers {
+    pub(super) configuration: Configuration,
+    pub(super) status: ControllerStatus,
+}
+
+/// Parameters of a new controller.
+pub(super) struct NewController {
+    pub(super) host: HostIdentity,
+    pub(super) target: Arc<Target>,
+    pub(super) subsystem: Arc<Subsystem>,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) keep_alive_ms: u32,
+}
+
+impl Controller {
+    /// Creates controller `id`: disabled, without queues.
+    pub(super) fn new(id: u16, new: NewController) -> Controller {
+        let NewController { host, target, subsystem, local, keep_alive_ms } = new;
+        let orphaned = subsystem.orphaned_queues_of(&host);
+        Controller {
+            id,
+            host,
+            local,
+            volatile_cache: subsystem.volatile_cache(),
+            features: Mutex::new(Features::new(target.config())),
+            target,
+            subsystem,
+            keep_alive: KeepAlive::new(keep_alive_ms),
+            events: Events::default(),
+            errors: Mutex::default(),
+            vendor: Mutex::default(),
+            registers: Mutex::default(),
+            queues: Mutex::default(),
+            orphaned,
+            ready: AtomicBool::new(false),
+            write_through: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Current namespaces. Connections keep the snapshot, and compare [`Controller::generation`]
+    /// before each batch of commands.
+    pub(crate) fn snapshot(&self) -> Arc<NamespaceTable> {
+        self.subsystem.table()
+    }
+
+    /// Differs from the snapshot's generation when a newer snapshot exists.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.subsystem.generation()
+    }
+
+    /// Enabled, not shut down and not in fatal status. Otherwise commands other than fabrics
+    /// commands fail with Command Sequence Error.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// The host disabled the volatile write cache (feature 06h): every write, write zeroes and
+    /// deallocation must be durable when it completes, as with FUA.
+    #[inline]
+    pub(crate) fn is_write_through(&self) -> bool {
+        self.write_through.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_write_through(&self, on: bool) {
+        self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    /// Records traffic on any queue for the keep alive.
+    #[inline]
+    pub(crate) fn saw_traffic(&self) {
+        self.keep_alive.saw_traffic();
+    }
+
+    /// Waits for the keep alive timer to expire, then destroys the controller. Runs beside the
+    /// admin connection and is dropped with it.
+    pub(crate) async fn watch_keep_alive(&self) {
+        self.keep_alive.expired().await;
+        self.destroy("keep alive timeout expired");
+    }
+
+    /// Waits for the next completion of a parked Asynchronous Event Request. Only the admin
+    /// connection may call it, once at a time, on any core.
+    pub(crate) async fn wait_event(&self) -> Cqe {
+        self.events.next().await
+    }
+
+    /// Records a failed command in the error log. `location` is the invalid byte of the command or
+    /// [`super::NO_LOCATION`], `block` the first failed block or 0, `result` the command specific
+    /// information or 0. Admin and fabrics commands record their own errors.
+    pub(crate) fn record_error(
+        &self,
+        qid: u16,
+        command: &Sqe,
+        status: Status,
+        location: u16,
+        block: u64,
+        result: u64,
+    ) {
+        lock(&self.errors).add(qid, command, status, location, block, result);
+    }
+
+    /// True for a discovery controller.
+    pub(crate) fn is_discovery(&self) -> bool {
+        self.subsystem.kind == SubsystemKind::Discovery
+    }
+
+    pub(super) fn namespace_changed(&self, nsid: u32) {
+        self.events.namespace_changed(nsid);
+    }
+
+    /// CAP.
+    pub(super) fn capabilities(&self) -> Capabilities {
+        let entries = self.target.config().max_queue_entries;
+        Capabilities::default()
+            .with_max_queue_entries_0based(u64::from(entries - 1))
+            .with_contiguous_queues(1)
+            .with_timeout_500ms(u64::from(READY_TIMEOUT_500MS))
+            // The NVM command set, and command sets selected by identifier.
+            .with_command_sets(1 | 1 << 6)
+            .with_ready_modes(1)
+    }
+
+    /// CC and CSTS.
+    pub(super) fn registers(&self) -> Registers {
+        let mut registers = lock(&self.registers);
+        self.update_ready(&mut registers);
+        *registers
+    }
+
+    /// Sets CSTS.RDY to follow CC.EN once no closed queue has commands in flight. Hosts poll CSTS,
+    /// so evaluating it on their reads is soon enough.
+    fn update_ready(&self, registers: &mut Registers) {
+        let status = registers.status;
+        let enable = registers.configuration.enable();
+        if status.fatal() == 0 && status.ready() != enable && self.orphaned.is_empty() {
+            registers.status = status.with_ready(enable);
+        }
+        let working = registers.status.shutdown_status() == shutdown_status::NORMAL_OPERATION;
+        let ready = enable == 1 && registers.status.ready() == 1;
+        self.ready.store(ready && working, Ordering::Release);
+    }
+
+    /// Applies a new CC value: enable, reset or shutdown. Returns true when a shutdown has started,
+    /// which [`Controller::finish_shutdown`] completes.
+    pub(super) fn configure(&self, new: Configuration) -> bool {
+        let mut registers = lock(&self.registers);
+        if self.gone.load(Ordering::Acquire) {
+            return false;
+        }
+        let old = std::mem::replace(&mut registers.configuration, new);
+        let mut status = registers.status;
+        match (old.enable(), new.enable()) {
+            // The host did not wait for a reset to complete, or requests an unsupported
+            // configuration.
+            (0, 1) if status.ready() == 1 || !can_enable(new, self.subsystem.kind) => {
+                status = status.with_ready(0).with_fatal(1);
+            }
+            (1, 0) => {
+                status = status.with_fatal(0);
+                self.ready.store(false, Ordering::Release);
+                self.reset();
+            }
+            _ => {}
+        }
+        let mut shuts_down = false;
+        match (old.shutdown(), new.shutdown()) {
+            (shutdown::NONE, shutdown::NORMAL | shutdown::ABRUPT) => {
+                status = status.with_shutdown_status(shutdown_status::OCCURRING);
+                shuts_down = true;
+            }
+            (_, shutdown::NONE) => {
+                status = status.with_shutdown_status(shutdown_status::NORMAL_OPERATION);
+            }
+            _ => {}
+        }
+        registers.status = status;
+        self.update_ready(&mut registers);
+        if status.fatal() == 0 && registers.status.ready() != new.enable() {
+            tracing::info!(controller = self.id, "waiting for commands of closed connections");
+        }
+        shuts_down
+    }
+
+    /// Sets CSTS.SHST to shutdown complete.
+    pub(super) fn finish_shutdown(&self) {
+        let mut registers = lock(&self.registers);
+        if registers.status.shutdown_status() == shutdown_status::OCCURRING {
+            registers.status = registers.status.with_shutdown_status(shutdown_status::COMPLETE);
+        }
+    }
+
+    /// Controller level reset, except for the registers: ends I/O queues, resets features and
+    /// events. The admin queue stays (Base 3.7.2).
+    fn reset(&self) {
+        self.cut_queues(1);
+        self.end_vendor_sessions();
+        self.events.reset();
+        *lock(&self.features) = Features::new(self.target.config());
+        self.set_write_through(false);
+    }
+
+    /// Destroys the controller once: fatal status, all queues closed, identifier released.
+    pub(super) fn destroy(&self, why: &'static str) {
+        if self.gone.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        {
+            let mut registers = lock(&self.registers);
+            registers.status = registers.status.with_ready(0).with_fatal(1);
+            self.ready.store(false, Ordering::Release);
+        }
+        self.cut_queues(0);
+        self.end_vendor_sessions();
+        self.events.reset();
+        self.subsystem.remove_controller(self.id);
+        self.target.release_controller();
+        self.log_event(format_args!("controller ended: {why}"));
+    }
+
+    /// Logs an event of the controller's life. Internal subsystems log at debug level: nodes of a
+    /// mirror connect and disconnect while they wait for each other.
+    pub(super) fn log_event(&self, what: std::fmt::Arguments<'_>) {
+        let (subsystem, host, controller) = (&self.subsystem.nqn, &self.host.nqn, self.id);
+        match self.subsystem.is_hidden() {
+            true => tracing::debug!(%subsystem, %host, controller, "{what}"),
+            false => tracing::info!(%subsystem, %host, controller, "{what}"),
+        }
+    }
+
+    /// Vendor sessions; `None` once the controller is gone.
+    pub(super) fn vendor_sessions(&self) -> Option<MutexGuard<'_, BTreeMap<u32, Vendor>>> {
+        let sessions = lock(&self.vendor);
+        // Checked under the lock: a later end finds the sessions added here.
+        (!self.gone.load(Ordering::Acquire)).then_some(sessions)
+    }
+
+    /// Drops the vendor sessions. Commands that wait in them for further commands of this host stop
+    /// waiting.
+    pub(crate) fn end_vendor_sessions(&self) {
+        let ended = std::mem::take(&mut *lock(&self.vendor));
+        // Dropped outside the lock.
+        drop(ended);
+    }
+
+    /// Closes the queues from identifier `first` upward. Their commands in flight count as orphaned
+    /// until their connections have finished.
+    fn cut_queues(&self, first: u16) {
+        let cut = {
+            let mut queues = lock(&self.queues);
+            let cut = queues.split_off(&first);
+            // Counted under the lock: a connection that then finds its queue gone decrements the
+            // count. Admin commands complete immediately, so they leave nothing in flight.
+            self.orphaned.add(cut.keys().filter(|&&qid| qid != 0).count());
+            cut
+        };
+        for queue in cut.values() {
+            self.subsystem.add_totals(queue.counters.totals());
+            queue.close();
+        }
+    }
+
+    /// Adds a queue.
+    ///
+    /// # Errors
+    /// Command Sequence Error when the queue identifier is in use, when the controller is gone, or
+    /// when an I/O queue is added before the controller is ready.
+    pub(super) fn attach(&self, queue: Arc<ControllerQueue>) -> Result<(), Status> {
+        let mut queues = lock(&self.queues);
+        // Checked under the lock: a later reset or end finds the queue here.
+        let ready = queue.qid == 0 || self.is_ready();
+        if !ready || self.gone.load(Ordering::Acquire) || queues.contains_key(&queue.qid) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        if queue.qid != 0 {
+            self.subsystem.add_queue(&queue);
+        }
+        queues.insert(queue.qid, queue);
+        Ok(())
+    }
+
+    /// The connection of `queue` has ended and has no command in flight. The admin queue ends the
+    /// controller.
+    pub(super) fn detach(&self, queue: &Arc<ControllerQueue>) {
+        if queue.qid == 0 {
+            self.destroy("its admin queue ended");
+            return;
+        }
+        let mut queues = lock(&self.queues);
+        // After a reset, another connection may use the identifier.
+        if queues.get(&queue.qid).is_some_and(|now| Arc::ptr_eq(now, queue)) {
+            queues.remove(&queue.qid);
+            drop(queues);
+            self.subsystem.add_totals(queue.counters.totals());
+        } else {
+            self.orphaned.remove_one();
+        }
+    }
+
+    /// True if it has I/O queues.
+    pub(super) fn has_io_queues(&self) -> bool {
+        lock(&self.queues).keys().any(|&qid| qid != 0)
+    }
+
+    /// Queue identifiers, ascending.
+    pub(super) fn queue_ids(&self) -> Vec<u16> {
+        lock(&self.queues).keys().copied().collect()
+    }
+
+    /// I/O totals of its present queues.
+    pub(super) fn queue_totals(&self) -> IoTotals {
+        let mut totals = IoTotals::default();
+        for queue in lock(&self.queues).values() {
+            totals += queue.counters.totals();
+        }
+        totals
+    }
+}
+
+/// True if `configuration` is supported. Discovery controllers have no I/O queues, so their hosts
+/// may leave the entry sizes unset.
+fn can_enable(configuration: Configuration, kind: SubsystemKind) -> bool {
+    let entries = configuration.sqe_exponent() == 6 && configuration.cqe_exponent() == 4;
+    // NVM command set, all command sets, or only admin commands.
+    let command_set = matches!(configuration.command_set(), 0 | 6 | 7);
+    configuration.page_exponent() == 0
+        && configuration.arbitration() == 0
+        && command_set
+        && (entries || kind == SubsystemKind::Discovery)
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller")
+            .field("id", &self.id)
+            .field("host", &self.host.nqn)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! Asynchronous events of one controller (Base 5.1.2): parked requests, pending events, and events
+//! masked until the host reads their log page.
+//!
+//! An event that the host has not enabled is discarded. A reported event stays masked until the
+//! host reads its log page without "retain asynchronous event". Changes in between are part of that
+//! log page, so none is lost.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::future::poll_fn;
+use std::task::{Context, Poll, Waker};
+
+use flagstone_nvme::command::Cqe;
+use flagstone_nvme::event::{AsyncEvent, EventMask};
+use flagstone_nvme::log::{CHANGED_TOO_MANY, LogId};
+use flagstone_nvme::status::Status;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::limits::{CHANGED_NAMESPACES, EVENT_REQUESTS};
+
+/// Event state of one controller.
+#[derive(Debug, Default)]
+pub(super) struct Events(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    enabled: EventMask,
+    /// Identifiers of parked Asynchronous Event Requests; together with `done` at most
+    /// EVENT_REQUESTS.
+    parked: VecDeque<u16>,
+    /// Completions that the admin connection has yet to send.
+    done: VecDeque<Cqe>,
+    /// Raised and unsent events, at most one of each kind.
+    pending: VecDeque<AsyncEvent>,
+    /// Kinds that were raised and whose log page is unread.
+    unread: u32,
+    changed: BTreeSet<u32>,
+    changed_too_many: bool,
+    waiting: Option<Waker>,
+}
+
+impl Events {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    /// Events that the host has enabled.
+    pub(super) fn enabled(&self) -> EventMask {
+        self.lock().enabled
+    }
+
+    /// Sets the enabled events. Unsent events of other kinds are dropped.
+    pub(super) fn enable(&self, enabled: EventMask) {
+        let mut state = self.lock();
+        state.enabled = enabled;
+        state.pending.retain(|event| event.mask().is_none_or(|bit| enabled.contains(bit)));
+        state.unread &= enabled.0;
+    }
+
+    /// Parks an Asynchronous Event Request until there is an event.
+    ///
+    /// # Errors
+    /// Asynchronous Event Request Limit Exceeded; Command ID Conflict.
+    pub(super) fn park(&self, cid: u16) -> Result<(), Status> {
+        let mut state = self.lock();
+        if state.parked.contains(&cid) {
+            return Err(Status::COMMAND_ID_CONFLICT.dnr());
+        }
+        if state.parked.len() + state.done.len() >= EVENT_REQUESTS {
+            return Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr());
+        }
+        state.parked.push_back(cid);
+        let waker = state.deliver();
+        drop(state);
+        wake(waker);
+        Ok(())
+    }
+
+    /// Completes a parked request with Command Abort Requested. Returns false when it is not
+    /// parked.
+    pub(super) fn abort(&self, cid: u16) -> bool {
+        let mut state = self.lock();
+        let Some(at) = state.parked.iter().position(|&parked| parked == cid) else { return false };
+        state.parked.remove(at);
+        state.done.push_back(Cqe::new(cid, Status::ABORT_REQUESTED));
+        let waker = state.waiting.take();
+        drop(state);
+        wake(waker);
+        true
+    }
+
+    /// Raises an event, unless the host has disabled it or has not yet read the log page of the
+    /// previous one.
+    pub(super) fn raise(&self, event: AsyncEvent) {
+        let Some(bit) = event.mask() else { return };
+        let mut state = self.lock();
+        if !state.enabled.contains(bit) || state.unread & bit.0 != 0 {
+            return;
+        }
+        state.unread |= bit.0;
+        state.pending.push_back(event);
+        let waker = state.deliver();
+        drop(state);
+        wake(waker);
+    }
+
+    /// Records that namespace `nsid` changed, and raises the event.
+    pub(super) fn namespace_changed(&self, nsid: u32) {
+        {
+            let mut state = self.lock();
+            if state.changed.len() < CHANGED_NAMESPACES {
+                state.changed.insert(nsid);
+            } else if !state.changed.contains(&nsid) {
+                state.changed_too_many = true;
+            }
+        }
+        self.raise(AsyncEvent::NAMESPACE_CHANGED);
+    }
+
+    /// Namespaces that changed since the last read, ascending; only `FFFFFFFFh` after an overflow.
+    /// Clears the list unless `retain` is set.
+    pub(super) fn changed_namespaces(&self, retain: bool) -> Vec<u32> {
+        let mut state = self.lock();
+        let list = if state.changed_too_many {
+            vec![CHANGED_TOO_MANY]
+        } else {
+            state.changed.iter().copied().collect()
+        };
+        if !retain {
+            state.changed.clear();
+            state.changed_too_many = false;
+            state.unmask(LogId::CHANGED_NAMESPACES);
+        }
+        list
+    }
+
+    /// The host read log page `log` without "retain asynchronous event". This unmasks its event and
+    /// drops a pending one, which is out of date.
+    pub(super) fn log_read(&self, log: LogId) {
+        self.lock().unmask(log);
+    }
+
+    /// Clears all state for a controller reset.
+    pub(super) fn reset(&self) {
+        let mut state = self.lock();
+        *state = State { waiting: state.waiting.take(), ..State::default() };
+    }
+
+    /// Waits for the next completion of an Asynchronous Event Request. Only one task may wait at a
+    /// time, on any core.
+    pub(super) async fn next(&self) -> Cqe {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Cqe> {
+        let mut state = self.lock();
+        if let Some(done) = state.done.pop_front() {
+            return Poll::Ready(done);
+        }
+        if !state.waiting.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            state.waiting = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// [`Events::next`] without waiting.
+    #[cfg(test)]
+    pub(super) fn try_next(&self) -> Option<Cqe> {
+        match self.poll_next(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl State {
+    /// Pairs events with parked requests, and returns the waiting task to wake.
+    fn deliver(&mut self) -> Option<Waker> {
+        while let (Some(event), Some(cid)) = (self.pending.front(), self.parked.front()) {
+            let result = u64::from(event.to_result());
+            self.done.push_back(Cqe::with_result(*cid, Status::SUCCESS, result));
+            self.pending.pop_front();
+            self.parked.pop_front();
+        }
+        if self.done.is_empty() { None } else { self.waiting.take() }
+    }
+
+    fn unmask(&mut self, log: LogId) {
+        for event in
+            [AsyncEvent::NAMESPACE_CHANGED, AsyncEvent::ANA_CHANGED, AsyncEvent::DISCOVERY_CHANGED]
+        {
+            if event.log == log {
+                self.unread &= !event.mask().map_or(0, |bit| bit.0);
+            }
+        }
+        self.pending.retain(|event| event.log != log);
+    }
+}
+
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Events {
+        let events = Events::default();
+        let mask = EventMask::NAMESPACE_ATTRIBUTE.union(EventMask::ANA);
+        events.enable(mask.union(EventMask::DISCOVERY));
+        events
+    }
+
+    #[test]
+    fn event_and_request_pair_in_either_order() {
+        let events = all();
+        events.park(7).unwrap();
+        assert_eq!(events.try_next(), None);
+        events.namespace_changed(3);
+        let sent = events.try_next().unwrap();
+        assert_eq!((sent.cid.get(), sent.async_event()), (7, AsyncEvent::NAMESPACE_CHANGED));
+
+        events.raise(AsyncEvent::ANA_CHANGED);
+        assert_eq!(events.try_next(), None);
+        events.park(8).unwrap();
+        assert_eq!(events.try_next().unwrap().async_event(), AsyncEvent::ANA_CHANGED);
+    }
+
+    #[test]
+    fn event_masked_until_log_read() {
+        let events = all();
+        events.park(1).unwrap();
+        events.park(2).unwrap();
+        events.namespace_changed(3);
+        assert_eq!(events.try_next().unwrap().cid.get(), 1);
+        events.namespace_changed(4);
+        assert_eq!(events.try_next(), None);
+        assert_eq!(events.changed_namespaces(true), [3, 4]);
+        events.namespace_changed(5);
+        assert_eq!(events.try_next(), None);
+        assert_eq!(events.changed_namespaces(false), [3, 4, 5]);
+        assert!(events.changed_namespaces(false).is_empty());
+        events.namespace_changed(6);
+        assert_eq!(events.try_next().unwrap().cid.get(), 2);
+    }
+
+    #[test]
+    fn log_read_drops_pending_event() {
+        let events = all();
+        events.raise(AsyncEvent::DISCOVERY_CHANGED);
+        events.log_read(LogId::DISCOVERY);
+        events.park(1).unwrap();
+        assert_eq!(events.try_next(), None);
+    }
+
+    #[test]
+    fn disabled_events_are_dropped() {
+        let events = Events::default();
+        events.park(1).unwrap();
+        events.namespace_changed(1);
+        assert_eq!(events.try_next(), None);
+        assert_eq!(events.changed_namespaces(true), [1]);
+        events.enable(EventMask::ANA);
+        assert_eq!(events.try_next(), None);
+        let events = all();
+        events.raise(AsyncEvent::ANA_CHANGED);
+        events.enable(EventMask::default());
+        events.park(1).unwrap();
+        assert_eq!(events.try_next(), None);
+    }
+
+    #[test]
+    fn event_requests_limited_and_abortable() {
+        let events = all();
+        for cid in 0..EVENT_REQUESTS as u16 {
+            events.park(cid).unwrap();
+        }
+        assert_eq!(events.park(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
+        assert_eq!(events.park(0), Err(Status::COMMAND_ID_CONFLICT.dnr()));
+        assert!(events.abort(2) && !events.abort(2));
+        assert_eq!(events.park(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
+        let aborted = events.try_next().unwrap();
+        assert_eq!((aborted.cid.get(), aborted.status()), (2, Status::ABORT_REQUESTED));
+        events.park(99).unwrap();
+        events.reset();
+        assert!(!events.abort(99));
+    }
+
+    #[test]
+    fn changed_namespace_list_overflows() {
+        let events = Events::default();
+        for nsid in 1..=CHANGED_NAMESPACES as u32 {
+            events.namespace_changed(nsid);
+        }
+        events.namespace_changed(1);
+        assert_eq!(events.changed_namespaces(true).len(), CHANGED_NAMESPACES);
+        events.namespace_changed(5000);
+        assert_eq!(events.changed_namespaces(false), [CHANGED_TOO_MANY]);
+        assert!(events.changed_namespaces(false).is_empty());
+    }
+}

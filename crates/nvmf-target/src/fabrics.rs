@@ -1,0 +1,141 @@
+//! Fabrics commands on a connected queue: properties and Disconnect (Base 6).
+
+use std::sync::Arc;
+
+use flagstone_nvme::command::Sqe;
+use flagstone_nvme::command::fabrics::PropertyCommand;
+use flagstone_nvme::opcode::FabricsType;
+use flagstone_nvme::property::{Configuration, Property, Version, shutdown};
+use flagstone_nvme::status::Status;
+
+use super::controller::Controller;
+use super::error_log::NO_LOCATION;
+use super::lock;
+use super::namespace::Namespace;
+use super::queue::ControllerQueue;
+use crate::limits::READY_TIMEOUT_500MS;
+
+/// Reply to a fabrics command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FabricsReply {
+    /// Dwords 0 and 1 of the completion.
+    pub(crate) result: u64,
+    /// Status of the completion.
+    pub(crate) status: Status,
+    /// Close the connection after the completion has been sent.
+    pub(crate) disconnect: bool,
+}
+
+impl FabricsReply {
+    fn new(outcome: Result<u64, Status>) -> FabricsReply {
+        let (result, status) = match outcome {
+            Ok(result) => (result, Status::SUCCESS),
+            Err(status) => (0, status),
+        };
+        FabricsReply { result, status, disconnect: false }
+    }
+}
+
+impl Controller {
+    /// Answers a fabrics command (opcode 7Fh) on `queue`, which is already connected; a second
+    /// Connect is therefore a sequence error. A shutdown flushes volatile caches in a task on this
+    /// core.
+    pub(crate) fn fabrics(
+        self: &Arc<Self>,
+        queue: &ControllerQueue,
+        command: &Sqe,
+    ) -> FabricsReply {
+        self.saw_traffic();
+        let mut reply = FabricsReply::new(self.fabrics_outcome(queue, command));
+        if !reply.status.is_success() {
+            self.record_error(queue.qid, command, reply.status, NO_LOCATION, 0, 0);
+            reply.status = reply.status.more();
+        }
+        reply.disconnect =
+            reply.status.is_success() && command.fabrics_type() == Some(FabricsType::DISCONNECT);
+        reply
+    }
+
+    fn fabrics_outcome(
+        self: &Arc<Self>,
+        queue: &ControllerQueue,
+        command: &Sqe,
+    ) -> Result<u64, Status> {
+        let admin = queue.qid == 0;
+        command.check_flags().map_err(Status::dnr)?;
+        match command.fabrics_type() {
+            Some(FabricsType::PROPERTY_GET) if admin => {
+                self.property_get(PropertyCommand::of(command)).map_err(Status::dnr)
+            }
+            Some(FabricsType::PROPERTY_SET) if admin => {
+                self.property_set(PropertyCommand::of(command)).map_err(Status::dnr)
+            }
+            Some(FabricsType::CONNECT) => Err(Status::COMMAND_SEQUENCE_ERROR.dnr()),
+            Some(FabricsType::DISCONNECT) if admin => Err(Status::INVALID_QUEUE_TYPE.dnr()),
+            // RECFMT is 16 bits of dword 10.
+            Some(FabricsType::DISCONNECT) if command.cdw10.get() & 0xffff != 0 => {
+                Err(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr())
+            }
+            Some(FabricsType::DISCONNECT) => Ok(0),
+            // Includes authentication, which no controller here requires.
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    fn property_get(&self, command: &PropertyCommand) -> Result<u64, Status> {
+        let property = command.property();
+        property.check_get(command.size())?;
+        match property {
+            Property::CAP => Ok(self.capabilities().0),
+            Property::VS => Ok(u64::from(Version::V2_0.0)),
+            Property::CC => Ok(u64::from(self.registers().configuration.0)),
+            Property::CSTS => Ok(u64::from(self.registers().status.0)),
+            // CRWMT, equal to CAP.TO.
+            Property::CRTO => Ok(u64::from(READY_TIMEOUT_500MS)),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    fn property_set(self: &Arc<Self>, command: &PropertyCommand) -> Result<u64, Status> {
+        let property = command.property();
+        property.check_set(command.size())?;
+        // CAP reports no NVM subsystem reset, so only CC is writable.
+        if property != Property::CC {
+            return Err(Status::INVALID_FIELD);
+        }
+        let configuration = Configuration(command.set_value() as u32);
+        if self.configure(configuration) {
+            self.shut_down(configuration.shutdown() == shutdown::NORMAL);
+        }
+        Ok(0)
+    }
+
+    /// Runs a shutdown. A normal shutdown flushes volatile caches.
+    fn shut_down(self: &Arc<Self>, flush: bool) {
+        let table = self.snapshot();
+        let volatile = |ns: &&Arc<Namespace>| ns.geometry.volatile_cache && !ns.read_only;
+        // A host that is cut off has no data here that its shutdown could lose.
+        let reached = |ns: &Arc<Namespace>| ns.session.as_ref().is_none_or(|one| !one.is_cut_off());
+        let own = table.iter().filter(volatile).filter_map(|ns| self.own_namespace(ns));
+        let caches: Vec<Arc<Namespace>> = own.filter(reached).collect();
+        if !flush || caches.is_empty() {
+            self.finish_shutdown();
+            return;
+        }
+        let controller = self.clone();
+        flagstone_runtime::spawn_detached(async move {
+            for namespace in caches {
+                if let Err(error) = namespace.device.flush().await {
+                    let nsid = namespace.nsid;
+                    tracing::warn!(nsid, "flush at shutdown failed: {error}");
+                }
+            }
+            controller.finish_shutdown();
+        });
+    }
+
+    /// Failed commands recorded so far.
+    pub(super) fn error_count(&self) -> u64 {
+        lock(&self.errors).count()
+    }
+}

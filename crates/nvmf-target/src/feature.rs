@@ -1,0 +1,295 @@
+//! Get Features and Set Features (Base 5.1.11, 5.1.25).
+//!
+//! No value is saveable. A controller reset restores every default except the keep alive timeout,
+//! which belongs to the connection.
+
+use std::collections::BTreeMap;
+
+use flagstone_nvme::command::Sqe;
+use flagstone_nvme::command::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use flagstone_nvme::event::EventMask;
+use flagstone_nvme::feature::{
+    ErrorRecovery, FeatureId, HostBehavior, HostIdentifier, NumberOfQueues, PowerManagement,
+    TemperatureThreshold, VolatileWriteCache, capability,
+};
+use flagstone_nvme::limits::NAMESPACE_ID_ALL;
+use flagstone_nvme::status::Status;
+use flagstone_nvme::wire::Wire;
+
+use super::admin::{Done, reply_data};
+use super::config::TargetConfig;
+use super::controller::Controller;
+use super::identify::{DISCOVERY_EVENTS, IO_EVENTS};
+use super::lock;
+
+/// Features of I/O controllers, in addition to the volatile write cache if there is one.
+pub(super) const IO_FEATURES: [FeatureId; 12] = [
+    FeatureId::ARBITRATION,
+    FeatureId::POWER_MANAGEMENT,
+    FeatureId::TEMPERATURE_THRESHOLD,
+    FeatureId::ERROR_RECOVERY,
+    FeatureId::VOLATILE_WRITE_CACHE,
+    FeatureId::NUMBER_OF_QUEUES,
+    FeatureId::WRITE_ATOMICITY,
+    FeatureId::ASYNC_EVENTS,
+    FeatureId::KEEP_ALIVE_TIMER,
+    FeatureId::HOST_BEHAVIOR,
+    FeatureId::COMMAND_SET_PROFILE,
+    FeatureId::HOST_IDENTIFIER,
+];
+
+/// Features of discovery controllers.
+pub(super) const DISCOVERY_FEATURES: [FeatureId; 2] =
+    [FeatureId::ASYNC_EVENTS, FeatureId::KEEP_ALIVE_TIMER];
+
+/// Threshold type and sensor of the composite temperature, the only sensor.
+const COMPOSITE: u32 = 0;
+/// All sensors.
+const ALL_SENSORS: u32 = 15;
+/// Default over temperature threshold: never reached.
+const TEMPERATURE_OVER_DEFAULT: u16 = 0xffff;
+
+/// Values that the host has set and that the controller only stores.
+#[derive(Debug)]
+pub(super) struct Features {
+    arbitration: u32,
+    power: u32,
+    /// Over and under threshold, in kelvins.
+    temperature: [u16; 2],
+    /// Error recovery value by namespace; missing entries are 0.
+    error_recovery: BTreeMap<u32, u32>,
+    write_atomicity: u32,
+    queues: NumberOfQueues,
+    behavior: HostBehavior,
+}
+
+impl Features {
+    pub(super) fn new(config: &TargetConfig) -> Features {
+        let most = config.max_io_queues;
+        Features {
+            arbitration: 0,
+            power: 0,
+            temperature: [TEMPERATURE_OVER_DEFAULT, 0],
+            error_recovery: BTreeMap::new(),
+            write_atomicity: 0,
+            queues: NumberOfQueues { submission: most, completion: most },
+            behavior: HostBehavior::default(),
+        }
+    }
+}
+
+/// Data of Set Features for `feature`, in bytes.
+pub(super) fn set_data_bytes(feature: FeatureId) -> u32 {
+    match feature {
+        FeatureId::HOST_BEHAVIOR => HostBehavior::BYTES as u32,
+        _ => 0,
+    }
+}
+
+impl Controller {
+    /// Capabilities of a feature ([`capability`]); `None` if this controller lacks it.
+    pub(super) fn feature_capability(&self, feature: FeatureId) -> Option<u32> {
+        let supported = if self.is_discovery() {
+            DISCOVERY_FEATURES.contains(&feature)
+        } else {
+            IO_FEATURES.contains(&feature)
+        };
+        match feature {
+            _ if !supported => None,
+            FeatureId::VOLATILE_WRITE_CACHE if !self.volatile_cache => None,
+            FeatureId::HOST_IDENTIFIER => Some(0),
+            FeatureId::ERROR_RECOVERY => {
+                Some(capability::CHANGEABLE | capability::NAMESPACE_SPECIFIC)
+            }
+            _ => Some(capability::CHANGEABLE),
+        }
+    }
+
+    pub(super) fn get_features(&self, command: &Sqe) -> Result<Done, Status> {
+        let get = GetFeatures::parse(command);
+        let able = self.feature_capability(get.feature).ok_or(Status::INVALID_FIELD.dnr())?;
+        match get.select {
+            FeatureSelect::Supported => Ok(Done::result(able)),
+            FeatureSelect::Reserved(_) => Err(Status::INVALID_FIELD.dnr()),
+            FeatureSelect::Current => self.current(command, &get),
+            // A feature without a saved value reports its default.
+            FeatureSelect::Default | FeatureSelect::Saved => self.default_value(command, &get),
+        }
+    }
+
+    fn default_value(&self, command: &Sqe, get: &GetFeatures) -> Result<Done, Status> {
+        match get.feature {
+            FeatureId::HOST_BEHAVIOR => Ok(Done::data(reply_data(command, HostBehavior::BYTES)?)),
+            FeatureId::HOST_IDENTIFIER | FeatureId::KEEP_ALIVE_TIMER => self.current(command, get),
+            FeatureId::VOLATILE_WRITE_CACHE => Ok(Done::result(1)),
+            FeatureId::ASYNC_EVENTS => Ok(Done::result(0)),
+            _ => self.kept(get, &Features::new(self.target.config())),
+        }
+    }
+
+    fn current(&self, command: &Sqe, get: &GetFeatures) -> Result<Done, Status> {
+        match get.feature {
+            FeatureId::VOLATILE_WRITE_CACHE => {
+                Ok(Done::result(u32::from(!self.is_write_through())))
+            }
+            FeatureId::ASYNC_EVENTS => Ok(Done::result(self.events.enabled().0)),
+            FeatureId::KEEP_ALIVE_TIMER => Ok(Done::result(self.keep_alive.timeout_ms())),
+            FeatureId::HOST_IDENTIFIER => {
+                // Host identifiers have 128 bits over fabrics.
+                if HostIdentifier(get.parameter).extended() == 0 {
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                let mut data = reply_data(command, self.host.id.len())?;
+                data.copy_from_slice(&self.host.id);
+                Ok(Done::data(data))
+            }
+            FeatureId::HOST_BEHAVIOR => {
+                let mut data = reply_data(command, HostBehavior::BYTES)?;
+                data.copy_from_slice(lock(&self.features).behavior.bytes());
+                Ok(Done::data(data))
+            }
+            _ => self.kept(get, &lock(&self.features)),
+        }
+    }
+
+    /// Value of a feature that the controller only stores.
+    fn kept(&self, get: &GetFeatures, features: &Features) -> Result<Done, Status> {
+        let value = match get.feature {
+            FeatureId::ARBITRATION => features.arbitration,
+            FeatureId::POWER_MANAGEMENT => features.power,
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let (over_or_under, _) = temperature(get.parameter, false)?;
+                u32::from(features.temperature[over_or_under])
+            }
+            FeatureId::ERROR_RECOVERY => {
+                if self.snapshot().get(get.nsid).is_none() {
+                    return Err(Status::INVALID_NAMESPACE.dnr());
+                }
+                features.error_recovery.get(&get.nsid).copied().unwrap_or(0)
+            }
+            FeatureId::NUMBER_OF_QUEUES => features.queues.to_dword(),
+            FeatureId::WRITE_ATOMICITY => features.write_atomicity,
+            // The only command set profile.
+            FeatureId::COMMAND_SET_PROFILE => 0,
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        };
+        Ok(Done::result(value))
+    }
+
+    pub(super) fn set_features(&self, command: &Sqe, data: &[u8]) -> Result<Done, Status> {
+        let set = SetFeatures::parse(command);
+        let able = self.feature_capability(set.feature).ok_or(Status::INVALID_FIELD.dnr())?;
+        if set.save {
+            return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
+        }
+        // Only Connect sets the host identifier over fabrics (Base 5.1.25.1.28).
+        if set.feature == FeatureId::HOST_IDENTIFIER {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        let one_namespace = !matches!(set.nsid, 0 | NAMESPACE_ID_ALL);
+        if one_namespace && able & capability::NAMESPACE_SPECIFIC == 0 {
+            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.dnr());
+        }
+        match set.feature {
+            FeatureId::ASYNC_EVENTS => self.set_events(EventMask(set.value))?,
+            FeatureId::KEEP_ALIVE_TIMER => self.keep_alive.set_timeout_ms(set.value),
+            FeatureId::VOLATILE_WRITE_CACHE => {
+                self.set_write_through(VolatileWriteCache(set.value).enable() == 0);
+            }
+            FeatureId::NUMBER_OF_QUEUES => return self.set_number_of_queues(set.value),
+            FeatureId::HOST_BEHAVIOR => {
+                let behavior =
+                    HostBehavior::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+                behavior.check()?;
+                lock(&self.features).behavior = *behavior;
+            }
+            FeatureId::ERROR_RECOVERY => self.set_error_recovery(set.nsid, set.value)?,
+            _ => lock(&self.features).keep(&set)?,
+        }
+        Ok(Done::default())
+    }
+
+    fn set_events(&self, wanted: EventMask) -> Result<(), Status> {
+        let ours = if self.is_discovery() { DISCOVERY_EVENTS } else { IO_EVENTS };
+        // Critical warnings may be enabled, but this controller never raises one.
+        let ours = ours.with_critical_warnings(0xff);
+        if !ours.contains(wanted) {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        self.events.enable(wanted);
+        Ok(())
+    }
+
+    /// Queues come in pairs, so both counts are equal.
+    fn set_number_of_queues(&self, value: u32) -> Result<Done, Status> {
+        let asked = NumberOfQueues::from_request(value)?;
+        if self.has_io_queues() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        let pairs = asked.submission.min(asked.completion).min(self.target.config().max_io_queues);
+        let given = NumberOfQueues { submission: pairs, completion: pairs };
+        lock(&self.features).queues = given;
+        Ok(Done::result(given.to_dword()))
+    }
+
+    fn set_error_recovery(&self, nsid: u32, value: u32) -> Result<(), Status> {
+        // No namespace reports support for failing reads of deallocated blocks.
+        if ErrorRecovery(value).deallocated_error() != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let table = self.snapshot();
+        let mut features = lock(&self.features);
+        // Forget namespaces that are gone: at most one value is kept per namespace.
+        features.error_recovery.retain(|kept, _| table.get(*kept).is_some());
+        if nsid == NAMESPACE_ID_ALL {
+            features.error_recovery = table.iter().map(|ns| (ns.nsid, value)).collect();
+        } else if table.get(nsid).is_some() {
+            features.error_recovery.insert(nsid, value);
+        } else {
+            return Err(Status::INVALID_NAMESPACE.dnr());
+        }
+        Ok(())
+    }
+}
+
+impl Features {
+    /// Stores the value of a feature that has no further effect.
+    fn keep(&mut self, set: &SetFeatures) -> Result<(), Status> {
+        match set.feature {
+            FeatureId::ARBITRATION => self.arbitration = set.value,
+            FeatureId::POWER_MANAGEMENT => {
+                // There is only one power state.
+                if PowerManagement(set.value).state() != 0 {
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                self.power = set.value;
+            }
+            FeatureId::TEMPERATURE_THRESHOLD => {
+                let (over_or_under, kelvins) = temperature(set.value, true)?;
+                self.temperature[over_or_under] = kelvins;
+            }
+            FeatureId::WRITE_ATOMICITY => self.write_atomicity = set.value & 1,
+            FeatureId::COMMAND_SET_PROFILE if set.value & 0x1ff == 0 => {}
+            FeatureId::COMMAND_SET_PROFILE => {
+                return Err(Status::COMMAND_SET_COMBINATION_REJECTED.dnr());
+            }
+            _ => return Err(Status::INVALID_FIELD.dnr()),
+        }
+        Ok(())
+    }
+}
+
+/// Index (0 over, 1 under) and kelvins of the threshold in `value`. The composite temperature is
+/// the only sensor; Set Features may also address all sensors.
+fn temperature(value: u32, setting: bool) -> Result<(usize, u16), Status> {
+    let threshold = TemperatureThreshold(value);
+    let known = match threshold.sensor() {
+        COMPOSITE => true,
+        ALL_SENSORS => setting,
+        _ => false,
+    };
+    match threshold.threshold_type() {
+        kind @ (0 | 1) if known => Ok((kind as usize, threshold.kelvins() as u16)),
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}

@@ -1,0 +1,442 @@
+//! NVMe/TCP target: serves block devices as namespaces of subsystems.
+//!
+//! [`serve`] runs one connection: the PDU loop and the I/O commands. It calls the rest of this
+//! crate, which never waits and touches a socket only to close it. All cores share this state.
+//! Locks are held for a few instructions. I/O commands read what they need (the namespace,
+//! controller readiness) without a lock.
+//!
+//! Reading order: [`config`] and [`Target`] (configuration), `subsystem` and [`namespace`],
+//! `connect`, `controller` (a host's association), `admin` with `identify`, `feature`, `log`,
+//! `discovery` and `event` (replies), `connection` (the PDU loop), [`status`] (snapshots for
+//! operators).
+//!
+//! Specifications: NVM Express Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0; section
+//! numbers refer to Base 2.1.
+
+mod admin;
+pub mod config;
+mod connect;
+mod connection;
+mod controller;
+mod discovery;
+mod error_log;
+mod event;
+mod fabrics;
+mod feature;
+mod identify;
+mod io;
+mod keep_alive;
+mod limits;
+mod log;
+pub mod namespace;
+mod queue;
+pub mod status;
+mod subsystem;
+pub mod vendor;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use flagstone_nvme::Nqn;
+use flagstone_nvme::event::AsyncEvent;
+use flagstone_nvme::log::AnaState;
+use flagstone_runtime::net::Address;
+use flagstone_runtime::{cores, time};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
+use flagstone_transport::grace_period;
+
+pub(crate) use admin::{AdminReply, admin_data_bytes};
+pub use config::{ConfigError, TargetConfig};
+pub(crate) use connect::{Connected, connect};
+pub use connection::serve;
+pub(crate) use controller::Controller;
+pub(crate) use error_log::NO_LOCATION;
+pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
+pub(crate) use queue::ControllerQueue;
+pub use queue::IoTotals;
+pub use subsystem::SubsystemConfig;
+use subsystem::{Subsystem, SubsystemKind};
+pub use vendor::{
+    Charge, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession,
+};
+
+/// Error of a change to the target's configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// The name is in use, or is the discovery subsystem's name.
+    #[error("subsystem {0} already exists")]
+    SubsystemExists(Box<Nqn>),
+    /// No subsystem has this name.
+    #[error("there is no subsystem {0}")]
+    NoSubsystem(Box<Nqn>),
+    /// The serial number cannot be reported to hosts.
+    #[error("serial number {0:?} must be 1 to 20 printable ASCII characters")]
+    Serial(String),
+    /// Namespace identifier out of range.
+    #[error("namespace identifier {nsid} must be 1 to {max}")]
+    NamespaceId {
+        /// The identifier.
+        nsid: u32,
+        /// Largest identifier of this target.
+        max: u32,
+    },
+    /// The identifier is in use.
+    #[error("namespace {0} already exists")]
+    NamespaceExists(u32),
+    /// No namespace has this identifier.
+    #[error("there is no namespace {0}")]
+    NoNamespace(u32),
+    /// A UUID of 0.
+    #[error("the UUID of a namespace must not be 0")]
+    Uuid,
+    /// Hosts reject a subsystem with two namespaces of equal UUID.
+    #[error("another namespace of the subsystem has this UUID")]
+    UuidTaken,
+    /// The device has no blocks, or a block size that NVMe cannot describe.
+    #[error("the device is empty, or its blocks are not a power of two from 512 B to 64 KiB")]
+    Device,
+    /// Only TCP addresses are valid in the discovery log.
+    #[error("{0} is not a TCP address")]
+    NotTcp(String),
+    /// A limit of this crate was reached.
+    #[error("a limit of this target is reached")]
+    Full,
+}
+
+/// Subsystems, namespaces and listeners that this process serves over NVMe/TCP.
+///
+/// All methods may be called from any thread. Methods that disconnect hosts should run on a core of
+/// the runtime, which can close sockets. Elsewhere the commands of those hosts fail, but their
+/// connections stay open until the next command.
+#[derive(Debug)]
+pub struct Target {
+    config: TargetConfig,
+    served: Mutex<Served>,
+    discovery: Arc<Subsystem>,
+    /// Changes of the discovery log (GENCTR).
+    discovery_changes: AtomicU64,
+    controllers: AtomicU32,
+    draining: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Served {
+    subsystems: BTreeMap<Nqn, Arc<Subsystem>>,
+    listeners: Vec<Listener>,
+}
+
+/// Address that hosts connect to; a port of every subsystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listener {
+    pub(crate) address: SocketAddr,
+    pub(crate) port_id: u16,
+}
+
+impl Target {
+    /// Creates a target without subsystems.
+    ///
+    /// # Errors
+    /// The invalid field of `config`.
+    pub fn new(config: TargetConfig) -> Result<Arc<Target>, ConfigError> {
+        config.check()?;
+        let discovery = SubsystemConfig {
+            nqn: Nqn::discovery(),
+            serial: "discovery".to_owned(),
+            allow_hosts: Vec::new(),
+        };
+        let discovery = Subsystem::new(discovery, SubsystemKind::Discovery)
+            .map_err(|_| ConfigError { field: "serial", expected: "printable" })?;
+        Ok(Arc::new(Target {
+            config,
+            served: Mutex::default(),
+            discovery: Arc::new(discovery),
+            discovery_changes: AtomicU64::new(1),
+            controllers: AtomicU32::new(0),
+            draining: AtomicBool::new(false),
+        }))
+    }
+
+    /// Sizes, counts and timeouts.
+    pub fn config(&self) -> &TargetConfig {
+        &self.config
+    }
+
+    /// Adds a subsystem without namespaces.
+    ///
+    /// # Errors
+    /// [`TargetError::SubsystemExists`], [`TargetError::Serial`], [`TargetError::Full`].
+    pub fn add_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        self.add(Subsystem::new(config, SubsystemKind::Io)?)
+    }
+
+    /// Like [`Target::add_subsystem`], but the subsystem is absent from discovery logs, so hosts
+    /// must know its name.
+    ///
+    /// # Errors
+    /// As [`Target::add_subsystem`].
+    pub fn add_hidden_subsystem(&self, config: SubsystemConfig) -> Result<(), TargetError> {
+        self.add(Subsystem::new(config, SubsystemKind::Io)?.hide())
+    }
+
+    fn add(&self, subsystem: Subsystem) -> Result<(), TargetError> {
+        let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
+        {
+            let mut served = lock(&self.served);
+            if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
+                return Err(TargetError::SubsystemExists(Box::new(nqn)));
+            }
+            if served.subsystems.len() >= SUBSYSTEMS {
+                return Err(TargetError::Full);
+            }
+            served.subsystems.insert(nqn, subsystem.clone());
+        }
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        Ok(())
+    }
+
+    /// Removes a subsystem and disconnects its hosts.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let removed = lock(&self.served).subsystems.remove(nqn);
+        let subsystem = removed.ok_or_else(|| no_subsystem(nqn))?;
+        subsystem.close("subsystem removed");
+        self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        Ok(())
+    }
+
+    /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller Busy, which
+    /// hosts retry. Used while namespaces are still missing: a host that connected early would give
+    /// them up. The subsystem stays in the discovery log.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn suspend_connects(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.set_suspended(true);
+        Ok(())
+    }
+
+    /// Allows Connect after [`Target::suspend_connects`], and notifies hosts of a discovery log change.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn resume_connects(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        if subsystem.set_suspended(false) {
+            self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        }
+        Ok(())
+    }
+
+    /// Sets the hosts that may connect to a subsystem; an empty list allows all. Hosts that are no
+    /// longer allowed are disconnected.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::Full`].
+    pub fn set_allowed_hosts(&self, nqn: &Nqn, hosts: Vec<Nqn>) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.set_allowed_hosts(hosts)?;
+        self.discovery_changed(|_| true);
+        Ok(())
+    }
+
+    /// Adds a device as a namespace of subsystem `nqn`, notifies connected hosts, and returns its
+    /// identifier. If the device has a volatile write cache, hosts that were connected without one
+    /// are disconnected, so that they identify the controller again.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`] and every namespace error.
+    pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
+        self.subsystem_named(nqn)?.add_namespace(config, None, self.config.max_namespaces)
+    }
+
+    /// Like [`Target::add_namespace`], with vendor specific commands. `handler` executes them, and
+    /// provides the device for each host's ordinary commands.
+    ///
+    /// # Errors
+    /// As [`Target::add_namespace`].
+    pub fn add_vendor_namespace(
+        &self,
+        nqn: &Nqn,
+        config: NamespaceConfig,
+        handler: Arc<dyn VendorHandler>,
+    ) -> Result<u32, TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        subsystem.add_namespace(config, Some(handler), self.config.max_namespaces)
+    }
+
+    /// Removes a namespace and notifies connected hosts. Commands in flight complete normally. The
+    /// device is released when the last of them has completed, within a second.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::NoNamespace`].
+    pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<Arc<Namespace>, TargetError> {
+        self.subsystem_named(nqn)?.remove_namespace(nsid)
+    }
+
+    /// Takes over a new device size, and notifies hosts with Namespace Attribute Changed.
+    /// Connections and commands in flight are unaffected.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::NoNamespace`]; [`TargetError::Device`] when the
+    /// device has no blocks.
+    pub fn resize_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.resize_namespace(nsid)
+    }
+
+    /// Sets the ANA state of a subsystem's namespaces, and notifies hosts.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn set_ana_state(&self, nqn: &Nqn, state: AnaState) -> Result<(), TargetError> {
+        self.subsystem_named(nqn)?.set_ana_state(state);
+        Ok(())
+    }
+
+    /// Waits until every I/O command that the subsystem admitted before this call has completed,
+    /// including commands of closed connections. Call it after [`Target::set_ana_state`] with a
+    /// state that refuses commands, before another node may write. Later commands are refused and
+    /// not waited for. The same holds for a write whose data is still missing: it is refused when
+    /// the data arrives. In a state that admits commands, this waits for each queue to be idle
+    /// once. There is no timeout: a device that never answers blocks it. Call it on a core of the
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub async fn drained(&self, nqn: &Nqn) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        // Commands that cores are executing now still use the previous table.
+        grace_period(&cores()).await;
+        let mut busy = subsystem.busy_queues();
+        while !busy.is_empty() {
+            time::sleep(DRAIN_PERIOD).await;
+            busy.retain(|queue| queue.upgrade().is_some_and(|queue| !queue.is_idle()));
+        }
+        Ok(())
+    }
+
+    /// Adds a listening address to the discovery log. For an unspecified IP address (0.0.0.0 or
+    /// ::), each host sees the address that it connected to.
+    ///
+    /// # Errors
+    /// [`TargetError::NotTcp`], [`TargetError::Full`].
+    pub fn add_listener(&self, address: &Address) -> Result<(), TargetError> {
+        let Address::Tcp(address) = *address else {
+            return Err(TargetError::NotTcp(address.to_string()));
+        };
+        {
+            let mut served = lock(&self.served);
+            if served.listeners.iter().any(|listener| listener.address == address) {
+                return Ok(());
+            }
+            if served.listeners.len() >= LISTENERS {
+                return Err(TargetError::Full);
+            }
+            let used = |id: &u16| served.listeners.iter().any(|listener| listener.port_id == *id);
+            let first = self.config.first_port_id;
+            let mut ids = first..=first + (LISTENERS as u16 - 1);
+            let port_id = ids.find(|id| !used(id)).ok_or(TargetError::Full)?;
+            served.listeners.push(Listener { address, port_id });
+        }
+        self.discovery_changed(|_| true);
+        Ok(())
+    }
+
+    /// Removes an address from the discovery log. An unknown address is ignored.
+    pub fn remove_listener(&self, address: &Address) {
+        let Address::Tcp(address) = *address else { return };
+        let removed = {
+            let mut served = lock(&self.served);
+            let before = served.listeners.len();
+            served.listeners.retain(|listener| listener.address != address);
+            served.listeners.len() < before
+        };
+        if removed {
+            self.discovery_changed(|_| true);
+        }
+    }
+
+    /// Refuses further Connects with Connect Controller Busy, which hosts retry later. Existing
+    /// connections continue.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Disconnects all hosts. Their controllers and queues are gone on return; connection tasks end
+    /// shortly afterwards.
+    pub fn disconnect_all(&self) {
+        for subsystem in self.subsystems() {
+            subsystem.disconnect("target shutdown");
+        }
+        self.discovery.disconnect("target shutdown");
+    }
+
+    /// Number of controllers, including discovery controllers.
+    pub fn controllers(&self) -> u32 {
+        self.controllers.load(Ordering::Acquire)
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// Reserves one of the allowed controllers; false at the limit.
+    fn reserve_controller(&self) -> bool {
+        let most = self.config.max_controllers;
+        let more = |live: u32| (live < most).then_some(live + 1);
+        self.controllers.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    fn release_controller(&self) {
+        self.controllers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Finds the subsystem that a host names `nqn`.
+    fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        if nqn.is_discovery() {
+            return Some(self.discovery.clone());
+        }
+        lock(&self.served).subsystems.get(nqn).cloned()
+    }
+
+    fn subsystem_named(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+        lock(&self.served).subsystems.get(nqn).cloned().ok_or_else(|| no_subsystem(nqn))
+    }
+
+    fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        lock(&self.served).subsystems.values().cloned().collect()
+    }
+
+    fn listeners(&self) -> Vec<Listener> {
+        lock(&self.served).listeners.clone()
+    }
+
+    /// Counts a change of the discovery log, and notifies the hosts that can see it.
+    fn discovery_changed(&self, visible: impl Fn(&Nqn) -> bool) {
+        self.discovery_changes.fetch_add(1, Ordering::AcqRel);
+        for controller in self.discovery.controllers() {
+            if visible(&controller.host.nqn) {
+                controller.events.raise(AsyncEvent::DISCOVERY_CHANGED);
+            }
+        }
+    }
+}
+
+fn no_subsystem(nqn: &Nqn) -> TargetError {
+    TargetError::NoSubsystem(Box::new(*nqn))
+}
+
+/// Locks a mutex that is held only for a few instructions. A panic in between leaves no partial
+/// update, so poisoning is ignored.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock()
+}

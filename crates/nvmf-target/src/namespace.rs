@@ -1,0 +1,286 @@
+//! Namespaces, and the immutable table in which connections look them up.
+//!
+//! A [`NamespaceTable`] never changes once published. Adding or removing a namespace creates a new
+//! table that shares all but one leaf with the old one. A lookup takes two array accesses and no
+//! lock. A connection detects a new table by comparing one number.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{Geometry, SharedDevice};
+use flagstone_nvme::log::AnaState;
+
+use super::vendor::{VendorHandler, VendorSession};
+use crate::limits::NAMESPACE_LEAF;
+
+/// Configuration of a namespace.
+pub struct NamespaceConfig {
+    /// Namespace identifier, from 1; the lowest free one when `None`.
+    pub nsid: Option<u32>,
+    /// The device.
+    pub device: SharedDevice,
+    /// UUID, also reported as NGUID, which identifies the namespace on every path. Not 0.
+    pub uuid: [u8; 16],
+    /// Serve it read-only even if the device is writable.
+    pub read_only: bool,
+}
+
+/// Device served as a namespace of a subsystem.
+pub struct Namespace {
+    /// Namespace identifier, from 1.
+    pub nsid: u32,
+    /// The device.
+    pub device: SharedDevice,
+    /// Geometry of the device when it was added or resized.
+    pub geometry: Geometry,
+    /// Binary logarithm of the block size: 9 to 16.
+    pub block_shift: u32,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Writes are refused with Namespace is Write Protected.
+    pub read_only: bool,
+    /// UUID and NGUID.
+    pub uuid: [u8; 16],
+    /// Executes its vendor specific commands.
+    pub(crate) vendor: Option<Arc<dyn VendorHandler>>,
+    /// In one controller's view of the namespace: the session that provides `device`.
+    pub(crate) session: Option<Arc<dyn VendorSession>>,
+}
+
+impl Namespace {
+    /// Creates namespace `nsid` from `config`. `None` when the device has no blocks, or a block
+    /// size that is not a power of two of at least 512.
+    pub(crate) fn new(nsid: u32, config: NamespaceConfig) -> Option<Namespace> {
+        let geometry = config.device.geometry();
+        let block_bytes = geometry.block_bytes;
+        if !block_bytes.is_power_of_two() || !(512..=1 << 16).contains(&block_bytes) {
+            return None;
+        }
+        let blocks = geometry.blocks();
+        (blocks > 0).then_some(Namespace {
+            nsid,
+            geometry,
+            block_shift: block_bytes.trailing_zeros(),
+            blocks,
+            read_only: config.read_only || geometry.read_only,
+            uuid: config.uuid,
+            device: config.device,
+            vendor: None,
+            session: None,
+        })
+    }
+
+    /// Copy with the current size of the device; `None` when it has no blocks.
+    pub(crate) fn resized(&self) -> Option<Namespace> {
+        let size_bytes = self.device.geometry().size_bytes;
+        let geometry = Geometry { size_bytes, ..self.geometry };
+        let blocks = geometry.blocks();
+        (blocks > 0).then(|| Namespace {
+            nsid: self.nsid,
+            device: self.device.clone(),
+            geometry,
+            block_shift: self.block_shift,
+            blocks,
+            read_only: self.read_only,
+            uuid: self.uuid,
+            vendor: self.vendor.clone(),
+            session: self.session.clone(),
+        })
+    }
+
+    /// Copy as seen by the controller of `session`.
+    pub(crate) fn of_session(&self, session: Arc<dyn VendorSession>) -> Namespace {
+        Namespace {
+            nsid: self.nsid,
+            device: session.device(),
+            geometry: self.geometry,
+            block_shift: self.block_shift,
+            blocks: self.blocks,
+            read_only: self.read_only,
+            uuid: self.uuid,
+            vendor: self.vendor.clone(),
+            session: Some(session),
+        }
+    }
+}
+
+impl std::fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Namespace")
+            .field("nsid", &self.nsid)
+            .field("geometry", &self.geometry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Namespaces of a subsystem at one point in time, by identifier.
+#[derive(Clone, Debug)]
+pub struct NamespaceTable {
+    leaves: Vec<Option<Arc<Leaf>>>,
+    count: u32,
+    generation: u64,
+    ana: AnaState,
+}
+
+type Leaf = [Option<Arc<Namespace>>; NAMESPACE_LEAF];
+
+impl NamespaceTable {
+    /// Empty table in the ANA optimized state.
+    pub(crate) fn empty() -> NamespaceTable {
+        NamespaceTable { leaves: Vec::new(), count: 0, generation: 0, ana: AnaState::OPTIMIZED }
+    }
+
+    /// Namespace `nsid`, if it is active.
+    #[inline]
+    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        let nsid = nsid as usize;
+        self.leaves.get(nsid / NAMESPACE_LEAF)?.as_ref()?[nsid % NAMESPACE_LEAF].as_ref()
+    }
+
+    /// Active namespaces with identifiers above `above`, ascending.
+    pub fn above(&self, above: u32) -> impl Iterator<Item = &Arc<Namespace>> {
+        let first = above as usize / NAMESPACE_LEAF;
+        let leaves = self.leaves.iter().skip(first).flatten();
+        leaves.flat_map(|leaf| leaf.iter().flatten()).filter(move |ns| ns.nsid > above)
+    }
+
+    /// All active namespaces, by ascending identifier.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
+        self.above(0)
+    }
+
+    /// Number of active namespaces.
+    pub fn len(&self) -> u32 {
+        self.count
+    }
+
+    /// True when no namespace is active.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Increases with each change of the subsystem's table.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// ANA state. I/O commands fail with [`AnaState::io_status`] unless it is success.
+    #[inline]
+    pub fn ana(&self) -> AnaState {
+        self.ana
+    }
+
+    /// Lowest free identifier, from 1 to `most`.
+    pub(crate) fn first_free(&self, most: u32) -> Option<u32> {
+        if self.count >= most {
+            return None;
+        }
+        let mut expected = 1;
+        for namespace in self.iter() {
+            if namespace.nsid != expected {
+                break;
+            }
+            expected += 1;
+        }
+        (expected <= most).then_some(expected)
+    }
+
+    /// Adds a namespace, or replaces the one with the same identifier.
+    pub(crate) fn insert(&mut self, namespace: Arc<Namespace>) {
+        let nsid = namespace.nsid as usize;
+        let leaf = nsid / NAMESPACE_LEAF;
+        if self.leaves.len() <= leaf {
+            self.leaves.resize(leaf + 1, None);
+        }
+        let empty = || Arc::new([const { None }; NAMESPACE_LEAF]);
+        let slots = Arc::make_mut(self.leaves[leaf].get_or_insert_with(empty));
+        if slots[nsid % NAMESPACE_LEAF].replace(namespace).is_none() {
+            self.count += 1;
+        }
+        self.generation += 1;
+    }
+
+    /// Removes a namespace.
+    pub(crate) fn remove(&mut self, nsid: u32) -> Option<Arc<Namespace>> {
+        let nsid = nsid as usize;
+        let leaf = self.leaves.get_mut(nsid / NAMESPACE_LEAF)?.as_mut()?;
+        leaf[nsid % NAMESPACE_LEAF].as_ref()?;
+        let namespace = Arc::make_mut(leaf)[nsid % NAMESPACE_LEAF].take();
+        self.count -= 1;
+        self.generation += 1;
+        namespace
+    }
+
+    /// Sets the ANA state.
+    pub(crate) fn set_ana(&mut self, state: AnaState) {
+        self.ana = state;
+        self.generation += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::null_device;
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn namespace(nsid: u32) -> Arc<Namespace> {
+        let config = NamespaceConfig {
+            nsid: Some(nsid),
+            device: null_device(Geometry::new(1 << 20, 4096)),
+            uuid: [1; 16],
+            read_only: false,
+        };
+        Arc::new(Namespace::new(nsid, config).unwrap())
+    }
+
+    #[test]
+    fn unsupported_block_sizes_are_refused() {
+        for (size_bytes, block_bytes) in [(0, 512), (1 << 20, 256), (1 << 20, 1 << 17)] {
+            let config = NamespaceConfig {
+                nsid: None,
+                device: null_device(Geometry::new(size_bytes, block_bytes)),
+                uuid: [1; 16],
+                read_only: false,
+            };
+            assert!(Namespace::new(1, config).is_none());
+        }
+    }
+
+    #[test]
+    fn table_snapshot_is_immutable() {
+        let mut table = Arc::new(NamespaceTable::empty());
+        Arc::make_mut(&mut table).insert(namespace(1));
+        let snapshot = table.clone();
+        Arc::make_mut(&mut table).insert(namespace(2));
+        Arc::make_mut(&mut table).remove(1);
+        assert!(snapshot.get(1).is_some() && snapshot.get(2).is_none());
+        assert!(table.get(1).is_none() && table.get(2).is_some());
+        assert!(table.generation() > snapshot.generation());
+        assert_eq!((snapshot.len(), table.len()), (1, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn table_behaves_like_set_of_ids(
+            changes in prop::collection::vec((any::<bool>(), 1u32..600), 0..80),
+            above in 0u32..700,
+        ) {
+            let (mut table, mut model) = (NamespaceTable::empty(), BTreeSet::new());
+            for (add, nsid) in changes {
+                if add {
+                    table.insert(namespace(nsid));
+                    model.insert(nsid);
+                } else {
+                    prop_assert_eq!(table.remove(nsid).is_some(), model.remove(&nsid));
+                }
+            }
+            let got: Vec<u32> = table.above(above).map(|ns| ns.nsid).collect();
+            let want: Vec<u32> = model.iter().copied().filter(|&nsid| nsid > above).collect();
+            prop_assert_eq!(got, want);
+            prop_assert_eq!(table.len() as usize, model.len());
+            let free = (1..=600).find(|nsid| !model.contains(nsid));
+            prop_assert_eq!(table.first_free(600), free);
+        }
+    }
+}

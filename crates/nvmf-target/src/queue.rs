@@ -1,0 +1,207 @@
+//! Queue pair of a controller: its connection handle and I/O counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use flagstone_runtime::net::Stream;
+
+/// Closes a connection from any thread, so that its task sees the end of the stream.
+pub(crate) trait Hangup: Send + Sync {
+    /// Closes both directions of the connection. May be called repeatedly.
+    fn hang_up(&self);
+}
+
+impl Hangup for Stream {
+    fn hang_up(&self) {
+        self.shutdown();
+    }
+}
+
+/// Queue pair; over TCP, one connection. Queue 0 is the admin queue.
+pub(crate) struct ControllerQueue {
+    /// Queue identifier.
+    pub(crate) qid: u16,
+    /// Submission queue entries: the limit of outstanding commands.
+    pub(crate) entries: u16,
+    /// SQHD is reported in completions, because the host counts free entries.
+    pub(crate) flow_control: bool,
+    /// I/O counters for the SMART log.
+    pub(crate) counters: IoCounters,
+    open: AtomicBool,
+    /// Admitted commands (their namespace was found) that have not completed. Only one core writes
+    /// it, so counting needs no locked instruction.
+    admitted: AtomicU64,
+    connection: Box<dyn Hangup>,
+}
+
+impl ControllerQueue {
+    pub(super) fn new(
+        qid: u16,
+        entries: u16,
+        flow_control: bool,
+        connection: Box<dyn Hangup>,
+    ) -> ControllerQueue {
+        let (counters, open) = (IoCounters::default(), AtomicBool::new(true));
+        ControllerQueue {
+            qid,
+            entries,
+            flow_control,
+            counters,
+            open,
+            admitted: AtomicU64::new(0),
+            connection,
+        }
+    }
+
+    /// False once the controller was reset or is gone: commands that still arrive are not executed.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Relaxed)
+    }
+
+    /// Counts an admitted command that did not complete immediately. Only on the queue's core.
+    #[inline]
+    pub(super) fn enter(&self) {
+        add(&self.admitted, 1);
+    }
+
+    /// Reverts one [`ControllerQueue::enter`].
+    #[inline]
+    pub(super) fn leave(&self) {
+        // Release: an observer of zero also observes the effects of the command.
+        self.admitted.store(self.admitted.load(Relaxed).wrapping_sub(1), Release);
+    }
+
+    /// True if no admitted command is in flight. Reliable for commands that the queue's core
+    /// started before a [`grace_period`](flagstone_transport::grace_period).
+    pub(super) fn is_idle(&self) -> bool {
+        self.admitted.load(Acquire) == 0
+    }
+
+    /// Deletes the queue, which ends its connection.
+    pub(super) fn close(&self) {
+        self.open.store(false, Relaxed);
+        self.connection.hang_up();
+    }
+}
+
+impl std::fmt::Debug for ControllerQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("qid", &self.qid).field("entries", &self.entries).finish()
+    }
+}
+
+/// Admitted command of a queue, from admission to completion.
+pub(crate) struct Admitted(Arc<ControllerQueue>);
+
+impl Admitted {
+    /// Call it, and drop the result, on the queue's core.
+    pub(super) fn new(queue: Arc<ControllerQueue>) -> Admitted {
+        queue.enter();
+        Admitted(queue)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Queues of one host, on any controller of a subsystem, that were closed while their connections
+/// still await commands.
+#[derive(Debug, Default)]
+pub(super) struct OrphanedQueues(AtomicUsize);
+
+impl OrphanedQueues {
+    /// Adds `queues` closed queues.
+    pub(super) fn add(&self, queues: usize) {
+        self.0.fetch_add(queues, AcqRel);
+    }
+
+    /// Removes a queue whose commands have all completed.
+    pub(super) fn remove_one(&self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+
+    /// True if no closed queue has commands in flight.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.load(Acquire) == 0
+    }
+}
+
+/// I/O counters of one queue. Only one core writes them and any core may read, so counting needs no
+/// locked instruction.
+#[derive(Debug, Default)]
+pub(crate) struct IoCounters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    media_errors: AtomicU64,
+}
+
+/// I/O totals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoTotals {
+    /// Read and Compare commands that succeeded or failed with a media error.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Write commands that succeeded or failed with a media error.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Commands that failed with a media error.
+    pub media_errors: u64,
+}
+
+impl IoCounters {
+    /// Counts a read of `bytes`.
+    #[inline]
+    pub(crate) fn read(&self, bytes: u64) {
+        add(&self.reads, 1);
+        add(&self.read_bytes, bytes);
+    }
+
+    /// Counts a write of `bytes`.
+    #[inline]
+    pub(crate) fn write(&self, bytes: u64) {
+        add(&self.writes, 1);
+        add(&self.written_bytes, bytes);
+    }
+
+    /// Counts a media error.
+    pub(crate) fn media_error(&self) {
+        add(&self.media_errors, 1);
+    }
+
+    pub(super) fn totals(&self) -> IoTotals {
+        IoTotals {
+            reads: self.reads.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            written_bytes: self.written_bytes.load(Relaxed),
+            media_errors: self.media_errors.load(Relaxed),
+        }
+    }
+}
+
+/// Adds to a counter that only one core writes.
+#[inline]
+fn add(number: &AtomicU64, more: u64) {
+    number.store(number.load(Relaxed).wrapping_add(more), Relaxed);
+}
+
+impl std::ops::AddAssign for IoTotals {
+    fn add_assign(&mut self, other: IoTotals) {
+        self.reads = self.reads.saturating_add(other.reads);
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
+        self.writes = self.writes.saturating_add(other.writes);
+        self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
+        self.media_errors = self.media_errors.saturating_add(other.media_errors);
+    }
+}

@@ -1,0 +1,120 @@
+//! Snapshots of subsystems and connected hosts for operators.
+
+use std::net::SocketAddr;
+
+use flagstone_blockdev::Geometry;
+use flagstone_nvme::Nqn;
+use flagstone_nvme::log::AnaState;
+
+use super::controller::Controller;
+use super::queue::IoTotals;
+use super::subsystem::Subsystem;
+use super::{Target, TargetError};
+
+/// Snapshot of a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubsystemStatus {
+    /// Name.
+    pub nqn: Nqn,
+    /// Serial number.
+    pub serial: String,
+    /// Hosts that may connect; empty allows all.
+    pub allow_hosts: Vec<Nqn>,
+    /// ANA state on this node.
+    pub ana: AnaState,
+    /// Namespaces, by ascending identifier.
+    pub namespaces: Vec<NamespaceStatus>,
+    /// Connected hosts, by ascending controller identifier.
+    pub controllers: Vec<ControllerStatus>,
+    /// I/O totals of all queues since the subsystem was added.
+    pub totals: IoTotals,
+}
+
+/// A namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceStatus {
+    /// Identifier.
+    pub nsid: u32,
+    /// UUID.
+    pub uuid: [u8; 16],
+    /// Geometry of its device.
+    pub geometry: Geometry,
+    /// Refuses writes.
+    pub read_only: bool,
+}
+
+/// Controller of a connected host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerStatus {
+    /// Identifier.
+    pub id: u16,
+    /// NQN of the host.
+    pub host_nqn: Nqn,
+    /// Identifier of the host.
+    pub host_id: [u8; 16],
+    /// Local address that the host connected to.
+    pub local: Option<SocketAddr>,
+    /// Enabled by the host.
+    pub ready: bool,
+    /// Queue identifiers, ascending; 0 is the admin queue.
+    pub queues: Vec<u16>,
+    /// Keep alive timeout, in milliseconds; 0 if disabled.
+    pub keep_alive_ms: u32,
+}
+
+impl Target {
+    /// All subsystems, by name.
+    pub fn status(&self) -> Vec<SubsystemStatus> {
+        self.subsystems().iter().map(|subsystem| subsystem.status()).collect()
+    }
+
+    /// Snapshot of one subsystem.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn subsystem_status(&self, nqn: &Nqn) -> Result<SubsystemStatus, TargetError> {
+        Ok(self.subsystem_named(nqn)?.status())
+    }
+
+    /// Hosts connected to the discovery subsystem.
+    pub fn discovery_status(&self) -> Vec<ControllerStatus> {
+        self.discovery.controllers().iter().map(|controller| controller.status()).collect()
+    }
+}
+
+impl Subsystem {
+    fn status(&self) -> SubsystemStatus {
+        let table = self.table();
+        SubsystemStatus {
+            nqn: self.nqn,
+            serial: self.serial.clone(),
+            allow_hosts: self.allowed_hosts(),
+            ana: table.ana(),
+            namespaces: table
+                .iter()
+                .map(|namespace| NamespaceStatus {
+                    nsid: namespace.nsid,
+                    uuid: namespace.uuid,
+                    geometry: namespace.geometry,
+                    read_only: namespace.read_only,
+                })
+                .collect(),
+            controllers: self.controllers().iter().map(|controller| controller.status()).collect(),
+            totals: self.totals(),
+        }
+    }
+}
+
+impl Controller {
+    fn status(&self) -> ControllerStatus {
+        ControllerStatus {
+            id: self.id,
+            host_nqn: self.host.nqn,
+            host_id: self.host.id,
+            local: self.local,
+            ready: self.is_ready(),
+            queues: self.queue_ids(),
+            keep_alive_ms: self.keep_alive.timeout_ms(),
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! NVM subsystem or discovery subsystem: allowed hosts, namespaces and controllers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use flagstone_nvme::Nqn;
+use flagstone_nvme::event::AsyncEvent;
+use flagstone_nvme::log::AnaState;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::controller::{Controller, HostIdentity};
+use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
+use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
+use super::vendor::VendorHandler;
+use super::{TargetError, lock};
+use crate::limits::ALLOWED_HOSTS;
+
+/// Configuration of a subsystem.
+#[derive(Clone, Debug)]
+pub struct SubsystemConfig {
+    /// NQN; must differ from the discovery subsystem's.
+    pub nqn: Nqn,
+    /// Serial number, 1 to 20 printable ASCII characters.
+    pub serial: String,
+    /// Hosts that may connect; empty allows all.
+    pub allow_hosts: Vec<Nqn>,
+}
+
+/// Purpose of a subsystem's controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SubsystemKind {
+    /// I/O to namespaces.
+    Io,
+    /// Discovery log.
+    Discovery,
+}
+
+/// Subsystem with its namespaces and controllers.
+pub(crate) struct Subsystem {
+    pub(super) nqn: Nqn,
+    pub(super) serial: String,
+    pub(super) kind: SubsystemKind,
+    /// Absent from discovery logs.
+    hidden: bool,
+    /// Connects are refused for now.
+    held: AtomicBool,
+    hosts: Mutex<BTreeSet<Nqn>>,
+    namespaces: Mutex<Namespaces>,
+    /// Generation of the table in `namespaces`, which connections compare with that of their
+    /// snapshot.
+    generation: AtomicU64,
+    ana_changes: AtomicU64,
+    controllers: Mutex<Controllers>,
+    /// I/O queues whose connections are alive, closed or not.
+    queues: Mutex<Vec<Weak<ControllerQueue>>>,
+    /// By host. Entries expire with the host's controllers and connections.
+    orphaned: Mutex<BTreeMap<HostKey, Weak<OrphanedQueues>>>,
+    /// I/O totals of ended queues.
+    totals: Mutex<IoTotals>,
+}
+
+type HostKey = (Nqn, [u8; 16]);
+
+struct Namespaces {
+    table: Arc<NamespaceTable>,
+    uuids: BTreeSet<[u8; 16]>,
+}
+
+struct Controllers {
+    live: BTreeMap<u16, Arc<Controller>>,
+    /// Most recently assigned identifier. The search for a free one continues from here, to avoid
+    /// quick reuse.
+    last_id: u16,
+    /// The subsystem was removed: Connects are refused.
+    closed: bool,
+}
+
+impl Subsystem {
+    pub(super) fn new(
+        config: SubsystemConfig,
+        kind: SubsystemKind,
+    ) -> Result<Subsystem, TargetError> {
+        let SubsystemConfig { nqn, serial, allow_hosts } = config;
+        if !(1..=20).contains(&serial.len()) || !serial.bytes().all(|b| matches!(b, b' '..=b'~')) {
+            return Err(TargetError::Serial(serial));
+        }
+        let hosts = host_set(allow_hosts)?;
+        let table = Arc::new(NamespaceTable::empty());
+        Ok(Subsystem {
+            nqn,
+            serial,
+            kind,
+            hidden: false,
+            held: AtomicBool::new(false),
+            hosts: Mutex::new(hosts),
+            namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
+            generation: AtomicU64::new(0),
+            ana_changes: AtomicU64::new(1),
+            controllers: Mutex::new(Controllers {
+                live: BTreeMap::new(),
+                last_id: 0,
+                closed: false,
+            }),
+            queues: Mutex::default(),
+            orphaned: Mutex::default(),
+            totals: Mutex::default(),
+        })
+    }
+
+    /// The same subsystem, absent from discovery logs.
+    pub(super) fn hide(self) -> Subsystem {
+        Subsystem { hidden: true, ..self }
+    }
+
+    /// True if absent from discovery logs. Such subsystems are used by programs, which connect
+    /// often.
+    pub(super) fn is_hidden(&self) -> bool {
+        self.hidden
+    }
+
+    /// True if `host` finds it in the discovery log.
+    pub(super) fn is_discovered_by(&self, host: &Nqn) -> bool {
+        !self.hidden && self.allows(host)
+    }
+
+    /// True if `host` may connect.
+    pub(super) fn allows(&self, host: &Nqn) -> bool {
+        let hosts = lock(&self.hosts);
+        hosts.is_empty() || hosts.contains(host)
+    }
+
+    /// Sets whether Connects are refused for now; returns the previous value.
+    pub(super) fn set_suspended(&self, held: bool) -> bool {
+        self.held.swap(held, Ordering::AcqRel)
+    }
+
+    /// True if Connects are refused for now.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Allow-list; empty allows all hosts.
+    pub(super) fn allowed_hosts(&self) -> Vec<Nqn> {
+        lock(&self.hosts).iter().copied().collect()
+    }
+
+    /// Sets the allow-list, and disconnects hosts that are no longer on it.
+    pub(super) fn set_allowed_hosts(&self, hosts: Vec<Nqn>) -> Result<(), TargetError> {
+        *lock(&self.hosts) = host_set(hosts)?;
+        for controller in self.controllers() {
+            if !self.allows(&controller.host.nqn) {
+                controller.destroy("host no longer allowed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Current namespaces.
+    pub(super) fn table(&self) -> Arc<NamespaceTable> {
+        self.namespaces().table.clone()
+    }
+
+    /// Generation of [`Subsystem::table`].
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Number of changes of the ANA log, from 1.
+    pub(super) fn ana_changes(&self) -> u64 {
+        self.ana_changes.load(Ordering::Acquire)
+    }
+
+    fn namespaces(&self) -> MutexGuard<'_, Namespaces> {
+        lock(&self.namespaces)
+    }
+
+    /// Adds a namespace and notifies hosts. If it is the first with a volatile write cache,
+    /// controllers that reported none are disconnected, because their hosts would never flush.
+    pub(super) fn add_namespace(
+        &self,
+        config: NamespaceConfig,
+        vendor: Option<Arc<dyn VendorHandler>>,
+        max_namespaces: u32,
+    ) -> Result<u32, TargetError> {
+        if config.uuid == [0; 16] {
+            return Err(TargetError::Uuid);
+        }
+        let mut namespaces = self.namespaces();
+        let nsid = match config.nsid {
+            Some(nsid) if nsid == 0 || nsid > max_namespaces => {
+                return Err(TargetError::NamespaceId { nsid, max: max_namespaces });
+            }
+            Some(nsid) if namespaces.table.get(nsid).is_some() => {
+                return Err(TargetError::NamespaceExists(nsid));
+            }
+            Some(nsid) => nsid,
+            None => namespaces.table.first_free(max_namespaces).ok_or(TargetError::Full)?,
+        };
+        if namespaces.uuids.contains(&config.uuid) {
+            return Err(TargetError::UuidTaken);
+        }
+        let mut namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
+        namespace.vendor = vendor;
+        let volatile_cache = namespace.geometry.volatile_cache && !namespace.read_only;
+        namespaces.uuids.insert(namespace.uuid);
+        Arc::make_mut(&mut namespaces.table).insert(Arc::new(namespace));
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            if volatile_cache && !controller.volatile_cache {
+                controller.destroy("namespace with a volatile write cache added");
+            } else {
+                controller.namespace_changed(nsid);
+            }
+        }
+        Ok(nsid)
+    }
+
+    /// Removes a namespace and notifies hosts.
+    pub(super) fn remove_namespace(&self, nsid: u32) -> Result<Arc<Namespace>, TargetError> {
+        let mut namespaces = self.namespaces();
+        let removed = match namespaces.table.get(nsid) {
+            Some(namespace) => namespace.clone(),
+            None => return Err(TargetError::NoNamespace(nsid)),
+        };
+        Arc::make_mut(&mut namespaces.table).remove(nsid);
+        namespaces.uuids.remove(&removed.uuid);
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            controller.namespace_changed(nsid);
+        }
+        Ok(removed)
+    }
+
+    /// Takes over the current size of a namespace's device, and notifies hosts of a new size.
+    pub(super) fn resize_namespace(&self, nsid: u32) -> Result<(), TargetError> {
+        let mut namespaces = self.namespaces();
+        let found = namespaces.table.get(nsid).ok_or(TargetError::NoNamespace(nsid))?;
+        let resized = found.resized().ok_or(TargetError::Device)?;
+        if resized.blocks == found.blocks {
+            return Ok(());
+        }
+        Arc::make_mut(&mut namespaces.table).insert(Arc::new(resized));
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            controller.namespace_changed(nsid);
+        }
+        Ok(())
+    }
+
+    /// Sets the ANA state and notifies hosts.
+    pub(super) fn set_ana_state(&self, state: AnaState) {
+        let mut namespaces = self.namespaces();
+        if namespaces.table.ana() == state {
+            return;
+        }
+        Arc::make_mut(&mut namespaces.table).set_ana(state);
+        self.publish(namespaces);
+        for controller in self.controllers() {
+            controller.events.raise(AsyncEvent::ANA_CHANGED);
+        }
+    }
+
+    /// Publishes a new table to connections and to the ANA log.
+    fn publish(&self, namespaces: MutexGuard<'_, Namespaces>) {
+        self.generation.store(namespaces.table.generation(), Ordering::Release);
+        // The ANA log also lists the namespaces of the group.
+        self.ana_changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// True if a namespace has a volatile write cache that hosts must flush.
+    pub(super) fn volatile_cache(&self) -> bool {
+        self.table().iter().any(|ns| ns.geometry.volatile_cache && !ns.read_only)
+    }
+
+    /// Creates a controller with a unique identifier; `None` when all are in use or the subsystem
+    /// is closed.
+    pub(super) fn add_controller(
+        &self,
+        ids: &RangeInclusive<u16>,
+        make: impl FnOnce(u16) -> Controller,
+    ) -> Option<Arc<Controller>> {
+        let mut controllers = lock(&self.controllers);
+        if controllers.closed {
+            return None;
+        }
+        let last = controllers.last_id.max(ids.start() - 1);
+        let (low, high) = (*ids.start()..=last, last + 1..=*ids.end());
+        let id = high.chain(low).find(|id| !controllers.live.contains_key(id))?;
+        let controller = Arc::new(make(id));
+        controllers.live.insert(id, controller.clone());
+        controllers.last_id = id;
+        Some(controller)
+    }
+
+    /// Registers an I/O queue for [`Subsystem::busy_queues`].
+    pub(super) fn add_queue(&self, queue: &Arc<ControllerQueue>) {
+        let mut queues = lock(&self.queues);
+        // Prune only when full, for an amortized constant cost per queue.
+        if queues.len() == queues.capacity() {
+            queues.retain(|queue| queue.strong_count() > 0);
+        }
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// I/O queues with commands in flight, including closed ones.
+    pub(super) fn busy_queues(&self) -> Vec<Weak<ControllerQueue>> {
+        let busy =
+            |queue: &Weak<ControllerQueue>| queue.upgrade().is_some_and(|queue| !queue.is_idle());
+        lock(&self.queues).iter().filter(|queue| busy(queue)).cloned().collect()
+    }
+
+    pub(super) fn remove_controller(&self, id: u16) {
+        lock(&self.controllers).live.remove(&id);
+    }
+
+    pub(super) fn controller(&self, id: u16) -> Option<Arc<Controller>> {
+        lock(&self.controllers).live.get(&id).cloned()
+    }
+
+    /// Live controllers, by ascending identifier.
+    pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
+        lock(&self.controllers).live.values().cloned().collect()
+    }
+
+    /// Refuses all Connects from now on, and disconnects all hosts.
+    pub(super) fn close(&self, why: &'static str) {
+        lock(&self.controllers).closed = true;
+        self.disconnect(why);
+    }
+
+    /// Disconnects all hosts.
+    pub(super) fn disconnect(&self, why: &'static str) {
+        for controller in self.controllers() {
+            controller.destroy(why);
+        }
+    }
+
+    /// Closed queues of `host`, shared by all its controllers.
+    pub(super) fn orphaned_queues_of(&self, host: &HostIdentity) -> Arc<OrphanedQueues> {
+        let mut hosts = lock(&self.orphaned);
+        hosts.retain(|_, orphaned| orphaned.strong_count() > 0);
+        let known = hosts.entry((host.nqn, host.id)).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let orphaned = Arc::default();
+            *known = Arc::downgrade(&orphaned);
+            orphaned
+        })
+    }
+
+    pub(super) fn add_totals(&self, more: IoTotals) {
+        *lock(&self.totals) += more;
+    }
+
+    /// I/O totals of all queues, past and present.
+    pub(super) fn totals(&self) -> IoTotals {
+        let mut totals = *lock(&self.totals);
+        for controller in self.controllers() {
+            totals += controller.queue_totals();
+        }
+        totals
+    }
+}
+
+fn host_set(hosts: Vec<Nqn>) -> Result<BTreeSet<Nqn>, TargetError> {
+    if hosts.len() > ALLOWED_HOSTS {
+        Err(TargetError::Full)
+    } else {
+        Ok(hosts.into_iter().collect())
+    }
+}
+
+impl std::fmt::Debug for Subsystem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subsystem").field("nqn", &self.nqn).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! Connect: every check, and the state left by an ended queue.
+
+use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
+use flagstone_nvme::property::Property;
+use flagstone_nvme::status::Status;
+use flagstone_nvme::wire::{U16, U32};
+
+use super::*;
+
+fn invalid(field: ConnectField) -> ConnectRefusal {
+    field.into()
+}
+
+fn busy() -> ConnectRefusal {
+    Status::CONNECT_CONTROLLER_BUSY.into()
+}
+
+fn sequence_error() -> ConnectRefusal {
+    Status::COMMAND_SEQUENCE_ERROR.dnr().into()
+}
+
+#[test]
+fn admin_and_io_queues_connect() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    assert_eq!(host.id(), host.controller().id);
+    assert_eq!((host.connected.queue.qid, host.connected.queue.entries), (0, 32));
+    assert!(!host.connected.queue.flow_control);
+    let io = Attempt::io(host.id(), 128).send(&target).unwrap();
+    assert_eq!((io.queue.qid, io.queue.entries, io.queue.flow_control), (128, 128, true));
+    assert!(Arc::ptr_eq(&io.controller, host.controller()));
+    assert_eq!(io.result, u32::from(host.id()));
+    assert_eq!(host.controller().queue_ids(), [0, 128]);
+}
+
+#[test]
+fn connect_checks_every_field() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let id = host.id();
+    type Bend = fn(&mut Attempt);
+    let admin: [(Bend, ConnectRefusal); 12] = [
+        (
+            |a| a.command.record_format = U16::new(1),
+            Status::CONNECT_INCOMPATIBLE_FORMAT.dnr().into(),
+        ),
+        (|a| a.command.sqsize_0based = U16::ZERO, invalid(ConnectField::SqSize)),
+        (|a| a.command.sqsize_0based = U16::new(1024), invalid(ConnectField::SqSize)),
+        (|a| a.command.sqsize_0based = U16::new(u16::MAX), invalid(ConnectField::SqSize)),
+        (|a| a.data.host_id = [0; 16], invalid(ConnectField::HostId)),
+        (|a| a.data.controller_id = U16::new(1), invalid(ConnectField::ControllerId)),
+        (|a| a.data.controller_id = U16::new(0xfffe), invalid(ConnectField::ControllerId)),
+        (|a| a.data.controller_id = U16::ZERO, invalid(ConnectField::ControllerId)),
+        (|a| a.data.subnqn = [b'n'; 256], invalid(ConnectField::SubNqn)),
+        (
+            |a| a.data.subnqn = Nqn::new("nqn.2026-01.io.flagstone:no").unwrap().to_field(),
+            invalid(ConnectField::SubNqn),
+        ),
+        (|a| a.data.hostnqn = [0; 256], invalid(ConnectField::HostNqn)),
+        (|a| a.data.hostnqn = [0xff; 256], invalid(ConnectField::HostNqn)),
+    ];
+    for (bend, refusal) in admin {
+        let mut attempt = Attempt::admin(&volume());
+        bend(&mut attempt);
+        assert_eq!(attempt.send(&target).unwrap_err(), refusal);
+    }
+    let io: [(Bend, ConnectRefusal); 8] = [
+        (|a| a.command.sqsize_0based = U16::new(1024), invalid(ConnectField::SqSize)),
+        (|a| a.command.qid = U16::new(129), invalid(ConnectField::Qid)),
+        (|a| a.command.qid = U16::new(u16::MAX), invalid(ConnectField::Qid)),
+        (|a| a.data.subnqn = Nqn::discovery().to_field(), invalid(ConnectField::Qid)),
+        (|a| a.data.controller_id = U16::new(u16::MAX), invalid(ConnectField::ControllerId)),
+        (|a| a.data.controller_id = U16::new(999), invalid(ConnectField::ControllerId)),
+        (|a| a.data.hostnqn = Nqn::from_uuid([8; 16]).to_field(), invalid(ConnectField::HostNqn)),
+        (|a| a.data.host_id = [8; 16], invalid(ConnectField::HostId)),
+    ];
+    for (bend, refusal) in io {
+        let mut attempt = Attempt::io(id, 1);
+        bend(&mut attempt);
+        assert_eq!(attempt.send(&target).unwrap_err(), refusal);
+    }
+    assert_eq!(target.controllers(), 1, "a refused Connect keeps nothing");
+    assert!(Attempt::io(id, 1).send(&target).is_ok());
+}
+
+#[test]
+fn largest_queue_is_accepted() {
+    let target = target();
+    let mut attempt = Attempt::admin(&volume());
+    attempt.command.sqsize_0based = U16::new(1023);
+    assert_eq!(attempt.send(&target).unwrap().queue.entries, 1024);
+}
+
+#[test]
+fn io_queue_needs_enabled_controller() {
+    let target = target();
+    let attempt = Attempt::admin(&volume());
+    let host = TestHost { connected: attempt.send(&target).unwrap(), line: attempt.line };
+    let id = host.id();
+    assert_eq!(Attempt::io(id, 1).send(&target).unwrap_err(), sequence_error());
+    host.enable();
+    let first = Attempt::io(id, 1).send(&target).unwrap();
+    assert_eq!(Attempt::io(id, 1).send(&target).unwrap_err(), sequence_error());
+    assert_eq!(host.controller().queue_ids(), [0, 1], "the refused one took nothing away");
+    drop(first);
+    assert!(Attempt::io(id, 1).send(&target).is_ok());
+}
+
+#[test]
+fn allow_list_refuses_and_disconnects_hosts() {
+    let target = target();
+    let other = Nqn::from_uuid([1; 16]);
+    target.set_allowed_hosts(&volume(), vec![host(), other]).unwrap();
+    let host_ = TestHost::connect(&target, &volume());
+    let mut stranger = Attempt::admin(&volume());
+    stranger.data.hostnqn = Nqn::from_uuid([2; 16]).to_field();
+    let refusal = stranger.send(&target).unwrap_err();
+    assert_eq!(refusal.status, Status::CONNECT_INVALID_HOST.dnr());
+    assert_eq!(refusal.result, ConnectField::HostNqn.result());
+    // The discovery subsystem is open to every host.
+    stranger.data.subnqn = Nqn::discovery().to_field();
+    assert!(stranger.send(&target).is_ok());
+
+    target.set_allowed_hosts(&volume(), vec![other]).unwrap();
+    assert!(!host_.line.is_up());
+    assert!(Attempt::admin(&volume()).send(&target).is_err());
+}
+
+#[test]
+fn controller_limit_and_delayed_id_reuse() {
+    let config = TargetConfig { max_controllers: 2, ..TargetConfig::default() };
+    let target = target_of(config);
+    let first = TestHost::connect(&target, &volume());
+    let discovery = TestHost::connect(&target, &Nqn::discovery());
+    assert_eq!(Attempt::admin(&volume()).send(&target).unwrap_err(), busy());
+    let old = first.id();
+    drop(first);
+    let second = TestHost::connect(&target, &volume());
+    assert_ne!(second.id(), old);
+    drop((second, discovery));
+    assert_eq!(target.controllers(), 0);
+    for _ in 0..70_000 {
+        drop(Attempt::admin(&volume()).send(&target).unwrap());
+    }
+    assert_eq!(target.controllers(), 0);
+}
+
+#[test]
+fn draining_target_keeps_existing_hosts() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    target.drain();
+    assert_eq!(Attempt::admin(&volume()).send(&target).unwrap_err(), busy());
+    assert_eq!(Attempt::io(host.id(), 1).send(&target).unwrap_err(), busy());
+    assert!(host.controller().is_ready() && host.line.is_up());
+    target.disconnect_all();
+    assert!(!host.controller().is_ready() && !host.line.is_up());
+    assert_eq!(target.controllers(), 0);
+}
+
+#[test]
+fn discovery_controllers_get_default_keep_alive() {
+    let target = target();
+    for (subsystem, asked, given) in [
+        (Nqn::discovery(), 0, 120_000),
+        (Nqn::discovery(), 30_000, 30_000),
+        (volume(), 0, 0),
+        (volume(), 1, 1000),
+    ] {
+        let mut attempt = Attempt::admin(&subsystem);
+        attempt.command.keep_alive_ms = U32::new(asked);
+        let connected = attempt.send(&target).unwrap();
+        assert_eq!(connected.controller.keep_alive.timeout_ms(), given);
+    }
+}
+
+#[test]
+fn admin_queue_end_closes_io_queues() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let attempt = Attempt::io(host.id(), 1);
+    let io = attempt.send(&target).unwrap();
+    assert!(io.queue.is_open() && attempt.line.is_up());
+    let id = host.id();
+    drop(host);
+    assert!(!io.queue.is_open() && !attempt.line.is_up());
+    assert_eq!(Attempt::io(id, 2).send(&target).unwrap_err(), invalid(ConnectField::ControllerId));
+    assert_eq!(target.controllers(), 0);
+}
+
+/// A write of a closed connection may still be in flight to the device after its host has resent
+/// it, and written newer data to the same blocks, on a new connection. It would undo the newer
+/// write. So a reset or a new controller of the host must wait until the old connection has
+/// finished.
+#[test]
+fn ready_waits_for_closed_queue_commands() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let old = Attempt::io(host.id(), 1).send(&target).unwrap();
+    host.set_cc(enabled().with_enable(0));
+    assert!(!old.queue.is_open() && !host.controller().is_ready());
+    assert_eq!(host.property(Property::CSTS), 1, "the reset is not complete");
+    drop(old);
+    assert_eq!(host.property(Property::CSTS), 0);
+
+    host.enable();
+    let old = Attempt::io(host.id(), 1).send(&target).unwrap();
+    drop(host);
+    let attempt = Attempt::admin(&volume());
+    let host = TestHost { connected: attempt.send(&target).unwrap(), line: attempt.line };
+    host.enable();
+    assert_eq!(host.property(Property::CSTS), 0);
+    assert_eq!(Attempt::io(host.id(), 1).send(&target).unwrap_err(), sequence_error());
+    // Other hosts are unaffected.
+    let mut other = Attempt::admin(&volume());
+    other.data.host_id = [1; 16];
+    let other = TestHost { connected: other.send(&target).unwrap(), line: other.line };
+    other.enable();
+    assert_eq!(other.property(Property::CSTS), 1);
+    drop(old);
+    assert_eq!(host.property(Property::CSTS), 1);
+    assert!(Attempt::io(host.id(), 1).send(&target).is_ok());
+}
+
+#[test]
+fn enable_during_reset_is_fatal() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let old = Attempt::io(host.id(), 1).send(&target).unwrap();
+    host.set_cc(enabled().with_enable(0));
+    host.enable();
+    drop(old);
+    assert_eq!(host.property(Property::CSTS), 2);
+    assert!(!host.controller().is_ready());
+    host.set_cc(enabled().with_enable(0));
+    host.enable();
+    assert_eq!(host.property(Property::CSTS), 1);
+}
+
+#[test]
+fn removed_subsystem_is_unknown() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    target.remove_subsystem(&volume()).unwrap();
+    assert!(!host.line.is_up());
+    let refusal = Attempt::admin(&volume()).send(&target).unwrap_err();
+    assert_eq!(refusal, invalid(ConnectField::SubNqn));
+    assert_eq!(
+        target.remove_subsystem(&volume()),
+        Err(TargetError::NoSubsystem(Box::new(volume())))
+    );
+}
+
+#[test]
+fn invalid_subsystems_are_refused() {
+    let target = target();
+    let config = |nqn| SubsystemConfig { nqn, serial: "1".to_owned(), allow_hosts: Vec::new() };
+    let exists = |nqn| Err(TargetError::SubsystemExists(Box::new(nqn)));
+    assert_eq!(target.add_subsystem(config(volume())), exists(volume()));
+    assert_eq!(target.add_subsystem(config(Nqn::discovery())), exists(Nqn::discovery()));
+    for serial in ["", "123456789012345678901", "t\u{e9}l"] {
+        let config = SubsystemConfig { serial: serial.to_owned(), ..config(host()) };
+        assert_eq!(target.add_subsystem(config), Err(TargetError::Serial(serial.to_owned())));
+    }
+    assert_eq!(add_namespace(&target, Some(1)), Err(TargetError::NamespaceExists(1)));
+    for nsid in [0, 1025, u32::MAX] {
+        let error = TargetError::NamespaceId { nsid, max: 1024 };
+        assert_eq!(add_namespace(&target, Some(nsid)), Err(error));
+    }
+    assert_eq!(add_namespace(&target, None), Ok(2));
+    assert!(matches!(target.remove_namespace(&volume(), 9), Err(TargetError::NoNamespace(9))));
+    let uuid = target.subsystem_status(&volume()).unwrap().namespaces[0].uuid;
+    let device = null_device(flagstone_blockdev::Geometry::new(1 << 20, 512));
+    for (uuid, error) in [(uuid, TargetError::UuidTaken), ([0; 16], TargetError::Uuid)] {
+        let device = device.clone();
+        let config = NamespaceConfig { nsid: None, device, uuid, read_only: false };
+        assert_eq!(target.add_namespace(&volume(), config), Err(error));
+    }
+    let unix = Address::Unix("a".into());
+    assert_eq!(target.add_listener(&unix), Err(TargetError::NotTcp("a".to_owned())));
+}
+
+/// The fabrics command that a connection on queue 0 must have sent determines the queue size.
+#[test]
+fn queue_size_of_connect_on_queue_zero() {
+    let target = target();
+    let mut attempt = Attempt::admin(&volume());
+    attempt.command = ConnectCommand::new(1, 0, 2, 0, true).unwrap();
+    let connected = attempt.send(&target).unwrap();
+    assert_eq!((connected.queue.entries, connected.queue.flow_control), (2, true));
+}
+
+#[test]
+fn suspended_subsystem_refuses_connect() {
+    let target = target();
+    target.suspend_connects(&volume()).unwrap();
+    assert_eq!(Attempt::admin(&volume()).send(&target).unwrap_err(), busy());
+    // Hosts may retry: Do Not Retry is clear.
+    assert!(!busy().status.is_dnr());
+    let _discovery = TestHost::connect(&target, &Nqn::discovery());
+    target.resume_connects(&volume()).unwrap();
+    assert!(TestHost::connect(&target, &volume()).controller().is_ready());
+}

@@ -1,0 +1,12 @@
+//! Unit tests of the target: commands without a socket.
+
+mod admin;
+mod connect;
+mod events;
+mod identify;
+mod life;
+mod logs;
+
+use super::connect::ConnectRefusal;
+use super::testing::*;
+use super::*;

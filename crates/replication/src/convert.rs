@@ -1,0 +1,322 @@
+//! Conversion between the mirror's requests and replies and the NVMe vendor commands. Input from
+//! the wire is checked.
+
+use flagstone_mirror::decide::ReplicaView;
+use flagstone_mirror::format::bitmap_page::WORDS;
+use flagstone_mirror::format::superblock::ReplicaRole;
+use flagstone_mirror::generation::{GenerationHistory, GenerationList};
+use flagstone_mirror::id::{Generation, MirrorId};
+use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
+use flagstone_mirror::peer::{AttachRequest, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity};
+use flagstone_mirror::reorder::WriteOrder;
+use flagstone_mirror::{LinkVersion, LinkVersions};
+use flagstone_nvme::replica as wire;
+use flagstone_nvme::replica::State;
+use flagstone_nvme::wire::{U32, U64};
+use flagstone_nvme::{Status, Wire};
+
+// The wire structures have the same sizes as the mirror's.
+const _: () = assert!(WORDS == wire::BITMAP_WORDS);
+const _: () = assert!(BASES_LEN == wire::reply::BASES && HISTORY_LEN == wire::reply::HISTORY);
+const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES);
+
+/// Encodes a request as a command; `None` for a range that no command can express.
+pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
+    Some(match *request {
+        PeerRequest::Identify { asker } => wire::Request::Identify { asker: asker.0 },
+        PeerRequest::Attach(attach) => {
+            let who = (attach.volume.0, attach.source.0);
+            let encoded =
+                wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
+            let encoded = encoded.of_size(attach.usable_bytes).of_version(attach.version.0);
+            wire::Request::Attach(encoded)
+        }
+        PeerRequest::Ancestors { generations } => {
+            let encoded = generations.0.map(|generation| generation.0);
+            wire::Request::Ancestors(wire::Ancestors::new(encoded))
+        }
+        PeerRequest::BitmapPage { page } => wire::Request::Bitmap { page },
+        PeerRequest::BeginResync { base } => state(State::BeginResync, base),
+        PeerRequest::EndResync { generation } => state(State::EndResync, generation),
+        PeerRequest::Rename { generation } => state(State::Rename, generation),
+        PeerRequest::RunDegraded { generation, lost } => {
+            wire::Request::GoAlone { lost: lost.0, generation: generation.0 }
+        }
+        PeerRequest::Promote { epoch } => wire::Request::Promote { epoch },
+        PeerRequest::HandOver => wire::Request::HandOver,
+        PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ClearRoom { usable_bytes },
+        PeerRequest::Discard { base, expected } => {
+            wire::Request::Surrender { base: base.0, expected: expected.0 }
+        }
+        PeerRequest::Checksums { offset, len, unit_bytes } => {
+            let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
+            if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
+                return None;
+            }
+            wire::Request::Checksum { offset, len, unit_bytes }
+        }
+    })
+}
+
+fn state(state: State, generation: Generation) -> wire::Request {
+    wire::Request::SetState { state, generation: generation.0 }
+}
+
+/// Decodes a command.
+pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
+    match request {
+        wire::Request::Identify { asker } => PeerRequest::Identify { asker: MirrorId(asker) },
+        wire::Request::Attach(attach) => PeerRequest::Attach(AttachRequest {
+            volume: MirrorId(attach.volume),
+            source: MirrorId(attach.source),
+            epoch: attach.epoch.get(),
+            expected: Generation(attach.expected.get()),
+            in_sync: attach.in_sync(),
+            usable_bytes: attach.usable_bytes.get(),
+            version: LinkVersion(attach.version()),
+        }),
+        wire::Request::Ancestors(encoded) => PeerRequest::Ancestors {
+            generations: GenerationList(
+                encoded.generations.map(|generation| Generation(generation.get())),
+            ),
+        },
+        wire::Request::Bitmap { page } => PeerRequest::BitmapPage { page },
+        wire::Request::SetState { state, generation } => {
+            let generation = Generation(generation);
+            match state {
+                State::BeginResync => PeerRequest::BeginResync { base: generation },
+                State::EndResync => PeerRequest::EndResync { generation },
+                State::Rename => PeerRequest::Rename { generation },
+            }
+        }
+        wire::Request::GoAlone { lost, generation } => {
+            PeerRequest::RunDegraded { generation: Generation(generation), lost: MirrorId(lost) }
+        }
+        wire::Request::Promote { epoch } => PeerRequest::Promote { epoch },
+        wire::Request::HandOver => PeerRequest::HandOver,
+        wire::Request::ClearRoom { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::Surrender { base, expected } => {
+            PeerRequest::Discard { base: Generation(base), expected: Generation(expected) }
+        }
+        wire::Request::Checksum { offset, len, unit_bytes } => {
+            PeerRequest::Checksums { offset, len: len.into(), unit_bytes }
+        }
+    }
+}
+
+pub(crate) fn order_to_wire(order: WriteOrder) -> wire::Order {
+    wire::Order { number: order.number, beside: order.concurrent }
+}
+
+pub(crate) fn order_from_wire(order: wire::Order) -> WriteOrder {
+    WriteOrder { number: order.number, concurrent: order.beside }
+}
+
+/// Writes a reply into `buffer`, which has the size that the request specifies; false when it does
+/// not fit.
+pub(crate) fn put_reply(reply: &PeerReply, buffer: &mut [u8]) -> bool {
+    match reply {
+        PeerReply::Done => buffer.is_empty(),
+        PeerReply::Identity(identity) => {
+            identity_to_wire(identity).encode(buffer) == Some(buffer.len())
+        }
+        // Replicas never report this about themselves.
+        PeerReply::Incompatible(_) => false,
+        PeerReply::BitmapPage(words) => put_words(&words[..], buffer),
+        PeerReply::Checksums(sums) => put_words(sums, buffer),
+    }
+}
+
+fn put_words(words: &[u64], buffer: &mut [u8]) -> bool {
+    for (buffer, word) in buffer.chunks_exact_mut(8).zip(words) {
+        buffer.copy_from_slice(&word.to_le_bytes());
+    }
+    buffer.len() == words.len() * 8
+}
+
+/// Decodes the reply to `request`; `None` when it is invalid.
+pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
+    let words = || data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
+    Some(match request {
+        wire::Request::Identify { .. } => identity_reply(wire::About::view(data)?)?,
+        wire::Request::Bitmap { .. } => {
+            let mut page = Box::new([0; WORDS]);
+            if words().len() != WORDS {
+                return None;
+            }
+            page.iter_mut().zip(words()).for_each(|(buffer, word)| *buffer = word);
+            PeerReply::BitmapPage(page)
+        }
+        wire::Request::Checksum { .. } => PeerReply::Checksums(words().collect()),
+        _ => PeerReply::Done,
+    })
+}
+
+/// The codecs that the replica supports, from the data of an identity reply.
+pub(crate) fn codecs(reply: &PeerReply, data: &[u8]) -> Option<u8> {
+    let known = matches!(reply, PeerReply::Identity(_));
+    wire::About::view(data).filter(|_| known).map(|encoded| encoded.codecs)
+}
+
+fn identity_to_wire(identity: &ReplicaIdentity) -> wire::About {
+    let ReplicaView {
+        volume,
+        replica,
+        usable_bytes,
+        room_bytes,
+        bit_bytes,
+        generations,
+        epoch,
+        ..
+    } = identity.view;
+    let role = match identity.role {
+        ReplicaRole::Target => wire::Role::Target,
+        ReplicaRole::Source => wire::Role::Source,
+    };
+    let flags = [
+        (identity.view.serving, wire::About::SERVING),
+        (identity.view.crashed, wire::About::CRASHED),
+        (identity.view.inconsistent, wire::About::INCONSISTENT),
+        (identity.view.dirty, wire::About::DIRTY),
+        (identity.is_serving, wire::About::ACTIVE),
+        (identity.volatile_cache, wire::About::VOLATILE_CACHE),
+    ];
+    let versions = identity.versions.lowest().0..=identity.versions.highest().0;
+    let mut encoded = wire::About::new(role, versions);
+    encoded.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
+    encoded.bit_bytes = U32::new(bit_bytes);
+    encoded.usable_bytes = U64::new(usable_bytes);
+    encoded.room_bytes = U64::new(room_bytes);
+    (encoded.volume, encoded.replica) = (volume.0, replica.0);
+    encoded.epoch = U64::new(epoch);
+    encoded.codecs = wire::Codec::ALL.iter().fold(0, |all, codec| all | codec.bit());
+    encoded.current = U64::new(generations.current.0);
+    encoded.bases = generations.bases.0.map(|generation| U64::new(generation.0));
+    encoded.history = generations.history.0.map(|generation| U64::new(generation.0));
+    encoded
+}
+
+/// Adds the block size of the replica's namespace, which is the logical block size of the volume
+/// there and therefore not part of the reply.
+pub(crate) fn with_blocks(reply: PeerReply, block_bytes: u32) -> PeerReply {
+    match reply {
+        PeerReply::Identity(identity) => PeerReply::Identity(ReplicaIdentity {
+            view: ReplicaView { block_bytes, ..identity.view },
+            ..identity
+        }),
+        other => other,
+    }
+}
+
+/// Decodes a replica's identity; `None` when it is invalid.
+fn identity_reply(encoded: &wire::About) -> Option<PeerReply> {
+    let warn = |error: wire::AboutError| tracing::warn!("{error}");
+    let range = encoded.versions().map_err(warn).ok()?;
+    let versions = LinkVersions::new(*range.start(), *range.end())?;
+    if LinkVersions::SPOKEN.highest_common(versions).is_err() {
+        return Some(PeerReply::Incompatible(versions));
+    }
+    let role = match encoded.check().map_err(warn).ok()? {
+        wire::Role::Target => ReplicaRole::Target,
+        wire::Role::Source => ReplicaRole::Source,
+    };
+    Some(PeerReply::Identity(identity_from_wire(encoded, role, versions)))
+}
+
+fn identity_from_wire(
+    encoded: &wire::About,
+    role: ReplicaRole,
+    versions: LinkVersions,
+) -> ReplicaIdentity {
+    let generation = |number: U64| Generation(number.get());
+    let view = ReplicaView {
+        volume: MirrorId(encoded.volume),
+        replica: MirrorId(encoded.replica),
+        usable_bytes: encoded.usable_bytes.get(),
+        room_bytes: encoded.room_bytes.get().max(encoded.usable_bytes.get()),
+        bit_bytes: encoded.bit_bytes.get(),
+        // Set by [`with_blocks`].
+        block_bytes: 0,
+        generations: GenerationHistory {
+            current: generation(encoded.current),
+            bases: GenerationList(encoded.bases.map(generation)),
+            history: GenerationList(encoded.history.map(generation)),
+        },
+        epoch: encoded.epoch.get(),
+        serving: encoded.has(wire::About::SERVING),
+        crashed: encoded.has(wire::About::CRASHED),
+        inconsistent: encoded.has(wire::About::INCONSISTENT),
+        dirty: encoded.has(wire::About::DIRTY),
+    };
+    let is_serving = encoded.has(wire::About::ACTIVE);
+    ReplicaIdentity {
+        view,
+        role,
+        is_serving,
+        volatile_cache: encoded.has(wire::About::VOLATILE_CACHE),
+        versions,
+    }
+}
+
+/// Encodes a refusal as a completion.
+pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
+    let refusal = match refusal {
+        PeerRefusal::Unrelated => wire::Refusal::Unrelated,
+        PeerRefusal::Serving => wire::Refusal::Active,
+        PeerRefusal::Fenced(epoch) => wire::Refusal::Fenced(epoch),
+        PeerRefusal::Changed => wire::Refusal::Changed,
+        PeerRefusal::NotAttached => wire::Refusal::NotAttached,
+        PeerRefusal::Inconsistent => wire::Refusal::Inconsistent,
+        PeerRefusal::Range => wire::Refusal::Range,
+        PeerRefusal::Failed => wire::Refusal::Failed,
+        PeerRefusal::NotNow => wire::Refusal::NotNow,
+        PeerRefusal::Version => wire::Refusal::Version,
+    };
+    refusal.completion()
+}
+
+/// Decodes the refusal in a completion, if there is one.
+pub(crate) fn refusal(status: Status, result: u64) -> Option<PeerRefusal> {
+    Some(match wire::Refusal::of(status, result)? {
+        wire::Refusal::Unrelated => PeerRefusal::Unrelated,
+        wire::Refusal::Active => PeerRefusal::Serving,
+        wire::Refusal::Fenced(epoch) => PeerRefusal::Fenced(epoch),
+        wire::Refusal::Changed => PeerRefusal::Changed,
+        wire::Refusal::NotAttached => PeerRefusal::NotAttached,
+        wire::Refusal::Inconsistent => PeerRefusal::Inconsistent,
+        wire::Refusal::Range => PeerRefusal::Range,
+        wire::Refusal::Failed => PeerRefusal::Failed,
+        wire::Refusal::NotNow => PeerRefusal::NotNow,
+        wire::Refusal::Version => PeerRefusal::Version,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes an answer to Replica Identify that announces these versions and is otherwise
+    /// invalid.
+    fn answered(lowest: u16, highest: u16) -> Option<PeerReply> {
+        let mut data = [0xff; wire::IDENTIFY_BYTES];
+        data[..2].copy_from_slice(&lowest.to_le_bytes());
+        data[226..228].copy_from_slice(&highest.to_le_bytes());
+        reply(&wire::Request::Identify { asker: [1; 16] }, &data)
+    }
+
+    #[test]
+    fn only_versions_of_unknown_release_are_parsed() {
+        for (lowest, highest) in [(1, 1), (4, 4), (4, u16::MAX), (u16::MAX, u16::MAX)] {
+            let encoded = LinkVersions::new(lowest, highest).map(PeerReply::Incompatible);
+            assert!(
+                encoded.is_some() && answered(lowest, highest) == encoded,
+                "{lowest} to {highest}"
+            );
+        }
+        assert_eq!(answered(7, 0), LinkVersions::new(7, 7).map(PeerReply::Incompatible));
+        // For a known version the whole answer has to be valid, and the range too.
+        for (lowest, highest) in [(2, 3), (2, 0), (3, 9), (0, 0), (0, 3), (3, 2), (u16::MAX, 1)] {
+            assert_eq!(answered(lowest, highest), None, "{lowest} to {highest}");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! JSON documents of the API, shared by the server and its clients.
+//!
+//! Members may be added within a version, so readers ignore unknown members.
+
+use std::collections::BTreeMap;
+
+use crate::http::RouteInfo;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use flagstone_blockdev::stats::latency::{BUCKETS, Histogram, end_ns};
+use flagstone_blockdev::stats::{CallTotals, Totals};
+
+/// `GET /v1/`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ServerDocument {
+    /// `flagstone`
+    pub product: String,
+    /// Version of Flagstone.
+    pub version: String,
+    /// Process ID.
+    pub process_id: u32,
+    /// Seconds since the server started.
+    pub uptime_seconds: f64,
+    /// Wall-clock time, in seconds since the Unix epoch.
+    pub time_seconds: f64,
+    /// I/O engine: `io_uring` or `threads`.
+    pub io_engine: String,
+    /// Number of executor threads.
+    pub cores: usize,
+    /// Number of volumes.
+    pub volumes: usize,
+    /// Addresses that volumes are served on.
+    pub listen: Vec<String>,
+    /// Current NVMe/TCP connections of all volumes.
+    pub nvme_connections: usize,
+    /// Current NBD connections of all volumes.
+    pub nbd_connections: usize,
+    /// The I/O buffer pool.
+    pub buffer_memory: BufferMemoryDocument,
+    /// All resources of the API.
+    pub resources: Vec<Resource>,
+}
+
+/// The I/O buffer pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BufferMemoryDocument {
+    /// Limit of the pool, in bytes.
+    pub limit_bytes: usize,
+    /// Memory held by the pool, in use and idle, in bytes.
+    pub held_bytes: usize,
+}
+
+/// A resource of the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Resource {
+    /// `GET` or `POST`.
+    pub method: String,
+    /// Path pattern; `{name}` matches any segment.
+    pub path: String,
+    /// Purpose, for people.
+    pub description: String,
+}
+
+impl From<RouteInfo> for Resource {
+    fn from(info: RouteInfo) -> Resource {
+        Resource {
+            method: info.method.as_str().into(),
+            path: info.pattern.into(),
+            description: info.about.into(),
+        }
+    }
+}
+
+/// `GET /v1/volumes`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VolumesDocument {
+    /// Seconds since the server started. Two samples of the counters give rates.
+    pub uptime_seconds: f64,
+    /// Volumes, in the order of the configuration.
+    pub volumes: Vec<VolumeDocument>,
+}
+
+/// `GET /v1/volumes/{name}`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct VolumeDocument {
+    /// Name of the volume.
+    pub name: String,
+    /// Size; 0 while the volume is pending.
+    pub size_bytes: u64,
+    /// Logical block; 0 while the volume is pending.
+    pub block_bytes: u32,
+    /// Writes are rejected.
+    pub read_only: bool,
+    /// A flush of its device has failed. Writes are rejected until the server restarts, and unflushed
+    /// writes may be lost.
+    #[serde(default)]
+    pub flush_failed: bool,
+    /// UUID by which hosts identify the volume.
+    pub uuid: String,
+    /// Layers, from the host's side down.
+    pub layers: Vec<String>,
+    /// Devices that store its data, as written in the configuration.
+    pub devices: Vec<String>,
+    /// Addresses that it is served on.
+    pub listeners: Vec<ListenerDocument>,
+    /// Attached hosts.
+    pub connections: Vec<ConnectionDocument>,
+    /// I/O since the server started.
+    pub io: IoDocument,
+    /// Members of the API's modules, such as `limits`.
+    #[serde(flatten)]
+    pub parts: BTreeMap<String, Value>,
+}
+
+/// An address that a volume is served on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "protocol")]
+pub enum ListenerDocument {
+    /// NVMe/TCP
+    #[serde(rename = "nvme-tcp")]
+    NvmeTcp {
+        /// `nvme-tcp://ADDRESS:PORT`
+        address: String,
+        /// NQN of the subsystem.
+        nqn: String,
+        /// Namespace ID.
+        namespace: u32,
+    },
+    /// NBD
+    #[serde(rename = "nbd")]
+    Nbd {
+        /// `nbd://ADDRESS:PORT` or `nbd+unix:///PATH`
+        address: String,
+        /// Name of the export.
+        export: String,
+    },
+}
+
+/// An attached host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "protocol")]
+pub enum ConnectionDocument {
+    /// An NVMe controller: one host with all its connections.
+    #[serde(rename = "nvme-tcp")]
+    NvmeTcp {
+        /// NQN of the host.
+        host_nqn: String,
+        /// Controller ID.
+        controller: u16,
+        /// Local address of the connection.
+        local: Option<String>,
+        /// The host has enabled the controller.
+        ready: bool,
+        /// Number of queues, including the admin queue; each is a TCP connection.
+        queues: usize,
+    },
+    /// An NBD connection.
+    #[serde(rename = "nbd")]
+    Nbd {
+        /// Address of the client; `unix` for a Unix socket.
+        peer: String,
+    },
+}
+
+/// I/O of a volume, by kind of call.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct IoDocument {
+    /// Reads.
+    pub read: CallsDocument,
+    /// Writes.
+    pub write: CallsDocument,
+    /// Flushes; their bytes are 0.
+    pub flush: CallsDocument,
+    /// Discards.
+    pub discard: CallsDocument,
+    /// Writes of zeroes.
+    pub write_zeroes: CallsDocument,
+}
+
+impl From<&Totals> for IoDocument {
+    fn from(totals: &Totals) -> IoDocument {
+        let [read, write, flush, discard, write_zeroes] =
+            totals.calls.each_ref().map(CallsDocument::from);
+        IoDocument { read, write, flush, discard, write_zeroes }
+    }
+}
+
+/// Counters of one kind of calls.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CallsDocument {
+    /// Completed calls, including failed ones.
+    pub count: u64,
+    /// Failed calls.
+    pub errors: u64,
+    /// Bytes of successful calls.
+    pub bytes: u64,
+    /// Calls in progress.
+    pub in_flight: u64,
+    /// Latency of calls.
+    pub latency: LatencyDocument,
+}
+
+/// Latency of calls. Immediate answers count as below a microsecond.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LatencyDocument {
+    /// Mean. All values are 0 without calls.
+    pub mean_us: f64,
+    /// Median.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// Sum of all latencies.
+    pub sum_us: f64,
+    /// Histogram: pairs of the upper bound and the count of each bucket that is not empty. The last
+    /// bucket has no upper bound (`null`).
+    pub buckets: Vec<(Option<f64>, u64)>,
+}
+
+/// Converts nanoseconds to microseconds.
+fn us(nanos: f64) -> f64 {
+    (nanos.round()) / 1000.0
+}
+
+impl From<&CallTotals> for CallsDocument {
+    fn from(totals: &CallTotals) -> CallsDocument {
+        CallsDocument {
+            count: totals.count,
+            errors: totals.errors,
+            bytes: totals.bytes,
+            in_flight: totals.in_flight,
+            latency: LatencyDocument::from(&totals.latency),
+        }
+    }
+}
+
+impl From<&Histogram> for LatencyDocument {
+    fn from(histogram: &Histogram) -> LatencyDocument {
+        let (count, sum) = (histogram.count(), histogram.sum_ns as f64);
+        let buckets = histogram.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        LatencyDocument {
+            mean_us: if count == 0 { 0.0 } else { us(sum / count as f64) },
+            p50_us: us(histogram.quantile_ns(0.5)),
+            p99_us: us(histogram.quantile_ns(0.99)),
+            p999_us: us(histogram.quantile_ns(0.999)),
+            sum_us: us(sum),
+            buckets: buckets
+                .map(|(bucket, count)| (end_ns(bucket).map(|end| us(end as f64)), *count))
+                .collect(),
+        }
+    }
+}
+
+impl LatencyDocument {
+    /// Restores the histogram.
+    pub fn histogram(&self) -> Histogram {
+        let mut histogram = Histogram::default();
+        for (end, count) in &self.buckets {
+            let bucket = match end {
+                // The bound belongs to the next bucket.
+                Some(end) => flagstone_blockdev::stats::latency::bucket_of(
+                    ((end * 1000.0).round() as u64).max(1) - 1,
+                ),
+                None => BUCKETS - 1,
+            };
+            histogram.counts[bucket] += count;
+        }
+        histogram.sum_ns = (self.sum_us * 1000.0).round() as u64;
+        histogram
+    }
+}
+
+/// Member `waiting` of a pending volume: its device is not open yet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct WaitingDocument {
+    /// Failure of the last attempt to open its device.
+    pub reason: String,
+    /// Number of failed attempts.
+    pub attempts: u64,
+    /// Seconds since the first of them.
+    pub seconds: f64,
+    /// Seconds until the next attempt; `null` during an attempt, and when there is none.
+    pub next_seconds: Option<f64>,
+}
+
+/// Element of the member `limits` of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LimitDocument {
+    /// Name of a shared limit; `null` for the volume's own.
+    pub name: Option<String>,
+    /// Commands waiting now.
+    pub waiting: usize,
+    /// Connections with waiting commands.
+    pub waiting_connections: usize,
+    /// Commands that passed without delay.
+    pub passed: u64,
+    /// Delayed commands.
+    pub delayed: u64,
+}
+
+/// `POST /v1/reload`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReloadDocument {
+    /// Number of limits changed.
+    pub limits_changed: usize,
+    /// The configuration has other changes, which need a restart.
+    pub restart_needed: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histogram_survives_json() {
+        let mut histogram = Histogram { sum_ns: 123_456_789, ..Histogram::default() };
+        for (bucket, count) in histogram.counts.iter_mut().enumerate() {
+            *count = bucket as u64 % 3;
+        }
+        let text = serde_json::to_string(&LatencyDocument::from(&histogram)).unwrap();
+        let document: LatencyDocument = serde_json::from_str(&text).unwrap();
+        assert_eq!(document.histogram(), histogram);
+    }
+}

@@ -1,0 +1,374 @@
+//! Mirrors of the API: their documents, metrics and actions.
+//!
+//! An action runs to completion even if its client disconnects: a half-finished change of role would
+//! leave no node in charge.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::http::{Call, Exposition, Problem, Response, Router};
+use flagstone_mirror::format::superblock::ReplicaRole;
+use flagstone_mirror::peer::{PeerRefusal, RequestError};
+use flagstone_mirror::state::DesiredState;
+use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
+use flagstone_runtime::spawn;
+use serde_json::{Map, Value};
+
+use super::ApiModule;
+use super::mirror_action::{Action, ActionRequest};
+use super::mirror_document::{
+    ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
+};
+use super::mirror_preview::{ActionPreview, Effect, not_created, not_in_sync, preview};
+use super::mirror_status::{NamedMirror, document};
+use super::mirror_verify::Verify;
+use crate::mirrors::{CreateError, MirroredVolume};
+use crate::serve::Server;
+use flagstone_config::units::format_size;
+
+/// API module of the mirrored volumes.
+pub(super) struct MirrorsApi {
+    server: Rc<Server>,
+    /// By volume index: the running verify, or the last one.
+    verifies: RefCell<BTreeMap<usize, Verify>>,
+}
+
+impl MirrorsApi {
+    pub(super) fn new(server: Rc<Server>) -> MirrorsApi {
+        MirrorsApi { server, verifies: RefCell::default() }
+    }
+
+    fn named(&self, mirrored: &MirroredVolume) -> NamedMirror {
+        NamedMirror {
+            volume: self.server.config.volumes[mirrored.volume].name.clone(),
+            node: mirrored.node.clone(),
+            peers: mirrored.peers.clone(),
+            mirror: mirrored.mirror(),
+            missing: mirrored.missing(),
+            without_log: mirrored.is_without_log(),
+            reopening: mirrored.reopening(),
+            reopens: mirrored.reopens(),
+            flush_failed: mirrored.has_failed_flush(),
+        }
+    }
+
+    fn document(&self, mirrored: &MirroredVolume) -> MirrorDocument {
+        let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
+        let mut document = document(&self.named(mirrored), verify);
+        if let Some(replica) = &mut document.replica {
+            replica.growing_to_bytes = mirrored.growing_to();
+        }
+        document
+    }
+
+    /// The mirror of the volume named in a path.
+    fn find(&self, call: &Call) -> Result<Rc<MirroredVolume>, Problem> {
+        let name = call.text("name");
+        let index = self.server.find_volume(name)?;
+        if let Some(reason) = self.server.pending.reason(index) {
+            let detail =
+                format!("`{name}` is waiting for its device, and so is its mirror: {reason}");
+            return Err(Problem::conflict(detail));
+        }
+        self.server.mirror_of(index).ok_or_else(|| {
+            let mirrors = self.server.mirrors.borrow();
+            let names = mirrors.iter();
+            let names = names.map(|one| self.server.config.volumes[one.volume].name.as_str());
+            let detail =
+                format!("`{name}` has no mirror: its configuration has no `mirror = {{ … }}`");
+            Problem::not_found(detail).accepting(names)
+        })
+    }
+
+    async fn act(self: Rc<Self>, call: Call) -> Result<Response, Problem> {
+        call.without_query()?;
+        let mirrored = self.find(&call)?;
+        let body: Map<String, Value> = call.json()?;
+        let action = MirrorAction::parse(call.text("action"))?;
+        let request = ActionRequest::parse(action, body)?;
+        let volume = call.text("name").to_owned();
+        tracing::info!(user = ?call.request.user, volume, ?request, "mirror action requested");
+        let this = self.clone();
+        let work = async move {
+            let (request, mirrored) = (request, mirrored);
+            let preview = this.execute(&mirrored, &request).await?;
+            Ok(ActionDocument {
+                volume,
+                action,
+                changed: preview.changed,
+                dry_run: request.dry_run,
+                outcome: preview.outcome,
+                data_loss: preview.data_loss,
+                mirror: this.document(&mirrored),
+            })
+        };
+        let ended = spawn(work).await.unwrap_or_else(|_| {
+            let title = "The server is stopping";
+            Err(Problem::new(503, "busy", title, "the server is stopping: nothing was confirmed"))
+        });
+        Ok(Response::ok(&ended?))
+    }
+
+    async fn execute(
+        self: &Rc<Self>,
+        mirrored: &Rc<MirroredVolume>,
+        request: &ActionRequest,
+    ) -> Result<ActionPreview, Problem> {
+        if let Action::Create { role, overwrite } = request.action {
+            return create(mirrored, role, overwrite, request.dry_run).await;
+        }
+        if let Action::Grow { size_bytes } = request.action {
+            return grow(mirrored, size_bytes, request.dry_run).await;
+        }
+        if request.action == (Action::Failover { force: false }) {
+            mirrored.wait_for_source_loss().await;
+        }
+        let now = self.document(mirrored);
+        let preview = preview(&now, request)?;
+        let Some(effect) = preview.effect else { return Ok(preview) };
+        if request.dry_run {
+            return check(mirrored, &now, preview, effect).await;
+        }
+        match (effect, mirrored.mirror()) {
+            (Effect::Delete { force }, _) => {
+                mirrored.delete(force, false).await.map_err(refused)?;
+                self.verifies.borrow_mut().remove(&mirrored.volume);
+            }
+            (Effect::StopVerify, _) => self.stop_verify(mirrored.volume),
+            (Effect::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {
+                let peer = now.peers[leg].name.clone();
+                let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
+                self.verifies.borrow_mut().insert(mirrored.volume, verify);
+            }
+            (effect, Some(mirror)) => {
+                let done = apply(&mirror, effect).await;
+                done.map_err(|error| problem(&now, effect, error))?;
+            }
+            (_, None) => return Err(not_created(&now.volume)),
+        }
+        Ok(preview)
+    }
+
+    fn stop_verify(&self, volume: usize) {
+        if let Some(verify) = self.verifies.borrow_mut().get_mut(&volume) {
+            verify.stop();
+        }
+    }
+}
+
+/// Checks of a dry run that the mirror's document cannot answer: asks the peer, or the devices.
+async fn check(
+    mirrored: &MirroredVolume,
+    now: &MirrorDocument,
+    preview: ActionPreview,
+    effect: Effect,
+) -> Result<ActionPreview, Problem> {
+    match (effect, mirrored.mirror()) {
+        (Effect::Resolve { leg, keep }, Some(mirror)) => {
+            match mirror.check_resolve(leg, keep == ResolveKeep::Mine).await {
+                Ok(()) => Ok(preview),
+                Err(CommandError::NoSplitBrain) => {
+                    // Same outcome as in `resolved`.
+                    let outcome = "the split brain has already ended: nothing to do".to_owned();
+                    Ok(ActionPreview { changed: false, outcome, data_loss: None, effect: None })
+                }
+                Err(error) => Err(problem(now, effect, error)),
+            }
+        }
+        (Effect::Delete { force }, _) => {
+            mirrored.delete(force, true).await.map_err(refused)?;
+            Ok(preview)
+        }
+        _ => Ok(preview),
+    }
+}
+
+async fn create(
+    mirrored: &Rc<MirroredVolume>,
+    role: ReplicaRole,
+    overwrite: bool,
+    dry_run: bool,
+) -> Result<ActionPreview, Problem> {
+    let created = mirrored.create(role, overwrite, dry_run).await.map_err(refused)?;
+    let usable = format_size(created.usable_bytes);
+    let reserved = format_size(created.reserved_bytes);
+    if created.already {
+        let outcome =
+            format!("this node already has a replica of {usable}, created as {}", role.name());
+        return Ok(ActionPreview { changed: false, outcome, data_loss: None, effect: None });
+    }
+    let (outcome, data_loss) = match role {
+        ReplicaRole::Source => (
+            format!("the volume has {usable} of the device and keeps the data there"),
+            format!("the last {reserved} of the device: they hold the mirror's metadata"),
+        ),
+        ReplicaRole::Target => (
+            format!("the replica of {usable} is ready to receive the data of the source"),
+            "everything on the device: it is overwritten".to_owned(),
+        ),
+    };
+    Ok(ActionPreview { changed: true, outcome, data_loss: Some(data_loss), effect: None })
+}
+
+async fn grow(
+    mirrored: &Rc<MirroredVolume>,
+    size_bytes: Option<u64>,
+    dry_run: bool,
+) -> Result<ActionPreview, Problem> {
+    let grown = mirrored.grow(size_bytes, dry_run).await.map_err(refused)?;
+    let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
+    let changed = grown.to_bytes > grown.from_bytes;
+    let older = grown.copied_to.join(" and ");
+    let (nodes, copied) = match older.as_str() {
+        "" => ("all nodes".to_owned(), String::new()),
+        older => (
+            format!("all nodes but {older}"),
+            format!(
+                ", and copied to {older}, whose version of Flagstone cannot zero it: {older} cannot \
+                 take over until that completes"
+            ),
+        ),
+    };
+    let outcome = match changed {
+        true if grown.in_progress => format!(
+            "the volume is growing from {from} to {to}: the new space is still being zeroed on \
+             {nodes}; hosts see the new size after that (see `flagstone mirror status`){copied}"
+        ),
+        true => format!(
+            "the volume grows from {from} to {to}: the new space is zeroed on {nodes}, then hosts see \
+             the new size{copied}"
+        ),
+        false if size_bytes.is_some() => format!("the volume already has {to}"),
+        false => format!(
+            "the volume has {from}, and {} has no more room: first enlarge its device",
+            grown.smallest
+        ),
+    };
+    Ok(ActionPreview { changed, outcome, data_loss: None, effect: None })
+}
+
+/// Problem of a refused or failed create, delete or grow.
+fn refused(error: CreateError) -> Problem {
+    match error {
+        CreateError::Refused(why) => Problem::conflict(why),
+        CreateError::Failed(why) => failed(why),
+    }
+}
+
+fn failed(why: impl Into<String>) -> Problem {
+    Problem::new(500, "failed", "A device or the peer failed", why)
+}
+
+/// Applies the effect of an action to the mirror.
+async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
+    match effect {
+        Effect::SetDesiredState { leg, state } => mirror.set_desired_state(leg, state).await,
+        Effect::Resync { leg, full, compare } => {
+            if let Some(compare) = compare {
+                let options = mirror.options(leg).ok_or(CommandError::NoPeer)?;
+                mirror.set_options(leg, PeerOptions { compare, ..options })?;
+            }
+            if full {
+                mirror.resync_all(leg)?;
+            }
+            mirror.set_desired_state(leg, DesiredState::Connected).await
+        }
+        Effect::Switchover { leg } => mirror.switchover(leg).await,
+        Effect::Failover { force: false } => Ok(mirror.failover().await?),
+        Effect::Failover { force: true } => Ok(mirror.failover_unverified().await?),
+        Effect::Resolve { leg, keep: ResolveKeep::Mine } => {
+            resolved(mirror.resolve_keep_mine(leg).await)
+        }
+        Effect::Resolve { leg, keep: ResolveKeep::Peer } => {
+            resolved(mirror.resolve_keep_peers(leg).await)
+        }
+        Effect::Demote => Ok(mirror.demote().await?),
+        // `execute` applies these.
+        Effect::Verify { .. } | Effect::StopVerify | Effect::Delete { .. } => Ok(()),
+    }
+}
+
+/// A split brain that has already ended is a success.
+fn resolved(result: Result<(), CommandError>) -> Result<(), CommandError> {
+    match result {
+        Err(CommandError::NoSplitBrain) => Ok(()),
+        other => other,
+    }
+}
+
+/// Problem of an effect that the mirror refused, with advice.
+fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem {
+    let (volume, node) = (&now.volume, &now.node);
+    let leg = match effect {
+        Effect::SetDesiredState { leg, .. }
+        | Effect::Resync { leg, .. }
+        | Effect::Switchover { leg }
+        | Effect::Resolve { leg, .. } => leg,
+        _ => 0,
+    };
+    let peer = now.peers.get(leg);
+    let name = peer.map_or("the peer", |peer| peer.name.as_str());
+    match error {
+        CommandError::NotInSync => match peer {
+            Some(peer) if peer.state != ReportedState::Mirroring => not_in_sync(now, peer),
+            _ => Problem::conflict(format!("{name} is not in sync any more: nothing was changed")),
+        },
+        CommandError::Role(RoleError::Io(error)) => {
+            failed(format!("the data or log device of {node} failed: {error}"))
+        }
+        CommandError::OutcomeUnknown => failed(format!(
+            "{name} was lost during the switchover: {node} serves no hosts until it reaches {name}; see \
+             `flagstone mirror status {volume}` there"
+        )),
+        CommandError::Peer(RequestError::Refused(PeerRefusal::Serving)) => {
+            Problem::conflict(format!(
+                "{name} serves hosts itself: first run `flagstone mirror demote {volume}` there"
+            ))
+        }
+        CommandError::Peer(RequestError::Refused(PeerRefusal::NotNow)) => {
+            Problem::conflict(format!(
+                "{name} does not serve {volume}, or {node} is not in sync with it: see `flagstone \
+                 mirror status {volume}` there"
+            ))
+        }
+        CommandError::Peer(RequestError::NoCommonVersion(none)) => {
+            Problem::conflict(format!("{name}: {none}"))
+        }
+        CommandError::Peer(RequestError::Refused(refusal)) => {
+            Problem::conflict(format!("{name} refuses: {refusal}"))
+        }
+        CommandError::Peer(error) => failed(format!(
+            "{name} does not answer ({error}): check that flagstone runs there and that its address is \
+             reachable"
+        )),
+        other => Problem::conflict(format!("nothing was changed: {other}")),
+    }
+}
+
+impl ApiModule for MirrorsApi {
+    fn routes(self: Rc<Self>, router: &mut Router) {
+        let this = self.clone();
+        let description = "The mirror of a volume: its state, peers, log and verify.";
+        let route = router.get("/v1/volumes/{name}/mirror", description, move |call: Call| {
+            let found = this.find(&call).map(|mirrored| this.document(&mirrored));
+            async move { Ok(Response::ok(&found?)) }
+        });
+        route.answers::<MirrorDocument>();
+        let description = "Acts on the mirror of a volume, or previews the outcome.";
+        let path = "/v1/volumes/{name}/mirror/{action}";
+        let route = router.post(path, description, move |call: Call| self.clone().act(call));
+        route.takes::<super::mirror_action::Body>().answers::<ActionDocument>();
+    }
+
+    fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
+        let document = self.document(&*self.server.mirror_of(index)?);
+        Some(("mirror", serde_json::to_value(document).expect("JSON keys are strings")))
+    }
+
+    fn metrics(&self, out: &mut Exposition) {
+        let documents: Vec<_> =
+            self.server.mirrors.borrow().iter().map(|mirrored| self.document(mirrored)).collect();
+        super::mirror_metrics::write(&documents, out);
+    }
+}

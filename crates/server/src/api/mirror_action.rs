@@ -1,0 +1,284 @@
+//! Action requests of a mirror: parses the action and its JSON body.
+
+use flagstone_mirror::format::superblock::ReplicaRole;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::mirror_document::{MirrorAction, ResolveKeep};
+use crate::http::Problem;
+
+/// An action with its parameters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Create {
+        role: ReplicaRole,
+        /// Overwrite data or a possible earlier replica: `destroy_data` of a target, `anew` of a
+        /// source.
+        overwrite: bool,
+    },
+    Pause,
+    Continue,
+    Resync {
+        full: bool,
+        compare: Option<bool>,
+    },
+    Break,
+    /// `to` is the node to become the source; this node if `None`.
+    Switchover {
+        to: Option<String>,
+    },
+    Failover {
+        force: bool,
+    },
+    Verify {
+        repair: bool,
+        bytes_per_second: Option<u64>,
+        stop: bool,
+    },
+    Resolve {
+        keep: ResolveKeep,
+    },
+    Demote,
+    /// The largest size that fits on all nodes if `size_bytes` is `None`.
+    Grow {
+        size_bytes: Option<u64>,
+    },
+    Delete {
+        force: bool,
+    },
+}
+
+/// An action and the members common to all actions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ActionRequest {
+    pub(super) action: Action,
+    pub(super) peer: Option<String>,
+    pub(super) dry_run: bool,
+}
+
+impl MirrorAction {
+    /// Members of the action's body, without `dry_run`.
+    pub(super) fn members(self) -> &'static [&'static str] {
+        match self {
+            MirrorAction::Create => &["role", "destroy_data", "anew"],
+            MirrorAction::Pause | MirrorAction::Continue | MirrorAction::Break => &["peer"],
+            MirrorAction::Resync => &["peer", "full", "compare"],
+            MirrorAction::Switchover => &["peer", "to"],
+            MirrorAction::Failover | MirrorAction::Delete => &["force"],
+            MirrorAction::Verify => &["peer", "repair", "bytes_per_second", "stop"],
+            MirrorAction::Resolve => &["peer", "keep"],
+            MirrorAction::Demote => &[],
+            MirrorAction::Grow => &["size_bytes"],
+        }
+    }
+
+    /// Parses the last part of a path.
+    pub(super) fn parse(name: &str) -> Result<MirrorAction, Problem> {
+        MirrorAction::ALL.into_iter().find(|action| action.name() == name).ok_or_else(|| {
+            Problem::not_found(format!("a mirror has no action `{name}`"))
+                .accepting(MirrorAction::ALL.map(MirrorAction::name))
+        })
+    }
+}
+
+/// Body of an action of a mirror. Each action takes `dry_run` and some of the other members.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default)]
+#[schemars(rename = "ActionRequest")]
+pub(super) struct Body {
+    peer: Option<String>,
+    dry_run: bool,
+    role: Option<String>,
+    destroy_data: bool,
+    anew: bool,
+    full: bool,
+    compare: Option<bool>,
+    to: Option<String>,
+    force: bool,
+    repair: bool,
+    bytes_per_second: Option<u64>,
+    stop: bool,
+    keep: Option<String>,
+    size_bytes: Option<u64>,
+}
+
+impl ActionRequest {
+    /// Parses the body of an action.
+    pub(super) fn parse(
+        name: MirrorAction,
+        body: Map<String, Value>,
+    ) -> Result<ActionRequest, Problem> {
+        let mut accepted = name.members().to_vec();
+        accepted.push("dry_run");
+        if let Some(other) = body.keys().find(|key| !accepted.contains(&key.as_str())) {
+            return Err(Problem::invalid(format!("action `{name}` has no member `{other}`"))
+                .accepting(accepted.iter().copied()));
+        }
+        let body: Body = serde_json::from_value(Value::Object(body))
+            .map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))?;
+        let action = match name {
+            MirrorAction::Create => create(&body)?,
+            MirrorAction::Pause => Action::Pause,
+            MirrorAction::Continue => Action::Continue,
+            MirrorAction::Resync => Action::Resync { full: body.full, compare: body.compare },
+            MirrorAction::Break => Action::Break,
+            MirrorAction::Switchover => Action::Switchover { to: body.to },
+            MirrorAction::Failover => Action::Failover { force: body.force },
+            MirrorAction::Verify => verify(&body)?,
+            MirrorAction::Resolve => {
+                let sides = [ResolveKeep::Mine, ResolveKeep::Peer];
+                Action::Resolve {
+                    keep: one_of("keep", body.keep.as_deref(), sides, ResolveKeep::name)?,
+                }
+            }
+            MirrorAction::Demote => Action::Demote,
+            MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
+            MirrorAction::Delete => Action::Delete { force: body.force },
+        };
+        Ok(ActionRequest { action, peer: body.peer, dry_run: body.dry_run })
+    }
+}
+
+/// Parses a required member that has one of two values.
+fn one_of<T: Copy>(
+    member: &str,
+    given: Option<&str>,
+    values: [T; 2],
+    name: fn(T) -> &'static str,
+) -> Result<T, Problem> {
+    let invalid = |detail: String| Problem::invalid(detail).accepting(values.map(name));
+    let Some(given) = given else {
+        return Err(invalid(format!("`{member}` is missing")));
+    };
+    let found = values.into_iter().find(|value| name(*value) == given);
+    found.ok_or_else(|| invalid(format!("`{member}` cannot be `{given}`")))
+}
+
+fn create(body: &Body) -> Result<Action, Problem> {
+    let roles = [ReplicaRole::Source, ReplicaRole::Target];
+    let role = one_of("role", body.role.as_deref(), roles, ReplicaRole::name)?;
+    let (overwrite, other) = match role {
+        ReplicaRole::Source => (body.anew, body.destroy_data),
+        ReplicaRole::Target => (body.destroy_data, body.anew),
+    };
+    if other {
+        return Err(Problem::invalid(
+            "`destroy_data` requires the role `target`, and `anew` the role `source`",
+        ));
+    }
+    Ok(Action::Create { role, overwrite })
+}
+
+fn verify(body: &Body) -> Result<Action, Problem> {
+    if body.bytes_per_second == Some(0) {
+        return Err(Problem::invalid("`bytes_per_second` cannot be 0: omit it for no limit"));
+    }
+    if body.stop && (body.repair || body.bytes_per_second.is_some()) {
+        return Err(Problem::invalid("`stop` cannot be used with `repair` or `bytes_per_second`"));
+    }
+    let (repair, bytes_per_second, stop) = (body.repair, body.bytes_per_second, body.stop);
+    Ok(Action::Verify { repair, bytes_per_second, stop })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(action: &str, body: Value) -> Result<ActionRequest, Problem> {
+        let Value::Object(body) = body else { panic!("an object") };
+        ActionRequest::parse(MirrorAction::parse(action)?, body)
+    }
+
+    fn action(action: &str, body: Value) -> Action {
+        parse(action, body).unwrap_or_else(|problem| panic!("{problem:?}")).action
+    }
+
+    #[test]
+    fn action_bodies_are_parsed() {
+        let create = |role, overwrite| Action::Create { role, overwrite };
+        let (source, target) = (ReplicaRole::Source, ReplicaRole::Target);
+        for (name, body, expected) in [
+            ("create", json!({ "role": "target", "destroy_data": true }), create(target, true)),
+            ("create", json!({ "role": "source" }), create(source, false)),
+            ("create", json!({ "role": "source", "anew": true }), create(source, true)),
+            ("pause", json!({}), Action::Pause),
+            ("continue", json!({}), Action::Continue),
+            ("resync", json!({}), Action::Resync { full: false, compare: None }),
+            (
+                "resync",
+                json!({ "full": true, "compare": true }),
+                Action::Resync { full: true, compare: Some(true) },
+            ),
+            ("break", json!({}), Action::Break),
+            ("switchover", json!({}), Action::Switchover { to: None }),
+            ("switchover", json!({ "to": "b" }), Action::Switchover { to: Some("b".into()) }),
+            ("failover", json!({ "force": true }), Action::Failover { force: true }),
+            (
+                "verify",
+                json!({ "repair": true, "bytes_per_second": 5 }),
+                Action::Verify { repair: true, bytes_per_second: Some(5), stop: false },
+            ),
+            (
+                "verify",
+                json!({ "stop": true }),
+                Action::Verify { repair: false, bytes_per_second: None, stop: true },
+            ),
+            ("resolve", json!({ "keep": "mine" }), Action::Resolve { keep: ResolveKeep::Mine }),
+            ("resolve", json!({ "keep": "peer" }), Action::Resolve { keep: ResolveKeep::Peer }),
+            ("demote", json!({}), Action::Demote),
+            ("grow", json!({}), Action::Grow { size_bytes: None }),
+            ("grow", json!({ "size_bytes": 8192 }), Action::Grow { size_bytes: Some(8192) }),
+            ("delete", json!({}), Action::Delete { force: false }),
+        ] {
+            assert_eq!(action(name, body), expected, "{name}");
+        }
+        let request = parse("pause", json!({ "peer": "b", "dry_run": true })).unwrap();
+        assert_eq!((request.peer.as_deref(), request.dry_run), (Some("b"), true));
+    }
+
+    #[test]
+    fn actions_accept_dry_run_and_reject_unknown_members() {
+        for name in MirrorAction::ALL {
+            let needed = match name {
+                MirrorAction::Create => json!({ "role": "source" }),
+                MirrorAction::Resolve => json!({ "keep": "mine" }),
+                _ => json!({}),
+            };
+            let mut dry = needed.clone();
+            dry["dry_run"] = true.into();
+            assert!(parse(name.name(), dry).unwrap().dry_run, "{name}");
+            let mut unknown = needed;
+            unknown["color"] = "red".into();
+            let problem = parse(name.name(), unknown).unwrap_err();
+            assert_eq!(problem.status, 422, "{name}");
+            assert_eq!(problem.accepted.len(), name.members().len() + 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn invalid_action_names_accepted_values() {
+        let problem = parse("pouse", json!({})).unwrap_err();
+        assert_eq!((problem.status, problem.accepted.len()), (404, MirrorAction::ALL.len()));
+        for (action, body, part) in [
+            ("create", json!({}), "`role` is missing"),
+            ("create", json!({ "role": "boss" }), "`role` cannot be `boss`"),
+            ("create", json!({ "role": "source", "destroy_data": true }), "`anew` the role"),
+            ("create", json!({ "role": "target", "anew": true }), "`anew` the role `source`"),
+            ("resolve", json!({}), "`keep` is missing"),
+            ("resolve", json!({ "keep": "both" }), "`keep` cannot be `both`"),
+            ("resync", json!({ "full": "yes" }), "the body is invalid"),
+            ("verify", json!({ "bytes_per_second": 0 }), "cannot be 0"),
+            ("verify", json!({ "bytes_per_second": -1 }), "the body is invalid"),
+            ("verify", json!({ "stop": true, "repair": true }), "`stop` cannot be used with"),
+            ("grow", json!({ "size_bytes": "1GiB" }), "the body is invalid"),
+            ("pause", json!({ "full": true }), "`pause` has no member `full`"),
+            ("demote", json!({ "peer": "b" }), "`demote` has no member `peer`"),
+        ] {
+            let problem = parse(action, body).unwrap_err();
+            assert_eq!(problem.status, 422, "{action}");
+            assert!(problem.detail.contains(part), "{}", problem.detail);
+        }
+    }
+}

@@ -1,0 +1,573 @@
+//! JSON documents of mirrors, shared by the server and its clients.
+//!
+//! Members may be added within a version, so readers ignore unknown members. A state unknown to the
+//! reader becomes [`ReportedState::Unknown`].
+
+use std::fmt;
+
+pub use flagstone_mirror::format::superblock::ReplicaRole;
+pub use flagstone_mirror::peer::LinkCompression;
+pub use flagstone_mirror::state::DesiredState;
+pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
+
+use flagstone_mirror::state::MirrorState;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// State of a mirror: the states of an open mirror towards a peer, and those of a mirror without a
+/// replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReportedState {
+    /// See [`MirrorState::SplitBrain`].
+    SplitBrain,
+    /// See [`MirrorState::Mismatch`].
+    Mismatch,
+    /// See [`MirrorState::NoSource`].
+    NoSource,
+    /// See [`MirrorState::Broken`].
+    Broken,
+    /// See [`MirrorState::Paused`].
+    Paused,
+    /// See [`MirrorState::ResyncPending`].
+    ResyncPending,
+    /// See [`MirrorState::Disconnected`].
+    Disconnected,
+    /// See [`MirrorState::Resynchronizing`].
+    Resynchronizing,
+    /// See [`MirrorState::Target`].
+    Target,
+    /// See [`MirrorState::Mirroring`].
+    Mirroring,
+    /// The replica was not created yet.
+    NotCreated,
+    /// There are traces of a replica, but it cannot be found or opened.
+    NotFound,
+    /// A state of a later version.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+impl ReportedState {
+    /// All states that this version reports. Those of an open mirror come first, the worst first: a
+    /// mirror with several peers reports the worst of their states.
+    pub const ALL: [ReportedState; 12] = [
+        ReportedState::SplitBrain,
+        ReportedState::Mismatch,
+        ReportedState::NoSource,
+        ReportedState::Broken,
+        ReportedState::Paused,
+        ReportedState::ResyncPending,
+        ReportedState::Disconnected,
+        ReportedState::Resynchronizing,
+        ReportedState::Target,
+        ReportedState::Mirroring,
+        ReportedState::NotCreated,
+        ReportedState::NotFound,
+    ];
+
+    /// Name in documents, metrics and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReportedState::SplitBrain => MirrorState::SplitBrain.name(),
+            ReportedState::Mismatch => MirrorState::Mismatch.name(),
+            ReportedState::NoSource => MirrorState::NoSource.name(),
+            ReportedState::Broken => MirrorState::Broken.name(),
+            ReportedState::Paused => MirrorState::Paused.name(),
+            ReportedState::ResyncPending => MirrorState::ResyncPending.name(),
+            ReportedState::Disconnected => MirrorState::Disconnected.name(),
+            ReportedState::Resynchronizing => MirrorState::Resynchronizing.name(),
+            ReportedState::Target => MirrorState::Target.name(),
+            ReportedState::Mirroring => MirrorState::Mirroring.name(),
+            ReportedState::NotCreated => "not-created",
+            ReportedState::NotFound => "not-found",
+            ReportedState::Unknown => "unknown",
+        }
+    }
+}
+
+impl From<MirrorState> for ReportedState {
+    fn from(state: MirrorState) -> ReportedState {
+        match state {
+            MirrorState::SplitBrain => ReportedState::SplitBrain,
+            MirrorState::Mismatch => ReportedState::Mismatch,
+            MirrorState::NoSource => ReportedState::NoSource,
+            MirrorState::Broken => ReportedState::Broken,
+            MirrorState::Paused => ReportedState::Paused,
+            MirrorState::ResyncPending => ReportedState::ResyncPending,
+            MirrorState::Disconnected => ReportedState::Disconnected,
+            MirrorState::Resynchronizing => ReportedState::Resynchronizing,
+            MirrorState::Target => ReportedState::Target,
+            MirrorState::Mirroring => ReportedState::Mirroring,
+        }
+    }
+}
+
+impl fmt::Display for ReportedState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Actions on a mirror: the last part of `POST /v1/volumes/{name}/mirror/{action}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MirrorAction {
+    /// Create this node's replica.
+    Create,
+    /// Stop sending to a peer, and track what it lacks.
+    Pause,
+    /// Resume after pause or break.
+    Continue,
+    /// Bring a peer up to date now.
+    Resync,
+    /// Stop sending to a peer, and do not track what it lacks.
+    Break,
+    /// Transfer the source role between connected nodes.
+    Switchover,
+    /// Serve here without asking the source.
+    Failover,
+    /// Compare both replicas by checksums.
+    Verify,
+    /// End a split brain by choosing the data to keep.
+    Resolve,
+    /// Stop serving here.
+    Demote,
+    /// Grow the volume.
+    Grow,
+    /// Remove the replica's metadata; its data stays.
+    Delete,
+}
+
+impl MirrorAction {
+    /// All actions.
+    pub const ALL: [MirrorAction; 12] = [
+        MirrorAction::Create,
+        MirrorAction::Pause,
+        MirrorAction::Continue,
+        MirrorAction::Resync,
+        MirrorAction::Break,
+        MirrorAction::Switchover,
+        MirrorAction::Failover,
+        MirrorAction::Verify,
+        MirrorAction::Resolve,
+        MirrorAction::Demote,
+        MirrorAction::Grow,
+        MirrorAction::Delete,
+    ];
+
+    /// Name in paths, documents and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MirrorAction::Create => "create",
+            MirrorAction::Pause => "pause",
+            MirrorAction::Continue => "continue",
+            MirrorAction::Resync => "resync",
+            MirrorAction::Break => "break",
+            MirrorAction::Switchover => "switchover",
+            MirrorAction::Failover => "failover",
+            MirrorAction::Verify => "verify",
+            MirrorAction::Resolve => "resolve",
+            MirrorAction::Demote => "demote",
+            MirrorAction::Grow => "grow",
+            MirrorAction::Delete => "delete",
+        }
+    }
+}
+
+impl fmt::Display for MirrorAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Side whose data survives a split brain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResolveKeep {
+    /// This node's data; the peer discards its own.
+    Mine,
+    /// The peer's data; this node discards its own.
+    Peer,
+}
+
+impl ResolveKeep {
+    /// Name in documents and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ResolveKeep::Mine => "mine",
+            ResolveKeep::Peer => "peer",
+        }
+    }
+}
+
+/// `GET /v1/volumes/{name}/mirror`, and member `mirror` of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MirrorDocument {
+    /// Name of the volume.
+    pub volume: String,
+    /// Name of this node.
+    pub node: String,
+    /// The worst state of its peers; [`ReportedState::NotCreated`] or [`ReportedState::NotFound`]
+    /// without a replica.
+    pub state: ReportedState,
+    /// Advice for the operator; empty when no action is needed.
+    pub next: Vec<String>,
+    /// Peers, in the order of the configuration.
+    pub peers: Vec<PeerDocument>,
+    /// This node's replica; `null` without one.
+    pub replica: Option<ReplicaDocument>,
+    /// The running verify, or the last one since the server started.
+    pub verify: Option<VerifyDocument>,
+    /// Progress of reopening the replica after a device failure; `null` otherwise.
+    #[serde(default)]
+    pub reopening: Option<ReopeningDocument>,
+    /// Times that the replica's devices were reopened since the server started.
+    #[serde(default)]
+    pub reopens: u64,
+}
+
+/// Progress of reopening a replica whose device failed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ReopeningDocument {
+    /// Failure of the device, or of the last attempt to open it.
+    pub reason: String,
+    /// Times that it was reopened since its devices last worked for ten minutes.
+    pub attempts: u32,
+    /// Seconds until the next attempt; `null` during an attempt, and when there is none.
+    pub next_seconds: Option<f64>,
+    /// It failed too often, and stays closed until the server restarts.
+    pub abandoned: bool,
+}
+
+/// This node's replica. Counters start when it is opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ReplicaDocument {
+    /// Role of the replica.
+    #[schemars(with = "String")]
+    pub role: ReplicaRole,
+    /// This node serves hosts.
+    pub serving: bool,
+    /// A source is attached.
+    pub has_source: bool,
+    /// Name of the attached source; `null` without one, and until this node's own link to it has
+    /// completed a handshake.
+    #[serde(default)]
+    pub source: Option<String>,
+    /// A resync to it has not completed, so its data is inconsistent.
+    pub inconsistent: bool,
+    /// A flush of its device failed before the device was reopened, and no resync has completed
+    /// since. Its contents may not be durable.
+    #[serde(default)]
+    pub unverified: bool,
+    /// The local device has failed. The volume is served by a peer.
+    pub local_device_failed: bool,
+    /// A flush of its device or its log device failed, and the device was not reopened since.
+    #[serde(default)]
+    pub flush_failed: bool,
+    /// Highest role epoch seen.
+    pub role_epoch: u64,
+    /// Generation of the local data, in hexadecimal.
+    pub generation: String,
+    /// UUID of the volume, common to all replicas.
+    pub volume_uuid: String,
+    /// UUID of this replica.
+    pub replica_uuid: String,
+    /// Size that hosts see, in bytes.
+    pub size_bytes: u64,
+    /// Logical block that hosts see, in bytes.
+    #[serde(default)]
+    pub block_bytes: u32,
+    /// Size after the current growth, which waits until the new space is zeroed; `null` when the
+    /// volume is not growing.
+    #[serde(default)]
+    pub growing_to_bytes: Option<u64>,
+    /// Host writes in progress, and reads that wait for one.
+    pub in_flight: u64,
+    /// Those waiting for the range lock of an overlapping request.
+    pub waiting_for_range_lock: u64,
+    /// Writes blocked by a lost peer or a change of role.
+    pub blocked: u64,
+    /// Host writes.
+    pub writes: u64,
+    /// Total time of their writes to the local device, in microseconds.
+    pub local_us: u64,
+    /// The write-intent log.
+    pub intent_log: IntentLogDocument,
+}
+
+/// Costs and savings of the write-intent log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct IntentLogDocument {
+    /// Active regions. Writes to them need no write of metadata.
+    pub active_regions: u64,
+    /// Writes to active regions.
+    pub activity_log_hits: u64,
+    /// Writes that had to wait for a write of metadata.
+    pub activity_log_misses: u64,
+    /// Activity log records written.
+    pub record_writes: u64,
+    /// Bitmap pages written.
+    pub page_writes: u64,
+    /// Flushes of the data device that the log needed.
+    pub data_flushes: u64,
+    /// Failed writes and flushes of the log.
+    pub failures: u64,
+}
+
+/// A peer of a mirror. Members that need an open replica are `null` or 0 without one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct PeerDocument {
+    /// Its name in the configuration.
+    pub name: String,
+    /// State of the mirror towards it.
+    pub state: ReportedState,
+    /// State that the operator asked for.
+    #[schemars(with = "Option<String>")]
+    pub desired_state: Option<DesiredState>,
+    /// When a write completes.
+    #[schemars(with = "Option<String>")]
+    pub mode: Option<Mode>,
+    /// When the peer counts as having a write.
+    #[schemars(with = "Option<String>")]
+    pub ack: Option<Ack>,
+    /// Policy for its loss.
+    #[schemars(with = "Option<String>")]
+    pub on_peer_loss: Option<OnPeerLoss>,
+    /// Policy for a split brain.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub after_split_brain: Option<AfterSplitBrain>,
+    /// A resync compares checksums first, and copies only the differences.
+    pub compare: bool,
+    /// A full resync is running or due.
+    pub full_resync: bool,
+    /// The last handshake; `null` before the first.
+    pub last_handshake: Option<HandshakeDocument>,
+    /// Data that the peer lacks, in bytes, rounded up to the bitmap's granularity.
+    pub out_of_date_bytes: u64,
+    /// When it was last in sync, in seconds since the Unix epoch; `null` if not since the replica was
+    /// opened.
+    pub last_in_sync_seconds: Option<u64>,
+    /// Asynchronous mode: bytes not yet acknowledged.
+    pub lag_bytes: u64,
+    /// Asynchronous mode: writes not yet acknowledged.
+    pub lag_writes: u64,
+    /// Asynchronous mode: age of the oldest unacknowledged write, in microseconds.
+    pub lag_us: u64,
+    /// Bytes sent by the current resync, or the last one.
+    pub copied_bytes: u64,
+    /// The current resync; `null` without one.
+    pub resync: Option<ResyncDocument>,
+    /// Total time that writes waited for the peer after the local write completed, in microseconds.
+    pub added_us: u64,
+    /// Writes that `added_us` counts.
+    pub added_writes: u64,
+    /// Unexpected disconnects.
+    pub disconnects: u64,
+    /// Split brains in which this node discarded its data, as configured by `after_split_brain`.
+    #[serde(default)]
+    pub discards: u64,
+    /// Upper bound of the data discarded, in bytes.
+    #[serde(default)]
+    pub discarded_bytes: u64,
+    /// The link to it.
+    #[serde(default)]
+    pub link: LinkDocument,
+}
+
+/// The replication link to a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkDocument {
+    /// Configured compression.
+    #[schemars(with = "String")]
+    pub compression: LinkCompression,
+    /// The peer's version does not know that codec, so data is sent uncompressed.
+    pub compression_declined: bool,
+    /// Bandwidth limit of all volumes mirrored to the peer together; `null` without one.
+    pub max_bytes_per_second: Option<u64>,
+    /// Data written to the peer since the replica was opened, in bytes.
+    pub data_bytes: u64,
+    /// Bytes sent for that data; fewer when it is compressed.
+    pub sent_bytes: u64,
+    /// Link version in use, the highest that both nodes support; `null` before the first handshake,
+    /// and when there is none in common.
+    #[serde(default)]
+    pub version: Option<u16>,
+    /// Lowest and highest link version of this node.
+    #[serde(default)]
+    pub node_versions: (u16, u16),
+    /// Lowest and highest link version of the peer, from the last handshake; `null` before the first.
+    #[serde(default)]
+    pub peer_versions: Option<(u16, u16)>,
+    /// The peer's name has no known address, so the peer is unreachable.
+    #[serde(default)]
+    pub name_unknown: bool,
+}
+
+/// A peer's identity at the last handshake.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HandshakeDocument {
+    /// UUID of its replica.
+    pub replica_uuid: String,
+    /// Its role.
+    #[schemars(with = "String")]
+    pub role: ReplicaRole,
+    /// It served hosts.
+    pub serving: bool,
+    /// Highest role epoch it had seen.
+    pub role_epoch: u64,
+    /// Generation of its data, in hexadecimal.
+    pub generation: String,
+    /// Its data was inconsistent.
+    pub inconsistent: bool,
+    /// Its logical block size, in bytes; 0 if unknown.
+    #[serde(default)]
+    pub block_bytes: u32,
+}
+
+/// Progress of a resync.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ResyncDocument {
+    /// It copies the whole volume, not just the out-of-sync blocks.
+    pub full: bool,
+    /// Bytes copied or found equal.
+    pub done_bytes: u64,
+    /// Bytes to process in all.
+    pub total_bytes: u64,
+    /// Bytes of `done_bytes` with equal checksums, which were not sent.
+    pub skipped_bytes: u64,
+    /// Current rate.
+    pub bytes_per_second: u64,
+    /// Remaining time at this rate; `null` when the rate is 0.
+    pub remaining_seconds: Option<u64>,
+}
+
+/// Progress and result of a verify.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VerifyDocument {
+    /// Name of the peer compared with.
+    pub peer: String,
+    /// It has not ended.
+    pub running: bool,
+    /// Bytes compared so far.
+    pub compared_bytes: u64,
+    /// Bytes to compare in all.
+    pub total_bytes: u64,
+    /// Differences are copied from the source when it ends.
+    pub repair: bool,
+    /// Requested rate limit; `null` for none.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
+    /// Bytes that differ; 0 until it has ended.
+    pub differing_bytes: u64,
+    /// Differing ranges as offset and length in bytes; only the first of them.
+    pub differences: Vec<(u64, u64)>,
+    /// Number of differing ranges that are not listed.
+    pub unlisted: u64,
+    /// Reason for an early end.
+    pub error: Option<String>,
+    /// Start time, in seconds since the Unix epoch.
+    pub started_seconds: u64,
+}
+
+/// Response to an action.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ActionDocument {
+    /// Name of the volume.
+    pub volume: String,
+    /// The action.
+    pub action: MirrorAction,
+    /// The action changes the mirror's state.
+    pub changed: bool,
+    /// Nothing was done: the response shows the action's effect.
+    pub dry_run: bool,
+    /// Outcome of the action, for people.
+    pub outcome: String,
+    /// Data lost by the action, for people; `null` for none.
+    pub data_loss: Option<String>,
+    /// The mirror after the action; its current state in a dry run.
+    pub mirror: MirrorDocument,
+}
+
+impl ReplicaDocument {
+    /// The replica was created and never brought up to date: its generation is zero.
+    pub fn holds_nothing(&self) -> bool {
+        !self.generation.is_empty() && self.generation.bytes().all(|digit| digit == b'0')
+    }
+}
+
+impl MirrorDocument {
+    /// The peer of this name.
+    pub fn peer(&self, name: &str) -> Option<&PeerDocument> {
+        self.peers.iter().find(|peer| peer.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json, to_value};
+
+    use super::*;
+
+    #[test]
+    fn json_words_are_the_names() {
+        for state in ReportedState::ALL {
+            assert_eq!(to_value(state).unwrap(), state.name());
+            assert_eq!(from_value::<ReportedState>(state.name().into()).unwrap(), state);
+        }
+        for action in MirrorAction::ALL {
+            assert_eq!(to_value(action).unwrap(), action.name());
+        }
+        for keep in [ResolveKeep::Mine, ResolveKeep::Peer] {
+            assert_eq!(to_value(keep).unwrap(), keep.name());
+        }
+        for state in [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached] {
+            assert_eq!(to_value(state).unwrap(), state.name());
+        }
+        for role in [ReplicaRole::Source, ReplicaRole::Target] {
+            assert_eq!(to_value(role).unwrap(), role.name());
+        }
+        for mode in [Mode::Sync, Mode::Async] {
+            assert_eq!(to_value(mode).unwrap(), mode.name());
+        }
+        for ack in [Ack::Disk, Ack::Memory] {
+            assert_eq!(to_value(ack).unwrap(), ack.name());
+        }
+        for policy in [OnPeerLoss::Degrade, OnPeerLoss::Block] {
+            assert_eq!(to_value(policy).unwrap(), policy.name());
+        }
+        for policy in [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing] {
+            assert_eq!(to_value(policy).unwrap(), policy.name());
+        }
+        for codec in [LinkCompression::None, LinkCompression::Lz4, LinkCompression::Zstd] {
+            assert_eq!(to_value(codec).unwrap(), codec.name());
+        }
+    }
+
+    #[test]
+    fn states_of_open_mirrors_keep_their_names() {
+        for state in [
+            MirrorState::SplitBrain,
+            MirrorState::Mismatch,
+            MirrorState::NoSource,
+            MirrorState::Broken,
+            MirrorState::Paused,
+            MirrorState::ResyncPending,
+            MirrorState::Disconnected,
+            MirrorState::Resynchronizing,
+            MirrorState::Target,
+            MirrorState::Mirroring,
+        ] {
+            assert_eq!(ReportedState::from(state).name(), state.name());
+            assert!(ReportedState::ALL.contains(&state.into()));
+        }
+    }
+
+    #[test]
+    fn unknown_state_is_accepted() {
+        let state: ReportedState = from_value(json!("rebalancing")).unwrap();
+        assert_eq!(state, ReportedState::Unknown);
+    }
+}

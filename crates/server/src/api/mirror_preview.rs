@@ -1,0 +1,541 @@
+//! Preview of an action on a mirror: a pure function from the mirror's document to the action's
+//! outcome and effect. A dry run stops here; otherwise the effect is then applied.
+//!
+//! An action whose outcome is already the case has no effect and is no error. The mirror checks every
+//! effect again when it is applied, because its state may have changed.
+
+use flagstone_mirror::Mode;
+use flagstone_mirror::format::superblock::ReplicaRole;
+use flagstone_mirror::state::DesiredState;
+
+use super::mirror_action::{Action, ActionRequest};
+use super::mirror_document::{
+    MirrorAction, MirrorDocument, PeerDocument, ReplicaDocument, ReportedState, ResolveKeep,
+};
+use super::mirror_status::peer_option;
+use crate::http::Problem;
+
+/// Effect of an action on the mirror. `leg` is the peer's index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    SetDesiredState { leg: usize, state: DesiredState },
+    Resync { leg: usize, full: bool, compare: Option<bool> },
+    Switchover { leg: usize },
+    Failover { force: bool },
+    Verify { leg: usize, repair: bool, bytes_per_second: Option<u64> },
+    StopVerify,
+    Resolve { leg: usize, keep: ResolveKeep },
+    Demote,
+    Delete { force: bool },
+}
+
+/// Outcome of an action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ActionPreview {
+    pub(super) changed: bool,
+    /// The state after the action, for people.
+    pub(super) outcome: String,
+    /// Data lost by the action, for people.
+    pub(super) data_loss: Option<String>,
+    pub(super) effect: Option<Effect>,
+}
+
+impl ActionPreview {
+    fn unchanged(outcome: impl Into<String>) -> ActionPreview {
+        ActionPreview { changed: false, outcome: outcome.into(), data_loss: None, effect: None }
+    }
+
+    fn with_effect(effect: Effect, outcome: impl Into<String>) -> ActionPreview {
+        let outcome = outcome.into();
+        ActionPreview { changed: true, outcome, data_loss: None, effect: Some(effect) }
+    }
+
+    fn losing(self, data_loss: impl Into<String>) -> ActionPreview {
+        ActionPreview { data_loss: Some(data_loss.into()), ..self }
+    }
+}
+
+/// Problem of a mirror without a replica.
+pub(super) fn not_created(volume: &str) -> Problem {
+    Problem::conflict(format!(
+        "this node has no replica of `{volume}` yet: run `flagstone mirror create {volume} --source` \
+         on the node whose data is kept, then `--target` on the other"
+    ))
+    .accepting([MirrorAction::Create.name()])
+}
+
+/// Outcome of a request on a mirror in state `now`. Excludes [`Action::Create`] and
+/// [`Action::Grow`], whose outcome depends on the devices.
+pub(super) fn preview(
+    now: &MirrorDocument,
+    request: &ActionRequest,
+) -> Result<ActionPreview, Problem> {
+    let volume = &now.volume;
+    let Some(replica) = &now.replica else {
+        return match request.action {
+            Action::Delete { .. } => {
+                Ok(ActionPreview::unchanged(format!("this node has no replica of {volume}")))
+            }
+            _ => Err(not_created(volume)),
+        };
+    };
+    let peer = || find_peer(now, request.peer.as_deref());
+    match &request.action {
+        Action::Create { .. } | Action::Grow { .. } => {
+            Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
+        }
+        Action::Pause => set_desired_state(now, replica, peer()?, DesiredState::Paused),
+        Action::Break => set_desired_state(now, replica, peer()?, DesiredState::Detached),
+        Action::Continue => set_desired_state(now, replica, peer()?, DesiredState::Connected),
+        Action::Resync { full, compare } => resync(now, replica, peer()?, *full, *compare),
+        Action::Switchover { to } => switchover(now, replica, request, to.as_deref()),
+        Action::Failover { force } => failover(now, replica, *force),
+        Action::Verify { stop: true, .. } => stop_verify(now, request.peer.as_deref()),
+        Action::Verify { repair, bytes_per_second, .. } => {
+            verify(now, replica, peer()?, *repair, *bytes_per_second)
+        }
+        Action::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
+        Action::Demote => Ok(demote(now, replica)),
+        Action::Delete { force } => delete(now, replica, *force),
+    }
+}
+
+type IndexedPeer<'a> = (usize, &'a PeerDocument);
+
+/// The peer of this name; the only peer if no name is given.
+fn find_peer<'a>(now: &'a MirrorDocument, name: Option<&str>) -> Result<IndexedPeer<'a>, Problem> {
+    let names = || now.peers.iter().map(|peer| peer.name.as_str());
+    let found = match name {
+        None if now.peers.len() == 1 => now.peers.first().map(|peer| (0, peer)),
+        None => {
+            let detail =
+                format!("`{}` has several peers: name one as `peer` (`--peer NAME`)", now.volume);
+            return Err(Problem::invalid(detail).accepting(names()));
+        }
+        Some(name) => now.peers.iter().enumerate().find(|(_, peer)| peer.name == name),
+    };
+    found.ok_or_else(|| {
+        let name = name.unwrap_or_default();
+        Problem::not_found(format!("`{}` has no peer `{name}`", now.volume)).accepting(names())
+    })
+}
+
+/// The peer that is the source: the attached one, else one that served hosts at its last handshake.
+fn source(now: &MirrorDocument) -> Option<IndexedPeer<'_>> {
+    let attached = now.replica.as_ref().and_then(|replica| replica.source.as_deref());
+    now.peers.iter().enumerate().find(|(_, peer)| match attached {
+        Some(name) => peer.name == name,
+        None => peer.last_handshake.as_ref().is_some_and(|handshake| handshake.serving),
+    })
+}
+
+fn must_be_source(now: &MirrorDocument, replica: &ReplicaDocument) -> Result<(), Problem> {
+    if replica.role == ReplicaRole::Source {
+        return Ok(());
+    }
+    let source = source(now).map_or("the node that serves it", |(_, peer)| peer.name.as_str());
+    Err(Problem::conflict(format!(
+        "{} is a target of `{}`: repeat the command on the source, {source}",
+        now.node, now.volume
+    )))
+}
+
+fn set_desired_state(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    (leg, peer): IndexedPeer<'_>,
+    state: DesiredState,
+) -> Result<ActionPreview, Problem> {
+    let (node, name) = (&now.node, &peer.name);
+    if peer.desired_state == Some(state) {
+        return Ok(ActionPreview::unchanged(match state {
+            DesiredState::Connected => {
+                format!("the mirror with {name} is neither paused nor broken: it is {}", peer.state)
+            }
+            DesiredState::Paused => format!("the mirror with {name} is already paused"),
+            DesiredState::Detached => format!("the mirror with {name} is already broken"),
+        }));
+    }
+    if state != DesiredState::Connected {
+        must_be_source(now, replica)?;
+    }
+    let outcome = match state {
+        DesiredState::Paused => format!(
+            "the mirror with {name} is paused: changes are tracked, and copied after `continue`; until \
+             then {node} has the only current copy"
+        ),
+        DesiredState::Detached => format!(
+            "the mirror with {name} is broken: changes are not tracked, and `continue` copies \
+             everything; until then {node} has the only current copy"
+        ),
+        DesiredState::Connected if peer.desired_state == Some(DesiredState::Detached) => {
+            format!("the mirror with {name} continues: everything is copied to it")
+        }
+        DesiredState::Connected => {
+            format!("the mirror with {name} continues: its out-of-sync blocks are copied to it")
+        }
+    };
+    Ok(ActionPreview::with_effect(Effect::SetDesiredState { leg, state }, outcome))
+}
+
+fn resync(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    (leg, peer): IndexedPeer<'_>,
+    full: bool,
+    compare: Option<bool>,
+) -> Result<ActionPreview, Problem> {
+    must_be_source(now, replica)?;
+    let name = &peer.name;
+    match peer.state {
+        ReportedState::SplitBrain => return Err(split_brain(now, peer)),
+        ReportedState::Mismatch => {
+            let detail = format!(
+                "{name} is incompatible (another volume, size, block size or release): `flagstone \
+                 mirror status {}` shows the difference, and what to do",
+                now.volume
+            );
+            return Err(Problem::conflict(detail));
+        }
+        _ => {}
+    }
+    let other_compare = compare.is_some_and(|compare| compare != peer.compare);
+    let runs = matches!(peer.state, ReportedState::Mirroring | ReportedState::Resynchronizing);
+    let connected = peer.desired_state == Some(DesiredState::Connected);
+    let under_way = connected && if full { peer.full_resync } else { runs };
+    if under_way && !other_compare {
+        return Ok(ActionPreview::unchanged(match peer.state {
+            _ if full => format!("a full resync of {name} is already running or due"),
+            ReportedState::Mirroring => format!("{name} is in sync: there is nothing to copy"),
+            _ => format!("a resync of {name} is already running"),
+        }));
+    }
+    let comparing = match compare.unwrap_or(peer.compare) {
+        true => ", after comparing checksums",
+        false => "",
+    };
+    let outcome = match full {
+        true => format!(
+            "everything is copied to {name}{comparing}; until the resync completes {} has the only \
+             consistent copy",
+            now.node
+        ),
+        false => format!("the out-of-sync blocks are copied to {name}{comparing}"),
+    };
+    // Reconnecting now instead of later is no change.
+    let changed = full || other_compare || !connected;
+    let effect = Effect::Resync { leg, full, compare };
+    Ok(ActionPreview { changed, ..ActionPreview::with_effect(effect, outcome) })
+}
+
+fn switchover(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    request: &ActionRequest,
+    to: Option<&str>,
+) -> Result<ActionPreview, Problem> {
+    let (volume, node) = (&now.volume, &now.node);
+    let named = request.peer.as_deref().map(|name| find_peer(now, Some(name))).transpose()?;
+    match to.filter(|to| *to != node.as_str()) {
+        None if replica.serving => {
+            let others = now.peers.iter().map(|peer| peer.name.as_str());
+            let others = others.collect::<Vec<_>>().join(" or ");
+            let outcome = format!(
+                "{node} already serves {volume}; to move it to a peer: `flagstone mirror switchover \
+                 {volume} --to {others}`"
+            );
+            Ok(ActionPreview::unchanged(outcome))
+        }
+        None => take_over(now, replica, named),
+        Some(to) => match (find_node(now, to)?, named) {
+            (found, Some((_, peer))) if found.1.name != peer.name => {
+                let detail = format!(
+                    "`to` is {to} but `peer` is {}: name the same node, or omit `peer`",
+                    peer.name
+                );
+                Err(Problem::invalid(detail))
+            }
+            (found, _) => hand_over(now, replica, found),
+        },
+    }
+}
+
+fn find_node<'a>(now: &'a MirrorDocument, to: &str) -> Result<IndexedPeer<'a>, Problem> {
+    find_peer(now, Some(to)).map_err(|problem| {
+        let nodes = now.peers.iter().map(|peer| peer.name.as_str()).chain([now.node.as_str()]);
+        Problem { accepted: Vec::new(), ..problem }.accepting(nodes)
+    })
+}
+
+/// Switchover to this node.
+fn take_over(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    named: Option<IndexedPeer<'_>>,
+) -> Result<ActionPreview, Problem> {
+    if let (Some((_, peer)), Some(source)) = (named, &replica.source)
+        && peer.name != *source
+    {
+        let detail = format!("{source} serves {}, not {}", now.volume, peer.name);
+        return Err(Problem::conflict(detail));
+    }
+    let (leg, peer) = match named.or(source(now)) {
+        Some(found) => found,
+        None if now.peers.len() == 1 => find_peer(now, None)?,
+        None => return Err(no_source(now, "a peer")),
+    };
+    let (volume, node, name) = (&now.volume, &now.node, &peer.name);
+    if replica.inconsistent {
+        return Err(Problem::conflict(format!(
+            "the resync from {name} has not completed: {node} can serve {volume} after it"
+        )));
+    }
+    if peer.state == ReportedState::SplitBrain {
+        return Err(split_brain(now, peer));
+    }
+    if !replica.has_source {
+        return Err(no_source(now, name));
+    }
+    let outcome = format!(
+        "{node} serves {volume}, and {name} becomes its target: host I/O pauses briefly, no data is \
+         lost"
+    );
+    Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
+}
+
+/// Problem of a switchover from a source that is not attached.
+fn no_source(now: &MirrorDocument, name: &str) -> Problem {
+    let (volume, node) = (&now.volume, &now.node);
+    Problem::conflict(format!(
+        "{name} is not attached to {node} as the source of {volume}, so it cannot hand it over: see \
+         `flagstone mirror status {volume}` on the other nodes; if the source has failed, run \
+         `flagstone mirror failover {volume}`"
+    ))
+}
+
+/// Switchover to a peer.
+fn hand_over(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    (leg, peer): IndexedPeer<'_>,
+) -> Result<ActionPreview, Problem> {
+    let (volume, node, name) = (&now.volume, &now.node, &peer.name);
+    if !replica.serving {
+        let serves = source(now).is_some_and(|(_, source)| source.name == *name);
+        // Right after a switchover the next handshake with the peer is still to come.
+        let was_handed_over = replica.role == ReplicaRole::Target
+            && peer.state == ReportedState::Target
+            && now.peers.len() == 1;
+        if serves || was_handed_over {
+            let outcome = format!("{name} is already the source of {volume}");
+            return Ok(ActionPreview::unchanged(outcome));
+        }
+        return Err(Problem::conflict(format!(
+            "{node} does not serve {volume}, so it cannot hand it over: repeat the command on {name}"
+        )));
+    }
+    if peer.state != ReportedState::Mirroring {
+        return Err(not_in_sync(now, peer));
+    }
+    let outcome = format!(
+        "{name} serves {volume}, and {node} becomes its target: host I/O pauses briefly, no data is \
+         lost"
+    );
+    Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
+}
+
+/// Problem of an action that needs a peer in sync.
+pub(super) fn not_in_sync(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
+    let next = match peer.state {
+        ReportedState::Resynchronizing => {
+            "wait for the resync: `flagstone mirror status --watch` shows its progress"
+        }
+        ReportedState::SplitBrain => return split_brain(now, peer),
+        _ => "see `flagstone mirror status`",
+    };
+    Problem::conflict(format!(
+        "{} is {}, not in sync, and lacks acknowledged writes: {next}",
+        peer.name, peer.state
+    ))
+}
+
+/// Problem of an action that has to wait for the end of a split brain.
+fn split_brain(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
+    let (volume, node, name) = (&now.volume, &now.node, &peer.name);
+    let option = peer_option(now, peer);
+    Problem::conflict(format!(
+        "split brain: {node} and {name} were written independently; first choose the data to keep, \
+         with `flagstone mirror resolve {volume}{option} --keep mine` or `--keep peer`"
+    ))
+}
+
+fn failover(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    force: bool,
+) -> Result<ActionPreview, Problem> {
+    let (volume, node) = (&now.volume, &now.node);
+    if replica.serving {
+        return Ok(ActionPreview::unchanged(format!("{node} already serves {volume}")));
+    }
+    if replica.inconsistent {
+        return Err(Problem::conflict(format!(
+            "a resync to {node} has not completed: its data is inconsistent and is never served; \
+             restore the node that was the source"
+        )));
+    }
+    if replica.holds_nothing() {
+        return Err(Problem::conflict(format!(
+            "the replica of {volume} on {node} holds no data yet: wait for its first resync"
+        )));
+    }
+    if replica.has_source && !force {
+        return Err(Problem::conflict(format!(
+            "a source is attached to {node} and still responds: `flagstone mirror switchover {volume}` \
+             loses no data"
+        ))
+        .accepting([
+            format!("flagstone mirror switchover {volume}"),
+            format!("flagstone mirror failover {volume} --force"),
+        ]));
+    }
+    let names: Vec<&str> = now.peers.iter().map(|peer| peer.name.as_str()).collect();
+    let (names, any) = (names.join(" and "), names.join(" or "));
+    let late = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {
+        true => "in asynchronous mode its latest writes are missing",
+        false => "its latest writes are missing unless it was in sync when it was lost",
+    };
+    let data_loss = format!(
+        "writes that {names} completed for hosts and {node} does not have: {late}. If {any} still \
+         serves hosts, both are written independently (split brain), and the data of one has to be \
+         discarded"
+    );
+    let outcome = format!("{node} serves {volume} without asking {names}");
+    Ok(ActionPreview::with_effect(Effect::Failover { force }, outcome).losing(data_loss))
+}
+
+fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Result<ActionPreview, Problem> {
+    let named = peer.map(|name| find_peer(now, Some(name))).transpose()?;
+    let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) else {
+        return Ok(ActionPreview::unchanged("no verify is running"));
+    };
+    let with = &verify.peer;
+    Ok(match named {
+        Some((_, peer)) if peer.name != *with => ActionPreview::unchanged(format!(
+            "no verify with {} is running, only one with {with}",
+            peer.name
+        )),
+        _ => {
+            let outcome = format!("the verify with {with} is stopped");
+            ActionPreview::with_effect(Effect::StopVerify, outcome)
+        }
+    })
+}
+
+fn verify(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    (leg, peer): IndexedPeer<'_>,
+    repair: bool,
+    bytes_per_second: Option<u64>,
+) -> Result<ActionPreview, Problem> {
+    must_be_source(now, replica)?;
+    let name = &peer.name;
+    if let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) {
+        let same = verify.repair == repair && verify.bytes_per_second == bytes_per_second;
+        if verify.peer == *name && same {
+            let outcome = format!("a verify with {name} is already running");
+            return Ok(ActionPreview::unchanged(outcome));
+        }
+        return Err(Problem::conflict(format!(
+            "another verify is running, with {}: wait for it, or stop it with `flagstone mirror verify \
+             {} --stop`",
+            verify.peer, now.volume
+        )));
+    }
+    if peer.state != ReportedState::Mirroring {
+        return Err(not_in_sync(now, peer));
+    }
+    let then = match repair {
+        true => format!("; differences are then copied to {name}"),
+        false => String::new(),
+    };
+    let outcome = format!("{} and {name} are compared while hosts continue{then}", now.node);
+    Ok(ActionPreview::with_effect(Effect::Verify { leg, repair, bytes_per_second }, outcome))
+}
+
+fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep) -> ActionPreview {
+    let (node, name) = (&now.node, &peer.name);
+    if peer.state != ReportedState::SplitBrain {
+        return ActionPreview::unchanged(format!(
+            "there is no split brain with {name}: the mirror is {}",
+            peer.state
+        ));
+    }
+    let effect = Effect::Resolve { leg, keep };
+    match keep {
+        // The peer is asked later whether it serves hosts, which forbids this.
+        ResolveKeep::Mine => {
+            let outcome = format!("{name} takes the data of {node}");
+            let data_loss = format!("all writes on {name} since the split");
+            ActionPreview::with_effect(effect, outcome).losing(data_loss)
+        }
+        ResolveKeep::Peer => {
+            let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
+            let stops = if serving { " and stops serving" } else { "" };
+            let outcome = format!("{node} takes the data of {name}{stops}");
+            let amount = match peer.out_of_date_bytes {
+                0 => String::new(),
+                bytes => format!(", in regions of {bytes} bytes in all"),
+            };
+            let data_loss = format!("all writes on {node} since the split{amount}");
+            ActionPreview::with_effect(effect, outcome).losing(data_loss)
+        }
+    }
+}
+
+fn demote(now: &MirrorDocument, replica: &ReplicaDocument) -> ActionPreview {
+    let (volume, node) = (&now.volume, &now.node);
+    if replica.role == ReplicaRole::Target && !replica.serving {
+        return ActionPreview::unchanged(format!("{node} is already a target of {volume}"));
+    }
+    let stops = match replica.serving {
+        true => ": it stops serving hosts; make another node the source",
+        false => "",
+    };
+    ActionPreview::with_effect(Effect::Demote, format!("{node} is a target of {volume}{stops}"))
+}
+
+fn delete(
+    now: &MirrorDocument,
+    replica: &ReplicaDocument,
+    force: bool,
+) -> Result<ActionPreview, Problem> {
+    let (volume, node) = (&now.volume, &now.node);
+    if replica.serving && !force {
+        return Err(Problem::conflict(format!(
+            "{node} serves {volume}: first move it to a peer, with `flagstone mirror switchover \
+             {volume} --to PEER`, or use --force"
+        ))
+        .accepting([
+            format!("flagstone mirror switchover {volume} --to PEER"),
+            format!("flagstone mirror delete {volume} --force"),
+        ]));
+    }
+    let in_sync = now.peers.iter().any(|peer| peer.state == ReportedState::Mirroring);
+    let only = match in_sync || !replica.serving {
+        true => "",
+        false => "; it may be the only current copy",
+    };
+    let hosts = if replica.serving { "; its hosts are disconnected" } else { "" };
+    let data_loss = format!(
+        "the mirror's metadata and write-intent log of {volume} on {node}: everything is copied if it \
+         becomes a replica again. Its data stays{only}{hosts}"
+    );
+    let outcome = format!("the replica of {volume} on {node} is deleted");
+    Ok(ActionPreview::with_effect(Effect::Delete { force }, outcome).losing(data_loss))
+}
+
+#[cfg(test)]
+#[path = "mirror_preview_tests.rs"]
+mod tests;

@@ -1,0 +1,246 @@
+//! Volumes of the API: their documents and metrics.
+
+use std::rc::Rc;
+
+use crate::http::{Call, Exposition, Kind, Problem, Response, Router};
+use flagstone_nvme::Nqn;
+use flagstone_nvmf_target::status::ControllerStatus;
+use flagstone_runtime::task;
+
+use super::ApiModule;
+use super::document::{
+    ConnectionDocument, IoDocument, ListenerDocument, VolumeDocument, VolumesDocument,
+};
+use crate::limits::API_BATCH;
+use crate::serve::Server;
+use flagstone_blockdev::stats::Totals;
+use flagstone_config::limits::MAX_SUGGESTED_NAMES;
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::{Backing, Layer};
+
+type ApiModules = Rc<[Rc<dyn ApiModule>]>;
+
+/// Adds the routes of the volumes.
+pub(super) fn routes(server: &Rc<Server>, modules: &ApiModules, router: &mut Router) {
+    let (own, own_modules) = (server.clone(), modules.clone());
+    let route =
+        router.get("/v1/volumes", "All volumes, in the order of the configuration.", move |_| {
+            let (server, modules) = (own.clone(), own_modules.clone());
+            async move { Ok(Response::ok(&all(&server, &modules).await)) }
+        });
+    route.answers::<VolumesDocument>();
+    let (own, own_modules) = (server.clone(), modules.clone());
+    let description = "One volume: its properties, attached hosts and I/O.";
+    let route = router.get("/v1/volumes/{name}", description, move |call: Call| {
+        let (server, modules) = (own.clone(), own_modules.clone());
+        async move {
+            let index = server.find_volume(call.text("name"))?;
+            Ok(Response::ok(&document(&server, &modules, index)))
+        }
+    });
+    route.answers::<VolumeDocument>();
+}
+
+impl Server {
+    /// The index of the named volume.
+    pub(crate) fn find_volume(&self, name: &str) -> Result<usize, Problem> {
+        let found = self.config.volumes.iter().position(|volume| volume.name == name);
+        found.ok_or_else(|| {
+            let names = self.config.volumes.iter().map(|volume| volume.name.as_str());
+            Problem::not_found(format!("there is no volume `{name}`"))
+                .accepting(names.take(MAX_SUGGESTED_NAMES))
+        })
+    }
+}
+
+impl Server {
+    /// A flush of the volume's device has failed, and the device was not reopened since. False for
+    /// mirrored volumes: see the replica's `flush_failed`.
+    pub(super) fn has_failed_flush(&self, volume: usize) -> bool {
+        self.volumes[volume].get().is_some_and(|device| device.must_reopen())
+    }
+}
+
+async fn all(server: &Server, modules: &ApiModules) -> VolumesDocument {
+    let mut volumes = Vec::with_capacity(server.config.volumes.len());
+    for index in 0..server.config.volumes.len() {
+        if index % API_BATCH == API_BATCH - 1 {
+            // Let host I/O on this core proceed.
+            task::yield_now().await;
+        }
+        volumes.push(document(server, modules, index));
+    }
+    VolumesDocument { uptime_seconds: server.started.elapsed().as_secs_f64(), volumes }
+}
+
+fn document(server: &Server, modules: &ApiModules, index: usize) -> VolumeDocument {
+    let volume = &server.config.volumes[index];
+    // A pending volume has no device yet.
+    let geometry = server.volumes[index].get().map(|device| device.geometry());
+    let stripe = matches!(volume.backing, Backing::Stripe { .. }).then_some("stripe");
+    let layers = volume.layers.iter().map(|layer| match layer {
+        Layer::Delay(_) => "delay",
+        Layer::Fault(_) => "fault",
+        Layer::Limit(_) => "limit",
+        Layer::SharedLimit(_) => "shared_limit",
+        Layer::DiskModel(_) => "disk_model",
+        Layer::Mirror(_) => "mirror",
+    });
+    let members = modules.iter().filter_map(|module| module.volume(index));
+    VolumeDocument {
+        name: volume.name.clone(),
+        size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
+        block_bytes: geometry.map_or(0, |geometry| geometry.block_bytes),
+        read_only: volume.read_only || geometry.is_some_and(|geometry| geometry.read_only),
+        flush_failed: server.has_failed_flush(index),
+        uuid: server.config.volume_uuid(index, &server.machine).to_string(),
+        layers: layers.chain(stripe).map(str::to_owned).collect(),
+        devices: volume.backing.devices().iter().map(ToString::to_string).collect(),
+        listeners: listeners(server, index),
+        connections: connections(server, index),
+        io: IoDocument::from(&server.counters[index].totals()),
+        parts: members.map(|(name, value)| (name.to_owned(), value)).collect(),
+    }
+}
+
+fn listeners(server: &Server, index: usize) -> Vec<ListenerDocument> {
+    let subsystem = server.config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+    let bound = server.bound();
+    let listener = |spec: &ListenSpec| match spec {
+        ListenSpec::NvmeTcp(_) => {
+            let subsystem = subsystem?;
+            let place = subsystem.namespaces.iter().position(|one| *one == index)?;
+            Some(ListenerDocument::NvmeTcp {
+                address: spec.to_string(),
+                nqn: subsystem.nqn.clone(),
+                namespace: place as u32 + 1,
+            })
+        }
+        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => Some(ListenerDocument::Nbd {
+            address: spec.to_string(),
+            export: server.config.volumes[index].nbd_export.clone(),
+        }),
+    };
+    bound.iter().filter_map(listener).collect()
+}
+
+/// The NVMe controllers of a volume's subsystem.
+fn controllers(server: &Server, index: usize) -> Vec<ControllerStatus> {
+    let subsystem = server.config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+    let status = subsystem
+        .and_then(|subsystem| server.target.subsystem_status(&Nqn::new(&subsystem.nqn).ok()?).ok());
+    status.map_or_else(Vec::new, |status| status.controllers)
+}
+
+fn connections(server: &Server, index: usize) -> Vec<ConnectionDocument> {
+    let nvme =
+        controllers(server, index).into_iter().map(|controller| ConnectionDocument::NvmeTcp {
+            host_nqn: controller.host_nqn.to_string(),
+            controller: controller.id,
+            local: controller.local.map(|local| local.to_string()),
+            ready: controller.ready,
+            queues: controller.queues.len(),
+        });
+    let export = &server.config.volumes[index].nbd_export;
+    let attached = server.nbd.attached().into_iter().filter(|one| one.export == *export);
+    nvme.chain(attached.map(|one| ConnectionDocument::Nbd { peer: one.peer })).collect()
+}
+
+/// API module of the volume metrics.
+pub(super) struct VolumeMetrics {
+    server: Rc<Server>,
+}
+
+impl VolumeMetrics {
+    pub(super) fn new(server: Rc<Server>) -> VolumeMetrics {
+        VolumeMetrics { server }
+    }
+}
+
+/// A counter of one kind of calls.
+type CallCounter = fn(&flagstone_blockdev::stats::CallTotals) -> u64;
+
+const COUNTS: [(&str, Kind, &str, CallCounter); 4] = [
+    (
+        "flagstone_volume_ios_total",
+        Kind::Counter,
+        "Completed calls, including failed ones, by kind.",
+        |calls| calls.count,
+    ),
+    ("flagstone_volume_errors_total", Kind::Counter, "Failed calls, by kind.", |calls| {
+        calls.errors
+    }),
+    (
+        "flagstone_volume_bytes_total",
+        Kind::Counter,
+        "Bytes of successful calls, by kind.",
+        |calls| calls.bytes,
+    ),
+    ("flagstone_volume_in_flight", Kind::Gauge, "Calls in progress, by kind.", |calls| {
+        calls.in_flight
+    }),
+];
+
+/// Kinds of calls with latency histograms.
+const TIMED: [flagstone_blockdev::stats::Call; 3] = [
+    flagstone_blockdev::stats::Call::Read,
+    flagstone_blockdev::stats::Call::Write,
+    flagstone_blockdev::stats::Call::Flush,
+];
+
+impl ApiModule for VolumeMetrics {
+    fn metrics(&self, out: &mut Exposition) {
+        let server = &self.server;
+        let names: Vec<&str> =
+            server.config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let totals: Vec<Totals> =
+            server.counters.iter().map(|counters| counters.totals()).collect();
+        let mut sizes =
+            out.family("flagstone_volume_size_bytes", Kind::Gauge, "Size of the volume.");
+        for (name, volume) in names.iter().zip(&server.volumes) {
+            if let Some(device) = volume.get() {
+                sizes.count(&[("volume", name)], device.geometry().size_bytes);
+            }
+        }
+        for (family, kind, help, number) in COUNTS {
+            let mut family = out.family(family, kind, help);
+            for (name, totals) in names.iter().zip(&totals) {
+                for call in flagstone_blockdev::stats::Call::ALL {
+                    let labels = [("volume", *name), ("kind", call.name())];
+                    family.count(&labels, number(totals.of(call)));
+                }
+            }
+        }
+        latencies(out, &names, &totals);
+        self.attached(out, &names);
+    }
+}
+
+fn latencies(out: &mut Exposition, names: &[&str], totals: &[Totals]) {
+    let help = "Latency of calls; immediate answers count as below a microsecond.";
+    let mut family = out.family("flagstone_volume_latency_seconds", Kind::Histogram, help);
+    for (name, totals) in names.iter().zip(totals) {
+        for call in TIMED {
+            let latency = &totals.of(call).latency;
+            let bounds = latency.doublings().map(|(end, below)| (end as f64 / 1e9, below));
+            let labels = [("volume", *name), ("kind", call.name())];
+            family.histogram(&labels, bounds, latency.count(), latency.sum_ns as f64 / 1e9);
+        }
+    }
+}
+
+impl VolumeMetrics {
+    fn attached(&self, out: &mut Exposition, names: &[&str]) {
+        let server = &self.server;
+        let attached = server.nbd.attached();
+        let help = "Attached hosts: NVMe controllers and NBD connections.";
+        let mut family = out.family("flagstone_volume_hosts", Kind::Gauge, help);
+        for (index, name) in names.iter().enumerate() {
+            let export = &server.config.volumes[index].nbd_export;
+            let nbd = attached.iter().filter(|one| one.export == *export).count();
+            let nvme = controllers(server, index).len();
+            family.count(&[("volume", name), ("protocol", "nvme-tcp")], nvme as u64);
+            family.count(&[("volume", name), ("protocol", "nbd")], nbd as u64);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Admission: checks of a request before it is routed, and the reading of its body.
+//!
+//! hyper has parsed the head and enforced its bounds. What remains is what hyper leaves to the
+//! application: one `Host` field, known expectations, a readable target, a bounded body.
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Uri, Version, header};
+use hyper::body::Body as _;
+use percent_encoding::percent_decode_str;
+
+use crate::http::limits::{MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS};
+use crate::http::problem::Problem;
+
+/// Parameters of a query, decoded, in their order.
+pub(crate) type Query = Vec<(String, String)>;
+
+/// An admitted request: its head, parameters, and body.
+pub(crate) struct Admitted {
+    pub(crate) parts: Parts,
+    pub(crate) query: Query,
+    pub(crate) body: Bytes,
+}
+
+/// Checks a request and receives its body.
+pub(crate) async fn admit(request: Request) -> Result<Admitted, Problem> {
+    let (parts, body) = request.into_parts();
+    if parts.version == Version::HTTP_11 {
+        check_host(&parts.headers)?;
+        check_expectation(&parts.headers)?;
+    }
+    let query = read_target(&parts.uri)?;
+    Ok(Admitted { body: whole(body).await?, parts, query })
+}
+
+fn bad(detail: impl Into<String>) -> Problem {
+    Problem::new(400, "bad-request", "The request cannot be understood", detail)
+}
+
+/// RFC 9112, section 3.2.
+fn check_host(headers: &HeaderMap) -> Result<(), Problem> {
+    match headers.get_all(header::HOST).iter().count() {
+        1 => Ok(()),
+        count => Err(bad(format!("an HTTP/1.1 request has one Host field, this one has {count}"))
+            .accepting(["Host: localhost"])),
+    }
+}
+
+/// RFC 9110, section 10.1.1.
+fn check_expectation(headers: &HeaderMap) -> Result<(), Problem> {
+    let known = |value: &[u8]| value.eq_ignore_ascii_case(b"100-continue");
+    if headers.get_all(header::EXPECT).iter().all(|value| known(value.as_bytes())) {
+        return Ok(());
+    }
+    let detail = "the field Expect has an unknown value";
+    Err(Problem::new(417, "expectation", "Unknown expectation", detail)
+        .accepting(["Expect: 100-continue"]))
+}
+
+/// Receives a body. A body whose announced length is too large is refused before it is received.
+async fn whole(body: Body) -> Result<Bytes, Problem> {
+    let announced = body.size_hint().lower();
+    if announced > MAX_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
+    to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
+        let source = std::error::Error::source(&error);
+        match source.is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
+            true => too_large(),
+            false => bad(format!("the body ended early or has wrong chunks: {error}")),
+        }
+    })
+}
+
+fn too_large() -> Problem {
+    let detail = format!("the body is more than {MAX_BODY_BYTES} bytes");
+    Problem::new(413, "body-too-large", "The body is too large", detail)
+}
+
+/// Checks the path and reads the query of a target in origin or absolute form.
+fn read_target(uri: &Uri) -> Result<Query, Problem> {
+    let path = uri.path();
+    if !path.starts_with('/') {
+        return Err(bad("the target is not a path that begins with /").accepting(["/v1/"]));
+    }
+    if path.split('/').count() > MAX_SEGMENTS + 1 {
+        return Err(bad(format!("the path has more than {MAX_SEGMENTS} segments")));
+    }
+    decoded(path)?;
+    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    if pairs.clone().count() > MAX_PARAMETERS {
+        return Err(bad(format!("the query has more than {MAX_PARAMETERS} parameters")));
+    }
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        Ok((decoded(&name.replace('+', " "))?, decoded(&value.replace('+', " "))?))
+    };
+    pairs.map(pair).collect()
+}
+
+/// Decodes percent-encoding. Control characters and anything but UTF-8 are refused, because the
+/// text appears in messages and logs.
+fn decoded(text: &str) -> Result<String, Problem> {
+    let is_code = |rest: &str| {
+        rest.as_bytes().get(..2).is_some_and(|code| code.iter().all(u8::is_ascii_hexdigit))
+    };
+    if !text.split('%').skip(1).all(is_code) {
+        return Err(bad("in the target, % is not followed by two hexadecimal digits"));
+    }
+    let text = percent_decode_str(text).decode_utf8();
+    let text = text.map_err(|_| bad("the target is not UTF-8"))?.into_owned();
+    if text.chars().any(char::is_control) {
+        return Err(bad("the target has control characters in it"));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::http::encode;
+
+    fn query(target: &str) -> Result<Query, u16> {
+        let uri: Uri = target.parse().unwrap_or_else(|error| panic!("{target:?}: {error}"));
+        read_target(&uri).map_err(|problem| problem.status)
+    }
+
+    #[test]
+    fn query_parameters_are_decoded() {
+        let read = query("/v1/volumes/a%20b?watch=1&x=a+b&&flag").unwrap();
+        let expected = [("watch", "1"), ("x", "a b"), ("flag", "")];
+        assert_eq!(read, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+        assert_eq!(query("http://x:1/?a=%2B").unwrap(), [("a".to_owned(), "+".to_owned())]);
+        assert_eq!(query("/").unwrap(), []);
+    }
+
+    #[test]
+    fn unreadable_targets_are_refused() {
+        for target in ["*", "x:1", "/%zz", "/%f", "/%ff", "/%00", "/?%0a", "/?a=%"] {
+            assert_eq!(query(target), Err(400), "{target}");
+        }
+        assert_eq!(query(&"/x".repeat(MAX_SEGMENTS)), Ok(vec![]));
+        assert_eq!(query(&"/x".repeat(MAX_SEGMENTS + 1)), Err(400));
+        assert_eq!(query(&format!("/?{}", "a&".repeat(MAX_PARAMETERS + 1))), Err(400));
+    }
+
+    proptest! {
+        #[test]
+        fn encoded_text_is_decoded_to_the_same(text in "\\PC{0,40}") {
+            let read = query(&format!("/{0}?x={0}", encode(&text))).unwrap();
+            prop_assert_eq!(&read[0].1, &text);
+        }
+    }
+}

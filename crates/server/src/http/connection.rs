@@ -1,0 +1,278 @@
+//! Connection: one peer of the HTTP server, with time limits on everything that it may delay.
+//!
+//! hyper parses requests and writes responses. This module watches the bytes of the stream and
+//! ends the connection when a time limit has passed: 60 s between requests, 10 s from the first
+//! byte of a request to the last of its body (answered with 408), 10 s without progress of a
+//! response. A handler may take as long as it needs.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use axum::response::IntoResponse;
+use flagstone_runtime::net::PeerUser;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::{Instant, sleep_until, timeout};
+use tower::ServiceExt;
+
+use crate::http::admission::{Admitted, admit};
+use crate::http::limits::{
+    LINGER_BYTES, LINGER_PATIENCE, MAX_HEAD_BYTES, MAX_HEADERS, SEND_PATIENCE,
+};
+use crate::http::problem::Problem;
+use crate::http::response::Response;
+use crate::http::server::ServerOptions;
+use crate::http::service::Peer;
+
+/// Where a connection is, and when that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Between requests: ends without a word.
+    Idle { until: Instant },
+    /// Within a request: ends with 408.
+    Receiving { until: Instant },
+    /// The handler works. `ahead`: bytes of another request have come.
+    Handling { ahead: bool },
+}
+
+/// The time limits of a connection, shared by its stream and its service.
+struct Clock {
+    options: ServerOptions,
+    phase: Cell<Phase>,
+    /// Set while the peer accepts no bytes.
+    stalled_until: Cell<Option<Instant>>,
+}
+
+impl Clock {
+    fn new(options: ServerOptions) -> Clock {
+        let until = Instant::now() + options.idle_patience;
+        Clock { options, phase: Phase::Idle { until }.into(), stalled_until: Cell::default() }
+    }
+
+    fn received(&self) {
+        self.phase.set(match self.phase.get() {
+            Phase::Idle { .. } => {
+                Phase::Receiving { until: Instant::now() + self.options.request_patience }
+            }
+            Phase::Handling { .. } => Phase::Handling { ahead: true },
+            receiving @ Phase::Receiving { .. } => receiving,
+        });
+    }
+
+    fn request_complete(&self) {
+        self.phase.set(Phase::Handling { ahead: false });
+    }
+
+    fn handled(&self) {
+        let now = Instant::now();
+        self.phase.set(match self.phase.get() {
+            Phase::Handling { ahead: true } => {
+                Phase::Receiving { until: now + self.options.request_patience }
+            }
+            _ => Phase::Idle { until: now + self.options.idle_patience },
+        });
+    }
+
+    fn sent(&self) {
+        self.stalled_until.set(None);
+        if let Phase::Idle { .. } = self.phase.get() {
+            self.phase.set(Phase::Idle { until: Instant::now() + self.options.idle_patience });
+        }
+    }
+
+    fn stalled(&self) {
+        if self.stalled_until.get().is_none() {
+            self.stalled_until.set(Some(Instant::now() + SEND_PATIENCE));
+        }
+    }
+
+    /// When the connection ends unless something happens, and whether 408 says so.
+    fn deadline(&self) -> Option<(Instant, bool)> {
+        match (self.stalled_until.get(), self.phase.get()) {
+            (Some(until), _) | (None, Phase::Idle { until }) => Some((until, false)),
+            (None, Phase::Receiving { until }) => Some((until, true)),
+            (None, Phase::Handling { .. }) => None,
+        }
+    }
+}
+
+/// A stream that reports its progress to the clock.
+struct Watched<S> {
+    stream: S,
+    clock: Rc<Clock>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        if buf.filled().len() > before {
+            self.clock.received();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        match written {
+            Poll::Pending => self.clock.stalled(),
+            Poll::Ready(_) => self.clock.sent(),
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Serves a peer until its connection ends.
+pub(crate) async fn serve_connection<S>(
+    stream: S,
+    user: Option<PeerUser>,
+    service: axum::Router,
+    options: ServerOptions,
+) where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let clock = Rc::new(Clock::new(options));
+    let answer = |request: hyper::Request<Incoming>| {
+        let (clock, service) = (clock.clone(), service.clone());
+        // hyper needs a future that can be moved.
+        Box::pin(async move {
+            let response = match admit(request.map(Body::new)).await {
+                Ok(admitted) => {
+                    clock.request_complete();
+                    route(admitted, user, service).await
+                }
+                Err(problem) => {
+                    // The rest of a refused request is not received.
+                    Response { close: true, ..problem.response() }.into_response()
+                }
+            };
+            clock.handled();
+            Ok::<_, Infallible>(response)
+        })
+    };
+    let watched = TokioIo::new(Watched { stream, clock: clock.clone() });
+    let mut builder = http1::Builder::new();
+    builder
+        .half_close(true)
+        .title_case_headers(true)
+        .header_read_timeout(None)
+        .max_headers(MAX_HEADERS)
+        .max_header_size(MAX_HEAD_BYTES)
+        .max_buf_size(MAX_HEAD_BYTES);
+    let mut connection = builder.serve_connection(watched, service_fn(answer));
+    let mut timer = pin!(sleep_until(Instant::now()));
+    let late = poll_fn(|cx| {
+        if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
+            if let Err(error) = ended {
+                tracing::debug!("a connection of the API failed: {error}");
+            }
+            return Poll::Ready(false);
+        }
+        let Some((until, is_reported)) = clock.deadline() else { return Poll::Pending };
+        timer.as_mut().reset(until);
+        timer.as_mut().poll(cx).map(|()| is_reported)
+    })
+    .await;
+    let is_expired = clock.deadline().is_some_and(|(until, _)| until <= Instant::now());
+    let mut stream = connection.into_parts().io.into_inner().stream;
+    if late {
+        let seconds = options.request_patience.as_secs();
+        let detail = format!("the request was not complete within {seconds} s");
+        let problem = Problem::new(408, "timeout", "The request took too long", detail);
+        let bytes = problem.response().last_bytes();
+        if !matches!(timeout(SEND_PATIENCE, stream.write_all(&bytes)).await, Ok(Ok(()))) {
+            return;
+        }
+    } else if is_expired {
+        return;
+    }
+    let _ = timeout(LINGER_PATIENCE, linger(&mut stream)).await;
+}
+
+async fn route(
+    admitted: Admitted,
+    user: Option<PeerUser>,
+    service: axum::Router,
+) -> axum::response::Response {
+    let Admitted { mut parts, query, body } = admitted;
+    parts.extensions.insert(Peer { user, query });
+    let request = axum::extract::Request::from_parts(parts, Body::from(body));
+    match service.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// Ends the sending side and discards what the peer still sends, so that its kernel does not drop
+/// the answer.
+async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut block = vec![0; 4 << 10];
+    let mut discarded = 0;
+    while discarded < LINGER_BYTES {
+        match stream.read(&mut block).await? {
+            0 => break,
+            count => discarded += count,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the API's thread is outside of the runtime")]
+    fn phases_follow_bytes_and_handlers() {
+        let clock = Clock::new(ServerOptions::default());
+        let is_reported = |clock: &Clock| clock.deadline().map(|(_, is_reported)| is_reported);
+        assert_eq!(is_reported(&clock), Some(false));
+        clock.received();
+        let first = clock.deadline();
+        assert_eq!(is_reported(&clock), Some(true));
+        std::thread::sleep(Duration::from_millis(2));
+        clock.received();
+        assert_eq!(clock.deadline(), first, "each byte does not extend the limit");
+        clock.request_complete();
+        assert_eq!(clock.deadline(), None);
+        clock.stalled();
+        assert_eq!(is_reported(&clock), Some(false));
+        clock.sent();
+        assert_eq!(clock.deadline(), None);
+        clock.received();
+        clock.handled();
+        assert_eq!(is_reported(&clock), Some(true), "a pipelined request has begun");
+        clock.request_complete();
+        clock.handled();
+        assert_eq!(is_reported(&clock), Some(false));
+    }
+}

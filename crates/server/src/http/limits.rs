@@ -1,0 +1,54 @@
+//! Bounds of the HTTP server and client on memory and time.
+//!
+//! A connection holds at most a head (8 KiB), a body (64 KiB), hyper's buffer of 8 KiB for each
+//! direction, and its answer. 64 connections hold at most 6 MiB of requests.
+
+use std::time::Duration;
+
+/// Longest request line with its header fields, in bytes; longer is 431. Browsers and curl send
+/// about 500.
+pub const MAX_HEAD_BYTES: usize = 8 << 10;
+
+/// Most header fields of a request or a response; more is 431.
+pub const MAX_HEADERS: usize = 64;
+
+/// Longest body of a request, in bytes; longer is 413.
+pub const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// Most segments of a path; more is 400. The longest route has 5.
+pub const MAX_SEGMENTS: usize = 16;
+
+/// Most parameters of a query; more is 400.
+pub const MAX_PARAMETERS: usize = 16;
+
+/// Connections at a time, for each listener; more are answered with 503 and closed.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// From the first byte of a request to its last.
+pub const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Silence between two requests.
+pub const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest time that a peer may take to accept some bytes of an answer.
+pub const SEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// After an answer that ends a connection, the server discards what the peer still sends for at
+/// most this long and [`LINGER_BYTES`]. Closing at once would make the peer's kernel drop the
+/// answer (RFC 9112, section 9.6).
+pub const LINGER_PATIENCE: Duration = Duration::from_secs(1);
+/// Most bytes that are discarded, see [`LINGER_PATIENCE`].
+pub const LINGER_BYTES: usize = 256 << 10;
+
+/// Pause after a failed accept, for example when file descriptors have run out.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Longest wait for the API's thread when the server stops. Its tasks do not block: it takes
+/// milliseconds.
+pub const STOP_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Largest answer that the client accepts, in bytes: 4,096 volumes of 16 KiB.
+pub const MAX_REPLY_BYTES: usize = 64 << 20;
+
+/// Longest wait of the client for an answer.
+pub const REPLY_PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,78 @@
+//! OpenAPI 3.1 document, generated from the table of routes and the types of their documents.
+
+use schemars::SchemaGenerator;
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+use crate::http::problem::{self, ProblemDocument};
+use crate::http::router::RouteInfo;
+
+/// Where references to types point.
+const SCHEMAS: &str = "/components/schemas";
+
+/// Describes all routes.
+pub fn document(routes: &[RouteInfo]) -> Value {
+    // Members with a default may be left out of requests, and are always in answers.
+    let mut requests = generator(SchemaSettings::draft2020_12().for_deserialize());
+    let mut answers = generator(SchemaSettings::draft2020_12().for_serialize());
+    let failure = json!({
+        "description": "A problem document, RFC 9457.",
+        "content": {
+            problem::CONTENT_TYPE: { "schema": answers.subschema_for::<ProblemDocument<'_>>() }
+        },
+    });
+    let mut paths = Map::new();
+    for route in routes {
+        let schema = route.answer.map(|schema| schema(&mut answers));
+        let schema = schema.map_or_else(|| json!({ "type": "string" }), Value::from);
+        let mut operation = json!({
+            "summary": route.about,
+            "responses": {
+                "200": { "description": "OK", "content": { route.media_type: { "schema": schema } } },
+                "default": failure,
+            },
+        });
+        let parameters: Vec<_> =
+            route.pattern.split('/').filter_map(name_of).map(parameter).collect();
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
+        }
+        if let Some(schema) = route.body {
+            let schema = Value::from(schema(&mut requests));
+            operation["requestBody"] = json!({
+                "required": false,
+                "content": { "application/json": { "schema": schema } },
+            });
+        }
+        let path = paths.entry(route.pattern).or_insert_with(|| json!({}));
+        path[route.method.as_str().to_ascii_lowercase()] = operation;
+    }
+    let mut schemas = answers.take_definitions(true);
+    schemas.extend(requests.take_definitions(true));
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Flagstone control API",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": "HTTP/1.1 over a Unix socket; see docs/api.md.",
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "paths": paths,
+        "components": { "schemas": schemas },
+    })
+}
+
+fn generator(mut settings: SchemaSettings) -> SchemaGenerator {
+    settings.definitions_path = SCHEMAS.into();
+    settings.meta_schema = None;
+    settings.into_generator()
+}
+
+/// The name in a segment of a pattern.
+fn name_of(segment: &str) -> Option<&str> {
+    segment.strip_prefix('{')?.strip_suffix('}')
+}
+
+fn parameter(name: &str) -> Value {
+    json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } })
+}

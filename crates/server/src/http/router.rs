@@ -1,0 +1,448 @@
+//! Table of routes: method, pattern, description and handler.
+//!
+//! A pattern is a path whose segments are literals or `{names}`; a literal takes precedence over a
+//! name. The axum service, the list of resources and the OpenAPI document are built from this
+//! table. Handlers run on the core of the table, so they may use its state:
+//!
+//! ```
+//! use flagstone_server::http::{Problem, Response, Router};
+//!
+//! let mut router = Router::new();
+//! let about = "Acts on a mirror.";
+//! router.post("/v1/volumes/{volume}/mirror/{action}", about, |call| async move {
+//!     let (volume, action) = (call.text("volume"), call.text("action"));
+//!     if action != "pause" {
+//!         return Err(Problem::not_found("no such action").accepting(["pause"]));
+//!     }
+//!     Ok(Response::ok(&serde_json::json!({ "volume": volume })))
+//! });
+//! ```
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use axum::http::Method;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
+
+use crate::http::problem::Problem;
+use crate::http::request::Request;
+use crate::http::response::Response;
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response, Problem>>>>;
+
+struct Route {
+    info: RouteInfo,
+    handler: Rc<dyn Fn(Call) -> Answer>,
+}
+
+/// Describes a type in the OpenAPI document.
+type Describe = fn(&mut SchemaGenerator) -> Schema;
+
+/// A route, for the documents that list it.
+#[derive(Clone, Debug)]
+pub struct RouteInfo {
+    /// Its method.
+    pub method: Method,
+    /// Its path, `{names}` standing for any segment.
+    pub pattern: &'static str,
+    /// Its effect, in a sentence.
+    pub about: &'static str,
+    /// Type of its answer.
+    pub(crate) media_type: &'static str,
+    /// The document that it answers; `None` for any text.
+    pub(crate) answer: Option<Describe>,
+    /// The document that it takes.
+    pub(crate) body: Option<Describe>,
+}
+
+impl RouteInfo {
+    /// Declares the document of the answer.
+    pub fn answers<T: JsonSchema>(&mut self) -> &mut RouteInfo {
+        self.answer = Some(|schemas| schemas.subschema_for::<T>());
+        self
+    }
+
+    /// Declares an answer that is not JSON, but a text.
+    pub fn answers_text(&mut self, media_type: &'static str) -> &mut RouteInfo {
+        self.media_type = media_type;
+        self
+    }
+
+    /// Declares the document of the request's body.
+    pub fn takes<T: JsonSchema>(&mut self) -> &mut RouteInfo {
+        self.body = Some(|schemas| schemas.subschema_for::<T>());
+        self
+    }
+}
+
+/// The routes of a listener. Lives on one core.
+#[derive(Default)]
+pub struct Router {
+    routes: Vec<Route>,
+}
+
+/// A request with the values of its path's names.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The request.
+    pub request: Request,
+    names: Vec<(String, String)>,
+}
+
+impl Call {
+    pub(crate) fn new(request: Request, names: Vec<(String, String)>) -> Call {
+        Call { request, names }
+    }
+
+    /// The segment of the path under this name, decoded.
+    ///
+    /// # Panics
+    /// If the route's pattern has no such name.
+    pub fn text(&self, name: &str) -> &str {
+        let found = self.names.iter().find(|(other, _)| *other == name);
+        &found.unwrap_or_else(|| panic!("the pattern has no {{{name}}}")).1
+    }
+
+    /// The same, parsed.
+    ///
+    /// # Errors
+    /// 404, with the reason.
+    pub fn name<T: FromStr<Err: std::fmt::Display>>(&self, name: &str) -> Result<T, Problem> {
+        let text = self.text(name);
+        text.parse().map_err(|error| Problem::not_found(format!("`{text}`: {error}")))
+    }
+
+    /// A parameter of the query.
+    ///
+    /// # Errors
+    /// 422 if it is given twice or cannot be parsed.
+    pub fn query<T: FromStr<Err: std::fmt::Display>>(
+        &self,
+        name: &str,
+    ) -> Result<Option<T>, Problem> {
+        let mut given = self.request.query.iter().filter(|(other, _)| other == name);
+        let Some((_, text)) = given.next() else { return Ok(None) };
+        if given.next().is_some() {
+            return Err(Problem::invalid(format!("`{name}` is given twice")));
+        }
+        let value = text.parse();
+        value
+            .map(Some)
+            .map_err(|error| Problem::invalid(format!("`{name}` cannot be `{text}`: {error}")))
+    }
+
+    /// A boolean of the query: `?name` or `?name=true`; false when absent.
+    ///
+    /// # Errors
+    /// 422 for any other value.
+    pub fn flag(&self, name: &str) -> Result<bool, Problem> {
+        match self.query::<String>(name)?.as_deref() {
+            None | Some("false") => Ok(false),
+            Some("" | "true") => Ok(true),
+            Some(other) => Err(Problem::invalid(format!("`{name}` cannot be `{other}`"))
+                .accepting([format!("{name}=true"), format!("{name}=false")])),
+        }
+    }
+
+    /// Refuses a query, for routes that take everything in the body. Otherwise `?dry_run` would be
+    /// ignored and the action carried out.
+    ///
+    /// # Errors
+    /// 422 if there is a query.
+    pub fn without_query(&self) -> Result<(), Problem> {
+        match self.request.query.first() {
+            None => Ok(()),
+            Some((name, _)) => Err(Problem::invalid(format!(
+                "`{name}` is in the query, which is not read here: put it into the body"
+            ))),
+        }
+    }
+
+    /// The body as a document. An empty body is `{}`.
+    ///
+    /// # Errors
+    /// 415 if its type is given and is not JSON, 422 if it is not the document.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        let given = self.request.content_type.as_deref();
+        let essence = given.and_then(|given| given.split(';').next()).map(str::trim);
+        // curl's default for --data, which is no statement about the body.
+        let default = "application/x-www-form-urlencoded";
+        if let Some(essence) = essence.filter(|essence| *essence != default)
+            && !essence.eq_ignore_ascii_case("application/json")
+        {
+            let detail = format!("the body is `{essence}`");
+            let title = "The type of the body is not supported";
+            return Err(
+                Problem::new(415, "media-type", title, detail).accepting(["application/json"])
+            );
+        }
+        let body = if self.request.body.is_empty() { b"{}" } else { &self.request.body[..] };
+        serde_json::from_slice(body).map_err(|error| {
+            Problem::invalid(format!("the body is not the expected document: {error}"))
+        })
+    }
+}
+
+impl Router {
+    /// An empty table.
+    pub fn new() -> Router {
+        Router::default()
+    }
+
+    /// Adds a route for GET and HEAD.
+    ///
+    /// # Panics
+    /// As [`Router::add`].
+    pub fn get<F, Fut>(
+        &mut self,
+        pattern: &'static str,
+        about: &'static str,
+        handler: F,
+    ) -> &mut RouteInfo
+    where
+        F: Fn(Call) -> Fut + 'static,
+        Fut: Future<Output = Result<Response, Problem>> + 'static,
+    {
+        self.add(Method::GET, pattern, about, handler)
+    }
+
+    /// Adds a route for POST: an action, safe to repeat.
+    ///
+    /// # Panics
+    /// As [`Router::add`].
+    pub fn post<F, Fut>(
+        &mut self,
+        pattern: &'static str,
+        about: &'static str,
+        handler: F,
+    ) -> &mut RouteInfo
+    where
+        F: Fn(Call) -> Fut + 'static,
+        Fut: Future<Output = Result<Response, Problem>> + 'static,
+    {
+        self.add(Method::POST, pattern, about, handler)
+    }
+
+    /// Adds a route.
+    ///
+    /// # Panics
+    /// If the table has one of this method and pattern, or the pattern does not begin with `/`:
+    /// both are mistakes of the program.
+    pub fn add<F, Fut>(
+        &mut self,
+        method: Method,
+        pattern: &'static str,
+        about: &'static str,
+        handler: F,
+    ) -> &mut RouteInfo
+    where
+        F: Fn(Call) -> Fut + 'static,
+        Fut: Future<Output = Result<Response, Problem>> + 'static,
+    {
+        assert!(pattern.starts_with('/'), "{pattern} is not a path");
+        let taken = |route: &Route| route.info.method == method && route.info.pattern == pattern;
+        assert!(!self.routes.iter().any(taken), "{method} {pattern} is a duplicate");
+        let handler: Rc<dyn Fn(Call) -> Answer> = Rc::new(move |call| Box::pin(handler(call)));
+        let media_type = "application/json";
+        let info = RouteInfo { method, pattern, about, media_type, answer: None, body: None };
+        self.routes.push(Route { info, handler });
+        let route = self.routes.last_mut().expect("it was pushed");
+        &mut route.info
+    }
+
+    /// The routes, in the order in which they were added.
+    pub fn routes(&self) -> Vec<RouteInfo> {
+        self.routes.iter().map(|route| route.info.clone()).collect()
+    }
+
+    /// Handles a call of the route at `index`.
+    pub(crate) fn answer(
+        &self,
+        index: usize,
+        call: Call,
+    ) -> impl Future<Output = Response> + 'static {
+        let answer = (self.routes[index].handler)(call);
+        async move { answer.await.unwrap_or_else(|problem| problem.response()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::http::duplex::converse;
+    use crate::http::limits::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_HEADERS, MAX_SEGMENTS};
+
+    fn router() -> Rc<Router> {
+        let mut router = Router::new();
+        let echo = |route: &'static str| {
+            move |call: Call| async move {
+                let names: Vec<_> = call.names.iter().map(|(_, value)| value.clone()).collect();
+                Ok(Response::ok(&json!([route, names])))
+            }
+        };
+        router.get("/v1/", "The root.", echo("root"));
+        router.get("/v1/volumes", "All.", echo("all"));
+        router.get("/v1/volumes/{name}", "One.", echo("one"));
+        router.post("/v1/volumes/{name}", "Change.", echo("change"));
+        router.get("/v1/volumes/special", "The special one.", echo("special"));
+        router.post("/v1/volumes/{name}/mirror/{action}", "Act.", echo("act"));
+        router.post("/v1/body", "Read.", |call: Call| async move {
+            #[derive(serde::Deserialize)]
+            struct Body {
+                number: u8,
+            }
+            let (body, dry_run): (Body, _) = (call.json()?, call.flag("dry_run")?);
+            Ok(Response::ok(&json!([body.number, dry_run, call.query::<u8>("n")?])))
+        });
+        Rc::new(router)
+    }
+
+    struct Answered {
+        status: u16,
+        head: String,
+        body: Value,
+    }
+
+    fn converse_text(bytes: &[u8]) -> String {
+        String::from_utf8(converse(&router(), bytes)).unwrap()
+    }
+
+    fn send(bytes: &[u8]) -> Answered {
+        let text = converse_text(bytes);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
+        let status = head.get(9..12).and_then(|status| status.parse().ok());
+        let status = status.unwrap_or_else(|| panic!("{text:?}"));
+        let body = serde_json::from_str(body).unwrap_or_default();
+        Answered { status, head: head.to_owned(), body }
+    }
+
+    fn ask(method: &str, target: &str) -> Answered {
+        send(format!("{method} {target} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
+    }
+
+    #[test]
+    fn literal_segments_take_precedence_over_names() {
+        for (method, path, expected) in [
+            ("GET", "/v1/", json!(["root", []])),
+            ("GET", "/v1", json!(["root", []])),
+            ("GET", "/v1/volumes/", json!(["all", []])),
+            ("GET", "http://x/v1/volumes/a%20b", json!(["one", ["a b"]])),
+            ("POST", "/v1/volumes/db", json!(["change", ["db"]])),
+            ("GET", "/v1/volumes/special", json!(["special", []])),
+            ("POST", "/v1/volumes/db/mirror/pause", json!(["act", ["db", "pause"]])),
+        ] {
+            let answer = ask(method, path);
+            assert_eq!((answer.status, answer.body), (200, expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn head_has_the_length_but_not_the_body() {
+        let text = converse_text(b"HEAD /v1/volumes/db HTTP/1.1\r\nHost: x\r\n\r\n");
+        let expected = serde_json::to_vec_pretty(&json!(["one", ["db"]])).unwrap().len() + 1;
+        assert!(text.contains(&format!("Content-Length: {expected}\r\n")), "{text}");
+        assert!(text.ends_with("\r\n\r\n"), "{text}");
+    }
+
+    #[test]
+    fn unknown_paths_and_methods_list_the_known() {
+        for path in ["/", "/v2", "/v1//volumes", "/v1/volumes/db/x", "/v1/volumes/db/mirror/"] {
+            let answer = ask("GET", path);
+            assert_eq!((answer.status, &answer.body["status"]), (404, &404.into()), "{path}");
+            assert!(answer.body["accepted"].as_array().unwrap().len() > 3);
+            assert!(answer.head.contains("Content-Type: application/problem+json"));
+        }
+        for method in ["DELETE", "PURGE"] {
+            let answer = ask(method, "/v1/volumes/db");
+            assert_eq!((answer.status, &answer.body["status"]), (405, &405.into()), "{method}");
+            assert!(answer.head.contains("Allow: GET, POST, HEAD, OPTIONS"), "{}", answer.head);
+        }
+        let answer = ask("OPTIONS", "/v1/volumes/db/mirror/x");
+        assert_eq!(answer.status, 204);
+        assert!(answer.head.contains("Allow: POST, OPTIONS"), "{}", answer.head);
+    }
+
+    #[test]
+    fn bodies_and_queries_are_parsed() {
+        let post = |text: &str, kind: Option<&str>, query: &str| {
+            let kind = kind.map(|kind| format!("Content-Type: {kind}\r\n")).unwrap_or_default();
+            let length = text.len();
+            let head = format!("POST /v1/body{query} HTTP/1.1\r\nHost: x\r\n{kind}");
+            send(format!("{head}Content-Length: {length}\r\n\r\n{text}").as_bytes())
+        };
+        let json = "{\"number\": 7}";
+        let good = post(json, Some("Application/JSON; charset=utf-8"), "?dry_run");
+        assert_eq!(good.body, json!([7, true, null]));
+        assert_eq!(post(json, None, "?n=3&dry_run=false").body, json!([7, false, 3]));
+        for (text, kind, query, status) in [
+            (json, Some("text/plain"), "", 415),
+            ("{\"number\": 700}", None, "", 422),
+            ("", None, "", 422),
+            ("\u{0}", None, "", 422),
+            (json, None, "?dry_run=perhaps", 422),
+            (json, None, "?n=1&n=1", 422),
+            (json, None, "?n=-1", 422),
+        ] {
+            assert_eq!(post(text, kind, query).status, status, "{text} {query}");
+        }
+    }
+
+    #[test]
+    fn bodies_are_bounded_whatever_their_framing() {
+        let post = |fields: &str, body: &str| {
+            let head = format!("POST /v1/body HTTP/1.1\r\nHost: x\r\n{fields}\r\n\r\n");
+            send(&[head.as_bytes(), body.as_bytes()].concat())
+        };
+        let chunked = |body: &str| format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+        let good = post("Transfer-Encoding: chunked", &chunked("{\"number\": 7}"));
+        assert_eq!(good.body, json!([7, false, null]));
+        let large = " ".repeat(MAX_BODY_BYTES + 1);
+        for (fields, body, status) in [
+            ("Transfer-Encoding: chunked".to_owned(), chunked(&large), 413),
+            (format!("Content-Length: {}", large.len()), large.clone(), 413),
+            ("Content-Length: 999999999999999999".to_owned(), String::new(), 413),
+            ("Content-Length: 9".to_owned(), "12".to_owned(), 400),
+            ("Transfer-Encoding: chunked".to_owned(), "zz\r\n".to_owned(), 400),
+            ("Expect: cake".to_owned(), String::new(), 417),
+            ("Host: y".to_owned(), String::new(), 400),
+        ] {
+            let answer = post(&fields, &body);
+            assert_eq!(answer.status, status, "{fields}");
+            assert_eq!(answer.body["status"], status, "{fields}");
+            assert!(answer.head.contains("Connection: close"), "{}", answer.head);
+        }
+    }
+
+    #[test]
+    fn malformed_heads_are_refused_by_hyper() {
+        let deep = "/x".repeat(MAX_SEGMENTS + 1);
+        for (text, status) in [
+            ("\x16\x03\x01\x02\r\n\r\n".to_owned(), 400),
+            ("GET /v1/ HTTP/1.1\r\nHost: x\r\nBad Field: y\r\n\r\n".to_owned(), 400),
+            ("GET /v1/ HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n".to_owned(), 400),
+            ("GET /v1/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n".to_owned(), 400),
+            (format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_HEADERS + 1)), 431),
+            (format!("GET /{} HTTP/1.1\r\n", "x".repeat(MAX_HEAD_BYTES)), 431),
+            ("GET v1 HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), 400),
+            ("GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), 400),
+            ("GET / HTTP/1.1\r\n\r\n".to_owned(), 400),
+            (format!("GET {deep} HTTP/1.1\r\nHost: x\r\n\r\n"), 400),
+        ] {
+            assert_eq!(send(text.as_bytes()).status, status, "{text:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "is a duplicate")]
+    fn duplicate_routes_are_a_mistake() {
+        let handler = |_| async { Ok(Response::ok(&7)) };
+        let mut router = Router::new();
+        router.get("/v1/volumes", "All.", handler);
+        router.get("/v1/volumes", "Again.", handler);
+    }
+}

@@ -1,0 +1,20 @@
+//! Serving daemon: opens the volumes of a configuration, exports them, and serves the HTTP API.
+//!
+//! - [`serve`]: startup, serving and shutdown.
+//! - `stack`: the device stack of a volume; `mirrors`: mirrored volumes; `pending`: volumes whose
+//!   devices are unreachable.
+//! - [`api`]: the documents, actions and metrics; [`http`]: the server and client they travel over.
+
+mod announce;
+pub mod api;
+mod connections;
+mod exports;
+pub mod http;
+pub mod limits;
+mod mirrors;
+mod pending;
+mod reload;
+pub mod serve;
+mod signals;
+mod stack;
+mod subsystems;

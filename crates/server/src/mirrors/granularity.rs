@@ -1,0 +1,185 @@
+//! Granularity of a new replica: the size of its bitmap blocks and regions.
+//!
+//! A replica gets the configured granularity, or its creation is refused. A region has at most 512 bits
+//! and a volume at most 2^24 regions, so a large volume cannot have the finest granularity. Beyond 64 TiB
+//! the default is coarser, so that the log stays small.
+
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::limits::{
+    ACTIVE_REGIONS_MAX, ACTIVE_REGIONS_MIN, BIT_DEFAULT_BYTES, BIT_MAX_BYTES, REGION_MAX_BITS,
+    REGIONS_MAX,
+};
+
+use flagstone_config as config;
+use flagstone_config::units::format_size;
+
+/// Geometry of a new replica on a device of this size. Its granularity is coarser than configured if
+/// the format requires it.
+pub(super) fn shape(mirror: &config::Mirror, device_bytes: u64) -> ReplicaGeometry {
+    let usual = ReplicaGeometry::for_size(device_bytes).bit_bytes;
+    let mut bit_bytes = mirror.granularity_bytes;
+    if usual > BIT_DEFAULT_BYTES {
+        bit_bytes = bit_bytes.max(usual);
+    }
+    let mut shape = with_bits(mirror, bit_bytes, device_bytes);
+    while shape.regions() > REGIONS_MAX && shape.bit_bytes < BIT_MAX_BYTES {
+        shape = with_bits(mirror, 2 * shape.bit_bytes, device_bytes);
+    }
+    shape
+}
+
+/// The same with the given granularity: a target uses that of its source.
+pub(super) fn with_bits(
+    mirror: &config::Mirror,
+    bit_bytes: u32,
+    device_bytes: u64,
+) -> ReplicaGeometry {
+    let mut shape = ReplicaGeometry::for_size(device_bytes);
+    shape.bit_bytes = bit_bytes;
+    // Keep the region size if possible: it determines the log's write rate.
+    let most = bit_bytes.saturating_mul(REGION_MAX_BITS);
+    shape.region_bytes = shape.region_bytes.clamp(bit_bytes, most);
+    let hot = mirror.activity_log_bytes / u64::from(shape.region_bytes);
+    shape.active_regions_max =
+        hot.clamp(ACTIVE_REGIONS_MIN.into(), ACTIVE_REGIONS_MAX.into()) as u32;
+    shape
+}
+
+/// Refusal of a configured granularity that is finer than possible. The default is never refused.
+pub(super) fn too_fine(
+    name: &str,
+    mirror: &config::Mirror,
+    shape: &ReplicaGeometry,
+) -> Option<String> {
+    let asked = mirror.granularity_bytes;
+    let [asked_for, least] = [asked, shape.bit_bytes].map(|bytes| format_size(bytes.into()));
+    (asked < shape.bit_bytes && asked != BIT_DEFAULT_BYTES).then(|| {
+        format!(
+            "`granularity` of the mirror of `{name}` is {asked_for}, and a volume of {} has {least} at \
+             least: write granularity = \"{least}\" or more, or remove it, and start this server again",
+            format_size(shape.usable_bytes)
+        )
+    })
+}
+
+/// Advice about a target whose configured granularity differs from that of its source, so that the log
+/// sizes differ.
+pub(super) fn other_granularity(
+    name: &str,
+    mirror: &config::Mirror,
+    shape: &ReplicaGeometry,
+) -> Option<String> {
+    let own = self::shape(mirror, shape.usable_bytes).bit_bytes;
+    let [here, there] = [own, shape.bit_bytes].map(|bytes| format_size(bytes.into()));
+    (own != shape.bit_bytes).then(|| {
+        format!(
+            "a bit of the log stands for {there} on the source and for {here} here, so their logs are not \
+             of one size: write granularity = \"{there}\" in the mirror of `{name}` here, and start this \
+             server again"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_mirror::layout::layout;
+    use flagstone_mirror::limits::BIT_MIN_BYTES;
+    use flagstone_mirror::replica::read_superblock;
+    use flagstone_runtime::block_on;
+
+    use super::super::testing::{Node, listener, port};
+    use super::*;
+    use flagstone_config::Config;
+    use flagstone_mirror::format::superblock::ReplicaRole;
+
+    const TIB: u64 = 1 << 40;
+
+    fn mirror(granularity: &str) -> config::Mirror {
+        let text = format!(
+            "[server]\nnode = \"a\"\n[peer.b]\naddress = \"host\"\n[volume.db]\n\
+             mirror = {{ peer = \"b\"{granularity} }}\ndevice = \"memory:16MiB\"\n"
+        );
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        config.volumes[0].mirror().expect("it has one").clone()
+    }
+
+    /// From the finest to the coarsest: the configured granularity if the format supports it, else the
+    /// next coarser one and a refusal.
+    #[test]
+    fn granularity_is_as_configured_or_refused() {
+        for power in 12..=24 {
+            let asked = 1_u32 << power;
+            let mirror = mirror(&format!(", granularity = \"{asked}\""));
+            assert_eq!(mirror.granularity_bytes, asked);
+            for (bytes, least) in [
+                (16 << 20, BIT_MIN_BYTES),
+                (32 * TIB, BIT_MIN_BYTES),
+                (32 * TIB + 4096, 2 * BIT_MIN_BYTES),
+                (64 * TIB, 2 * BIT_MIN_BYTES),
+                (64 * TIB + 4096, 2 * BIT_DEFAULT_BYTES),
+                (200 * TIB, 4 * BIT_DEFAULT_BYTES),
+            ] {
+                let shape = shape(&mirror, bytes);
+                assert_eq!(shape.check(), Ok(()), "{asked} of {bytes}");
+                assert_eq!(shape.bit_bytes, asked.max(least), "{asked} of {bytes}");
+                let refused = too_fine("db", &mirror, &shape);
+                let is_default = asked == BIT_DEFAULT_BYTES;
+                assert_eq!(refused.is_some(), asked < least && !is_default, "{asked} of {bytes}");
+                if let Some(refused) = refused {
+                    let advice =
+                        format!("write granularity = \"{}\" or more", format_size(least.into()));
+                    assert!(refused.contains(&advice), "{refused}");
+                }
+                assert!(layout(bytes, &shape).is_some_and(|layout| layout.usable_bytes > 0));
+            }
+        }
+        assert_eq!(mirror("").granularity_bytes, BIT_DEFAULT_BYTES);
+    }
+
+    /// A target has its source's bits, and regions of the size that its own crash resync is made of.
+    #[test]
+    fn target_keeps_its_activity_log_size() {
+        for power in 12..=24 {
+            let shape = with_bits(&mirror(""), 1 << power, 1 << 30);
+            assert_eq!((shape.check(), shape.bit_bytes), (Ok(()), 1 << power));
+            let hot_bytes = u64::from(shape.active_regions_max) * u64::from(shape.region_bytes);
+            assert_eq!(hot_bytes, 4 << 30, "bits of 2^{power}");
+        }
+    }
+
+    /// A target with another configured granularity is refused with the one that it needs.
+    #[test]
+    fn target_takes_granularity_of_source() {
+        block_on(async {
+            let (a, b) = (listener(), listener());
+            let text = |name: &str, peer: &str, port: u16, granularity: &str| {
+                format!(
+                    "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{port}\"\n\
+                     [volume.db]\nmirror = {{ peer = \"{peer}\"{granularity} }}\n\
+                     device = \"memory:64MiB\"\n"
+                )
+            };
+            let fine = ", granularity = \"4KiB\"";
+            let other = text("b", "a", port(&a), "");
+            let texts = [text("a", "b", port(&b), fine), text("b", "a", port(&a), fine)];
+            let [a, b] = [Node::of(&texts[0], a).await, Node::of(&texts[1], b).await];
+            a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+            let coarse = Node::of(&other, listener()).await;
+            let refused = coarse.mirrored.create(ReplicaRole::Target, false, false).await;
+            let refused = refused.unwrap_err().to_string();
+            for part in ["4KiB on the source and for 64KiB here", "granularity = \"4KiB\""] {
+                assert!(refused.contains(part), "no `{part}`: {refused}");
+            }
+            coarse.mirrored.end().await;
+            b.mirrored.create(ReplicaRole::Target, false, false).await.unwrap();
+            a.is_in_sync().await;
+            for node in [&a, &b] {
+                let found = read_superblock(&node.mirrored.leg).await.unwrap();
+                assert_eq!(found.geometry.bit_bytes, 4096);
+            }
+            a.mirrored.end().await;
+            b.mirrored.end().await;
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,334 @@
+//! Online growth of a mirrored volume: `flagstone mirror grow` on the source, and the response of a
+//! target to a source of another size.
+//!
+//! The source checks the space on all nodes, and zeroes the new space on all of them while the volume
+//! keeps its size. Targets in sync can take over during that time. The source then resizes its replica
+//! between two mirrors ([`ReplicaTransfer`]), while host I/O waits. It reconnects its targets, asks them
+//! to take its size, and copies the writes made meanwhile. It copies the new space only to nodes that
+//! do not know that it is zero, or whose version could not zero it.
+
+use std::rc::{Rc, Weak};
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::format::superblock::ReplicaRole;
+use flagstone_mirror::layout::{ReplicaGeometry, log_layout, usable_with_log};
+use flagstone_mirror::peer::identify;
+use flagstone_mirror::{LinkVersion, Mirror, ReplicaTransfer};
+use flagstone_runtime::{spawn, time};
+
+use super::create::failed;
+use super::{CreateError, MirroredVolume};
+use crate::limits::GROW_PATIENCE;
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::units::format_size;
+
+/// Unit of replica sizes, in bytes.
+const PAGE_BYTES: u64 = 4096;
+
+/// Outcome of growing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grown {
+    /// Size of the volume before, in bytes.
+    pub from_bytes: u64,
+    /// Size of the volume after, in bytes.
+    pub to_bytes: u64,
+    /// The node with the least space.
+    pub smallest: String,
+    /// Peers whose version cannot zero the new space: it is copied to them.
+    pub copied_to: Vec<String>,
+    /// The new space is still being zeroed; the volume grows after that.
+    pub in_progress: bool,
+}
+
+/// Space for a volume on all nodes.
+struct Room {
+    room_bytes: u64,
+    /// The node with the least space.
+    smallest: String,
+    /// See [`Grown::copied_to`].
+    copied_to: Vec<String>,
+}
+
+/// Marks the mirror as being replaced, until dropped.
+struct Growing<'a>(&'a MirroredVolume);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.growing.set(false);
+    }
+}
+
+/// Publishes the size after the current growth, until dropped.
+struct GrowingGuard(Rc<MirroredVolume>);
+
+impl Drop for GrowingGuard {
+    fn drop(&mut self) {
+        self.0.growing_to.set(None);
+    }
+}
+
+impl MirroredVolume {
+    /// Size after the current growth, if the volume is growing.
+    pub(crate) fn growing_to(&self) -> Option<u64> {
+        self.growing_to.get()
+    }
+
+    /// Grows the volume to `wanted` bytes, or to the largest size that fits on all nodes.
+    pub(crate) async fn grow(
+        self: &Rc<Self>,
+        wanted: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Grown, CreateError> {
+        let refused = |why: String| Err(CreateError::Refused(why));
+        let name = &self.name;
+        let Some(mirror) = self.mirror() else {
+            return refused(format!(
+                "this node has no replica of `{name}`: if its device was just enlarged, and the metadata \
+                 at its end is not found any more, restore its former size"
+            ));
+        };
+        let status = mirror.status();
+        if status.role != ReplicaRole::Source || !status.serving {
+            return refused(format!(
+                "{} does not serve `{name}`: repeat the command on the node that does",
+                self.node
+            ));
+        }
+        if status.local_device_failed {
+            return refused(format!("the device of `{name}` on {} has failed", self.node));
+        }
+        if let Some(bytes) = self.growing_to.get() {
+            return refused(format!(
+                "`{name}` is already growing to {}: the new space is being zeroed on all nodes",
+                format_size(bytes)
+            ));
+        }
+        let Room { room_bytes, smallest, copied_to } = self.room(&mirror).await?;
+        let from_bytes = mirror.usable_bytes();
+        let to_bytes = wanted.unwrap_or(room_bytes);
+        if to_bytes < from_bytes {
+            return refused(format!(
+                "`{name}` has {}, and a mirrored volume does not shrink: data would be lost",
+                format_size(from_bytes)
+            ));
+        }
+        if !to_bytes.is_multiple_of(PAGE_BYTES) {
+            return refused(format!("the size {to_bytes} B is not a multiple of 4 KiB"));
+        }
+        if to_bytes > room_bytes {
+            return refused(format!(
+                "{smallest} has space for just {}: first enlarge its device",
+                format_size(room_bytes)
+            ));
+        }
+        let mut in_progress = false;
+        if to_bytes > from_bytes && !dry_run {
+            in_progress = self.start_growing(mirror, to_bytes).await.map_err(failed)?;
+        }
+        Ok(Grown { from_bytes, to_bytes, smallest, copied_to, in_progress })
+    }
+
+    /// Starts to grow the volume, and waits up to [`GROW_PATIENCE`]. True if it is still growing then.
+    async fn start_growing(self: &Rc<Self>, mirror: Mirror, bytes: u64) -> Result<bool, String> {
+        if self.growing_to.get().is_some() {
+            return Err("the volume is already growing".to_owned());
+        }
+        self.growing_to.set(Some(bytes));
+        let growing = GrowingGuard(self.clone());
+        let grows = spawn(async move {
+            let GrowingGuard(this) = &growing;
+            let grown = this.zero_and_resize(&mirror, bytes).await;
+            if let Err(error) = &grown {
+                tracing::error!(volume = this.name, "the volume did not grow: {error}");
+            }
+            grown
+        });
+        match time::timeout(GROW_PATIENCE, grows).await {
+            Ok(ended) => {
+                ended.unwrap_or_else(|_| Err("the server is stopping".to_owned()))?;
+                Ok(false)
+            }
+            Err(_) => Ok(true),
+        }
+    }
+
+    /// Zeroes the new space on all nodes, and then resizes the volume.
+    async fn zero_and_resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+        mirror.zero_new_space(bytes).await.map_err(|error| {
+            format!(
+                "cannot zero the new space on all nodes ({error}): the volume keeps its size; repeat the \
+                 command when all nodes are reachable and their devices work"
+            )
+        })?;
+        // Zeroing may have taken hours.
+        if mirror.is_closed() || !mirror.is_serving() || mirror.usable_bytes() > bytes {
+            return Err(format!(
+                "{} stopped serving the volume while the new space was zeroed: repeat the command on the \
+                 node that serves it",
+                self.node
+            ));
+        }
+        self.resize(mirror, bytes).await
+    }
+
+    /// Space on all nodes, and the peers that cannot zero it.
+    async fn room(&self, mirror: &Mirror) -> Result<Room, CreateError> {
+        let (room_bytes, smallest) = (mirror.room_bytes(), self.node.clone());
+        let mut least = Room { room_bytes, smallest, copied_to: Vec::new() };
+        let (volume, own) = (mirror.status().volume, mirror.status().replica);
+        for (leg, name) in self.peers.iter().enumerate() {
+            let way = self.connector(leg);
+            let answer = match way.connect().await {
+                Ok(session) => {
+                    let answer = identify(&session, own, mirror.versions()).await;
+                    session.close();
+                    answer.map_err(|error| error.to_string())
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let about = answer.map_err(|error| {
+                CreateError::Refused(format!(
+                    "{name} does not report its space ({error}): a mirrored volume can grow when all its \
+                     nodes are reachable"
+                ))
+            })?;
+            if about.view.volume != volume || about.is_serving {
+                return Err(CreateError::Refused(format!(
+                    "{name} has another volume, or serves hosts itself: see `flagstone mirror status {}`",
+                    self.name
+                )));
+            }
+            if about.view.room_bytes < least.room_bytes {
+                (least.room_bytes, least.smallest) = (about.view.room_bytes, name.clone());
+            }
+            let common = mirror.versions().highest_common(about.versions);
+            if common.is_ok_and(|version| version < LinkVersion::ZEROES_NEW_SPACE) {
+                least.copied_to.push(name.clone());
+            }
+        }
+        Ok(least)
+    }
+
+    /// The largest volume that the log device has space for; `None` without a limit.
+    pub(super) fn log_room_bytes(&self, shape: &ReplicaGeometry) -> Option<u64> {
+        let log = self.log.borrow().clone()?;
+        if self.log_file().is_some() {
+            return None;
+        }
+        log.refresh();
+        Some(usable_with_log(log.geometry().size_bytes, shape))
+    }
+
+    /// Path of the log device if it is a regular file, which can be enlarged.
+    pub(super) fn log_file(&self) -> Option<&std::path::Path> {
+        match self.config.intent_log.as_ref()? {
+            DeviceSpec::Path(path) if path.is_file() => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Enlarges the log device to the size that this geometry needs, if possible.
+    fn grow_log(&self, log: &SharedDevice, shape: &ReplicaGeometry) -> Result<(), String> {
+        let needed = log_layout(shape).total_bytes;
+        log.refresh();
+        if log.geometry().size_bytes >= needed {
+            return Ok(());
+        }
+        if let Some(path) = self.log_file() {
+            let about = |error| format!("cannot enlarge {}: {error}", path.display());
+            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(about)?;
+            file.set_len(needed.next_multiple_of(PAGE_BYTES)).map_err(about)?;
+            log.refresh();
+        }
+        let has = log.geometry().size_bytes;
+        if has >= needed {
+            return Ok(());
+        }
+        Err(format!(
+            "the device of the write-intent log has {}, and a volume of {} needs {}: enlarge it",
+            format_size(has),
+            format_size(shape.usable_bytes),
+            format_size(needed)
+        ))
+    }
+
+    /// Resizes the replica between this mirror and the next. Host I/O waits meanwhile.
+    pub(super) async fn resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+        if self.growing.replace(true) {
+            return Err("the volume is already growing".to_owned());
+        }
+        let _growing = Growing(self);
+        let log = self.log.borrow().clone();
+        if let Some(log) = &log {
+            self.grow_log(
+                log,
+                &ReplicaGeometry { usable_bytes: bytes, ..mirror.replica_geometry() },
+            )?;
+        }
+        self.leg.refresh();
+        // The ANA state stays unchanged, because host I/O waits.
+        self.watch.borrow_mut().take();
+        let from = mirror.usable_bytes();
+        let served = mirror.is_serving();
+        let resized = match mirror.begin_transfer().await {
+            Ok(begin_transfer) => self.exchange(begin_transfer, log, bytes).await,
+            Err(error) => Err(error.to_string()),
+        };
+        if let (Err(error), true) = (&resized, self.has_ended()) {
+            self.reopen_soon();
+            return Err(format!(
+                "{error}: this node does not serve the volume until its replica can be reopened, which \
+                 is retried"
+            ));
+        }
+        let now = self.mirror().ok_or("the mirror was deleted")?;
+        if now.is_serving() != served {
+            self.set_ana_state(now.is_serving());
+        }
+        self.follow(now.clone(), now.is_serving());
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        target
+            .resize_namespace(&self.nqn, self.namespace_id)
+            .map_err(|error| format!("cannot notify hosts: {error}"))?;
+        match &resized {
+            Ok(()) => tracing::info!(
+                volume = self.name,
+                from_bytes = from,
+                to_bytes = now.usable_bytes(),
+                "the volume has a new size"
+            ),
+            Err(error) => tracing::error!(volume = self.name, "the size is unchanged: {error}"),
+        }
+        resized
+    }
+
+    async fn exchange(
+        self: &Rc<Self>,
+        begin_transfer: ReplicaTransfer,
+        log: Option<SharedDevice>,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
+        let opened = begin_transfer.resize(&self.leg, log, bytes).await;
+        let (replica, failed) = opened.map_err(|error| error.to_string())?;
+        let next = self.new_mirror(replica)?;
+        self.handle.set(Some(next.clone()));
+        begin_transfer.finish(&next).await.map_err(|error| error.to_string())?;
+        failed.map_or(Ok(()), |error| Err(error.to_string()))
+    }
+}
+
+/// Makes a target take the size of its source whenever the source asks for it.
+pub(super) async fn follow_source(this: Weak<MirroredVolume>, mirror: Mirror) {
+    loop {
+        let bytes = mirror.resize_requested().await;
+        let Some(this) = this.upgrade() else { return };
+        let old = mirror.clone();
+        // A separate task, because this one ends with its mirror.
+        let resized = spawn(async move { this.resize(&old, bytes).await });
+        if let Ok(Err(error)) = resized.await {
+            tracing::warn!("cannot take the size of the source: {error}");
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! Mirrored volumes of a server: opens, runs, grows and reopens the mirrors of a configuration.
+//!
+//! A mirrored volume is open before its replica exists, so that `flagstone mirror create` works on a
+//! running server; hosts are rejected until then. The layers below the mirror are its local leg.
+//! Besides its namespace, each volume has:
+//!
+//! - a hidden subsystem, which serves the local leg only to the configured peers;
+//! - a connector to each peer: an NVMe/TCP host with this node's name;
+//! - a task that makes the namespace's ANA state follow the role.
+//!
+//! All names derive from the volume's NQN and the nodes' names, so they are equal on all nodes, and the
+//! nodes' configurations differ just in their roles.
+
+mod create;
+mod failure;
+mod granularity;
+mod grow;
+mod handle;
+mod log_resize;
+mod open;
+mod overwrite_check;
+mod reopen;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod traces;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use flagstone_blockdev::{ReopenableDevice, SharedDevice};
+use flagstone_mirror::layout::layout;
+use flagstone_mirror::pace::PaceLimits;
+use flagstone_mirror::peer::SharedConnector;
+use flagstone_mirror::queue::QueueLimits;
+use flagstone_mirror::replica::{Replica, read_superblock};
+use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvme::log::AnaState;
+use flagstone_nvmf_host::HostOptions;
+use flagstone_nvmf_target::{SubsystemConfig, Target};
+use flagstone_replication::{
+    Bandwidth, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
+};
+use flagstone_runtime::net::Address;
+use flagstone_runtime::sync::Semaphore;
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{spawn, time};
+
+use crate::mirrors::failure::MirrorFailure;
+use flagstone_config::names::Uuid;
+use flagstone_config::uri::{Host, HostPort};
+use flagstone_config::{self as config, Config, Peer};
+use flagstone_stack::OpenError;
+
+pub(crate) use create::{CreateError, block_size_mismatch};
+use granularity::shape;
+use handle::MirrorHandle;
+pub(crate) use open::{connect_log, remote_log};
+pub(crate) use reopen::Reopening;
+
+/// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
+const NODES: u16 = flagstone_config::limits::MAX_PEERS as u16 + 1;
+
+/// Bandwidth limits by peer name. All volumes mirrored to a peer share its limit.
+pub(crate) type BandwidthLimits = BTreeMap<String, Arc<Bandwidth>>;
+
+/// The configured bandwidth limits.
+pub(crate) fn bandwidth_limits(config: &Config) -> BandwidthLimits {
+    let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
+    config.peers.iter().filter_map(cap).collect()
+}
+
+/// Opens the local device of a mirrored volume.
+pub(crate) type OpenLocalDevice =
+    Rc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedDevice, OpenError>>>>>;
+
+/// A mirrored volume.
+pub(crate) struct MirroredVolume {
+    /// Index in [`Config::volumes`].
+    pub(crate) volume: usize,
+    /// Names of its peers, in the order of the legs of [`Mirror`].
+    pub(crate) peers: Vec<String>,
+    /// Name of this node.
+    pub(crate) node: String,
+    name: String,
+    config: config::Mirror,
+    links: Vec<Peer>,
+    /// NQNs of the volume's subsystem, of its replica's subsystem, and of the nodes as hosts.
+    nqn: Nqn,
+    /// Namespace ID in the volume's subsystem.
+    namespace_id: u32,
+    replica_nqn: Nqn,
+    /// Tag of the volume in the superblocks of its replicas.
+    called: u64,
+    own_host: Nqn,
+    peer_hosts: Vec<Nqn>,
+    leg: SharedDevice,
+    /// The same device as `leg`, reopened with `open_local_device` if there is one.
+    swap: Arc<ReopenableDevice>,
+    open_local_device: RefCell<Option<OpenLocalDevice>>,
+    /// Device of the intent log, if separate and the replica is open.
+    log: RefCell<Option<SharedDevice>>,
+    /// The same device, if it can be reopened. Weak, so that a failed attempt does not keep the device
+    /// open.
+    log_swap: RefCell<Weak<ReopenableDevice>>,
+    /// A remote log device, connected in advance and not used yet.
+    connected_log: RefCell<Option<SharedDevice>>,
+    handle: Arc<MirrorHandle>,
+    /// Traces of a missing replica, from the last attempt to open it.
+    missing: RefCell<Option<Rc<str>>>,
+    /// The replica exists, but its log device is unusable for the reason in `missing`.
+    without_log: Cell<bool>,
+    target: RefCell<Option<Arc<Target>>>,
+    bandwidth_limits: RefCell<BandwidthLimits>,
+    watch: RefCell<Option<AbortOnDrop<()>>>,
+    /// The current or last attempt to reopen the replica.
+    reopening: RefCell<Option<Reopening>>,
+    reopens: Cell<u64>,
+    /// The devices' contents are unverified when they are opened next.
+    unverified: Cell<bool>,
+    /// The mirror is being replaced by one of another size.
+    growing: Cell<bool>,
+    /// Size after the current growth, set from before the new space is zeroed.
+    growing_to: Cell<Option<u64>>,
+    /// Link versions of this node: all, except in tests of mixed releases.
+    versions: Cell<LinkVersions>,
+    /// Serializes creating, deleting and reopening the replica.
+    create_lock: Rc<Semaphore>,
+}
+
+impl MirroredVolume {
+    /// Creates the mirrored volume at `index` over its local device. Its size is that of the existing
+    /// replica; the configured granularity applies to new replicas. `log` is the result of
+    /// [`connect_log`]. Writes nothing.
+    pub(crate) async fn over(
+        config: &Config,
+        index: usize,
+        leg: SharedDevice,
+        log: Option<SharedDevice>,
+    ) -> Result<MirroredVolume, OpenError> {
+        let volume = &config.volumes[index];
+        let failed = |problem: String| OpenError {
+            device: format!("the mirror of volume `{}`", volume.name),
+            problem,
+            may_pass: false,
+        };
+        let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
+        let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+        let named = |text: &str| Nqn::new(text).map_err(|error| failed(format!("{text}: {error}")));
+        let place = subsystem.and_then(|one| one.namespaces.iter().position(|at| *at == index));
+        let nqn = named(subsystem.map_or("", |subsystem| &subsystem.nqn))?;
+        let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
+        let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
+        let node = config.server.node.clone().unwrap_or_default();
+        let prefix = &config.server.nvme.nqn_prefix;
+        let host = |node: &str| named(&format!("{prefix}:node:{node}"));
+        let links: Vec<Peer> =
+            mirror.peers.iter().map(|peer| config.peers[*peer].clone()).collect();
+        let geometry = leg.geometry();
+        let layout = layout(geometry.size_bytes, &shape(mirror, geometry.size_bytes));
+        let layout = layout.ok_or_else(|| {
+            failed("its device is too small to have the mirror's own structures beside data".into())
+        })?;
+        let called = traces::called(&replica_nqn);
+        let found = read_superblock(&leg).await.ok();
+        let found = found.filter(|found| traces::is_own(found, called));
+        let size_bytes = found.map_or(layout.usable_bytes, |found| found.geometry.usable_bytes);
+        let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
+        let swap = ReopenableDevice::new(leg);
+        Ok(MirroredVolume {
+            volume: index,
+            peers: links.iter().map(|peer| peer.name.clone()).collect(),
+            own_host: host(&node)?,
+            peer_hosts: links.iter().map(|peer| host(&peer.name)).collect::<Result<_, _>>()?,
+            node,
+            name: volume.name.clone(),
+            config: mirror.clone(),
+            links,
+            nqn,
+            namespace_id: place.map_or(1, |place| place as u32 + 1),
+            replica_nqn,
+            called,
+            leg: swap.clone(),
+            swap,
+            open_local_device: RefCell::default(),
+            log: RefCell::default(),
+            log_swap: RefCell::default(),
+            connected_log: RefCell::new(log),
+            handle: MirrorHandle::new(usable),
+            missing: RefCell::default(),
+            without_log: Cell::default(),
+            target: RefCell::default(),
+            bandwidth_limits: RefCell::default(),
+            watch: RefCell::default(),
+            reopening: RefCell::default(),
+            reopens: Cell::default(),
+            unverified: Cell::default(),
+            growing: Cell::default(),
+            growing_to: Cell::default(),
+            versions: Cell::new(LinkVersions::SPOKEN),
+            create_lock: Semaphore::new(1),
+        })
+    }
+}
+
+/// This node's share of controller and port IDs: its position among the sorted names of all nodes.
+pub(crate) fn share(config: &Config) -> Option<u16> {
+    let mirrored = config.volumes.iter().any(|volume| volume.mirror().is_some());
+    let node = config.server.node.as_ref().filter(|_| mirrored)?;
+    Some(config.peers.iter().filter(|peer| peer.name < *node).count() as u16)
+}
+
+/// Controller IDs of a share, and its first port ID.
+pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
+    let controllers = flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX / NODES;
+    let first = share * controllers + 1;
+    (first..=first + controllers - 1, share * 64 + 1)
+}
+
+impl MirroredVolume {
+    /// The device exported to hosts.
+    pub(crate) fn device(&self) -> SharedDevice {
+        self.handle.clone()
+    }
+
+    /// The mirror, if its replica is open.
+    pub(crate) fn mirror(&self) -> Option<Mirror> {
+        self.handle.mirror()
+    }
+
+    /// Opens the replica, if there is one, and serves hosts if that is safe. `target` rejects hosts until
+    /// then.
+    ///
+    /// # Errors
+    /// Mostly errors of the replica's devices. An error leaves nothing behind, so another
+    /// [`MirroredVolume`] may be started over them.
+    pub(crate) async fn start(
+        self: &Rc<Self>,
+        target: &Arc<Target>,
+        bandwidth_limits: &BandwidthLimits,
+    ) -> Result<(), OpenError> {
+        *self.target.borrow_mut() = Some(target.clone());
+        *self.bandwidth_limits.borrow_mut() = bandwidth_limits.clone();
+        self.set_ana_state(false);
+        self.open_and_run().await.map_err(|MirrorFailure { problem, may_pass }| {
+            let device = format!("the mirror of volume `{}`", self.name);
+            OpenError { device, problem, may_pass }
+        })
+    }
+
+    async fn open_and_run(self: &Rc<Self>) -> Result<(), MirrorFailure> {
+        if let Some(replica) = self.open().await? {
+            return self.run(replica).await;
+        }
+        let name = &self.name;
+        if let Some(missing) = self.missing() {
+            tracing::error!(
+                "{missing}. This node does not serve the volume, and nothing was changed on its device"
+            );
+            return Ok(());
+        }
+        tracing::warn!(
+            "volume `{name}` has no replica here yet: run `flagstone mirror create {name} --source` on \
+             the node that has the data, and `--target` on the other"
+        );
+        Ok(())
+    }
+
+    /// Size of the volume that hosts see.
+    pub(super) fn reported_bytes(&self) -> u64 {
+        use flagstone_blockdev::BlockDevice as _;
+        self.handle.geometry().size_bytes
+    }
+
+    /// Sets how to reopen the local device after a failed flush.
+    pub(crate) fn set_reopen(&self, open_local_device: OpenLocalDevice) {
+        *self.open_local_device.borrow_mut() = Some(open_local_device);
+    }
+
+    /// Runs the mirror on this replica: serves the local leg to peers, and hosts if that is safe, which
+    /// excludes unverified data. A mirror that fails to start is closed.
+    async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), MirrorFailure> {
+        let mirror = self.new_mirror(replica)?;
+        self.handle.set(Some(mirror.clone()));
+        let served = match mirror.start().await {
+            Ok(served) => served,
+            Err(error) => {
+                self.abandon_mirror().await;
+                return Err(error.into());
+            }
+        };
+        let role = mirror.status().role;
+        tracing::info!(volume = self.name, ?role, served, "the mirror is running");
+        self.follow(mirror, false);
+        Ok(())
+    }
+
+    /// Creates the mirror of a replica, and serves its local leg to peers.
+    fn new_mirror(&self, replica: Replica) -> Result<Mirror, String> {
+        if let Some(bytes) = self.log_room_bytes(&replica.superblock().geometry) {
+            replica.set_log_room(bytes);
+        }
+        replica.set_intent_log_mode(self.config.intent_log_mode);
+        let volume = replica.superblock().volume;
+        let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
+        let mirror = Mirror::speaking(self.versions.get(), replica, peers);
+        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        let hidden = SubsystemConfig {
+            nqn: self.replica_nqn,
+            serial: Uuid::derived(&[self.replica_nqn.to_string().as_bytes()]).serial(),
+            allow_hosts: self.peer_hosts.clone(),
+        };
+        let uuid = Uuid::derived(&[b"replica", &volume.0, self.node.as_bytes()]);
+        if let Err(error) = serve_replica(&target, hidden, uuid.0, Arc::new(mirror.clone())) {
+            // Otherwise its links would keep looking for peers.
+            mirror.close();
+            return Err(error.to_string());
+        }
+        Ok(mirror)
+    }
+
+    /// Makes the ANA state follow the mirror, and its size follow the source. `active` is the state last
+    /// reported to hosts.
+    fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
+        let access = Rc::downgrade(self);
+        let size = access.clone();
+        let sized = mirror.clone();
+        let watch = async move {
+            let looks = spawn(reopen::monitor(size.clone(), sized.clone())).abort_on_drop();
+            let resizes = spawn(grow::follow_source(size, sized)).abort_on_drop();
+            loop {
+                active = mirror.serving_changed(active).await;
+                let Some(this) = access.upgrade() else { return drop((resizes, looks)) };
+                this.set_ana_state(active);
+            }
+        };
+        *self.watch.borrow_mut() = Some(spawn(watch).abort_on_drop());
+    }
+
+    /// Sets the ANA state of the volume (Base 8.1.1): optimized, or inaccessible, so that hosts use the
+    /// other node.
+    fn set_ana_state(&self, active: bool) {
+        let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
+        let Some(target) = self.target.borrow().clone() else { return };
+        let known = target.subsystem_status(&self.nqn).is_ok_and(|status| status.ana == state);
+        match target.set_ana_state(&self.nqn, state) {
+            // Repeated attempts to start a mirror would repeat the message.
+            Ok(()) if known => {}
+            Ok(()) => tracing::info!(volume = self.name, "ANA state is {state}"),
+            Err(error) => tracing::error!(volume = self.name, "cannot set the ANA state: {error}"),
+        }
+    }
+
+    /// Waits for the loss of an attached source: a silent link is lost after its timeout, a reset one at
+    /// once.
+    pub(crate) async fn wait_for_source_loss(&self) {
+        let Some(mirror) = self.mirror().filter(Mirror::has_source) else { return };
+        let timeout = self.links.iter().map(|link| link.timeout).max().unwrap_or_default();
+        tracing::info!(volume = self.name, ?timeout, "waiting for the loss of the source");
+        // The target checks a link for silence every quarter of its timeout.
+        let timeout = timeout + timeout / 4 + crate::limits::LOSS_GRACE;
+        let lost = time::timeout(timeout, mirror.source_gone()).await.is_ok();
+        tracing::info!(volume = self.name, lost, "waited for the loss of the source");
+    }
+
+    fn connector(&self, leg: usize) -> SharedConnector {
+        let peer = &self.links[leg];
+        let options = HostOptions {
+            host_nqn: Some(self.own_host),
+            queues: peer.connections,
+            keep_alive: peer.timeout,
+            command_timeout: peer.timeout,
+            connect_timeout: peer.timeout,
+            ..HostOptions::default()
+        };
+        let bandwidth = self.bandwidth_limits.borrow().get(&peer.name).cloned();
+        let link = LinkOptions {
+            compression: peer.compression,
+            bandwidth,
+            added_rtt: self.config.added_rtt,
+        };
+        let way = NvmePeer::new(self.peer_address(leg), self.replica_nqn, options);
+        Arc::new(way.with_link(link))
+    }
+
+    /// Address of a peer. A name is looked up for each connection, so an unavailable name server is
+    /// retried like an unavailable peer.
+    fn peer_address(&self, leg: usize) -> PeerAddress {
+        let HostPort { host, port } = &self.links[leg].address;
+        match host {
+            Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
+            Host::Name(name) => PeerAddress::named(name, *port),
+        }
+    }
+
+    fn peer_options(&self, leg: usize) -> PeerOptions {
+        let config = &self.config;
+        let default = PeerOptions::new(self.connector(leg));
+        PeerOptions {
+            mode: config.mode,
+            ack: config.ack,
+            on_peer_loss: config.on_peer_loss,
+            after_split_brain: config.after_split_brain,
+            queue: QueueLimits {
+                high_bytes: config.queue_bytes,
+                low_bytes: config.queue_bytes / 2,
+                ..default.queue
+            },
+            on_congestion: config.on_congestion,
+            pace: PaceLimits {
+                max_bytes_per_s: config.resync_max_bytes_per_s,
+                adaptive: config.resync_adaptive,
+                min_bytes_per_s: config.resync_min_bytes_per_s,
+            },
+            compare: config.resync_compare,
+            ..default
+        }
+    }
+
+    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards.
+    pub(crate) async fn end(&self) {
+        let Some(mirror) = self.mirror() else { return };
+        if self.has_ended() {
+            // Stops the attempts to reopen the replica.
+            self.watch.borrow_mut().take();
+            return;
+        }
+        if let Err(error) = mirror.stop().await {
+            tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
+        }
+        mirror.close();
+    }
+}

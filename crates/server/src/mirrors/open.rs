@@ -1,0 +1,227 @@
+//! Opening and closing of a replica and its write-intent log.
+//!
+//! After the loss of the log, the replica treats all blocks as out of sync. An unreachable log is not
+//! lost: its contents are unknown, so the mirror waits for it like a pending volume for its device.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice, SharedDevice};
+use flagstone_mirror::RoleError;
+use flagstone_mirror::format::FormatError;
+use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::layout::{ReplicaGeometry, log_layout};
+use flagstone_mirror::replica::{Replica, ReplicaError};
+
+use super::MirroredVolume;
+use crate::mirrors::failure::MirrorFailure;
+use flagstone_config as config;
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::units::format_size;
+use flagstone_stack::{OpenError, OpenOptions, layered, open_device};
+
+impl From<ReplicaError> for MirrorFailure {
+    fn from(error: ReplicaError) -> MirrorFailure {
+        let hint = match error {
+            ReplicaError::Superblock(FormatError::Version(_)) => {
+                ": it was created by a later version of Flagstone; start that version"
+            }
+            ReplicaError::BlockSize(_) => ": give it a device with smaller blocks",
+            ReplicaError::DataTooSmall | ReplicaError::LogTooSmall => ": make it larger",
+            ReplicaError::ForeignLog { .. } => {
+                ": give each replica its own log; if no replica needs the log there, delete its file, \
+                 or overwrite the first MiB of its device with zeroes: everything is then compared \
+                 or copied"
+            }
+            _ => "",
+        };
+        let may_pass = matches!(&error, ReplicaError::Io(error) if passes(*error));
+        MirrorFailure { problem: format!("{error}{hint}"), may_pass }
+    }
+}
+
+impl From<RoleError> for MirrorFailure {
+    fn from(error: RoleError) -> MirrorFailure {
+        let may_pass = matches!(&error, RoleError::Io(error) if passes(*error));
+        MirrorFailure { problem: error.to_string(), may_pass }
+    }
+}
+
+/// The error of an unreachable remote device.
+fn passes(error: flagstone_blockdev::IoError) -> bool {
+    error == flagstone_blockdev::IoError::Unreachable
+}
+
+/// The device of a mirror's log, if it is remote.
+pub(crate) fn remote_log(mirror: &config::Mirror) -> Option<&DeviceSpec> {
+    mirror.intent_log.as_ref().filter(|spec| spec.is_remote())
+}
+
+/// Connects to a remote log device in advance.
+///
+/// # Errors
+/// See [`open_device`].
+pub(crate) async fn connect_log(
+    mirror: &config::Mirror,
+) -> Result<Option<SharedDevice>, OpenError> {
+    let Some(spec) = remote_log(mirror) else { return Ok(None) };
+    let opened = open_device(spec, &OpenOptions::default()).await;
+    let about = |error: OpenError| OpenError { device: log_on(spec), ..error };
+    opened.map(Some).map_err(about)
+}
+
+pub(super) fn log_on(spec: &DeviceSpec) -> String {
+    format!("the write-intent log on {spec}")
+}
+
+impl MirroredVolume {
+    /// Opens the separate device of the log, if any. Creates a missing file with the size that this
+    /// geometry needs; the mirror handles the loss of the log.
+    pub(super) async fn open_log(
+        &self,
+        shape: &ReplicaGeometry,
+    ) -> Result<Option<SharedDevice>, MirrorFailure> {
+        let Some(spec) = &self.config.intent_log else { return Ok(None) };
+        let Some(device) = self.open_log_device(shape).await? else { return Ok(None) };
+        let (has, needed) = (device.geometry().size_bytes, log_layout(shape).total_bytes);
+        if has < needed {
+            return Err(MirrorFailure::from(format!(
+                "{} has {}, and needs {}: enlarge it",
+                log_on(spec),
+                format_size(has),
+                format_size(needed)
+            )));
+        }
+        Ok(Some(device))
+    }
+
+    /// The same without a check of the size.
+    async fn open_log_device(
+        &self,
+        shape: &ReplicaGeometry,
+    ) -> Result<Option<SharedDevice>, MirrorFailure> {
+        let Some(spec) = &self.config.intent_log else { return Ok(None) };
+        let device = match self.open_log_again(spec) {
+            Some(device) => device,
+            None => self.open_log_anew(spec, shape).await?,
+        };
+        device.refresh();
+        Ok(Some(device))
+    }
+
+    /// Opens the log of the local replica; the inner error is advice about an unusable log.
+    async fn open_own_log(
+        &self,
+        superblock: &Superblock,
+    ) -> Result<Result<Option<SharedDevice>, String>, MirrorFailure> {
+        // An undersized remote log is retried.
+        if remote_log(&self.config).is_some() {
+            return Ok(Ok(self.open_log(&superblock.geometry).await?));
+        }
+        if let Some(why) = self.recreate_log_file(superblock)? {
+            return Ok(Err(why));
+        }
+        let Some(device) = self.open_log_device(&superblock.geometry).await? else {
+            return Ok(Ok(None));
+        };
+        if let Some(why) = self.undersized_log_device(&device, superblock) {
+            return Ok(Err(why));
+        }
+        Ok(Ok(Some(device)))
+    }
+
+    /// The local log device of the previous mirror: it cannot be opened twice, and memory would be lost.
+    /// Remote devices are connected again.
+    fn open_log_again(&self, spec: &DeviceSpec) -> Option<SharedDevice> {
+        let held = self.log.borrow().clone();
+        held.filter(|_| !spec.is_remote())
+    }
+
+    async fn open_log_anew(
+        &self,
+        spec: &DeviceSpec,
+        shape: &ReplicaGeometry,
+    ) -> Result<SharedDevice, MirrorFailure> {
+        if let DeviceSpec::Path(path) = spec
+            && !path.exists()
+        {
+            let create_bytes = Some(log_layout(shape).total_bytes);
+            let options = FileOptions { create_bytes, ..FileOptions::default() };
+            drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
+            tracing::info!("created {} for the write-intent log", path.display());
+        }
+        let reached = self.connected_log.take();
+        let device = match reached {
+            Some(device) => device,
+            None => {
+                open_device(spec, &OpenOptions::default()).await.map_err(|error| MirrorFailure {
+                    problem: format!("{}: {}", log_on(spec), error.problem),
+                    may_pass: error.may_pass,
+                })?
+            }
+        };
+        let mut layers = self.config.intent_log_layers.iter().rev();
+        let device = layers.try_fold(device, layered);
+        let device = device.map_err(|error| format!("{spec}: {error}"))?;
+        if spec.is_in_memory() {
+            return Ok(device);
+        }
+        let swap = ReopenableDevice::new(device);
+        *self.log_swap.borrow_mut() = Arc::downgrade(&swap);
+        Ok(swap)
+    }
+
+    /// Opens the local replica; `None` without a usable one.
+    pub(super) async fn open(&self) -> Result<Option<Replica>, MirrorFailure> {
+        let superblock = match self.look().await? {
+            Ok(superblock) => superblock,
+            Err(missing) => {
+                self.without_log.set(false);
+                *self.missing.borrow_mut() = missing.map(Rc::from);
+                return Ok(None);
+            }
+        };
+        let log = match self.open_own_log(&superblock).await? {
+            Ok(log) => log,
+            Err(why) => {
+                self.without_log.set(true);
+                *self.missing.borrow_mut() = Some(Rc::from(why));
+                return Ok(None);
+            }
+        };
+        let opened = Replica::open(self.leg.clone(), log.clone()).await;
+        if let (Err(ReplicaError::LogDeviceInUse), Some(log)) = (&opened, &log) {
+            self.without_log.set(true);
+            let why = self.log_device_in_use(log).await;
+            *self.missing.borrow_mut() = Some(Rc::from(why));
+            return Ok(None);
+        }
+        let replica = opened?;
+        *self.log.borrow_mut() = log;
+        self.keep_name(&replica).await?;
+        if let Some(lost) = replica.log_lost() {
+            tracing::warn!(
+                "the log of volume `{}` was lost ({lost}): everything is compared",
+                self.name
+            );
+        }
+        Ok(Some(replica))
+    }
+
+    /// Abandons the volume as a crash would: the replica may be opened again when this returns.
+    pub(crate) async fn abandon(&self) {
+        self.watch.borrow_mut().take();
+        self.abandon_mirror().await;
+    }
+
+    /// Abandons the mirror, if any. Attempts to reopen the replica continue.
+    pub(super) async fn abandon_mirror(&self) {
+        let Some(mirror) = self.mirror() else { return };
+        let target = self.target.borrow().clone();
+        if let Some(target) = target {
+            // The subsystem is missing if the mirror was never served.
+            let _ = target.remove_subsystem(&self.replica_nqn);
+        }
+        mirror.abandon().await;
+    }
+}

@@ -1,0 +1,113 @@
+//! Overwrite check: refuses to create a replica or log over other data.
+
+use std::io::Cursor;
+
+use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_host::inspect::signatures;
+use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::limits::LOG_PROBE_BYTES;
+use flagstone_mirror::log_device::may_become_log;
+use flagstone_runtime::buf;
+
+use super::create::failed;
+use super::{CreateError, MirroredVolume, connect_log};
+use flagstone_config::device_spec::DeviceSpec;
+
+impl MirroredVolume {
+    /// Refuses to create a target on a device that is not empty.
+    pub(super) async fn check_device_empty(&self) -> Result<(), CreateError> {
+        let begin = beginning(&self.leg).await.map_err(failed)?;
+        if is_zero(&begin) {
+            return Ok(());
+        }
+        Err(CreateError::Refused(format!(
+            "the device of volume `{}` is not empty, and would be overwritten: check its contents; if they \
+             are not needed, use --destroy-data",
+            self.name
+        )))
+    }
+
+    /// Refuses to create a log over other data, because a mistyped path may name any disk. Does not
+    /// create a missing file.
+    pub(super) async fn check_log(&self, shape: &ReplicaGeometry) -> Result<(), CreateError> {
+        let Some(spec) = &self.config.intent_log else { return Ok(()) };
+        if matches!(spec, DeviceSpec::Path(path) if !path.exists()) {
+            return Ok(());
+        }
+        // A remote device stays connected until used. A local one is closed again, because its file may
+        // be removed before the replica is created.
+        if spec.is_remote() && self.connected_log.borrow().is_none() {
+            let reached = connect_log(&self.config).await.map_err(|error| failed(error.problem))?;
+            *self.connected_log.borrow_mut() = reached;
+        }
+        let reached = self.connected_log.borrow().clone();
+        let log = match reached {
+            Some(log) => Some(log),
+            None => self.open_log(shape).await.map_err(|failure| failed(failure.problem))?,
+        };
+        let Some(log) = log else { return Ok(()) };
+        let begin = beginning(&log).await.map_err(failed)?;
+        let size_bytes = log.geometry().size_bytes;
+        drop(log);
+        if may_become_log(&begin) {
+            return Ok(());
+        }
+        let (what, wipe) = (describe_contents(&begin, size_bytes), wipe_hint(spec));
+        Err(CreateError::Refused(format!(
+            "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it \
+             is not needed, {wipe}, or give `intent_log` another device and start this server again"
+        )))
+    }
+
+    /// Advice about the log device of an existing replica that holds other data.
+    pub(super) async fn log_device_in_use(&self, log: &SharedDevice) -> String {
+        let (name, Some(spec)) = (&self.name, &self.config.intent_log) else {
+            return "the device of the write-intent log holds something else".to_owned();
+        };
+        let size_bytes = log.geometry().size_bytes;
+        let what = match beginning(log).await {
+            Ok(begin) => describe_contents(&begin, size_bytes),
+            Err(error) => format!("some of it cannot be read ({error})"),
+        };
+        let wipe = wipe_hint(spec);
+        format!(
+            "`intent_log` of volume `{name}` names {spec}, and what is there is no write-intent log: {what}. \
+             What is taken is the log of this replica, or a device whose first MiB is zero. If that is the \
+             wrong device, mend the configuration; if what is there is not needed, {wipe}: the log is made \
+             anew then, and everything compared or copied"
+        )
+    }
+}
+
+/// How to make a device acceptable for a new log.
+fn wipe_hint(spec: &DeviceSpec) -> &'static str {
+    match spec {
+        DeviceSpec::Path(path) if path.is_file() => "remove it",
+        _ => "write zeroes over its first MiB",
+    }
+}
+
+/// Describes the contents of a device by its first bytes.
+fn describe_contents(beginning: &[u8], size_bytes: u64) -> String {
+    // Reading from memory cannot fail, except at its end.
+    let found = signatures(&mut Cursor::new(beginning), size_bytes).unwrap_or_default();
+    let found: Vec<_> =
+        found.iter().map(|one| format!("{} at byte {}", one.kind, one.offset_bytes)).collect();
+    if !found.is_empty() {
+        return format!("it has the signature of {}", found.join(", and of "));
+    }
+    let first = beginning.iter().position(|byte| *byte != 0).unwrap_or_default();
+    format!("check its contents; it is not zero from byte {first} on")
+}
+
+async fn beginning(device: &SharedDevice) -> Result<Vec<u8>, IoError> {
+    let geometry = device.geometry();
+    let block = u64::from(geometry.block_bytes);
+    let len = geometry.size_bytes.min(LOG_PROBE_BYTES) / block * block;
+    let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
+    Ok(device.read(0, memory).await?.to_vec())
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}

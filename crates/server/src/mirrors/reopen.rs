@@ -1,0 +1,366 @@
+//! Reopening of a replica on a running server, as a restart would do.
+//!
+//! There are two causes. A replica was closed for a change, or was just created, and could not be opened
+//! again because its device failed meanwhile. Or a device failed: a flush failed, or another error made
+//! a peer serve the volume. In the second case the devices are closed and reopened too.
+//!
+//! After a failed flush the contents of the device are unknown: the kernel may have dropped data that it
+//! could not write, and still show it. So devices are reopened only if a peer has all data: on a target,
+//! and on a former source after a switchover. The replica returns as unverified
+//! (`Replica::mark_unverified`). It does not serve, and its source writes everything that was not known
+//! to be durable here. A source without a consistent peer stays as it is until the operator acts,
+//! because the lost data cannot be restored.
+//!
+//! A device that fails repeatedly is reopened [`REOPENS_MAX`] times at growing intervals, and then stays
+//! closed until the server restarts.
+
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use flagstone_mirror::Mirror;
+use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::{spawn, spawn_detached};
+
+use super::MirroredVolume;
+use crate::mirrors::failure::MirrorFailure;
+
+/// Pause before the first attempt; it doubles each time.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// How often the devices are checked.
+const CHECK_PERIOD: Duration = Duration::from_secs(1);
+
+/// A device that has worked for this long is healthy: earlier failures do not count.
+const HEALTHY_AFTER: Duration = Duration::from_secs(600);
+
+/// Maximum number of reopens while the devices keep failing within [`HEALTHY_AFTER`]. The pauses add up
+/// to about two minutes.
+const REOPENS_MAX: u32 = 8;
+
+/// Progress of reopening a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reopening {
+    /// Reason for it, or failure of the last attempt.
+    pub(crate) reason: String,
+    /// Number of reopens since the devices were last healthy.
+    pub(crate) attempts: u32,
+    /// Time of the next attempt; `None` during an attempt, and when there is none.
+    pub(crate) next: Option<Instant>,
+    /// The devices failed too often, and stay closed.
+    pub(crate) abandoned: bool,
+    /// The devices are open.
+    open: bool,
+    /// Time of the last attempt.
+    at: Instant,
+}
+
+impl Reopening {
+    /// Starts to reopen devices that failed. `before` is the previous progress.
+    fn begin(before: Option<&Reopening>, reason: String, now: Instant) -> Reopening {
+        let attempts = before.filter(|was| !was.is_healthy(now)).map_or(0, |was| was.attempts);
+        Reopening { reason, attempts, next: None, abandoned: false, open: false, at: now }
+    }
+
+    /// The devices have worked for [`HEALTHY_AFTER`] since they were opened.
+    fn is_healthy(&self, now: Instant) -> bool {
+        self.open && !self.abandoned && now.since(self.at) >= HEALTHY_AFTER
+    }
+
+    /// Records a successful attempt.
+    fn opened(&mut self, now: Instant) {
+        (self.next, self.at, self.open) = (None, now, true);
+        self.attempts += 1;
+    }
+
+    /// Records a failed attempt.
+    fn failed(&mut self, problem: &str, next: Option<Instant>, now: Instant) {
+        (self.next, self.at) = (next, now);
+        problem.clone_into(&mut self.reason);
+    }
+
+    /// Decides what to do about another failure.
+    fn decide(&mut self, now: Instant) -> ReopenDecision {
+        if self.abandoned {
+            return ReopenDecision::Abandoned;
+        }
+        if self.attempts < REOPENS_MAX || self.is_healthy(now) {
+            return ReopenDecision::Open;
+        }
+        self.abandoned = true;
+        ReopenDecision::Abandon
+    }
+}
+
+/// Decision about failed devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReopenDecision {
+    /// Reopen them.
+    Open,
+    /// They failed too often: abandon them, and log it.
+    Abandon,
+    /// They were abandoned earlier, until the server restarts.
+    Abandoned,
+}
+
+impl MirroredVolume {
+    /// The mirror is closed, and was not replaced.
+    pub(super) fn has_ended(&self) -> bool {
+        self.mirror().is_some_and(|mirror| mirror.is_closed())
+    }
+
+    /// Progress of reopening; `None` if the replica is open.
+    pub(crate) fn reopening(&self) -> Option<Reopening> {
+        self.reopening.borrow().clone().filter(|reopening| !reopening.open || reopening.abandoned)
+    }
+
+    /// Number of reopens since the server started.
+    pub(crate) fn reopens(&self) -> u64 {
+        self.reopens.get()
+    }
+
+    /// A flush of the data or log device has failed, and the device was not reopened since.
+    pub(crate) fn has_failed_flush(&self) -> bool {
+        let log = self.log.borrow();
+        self.leg.must_reopen() || log.as_ref().is_some_and(|log| log.must_reopen())
+    }
+
+    /// Starts a task that reopens the replica.
+    pub(super) fn reopen_soon(self: &Rc<Self>) {
+        self.set_ana_state(false);
+        let first = self.reopening.borrow().as_ref().map_or(0, |reopening| reopening.attempts);
+        let again = retry(Rc::downgrade(self), pause_after(first));
+        *self.watch.borrow_mut() = Some(spawn(again).abort_on_drop());
+    }
+
+    /// The failure that requires reopening the devices, if any.
+    fn failure(&self, mirror: &Mirror) -> Option<String> {
+        let why = match (self.leg.must_reopen(), self.has_failed_flush()) {
+            (true, _) => "a flush of its device failed",
+            (false, true) => "a flush of its log's device failed",
+            (false, false) if mirror.has_failed() => "its device failed",
+            (false, false) => return None,
+        };
+        Some(why.to_owned())
+    }
+
+    /// Abandons the mirror and reopens its devices, if a peer has all data that they may have lost.
+    async fn reopen_devices(self: Rc<Self>, mirror: Mirror, reason: String) {
+        let create_lock = self.create_lock.acquire(1).await;
+        if self.growing.get() || !mirror.abandon_target().await {
+            return;
+        }
+        tracing::error!(
+            volume = self.name,
+            "{reason}: reopening the device; the source then resynchronizes it"
+        );
+        self.unverified.set(true);
+        let before = self.reopening.take();
+        let reopening = Reopening::begin(before.as_ref(), reason, time::now());
+        *self.reopening.borrow_mut() = Some(reopening);
+        self.abandon_mirror().await;
+        drop(create_lock);
+        self.reopen_soon();
+    }
+
+    /// The devices have not failed too often.
+    fn may_reopen(&self) -> bool {
+        let mut reopening = self.reopening.borrow_mut();
+        let Some(was) = reopening.as_mut() else { return true };
+        let verdict = was.decide(time::now());
+        if verdict == ReopenDecision::Abandon {
+            tracing::error!(
+                volume = self.name,
+                "the replica's devices failed again after {REOPENS_MAX} reopens: they stay closed until \
+                 this server restarts"
+            );
+        }
+        verdict == ReopenDecision::Open
+    }
+
+    /// Closes and reopens the devices whose flushes failed.
+    async fn exchange_devices(&self) -> Result<(), MirrorFailure> {
+        if self.log.borrow().as_ref().is_some_and(|log| log.must_reopen())
+            && let Some(swap) = self.log_swap.borrow().upgrade()
+        {
+            // Reopened with the replica.
+            swap.close();
+            self.log.borrow_mut().take();
+        }
+        let Some(open) = self.open_local_device.borrow().clone() else { return Ok(()) };
+        self.swap.close();
+        let leg = open().await.map_err(|error| MirrorFailure {
+            problem: error.to_string(),
+            may_pass: error.may_pass,
+        })?;
+        self.swap.set(leg).map_err(|other| {
+            MirrorFailure::from(format!(
+                "the reopened device has blocks of {} B, or is read-only",
+                other.block_bytes
+            ))
+        })
+    }
+
+    async fn reopen(self: &Rc<Self>) -> Result<(), MirrorFailure> {
+        let _create_lock = self.create_lock.acquire(1).await;
+        if !self.has_ended() {
+            // It was deleted meanwhile.
+            return Ok(());
+        }
+        let text = |problem: &str| problem.to_owned();
+        let target =
+            self.target.borrow().clone().ok_or_else(|| text("the server is not up yet"))?;
+        // Its requests in flight must end before the devices are reused.
+        self.abandon_mirror().await;
+        if self.unverified.get() {
+            self.exchange_devices().await?;
+        }
+        let found = self.open().await?;
+        let missing = self.missing.borrow().clone();
+        let missing = missing.as_deref().unwrap_or("the device has no replica any more").to_owned();
+        let replica = found.ok_or(missing)?;
+        if self.unverified.get() {
+            // Durable, so that a restart knows it too.
+            replica.mark_unverified().await.map_err(|error| error.to_string())?;
+        }
+        self.run(replica).await?;
+        self.unverified.set(false);
+        // The device may have failed before or after a change of its size.
+        target
+            .resize_namespace(&self.nqn, self.namespace_id)
+            .map_err(|error| format!("cannot notify hosts of the size: {error}").into())
+    }
+
+    /// Records an attempt to reopen the replica.
+    fn attempted(&self, next: Option<Instant>, problem: Option<&str>) {
+        let mut reopening = self.reopening.borrow_mut();
+        let Some(reopening) = reopening.as_mut() else { return };
+        match problem {
+            Some(problem) => reopening.failed(problem, next, time::now()),
+            None => {
+                reopening.opened(time::now());
+                self.reopens.set(self.reopens.get() + 1);
+            }
+        }
+    }
+}
+
+/// Pause before the next attempt.
+fn pause_after(attempts: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << attempts.min(5)).min(PAUSE_MAX)
+}
+
+async fn retry(this: Weak<MirroredVolume>, mut pause: Duration) {
+    loop {
+        if let Some(this) = this.upgrade()
+            && let Some(reopening) = this.reopening.borrow_mut().as_mut()
+        {
+            reopening.next = Some(time::now() + pause);
+        }
+        time::sleep(pause).await;
+        let Some(this) = this.upgrade() else { return };
+        match this.reopen().await {
+            // The task that follows the new mirror has replaced this one.
+            Ok(()) => return this.attempted(None, None),
+            Err(MirrorFailure { problem, .. }) => {
+                pause = (2 * pause).min(PAUSE_MAX);
+                tracing::warn!(
+                    volume = this.name,
+                    "cannot open the replica ({problem}): retrying in {pause:?}"
+                );
+                this.attempted(Some(time::now() + pause), Some(&problem));
+            }
+        }
+    }
+}
+
+/// Monitors the devices of a running mirror.
+pub(super) async fn monitor(this: Weak<MirroredVolume>, mirror: Mirror) {
+    loop {
+        time::sleep(CHECK_PERIOD).await;
+        let Some(this) = this.upgrade() else { return };
+        let Some(reason) = this.failure(&mirror) else { continue };
+        if mirror.is_idle_target() && this.open_local_device.borrow().is_some() && this.may_reopen()
+        {
+            // A separate task, because this one ends with its mirror.
+            spawn_detached(this.clone().reopen_devices(mirror.clone(), reason));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails the device after each reopen until it is abandoned. Returns the number of reopens.
+    fn fail_until_abandoned(reopening: &mut Reopening, now: &mut Instant) -> u32 {
+        let mut opens = 0;
+        while reopening.decide(*now) == ReopenDecision::Open {
+            *reopening = Reopening::begin(Some(reopening), "a flush failed".into(), *now);
+            *now = *now + pause_after(reopening.attempts);
+            reopening.opened(*now);
+            opens += 1;
+            assert!(opens <= REOPENS_MAX, "never abandoned");
+            *now = *now + CHECK_PERIOD;
+        }
+        assert!(reopening.abandoned);
+        opens
+    }
+
+    /// Runs a test with a start time. Nothing sleeps.
+    fn with_time(test: impl FnOnce(Instant)) {
+        flagstone_runtime::block_on(async { test(time::now()) }).expect("an executor");
+    }
+
+    #[test]
+    fn repeatedly_failing_device_is_abandoned() {
+        with_time(|mut now| {
+            let begun = now;
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            reopening.opened(now);
+            assert_eq!(fail_until_abandoned(&mut reopening, &mut now), REOPENS_MAX - 1);
+            let spent = now.since(begun);
+            assert!((60..=180).contains(&spent.as_secs()), "about two minutes, not {spent:?}");
+            // Logged once; an abandoned device does not become healthy.
+            for later in [CHECK_PERIOD, HEALTHY_AFTER, 100 * HEALTHY_AFTER] {
+                let now = now + later;
+                assert_eq!(reopening.decide(now), ReopenDecision::Abandoned, "after {later:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn healthy_period_resets_failure_count() {
+        with_time(|mut now| {
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            for _ in 0..REOPENS_MAX {
+                reopening.opened(now);
+            }
+            let (short, long) = (HEALTHY_AFTER - CHECK_PERIOD, HEALTHY_AFTER);
+            let mut failed = reopening.clone();
+            assert_eq!(failed.decide(now + short), ReopenDecision::Abandon);
+            assert_eq!(reopening.decide(now + long), ReopenDecision::Open);
+            now = now + long;
+            let mut anew = Reopening::begin(Some(&reopening), "its device failed".into(), now);
+            assert_eq!((anew.attempts, anew.reason.as_str()), (0, "its device failed"));
+            assert_eq!(fail_until_abandoned(&mut anew, &mut now), REOPENS_MAX);
+        });
+    }
+
+    /// Failed attempts to open do not count: only failures of open devices do.
+    #[test]
+    fn unopenable_device_is_retried_forever() {
+        with_time(|mut now| {
+            let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
+            for _ in 0..10 * REOPENS_MAX {
+                now = now + PAUSE_MAX;
+                reopening.failed("no such file", Some(now + PAUSE_MAX), now);
+            }
+            assert_eq!((reopening.attempts, reopening.reason.as_str()), (0, "no such file"));
+            assert!(!reopening.open && !reopening.abandoned);
+            reopening.opened(now);
+            assert_eq!((reopening.next, reopening.attempts), (None, 1));
+        });
+    }
+}

@@ -1,0 +1,118 @@
+//! Tests of creating replicas: accepted, and refused because of a peer's replica, size, block size or
+//! link version.
+
+use flagstone_runtime::block_on;
+
+use super::*;
+
+/// Of two concurrent requests, one creates the replica and the other finds it.
+#[test]
+fn concurrent_creates_make_one_replica() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        for (node, role) in [(&a, ReplicaRole::Source), (&b, ReplicaRole::Target)] {
+            let ask = || {
+                let mirrored = node.mirrored.clone();
+                flagstone_runtime::spawn(async move { mirrored.create(role, false, false).await })
+            };
+            let (first, second) = (ask(), ask());
+            let made = [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()];
+            assert_eq!(made.map(|made| made.already), [false, true]);
+            assert_eq!(made[0].replica, made[1].replica);
+        }
+        a.is_in_sync().await;
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// An empty device has no traces, but a peer with a replica shows that this would be another volume.
+#[test]
+fn create_source_is_refused_if_peer_has_replica() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let refused = b.mirrored.create(ReplicaRole::Source, false, false).await;
+        let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+        assert!(why.contains("node-a has replica") && why.contains("--target"), "{why}");
+        assert!(b.mirrored.mirror().is_none());
+        b.mirrored.create(ReplicaRole::Source, true, false).await.unwrap();
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// The refusal names the node to upgrade.
+#[test]
+fn create_target_needs_common_link_version() {
+    block_on(async {
+        let [a, b] = two_nodes().await;
+        a.mirrored.versions.set(LinkVersions::new(4, 6).unwrap());
+        a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let refused = b.mirrored.create(ReplicaRole::Target, false, false).await;
+        let Err(CreateError::Refused(said)) = refused else { panic!("{refused:?}") };
+        let part = "speaks versions 4 to 6 of the replication link, and this node versions 2 to 3: \
+                    upgrade Flagstone on this node";
+        assert!(said.contains(part), "{said}");
+        assert!(b.mirrored.mirror().is_none());
+        a.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// Hosts would see different sizes on the two paths.
+#[test]
+fn create_target_refuses_other_size() {
+    block_on(async {
+        let a = listener();
+        let source_port = port(&a);
+        let source = Node::on(A, a, 1, "memory:64MiB").await;
+        source.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        for (size, said) in [("memory:65MiB", "equal size"), ("memory:63MiB", "larger device")] {
+            let target = Node::on(B, listener(), source_port, size).await;
+            let refused = target.mirrored.create(ReplicaRole::Target, false, false).await;
+            assert!(
+                matches!(&refused, Err(CreateError::Refused(text)) if text.contains(said)),
+                "{refused:?}"
+            );
+            assert!(target.mirrored.mirror().is_none());
+        }
+        source.mirrored.end().await;
+    })
+    .unwrap();
+}
+
+/// Hosts would see different block sizes on the two paths, and the target might reject their writes.
+#[test]
+fn create_target_refuses_other_block_size() {
+    block_on(async {
+        for (ours, theirs) in [("4KiB", "512"), ("512", "4KiB")] {
+            let a = listener();
+            let source_port = port(&a);
+            let text = |names: (&str, &str), port: u16, blocks: &str| {
+                let volume = configuration(names, port, ("memory:64MiB", Some("memory:1MiB")));
+                format!("{volume}block_size = \"{blocks}\"\n")
+            };
+            let source = Node::of(&text(A, 1, theirs), a).await;
+            source.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+            let other = text(B, source_port, ours);
+            let target = Node::of(&other, listener()).await;
+            for dry_run in [true, false] {
+                let refused = target.mirrored.create(ReplicaRole::Target, true, dry_run).await;
+                let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+                for part in ["B on node-a", "B on node-b", "`block_size` in [volume.db]"] {
+                    assert!(why.contains(part), "no `{part}`: {why}");
+                }
+            }
+            assert!(target.mirrored.mirror().is_none());
+            let same = text(B, source_port, theirs);
+            let target = Node::of(&same, listener()).await;
+            target.mirrored.create(ReplicaRole::Target, false, false).await.unwrap();
+            target.mirrored.end().await;
+            source.mirrored.end().await;
+        }
+    })
+    .unwrap();
+}

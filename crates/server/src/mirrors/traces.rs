@@ -1,0 +1,205 @@
+//! Traces of a replica on a volume without a usable one. A new replica over them needs the operator's
+//! explicit confirmation.
+//!
+//! | trace | source |
+//! | --- | --- |
+//! | a replica of another volume | the volume tag in its superblock |
+//! | a damaged superblock, or one for another device size | the end of the device |
+//! | a replica whose end of the device is missing | a separate log device, or the start of a truncated log |
+//! | a replica on a peer | the peer, if reachable |
+//!
+//! A replica with its log on the same device leaves no trace if the device is empty and no peer is
+//! reachable.
+
+use std::rc::Rc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::format::FormatError;
+use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::peer::{ReplicaIdentity, identify};
+use flagstone_mirror::remnant::{LogOwner, Remnant, find_remnant};
+use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
+
+use super::{CreateError, MirroredVolume};
+use crate::mirrors::failure::MirrorFailure;
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_config::names::Uuid;
+use flagstone_config::units::format_size;
+use flagstone_stack::{OpenOptions, open_device};
+
+/// What a volume is called in the superblocks of its replicas: eight bytes of its name, never 0.
+pub(super) fn called(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
+    let name = Uuid::derived(&[b"volume", replica_nqn.to_string().as_bytes()]).0;
+    let mut eight = [0; 8];
+    eight.copy_from_slice(&name[8..]);
+    u64::from_le_bytes(eight).max(1)
+}
+
+/// The replica belongs to this volume, or has no volume tag.
+pub(super) fn is_own(superblock: &Superblock, called: u64) -> bool {
+    superblock.volume_tag == 0 || superblock.volume_tag == called
+}
+
+impl MirroredVolume {
+    /// Reads the superblock of this volume's replica. The inner error describes traces of a missing
+    /// replica, if any.
+    pub(super) async fn look(&self) -> Result<Result<Superblock, Option<String>>, MirrorFailure> {
+        match read_superblock(&self.leg).await {
+            Ok(superblock) if is_own(&superblock, self.called) => return Ok(Ok(superblock)),
+            Ok(superblock) => return Ok(Err(Some(self.of_another_volume(&superblock)))),
+            // Must not count as a device without a replica, which may be overwritten.
+            Err(error @ ReplicaError::Superblock(FormatError::Version(_))) => {
+                return Err(error.into());
+            }
+            Err(ReplicaError::Superblock(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let log = self.log_to_look_at().await?;
+        let found = find_remnant(&self.leg, log.as_ref()).await.map_err(ReplicaError::Io)?;
+        Ok(Err(found.map(|remnant| self.describe_remnant(&remnant))))
+    }
+
+    /// The log device. Does not create a missing file, or keep the device open.
+    async fn log_to_look_at(&self) -> Result<Option<SharedDevice>, MirrorFailure> {
+        let held = self.log.borrow().clone().or_else(|| self.connected_log.borrow().clone());
+        if held.is_some() {
+            return Ok(held);
+        }
+        let Some(spec) = &self.config.intent_log else { return Ok(None) };
+        match spec {
+            DeviceSpec::Path(path) if !path.exists() => return Ok(None),
+            _ if spec.is_in_memory() => return Ok(None),
+            _ => {}
+        }
+        let opened = open_device(spec, &OpenOptions::default()).await;
+        opened.map(Some).map_err(|error| MirrorFailure {
+            problem: format!("the write-intent log on {spec}: {}", error.problem),
+            may_pass: error.may_pass,
+        })
+    }
+
+    fn of_another_volume(&self, superblock: &Superblock) -> String {
+        format!(
+            "the device of `{}` has the replica {} of another volume, of {}, or of this one under \
+             another name: were devices exchanged for each other, or the volume renamed? Give each \
+             volume its own device, by a path that stays, such as those of /dev/disk/by-id; or \
+             give the volume the name that it had",
+            self.name,
+            superblock.replica,
+            format_size(superblock.geometry.usable_bytes)
+        )
+    }
+
+    fn describe_remnant(&self, remnant: &Remnant) -> String {
+        let name = &self.name;
+        let has_bytes = self.leg.geometry().size_bytes;
+        let has = format_size(has_bytes);
+        let log_of = |owner: &LogOwner, what: String| {
+            let needs = owner.device_bytes();
+            let then = if has_bytes < needs {
+                format!(
+                    "it has become smaller, or is another device: give `{name}` one of {} or more, \
+                     with what was on it",
+                    format_size(needs)
+                )
+            } else {
+                format!(
+                    "it is another device, or an empty one, or was made larger from a size that is \
+                     not looked for: give `{name}` the one that it had, as large as it was"
+                )
+            };
+            format!(
+                "{what} is that of replica {}, of {}, and the device of `{name}`, of {has}, has no \
+                 replica: {then}",
+                owner.replica,
+                format_size(owner.geometry.usable_bytes)
+            )
+        };
+        match remnant {
+            Remnant::Superblock(FormatError::Foreign) => format!(
+                "at the end of the device of `{name}`, of {has}, is the superblock of a replica whose \
+                 device had another size: give it the device that it had, as large as it was"
+            ),
+            Remnant::Superblock(why) => format!(
+                "at the end of the device of `{name}` is the superblock of a replica that cannot be \
+                 used ({why}), in both of its copies: bring back what was there from a backup or a \
+                 snapshot, or see what damages it"
+            ),
+            Remnant::LogOnLogDevice(owner) => {
+                let spec = self.config.intent_log.as_ref();
+                log_of(
+                    owner,
+                    format!("the log on {}", spec.map_or(String::new(), |s| s.to_string())),
+                )
+            }
+            Remnant::LogOnDataDevice(owner, before_end) => {
+                log_of(owner, format!("a log that begins {before_end} B before its end"))
+            }
+        }
+    }
+
+    /// Refuses to create a replica over a possible earlier one.
+    pub(super) async fn refuse_over_replica(&self, explicit: &str) -> Result<(), CreateError> {
+        let found = self.look().await.map_err(|failure| super::create::failed(failure.problem))?;
+        let found = match found {
+            Ok(superblock) => format!(
+                "the device of `{}` has its replica {} already, which is not open: start this server \
+                 again",
+                self.name, superblock.replica
+            ),
+            Err(Some(found)) => found,
+            Err(None) => return Ok(()),
+        };
+        Err(CreateError::Refused(format!(
+            "{found}. Nothing was changed. If that replica is not needed any more, say so with {explicit}"
+        )))
+    }
+
+    /// Refuses to create the volume again if a peer has a replica of it. Unreachable peers are ignored.
+    pub(super) async fn refuse_peer_replica(&self) -> Result<(), CreateError> {
+        for leg in 0..self.peers.len() {
+            let Some(about) = self.about_of(leg).await else { continue };
+            let (name, peer) = (&self.name, &self.peers[leg]);
+            return Err(CreateError::Refused(format!(
+                "{peer} has replica {} of `{name}`, of {}: what is made here now would be another \
+                 volume, to which that is no copy. To have a copy of it here: `flagstone mirror create \
+                 {name} --target`. If what is on the device here is to be the volume, and what {peer} \
+                 has is not needed: `--source --anew`",
+                about.view.replica,
+                format_size(about.view.usable_bytes)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Identity of a peer's replica, if it has one and is reachable.
+    async fn about_of(&self, leg: usize) -> Option<ReplicaIdentity> {
+        let session = self.connector(leg).connect().await.ok()?;
+        let about =
+            identify(&session, flagstone_mirror::id::MirrorId::default(), self.versions.get())
+                .await
+                .ok();
+        session.close();
+        about
+    }
+
+    /// Stores the volume tag in the replica, if missing.
+    pub(super) async fn keep_name(&self, replica: &Replica) -> Result<(), MirrorFailure> {
+        if replica.superblock().volume_tag == 0 {
+            let called = self.called;
+            let keep = move |superblock: &mut Superblock| superblock.volume_tag = called;
+            replica.update(keep).await.map_err(ReplicaError::Io)?;
+        }
+        Ok(())
+    }
+
+    /// Traces of a missing replica, if any.
+    pub(crate) fn missing(&self) -> Option<Rc<str>> {
+        self.missing.borrow().clone().filter(|_| self.mirror().is_none())
+    }
+
+    /// The replica exists, but its log device is unusable.
+    pub(crate) fn is_without_log(&self) -> bool {
+        self.without_log.get()
+    }
+}

@@ -1,0 +1,221 @@
+//! Pending volumes: volumes whose remote devices are unreachable. The server serves all other volumes,
+//! and retries until the pending ones are open.
+//!
+//! Meanwhile hosts get answers that make them retry: Connect Controller Busy from a subsystem without
+//! namespaces, and an unavailable export over NBD. A subsystem with several volumes has the open ones;
+//! hosts learn of the others by Namespace Attribute Changed.
+//!
+//! At startup only transient errors make a volume pending; a permanent error ends the server. Later no
+//! error ends the server: permanent errors are retried too, because the fix may be on the other side.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_runtime::spawn;
+use flagstone_runtime::sync::Semaphore;
+use flagstone_runtime::time::{self, Instant};
+
+use crate::exports::export;
+use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
+use crate::mirrors::remote_log;
+use crate::reload::Limits;
+use crate::serve::{ServeError, Server};
+use crate::stack::{Stack, open_stack};
+use crate::subsystems::{add_volume, unservable};
+use flagstone_blockdev::StatsLayer;
+use flagstone_config::Config;
+use flagstone_config::device_spec::DeviceSpec;
+use flagstone_stack::OpenError;
+
+/// The pending volumes of a server.
+pub(crate) struct PendingVolumes {
+    pending: RefCell<BTreeMap<usize, PendingVolume>>,
+    /// Failed attempts by volume index; kept after the volume has opened.
+    failures: Vec<Cell<u64>>,
+}
+
+/// State of a pending volume.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingVolume {
+    /// Failure of the last attempt.
+    pub(crate) reason: String,
+    /// Time of the first failed attempt.
+    pub(crate) since: Instant,
+    /// Time of the next attempt; `None` during an attempt.
+    pub(crate) next_attempt: Option<Instant>,
+}
+
+impl PendingVolumes {
+    /// No pending volumes.
+    pub(crate) fn new(volumes: usize) -> PendingVolumes {
+        let failures = (0..volumes).map(|_| Cell::new(0)).collect();
+        PendingVolumes { pending: RefCell::default(), failures }
+    }
+
+    /// Indices of the pending volumes.
+    pub(crate) fn volumes(&self) -> Vec<usize> {
+        self.pending.borrow().keys().copied().collect()
+    }
+
+    /// State of the volume at this index, if it is pending.
+    pub(crate) fn get(&self, volume: usize) -> Option<PendingVolume> {
+        self.pending.borrow().get(&volume).cloned()
+    }
+
+    /// Failure of the last attempt, if the volume is pending.
+    pub(crate) fn reason(&self, volume: usize) -> Option<String> {
+        self.pending.borrow().get(&volume).map(|wait| wait.reason.clone())
+    }
+
+    /// Number of failed attempts to open the volume.
+    pub(crate) fn failures(&self, volume: usize) -> u64 {
+        self.failures[volume].get()
+    }
+
+    /// Records a failed attempt. Logs each reason once.
+    pub(crate) fn failed(&self, volume: usize, error: &ServeError) {
+        let reason = error.to_string();
+        let longest = OPEN_PAUSE.end().as_secs();
+        if self.reason(volume).as_ref() == Some(&reason) {
+            tracing::debug!("{reason}; retrying");
+        } else if error.may_pass() {
+            tracing::warn!(
+                "{reason}; all other volumes are served, and this is retried at most every {longest} s"
+            );
+        } else {
+            tracing::error!(
+                "{reason}; this needs a repair: either at the device, which is retried at most every \
+                 {longest} s, or in the configuration of this server, followed by a restart"
+            );
+        }
+        self.record(volume, reason);
+    }
+
+    fn record(&self, volume: usize, reason: String) {
+        let failures = &self.failures[volume];
+        failures.set(failures.get() + 1);
+        let mut pending = self.pending.borrow_mut();
+        let since = pending.get(&volume).map_or_else(time::now, |wait| wait.since);
+        pending.insert(volume, PendingVolume { reason, since, next_attempt: None });
+    }
+
+    fn set_next(&self, volume: usize, next: Option<Instant>) {
+        if let Some(wait) = self.pending.borrow_mut().get_mut(&volume) {
+            wait.next_attempt = next;
+        }
+    }
+
+    fn ended(&self, volume: usize) -> Option<PendingVolume> {
+        self.pending.borrow_mut().remove(&volume)
+    }
+}
+
+/// Opens all volumes, those with remote devices concurrently, because a timeout may take seconds.
+/// Transient errors are part of the result.
+///
+/// # Errors
+/// The first permanent error.
+pub(crate) async fn open_all(
+    config: &Rc<Config>,
+    limits: &Limits,
+) -> Result<Vec<Result<Stack, OpenError>>, OpenError> {
+    let at_once = Semaphore::new(OPEN_AT_ONCE);
+    let begin = |index: usize| {
+        let (config, at_once) = (config.clone(), at_once.clone());
+        let (shared, own) = (limits.shared.clone(), limits.own[index].clone());
+        let open = async move {
+            let _permit = at_once.acquire(1).await;
+            open_stack(&config, index, &shared, own.as_ref()).await
+        };
+        spawn(open).abort_on_drop()
+    };
+    let remote =
+        (0..config.volumes.len()).map(|index| is_remote(config, index).then(|| begin(index)));
+    let remote: Vec<_> = remote.collect();
+    let mut stacks = Vec::with_capacity(remote.len());
+    for (index, begun) in remote.into_iter().enumerate() {
+        let joined = match begun {
+            Some(mut begun) => begun.handle().await.ok(),
+            None => None,
+        };
+        let opened = match joined {
+            Some(opened) => opened,
+            None => open_stack(config, index, &limits.shared, limits.own[index].as_ref()).await,
+        };
+        match opened {
+            Err(error) if !error.may_pass => return Err(error),
+            opened => stacks.push(opened),
+        }
+    }
+    Ok(stacks)
+}
+
+fn is_remote(config: &Config, volume: usize) -> bool {
+    let devices = config.volumes[volume].backing.devices();
+    let log = config.volumes[volume].mirror().and_then(remote_log);
+    log.is_some() || devices.iter().any(DeviceSpec::is_remote)
+}
+
+impl Server {
+    /// Retries until a pending volume is open, then serves it. Cancel-safe.
+    pub(crate) async fn open_pending(self: Rc<Self>, volume: usize) {
+        let mut pause: Duration = *OPEN_PAUSE.start();
+        loop {
+            self.pending.set_next(volume, Some(time::now() + pause));
+            time::sleep(pause).await;
+            self.pending.set_next(volume, None);
+            pause = (pause * 2).min(*OPEN_PAUSE.end());
+            match self.open_now(volume).await {
+                Ok(()) => break,
+                Err(error) => self.pending.failed(volume, &error),
+            }
+        }
+        let waited = self.pending.ended(volume).map(|wait| wait.since.elapsed().as_secs());
+        let (name, waited) = (&self.config.volumes[volume].name, waited.unwrap_or_default());
+        tracing::info!("volume `{name}` is open after {waited} s");
+    }
+
+    async fn open_now(&self, volume: usize) -> Result<(), ServeError> {
+        let (shared, own) = (&self.limits.shared, self.limits.own[volume].as_ref());
+        let stack = open_stack(&self.config, volume, shared, own).await?;
+        self.begin(volume, stack).await
+    }
+
+    /// Starts the mirror of a volume, if any, and exports the volume. An error leaves nothing behind, so
+    /// another stack may be opened.
+    pub(crate) async fn begin(&self, volume: usize, stack: Stack) -> Result<(), ServeError> {
+        let Stack { device, mirrored } = stack;
+        let Some(mirrored) = mirrored else { return self.serve_volume(volume, device) };
+        {
+            // Registered before the start, so that a shutdown during it stops the mirror in order.
+            let mut mirrors = self.mirrors.borrow_mut();
+            let place = mirrors.partition_point(|other| other.volume < volume);
+            mirrors.insert(place, mirrored.clone());
+        }
+        let begun = match mirrored.start(&self.target, &self.bandwidth_limits).await {
+            Ok(()) => self.serve_volume(volume, device),
+            Err(error) => Err(error.into()),
+        };
+        if begun.is_err() {
+            mirrored.abandon().await;
+            self.mirrors.borrow_mut().retain(|other| other.volume != volume);
+        }
+        begun
+    }
+
+    /// Exports an open volume over NVMe/TCP and NBD.
+    fn serve_volume(&self, volume: usize, device: SharedDevice) -> Result<(), ServeError> {
+        let counted = StatsLayer::with(device, self.counters[volume].clone());
+        let device: SharedDevice = Arc::new(counted);
+        // The NVMe namespace goes first, because it may be refused. Export names were checked before.
+        add_volume(&self.target, &self.config, volume, &device, &self.machine)?;
+        let export = export(&self.config.volumes[volume], &device);
+        self.exports.add(export).map_err(unservable)?;
+        let _ = self.volumes[volume].set(device);
+        Ok(())
+    }
+}

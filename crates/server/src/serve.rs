@@ -1,0 +1,351 @@
+//! Daemon: opens the volumes, serves them on all listeners, and shuts down in order.
+//!
+//! Nothing is served before every configured volume is open, except that volumes with unreachable
+//! remote devices follow later (`pending`). SIGTERM and SIGINT start the shutdown: the server receives
+//! no more requests, completes those in progress, sends their responses, and flushes every volume.
+
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_nbd::{Drain, Exports, NbdServer};
+use flagstone_nvmf_target as target;
+use flagstone_nvmf_target::Target;
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
+
+use crate::announce::{ServedState, announcement};
+use crate::api::{self, ReloadConfig};
+use crate::connections::Connections;
+use crate::exports::{nbd_exports, nbd_server};
+use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
+use crate::pending::{PendingVolumes, open_all};
+use crate::reload::Limits;
+use crate::signals::Signals;
+use crate::subsystems::{nvme_target, unservable};
+use flagstone_blockdev::stats::Counters;
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::{Config, Diagnostics};
+use flagstone_stack::{OpenError, open_limits, own_limit};
+
+/// Time limit for requests in progress at shutdown.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long to retry an address that is in use, and the pause between two attempts.
+const BIND_PATIENCE: Duration = Duration::from_secs(2);
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
+/// Pause after a failed accept, for example when file descriptors run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Error at the start or end of a server.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A device failed to open.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// An address cannot be bound.
+    #[error("cannot listen on {listen}: {error}{hint}")]
+    Listen {
+        /// The address, as configured.
+        listen: String,
+        /// The system's error.
+        error: std::io::Error,
+        /// Advice.
+        hint: &'static str,
+    },
+    /// A volume does not fit the protocol.
+    #[error("{0}")]
+    Unservable(String),
+    /// The system failed at startup.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// The last flush failed, so data may not be durable.
+    #[error("volume `{0}` failed its last flush: {1}")]
+    Flush(String, flagstone_blockdev::IoError),
+}
+
+impl ServeError {
+    /// The error is transient: a device is unreachable, and a retry may succeed.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, ServeError::Open(error) if error.may_pass)
+    }
+}
+
+/// State of a running server.
+pub(crate) struct Server {
+    pub(crate) config: Rc<Config>,
+    /// Devices of the volumes; empty for [`Server::pending`] volumes.
+    pub(crate) volumes: Vec<OnceCell<SharedDevice>>,
+    /// I/O counters of the volumes.
+    pub(crate) counters: Vec<Arc<Counters>>,
+    pub(crate) pending: PendingVolumes,
+    /// Mirrors of the open mirrored volumes, in the order of the volumes.
+    pub(crate) mirrors: RefCell<Vec<Rc<MirroredVolume>>>,
+    pub(crate) limits: Limits,
+    pub(crate) target: Arc<Target>,
+    pub(crate) nvme: Arc<Connections>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) nbd: Arc<NbdServer>,
+    /// Bandwidth limits of the mirrors, by peer.
+    pub(crate) bandwidth_limits: BandwidthLimits,
+    /// Identity of this machine.
+    pub(crate) machine: Vec<u8>,
+    pub(crate) started: time::Instant,
+    bound: OnceCell<Vec<ListenSpec>>,
+    nbd_drain: Drain,
+    cores: Vec<CoreHandle>,
+}
+
+/// Serves until the process receives SIGTERM or SIGINT. Calls `announce` once, with the text to print,
+/// when all addresses are served. SIGHUP and the API call `reload_config` and apply changed limits;
+/// other changes need a restart.
+///
+/// # Errors
+/// See [`ServeError`].
+pub async fn serve(
+    config: Config,
+    announce: impl FnOnce(&str),
+    reload_config: impl Fn() -> Result<Config, Diagnostics> + 'static,
+) -> Result<(), ServeError> {
+    let signals = Signals::catch()?;
+    let Some(server) = open(config, &signals).await? else { return Ok(()) };
+    let server = Rc::new(server);
+    let mut bound = Vec::new();
+    let mut accepting = Vec::new();
+    for spec in &server.config.server.listen {
+        let (listener, spec) = listen(spec).await?;
+        if let ListenSpec::NvmeTcp(_) = spec {
+            server.target.add_listener(listener.address()).map_err(unservable)?;
+        }
+        accepting.push((listener, spec.clone()));
+        bound.push(spec);
+    }
+    let (mut nvme, mut nbd) = (Vec::new(), Vec::new());
+    for (listener, spec) in accepting {
+        let server = server.clone();
+        match spec {
+            ListenSpec::NvmeTcp(_) => nvme.push(
+                spawn(async move { server.accept_nvme(listener, &spec).await }).abort_on_drop(),
+            ),
+            _ => nbd.push(spawn(server.nbd.clone().run(listener))),
+        }
+    }
+    let _ = server.bound.set(bound.clone());
+    let waits: Vec<_> = server
+        .pending
+        .volumes()
+        .into_iter()
+        .map(|index| spawn(server.clone().open_pending(index)).abort_on_drop())
+        .collect();
+    let reload_config: ReloadConfig = Rc::new(reload_config);
+    let control = api::start(&server, &reload_config).await?;
+    announce(&announcement(&server.config, &bound, &control, &server.served()));
+    let signal = loop {
+        match signals.next().await {
+            // `reload` logs the result.
+            signal::RELOAD => drop(server.limits.reload(&server.config, reload_config())),
+            signal => break signal,
+        }
+    };
+    drop(control);
+    tracing::info!(signal, "stopping: completing requests in progress");
+    drop((nvme, waits));
+    for socket in bound.iter().filter_map(ListenSpec::socket_path) {
+        let _ = std::fs::remove_file(socket);
+    }
+    server.end(nbd).await
+}
+
+/// Opens all volumes; `None` if a signal stops the server meanwhile.
+pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Server>, ServeError> {
+    let config = Rc::new(config);
+    let own = config.volumes.iter().map(own_limit).collect::<Result<_, _>>()?;
+    let limits = Limits { shared: open_limits(&config.limits)?, own };
+    let pending = PendingVolumes::new(config.volumes.len());
+    let counters: Vec<Arc<Counters>> =
+        config.volumes.iter().map(|_| Arc::new(Counters::default())).collect();
+    // Unreachable devices take time to fail, so a signal may interrupt this.
+    let Some(stacks) = signals.unless_stopped(open_all(&config, &limits)).await else {
+        return Ok(None);
+    };
+    let stacks = stacks?;
+    let machine = machine_id();
+    let exports = nbd_exports(&config)?;
+    let nbd_drain = Drain::new();
+    let server = Server {
+        volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
+        counters,
+        pending,
+        mirrors: RefCell::default(),
+        limits,
+        target: nvme_target(&config, &machine)?,
+        nvme: Arc::default(),
+        nbd: nbd_server(&config, exports.clone(), nbd_drain.clone()),
+        exports,
+        machine,
+        bandwidth_limits: mirrors::bandwidth_limits(&config),
+        started: time::now(),
+        bound: OnceCell::new(),
+        nbd_drain,
+        cores: cores(),
+        config,
+    };
+    for (volume, stack) in stacks.into_iter().enumerate() {
+        let begun = match stack {
+            Ok(stack) => server.begin(volume, stack).await,
+            Err(error) => Err(error.into()),
+        };
+        match begun {
+            Err(error) if error.may_pass() => server.pending.failed(volume, &error),
+            begun => begun?,
+        }
+    }
+    Ok(Some(server))
+}
+
+/// Identity of this machine; a constant if the system has none.
+fn machine_id() -> Vec<u8> {
+    std::fs::read("/etc/machine-id").unwrap_or_else(|_| b"no machine-id".to_vec())
+}
+
+/// Binds, and retries an address in use: after a server is killed, the kernel closes its io_uring
+/// rings, and with them its sockets, some time after the process is gone.
+pub(crate) async fn bind(
+    attempt: impl Fn() -> std::io::Result<Listener>,
+) -> std::io::Result<Listener> {
+    let begun = time::now();
+    loop {
+        match attempt() {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse
+                    && begun.elapsed() < BIND_PATIENCE =>
+            {
+                time::sleep(BIND_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
+    let address = match spec {
+        ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
+        ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
+    };
+    let listener = bind(|| Listener::bind(&address)).await.map_err(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                "; another program uses it: choose another port, or 0 for any"
+            }
+            std::io::ErrorKind::PermissionDenied => match spec {
+                ListenSpec::NbdUnix(_) => "; this user must be able to write to its directory",
+                _ => "; ports below 1024 need privileges",
+            },
+            std::io::ErrorKind::NotFound => "; the socket's directory must exist",
+            std::io::ErrorKind::AddrNotAvailable => {
+                "; no interface of this machine has this address"
+            }
+            _ => "",
+        };
+        ServeError::Listen { listen: spec.to_string(), error, hint }
+    })?;
+    let bound = match (listener.address(), spec) {
+        (Address::Tcp(tcp), ListenSpec::NvmeTcp(_)) => ListenSpec::NvmeTcp(*tcp),
+        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp(*tcp),
+        (Address::Unix(path), _) => ListenSpec::NbdUnix(path.clone()),
+    };
+    Ok((listener, bound))
+}
+
+impl Server {
+    /// Addresses that volumes are served on, with the assigned ports.
+    pub(crate) fn bound(&self) -> &[ListenSpec] {
+        self.bound.get().map_or(&[], Vec::as_slice)
+    }
+
+    fn served(&self) -> Vec<ServedState> {
+        let without_replica = |volume: usize| {
+            self.mirror_of(volume).is_some_and(|mirrored| mirrored.mirror().is_none())
+        };
+        let missing = |volume: usize| {
+            self.mirror_of(volume).is_some_and(|mirrored| mirrored.missing().is_some())
+        };
+        let state = |(index, volume): (usize, &OnceCell<SharedDevice>)| match volume.get() {
+            None => ServedState::Pending { reason: self.pending.reason(index).unwrap_or_default() },
+            Some(device) if missing(index) => ServedState::NotFound(device.geometry()),
+            Some(device) if without_replica(index) => ServedState::NotCreated(device.geometry()),
+            Some(device) => ServedState::Serving(device.geometry()),
+        };
+        self.volumes.iter().enumerate().map(state).collect()
+    }
+
+    /// The mirror of the volume at `index`, if it has one and is open.
+    pub(crate) fn mirror_of(&self, index: usize) -> Option<Rc<MirroredVolume>> {
+        self.mirrors.borrow().iter().find(|mirrored| mirrored.volume == index).cloned()
+    }
+
+    /// Accepts NVMe/TCP connections and distributes them round-robin over the cores.
+    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec) {
+        let max = self.config.server.nvme.max_connections;
+        let mut turn = 0;
+        loop {
+            let stream = match listener.accept().await {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%spec, "cannot accept a connection: {error}");
+                    time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(place) = self.nvme.admit(&stream, max) else {
+                tracing::warn!(%spec, max, "refused a connection: the limit is reached");
+                continue;
+            };
+            let target = self.target.clone();
+            self.cores[turn].spawn(move || async move {
+                target::serve(target, stream).await;
+                drop(place);
+            });
+            turn = (turn + 1) % self.cores.len();
+        }
+    }
+
+    /// Shuts down: drains the connections, stops the mirrors, and flushes every volume.
+    async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
+        self.limits.lift();
+        self.target.drain();
+        self.nbd_drain.begin();
+        let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {
+            for listener in nbd {
+                let _ = listener.await;
+            }
+        }));
+        let cut = self.nvme.drain(DRAIN_PATIENCE).await;
+        if cut > 0 {
+            tracing::warn!(
+                connections = cut,
+                "closed NVMe/TCP connections that did not drain in time"
+            );
+        }
+        if !matches!(nbd_ended.await, Ok(Ok(()))) {
+            let connections = self.nbd.connections();
+            tracing::warn!(connections, "closed NBD connections that did not drain in time");
+        }
+        let mirrors = self.mirrors.borrow().clone();
+        for mirror in mirrors {
+            mirror.end().await;
+        }
+        for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
+            let Some(device) = device.get() else { continue };
+            // A mirror flushes both legs when it stops.
+            if !volume.read_only && volume.mirror().is_none() {
+                let flushed = device.flush().await;
+                flushed.map_err(|error| ServeError::Flush(volume.name.clone(), error))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! Device stacks: opens the devices named by a configuration or a command line, and adds the layers of
+//! a volume.
+//!
+//! Mirrored volumes are excluded: their layer needs the server's nodes and peers.
+
+mod open;
+mod remote;
+
+pub use open::{
+    OpenError, OpenOptions, OpenVolume, check_block_size, layered, open_backing, open_device,
+    open_limits, open_volume, over, own_limit, volume_error, within,
+};

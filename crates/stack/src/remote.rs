@@ -1,0 +1,142 @@
+//! Remote devices: connecting to them, and hints for the errors.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
+use flagstone_nvme::pdu::Digests;
+use flagstone_nvme::{Nqn, Status};
+use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
+use flagstone_runtime::net::{self, Address};
+
+use crate::open::OpenOptions;
+use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
+
+/// How long calls wait for one of several paths, and for an answer by each.
+const PATHS_PATIENCE: Duration = Duration::from_secs(60);
+const PATH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no connection.
+pub(crate) struct Failure {
+    pub(crate) problem: String,
+    /// It may come about later, without any change here.
+    pub(crate) may_pass: bool,
+}
+
+impl From<String> for Failure {
+    fn from(problem: String) -> Failure {
+        Failure { problem, may_pass: false }
+    }
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Failure {
+        Failure { problem: explain_nvme(&error), may_pass: error.may_pass() }
+    }
+}
+
+impl From<ConnectError> for Failure {
+    fn from(error: ConnectError) -> Failure {
+        Failure { problem: explain_nbd(&error), may_pass: error.may_pass() }
+    }
+}
+
+/// Hint for common connection errors.
+fn connect_hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => {
+            "; nothing listens there: is the server running, and is this its port?"
+        }
+        std::io::ErrorKind::NotFound => "; no server has made this socket",
+        _ => "",
+    }
+}
+
+fn explain_nvme(error: &HostError) -> String {
+    let hint = match error {
+        HostError::Connect(system) => connect_hint(system),
+        HostError::FabricsRefused { what: "Connect", status } => match status.code() {
+            Status::CONNECT_INVALID_PARAMETERS => {
+                return "the server refused Connect, most likely because it has no subsystem of \
+                        this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
+                        serves, `nvme discover` lists them"
+                    .to_owned();
+            }
+            Status::CONNECT_INVALID_HOST => {
+                return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
+                        to allow_hosts, or call it by one that is there (?hostnqn=NQN)"
+                    .to_owned();
+            }
+            _ => "",
+        },
+        HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
+        _ => "",
+    };
+    format!("{error}{hint}")
+}
+
+fn explain_nbd(error: &ConnectError) -> String {
+    let hint = match error {
+        ConnectError::Connect(system) => connect_hint(system),
+        ConnectError::TimedOut => "; is it an NBD port?",
+        ConnectError::Negotiation(_) if error.to_string().contains("has no export") => {
+            "; `flagstone serve` prints those it serves, `nbdinfo --list` lists them"
+        }
+        _ => "",
+    };
+    format!("{error}{hint}")
+}
+
+/// Resolves a host name without blocking the executor. A name without an address may get one later:
+/// name servers come up no sooner than others.
+async fn look_up(host: &HostPort) -> Result<Address, Failure> {
+    let name = match &host.host {
+        Host::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
+        Host::Name(name) => name,
+    };
+    let found = chosen(name, net::lookup(name, host.port).await);
+    found.map_err(|problem| Failure { problem, may_pass: true })
+}
+
+fn chosen(name: &str, found: std::io::Result<Vec<Address>>) -> Result<Address, String> {
+    let found = found.map_err(|error| format!("cannot find the address of `{name}`: {error}"))?;
+    found.into_iter().next().ok_or_else(|| format!("`{name}` has no address"))
+}
+
+/// Connects to a namespace.
+pub(crate) async fn open_nvme(
+    spec: &NvmeTcpSpec,
+    options: &OpenOptions,
+) -> Result<SharedDevice, Failure> {
+    let nqn = |text: &str| Nqn::new(text).map_err(|error| format!("{text}: {error}"));
+    let default = HostOptions::default();
+    let host = HostOptions {
+        host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
+        nsid: spec.namespace_id,
+        queues: spec.queues.or(options.queues).unwrap_or(default.queues),
+        queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
+        digests: Digests { header: spec.header_digest, data: spec.data_digest },
+        ..default
+    };
+    let subsystem = nqn(&spec.subsystem_nqn)?;
+    let first = look_up(&spec.address).await?;
+    if spec.other_addresses.is_empty() {
+        return Ok(RemoteDevice::connect(first, &subsystem, host).await?);
+    }
+    let mut addresses = vec![first];
+    for other in &spec.other_addresses {
+        addresses.push(look_up(other).await?);
+    }
+    let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
+    Ok(MultipathDevice::connect(addresses, &subsystem, host).await?)
+}
+
+/// Connects to an export.
+pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {
+    let address = match &spec.address {
+        NbdAddress::Tcp(host) => look_up(host).await?,
+        NbdAddress::Unix(path) => Address::Unix(path.clone()),
+    };
+    Ok(NbdDevice::connect(address, &spec.export, ClientOptions::default()).await?)
+}

@@ -1,0 +1,84 @@
+//! Gather list: headers and payloads of the next send, in order.
+
+use flagstone_runtime::{Buf, BufMut, SendList, buf};
+
+use crate::limits::HEADER_BLOCK_BYTES;
+
+/// Headers and payloads of the next send. Consecutive headers form one segment; payloads are not
+/// copied.
+#[derive(Default)]
+pub struct Gather {
+    list: SendList,
+    /// Block into which headers are written consecutively.
+    headers: Option<BufMut>,
+    /// Bytes at the start of `headers` not yet in the list.
+    run: usize,
+}
+
+impl Gather {
+    /// Appends a header of at most `max` bytes. `write` fills it and returns its length, which is
+    /// returned.
+    ///
+    /// Headers are allocated beyond the memory ceiling, because the messages that wait to be sent
+    /// may hold all pooled memory.
+    ///
+    /// # Panics
+    /// When `write` finds the header too long.
+    #[inline]
+    pub fn header(&mut self, max: usize, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> usize {
+        if self.headers.as_ref().is_none_or(|block| block.len() - self.run < max) {
+            self.close_run();
+            self.headers = Some(buf::alloc_small(HEADER_BLOCK_BYTES));
+        }
+        let block = self.headers.as_mut().expect("made above");
+        let place = &mut block[self.run..self.run + max];
+        let len = write(place).expect("room for the longest header");
+        self.run += len;
+        len
+    }
+
+    /// Appends a payload.
+    #[inline]
+    pub fn payload(&mut self, payload: Buf) {
+        self.close_run();
+        self.list.push(payload);
+    }
+
+    /// Bytes gathered.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.list.bytes() + self.run
+    }
+
+    /// True when nothing is gathered.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.run == 0 && self.list.is_empty()
+    }
+
+    /// Moves everything gathered into the empty list `out`.
+    #[inline]
+    pub fn take_into(&mut self, out: &mut SendList) {
+        debug_assert!(out.is_empty(), "the list would be gathered into");
+        self.close_run();
+        std::mem::swap(out, &mut self.list);
+    }
+
+    /// Drops everything gathered.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.headers = None;
+        self.run = 0;
+    }
+
+    /// Appends the headers written so far to the list.
+    #[inline]
+    fn close_run(&mut self) {
+        if self.run > 0
+            && let Some(block) = &mut self.headers
+        {
+            self.list.push(block.split_to(self.run).freeze());
+            self.run = 0;
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Byte streams for NVMe/TCP and NBD.
+//!
+//! [`Rx`] receives many messages per system call, with payloads in place. [`Gather`] collects headers
+//! and payloads for one send. [`Tx`] shares one among the tasks of a connection, and sends it.
+//! [`WaitGroup`] and [`grace_period`] wait for work on all cores.
+
+mod gather;
+pub mod limits;
+mod receive;
+mod send;
+mod wait_group;
+
+pub use gather::Gather;
+pub use receive::{MessageShape, Rx, RxError, ShapePredictor};
+pub use send::Tx;
+pub use wait_group::{WaitGroup, WaitGroupPart, grace_period};
