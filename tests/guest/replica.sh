@@ -343,8 +343,8 @@ hand_over() {
     ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
     identify target >source
     example nvme admin-passthru /dev/nvme1 -o 0xcc -n 1
-    ask state 1 active true
-    ask state 0 active false
+    ask state 1 serving true
+    ask state 0 serving false
     ask mirroring
     identify target >source
     ask about 0 "$(hex <source)"
@@ -561,7 +561,7 @@ end_resync() {
 # It serves hosts, and refuses this host's writes.
 promote() {
     example nvme admin-passthru /dev/nvme1 -o 0xc8 -n 1 --cdw10=12
-    ask state 1 active true
+    ask state 1 serving true
     identify source >target
     ask about 1 "$(hex <target)"
     [ "$(number target 48 8)" -ge 12 ]
