@@ -8,7 +8,7 @@ use std::str::FromStr;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::names::{self, Uuid};
-use flagstone_config::units::{
+use flagstone_units::{
     format_duration, format_size, parse_block_size, parse_duration, parse_size,
 };
 

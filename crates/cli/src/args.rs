@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::units::{format_size, parse_block_size, parse_duration};
 use flagstone_config::{Arguments, Config, Diagnostics};
+use flagstone_units::{format_size, parse_block_size, parse_duration};
 
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;

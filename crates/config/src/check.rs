@@ -20,7 +20,7 @@ use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
 use crate::listen_spec::ListenSpec;
 use crate::names::Uuid;
-use crate::units::format_size;
+use flagstone_units::format_size;
 
 /// A configuration as read, each value with its source location.
 pub(crate) struct RawConfig {

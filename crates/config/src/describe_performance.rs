@@ -5,8 +5,8 @@ use std::fmt::{self, Display, Formatter};
 
 use flagstone_limit::{DiskModelConfig, IoSize, Limit, Mix, ServiceTime};
 
-use crate::units::{format_duration, format_rate, format_size};
 use crate::{Config, Layer, Profile, Provisioned, Volume};
+use flagstone_units::{format_duration, format_rate, format_size};
 
 /// Longest throughput that is shown to its last byte, in characters.
 const EXACT_CHARS: usize = 9;

@@ -23,9 +23,9 @@ use crate::limits::{
     MIN_DEVICE_BYTES,
 };
 use crate::names::{self, NameError};
-use crate::units::{SizeError, format_size, parse_size};
 pub use crate::uri::{AuthorityError, Host, HostPort};
 use crate::uri::{Encoded, parse_authority, percent_decode, split_scheme};
+use flagstone_units::{SizeError, format_size, parse_size};
 
 /// TCP port of NVMe/TCP, assigned by IANA.
 pub const NVME_TCP_PORT: u16 = 4420;

@@ -6,8 +6,8 @@
 //! of the file's size.
 //!
 //! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of the keys in
-//! a volume's table is the order of its layers. [`units`] parses sizes, throughputs and durations,
-//! [`device_spec`] and [`listen_spec`] parse devices and addresses, [`names`] checks names.
+//! a volume's table is the order of its layers. [`device_spec`] and [`listen_spec`] parse devices and
+//! addresses, [`names`] checks names.
 
 pub mod api_spec;
 mod arguments;
@@ -25,7 +25,6 @@ mod profile;
 mod read;
 mod reader;
 pub mod schema;
-pub mod units;
 pub mod uri;
 
 use std::io::Read as _;

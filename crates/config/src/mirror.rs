@@ -15,8 +15,8 @@ use crate::device_spec::{AuthorityError, DeviceSpec, HostPort, NVME_TCP_PORT};
 use crate::limits::{MAX_MIRROR_PEERS, MAX_SUGGESTED_NAMES};
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
-use crate::units::{format_rate, format_size};
 use crate::uri::parse_authority;
+use flagstone_units::{format_rate, format_size};
 
 /// Keys of rates of a resync.
 const RATES: [&str; 2] = ["resync_max", "resync_min"];

@@ -8,7 +8,7 @@ use super::diagnostic::Located;
 use super::model::Provisioned;
 use super::profile::{self, Catalogues};
 use super::reader::Reader;
-use crate::units::{format_duration, format_rate};
+use flagstone_units::{format_duration, format_rate};
 
 /// Unit of a rate.
 #[derive(Clone, Copy)]

@@ -25,7 +25,7 @@ use super::diagnostic::{Place, shown};
 use super::model::{Profile, Provisioned};
 use super::reader::Reader;
 use crate::limits::MAX_CATALOGUES;
-use crate::units::{format_duration, format_size};
+use flagstone_units::{format_duration, format_size};
 
 /// The keys of a disk profile.
 const KEYS: [&str; 10] = [

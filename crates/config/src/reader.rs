@@ -8,7 +8,7 @@ use toml_edit::{Item, TableLike, Value};
 
 use super::diagnostic::{Located, Place, Report, shown};
 use super::schema::{Key, Kind, Section, SizeRule};
-use crate::units::{
+use flagstone_units::{
     format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size,
 };
 

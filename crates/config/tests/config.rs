@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::schema::{Kind, SECTIONS};
-use flagstone_config::units::{format_rate, format_size};
 use flagstone_config::{Arguments, Backing, Config, Delay, Fault, FaultRate, IoEngine, Layer};
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 use flagstone_mirror::options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
 };
+use flagstone_units::{format_rate, format_size};
 use proptest::prelude::*;
 
 fn crate_dir() -> &'static Path {

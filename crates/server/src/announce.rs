@@ -9,8 +9,8 @@ use crate::api::ApiServer;
 use flagstone_config::Config;
 use flagstone_config::device_spec::HostPort;
 use flagstone_config::listen_spec::ListenSpec;
-use flagstone_config::units::format_size;
 use flagstone_config::uri::Encoded;
+use flagstone_units::format_size;
 
 /// State of a volume at startup.
 pub(crate) enum ServedState {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_config::units::{parse_rate, parse_size};
+use flagstone_units::{parse_rate, parse_size};
 
 use crate::status::pause;
 

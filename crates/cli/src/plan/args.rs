@@ -6,7 +6,7 @@
 use clap::{Args, Subcommand, ValueEnum as _};
 use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
-use flagstone_config::units::{parse_block_size, parse_size};
+use flagstone_units::{parse_block_size, parse_size};
 
 use super::several::{CurveArgs, PlanCompareArgs};
 use crate::args::LoadPattern;

@@ -8,7 +8,7 @@ use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
 };
 use flagstone_cloud::{block_text, grouped};
-use flagstone_config::units::{parse_block_size, parse_size};
+use flagstone_units::{parse_block_size, parse_size};
 use serde::Serialize;
 
 use super::args::{CheapestArgs, bytes_per_s, count, decimal};

@@ -8,7 +8,7 @@ use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
 use flagstone_cloud::{Workload, block_text, grouped};
-use flagstone_config::units::parse_size;
+use flagstone_units::parse_size;
 use serde::Serialize;
 
 use super::paint::Paint;

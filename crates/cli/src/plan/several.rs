@@ -3,7 +3,7 @@
 use clap::Args;
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::{DiskConfiguration, Machine, PlanError, Workload};
-use flagstone_config::units::parse_size;
+use flagstone_units::parse_size;
 
 use super::args::{CatalogueArg, WorkloadArgs, bytes_per_s, count, decimal, printable};
 use super::usage;

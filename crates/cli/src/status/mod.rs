@@ -10,10 +10,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use flagstone_config::units::parse_duration;
 use flagstone_runtime::{IoEngine, RuntimeConfig, run as run_cores, time};
 use flagstone_server::api::document::{ServerDocument, VolumeDocument, VolumesDocument};
 use flagstone_server::http::encode;
+use flagstone_units::parse_duration;
 
 use crate::exit::Exit;
 use crate::output::complain;

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use flagstone_config::units::format_size;
 use flagstone_server::api::document::{
     CallsDocument, ConnectionDocument, LimitDocument, ListenerDocument, ServerDocument,
     VolumeDocument, WaitingDocument,
 };
+use flagstone_units::format_size;
 
 use super::numbers::{grouped, megabytes, micros, rate, size, span};
 use super::rates::{CallRates, VolumeRates};

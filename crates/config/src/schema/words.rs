@@ -2,7 +2,7 @@
 //! a diagnostic.
 
 use super::{Kind, Section, SizeRule};
-use crate::units::{format_duration, format_rate, format_size};
+use flagstone_units::{format_duration, format_rate, format_size};
 
 impl Section {
     /// The section's keys as a table of Markdown.

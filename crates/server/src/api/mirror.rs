@@ -25,7 +25,7 @@ use super::mirror_status::{NamedMirror, document};
 use super::mirror_verify::Verify;
 use crate::mirrors::{CreateError, MirroredVolume};
 use crate::serve::Server;
-use flagstone_config::units::format_size;
+use flagstone_units::format_size;
 
 /// API module of the mirrored volumes.
 pub(super) struct MirrorsApi {

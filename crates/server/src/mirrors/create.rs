@@ -10,7 +10,7 @@ use flagstone_mirror::replica::{CreateReplica, Replica};
 
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
-use flagstone_config::units::format_size;
+use flagstone_units::format_size;
 
 /// A replica created, or to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

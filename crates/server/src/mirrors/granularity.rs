@@ -11,7 +11,7 @@ use flagstone_mirror::limits::{
 };
 
 use flagstone_config as config;
-use flagstone_config::units::format_size;
+use flagstone_units::format_size;
 
 /// Geometry of a new replica on a device of this size. Its granularity is coarser than configured if
 /// the format requires it.

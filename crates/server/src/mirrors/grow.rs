@@ -20,7 +20,7 @@ use super::create::failed;
 use super::{CreateError, MirroredVolume};
 use crate::limits::GROW_PATIENCE;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::units::format_size;
+use flagstone_units::format_size;
 
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;

@@ -22,7 +22,7 @@ use flagstone_mirror::log_device::may_become_log;
 
 use super::MirroredVolume;
 use super::open::log_on;
-use flagstone_config::units::format_size;
+use flagstone_units::format_size;
 
 /// Contents of an undersized log file.
 #[derive(Debug, PartialEq, Eq)]

@@ -17,8 +17,8 @@ use super::MirroredVolume;
 use crate::mirrors::failure::MirrorFailure;
 use flagstone_config as config;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::units::format_size;
 use flagstone_stack::{OpenError, OpenOptions, layered, open_device};
+use flagstone_units::format_size;
 
 impl From<ReplicaError> for MirrorFailure {
     fn from(error: ReplicaError) -> MirrorFailure {

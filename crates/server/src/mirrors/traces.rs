@@ -24,8 +24,8 @@ use super::{CreateError, MirroredVolume};
 use crate::mirrors::failure::MirrorFailure;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::Uuid;
-use flagstone_config::units::format_size;
 use flagstone_stack::{OpenOptions, open_device};
+use flagstone_units::format_size;
 
 /// What a volume is called in the superblocks of its replicas: eight bytes of its name, never 0.
 pub(super) fn called(replica_nqn: &flagstone_nvme::Nqn) -> u64 {

@@ -9,8 +9,8 @@ use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
 use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::{Dimension, Touched};
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload, block_text, grouped};
-use flagstone_config::units::{parse_block_size, parse_size};
 use flagstone_plot::Theme;
+use flagstone_units::{parse_block_size, parse_size};
 use serde::Serialize;
 
 use super::args::{count, printable};

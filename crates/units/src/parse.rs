@@ -1,9 +1,4 @@
-//! Units: sizes, throughputs and durations as people write them.
-//!
-//! [`parse_size`] requires an unambiguous unit (`KiB` = 2^10, `KB` = 10^3). [`parse_block_size`] also
-//! accepts fio's bare letters (`4k` = 4,096), for options that people copy from fio.
-//! Printing and parsing agree: `parse_size(&format_size(n)) == Ok(n)` for every `n`, and the same
-//! for durations in whole nanoseconds.
+//! Exact text of sizes, throughputs and durations: what is parsed prints as the same value.
 
 use std::time::Duration;
 
@@ -185,6 +180,15 @@ pub fn format_size(bytes: u64) -> String {
     best
 }
 
+/// Formats a size in fio's notation, with the largest unit that divides it: `64k`.
+pub fn format_block_size(bytes: u64) -> String {
+    let divides = |(_, factor): &&(&str, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
+    match FIO_UNITS.iter().rev().find(divides) {
+        Some((letter, factor)) => format!("{}{letter}", bytes / factor),
+        None => bytes.to_string(),
+    }
+}
+
 /// Reads a throughput in bytes a second: a size as [`parse_size`] takes it, and `/s`.
 ///
 /// # Errors
@@ -268,6 +272,8 @@ mod tests {
         assert_eq!(parse_block_size("1m"), Ok(1 << 20));
         assert_eq!(parse_block_size("4KB"), Ok(4000));
         assert_eq!(parse_block_size("512"), Ok(512));
+        let sizes = [4096, 1 << 40, 1000, 0].map(format_block_size);
+        assert_eq!(sizes, ["4k", "1t", "1000", "0"]);
         let error = parse_size("4k").unwrap_err().to_string();
         assert!(error.contains("4KiB") && error.contains("4KB"), "{error}");
     }

@@ -1,0 +1,29 @@
+//! Dates: times in UTC, for names of files and for documents.
+
+use jiff::Timestamp;
+
+/// Formats a time in UTC for the name of a file: `20261121-081500`. Times beyond the year 9999 are
+/// cut to it.
+pub fn format_utc(unix_seconds: f64) -> String {
+    let whole = unix_seconds.clamp(0.0, Timestamp::MAX.as_second() as f64) as i64;
+    let time = Timestamp::from_second(whole).unwrap_or(Timestamp::UNIX_EPOCH);
+    time.strftime("%Y%m%d-%H%M%S").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_for_file_names() {
+        for (seconds, text) in [
+            (0.0, "19700101-000000"),
+            (951_782_399.0, "20000228-235959"),
+            (951_868_800.0, "20000301-000000"),
+            (1_795_247_333.9, "20261121-074853"),
+            (f64::MAX, "99991230-220000"),
+        ] {
+            assert_eq!(format_utc(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Numbers as text for tables and messages: rounded, with thousands separators and units.
+
+/// Formats a number with commas between thousands and `decimals` digits after the point. A value
+/// that rounds to 0 has no sign.
+pub fn grouped(value: f64, decimals: usize) -> String {
+    let text = format!("{:.decimals$}", value.abs());
+    let (whole, fraction) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let mut out = String::with_capacity(text.len() + text.len() / 3 + 1);
+    if value < 0.0 && text.bytes().any(|b| (b'1'..=b'9').contains(&b)) {
+        out.push('-');
+    }
+    for (at, digit) in whole.char_indices() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) && digit.is_ascii_digit() {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out + fraction
+}
+
+/// Formats bytes in the largest binary unit with at least one digit before the point, to three
+/// digits: `1.50 GiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let unit = (bytes.ilog2() / 10) as usize - 1;
+    let value = bytes as f64 / (1_u64 << (10 * (unit + 1))) as f64;
+    format!("{} {}", three_digits(value), UNITS[unit])
+}
+
+/// Formats a number to three digits, without an exponent: `1.23`, `12.3`, `1234`.
+pub fn three_digits(value: f64) -> String {
+    let decimals = match value {
+        value if value < 10.0 => 2,
+        value if value < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// Formats a duration in its two largest units: `1h 5m`, `12s`.
+pub fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m {}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h {minutes}m"),
+        (days, hours, _) => format!("{days}d {hours}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_have_separators() {
+        let whole = [0.0, 999.0, 1000.0, 1_234_567.4, -1000.0, -0.2].map(|n| grouped(n, 0));
+        assert_eq!(whole, ["0", "999", "1,000", "1,234,567", "-1,000", "0"]);
+        assert_eq!(grouped(1234.567, 2), "1,234.57");
+        assert_eq!([f64::NAN, f64::INFINITY].map(|n| grouped(n, 1)), ["NaN", "inf"]);
+    }
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let sizes = [0, 1023, 1024, 1_610_612_736].map(size);
+        assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let spans = [7.9, 61.0, 3_700.0, 90_000.0, -1.0].map(duration);
+        assert_eq!(spans, ["7s", "1m 1s", "1h 1m", "1d 1h", "0s"]);
+    }
+}
