@@ -10,6 +10,9 @@ use flagstone_server::http::duplex::converse;
 use flagstone_server::http::{Response, Router};
 use serde_json::{Value, json};
 
+/// Status lines begin with the version of the request, and a space.
+const VERSIONS: [&str; 2] = ["HTTP/1.0 ", "HTTP/1.1 "];
+
 /// Routes with every feature of a pattern, method and body.
 fn router() -> Rc<Router> {
     let mut router = Router::new();
@@ -35,14 +38,17 @@ pub fn run(input: &[u8]) {
         let end = end.expect("a response has a complete head") + 4;
         let head = std::str::from_utf8(&rest[..end]).expect("heads are ASCII");
         let status: u16 =
-            head.strip_prefix("HTTP/1.1 ").expect("the version")[..3].parse().unwrap();
+            VERSIONS.iter().find_map(|version| head.strip_prefix(version)).expect("the version")
+                [..3]
+                .parse()
+                .unwrap();
         assert!((100..600).contains(&status), "{head}");
         let head = head.to_ascii_lowercase();
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
         let length = length.map_or(0, |length| length.parse::<usize>().unwrap());
         rest = &rest[end..];
         // The answer to HEAD has a length without a body: the next response follows at once.
-        if rest.is_empty() || rest.starts_with(b"HTTP/1.1 ") {
+        if rest.is_empty() || VERSIONS.iter().any(|version| rest.starts_with(version.as_bytes())) {
             continue;
         }
         let body = &rest[..length];

@@ -8,9 +8,7 @@ use std::str::FromStr;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::names::{self, Uuid};
-use flagstone_units::{
-    format_duration, format_size, parse_block_size, parse_duration, parse_size,
-};
+use flagstone_units::{format_duration, format_size, parse_block_size, parse_duration, parse_size};
 
 /// Parses the text as the kind selected by the first byte.
 pub fn run(input: &[u8]) {
