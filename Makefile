@@ -19,7 +19,7 @@ endif
 
 CARGO_FLAGS ?=
 # Seeds of each scenario of `make simulate`.
-SEEDS ?= 0..1300
+SEEDS ?= 0..1000
 # Events in each of the five tests of `make torture`.
 ROUNDS ?= 200
 # Target and seconds of `make fuzz`.
@@ -64,7 +64,7 @@ licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
 	cargo test $(CARGO_FLAGS) --workspace
 
-simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1300
+simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 	cargo run $(CARGO_FLAGS) --profile simulation --package flagstone-sim -- --seeds $(SEEDS)
 
 torture: build ## kill, pause, disconnect and fill up mirrored nodes under load: ROUNDS=200
