@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::fio::arguments::shell;
 use crate::limits::{CONTROLLERS, FIO_SAID_BYTES};
-use crate::os::{self, Interrupt, ProcessOutput, read_text};
+use crate::os::read_text;
+use crate::process::{self, Interrupt, ProcessOutput};
 
 /// Upper bound of an attribute in sysfs, in bytes.
 const ATTRIBUTE_BYTES: u64 = 1 << 16;
@@ -123,7 +124,9 @@ impl Initiator {
         let words = connect_words(&spec, ip);
         let connected = succeeded(self.run(&self.nvme, &words, interrupt));
         let found = match connected {
-            Ok(Ok(())) => os::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace)),
+            Ok(Ok(())) => {
+                process::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace))
+            }
             Ok(Err(reason)) => {
                 let command = shell("nvme", &words);
                 return Ok(Err(format!("it could not be connected: {reason} (at: {command})")));
@@ -147,7 +150,7 @@ impl Initiator {
         words: &[String],
         interrupt: &Interrupt,
     ) -> Result<ProcessOutput, Error> {
-        os::run(Command::new(program).args(words), ATTRIBUTE_BYTES, interrupt, &mut || {})
+        process::run(Command::new(program).args(words), ATTRIBUTE_BYTES, interrupt, &mut || {})
     }
 
     /// Connected controllers of this subsystem and address, with their sysfs directories.
@@ -261,7 +264,8 @@ fn succeeded(ended: Result<ProcessOutput, Error>) -> Result<Result<(), String>, 
     match ended {
         Ok(ended) if ended.status.success() => Ok(Ok(())),
         Ok(ended) => {
-            let said = ended.said(FIO_SAID_BYTES).split_whitespace().collect::<Vec<_>>().join(" ");
+            let said =
+                ended.message(FIO_SAID_BYTES).split_whitespace().collect::<Vec<_>>().join(" ");
             Ok(Err(if said.is_empty() { ended.status.to_string() } else { said }))
         }
         Err(Error::System { cause, .. }) => Ok(Err(cause.to_string())),
@@ -302,5 +306,5 @@ impl Drop for Attached {
 fn disconnect(nvme: &Path, controller: &str) {
     let mut command = Command::new(nvme);
     command.arg("disconnect").arg(format!("--device={controller}"));
-    let _ = os::run(&mut command, ATTRIBUTE_BYTES, &Interrupt::never(), &mut || {});
+    let _ = process::run(&mut command, ATTRIBUTE_BYTES, &Interrupt::never(), &mut || {});
 }

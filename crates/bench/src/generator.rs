@@ -11,7 +11,7 @@ use crate::fio::arguments::shell;
 use crate::job::{BenchJob, Buffers};
 use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::measurement::Measurement;
-use crate::os::{self, Interrupt};
+use crate::process::{self, Interrupt};
 
 /// The program with the generator.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ pub struct LoadRun {
     pub results: LoadResults,
     /// Command line.
     pub command: String,
-    /// Time in which it stood still, in seconds: see [`os::ProcessOutput::paused_s`].
+    /// Time in which it stood still, in seconds: see [`process::ProcessOutput::paused_s`].
     pub paused_s: f64,
 }
 
@@ -127,14 +127,14 @@ impl Generator {
     ) -> Result<LoadRun, Error> {
         let command = shell("flagstone", words);
         let mut program = Command::new(&self.program);
-        let ended = os::run(program.args(words), FIO_OUTPUT_BYTES, interrupt, tick)?;
+        let ended = process::run(program.args(words), FIO_OUTPUT_BYTES, interrupt, tick)?;
         let failed = |said: String| Error::LoadFailed {
             status: ended.status.to_string(),
             command: command.clone(),
             said,
         };
         if !ended.status.success() {
-            return Err(failed(ended.said(FIO_SAID_BYTES)));
+            return Err(failed(ended.message(FIO_SAID_BYTES)));
         }
         let results: LoadResults = serde_json::from_str(&ended.output)
             .map_err(|error| failed(format!("its results cannot be read: {error}")))?;

@@ -14,7 +14,7 @@
 //! Reading order: [`job`] and [`target`], [`suite`] (jobs as data), [`fio`] (command line, program,
 //! output), [`measurement`], [`campaign`], [`results`], [`compare`], [`report`]. [`attach`] uses
 //! the kernel's NVMe/TCP initiator, [`server`] finds the serving processes and their CPU time.
-//! [`diskspd`] executes diskspd command lines. [`os`] is the only module that runs programs.
+//! [`diskspd`] executes diskspd command lines. [`process`] is the only module that runs programs.
 
 pub mod attach;
 pub mod campaign;
@@ -35,6 +35,7 @@ pub mod measurement;
 pub mod os;
 mod pauses;
 pub mod precondition;
+pub mod process;
 pub mod provenance;
 pub mod published;
 #[cfg(feature = "report")]

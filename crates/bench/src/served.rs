@@ -12,8 +12,8 @@ use flagstone_runtime::{RuntimeConfig, buf, random_u64, run as run_cores, spawn}
 use flagstone_stack::{OpenOptions, open_device};
 
 use crate::error::Error;
-use crate::os::Interrupt;
 use crate::precondition::{SAMPLE_BYTES, places};
+use crate::process::Interrupt;
 
 /// Buffer memory, in bytes.
 const MEMORY_BYTES: usize = 64 << 20;

@@ -11,7 +11,7 @@ use flagstone_bench::environment::Environment;
 use flagstone_bench::error::Error;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::stats::Steady;
 use flagstone_bench::suite;

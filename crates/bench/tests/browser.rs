@@ -7,7 +7,8 @@ use std::process::Command;
 
 use flagstone_bench::job::BenchJob;
 use flagstone_bench::measurement::Measurement;
-use flagstone_bench::os::{self, Interrupt, Stopwatch};
+use flagstone_bench::os::Stopwatch;
+use flagstone_bench::process::{self, Interrupt};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::report::{HtmlReport, Run};
 use flagstone_bench::results::ResultRecord;
@@ -82,13 +83,13 @@ fn browse(page: &Path, options: &[String]) {
         .args(options)
         .arg(format!("file://{}", page.display()));
     let (interrupt, watch) = (Interrupt::never(), Stopwatch::start());
-    let ended = os::run(&mut command, 1 << 20, &interrupt, &mut || {
+    let ended = process::run(&mut command, 1 << 20, &interrupt, &mut || {
         if watch.seconds() > PATIENCE_S {
             interrupt.raise();
         }
     });
     let ended = ended.unwrap_or_else(|error| panic!("{BROWSER}: {error}"));
-    assert!(ended.status.success(), "{}", ended.said(2000));
+    assert!(ended.status.success(), "{}", ended.message(2000));
 }
 
 /// Width and pixels of a screenshot.

@@ -13,7 +13,7 @@ use flagstone_bench::diskspd::{DiskspdReport, parse};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::guard;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::{self, ResultRecord, ResultStore};
 use flagstone_bench::stats::Steady;

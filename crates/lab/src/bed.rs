@@ -17,7 +17,7 @@ use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::guard;
 use flagstone_bench::job::BenchJob;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::results::{ResultStore, SCHEMA_VERSION};
 use flagstone_bench::stats::REPETITIONS_LEAST;

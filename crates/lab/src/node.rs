@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flagstone_bench::os::{self, Interrupt, wait_for};
+use flagstone_bench::os;
+use flagstone_bench::process::{self, Interrupt, wait_for};
 use serde::Deserialize;
 
 use crate::Error;
@@ -166,14 +167,14 @@ impl LabNode {
     pub fn mirror(&self, arguments: &[&str], interrupt: &Interrupt) -> Result<String, Error> {
         let mut mirror = Command::new(&self.program);
         mirror.arg("mirror").args(arguments).arg("--api").arg(self.file("sock"));
-        let ended = os::run(&mut mirror, OUTPUT_BYTES, interrupt, &mut || {})?;
+        let ended = process::run(&mut mirror, OUTPUT_BYTES, interrupt, &mut || {})?;
         match ended.status.success() {
             true => Ok(ended.output),
             false => Err(Error::Command {
                 command: format!("flagstone mirror {}", arguments.join(" ")),
                 node: self.name.to_owned(),
                 status: ended.status.to_string(),
-                said: ended.said(SAID_BYTES),
+                said: ended.message(SAID_BYTES),
             }),
         }
     }

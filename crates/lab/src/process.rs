@@ -1,4 +1,4 @@
-//! Processes that run in the background; `flagstone_bench::os::run` runs others to their end.
+//! Processes that run in the background; `flagstone_bench::process::run` runs others to their end.
 //!
 //! Invariant: a process is killed when its handle is dropped.
 #![allow(
@@ -11,7 +11,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use flagstone_bench::os::{Interrupt, read_text, wait_for};
+use flagstone_bench::os::read_text;
+use flagstone_bench::process::{Interrupt, wait_for};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 

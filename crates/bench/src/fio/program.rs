@@ -12,7 +12,8 @@ use crate::fio::output::{self, Output, shown};
 use crate::fio::series::{self, Series};
 use crate::job::BenchJob;
 use crate::limits::{FIO_ANSWER, FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
-use crate::os::{self, Interrupt, ProcessOutput, Stopwatch};
+use crate::os::Stopwatch;
+use crate::process::{self, Interrupt, ProcessOutput};
 use crate::target::BenchTarget;
 
 /// Oldest fio with all options that are used: Debian's of 2019.
@@ -45,7 +46,7 @@ pub struct FioRun {
     pub cpus: Vec<CpuUse>,
     /// Number of threads.
     pub threads: u32,
-    /// Time in which fio stood still, in seconds: see [`os::ProcessOutput::paused_s`].
+    /// Time in which fio stood still, in seconds: see [`process::ProcessOutput::paused_s`].
     pub paused_s: f64,
     /// Command line.
     pub command: String,
@@ -75,7 +76,7 @@ impl Fio {
         let mut fio = Fio { program, version: String::new(), engine: String::new() };
         let answer = fio.answer(&["--version".to_owned()], limit, interrupt);
         let answer = answer.map_err(|error| match error {
-            Error::System { what: os::CANNOT_START, cause } => fio.not_run(&cause),
+            Error::System { what: process::CANNOT_START, cause } => fio.not_run(&cause),
             other => other,
         })?;
         let Some(ended) = answer else {
@@ -156,7 +157,7 @@ impl Fio {
         interrupt: &Interrupt,
     ) -> Result<Option<ProcessOutput>, Error> {
         let mut command = Command::new(&self.program);
-        os::run_within(command.args(arguments), FIO_OUTPUT_BYTES, interrupt, limit)
+        process::run_within(command.args(arguments), FIO_OUTPUT_BYTES, interrupt, limit)
     }
 
     fn ended(
@@ -165,11 +166,11 @@ impl Fio {
         interrupt: &Interrupt,
         tick: &mut dyn FnMut(),
     ) -> Result<ProcessOutput, Error> {
-        os::run(Command::new(&self.program).args(arguments), FIO_OUTPUT_BYTES, interrupt, tick)
+        process::run(Command::new(&self.program).args(arguments), FIO_OUTPUT_BYTES, interrupt, tick)
     }
 
     fn failed(&self, ended: &ProcessOutput, command: String) -> Error {
-        let mut said = ended.said(FIO_SAID_BYTES);
+        let mut said = ended.message(FIO_SAID_BYTES);
         if said.contains("Invalid argument") && command.contains("--direct=1") {
             said += "\n(the file system may have no direct I/O, or not for such small blocks)";
         }
@@ -228,7 +229,8 @@ impl Fio {
         if !ended.status.success() {
             return Err(self.failed(&ended, command));
         }
-        let said = os::harmless(&ended.errors.chars().take(FIO_SAID_BYTES).collect::<String>());
+        let said =
+            process::printable(&ended.errors.chars().take(FIO_SAID_BYTES).collect::<String>());
         let output = match output::parse(&ended.output) {
             Ok(output) => output,
             Err(detail) => return Err(Error::FioOutput { detail, command, said }),
@@ -307,7 +309,7 @@ impl Fio {
                 Ok((sum(|job| job.write.total_ios), sum(|job| job.read.total_ios)))
             }
             Err(detail) => {
-                Err(Error::FioOutput { detail, command, said: ended.said(FIO_SAID_BYTES) })
+                Err(Error::FioOutput { detail, command, said: ended.message(FIO_SAID_BYTES) })
             }
         }
     }

@@ -9,8 +9,9 @@ use flagstone_bench::diskspd::translate::{Translation, translate};
 use flagstone_bench::diskspd::{DiskspdReport, parse, text, xml};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::guard::{self, GuardVerdict};
-use flagstone_bench::os::{self, Interrupt};
+use flagstone_bench::os;
 use flagstone_bench::precondition;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::target::BenchTarget;
 
 use super::args::DiskspdArgs;

@@ -1,6 +1,6 @@
 //! `flagstone lab demo`.
 
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_lab::Error;
 use flagstone_lab::demo::{self, DemoOptions};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::campaign::Watcher as _;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::BenchTarget;

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::units::format_number;
 use flagstone_lab::failover::{
     self, Death, EmulatedFailover, FailoverBed, FailoverOptions, FailoverSummary, Follower,

@@ -7,7 +7,7 @@ use flagstone_bench::attach::{Initiator, InitiatorChoice};
 use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::served::is_filled as is_served_filled;
 use flagstone_bench::stats::Steady;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::{CampaignEnd, Watcher};
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::{AdditionalSections, CombinedReport, Run};
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;

@@ -25,8 +25,9 @@ use flagstone_bench::cpu::{CpuUse, Snapshot};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::measurement::Measurement;
-use flagstone_bench::os::{self, Interrupt, Stopwatch};
+use flagstone_bench::os::Stopwatch;
 use flagstone_bench::precondition;
+use flagstone_bench::process::{self, Interrupt};
 use flagstone_bench::server::{CpuMeter, Servers};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_bench::units::format_number;
@@ -98,7 +99,7 @@ pub fn run(
     follower.end(&format!("filled a file of {mib} MiB in {}", scratch.path().display()));
 
     let before = Snapshot::take();
-    os::wait_for(WATCH_S, interrupt, || None::<()>)?;
+    process::wait_for(WATCH_S, interrupt, || None::<()>)?;
     let others_busy = busy(&Snapshot::take().since(&before));
 
     follower.begin("starting flagstone serve");
@@ -244,7 +245,7 @@ impl Bench<'_> {
         let more = ["--verify", "--size", &size, "--time", &time];
         let mut load = Command::new(&self.options.program);
         load.args(words).args(more);
-        let ended = os::run(&mut load, OUTPUT_BYTES, self.interrupt, &mut || {})?;
+        let ended = process::run(&mut load, OUTPUT_BYTES, self.interrupt, &mut || {})?;
         let results = crate::failover::load::results("flagstone load --verify", &ended)?;
         let verified = results.verify.filter(|verified| verified.read_back);
         let verified = verified.ok_or_else(|| Error::Unexpected {

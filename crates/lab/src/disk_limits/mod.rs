@@ -8,7 +8,7 @@
 mod sample;
 
 use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::{BenchTarget, DiskAddress};

@@ -8,7 +8,8 @@ use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::environment::Environment;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::job::BenchJob;
-use flagstone_bench::os::{Interrupt, read_text};
+use flagstone_bench::os::read_text;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 

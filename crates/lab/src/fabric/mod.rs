@@ -13,7 +13,7 @@ mod given;
 
 use flagstone_bench::campaign::{CampaignEnd, Watcher};
 use flagstone_bench::job::{BenchJob, JobPattern};
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::table::Table;

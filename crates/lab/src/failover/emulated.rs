@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use flagstone_bench::attach::InitiatorChoice;
-use flagstone_bench::os::{Interrupt, Stopwatch};
+use flagstone_bench::os::Stopwatch;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 

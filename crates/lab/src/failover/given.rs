@@ -5,7 +5,8 @@
 use std::process::Command;
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::os::{self, Interrupt, Stopwatch, wait_for};
+use flagstone_bench::os::Stopwatch;
+use flagstone_bench::process::{self, Interrupt, wait_for};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::target::BenchTarget;
 
@@ -89,14 +90,14 @@ impl GivenNodes<'_> {
     fn once(&self, command: &str) -> Result<String, Error> {
         let mut program = Command::new("sh");
         program.args(["-c", command]);
-        let ended = os::run(&mut program, OUTPUT_BYTES, self.interrupt, &mut || {})?;
+        let ended = process::run(&mut program, OUTPUT_BYTES, self.interrupt, &mut || {})?;
         match ended.status.success() {
             true => Ok(ended.output),
             false => Err(Error::Command {
                 command: command.to_owned(),
                 node: "this machine".to_owned(),
                 status: ended.status.to_string(),
-                said: ended.said(SAID_BYTES),
+                said: ended.message(SAID_BYTES),
             }),
         }
     }

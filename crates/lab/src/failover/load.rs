@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::os::{self, Interrupt, ProcessOutput};
+use flagstone_bench::process::{self, Interrupt, ProcessOutput};
 use flagstone_load::results::LoadResults;
 
 use crate::Error;
@@ -86,7 +86,7 @@ impl<'a> DrillHost<'a> {
         let state = self.state.to_string_lossy().into_owned();
         words.extend(["--verify-state", &state, "--after-crash", "client"].map(str::to_owned));
         let mut command = Command::new(self.program);
-        let back = os::run(command.args(&words), OUTPUT_BYTES, interrupt, &mut || {})?;
+        let back = process::run(command.args(&words), OUTPUT_BYTES, interrupt, &mut || {})?;
         let what = shell("flagstone", &words);
         let read_back = results(&what, &back)?;
         Ok(HostResults { load, read_back, raw: [ended.output, back.output] })
@@ -95,7 +95,7 @@ impl<'a> DrillHost<'a> {
 
 /// Results of a `flagstone load` that has ended, also of one that found wrong data.
 pub(crate) fn results(what: &str, ended: &ProcessOutput) -> Result<LoadResults, Error> {
-    parse(what, &ended.output, ended.status, &ended.said(SAID_BYTES))
+    parse(what, &ended.output, ended.status, &ended.message(SAID_BYTES))
 }
 
 fn parse(

@@ -11,7 +11,7 @@ use std::path::Path;
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::job::BenchJob;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultStore;
 use flagstone_bench::served;
 use flagstone_bench::stats::median;

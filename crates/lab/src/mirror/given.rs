@@ -6,7 +6,7 @@
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::Watcher;
 use flagstone_bench::job::BenchJob;
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::target::BenchTarget;
 
 use super::published::ROWS;

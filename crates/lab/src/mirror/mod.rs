@@ -14,7 +14,7 @@ pub mod tables;
 use flagstone_bench::campaign::{CampaignEnd, Watcher};
 use flagstone_bench::environment;
 use flagstone_bench::job::{BenchJob, JobPattern};
-use flagstone_bench::os::Interrupt;
+use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
 use serde::Serialize;
 
