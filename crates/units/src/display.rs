@@ -30,6 +30,15 @@ pub fn size(bytes: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
+/// Formats the size of a block, exact for whole KiB and MiB: `4 KiB`, `30.5 KiB`.
+pub fn block_size(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
+        b if b.is_multiple_of(1024) => format!("{} KiB", b >> 10),
+        b => format!("{:.1} KiB", b as f64 / 1024.0),
+    }
+}
+
 /// Formats a number to three digits, without an exponent: `1.23`, `12.3`, `1234`.
 pub fn three_digits(value: f64) -> String {
     let decimals = match value {
@@ -69,6 +78,12 @@ mod tests {
         let sizes = [0, 1023, 1024, 1_610_612_736].map(size);
         assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
         assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn block_sizes_are_in_kib_or_mib() {
+        let sizes = [512, 4096, 1 << 20, 31_232].map(block_size);
+        assert_eq!(sizes, ["0.5 KiB", "4 KiB", "1 MiB", "30.5 KiB"]);
     }
 
     #[test]
