@@ -1,9 +1,7 @@
 //! Limits of a configuration as numbers: hard limits, which the cloud enforces, and soft limits of
 //! the workload (queue depth and CPU).
 
-use crate::catalogue::{
-    Confidence, CountRow, LimitKind, ProvisionedRule, Rounding, SourceKeys, VmRow, VolumeLimits,
-};
+use crate::catalogue::{Confidence, LimitKind, Rounding, SourceKeys, VmRow, VolumeLimits};
 use crate::input::Workload;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
@@ -11,7 +9,6 @@ use crate::prediction::Dimension;
 /// One limit as numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cap<'a> {
-    /// Kind of the limit.
     pub kind: LimitKind,
     /// Unit of `read` and `write`.
     pub dimension: Dimension,
@@ -23,7 +20,6 @@ pub struct Cap<'a> {
     pub together: bool,
     /// A limit of the workload, which the cloud does not enforce.
     pub soft: bool,
-    /// Keys of its sources.
     pub source: &'a SourceKeys,
     /// Confidence of the table, if it has its own.
     pub confidence: Option<Confidence>,
@@ -38,11 +34,60 @@ pub enum QueueFigure {
     High,
 }
 
+impl<'a> Cap<'a> {
+    /// A limit that the cloud enforces, shared by the type's rule.
+    fn hard(
+        kind: LimitKind,
+        dimension: Dimension,
+        [read, write]: [Option<f64>; 2],
+        (source, confidence): Basis<'a>,
+    ) -> Cap<'a> {
+        Cap { kind, dimension, read, write, together: false, soft: false, source, confidence }
+    }
+
+    /// IOPS that reads and writes of the workload share.
+    fn soft(kind: LimitKind, iops: [f64; 2], basis: Basis<'a>) -> Cap<'a> {
+        let cap = Cap::hard(kind, Dimension::Iops, iops.map(Some), basis);
+        Cap { together: true, soft: true, ..cap }
+    }
+
+    fn limits_any(&self) -> bool {
+        self.read.is_some() || self.write.is_some()
+    }
+}
+
+/// Sources of a limit, and the confidence of its table.
+type Basis<'a> = (&'a SourceKeys, Option<Confidence>);
+
+/// Limits by size in one dimension; reads, then writes.
+pub(crate) struct VolumeRule {
+    pub(crate) baseline: f64,
+    /// Per unit of size.
+    pub(crate) rates: [Option<f64>; 2],
+    pub(crate) most: [Option<f64>; 2],
+}
+
+impl VolumeLimits {
+    pub(crate) fn rule(&self, dimension: Dimension) -> VolumeRule {
+        match dimension {
+            Dimension::Iops => VolumeRule {
+                baseline: self.baseline_iops,
+                rates: [self.read_iops_per_gb, self.write_iops_per_gb],
+                most: [self.read_iops_max, self.write_iops_max],
+            },
+            Dimension::Throughput => VolumeRule {
+                baseline: self.baseline_mb_per_s,
+                rates: [self.read_mb_per_s_per_gb, self.write_mb_per_s_per_gb],
+                most: [self.read_mb_per_s_max, self.write_mb_per_s_max],
+            },
+        }
+    }
+}
+
 impl<'a> Placement<'a> {
     /// Limits that the cloud enforces, for one block size.
     pub fn hard_caps(&self, demand: &Demand, block_bytes: u64) -> Vec<Cap<'a>> {
-        let mut caps = Vec::with_capacity(8);
-        self.disk_caps(demand, block_bytes, &mut caps);
+        let mut caps = self.disk_caps(demand, block_bytes);
         if let Some((table, row)) = self.vm {
             let kind = match demand.disks {
                 1 => LimitKind::Vm,
@@ -50,24 +95,40 @@ impl<'a> Placement<'a> {
             };
             let source = row.source.as_ref().unwrap_or(&table.source);
             let own = if row.source.is_some() { None } else { table.confidence };
-            vm_caps(row, kind, source, row.confidence.or(own), &mut caps);
+            caps.extend(vm_caps(row, kind, (source, row.confidence.or(own))));
         }
-        self.egress_cap(&mut caps);
+        caps.extend(self.egress_cap());
         caps
     }
 
     /// Limits of the disks without the machine's.
-    pub(crate) fn disk_caps(&self, demand: &Demand, block_bytes: u64, caps: &mut Vec<Cap<'a>>) {
+    pub(crate) fn disk_caps(&self, demand: &Demand, block_bytes: u64) -> Vec<Cap<'a>> {
+        let mut caps = Vec::with_capacity(8);
+        let disks = f64::from(demand.disks);
         if let Some(limits) = self.volume_limits() {
             let block = self.catalogue.units.block_of(block_bytes);
-            volume_caps(limits, demand.size * f64::from(demand.disks), block, caps);
+            caps.extend(volume_caps(limits, demand.size * disks, block));
         }
         if let Some(part) = &self.disk.provisioned {
-            provisioned_caps(part, demand, caps);
+            let bought =
+                [(Dimension::Iops, demand.iops), (Dimension::Throughput, demand.throughput)];
+            let basis = (&part.source, part.confidence);
+            let cap = |(dimension, each): (_, Option<f64>)| {
+                let most = each.map(|each| each * disks);
+                Cap::hard(LimitKind::Volume, dimension, [most; 2], basis)
+            };
+            caps.extend(bought.map(cap).into_iter().filter(Cap::limits_any));
         }
         if let Some((table, row)) = self.count_row(demand.disks) {
-            count_caps(row, &table.source, table.confidence, caps);
+            let limits = [
+                (Dimension::Iops, [row.read_iops, row.write_iops]),
+                (Dimension::Throughput, [row.read_mb_per_s, row.write_mb_per_s]),
+            ];
+            let basis = (&table.source, table.confidence);
+            let cap = |(dimension, each)| Cap::hard(LimitKind::Volume, dimension, each, basis);
+            caps.extend(limits.map(cap).into_iter().filter(Cap::limits_any));
         }
+        caps
     }
 
     /// Limits of the workload: queue depth and CPU.
@@ -78,51 +139,24 @@ impl<'a> Placement<'a> {
                 QueueFigure::Low => queue.iops_per_io_low,
                 QueueFigure::High => queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low),
             };
-            let most = Some(in_flight as f64 * each);
-            caps.push(Cap {
-                kind: LimitKind::QueueDepth,
-                dimension: Dimension::Iops,
-                read: most,
-                write: most,
-                together: true,
-                soft: true,
-                source: &queue.source,
-                confidence: queue.confidence,
-            });
+            let most = in_flight as f64 * each;
+            let basis = (&queue.source, queue.confidence);
+            caps.push(Cap::soft(LimitKind::QueueDepth, [most; 2], basis));
         }
         if let (Some(cpu), Some(vcpus)) = (self.cpu(), self.machine.vcpus) {
-            caps.push(Cap {
-                kind: LimitKind::Cpu,
-                dimension: Dimension::Iops,
-                read: Some(f64::from(vcpus) * cpu.read_iops_per_vcpu),
-                write: Some(f64::from(vcpus) * cpu.write_iops_per_vcpu),
-                together: true,
-                soft: true,
-                source: &cpu.source,
-                confidence: cpu.confidence,
-            });
+            let most = [cpu.read_iops_per_vcpu, cpu.write_iops_per_vcpu]
+                .map(|each| f64::from(vcpus) * each);
+            caps.push(Cap::soft(LimitKind::Cpu, most, (&cpu.source, cpu.confidence)));
         }
         caps
     }
 
     /// Write throughput under the egress limit, in the catalogue's unit.
-    pub(crate) fn egress_cap(&self, caps: &mut Vec<Cap<'a>>) {
-        let (Some(egress), Some(gbit)) = (&self.catalogue.egress, self.egress_gbit_per_s) else {
-            return;
-        };
-        if !self.disk.uses_egress {
-            return;
-        }
-        caps.push(Cap {
-            kind: LimitKind::Egress,
-            dimension: Dimension::Throughput,
-            read: None,
-            write: Some(self.egress_throughput(gbit, self.other_egress_gbit_per_s)),
-            together: false,
-            soft: false,
-            source: &egress.source,
-            confidence: egress.confidence,
-        });
+    fn egress_cap(&self) -> Option<Cap<'a>> {
+        let egress = self.catalogue.egress.as_ref().filter(|_| self.disk.uses_egress)?;
+        let most = self.egress_throughput(self.egress_gbit_per_s?, self.other_egress_gbit_per_s);
+        let basis = (&egress.source, egress.confidence);
+        Some(Cap::hard(LimitKind::Egress, Dimension::Throughput, [None, Some(most)], basis))
     }
 
     /// Write throughput, in the catalogue's unit, with an egress of `gbit` and `other` Gbit/s of
@@ -164,103 +198,42 @@ fn by_size(baseline: f64, rate: Option<f64>, size: f64, most: Option<f64>) -> Op
     }
 }
 
-/// Adds the limits by size. `size` is the total of all disks.
-pub(crate) fn volume_caps<'a>(
-    limits: &'a VolumeLimits,
-    size: f64,
-    block: f64,
-    caps: &mut Vec<Cap<'a>>,
-) {
-    let cap = |kind, dimension, read, write| Cap {
-        kind,
-        dimension,
-        read,
-        write,
-        together: false,
-        soft: false,
-        source: &limits.source,
-        confidence: limits.confidence,
-    };
+/// The limits by size. `size` is the total of all disks.
+pub(crate) fn volume_caps(limits: &VolumeLimits, size: f64, block: f64) -> Vec<Cap<'_>> {
+    let basis = (&limits.source, limits.confidence);
     let blocks = &limits.write_iops_max_by_block;
-    let write_most = limits.write_iops_max.or_else(|| blocks.first().map(|first| first.iops));
-    let base = limits.baseline_iops;
-    let read = by_size(base, limits.read_iops_per_gb, size, limits.read_iops_max);
-    let write = by_size(base, limits.write_iops_per_gb, size, write_most);
-    caps.push(cap(LimitKind::Volume, Dimension::Iops, read, write));
-    let base = limits.baseline_mb_per_s;
-    let read = by_size(base, limits.read_mb_per_s_per_gb, size, limits.read_mb_per_s_max);
-    let write = by_size(base, limits.write_mb_per_s_per_gb, size, limits.write_mb_per_s_max);
-    caps.push(cap(LimitKind::Volume, Dimension::Throughput, read, write));
+    let first = blocks.first().map(|first| first.iops);
+    let mut caps = Vec::with_capacity(3);
+    for dimension in [Dimension::Iops, Dimension::Throughput] {
+        let VolumeRule { baseline, rates: [read, write], most } = limits.rule(dimension);
+        let write_most = most[1].or(first.filter(|_| dimension == Dimension::Iops));
+        let each =
+            [by_size(baseline, read, size, most[0]), by_size(baseline, write, size, write_most)];
+        caps.push(Cap::hard(LimitKind::Volume, dimension, each, basis));
+    }
     if let (Some(first), Some(last)) = (blocks.first(), blocks.last())
         && block > first.block_kb_max
     {
         let row = blocks.iter().find(|row| block <= row.block_kb_max).unwrap_or(last);
-        caps.push(cap(LimitKind::BlockSize, Dimension::Iops, None, Some(row.iops)));
+        let most = [None, Some(row.iops)];
+        caps.push(Cap::hard(LimitKind::BlockSize, Dimension::Iops, most, basis));
     }
+    caps
 }
 
-fn provisioned_caps<'a>(part: &'a ProvisionedRule, demand: &Demand, caps: &mut Vec<Cap<'a>>) {
-    let disks = f64::from(demand.disks);
-    let bought = [(Dimension::Iops, demand.iops), (Dimension::Throughput, demand.throughput)];
-    for (dimension, each) in bought {
-        let most = each.map(|each| each * disks);
-        caps.extend(most.is_some().then_some(Cap {
-            kind: LimitKind::Volume,
-            dimension,
-            read: most,
-            write: most,
-            together: false,
-            soft: false,
-            source: &part.source,
-            confidence: part.confidence,
-        }));
-    }
-}
-
-fn count_caps<'a>(
-    row: &'a CountRow,
-    source: &'a SourceKeys,
-    confidence: Option<Confidence>,
-    caps: &mut Vec<Cap<'a>>,
-) {
-    let kinds = [
-        (Dimension::Iops, row.read_iops, row.write_iops),
-        (Dimension::Throughput, row.read_mb_per_s, row.write_mb_per_s),
-    ];
-    for (dimension, read, write) in kinds {
-        if read.is_some() || write.is_some() {
-            caps.push(Cap {
-                kind: LimitKind::Volume,
-                dimension,
-                read,
-                write,
-                together: false,
-                soft: false,
-                source,
-                confidence,
-            });
-        }
-    }
-}
-
-/// Adds the limits of a machine.
+/// The limits of a machine.
 pub(crate) fn vm_caps<'a>(
     row: &'a VmRow,
     kind: LimitKind,
-    source: &'a SourceKeys,
-    confidence: Option<Confidence>,
-    caps: &mut Vec<Cap<'a>>,
-) {
-    let kinds = [
-        (Dimension::Iops, row.iops, row.read_iops, row.write_iops),
-        (Dimension::Throughput, row.mb_per_s, row.read_mb_per_s, row.write_mb_per_s),
+    basis: Basis<'a>,
+) -> impl Iterator<Item = Cap<'a>> {
+    let limits = [
+        (Dimension::Iops, row.iops, [row.read_iops, row.write_iops]),
+        (Dimension::Throughput, row.mb_per_s, [row.read_mb_per_s, row.write_mb_per_s]),
     ];
-    for (dimension, both, read, write) in kinds {
-        let (read, write) = (both.or(read), both.or(write));
-        if read.is_some() || write.is_some() {
-            let together = both.is_some();
-            let soft = false;
-            caps.push(Cap { kind, dimension, read, write, together, soft, source, confidence });
-        }
-    }
+    let cap = move |(dimension, both, each): (_, Option<f64>, [Option<f64>; 2])| {
+        let cap = Cap::hard(kind, dimension, each.map(|each| both.or(each)), basis);
+        Cap { together: both.is_some(), ..cap }
+    };
+    limits.into_iter().map(cap).filter(Cap::limits_any)
 }

@@ -4,46 +4,37 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::catalogue::{Catalogue, Confidence};
+use crate::catalogue::{Catalogue, Confidence, Inconsistency};
 use crate::input::{DiskConfiguration, Machine, PlanError, Workload};
 use crate::limits::MAX_DISKS;
 use crate::placement::Placement;
-use crate::prediction::{Cost, PredictedLimit, Rates, SourceUse, Touched};
+use crate::prediction::{Cost, PredictedLimit, Rates, SourceUse};
 use crate::price::NoPrice;
+use crate::provenance::{add_new, merge_sources};
 
-/// The question for all types.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComparisonRequest {
     /// Capacity of each type's disk; disks of one size are as many as needed.
     pub capacity_bytes: u64,
-    /// The machine.
     pub machine: Machine,
-    /// Disks are replicated in two zones.
     pub regional: bool,
-    /// Other egress of the machine, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
-    /// The machine has Tier_1 networking.
     pub tier1_networking: bool,
     /// IOPS bought, for types that sell them.
     pub provisioned_iops: Option<f64>,
     /// Throughput bought in bytes per second, for types that sell it.
     pub provisioned_bytes_per_s: Option<f64>,
-    /// Workloads, each predicted separately.
     pub workloads: Vec<Workload>,
 }
 
-/// Result of one type.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct ComparisonColumn {
-    /// The type.
     #[serde(rename = "type")]
     pub kind: String,
     /// Reason that the type is impossible or unknown; the other members are empty then.
     #[serde(serialize_with = "in_words")]
     pub error: Option<PlanError>,
-    /// Number of disks.
     pub disks: u32,
-    /// Size of each, in the catalogue's unit.
     pub size: f64,
     /// IOPS bought for each disk, for types that sell or derive them.
     pub iops: Option<f64>,
@@ -51,32 +42,22 @@ pub struct ComparisonColumn {
     pub throughput: Option<f64>,
     /// Results of the workloads, in their order.
     pub results: Vec<WorkloadResult>,
-    /// Price of the disks; not known if absent.
     pub cost: Option<Cost>,
     /// The provider must approve the combination.
     pub by_request: bool,
     /// Lowest confidence of the figures, except the price, which has its own.
     pub confidence: Option<Confidence>,
-    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// Relevant contradictions of the sources.
-    pub inconsistencies: Vec<Touched>,
-    /// Relevant gaps of the sources.
+    pub inconsistencies: Vec<Inconsistency>,
     pub not_known: Vec<String>,
 }
 
-/// Result of one workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct WorkloadResult {
-    /// Reads and writes together.
     pub total: Rates,
-    /// Reads of the total.
     pub read: Rates,
-    /// Writes of the total.
     pub write: Rates,
-    /// The limit that binds.
     pub binding: PredictedLimit,
-    /// The limit that would bind without it.
     pub next: Option<PredictedLimit>,
     /// USD per month per IOPS; `None` without a price.
     pub usd_per_iops: Option<f64>,
@@ -106,21 +87,7 @@ impl Catalogue {
     }
 
     fn column(&self, kind: &str, request: &ComparisonRequest) -> ComparisonColumn {
-        let mut column = ComparisonColumn {
-            kind: kind.to_owned(),
-            error: None,
-            disks: 0,
-            size: 0.0,
-            iops: None,
-            throughput: None,
-            results: Vec::new(),
-            cost: None,
-            by_request: false,
-            confidence: None,
-            sources: Vec::new(),
-            inconsistencies: Vec::new(),
-            not_known: Vec::new(),
-        };
+        let mut column = ComparisonColumn { kind: kind.to_owned(), ..Default::default() };
         if let Err(error) = self.fill(&mut column, request) {
             column.results.clear();
             column.error = Some(error);
@@ -147,9 +114,9 @@ impl Catalogue {
             let iops = prediction.total.iops;
             let usd = cost.as_ref().ok().map(|cost| cost.usd_per_month);
             column.confidence = column.confidence.max(Some(prediction.confidence));
-            merge(&mut column.sources, prediction.sources);
-            new_ones(&mut column.inconsistencies, prediction.inconsistencies);
-            new_ones(&mut column.not_known, prediction.not_known);
+            merge_sources(&mut column.sources, prediction.sources);
+            add_new(&mut column.inconsistencies, prediction.inconsistencies);
+            add_new(&mut column.not_known, prediction.not_known);
             column.results.push(WorkloadResult {
                 total: prediction.total,
                 read: prediction.read,
@@ -161,7 +128,7 @@ impl Catalogue {
         }
         match cost {
             Ok(cost) => column.cost = Some(cost),
-            Err(NoPrice(why)) => new_ones(&mut column.not_known, vec![why]),
+            Err(NoPrice(why)) => add_new(&mut column.not_known, vec![why]),
         }
         Ok(())
     }
@@ -212,13 +179,9 @@ impl Catalogue {
         let machine = &request.machine.name;
         let unit = self.units.size.name();
         if let Some(fixed) = self.fixed_disks(placement.kind, machine) {
-            return match holds(fixed) {
-                true => Ok(fixed),
-                false => {
-                    let found = format!("{machine} comes with {fixed} of {each} {unit}");
-                    Err(PlanError::input(found, "write a larger machine, or less capacity"))
-                }
-            };
+            let found = format!("{machine} comes with {fixed} of {each} {unit}");
+            let error = PlanError::input(found, "write a larger machine, or less capacity");
+            return holds(fixed).then_some(fixed).ok_or(error);
         }
         let known = |disks: &u32| {
             placement.volume_limits().is_some() || placement.count_row(*disks).is_some()
@@ -228,22 +191,5 @@ impl Catalogue {
             let found = format!("{capacity:.0} {unit} of {}", placement.kind);
             PlanError::input(found, format!("each is of {each} {unit}, and there are not so many"))
         })
-    }
-}
-
-fn merge(into: &mut Vec<SourceUse>, more: Vec<SourceUse>) {
-    for source in more {
-        match into.iter_mut().find(|known| known.key == source.key) {
-            Some(known) => known.confidence = known.confidence.max(source.confidence),
-            None => into.push(source),
-        }
-    }
-}
-
-fn new_ones<T: PartialEq>(into: &mut Vec<T>, more: Vec<T>) {
-    for one in more {
-        if !into.contains(&one) {
-            into.push(one);
-        }
     }
 }

@@ -1,13 +1,15 @@
 //! Text of predictions: the explanation of a limit, gaps of the sources, and notes.
 
-use crate::caps::Cap;
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
+
+use crate::caps::{Cap, VolumeRule};
 use crate::catalogue::LimitKind;
 use crate::input::{AccessOrder, Workload};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement, size_text};
 use crate::prediction::{Dimension, PredictedLimit};
 use crate::price::NoPrice;
-use crate::recommendation::{block_text, grouped};
 
 /// Explanation of a limit's number.
 pub(crate) fn explanation(
@@ -25,16 +27,16 @@ pub(crate) fn explanation(
         }
         LimitKind::Egress => of_egress(placement),
         LimitKind::BlockSize => {
-            format!("cap of {} for blocks of {}", placement.kind, block_text(workload.block_bytes))
+            format!("cap of {} for blocks of {}", placement.kind, block_size(workload.block_bytes))
         }
         LimitKind::QueueDepth => {
-            let queue = placement.disk.queue.as_ref();
-            let (low, high) =
-                queue.map_or((0.0, None), |q| (q.iops_per_io_low, q.iops_per_io_high));
-            let each = match high {
-                Some(high) => format!("{} to {}", grouped(low), grouped(high)),
-                None => grouped(low),
-            };
+            let each = placement.disk.queue.as_ref().map_or_else(String::new, |queue| {
+                let low = grouped(queue.iops_per_io_low, 0);
+                match queue.iops_per_io_high {
+                    Some(high) => format!("{low} to {}", grouped(high, 0)),
+                    None => low,
+                }
+            });
             let in_flight = workload.in_flight().unwrap_or(0);
             format!("{in_flight} in flight, each good for {each} IOPS (Little's law)")
         }
@@ -42,12 +44,9 @@ pub(crate) fn explanation(
             let vcpus = placement.machine.vcpus.unwrap_or(0);
             let each = placement
                 .cpu()
-                .map_or((0.0, 0.0), |cpu| (cpu.read_iops_per_vcpu, cpu.write_iops_per_vcpu));
-            format!(
-                "{vcpus} vCPUs, each good for {} reads or {} writes a second",
-                grouped(each.0),
-                grouped(each.1)
-            )
+                .map_or([0.0; 2], |cpu| [cpu.read_iops_per_vcpu, cpu.write_iops_per_vcpu]);
+            let [reads, writes] = each.map(|iops| grouped(iops, 0));
+            format!("{vcpus} vCPUs, each good for {reads} reads or {writes} writes a second")
         }
     }
 }
@@ -63,48 +62,36 @@ fn of_volume(placement: &Placement<'_>, demand: &Demand, cap: &Cap<'_>) -> Strin
         return format!("provisioned for {disks}{size}");
     }
     if placement.count_row(demand.disks).is_some() {
-        let comes =
-            placement.catalogue.fixed_disks(placement.kind, &placement.machine.name).is_some();
-        let with = if comes {
-            format!(", with which {} comes", placement.machine.name)
-        } else {
-            String::new()
+        let machine = &placement.machine.name;
+        let with = match placement.catalogue.fixed_disks(placement.kind, machine) {
+            Some(_) => format!(", with which {machine} comes"),
+            None => String::new(),
         };
         return format!("{} disks of {size}{with}", demand.disks);
     }
     let Some(limits) = placement.volume_limits() else { return size };
-    let (rate, most, base, of) = match cap.dimension {
-        Dimension::Iops => (
-            (limits.read_iops_per_gb, limits.write_iops_per_gb),
-            (limits.read_iops_max, limits.write_iops_max),
-            limits.baseline_iops,
-            "IOPS",
-        ),
-        Dimension::Throughput => (
-            (limits.read_mb_per_s_per_gb, limits.write_mb_per_s_per_gb),
-            (limits.read_mb_per_s_max, limits.write_mb_per_s_max),
-            limits.baseline_mb_per_s,
-            placement.catalogue.units.throughput.name(),
-        ),
+    let of = match cap.dimension {
+        Dimension::Iops => "IOPS",
+        Dimension::Throughput => placement.catalogue.units.throughput.name(),
     };
-    let rates = pair(rate);
-    let base = if base > 0.0 { format!("{} + ", grouped(base)) } else { String::new() };
+    let VolumeRule { baseline, rates, most } = limits.rule(cap.dimension);
+    let base = if baseline > 0.0 { format!("{} + ", grouped(baseline, 0)) } else { String::new() };
     let most = match most {
-        (None, None) => String::new(),
+        [None, None] => String::new(),
         both => format!(", at most {}", pair(both)),
     };
-    format!("{base}{rates} {of} a {unit} x {disks}{size}{most}")
+    format!("{base}{} {of} a {unit} x {disks}{size}{most}", pair(rates))
 }
 
 /// One figure for both, or `read / write`.
-fn pair((read, write): (Option<f64>, Option<f64>)) -> String {
-    let text = |n: f64| if n >= 1000.0 { grouped(n) } else { n.to_string() };
-    match (read, write) {
-        (Some(read), Some(write)) if read == write => text(read),
-        (Some(read), Some(write)) => format!("{} read, {} written", text(read), text(write)),
-        (Some(one), None) => format!("{} read", text(one)),
-        (None, Some(one)) => format!("{} written", text(one)),
-        (None, None) => "?".to_owned(),
+fn pair(figures: [Option<f64>; 2]) -> String {
+    let text = |n: f64| if n >= 1000.0 { grouped(n, 0) } else { n.to_string() };
+    match figures.map(|figure| figure.map(text)) {
+        [Some(read), Some(write)] if read == write => read,
+        [Some(read), Some(write)] => format!("{read} read, {write} written"),
+        [Some(read), None] => format!("{read} read"),
+        [None, Some(write)] => format!("{write} written"),
+        [None, None] => "?".to_owned(),
     }
 }
 
@@ -128,7 +115,6 @@ fn of_egress(placement: &Placement<'_>) -> String {
     format!("{left}, {multiplier} bytes sent per byte written ({zones})")
 }
 
-/// Relevant gaps of the sources.
 pub(crate) fn not_known(
     placement: &Placement<'_>,
     mix: &WorkloadMix,
@@ -169,12 +155,12 @@ pub(crate) fn not_known(
         if placement.regional && zonal > 0.0 && limits.baseline_iops == 0.0 {
             out.push(format!(
                 "whether regional {kind} has the baseline of {} IOPS of zonal disks: it is left out",
-                grouped(zonal)
+                grouped(zonal, 0)
             ));
         }
-        let reads = limits.read_mb_per_s_per_gb.is_none() && limits.read_mb_per_s_max.is_none();
-        let writes = limits.write_mb_per_s_per_gb.is_none() && limits.write_mb_per_s_max.is_none();
-        if (reads && mix.read > 0.0) || (writes && mix.write > 0.0) {
+        let VolumeRule { rates, most, .. } = limits.rule(Dimension::Throughput);
+        let is_unknown = |at: usize| rates[at].is_none() && most[at].is_none();
+        if (is_unknown(0) && mix.read > 0.0) || (is_unknown(1) && mix.write > 0.0) {
             let which = if placement.regional { "regional " } else { "" };
             out.push(format!("the throughput of {which}{kind} by its size"));
         }
@@ -192,10 +178,8 @@ pub(crate) fn notes(
 ) -> Vec<String> {
     let mut out = Vec::new();
     if placement.by_request {
-        out.push(format!(
-            "{} supports {} only on request",
-            placement.machine.family, placement.kind
-        ));
+        let (family, kind) = (&placement.machine.family, placement.kind);
+        out.push(format!("{family} supports {kind} only on request"));
     }
     let block = placement.catalogue.units.block_of(workload.block_bytes);
     if let Some(least) = placement.disk.block_kb_min_for_throughput

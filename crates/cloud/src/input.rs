@@ -32,20 +32,15 @@ impl PlanError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessOrder {
-    /// Random offsets.
     Random,
-    /// Consecutive offsets.
     Sequential,
 }
 
-/// A workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Workload {
-    /// Bytes of each I/O.
     pub block_bytes: u64,
     /// Percentage of reads, 0 to 100.
     pub read_percent: u8,
-    /// Random or sequential.
     pub access: AccessOrder,
     /// I/Os in flight of each job; enough for every limit if `None`.
     pub depth: Option<u32>,
@@ -59,7 +54,6 @@ impl Workload {
         Workload { block_bytes, read_percent, access: AccessOrder::Random, depth: None, jobs: 1 }
     }
 
-    /// I/Os in flight of all jobs.
     pub fn in_flight(&self) -> Option<u64> {
         self.depth.map(|depth| u64::from(depth) * u64::from(self.jobs))
     }
@@ -72,10 +66,7 @@ impl Workload {
     /// # Errors
     /// A value out of range, with the range.
     pub fn check(&self) -> Result<(), PlanError> {
-        if !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&self.block_bytes) {
-            let found = format!("a block of {} bytes", self.block_bytes);
-            return Err(PlanError::input(found, "write a size from 512 to 32MiB"));
-        }
+        check_block(self.block_bytes)?;
         if self.read_percent > 100 {
             let found = format!("{} reads among a hundred", self.read_percent);
             return Err(PlanError::input(found, "write a number from 0 to 100"));
@@ -90,7 +81,6 @@ impl Workload {
     }
 }
 
-/// A machine of a catalogue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Such as `n2-standard-8`.
@@ -101,7 +91,6 @@ pub struct Machine {
     pub vcpus: Option<u32>,
 }
 
-/// Disks and their machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DiskConfiguration {
     /// Type of the disks, such as `pd-ssd`.
@@ -111,13 +100,10 @@ pub struct DiskConfiguration {
     pub size_bytes: u64,
     /// Number of disks of the machine.
     pub disks: u32,
-    /// The machine.
     pub machine: Machine,
     /// Disks are replicated in two zones.
     pub regional: bool,
-    /// Other egress of the machine, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
-    /// The machine has Tier_1 networking.
     pub tier1_networking: bool,
     /// IOPS bought for each disk, for types that sell them; the type's default if `None`.
     pub provisioned_iops: Option<f64>,
@@ -169,6 +155,12 @@ impl DiskConfiguration {
         }
         Ok(())
     }
+}
+
+pub(crate) fn check_block(bytes: u64) -> Result<(), PlanError> {
+    let found = || format!("a block of {bytes} bytes");
+    let fits = (MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&bytes);
+    fits.then_some(()).ok_or_else(|| PlanError::input(found(), "write a size from 512 to 32MiB"))
 }
 
 /// Input quoted in a message: on one line, truncated.

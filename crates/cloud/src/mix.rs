@@ -25,15 +25,18 @@ pub struct WorkloadMix {
 impl WorkloadMix {
     /// The mix of a workload under a type's sharing rules.
     pub fn new(workload: &Workload, units: &Units, rules: (Sharing, Sharing)) -> WorkloadMix {
-        let read = workload.read_part();
-        WorkloadMix {
-            read,
-            write: 1.0 - read,
-            throughput_per_io: units.block_of(workload.block_bytes)
-                / units.blocks_per_throughput as f64,
-            iops: rules.0,
-            throughput: rules.1,
-        }
+        WorkloadMix::of_reads(workload.read_part(), workload.block_bytes, units, rules)
+    }
+
+    /// The mix of blocks with a fraction of reads, 0 to 1.
+    pub(crate) fn of_reads(
+        read: f64,
+        block_bytes: u64,
+        units: &Units,
+        (iops, throughput): (Sharing, Sharing),
+    ) -> WorkloadMix {
+        let throughput_per_io = units.block_of(block_bytes) / units.blocks_per_throughput as f64;
+        WorkloadMix { read, write: 1.0 - read, throughput_per_io, iops, throughput }
     }
 
     /// Whether both reads and writes occur.
@@ -78,12 +81,9 @@ impl WorkloadMix {
 
     fn under(&self, (read, write): (f64, f64), sharing: Sharing) -> f64 {
         match sharing {
-            Sharing::Shared => self.shared(read, write),
-            Sharing::HalfDuplex => {
-                // One budget for both. If the maxima differ, the line between them keeps each below
-                // its own.
-                self.shared(read, write)
-            }
+            // Half duplex: one budget for both. If the maxima differ, the line between them keeps
+            // each below its own.
+            Sharing::Shared | Sharing::HalfDuplex => self.shared(read, write),
             Sharing::Independent => {
                 let of =
                     |part: f64, most: f64| if part > 0.0 { most / part } else { f64::INFINITY };

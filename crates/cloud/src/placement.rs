@@ -2,23 +2,18 @@
 //! and numbers of disks can be tried cheaply.
 
 use crate::catalogue::{
-    Catalogue, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, NamePattern, Sharing,
-    Support, VmRow, VmTable, VolumeLimits,
+    Catalogue, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, Mixing, NamePattern,
+    Sharing, Support, VmRow, VmTable, VolumeLimits,
 };
 use crate::input::{DiskConfiguration, Machine, PlanError};
+use crate::mix::WorkloadMix;
 
-/// A disk type on a machine.
 #[derive(Debug, Clone)]
 pub struct Placement<'a> {
-    /// The catalogue.
     pub catalogue: &'a Catalogue,
-    /// Name of the type.
     pub kind: &'a str,
-    /// The type.
     pub disk: &'a DiskType,
-    /// The machine.
     pub machine: Machine,
-    /// Whether the disks are regional.
     pub regional: bool,
     /// What else the machine sends, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
@@ -33,9 +28,7 @@ pub struct Placement<'a> {
 /// Disks in the catalogue's units, with their purchased performance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
-    /// Size of each.
     pub size: f64,
-    /// Number of disks.
     pub disks: u32,
     /// IOPS bought for each, for types that sell or derive them.
     pub iops: Option<f64>,
@@ -232,6 +225,23 @@ impl<'a> Placement<'a> {
         Err(PlanError::input(found, format!("these have: {}", can.join(", "))))
     }
 
+    /// The error that no limit of the combination is known.
+    pub(crate) fn not_known(&self) -> PlanError {
+        PlanError::NotKnown(format!("what {} does on {}", self.kind, self.machine.name))
+    }
+
+    /// The sharing rule, if the mix depends on it.
+    pub(crate) fn mixing_rule(&self, mix: &WorkloadMix) -> Option<&'a Mixing> {
+        self.disk.mixing.as_ref().filter(|_| mix.is_mixed())
+    }
+
+    /// Service time of one I/O in µs by the queue depth rule: guarantee and best case.
+    pub(crate) fn service_us(&self) -> Option<(f64, f64)> {
+        let queue = self.disk.queue.as_ref()?;
+        let high = queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low);
+        Some((1e6 / queue.iops_per_io_low, 1e6 / high))
+    }
+
     /// The limits by size: zonal or regional.
     pub(crate) fn volume_limits(&self) -> Option<&'a VolumeLimits> {
         match self.regional {
@@ -290,7 +300,6 @@ impl<'a> Placement<'a> {
         Ok(Demand { size, disks, iops, throughput })
     }
 
-    /// Size of each disk, for types of one size.
     pub fn size_each(&self) -> Option<f64> {
         let own = self.count_row(1).and_then(|(table, _)| table.size_gb_each);
         own.or(self.disk.size_gb_each)

@@ -33,8 +33,7 @@ impl Catalogue {
         let hard = placement.hard_caps(&demand, workload.block_bytes);
         let allowed = mix.iops_under(hard.iter());
         if !allowed.is_finite() {
-            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
-            return Err(PlanError::NotKnown(what));
+            return Err(placement.not_known());
         }
         let all = |figure| {
             let mut caps = hard.clone();
@@ -95,13 +94,7 @@ impl Catalogue {
         let demand = placement.demand(configuration)?;
         let found = ceilings(&placement, &demand);
         let any = found.read_iops.or(found.write_iops).or(found.read_bytes_per_s);
-        match any.or(found.write_bytes_per_s) {
-            Some(_) => Ok(found),
-            None => {
-                let what = format!("what {} does on {}", placement.kind, placement.machine.name);
-                Err(PlanError::NotKnown(what))
-            }
-        }
+        any.or(found.write_bytes_per_s).map(|_| found).ok_or_else(|| placement.not_known())
     }
 }
 
@@ -153,22 +146,12 @@ fn limits(
     caps: &[Cap<'_>],
     order: &[(usize, f64)],
 ) -> Vec<PredictedLimit> {
-    let recommendations = Recommender { placement, demand, workload, mix, caps };
+    let recommender = Recommender { placement, demand, workload, mix, caps };
     let total = mix.iops_under(caps.iter());
     let limit = |(index, cap): (usize, &Cap<'_>)| {
         let place = order.iter().position(|(bound, _)| *bound == index);
         let target = place.and_then(|place| target(order, place, total));
-        PredictedLimit {
-            kind: cap.kind,
-            dimension: cap.dimension,
-            read: cap.read.filter(|_| mix.read > 0.0),
-            write: cap.write.filter(|_| mix.write > 0.0),
-            workload_iops: mix.iops_under_one(cap),
-            explanation: describe::explanation(placement, demand, workload, cap),
-            recommendations: target.map_or_else(Vec::new, |target| recommendations.of(cap, target)),
-            sources: cap.source.clone(),
-            confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
-        }
+        recommender.limit(cap, mix.iops_under_one(cap), target)
     };
     caps.iter().enumerate().map(limit).collect()
 }
@@ -192,7 +175,7 @@ fn least(
     binding: &PredictedLimit,
     next: Option<&PredictedLimit>,
 ) -> Confidence {
-    let rule = placement.disk.mixing.as_ref().filter(|_| mix.is_mixed());
+    let rule = placement.mixing_rule(mix);
     let rule = rule.map(|rule| placement.catalogue.confidence_of(&rule.source, rule.confidence));
     let worst = binding.confidence.max(next.map_or(Confidence::A, |next| next.confidence));
     worst.max(rule.unwrap_or(Confidence::A))
@@ -211,7 +194,7 @@ fn used<'a>(
         let same = caps.iter().find(|cap| cap.kind == limit.kind && *cap.source == limit.sources);
         uses.extend(same.map(|cap| (cap.source, cap.confidence)));
     }
-    let rule = placement.disk.mixing.as_ref().filter(|_| mix.is_mixed());
+    let rule = placement.mixing_rule(mix);
     uses.extend(rule.map(|rule| (&rule.source, rule.confidence)));
     let price = placement.price().filter(|_| cost.is_ok());
     uses.extend(price.map(|price| (&price.source, price.confidence)));
@@ -232,7 +215,6 @@ pub(crate) fn ceilings(placement: &Placement<'_>, demand: &Demand) -> Ceilings {
     let by_block =
         placement.volume_limits().map_or(&[][..], |part| &part.write_iops_max_by_block[..]);
     let (iops_sharing, throughput_sharing) = placement.sharing();
-    let each = |iops: f64| 1e6 / iops;
     Ceilings {
         read_iops: under(Dimension::Iops, |cap| cap.read),
         write_iops,
@@ -248,14 +230,10 @@ pub(crate) fn ceilings(placement: &Placement<'_>, demand: &Demand) -> Ceilings {
         iops_sharing,
         throughput_sharing,
         sharing_known: placement.disk.mixing.is_some(),
-        service_us: placement.disk.queue.as_ref().map(|queue| {
-            let high = queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low);
-            (each(queue.iops_per_io_low), each(high))
-        }),
+        service_us: placement.service_us(),
     }
 }
 
-/// Display name of a limit.
 impl std::fmt::Display for LimitKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -2,25 +2,21 @@
 
 use serde::Serialize;
 
-use crate::catalogue::{Confidence, LimitKind, Sharing};
+use crate::catalogue::{Confidence, Inconsistency, LimitKind, Sharing};
 use crate::input::{DiskConfiguration, Workload};
 
 /// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Rates {
-    /// I/Os per second.
     pub iops: f64,
-    /// Bytes per second.
     pub bytes_per_s: f64,
     /// Throughput in the catalogue's unit.
     pub throughput: f64,
 }
 
-/// Dimension of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Dimension {
-    /// I/Os a second.
     Iops,
     /// The catalogue's unit of throughput.
     Throughput,
@@ -29,7 +25,6 @@ pub enum Dimension {
 /// A limit with the recommendations that lift it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PredictedLimit {
-    /// Kind of the limit.
     pub kind: LimitKind,
     /// Unit of `read` and `write`.
     pub dimension: Dimension,
@@ -39,11 +34,9 @@ pub struct PredictedLimit {
     pub write: Option<f64>,
     /// IOPS of this workload, reads and writes together, under only this limit.
     pub workload_iops: f64,
-    /// Explanation of the number.
     pub explanation: String,
     /// Recommendations that lift it, the most direct first.
     pub recommendations: Vec<LimitRecommendation>,
-    /// Keys of its sources.
     pub sources: Vec<String>,
     /// Confidence of the table, or the lowest of its sources.
     pub confidence: Confidence,
@@ -54,28 +47,19 @@ pub struct PredictedLimit {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum LimitRecommendation {
-    /// Disks of at least this size, in the catalogue's unit.
     LargerVolume {
-        /// Size of each disk.
         size: f64,
-        /// Unit of `size`.
         unit: &'static str,
     },
-    /// More IOPS bought for each disk.
     ProvisionIops {
-        /// IOPS of each disk.
         iops: f64,
     },
-    /// More throughput bought for each disk.
     ProvisionThroughput {
         /// Throughput of each disk, in the catalogue's unit.
         throughput: f64,
-        /// Its unit.
         unit: &'static str,
     },
-    /// More disks of this type, striped.
     MoreDisks {
-        /// Total number of disks.
         disks: u32,
     },
     /// A machine of the family with more vCPUs, or with another name.
@@ -87,21 +71,16 @@ pub enum LimitRecommendation {
     },
     /// Another machine family: this one has no larger limit.
     OtherFamily,
-    /// Less other egress.
     LessNetwork {
         /// Maximum in Gbit/s.
         gbit_per_s: f64,
     },
     /// A zonal disk, which sends each write one time less.
     Zonal,
-    /// More I/Os in flight.
     DeeperQueue {
-        /// I/Os in flight of all jobs.
         in_flight: u64,
     },
-    /// More CPUs.
     MoreCpus {
-        /// vCPUs.
         vcpus: u32,
     },
     /// Larger blocks: the same IOPS with more bytes.
@@ -123,14 +102,11 @@ pub enum LimitRecommendation {
 pub struct Ceilings {
     /// Read IOPS; `None` without a known limit.
     pub read_iops: Option<f64>,
-    /// Write IOPS.
     pub write_iops: Option<f64>,
     /// Write IOPS by block size in bytes, in the order of the blocks, the last for all larger ones;
     /// empty if they do not depend on the block size.
     pub write_iops_by_block: Vec<(u64, f64)>,
-    /// Read bytes per second.
     pub read_bytes_per_s: Option<f64>,
-    /// Write bytes per second.
     pub write_bytes_per_s: Option<f64>,
     /// Sharing rule of IOPS; the strictest if unknown.
     pub iops_sharing: Sharing,
@@ -146,28 +122,11 @@ pub struct Ceilings {
 /// A source of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SourceUse {
-    /// Key in the catalogue.
     pub key: String,
-    /// Address.
     pub address: String,
-    /// Date.
     pub date: String,
     /// Confidence of the used part.
     pub confidence: Confidence,
-}
-
-/// A contradiction of the sources that affects a result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Touched {
-    /// Identifier, such as `I08`.
-    pub id: String,
-    /// Place and printed text.
-    #[serde(rename = "where")]
-    pub place: String,
-    /// The contradiction.
-    pub why: String,
-    /// The value that the catalogue uses.
-    pub used: Option<String>,
 }
 
 /// Price of the disks, without the machine.
@@ -175,37 +134,26 @@ pub struct Touched {
 pub struct Cost {
     /// USD per month, for all disks.
     pub usd_per_month: f64,
-    /// Part for the size.
     pub usd_capacity: f64,
-    /// Part for provisioned IOPS.
     pub usd_iops: f64,
-    /// Part for provisioned throughput.
     pub usd_throughput: f64,
-    /// Region.
     pub region: String,
-    /// Keys of its sources.
     pub sources: Vec<String>,
-    /// Confidence.
     pub confidence: Confidence,
 }
 
 /// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// The catalogue's name.
     pub catalogue: String,
-    /// The configuration.
     pub configuration: DiskConfiguration,
-    /// The workload.
     pub workload: Workload,
     /// Unit of `throughput` and of limits in throughput.
     pub throughput_unit: &'static str,
     /// Sustained rate of reads and writes together: the lowest of all limits, with the guaranteed
     /// figure of the queue depth.
     pub total: Rates,
-    /// Reads of the total.
     pub read: Rates,
-    /// Writes of the total.
     pub write: Rates,
     /// Total with the best case of the queue depth, if that is higher.
     pub at_best: Option<Rates>,
@@ -221,7 +169,6 @@ pub struct Prediction {
     pub next: Option<PredictedLimit>,
     /// All limits, the lowest first.
     pub limits: Vec<PredictedLimit>,
-    /// Enforced limits.
     pub ceilings: Ceilings,
     /// Price of the disks; not known if absent.
     pub cost: Option<Cost>,
@@ -230,9 +177,8 @@ pub struct Prediction {
     /// Lowest confidence of `binding` and `next`.
     pub confidence: Confidence,
     /// Relevant contradictions of the sources.
-    pub inconsistencies: Vec<Touched>,
+    pub inconsistencies: Vec<Inconsistency>,
     /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
-    /// Notes.
     pub notes: Vec<String>,
 }

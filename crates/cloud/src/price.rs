@@ -9,7 +9,6 @@ use crate::prediction::Cost;
 pub struct NoPrice(pub String);
 
 impl<'a> Placement<'a> {
-    /// Price of the type; `None` if the catalogue has none.
     pub fn price(&self) -> Option<&'a Price> {
         self.catalogue.prices.iter().find(|price| price.kind == self.kind)
     }

@@ -1,11 +1,12 @@
 //! Provenance of results: sources, confidence and contradictions.
 
 use crate::catalogue::{
-    Catalogue, Confidence, Inconsistency, IoDirection, LimitKind, SourceKeys, TableKind, Touches,
+    Catalogue, Confidence, CountRange, Inconsistency, IoDirection, LimitKind, NamePattern,
+    SourceKeys, TableKind, Touches,
 };
 use crate::input::Workload;
 use crate::placement::{Demand, Placement};
-use crate::prediction::{SourceUse, Touched};
+use crate::prediction::SourceUse;
 
 impl Catalogue {
     /// Confidence of a table: its own, or the best of its sources.
@@ -21,19 +22,14 @@ impl Catalogue {
     ) -> Vec<SourceUse> {
         let mut out: Vec<SourceUse> = Vec::new();
         for (keys, own) in uses {
-            for key in keys {
-                let Some(source) = self.sources.get(key) else { continue };
-                let confidence = own.unwrap_or(source.confidence);
-                match out.iter_mut().find(|known| known.key == *key) {
-                    Some(known) => known.confidence = known.confidence.max(confidence),
-                    None => out.push(SourceUse {
-                        key: key.clone(),
-                        address: source.address.clone(),
-                        date: source.date.clone(),
-                        confidence,
-                    }),
-                }
-            }
+            let found = keys.iter().filter_map(|key| Some((key, self.sources.get(key)?)));
+            let sources = found.map(|(key, source)| SourceUse {
+                key: key.clone(),
+                address: source.address.clone(),
+                date: source.date.clone(),
+                confidence: own.unwrap_or(source.confidence),
+            });
+            merge_sources(&mut out, sources);
         }
         out
     }
@@ -44,15 +40,37 @@ impl Catalogue {
         table: TableKind,
         kind: Option<&str>,
         family: Option<&str>,
-    ) -> Vec<Touched> {
-        let touched = self.inconsistencies.iter().filter(|inconsistency| {
-            inconsistency.touches.as_ref().is_some_and(|touches| {
-                touches.tables.contains(&table)
-                    && named(touches.types.as_ref(), kind)
-                    && named(touches.families.as_ref(), family)
-            })
-        });
-        touched.map(told).collect()
+    ) -> Vec<Inconsistency> {
+        self.touched(|touches| {
+            touches.tables.contains(&table)
+                && named(touches.types.as_ref(), kind)
+                && named(touches.families.as_ref(), family)
+        })
+    }
+
+    fn touched(&self, is_touched: impl Fn(&Touches) -> bool) -> Vec<Inconsistency> {
+        let touched =
+            self.inconsistencies.iter().filter(|one| one.touches.as_ref().is_some_and(&is_touched));
+        touched.cloned().collect()
+    }
+}
+
+/// Adds sources; a source that both have keeps the lower confidence.
+pub(crate) fn merge_sources(into: &mut Vec<SourceUse>, more: impl IntoIterator<Item = SourceUse>) {
+    for source in more {
+        match into.iter_mut().find(|known| known.key == source.key) {
+            Some(known) => known.confidence = known.confidence.max(source.confidence),
+            None => into.push(source),
+        }
+    }
+}
+
+/// Adds the elements that are not there yet.
+pub(crate) fn add_new<T: PartialEq>(into: &mut Vec<T>, more: Vec<T>) {
+    for one in more {
+        if !into.contains(&one) {
+            into.push(one);
+        }
     }
 }
 
@@ -64,15 +82,6 @@ fn named(selector: Option<&Vec<String>>, name: Option<&str>) -> bool {
     }
 }
 
-fn told(inconsistency: &Inconsistency) -> Touched {
-    Touched {
-        id: inconsistency.id.clone(),
-        place: inconsistency.place.clone(),
-        why: inconsistency.why.clone(),
-        used: inconsistency.used.clone(),
-    }
-}
-
 impl Placement<'_> {
     /// Contradictions that affect a prediction in which `limits` bind or are next.
     pub(crate) fn inconsistencies(
@@ -80,12 +89,8 @@ impl Placement<'_> {
         demand: &Demand,
         workload: &Workload,
         limits: &[LimitKind],
-    ) -> Vec<Touched> {
-        let touched = self.catalogue.inconsistencies.iter().filter(|inconsistency| {
-            let touches = inconsistency.touches.as_ref();
-            touches.is_some_and(|touches| self.touches(touches, demand, workload, limits))
-        });
-        touched.map(told).collect()
+    ) -> Vec<Inconsistency> {
+        self.catalogue.touched(|touches| self.touches(touches, demand, workload, limits))
     }
 
     fn touches(
@@ -102,28 +107,22 @@ impl Placement<'_> {
             Some(IoDirection::Write) => workload.read_percent < 100,
             None => true,
         };
-        let machine = |names: &Vec<crate::catalogue::NamePattern>| {
+        let machine = |names: &Vec<NamePattern>| {
             names.iter().any(|pattern| pattern.matches(&self.machine.name))
         };
+        let has_vcpus = |range: CountRange| self.machine.vcpus.is_some_and(|n| range.contains(n));
+        let has_size = |sizes: &Vec<f64>| sizes.iter().any(|size| (size - demand.size).abs() < 0.5);
         !touches.tables_only
             && named(touches.types.as_ref(), Some(self.kind))
             && named(touches.families.as_ref(), Some(&self.machine.family))
             && touches.machines.as_ref().is_none_or(machine)
-            && touches
-                .vcpus
-                .is_none_or(|range| self.machine.vcpus.is_some_and(|n| range.contains(n)))
+            && touches.vcpus.is_none_or(has_vcpus)
             && touches.disks.is_none_or(|range| range.contains(demand.disks))
             && touches.regional.is_none_or(|regional| regional == self.regional)
-            && touches
-                .sizes_gb
-                .as_ref()
-                .is_none_or(|sizes| sizes.iter().any(|size| (size - demand.size).abs() < 0.5))
+            && touches.sizes_gb.as_ref().is_none_or(has_size)
             && touches.block_kb_above.is_none_or(|least| block > least)
             && directions
             && touches.mixed.is_none_or(|wanted| wanted == mixed)
-            && touches
-                .limits
-                .as_ref()
-                .is_none_or(|kinds| kinds.iter().any(|kind| limits.contains(kind)))
+            && touches.limits.as_ref().is_none_or(|all| all.iter().any(|one| limits.contains(one)))
     }
 }

@@ -7,9 +7,7 @@ use crate::input::PlanError;
 /// A purchasable range; an end is open without a source.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Purchase {
-    /// Minimum.
     pub min: f64,
-    /// Maximum.
     pub max: f64,
 }
 

@@ -1,12 +1,16 @@
 //! Recommendations that lift a limit: the smallest change that brings the workload to a target, the
 //! next limits.
 
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
+
 use crate::caps::{Cap, vm_caps, volume_caps};
 use crate::catalogue::LimitKind;
+use crate::describe;
 use crate::input::Workload;
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
-use crate::prediction::{Dimension, LimitRecommendation};
+use crate::prediction::{Dimension, LimitRecommendation, PredictedLimit};
 
 /// Largest size to try for types without a maximum, in the catalogue's unit.
 const SIZE_TRIED_MAX: f64 = 65536.0;
@@ -25,6 +29,27 @@ pub(crate) struct Recommender<'s, 'a> {
 }
 
 impl Recommender<'_, '_> {
+    /// A limit as a result, with recommendations if it is to be lifted to `target`.
+    pub(crate) fn limit(
+        &self,
+        cap: &Cap<'_>,
+        workload_iops: f64,
+        target: Option<f64>,
+    ) -> PredictedLimit {
+        let Recommender { placement, demand, workload, mix, .. } = *self;
+        PredictedLimit {
+            kind: cap.kind,
+            dimension: cap.dimension,
+            read: cap.read.filter(|_| mix.read > 0.0),
+            write: cap.write.filter(|_| mix.write > 0.0),
+            workload_iops,
+            explanation: describe::explanation(placement, demand, workload, cap),
+            recommendations: target.map_or_else(Vec::new, |target| self.of(cap, target)),
+            sources: cap.source.clone(),
+            confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
+        }
+    }
+
     /// Recommendations that lift `cap` to `target` IOPS of the workload.
     pub(crate) fn of(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
         let target = if target.is_finite() { target } else { 2.0 * self.mix.iops_under_one(cap) };
@@ -53,8 +78,7 @@ impl Recommender<'_, '_> {
         let block = self.placement.catalogue.units.block_of(self.workload.block_bytes);
         let disks = f64::from(self.demand.disks);
         let at = |size: f64| {
-            let mut caps = Vec::new();
-            volume_caps(limits, size * disks, block, &mut caps);
+            let caps = volume_caps(limits, size * disks, block);
             let same =
                 |other: &&Cap<'_>| other.kind == cap.kind && other.dimension == cap.dimension;
             caps.iter().find(same).map_or(f64::INFINITY, |cap| self.mix.iops_under_one(cap))
@@ -127,9 +151,8 @@ impl Recommender<'_, '_> {
             return vec![LimitRecommendation::OtherFamily];
         }
         let at = |disks: u32| {
-            let mut caps = Vec::new();
             let demand = Demand { disks, ..*self.demand };
-            self.placement.disk_caps(&demand, self.workload.block_bytes, &mut caps);
+            let caps = self.placement.disk_caps(&demand, self.workload.block_bytes);
             let same = |other: &&Cap<'_>| other.dimension == cap.dimension;
             caps.iter().find(same).map(|cap| self.mix.iops_under_one(cap))
         };
@@ -149,10 +172,9 @@ impl Recommender<'_, '_> {
         let Some((table, own)) = self.placement.vm else { return Vec::new() };
         let now = self.mix.iops_under_one(cap);
         let at = |row| {
-            let mut caps = Vec::new();
-            vm_caps(row, cap.kind, &table.source, None, &mut caps);
-            let same = |other: &&Cap<'_>| other.dimension == cap.dimension;
-            caps.iter().find(same).map_or(f64::INFINITY, |cap| self.mix.iops_under_one(cap))
+            let mut caps = vm_caps(row, cap.kind, (&table.source, None));
+            let same = caps.find(|other| other.dimension == cap.dimension);
+            same.map_or(f64::INFINITY, |cap| self.mix.iops_under_one(&cap))
         };
         let mut better: Vec<_> = table
             .rows
@@ -197,29 +219,21 @@ impl Recommender<'_, '_> {
         }
         let family = placement.catalogue.families.get(&placement.machine.family);
         let rows = family.map_or(&[][..], |family| &family.egress[..]);
+        let name = |vcpus: &dyn std::fmt::Display| {
+            format!("{} with {vcpus} vCPUs", placement.machine.family)
+        };
+        let is_enough = |more| more > gbit && reached(more, placement.other_egress_gbit_per_s);
         let larger = match rule.gbit_per_s_per_vcpu {
-            Some(each) if rows.is_empty() => (1..=1024)
-                .map(|vcpus| (format!("{} with {vcpus} vCPUs", placement.machine.family), vcpus))
-                .map(|(name, vcpus)| {
-                    (
-                        name,
-                        (f64::from(vcpus) * each).min(rule.gbit_per_s_max.unwrap_or(f64::INFINITY)),
-                    )
-                })
-                .find(|(_, more)| {
-                    *more > gbit && reached(*more, placement.other_egress_gbit_per_s)
-                }),
+            Some(each) if rows.is_empty() => {
+                let most = rule.gbit_per_s_max.unwrap_or(f64::INFINITY);
+                let mut sizes =
+                    (1..=1024).map(|vcpus| (vcpus, (f64::from(vcpus) * each).min(most)));
+                sizes.find(|(_, more)| is_enough(*more)).map(|(vcpus, more)| (name(&vcpus), more))
+            }
             _ => rows
                 .iter()
-                .filter(|row| row.gbit_per_s > gbit)
-                .filter_map(|row| {
-                    let range = row.vcpus.as_ref()?;
-                    Some((
-                        format!("{} with {range} vCPUs", placement.machine.family),
-                        row.gbit_per_s,
-                    ))
-                })
-                .find(|(_, more)| reached(*more, placement.other_egress_gbit_per_s)),
+                .filter(|row| is_enough(row.gbit_per_s))
+                .find_map(|row| Some((name(row.vcpus.as_ref()?), row.gbit_per_s))),
         };
         if let Some((machine, more)) = larger {
             let write = placement.egress_throughput(more, placement.other_egress_gbit_per_s);
@@ -296,95 +310,48 @@ fn smallest(low: f64, high: f64, enough: impl Fn(f64) -> bool) -> f64 {
 
 impl std::fmt::Display for LimitRecommendation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use LimitRecommendation::*;
         match self {
-            LimitRecommendation::LargerVolume { size, unit } => {
-                write!(f, "a volume of {} {unit}", grouped(*size))
+            LargerVolume { size, unit } => {
+                write!(f, "a volume of {} {unit}", grouped(*size, 0))
             }
-            LimitRecommendation::ProvisionIops { iops } => {
-                write!(f, "{} provisioned IOPS", grouped(*iops))
+            ProvisionIops { iops } => {
+                write!(f, "{} provisioned IOPS", grouped(*iops, 0))
             }
-            LimitRecommendation::ProvisionThroughput { throughput, unit } => {
-                write!(f, "{} {unit} of provisioned throughput", grouped(*throughput))
+            ProvisionThroughput { throughput, unit } => {
+                write!(f, "{} {unit} of provisioned throughput", grouped(*throughput, 0))
             }
-            LimitRecommendation::MoreDisks { disks } => write!(f, "{disks} disks"),
-            LimitRecommendation::LargerMachine { machine, workload_iops } => {
-                write!(f, "{machine} (allows {} IOPS)", grouped(*workload_iops))
+            MoreDisks { disks } => write!(f, "{disks} disks"),
+            LargerMachine { machine, workload_iops } => {
+                write!(f, "{machine} (allows {} IOPS)", grouped(*workload_iops, 0))
             }
-            LimitRecommendation::OtherFamily => {
-                f.write_str("another machine family: this one has no larger limit")
-            }
-            LimitRecommendation::LessNetwork { gbit_per_s } => {
+            OtherFamily => f.write_str("another machine family: this one has no larger limit"),
+            LessNetwork { gbit_per_s } => {
                 write!(f, "at most {gbit_per_s} Gbit/s of other traffic")
             }
-            LimitRecommendation::Zonal => f.write_str("a zonal disk"),
-            LimitRecommendation::DeeperQueue { in_flight } => {
-                write!(f, "{} I/Os in flight", grouped(*in_flight as f64))
+            Zonal => f.write_str("a zonal disk"),
+            DeeperQueue { in_flight } => {
+                write!(f, "{} I/Os in flight", grouped(*in_flight as f64, 0))
             }
-            LimitRecommendation::MoreCpus { vcpus } => write!(f, "{vcpus} free vCPUs"),
-            LimitRecommendation::LargerBlocks { bytes } => {
-                write!(f, "larger blocks, up to {}: more MB/s at the same IOPS", block_text(*bytes))
+            MoreCpus { vcpus } => write!(f, "{vcpus} free vCPUs"),
+            LargerBlocks { bytes } => {
+                write!(f, "larger blocks, up to {}: more MB/s at the same IOPS", block_size(*bytes))
             }
-            LimitRecommendation::SmallerBlocks { bytes } => {
+            SmallerBlocks { bytes } => {
                 write!(
                     f,
                     "smaller blocks, down to {}: more IOPS at the same MB/s",
-                    block_text(*bytes)
+                    block_size(*bytes)
                 )
             }
-            LimitRecommendation::OtherType => {
-                f.write_str("another type of disk: this one has no more at any size")
-            }
+            OtherType => f.write_str("another type of disk: this one has no more at any size"),
         }
     }
-}
-
-/// A block size as text.
-pub fn block_text(bytes: u64) -> String {
-    match bytes {
-        b if b >= 1 << 20 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
-        b if b.is_multiple_of(1024) => format!("{} KiB", b >> 10),
-        b => format!("{:.1} KiB", b as f64 / 1024.0),
-    }
-}
-
-/// A number without decimals, with thousands separators.
-pub fn grouped(number: f64) -> String {
-    group_digits(&format!("{number:.0}"))
-}
-
-/// Puts thousands separators into the digits of a whole number.
-pub fn group_digits(digits: &str) -> String {
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.char_indices() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn thousands_are_separated() {
-        for (number, text) in
-            [(0.0, "0"), (999.0, "999"), (1000.0, "1,000"), (1234567.4, "1,234,567")]
-        {
-            assert_eq!(grouped(number), text);
-        }
-    }
-
-    #[test]
-    fn block_size_text() {
-        for (bytes, text) in
-            [(512, "0.5 KiB"), (4096, "4 KiB"), (1 << 20, "1 MiB"), (31232, "30.5 KiB")]
-        {
-            assert_eq!(block_text(bytes), text);
-        }
-    }
 
     #[test]
     fn smallest_sufficient_number() {

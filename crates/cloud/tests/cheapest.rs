@@ -195,7 +195,7 @@ fn usd(kind: &str, disks: u32, size: u64, iops: Option<f64>, bytes: Option<f64>)
 
 fn ask(catalogue: &Catalogue, need: &Need) -> CheapestReport {
     let scope = Scope { disks_max: DISKS, ..Scope::default() };
-    catalogue.cheapest(need, &scope, &Prices::default(), 10).unwrap()
+    catalogue.cheapest(need, &scope, &Prices::default(), (10, false)).unwrap()
 }
 
 /// A result as input of `predict`.
@@ -262,7 +262,7 @@ fn results_carry_the_need() {
     for local_ssd in [false, true] {
         for regional in [false, true] {
             let scope = Scope { local_ssd, regional, ..Scope::default() };
-            let answer = current.cheapest(&need, &scope, &Prices::default(), 10).unwrap();
+            let answer = current.cheapest(&need, &scope, &Prices::default(), (10, false)).unwrap();
             assert!(!answer.found.is_empty());
             for found in &answer.found {
                 assert!(!regional || found.regional, "{found:?}");
@@ -301,7 +301,7 @@ fn machine_prices_change_order() {
     let prices = Prices::parse("own.toml", text).unwrap();
     let catalogue = prices.apply("own.toml", &catalogue).unwrap();
     let scope = Scope { disks_max: DISKS, ..Scope::default() };
-    let answer = catalogue.cheapest(&need(5, 0, 0, 4), &scope, &prices, 10).unwrap();
+    let answer = catalogue.cheapest(&need(5, 0, 0, 4), &scope, &prices, (10, false)).unwrap();
     let best = &answer.found[0];
     assert_eq!((best.machine.name.as_str(), best.usd_machine), ("b-standard-4", Some(1.0)));
     assert_eq!(best.cost.sources, ["price-file"]);
@@ -317,7 +317,7 @@ fn search_mistakes_are_one_line() {
     let mut wrong = need(1, 1, 1, 1);
     wrong.read_iops = -1.0;
     let told = |need: &Need, scope: &Scope| {
-        catalogue.cheapest(need, scope, &none, 10).unwrap_err().to_string()
+        catalogue.cheapest(need, scope, &none, (10, false)).unwrap_err().to_string()
     };
     assert!(told(&wrong, &scope).contains("-1 read IOPS: write a number from 0"));
     assert!(told(&need(0, 0, 0, 0), &scope).contains("nothing is needed"));

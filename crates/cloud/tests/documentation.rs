@@ -18,14 +18,16 @@ const MODEL: &str = concat!(
 );
 
 /// Keys that most tables share, which the page describes once.
-const COMMON: [&str; 3] = ["Sources.", "Overrides the confidence of the sources.", "Remark."];
+const COMMON: [&str; 3] = ["source", "confidence", "note"];
 
-/// The keys of a type as a Markdown list: name, whether it is required, and its documentation.
+/// The keys of a type as a Markdown list, required ones bold, each with its documentation. Keys
+/// without documentation are in the last line.
 fn keys(of: &str) -> String {
     let start = MODEL.find(&format!("pub struct {of} {{")).unwrap_or_else(|| panic!("{of}"));
     let body = MODEL[start..].split("\n}").next().expect("it ends");
     let mut out = String::from("\n");
     let (mut words, mut renamed, mut optional) = (String::new(), None, false);
+    let mut bare = Vec::new();
     for line in body.lines().skip(1).map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
             words += text;
@@ -35,15 +37,23 @@ fn keys(of: &str) -> String {
         } else if let Some((name, kind)) =
             line.strip_prefix("pub ").and_then(|rest| rest.split_once(": "))
         {
-            let need = if optional || kind.starts_with("Option") { "" } else { " (required)" };
             let name = renamed.unwrap_or(name);
-            if !COMMON.contains(&words.trim()) {
-                let _ = writeln!(out, "- `{name}`{need}: {}", words.trim());
+            let key = match optional || kind.starts_with("Option") {
+                true => format!("`{name}`"),
+                false => format!("**`{name}`**"),
+            };
+            match words.trim() {
+                "" if COMMON.contains(&name) => {}
+                "" => bare.push(key),
+                words => drop(writeln!(out, "- {key}: {words}")),
             }
             (words, renamed, optional) = (String::new(), None, false);
         }
     }
-    out + "\n"
+    if !bare.is_empty() {
+        let _ = writeln!(out, "- {}", bare.join(", "));
+    }
+    out
 }
 
 #[test]
@@ -54,11 +64,11 @@ fn catalogue_reference_matches_types() {
     let structs = MODEL.matches("\npub struct ").count();
     let mut documented = 0;
     let mut at = 0;
-    while let Some(found) = doc[at..].find("<!-- keys of ") {
-        let begin = at + found + "<!-- keys of ".len();
+    while let Some(found) = doc[at..].find("<!-- keys:") {
+        let begin = at + found + "<!-- keys:".len();
         let name = doc[begin..].split(" -->").next().expect("the mark is whole").to_owned();
         let from = begin + name.len() + " -->\n".len();
-        let length = doc[from..].find("<!-- end -->").expect("the end is marked");
+        let length = doc[from..].find("\n## ").unwrap_or(doc.len() - from);
         doc.replace_range(from..from + length, &keys(&name));
         documented += 1;
         at = from;

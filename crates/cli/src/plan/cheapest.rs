@@ -7,7 +7,8 @@ use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
 };
-use flagstone_cloud::{block_text, grouped};
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 use flagstone_units::{parse_block_size, parse_size};
 use serde::Serialize;
 
@@ -44,10 +45,7 @@ fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), String> {
     }
     let most = count("--top", &args.top, 1000)?;
     let (need, scope) = (need(args)?, scope(args)?);
-    let answer = match args.distinct {
-        true => catalogue.cheapest_distinct(&need, &scope, &prices, most as usize),
-        false => catalogue.cheapest(&need, &scope, &prices, most as usize),
-    };
+    let answer = catalogue.cheapest(&need, &scope, &prices, (most as usize, args.distinct));
     Ok((catalogue.clone(), answer.map_err(|error| error.to_string())?))
 }
 
@@ -127,12 +125,12 @@ fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String 
 
 fn asked(need: &Need, scope: &Scope) -> String {
     let mut parts = Vec::new();
-    let block = block_text(need.block_bytes);
+    let block = block_size(need.block_bytes);
     let iops = [(need.read_iops, "read"), (need.write_iops, "write")];
     let iops: Vec<String> = iops
         .iter()
         .filter(|(iops, _)| *iops > 0.0)
-        .map(|(iops, what)| format!("{} {what}", grouped(*iops)))
+        .map(|(iops, what)| format!("{} {what}", grouped(*iops, 0)))
         .collect();
     if !iops.is_empty() {
         let once = match (iops.len(), need.at_once) {
@@ -143,10 +141,10 @@ fn asked(need: &Need, scope: &Scope) -> String {
         parts.push(format!("{} IOPS of {block}{once}", iops.join(" and ")));
     }
     if need.bytes_per_s > 0.0 {
-        parts.push(format!("{} MB/s of large I/O", grouped(need.bytes_per_s / 1e6)));
+        parts.push(format!("{} MB/s of large I/O", grouped(need.bytes_per_s / 1e6, 0)));
     }
     if need.capacity_bytes > 0 {
-        parts.push(format!("{} GB", grouped(need.capacity_bytes as f64 / 1e9)));
+        parts.push(format!("{} GB", grouped(need.capacity_bytes as f64 / 1e9, 0)));
     }
     let zones = if scope.regional { ", in two zones" } else { "" };
     format!("needed: {}{zones}", parts.join("; "))
@@ -209,13 +207,13 @@ fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
 
 fn disks(answer: &CheapestReport, found: &CheapestPlan) -> String {
     let zones = if found.regional { "regional " } else { "" };
-    let size = format!("{} {}", grouped(found.size), answer.size_unit);
+    let size = format!("{} {}", grouped(found.size, 0), answer.size_unit);
     let mut text = format!("{} x {size} {zones}{}", found.disks, found.kind);
     if let Some(iops) = found.iops {
-        let _ = write!(text, ", {} IOPS", grouped(iops));
+        let _ = write!(text, ", {} IOPS", grouped(iops, 0));
     }
     if let Some(throughput) = found.throughput {
-        let _ = write!(text, ", {} {}", grouped(throughput), answer.throughput_unit);
+        let _ = write!(text, ", {} {}", grouped(throughput, 0), answer.throughput_unit);
     }
     if found.disks > 1 && (found.iops.is_some() || found.throughput.is_some()) {
         text.push_str(" each");
@@ -258,7 +256,7 @@ fn spare(headroom: &Headroom) -> String {
         (Requirement::Throughput, _) => "MB/s",
         (Requirement::Capacity, _) => "capacity",
     };
-    format!("{of} {} %", grouped(percent))
+    format!("{of} {} %", grouped(percent, 0))
 }
 
 fn lacks(answer: &CheapestReport, cheaper: &Cheaper) -> String {
@@ -268,18 +266,18 @@ fn lacks(answer: &CheapestReport, cheaper: &Cheaper) -> String {
             // The IOPS of this load are of large blocks; only their proportion is meaningful.
             let mb = answer.need.bytes_per_s / 1e6;
             let has = mb * cheaper.has_iops / cheaper.needs_iops;
-            (format!("{} MB/s", grouped(has.floor())), format!("{} MB/s", grouped(mb)))
+            (format!("{} MB/s", grouped(has.floor(), 0)), format!("{} MB/s", grouped(mb, 0)))
         }
         _ => (
-            format!("{} IOPS", grouped(cheaper.has_iops.floor())),
-            format!("{} IOPS", grouped(cheaper.needs_iops)),
+            format!("{} IOPS", grouped(cheaper.has_iops.floor(), 0)),
+            format!("{} IOPS", grouped(cheaper.needs_iops, 0)),
         ),
     };
     let enough = match cheaper.enough_usd_per_month {
         Some(usd) => format!("a sufficient amount costs {usd:.2} USD"),
         None => "no size or number is sufficient".to_owned(),
     };
-    let size = format!("{} {}", grouped(*size), answer.size_unit);
+    let size = format!("{} {}", grouped(*size, 0), answer.size_unit);
     format!(
         "{disks} x {size} {kind}, {usd_per_month:.2} USD: {has} of {needs} ({explanation}); {enough}"
     )

@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use flagstone_cloud::Workload;
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
-use flagstone_cloud::{Workload, block_text, grouped};
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 use flagstone_units::parse_size;
 use serde::Serialize;
 
@@ -153,7 +155,7 @@ fn question(request: &ComparisonRequest) -> String {
         Some(in_flight) => format!("{in_flight} in flight"),
         None => "any number in flight".to_owned(),
     };
-    let capacity = grouped(request.capacity_bytes as f64 / 1e9);
+    let capacity = grouped(request.capacity_bytes as f64 / 1e9, 0);
     format!("{capacity} GB{zones} on {}{vcpus}{network}; {depth}", machine.name)
 }
 
@@ -208,10 +210,10 @@ fn rows(
         let what = if iops { "IOPS" } else { unit };
         let name = format!("{what}, {}", load_name(workload));
         let number = move |results: &WorkloadResult| {
-            if iops { grouped(results.total.iops) } else { decimals(results.total.throughput) }
+            if iops { grouped(results.total.iops, 0) } else { decimals(results.total.throughput) }
         };
         row(&name, &|c| of(c, &|c| number(&c.results[index])));
-        let block = format!("  of {}, limited by", block_text(workload.block_bytes));
+        let block = format!("  of {}, limited by", block_size(workload.block_bytes));
         row(&block, &|c| of(c, &|c| limit(&c.results[index].binding, unit)));
     }
     row("USD a month", &|c| {
@@ -243,12 +245,12 @@ fn disks(catalogue: &Catalogue, column: &ComparisonColumn) -> String {
         return format!("none: {why}");
     }
     let unit = catalogue.units.size.name();
-    let mut text = format!("{} x {} {unit}", column.disks, grouped(column.size));
+    let mut text = format!("{} x {} {unit}", column.disks, grouped(column.size, 0));
     if let Some(iops) = column.iops {
-        let _ = write!(text, ", {} IOPS", grouped(iops));
+        let _ = write!(text, ", {} IOPS", grouped(iops, 0));
     }
     if let Some(throughput) = column.throughput {
-        let _ = write!(text, ", {} {}", grouped(throughput), catalogue.units.throughput.name());
+        let _ = write!(text, ", {} {}", grouped(throughput, 0), catalogue.units.throughput.name());
     }
     if column.by_request {
         text.push_str(" (ask first)");

@@ -8,14 +8,14 @@ use flagstone_bench::fio::output;
 use flagstone_bench::fio::phases::{FioPhase, PhaseRate, phases};
 use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
 use flagstone_cloud::judge::{
     Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, latency_text,
 };
-use flagstone_cloud::prediction::{SourceUse, Touched};
-use flagstone_cloud::{
-    AccessOrder, Confidence, Judgment, MeasuredRun, PlanError, Rates, block_text, grouped,
-};
+use flagstone_cloud::prediction::SourceUse;
+use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, PlanError, Rates};
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::args::{ExplainArgs, printable};
@@ -201,7 +201,7 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
     let confidence = found.iter().map(|judgment| judgment.confidence).max();
     let sources: Vec<SourceUse> = once(found.iter().flat_map(|one| &one.sources));
     rests_on(confidence.unwrap_or(Confidence::C), &sources, paint, &mut out);
-    let touched: Vec<Touched> = once(found.iter().flat_map(|one| &one.inconsistencies));
+    let touched: Vec<Inconsistency> = once(found.iter().flat_map(|one| &one.inconsistencies));
     contradictions(&touched, paint, &mut out);
     list("not known", &once(found.iter().flat_map(|one| &one.not_known)), paint, &mut out);
     list("note", &once(found.iter().flat_map(|one| &one.notes)), paint, &mut out);
@@ -230,7 +230,7 @@ fn title(phase: &FioPhase) -> String {
     let mut words = Vec::new();
     words.extend(phase.pattern.clone());
     let block = |rate: &PhaseRate| (rate.ios > 0).then(|| rate.bytes_per_s / rate.iops);
-    let size = |bytes: f64| block_text(bytes.round() as u64);
+    let size = |bytes: f64| block_size(bytes.round() as u64);
     words.extend(match (block(&phase.read), block(&phase.write)) {
         (Some(read), Some(write)) if (read - write).abs() >= 1.0 => {
             Some(format!("blocks of {} read and {} written", size(read), size(write)))
@@ -262,8 +262,8 @@ fn verdict(found: &Judgment, paint: Paint) -> String {
     let against = format!(
         "{:.2} times the prediction: {} IOPS instead of {}",
         found.ratio,
-        grouped(found.measured.total.iops),
-        grouped(predicted.iops)
+        grouped(found.measured.total.iops, 0),
+        grouped(predicted.iops, 0)
     );
     match found.verdict {
         JudgmentVerdict::AsPredicted => format!("{}, {held}", paint.bold(&text)),
@@ -285,7 +285,7 @@ fn one(found: &Judgment, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "\n  {}", paint.dim("utilization of each limit"));
     let row = |LimitUtilization { utilization, limit }: &LimitUtilization| {
         let percent = format!("{:.0} %", utilization * 100.0);
-        let iops = format!("{} IOPS", grouped(limit.workload_iops));
+        let iops = format!("{} IOPS", grouped(limit.workload_iops, 0));
         vec![percent, limit.kind.to_string(), iops, limit.explanation.clone()]
     };
     let rows: Vec<_> = found.limits.iter().map(row).collect();

@@ -2,12 +2,13 @@
 
 use std::fmt::Write as _;
 
-use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::prediction::{SourceUse, Touched};
+use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
+use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{
-    Confidence, DiskConfiguration, PlanError, PredictedLimit, Prediction, Rates, block_text,
-    grouped,
+    Confidence, DiskConfiguration, PlanError, PredictedLimit, Prediction, Rates,
 };
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::args::PredictArgs;
@@ -88,7 +89,7 @@ fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
         None => "any number in flight".to_owned(),
     };
     let disks = disks_text(catalogue, &found.configuration);
-    format!("{disks}: {pattern}, {} blocks, {depth}", block_text(found.workload.block_bytes))
+    format!("{disks}: {pattern}, {} blocks, {depth}", block_size(found.workload.block_bytes))
 }
 
 /// The disks and the machine as text.
@@ -121,7 +122,7 @@ fn rates(found: &Prediction, paint: Paint, out: &mut String) {
     }
     lines.extend(found.at_best.as_ref().map(|best| row("at best", best, String::new())));
     let depth =
-        found.depth_needed.map(|depth| format!(", with {} in flight", grouped(depth as f64)));
+        found.depth_needed.map(|depth| format!(", with {} in flight", grouped(depth as f64, 0)));
     let rest = format!("allowed by the cloud{}", depth.unwrap_or_default());
     lines.push(row("allowed", &found.allowed, rest));
     let latency = match found.latency_us {
@@ -141,7 +142,7 @@ pub(super) const RATES: [CellAlignment; 4] = [Left, Right, Right, Left];
 
 /// Label, IOPS, throughput and a remark.
 pub(super) fn rates_row(label: &str, rates: &Rates, unit: &str, remark: String) -> Vec<String> {
-    let iops = format!("{} IOPS", grouped(rates.iops));
+    let iops = format!("{} IOPS", grouped(rates.iops, 0));
     vec![label.to_owned(), iops, format!("{} {unit}", decimals(rates.throughput)), remark]
 }
 
@@ -157,7 +158,7 @@ fn limits(found: &Prediction, paint: Paint, out: &mut String) {
             false if limit.recommendations.is_empty() => ("", |_, text| text.to_owned()),
             false => ("equal", |_, text| text.to_owned()),
         };
-        let iops = format!("{} IOPS", grouped(limit.workload_iops));
+        let iops = format!("{} IOPS", grouped(limit.workload_iops, 0));
         let name = limit.kind.to_string();
         lines.push((color, vec![mark.to_owned(), name, iops, limit.explanation.clone()]));
         for (index, recommendation) in limit.recommendations.iter().enumerate() {
@@ -182,7 +183,7 @@ pub(super) fn decimals(number: f64) -> String {
     match number {
         n if n < 10.0 => format!("{n:.2}"),
         n if n < 1000.0 => format!("{n:.1}"),
-        n => grouped(n),
+        n => grouped(n, 0),
     }
 }
 
@@ -204,7 +205,7 @@ pub(super) fn rests_on(
 }
 
 /// Contradictions within the sources.
-pub(super) fn contradictions(touched: &[Touched], paint: Paint, out: &mut String) {
+pub(super) fn contradictions(touched: &[Inconsistency], paint: Paint, out: &mut String) {
     if touched.is_empty() {
         return;
     }

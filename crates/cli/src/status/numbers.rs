@@ -2,7 +2,7 @@
 
 /// A whole number with thousands separators.
 pub(crate) fn grouped(number: u64) -> String {
-    flagstone_cloud::group_digits(&number.to_string())
+    flagstone_units::grouped(number as f64, 0)
 }
 
 /// Bytes in the largest binary unit with at least one digit before the point.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::keys;
+use super::model::Units;
 use crate::limits::MAX_SHOWN_CHARS;
 
 /// A mistake in a catalogue.
@@ -51,7 +52,7 @@ pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> C
     let line = span.as_ref().map(|span| line_of(text, span.start));
     let said = error.message();
     let first = said.lines().next().unwrap_or(said);
-    let (message, help) = reword(first, &place(text, span), &Foreign::of(text));
+    let (message, help) = reword(first, &place(text, span), &UnitWords::of_text(text));
     CatalogueError { file: file.to_owned(), line, message, help }
 }
 
@@ -62,37 +63,43 @@ fn place(text: &str, span: Option<Range<usize>>) -> String {
     text[start..].lines().next().unwrap_or("").trim().to_owned()
 }
 
-/// Unit words that do not fit the file, so that messages use the file's own units. The file did not
-/// parse, so the decision rests on its text.
-struct Foreign(Vec<(&'static str, &'static str)>);
+/// Unit words of keys that do not fit the catalogue's units, with those that do.
+pub(super) struct UnitWords([(&'static str, &'static str); 3]);
 
-impl Foreign {
-    fn of(text: &str) -> Foreign {
-        let pairs =
-            [("\"GiB\"", "gb", "gib"), ("\"MiB/s\"", "mb", "mib"), ("\"KiB\"", "kb", "kib")];
-        let foreign = |(unit, decimal, binary)| match text.contains(unit) {
-            true => (decimal, binary),
-            false => (binary, decimal),
-        };
-        Foreign(pairs.map(foreign).to_vec())
+impl UnitWords {
+    pub(super) fn of_units(units: &Units) -> UnitWords {
+        UnitWords::of_names([units.size.name(), units.throughput.name(), units.block.name()])
     }
 
-    fn corrected(&self, key: &str) -> String {
+    /// Of a file that did not parse, by its text, so that messages use the file's own units.
+    fn of_text(text: &str) -> UnitWords {
+        let binary = ["GiB", "MiB/s", "KiB"];
+        UnitWords::of_names(
+            binary.map(|name| if text.contains(&format!("\"{name}\"")) { name } else { "" }),
+        )
+    }
+
+    fn of_names(names: [&str; 3]) -> UnitWords {
+        let words = [("gb", "gib"), ("mb", "mib"), ("kb", "kib")];
+        UnitWords(std::array::from_fn(|at| match words[at] {
+            (decimal, binary) if names[at].contains("iB") => (decimal, binary),
+            (decimal, binary) => (binary, decimal),
+        }))
+    }
+
+    /// The key with the catalogue's unit words.
+    pub(super) fn corrected(&self, key: &str) -> String {
         let word = |word| self.0.iter().find(|(wrong, _)| *wrong == word).map_or(word, |(_, r)| *r);
         key.split('_').map(word).collect::<Vec<_>>().join("_")
     }
-
-    fn fits(&self, key: &str) -> bool {
-        self.corrected(key) == key
-    }
 }
 
-fn reword(said: &str, line: &str, foreign: &Foreign) -> (String, String) {
+fn reword(said: &str, line: &str, words: &UnitWords) -> (String, String) {
     let backticked = |text: &str| text.split('`').nth(1).unwrap_or("").to_owned();
     if let Some((_, rest)) = said.split_once("missing field ") {
         let key = backticked(rest);
         let form = keys::form(&key).unwrap_or("a value");
-        let key = foreign.corrected(&key);
+        let key = words.corrected(&key);
         return (
             format!("`{key}` is missing in `{}`", shown(line)),
             format!("write {key} = {form}"),
@@ -101,17 +108,15 @@ fn reword(said: &str, line: &str, foreign: &Foreign) -> (String, String) {
     if let Some((_, rest)) = said.split_once("unknown field ") {
         let key = backticked(rest);
         let accepted = rest.split_once("expected ").map_or("none", |(_, names)| names);
-        return (format!("unknown key `{}`", shown(&key)), accepted_keys(accepted, foreign));
+        return (format!("unknown key `{}`", shown(&key)), accepted_keys(accepted, words));
     }
-    if let Some((found, wanted)) =
-        said.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "))
+    for (start, verdict) in
+        [("invalid type: ", "is not what belongs here"), ("invalid value: ", "cannot be")]
     {
-        return (format!("{} is not what belongs here", shown(found)), expected(wanted));
-    }
-    if let Some((found, wanted)) =
-        said.strip_prefix("invalid value: ").and_then(|rest| rest.rsplit_once(", expected "))
-    {
-        return (format!("{} cannot be", shown(found)), expected(wanted));
+        let rest = said.strip_prefix(start);
+        if let Some((found, wanted)) = rest.and_then(|rest| rest.rsplit_once(", expected ")) {
+            return (format!("{} {verdict}", shown(found)), expected(wanted));
+        }
     }
     if let Some((_, rest)) = said.split_once("unknown variant ") {
         let wanted = rest.split_once("expected ").map_or("", |(_, names)| names);
@@ -124,16 +129,18 @@ fn reword(said: &str, line: &str, foreign: &Foreign) -> (String, String) {
     (format!("this is not a catalogue in TOML: {}", shown(said)), help.to_owned())
 }
 
-fn accepted_keys(names: &str, foreign: &Foreign) -> String {
+fn accepted_keys(names: &str, words: &UnitWords) -> String {
     let names = names.strip_prefix("one of ").unwrap_or(names).replace('`', "");
-    let names: Vec<_> =
-        names.split([',', ' ']).filter(|name| !name.is_empty() && foreign.fits(name)).collect();
+    let names: Vec<_> = names
+        .split([',', ' '])
+        .filter(|name| !name.is_empty() && words.corrected(name) == *name)
+        .collect();
     format!("accepted here: {}", names.join(", "))
 }
 
 fn expected(wanted: &str) -> String {
     let form = match wanted {
-        "f64" | "u32" | "u64" if wanted == "f64" => "a number without quotes, such as 0.75",
+        "f64" => "a number without quotes, such as 0.75",
         "u32" | "u64" => "a whole number without quotes",
         "a string" => "a text in double quotes",
         "a boolean" => "true or false",

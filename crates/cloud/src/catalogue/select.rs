@@ -5,7 +5,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A range of whole numbers, both ends included, or without an upper end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountRange {
-    /// First number.
     pub min: u32,
     /// Last number; `None` without an upper end.
     pub max: Option<u32>,

@@ -19,23 +19,17 @@ pub use need::{Need, Requirement, Scope};
 pub use prices::Prices;
 
 use crate::catalogue::{Catalogue, Confidence};
-use crate::input::{Machine, PlanError};
+use crate::input::{Machine, PlanError, listed};
 use crate::placement::{Demand, Placement};
 use crate::prediction::{Cost, SourceUse};
 use fit::{Fit, carries};
 
-/// Result of the search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheapestReport {
-    /// The catalogue's name.
     pub catalogue: String,
-    /// The need.
     pub need: Need,
-    /// The choices.
     pub scope: Scope,
-    /// Unit of sizes.
     pub size_unit: &'static str,
-    /// Unit of throughput.
     pub throughput_unit: &'static str,
     /// Prices include machines.
     pub machines_priced: bool,
@@ -48,35 +42,28 @@ pub struct CheapestReport {
     pub cheaper: Vec<Cheaper>,
     /// Gaps of the sources that excluded candidates.
     pub not_known: Vec<String>,
-    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
 }
 
 /// Disks and a machine that carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheapestPlan {
-    /// Type of the disks.
     #[serde(rename = "type")]
     pub kind: String,
     /// Number of disks, striped.
     pub disks: u32,
-    /// Size of each disk.
     pub size: f64,
     /// IOPS bought for each disk, for types that sell them.
     pub iops: Option<f64>,
     /// Throughput bought for each disk, for types that sell it.
     pub throughput: Option<f64>,
-    /// Disks are replicated in two zones.
     pub regional: bool,
     /// The smallest machine, or the cheapest where machines are priced.
     pub machine: Machine,
     /// The smallest machine of each other family, if machines have no prices.
     pub or_machines: Vec<String>,
-    /// Price of the disks.
     pub cost: Cost,
-    /// Price of the machine, in USD per month.
     pub usd_machine: Option<f64>,
-    /// Total price, in USD per month.
     pub usd_per_month: f64,
     /// USD per month per needed IOPS.
     pub usd_per_iops: Option<f64>,
@@ -88,7 +75,6 @@ pub struct CheapestPlan {
     pub by_request: bool,
     /// Configurations that this one represents, in a distinct search.
     pub others: Option<Others>,
-    /// Lowest confidence of the sources.
     pub confidence: Confidence,
 }
 
@@ -96,20 +82,15 @@ pub struct CheapestPlan {
 /// and performance.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Others {
-    /// Number of configurations.
     pub count: u32,
-    /// Smallest number of disks.
     pub disks_min: u32,
-    /// Largest number of disks.
     pub disks_max: u32,
-    /// Highest price, in USD per month.
     pub usd_per_month_max: f64,
 }
 
 /// Reserve above the need.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Headroom {
-    /// Part of the need.
     pub of: Requirement,
     /// Percentage of reads of the load: 100, 0 or a mix.
     pub read_percent: Option<f64>,
@@ -120,22 +101,16 @@ pub struct Headroom {
 /// A cheaper type that does not carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cheaper {
-    /// The type.
     #[serde(rename = "type")]
     pub kind: String,
     /// Number of disks that meets the capacity.
     pub disks: u32,
-    /// Size of each.
     pub size: f64,
-    /// Price, in USD per month.
     pub usd_per_month: f64,
     /// The unmet part of the need.
     pub lacks: Requirement,
-    /// Available IOPS of the load.
     pub has_iops: f64,
-    /// Needed IOPS of the load.
     pub needs_iops: f64,
-    /// Explanation of the limit.
     pub explanation: String,
     /// Monthly price of a sufficient configuration of the type on its smallest machine; `None` if
     /// there is none.
@@ -144,14 +119,19 @@ pub struct Cheaper {
 
 /// A sufficient configuration on a machine.
 #[derive(Debug, Clone)]
-struct Candidate<'a> {
+struct PlanCandidate<'a> {
     placement: Placement<'a>,
     demand: Demand,
     cost: Cost,
     usd_machine: Option<f64>,
 }
 
-impl Candidate<'_> {
+impl PlanCandidate<'_> {
+    /// Order among equal prices.
+    fn order(&self) -> (u32, &str, Option<u32>) {
+        (self.demand.disks, self.placement.kind, self.placement.machine.vcpus)
+    }
+
     fn usd(&self) -> f64 {
         self.cost.usd_per_month + self.usd_machine.unwrap_or(0.0)
     }
@@ -159,7 +139,9 @@ impl Candidate<'_> {
 
 impl Catalogue {
     /// The `most` cheapest configurations for a need. `prices` has the prices of machines; those of
-    /// disks come from the catalogue ([`Prices::apply`] replaces them).
+    /// disks come from the catalogue ([`Prices::apply`] replaces them). If `distinct`, the cheapest of
+    /// configurations that differ only in the number of disks represents the others
+    /// ([`CheapestPlan::others`]).
     ///
     /// # Errors
     /// Invalid input.
@@ -168,33 +150,7 @@ impl Catalogue {
         need: &Need,
         scope: &Scope,
         prices: &Prices,
-        most: usize,
-    ) -> Result<CheapestReport, PlanError> {
-        self.search(need, scope, prices, most, false)
-    }
-
-    /// As [`Catalogue::cheapest`], but the cheapest of configurations that differ only in the
-    /// number of disks represents the others ([`CheapestPlan::others`]).
-    ///
-    /// # Errors
-    /// As [`Catalogue::cheapest`].
-    pub fn cheapest_distinct(
-        &self,
-        need: &Need,
-        scope: &Scope,
-        prices: &Prices,
-        most: usize,
-    ) -> Result<CheapestReport, PlanError> {
-        self.search(need, scope, prices, most, true)
-    }
-
-    fn search(
-        &self,
-        need: &Need,
-        scope: &Scope,
-        prices: &Prices,
-        most: usize,
-        distinct: bool,
+        (most, distinct): (usize, bool),
     ) -> Result<CheapestReport, PlanError> {
         need.check(scope)?;
         let mut search = Search {
@@ -212,15 +168,7 @@ impl Catalogue {
             search.kind(kind, &machines);
         }
         let Search { tried, not_known, mut all, .. } = search;
-        all.sort_by(|a, b| {
-            let order = a.usd().total_cmp(&b.usd());
-            let order = order.then(a.demand.disks.cmp(&b.demand.disks));
-            order.then_with(|| {
-                let of =
-                    |c: &Candidate<'_>| (c.placement.kind.to_owned(), c.placement.machine.vcpus);
-                of(a).cmp(&of(b))
-            })
-        });
+        all.sort_by(|a, b| a.usd().total_cmp(&b.usd()).then_with(|| a.order().cmp(&b.order())));
         let groups = grouped(&all, prices.has_machines());
         let rows = match distinct {
             true => one_of_each(groups, prices.has_machines()),
@@ -235,12 +183,9 @@ impl Catalogue {
         let uses = found.iter().flat_map(|found| {
             let price = self.prices.iter().find(|price| price.kind == found.kind);
             let disk = self.types.get(&found.kind);
-            price
-                .map(|p| (&p.source, p.confidence))
-                .into_iter()
-                .chain(disk.map(|d| (&d.source, d.confidence)))
+            [price.map(|p| (&p.source, p.confidence)), disk.map(|d| (&d.source, d.confidence))]
         });
-        let sources = self.source_uses(uses);
+        let sources = self.source_uses(uses.flatten());
         Ok(CheapestReport {
             catalogue: self.name.clone(),
             need: need.clone(),
@@ -255,10 +200,7 @@ impl Catalogue {
                 .into_iter()
                 .map(|(what, families)| match families.is_empty() {
                     true => what,
-                    false => format!(
-                        "{what} {}",
-                        crate::input::listed(families.iter().map(String::as_str))
-                    ),
+                    false => format!("{what} {}", listed(families.iter().map(String::as_str))),
                 })
                 .collect(),
             sources,
@@ -323,7 +265,7 @@ struct Search<'s, 'a> {
     tried: u64,
     /// Gaps of the sources, with the affected families.
     not_known: BTreeMap<String, BTreeSet<String>>,
-    all: Vec<Candidate<'a>>,
+    all: Vec<PlanCandidate<'a>>,
 }
 
 /// The machine's properties that matter for a type: its row, its egress, and its vCPUs if the CPU
@@ -358,7 +300,7 @@ impl<'a> Search<'_, 'a> {
                 Some(fits) => fits.clone(),
                 None => self.fits(&placement),
             };
-            let candidates = fits.iter().map(|(demand, cost)| Candidate {
+            let candidates = fits.iter().map(|(demand, cost)| PlanCandidate {
                 placement: placement.clone(),
                 demand: *demand,
                 cost: cost.clone(),
@@ -397,15 +339,15 @@ impl<'a> Search<'_, 'a> {
 
 /// Groups candidates that are one row to a reader, the cheapest groups first. With machine prices:
 /// by type, number of disks and family. Without: the same disks on any machine.
-fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candidate<'a>>> {
-    let same = |a: &Candidate<'_>, b: &Candidate<'_>| {
+fn grouped<'c, 'a>(all: &'c [PlanCandidate<'a>], priced: bool) -> Vec<Vec<&'c PlanCandidate<'a>>> {
+    let same = |a: &PlanCandidate<'_>, b: &PlanCandidate<'_>| {
         let disks = a.placement.kind == b.placement.kind && a.demand.disks == b.demand.disks;
         match priced {
             true => disks && a.placement.machine.family == b.placement.machine.family,
             false => disks && a.demand == b.demand,
         }
     };
-    let mut groups: Vec<Vec<&Candidate<'a>>> = Vec::new();
+    let mut groups: Vec<Vec<&PlanCandidate<'a>>> = Vec::new();
     for candidate in all {
         match groups.iter_mut().find(|group| same(group[0], candidate)) {
             Some(group) => group.push(candidate),
@@ -416,12 +358,12 @@ fn grouped<'c, 'a>(all: &'c [Candidate<'a>], priced: bool) -> Vec<Vec<&'c Candid
 }
 
 /// A row for the reader and the configurations that it represents.
-type Row<'c, 'a> = (Vec<&'c Candidate<'a>>, Option<Others>);
+type Row<'c, 'a> = (Vec<&'c PlanCandidate<'a>>, Option<Others>);
 
 /// The cheapest group of each type (and family, with machine prices), with the configurations that
 /// it represents.
-fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c Candidate<'a>>>, priced: bool) -> Vec<Row<'c, 'a>> {
-    let same = |a: &Candidate<'_>, b: &Candidate<'_>| {
+fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c PlanCandidate<'a>>>, priced: bool) -> Vec<Row<'c, 'a>> {
+    let same = |a: &PlanCandidate<'_>, b: &PlanCandidate<'_>| {
         let family = a.placement.machine.family == b.placement.machine.family;
         a.placement.kind == b.placement.kind && (family || !priced)
     };
@@ -449,9 +391,9 @@ fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c Candidate<'a>>>, priced: bool) -> Vec
     rows
 }
 
-fn found(group: &[&Candidate<'_>], need: &Need, scope: &Scope) -> CheapestPlan {
+fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPlan {
     let best = group[0];
-    let Candidate { placement, demand, cost, usd_machine } = best;
+    let PlanCandidate { placement, demand, cost, usd_machine } = best;
     let catalogue = placement.catalogue;
     let mut or_machines: Vec<(&str, &str)> = Vec::new();
     for other in &group[1..] {

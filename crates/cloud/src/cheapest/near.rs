@@ -3,7 +3,7 @@
 use crate::catalogue::Catalogue;
 use crate::cheapest::fit::{Fit, caps, carries};
 use crate::cheapest::need::{Need, RequiredLoad, Requirement, Scope};
-use crate::cheapest::{Candidate, Cheaper, placement};
+use crate::cheapest::{Cheaper, PlanCandidate, placement};
 use crate::describe;
 use crate::input::{Machine, Workload};
 use crate::placement::{Demand, Placement};
@@ -45,7 +45,7 @@ pub(super) fn cheaper(
     scope: &Scope,
     kinds: &[&str],
     machines: &[Machine],
-    all: &[Candidate<'_>],
+    all: &[PlanCandidate<'_>],
 ) -> Vec<Cheaper> {
     let best = all.first();
     let bound = best.map_or(f64::INFINITY, |best| best.cost.usd_per_month);

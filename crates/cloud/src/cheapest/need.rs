@@ -2,9 +2,8 @@
 
 use serde::Serialize;
 
-use crate::catalogue::Catalogue;
-use crate::input::PlanError;
-use crate::limits::{MAX_BLOCK_BYTES, MAX_DISKS, MIN_BLOCK_BYTES};
+use crate::input::{PlanError, check_block};
+use crate::limits::{MAX_BLOCK_BYTES, MAX_DISKS};
 use crate::mix::WorkloadMix;
 use crate::placement::Placement;
 
@@ -44,7 +43,6 @@ pub struct Scope {
     pub local_ssd: bool,
     /// Machines have Tier_1 networking where it exists.
     pub tier1_networking: bool,
-    /// Other egress of the machine, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
     /// Maximum number of disks.
     pub disks_max: u32,
@@ -82,10 +80,7 @@ impl Need {
             let accepted = "write --read-iops, --write-iops, --throughput or --capacity";
             return Err(PlanError::input("nothing is needed", accepted));
         }
-        if !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&self.block_bytes) {
-            let found = format!("a block of {} bytes", self.block_bytes);
-            return Err(PlanError::input(found, "write a size from 512 to 32MiB"));
-        }
+        check_block(self.block_bytes)?;
         if !(1..=MAX_DISKS).contains(&scope.disks_max) {
             let found = format!("up to {} disks", scope.disks_max);
             return Err(PlanError::input(found, format!("write a number from 1 to {MAX_DISKS}")));
@@ -95,7 +90,11 @@ impl Need {
 
     /// The loads that a configuration has to carry, each separately.
     pub(super) fn loads(&self, placement: &Placement<'_>) -> Vec<RequiredLoad> {
-        let catalogue = placement.catalogue;
+        let units = &placement.catalogue.units;
+        let load = |what, iops, read, block_bytes| {
+            let mix = WorkloadMix::of_reads(read, block_bytes, units, placement.sharing());
+            RequiredLoad { what, iops, block_bytes, mix }
+        };
         let total = self.read_iops + self.write_iops;
         let alone = [(self.read_iops, 1.0), (self.write_iops, 0.0)];
         let parts: Vec<(f64, f64)> = match self.at_once {
@@ -104,19 +103,9 @@ impl Need {
         };
         let mut loads: Vec<RequiredLoad> = parts
             .iter()
-            .map(|(iops, read)| {
-                RequiredLoad::new(
-                    catalogue,
-                    placement,
-                    Requirement::Iops,
-                    *iops,
-                    *read,
-                    self.block_bytes,
-                )
-            })
+            .map(|(iops, read)| load(Requirement::Iops, *iops, *read, self.block_bytes))
             .collect();
         if self.bytes_per_s > 0.0 {
-            let units = &catalogue.units;
             let large = placement.disk.block_kb_min_for_throughput.unwrap_or(LARGE_BLOCKS);
             let large = (large * units.block_bytes as f64) as u64;
             let block = large.max(self.block_bytes).min(MAX_BLOCK_BYTES);
@@ -125,10 +114,8 @@ impl Need {
                 true => vec![self.read_iops / total],
                 false => vec![1.0, 0.0],
             };
-            let load = |read| {
-                RequiredLoad::new(catalogue, placement, Requirement::Throughput, iops, read, block)
-            };
-            loads.extend(reads.into_iter().map(load));
+            let large = |read| load(Requirement::Throughput, iops, read, block);
+            loads.extend(reads.into_iter().map(large));
         }
         loads
     }
@@ -137,15 +124,12 @@ impl Need {
 /// Block, in KB, that reaches the highest throughput if no source gives one.
 const LARGE_BLOCKS: f64 = 256.0;
 
-/// A part of the need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Requirement {
     /// Bytes to store.
     Capacity,
-    /// I/Os per second.
     Iops,
-    /// Bytes per second.
     Throughput,
 }
 
@@ -166,27 +150,4 @@ pub(super) struct RequiredLoad {
     pub(super) iops: f64,
     pub(super) block_bytes: u64,
     pub(super) mix: WorkloadMix,
-}
-
-impl RequiredLoad {
-    fn new(
-        catalogue: &Catalogue,
-        placement: &Placement<'_>,
-        what: Requirement,
-        iops: f64,
-        read: f64,
-        block_bytes: u64,
-    ) -> RequiredLoad {
-        let units = &catalogue.units;
-        let (of_iops, of_throughput) = placement.sharing();
-        let throughput_per_io = units.block_of(block_bytes) / units.blocks_per_throughput as f64;
-        let mix = WorkloadMix {
-            read,
-            write: 1.0 - read,
-            throughput_per_io,
-            iops: of_iops,
-            throughput: of_throughput,
-        };
-        RequiredLoad { what, iops, block_bytes, mix }
-    }
 }

@@ -11,25 +11,22 @@ use crate::catalogue::{Catalogue, CatalogueError, CatalogueSource, Confidence, P
 /// Key of the price file among the sources.
 const SOURCE: &str = "price-file";
 
-/// Prices, in USD per month.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
     /// Region, contract or date of the prices.
     #[serde(default)]
     title: String,
-    /// Machines by name.
     #[serde(default)]
     machine_usd_per_month: BTreeMap<String, f64>,
-    /// Disk types by name.
     #[serde(default)]
-    disk: BTreeMap<String, Disk>,
+    disk: BTreeMap<String, DiskPrice>,
 }
 
 /// Price of a disk type, in the catalogue's units.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Disk {
+struct DiskPrice {
     #[serde(alias = "usd_per_gib")]
     usd_per_gb: f64,
     #[serde(alias = "usd_per_gib_regional")]
@@ -119,7 +116,6 @@ impl Prices {
         !self.machine_usd_per_month.is_empty()
     }
 
-    /// Monthly price of a machine.
     pub fn machine(&self, name: &str) -> Option<f64> {
         self.machine_usd_per_month.get(name).copied()
     }

@@ -11,38 +11,30 @@ use serde::Serialize;
 pub use sweep::{Over, Sweep};
 
 use crate::caps::QueueFigure;
-use crate::catalogue::{Catalogue, Confidence, LimitKind};
+use crate::catalogue::{Catalogue, Confidence, Inconsistency, LimitKind};
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::mix::WorkloadMix;
 use crate::placement::Placement;
 use crate::predict::{SAME, binding_order, rates};
-use crate::prediction::{Dimension, Prediction, SourceUse, Touched};
+use crate::prediction::{Dimension, Prediction, SourceUse};
+use crate::provenance::{add_new, merge_sources};
 
 /// One configuration and workload along one dimension.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LimitCurve {
-    /// Type of the disks.
     #[serde(rename = "type")]
     pub kind: String,
     /// Bytes of each I/O; of the first position if the block size varies.
     pub block_bytes: u64,
-    /// Percentage of reads.
     pub read_percent: u8,
-    /// Points in the order of `at`.
     pub points: Vec<CurvePoint>,
-    /// Ranges with the same binding limit.
     pub spans: Vec<CurveSpan>,
-    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// Lowest confidence.
     pub confidence: Confidence,
-    /// Relevant contradictions of the sources.
-    pub inconsistencies: Vec<Touched>,
-    /// Relevant gaps of the sources.
+    pub inconsistencies: Vec<Inconsistency>,
     pub not_known: Vec<String>,
 }
 
-/// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CurvePoint {
     /// Position: disk size in the catalogue's unit, vCPUs, bytes of a block, or I/Os in flight of a
@@ -52,9 +44,7 @@ pub struct CurvePoint {
     pub iops: f64,
     /// Throughput in the catalogue's unit.
     pub throughput: f64,
-    /// The limit that binds.
     pub binding: LimitKind,
-    /// Dimension of that limit.
     pub dimension: Dimension,
     /// Another limit is equal, so lifting only one gains nothing.
     pub tied: bool,
@@ -63,14 +53,11 @@ pub struct CurvePoint {
 /// Neighboring points with the same binding limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CurveSpan {
-    /// First point.
     pub from: CurvePoint,
-    /// Last point.
     pub to: CurvePoint,
 }
 
 impl CurveSpan {
-    /// The limit that binds.
     pub fn binding(&self) -> (LimitKind, Dimension) {
         (self.from.binding, self.from.dimension)
     }
@@ -141,22 +128,9 @@ impl LimitCurve {
             None => drop(prediction.not_known.pop()),
         }
         self.confidence = self.confidence.max(prediction.confidence);
-        for source in prediction.sources {
-            match self.sources.iter_mut().find(|known| known.key == source.key) {
-                Some(known) => known.confidence = known.confidence.max(source.confidence),
-                None => self.sources.push(source),
-            }
-        }
-        for touched in prediction.inconsistencies {
-            if !self.inconsistencies.contains(&touched) {
-                self.inconsistencies.push(touched);
-            }
-        }
-        for what in prediction.not_known {
-            if !self.not_known.contains(&what) {
-                self.not_known.push(what);
-            }
-        }
+        merge_sources(&mut self.sources, prediction.sources);
+        add_new(&mut self.inconsistencies, prediction.inconsistencies);
+        add_new(&mut self.not_known, prediction.not_known);
     }
 }
 
@@ -224,8 +198,7 @@ impl Walk<'_> {
         let mix = WorkloadMix::new(&workload, &self.catalogue.units, placement.sharing());
         let mut caps = placement.hard_caps(&demand, workload.block_bytes);
         if !mix.iops_under(caps.iter()).is_finite() {
-            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
-            return Err(PlanError::NotKnown(what));
+            return Err(placement.not_known());
         }
         caps.extend(placement.soft_caps(&workload, QueueFigure::Low));
         let (binding, without) = binding_order(&mix, &caps, 1)[0];

@@ -6,24 +6,20 @@ use crate::catalogue::Catalogue;
 use crate::input::{DiskConfiguration, PlanError, shown};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
 
-/// A dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
-    /// Size of each disk.
     Size,
     /// vCPUs of the machine, within its family.
     Vcpus,
     /// Bytes of an I/O.
     Block,
-    /// I/Os in flight of each job.
     Depth,
 }
 
 /// A dimension and positions on it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sweep {
-    /// The dimension.
     pub over: Over,
     /// Positions in order, in the unit of [`super::CurvePoint::at`].
     pub places: Vec<u64>,

@@ -7,143 +7,95 @@ use crate::input::AccessOrder;
 use crate::judge::{Bottleneck, Case, JudgmentVerdict};
 use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
 use crate::prediction::{Dimension, LimitRecommendation, PredictedLimit};
-use crate::recommendation::Recommender;
 
-/// A cause.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "kebab-case")]
 pub enum Cause {
     /// An enforced limit is reached.
     AtLimit {
-        /// Kind of the limit.
         kind: LimitKind,
         /// Utilization of the limit; 1 is all of it.
         utilization: f64,
-        /// Explanation of the limit's number.
         explanation: String,
     },
     /// The measurement exceeds a limit.
     BeyondLimit {
-        /// Kind of the limit.
         kind: LimitKind,
         /// Measured rate as a multiple of the limit.
         times: f64,
-        /// IOPS of the limit.
         iops: f64,
-        /// Explanation of the limit's number.
         explanation: String,
     },
     /// Latency and I/Os in flight determine the rate (Little's law).
     Latency {
-        /// Average I/Os in flight.
         in_flight: f64,
-        /// Average latency, in µs.
         latency_us: f64,
-        /// Resulting IOPS.
         iops: f64,
-        /// Allowed IOPS.
         allowed_iops: f64,
     },
     /// The latency matches the queue depth rule.
-    MatchesRule {
-        /// In µs.
-        latency_us: f64,
-        /// Best case of the rule, in µs.
-        best_us: f64,
-        /// Guarantee of the rule, in µs.
-        guaranteed_us: f64,
-    },
+    MatchesRule(RuleLatency),
     /// The latency is longer than the rule's.
-    SlowerThanRule {
-        /// In µs.
-        latency_us: f64,
-        /// Best case of the rule, in µs.
-        best_us: f64,
-        /// Guarantee of the rule, in µs.
-        guaranteed_us: f64,
-    },
+    SlowerThanRule(RuleLatency),
     /// The latency is shorter than the rule's.
-    FasterThanRule {
-        /// In µs.
-        latency_us: f64,
-        /// Best case of the rule, in µs.
-        best_us: f64,
-        /// Guarantee of the rule, in µs.
-        guaranteed_us: f64,
-    },
+    FasterThanRule(RuleLatency),
     /// No source has a latency rule for the type.
     NoRule {
-        /// In µs.
         latency_us: f64,
     },
     /// Fewer I/Os were in flight than the queue depth.
     QueueNotFull {
-        /// Average I/Os in flight.
         in_flight: f64,
-        /// Requested queue depth.
         requested: u64,
     },
     /// The job was throttled deliberately.
     Throttled {
-        /// Name of the option.
         by: String,
     },
-    /// Writes waited for flushes.
     Flushed,
     /// An I/O engine that runs one I/O at a time despite the requested depth.
     OneAtATime {
-        /// Name of the engine.
         engine: String,
     },
     /// The I/O went through the page cache.
     PageCache,
     /// A job saturated its CPU.
     BusyJob {
-        /// In % of one CPU.
         percent: f64,
     },
     /// The jobs saturated the machine's CPUs.
     BusyMachine {
-        /// CPUs that the jobs kept busy.
         cpus: f64,
-        /// CPUs of the machine.
         vcpus: u32,
     },
     /// The jobs used the same offsets.
     SameOffsets,
     /// Answers were faster than a disk of this type.
     Memory {
-        /// In µs.
         latency_us: f64,
-        /// Best case of the type, in µs.
         best_us: f64,
     },
     /// The run was short enough to be a burst.
     Burst {
-        /// In s.
         seconds: f64,
     },
     /// Reads that the disk may not have served, from a cache or of unwritten blocks.
     EasyReads,
     /// Another disk size would be allowed this rate.
     OtherSize {
-        /// Size of each disk.
         size: f64,
-        /// Unit of the size.
         unit: &'static str,
     },
     /// More was bought than given, or the type or machine differs.
     OtherConfiguration,
     /// The job accessed offsets beyond the given disk size.
     BeyondEnd {
-        /// Highest accessed byte.
         reach_bytes: u64,
         /// Total bytes of the given disks.
         size_bytes: u64,
     },
     /// Other egress of the machine that was not given would explain the rate.
     OtherTraffic {
-        /// In Gbit/s.
         gbit_per_s: f64,
     },
     /// Something in the path adds latency: a mirror, a log, a file system, encryption.
@@ -153,6 +105,14 @@ pub enum Cause {
     },
     /// Other load on the disks or the machine.
     OtherLoad,
+}
+
+/// A latency and the queue depth rule's, in µs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RuleLatency {
+    pub latency_us: f64,
+    pub best_us: f64,
+    pub guaranteed_us: f64,
 }
 
 impl Case<'_, '_> {
@@ -227,16 +187,12 @@ impl Case<'_, '_> {
         let Some((best_us, guaranteed_us)) = self.rule_us else {
             return Some(Cause::NoRule { latency_us });
         };
+        let found = RuleLatency { latency_us, best_us, guaranteed_us };
         // The tolerance of the judgment itself.
-        let near = TOLERANCE;
         Some(match latency_us {
-            us if us > guaranteed_us * (1.0 + near) => {
-                Cause::SlowerThanRule { latency_us, best_us, guaranteed_us }
-            }
-            us if us < best_us * (1.0 - near) => {
-                Cause::FasterThanRule { latency_us, best_us, guaranteed_us }
-            }
-            _ => Cause::MatchesRule { latency_us, best_us, guaranteed_us },
+            us if us > guaranteed_us * (1.0 + TOLERANCE) => Cause::SlowerThanRule(found),
+            us if us < best_us * (1.0 - TOLERANCE) => Cause::FasterThanRule(found),
+            _ => Cause::MatchesRule(found),
         })
     }
 
@@ -298,14 +254,7 @@ impl Case<'_, '_> {
                 && first.kind == LimitKind::Volume
                 && cap.dimension == first.dimension
         })?;
-        let recommendations = Recommender {
-            placement: self.placement,
-            demand: self.demand,
-            workload: self.workload,
-            mix: self.mix,
-            caps: self.hard,
-        };
-        let recommendations = recommendations.of(cap, self.iops);
+        let recommendations = self.recommender().of(cap, self.iops);
         // A type without more at any size is the wrong type.
         if recommendations.contains(&LimitRecommendation::OtherType) {
             return None;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use flagstone_units::grouped;
+
+use crate::judge::causes::RuleLatency;
 use crate::judge::{Bottleneck, Cause, JobRecommendation, JudgmentVerdict, Recommendation};
-use crate::recommendation::grouped;
 
 impl fmt::Display for JudgmentVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -41,132 +43,109 @@ pub fn count_text(count: f64) -> String {
     match count {
         n if n < 1.0 => format!("{n:.2}"),
         n if n < 100.0 => format!("{n:.1}"),
-        n => grouped(n),
+        n => grouped(n, 0),
     }
 }
 
 /// A multiple, with decimals for small numbers.
 fn times(times: f64) -> String {
-    if times < 10.0 { format!("{times:.2}") } else { grouped(times) }
+    if times < 10.0 { format!("{times:.2}") } else { grouped(times, 0) }
+}
+
+impl RuleLatency {
+    fn write(&self, comparison: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = [self.latency_us, self.best_us, self.guaranteed_us];
+        let [latency, best, guaranteed] = us.map(latency_text);
+        write!(f, "latency of {latency} {comparison} the model: {best} to {guaranteed}")
+    }
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = latency_text;
+        use Cause::*;
         match self {
-            Cause::AtLimit { kind, utilization, explanation } => {
+            AtLimit { kind, utilization, explanation } => {
                 write!(
                     f,
                     "{:.0} % of the limit of the {kind} is used: {explanation}",
                     utilization * 100.0
                 )
             }
-            Cause::BeyondLimit { kind, times: n, iops, explanation } => {
-                let (n, iops) = (times(*n), grouped(*iops));
+            BeyondLimit { kind, times: n, iops, explanation } => {
+                let (n, iops) = (times(*n), grouped(*iops, 0));
                 write!(f, "{n} times the {iops} IOPS that the {kind} allows: {explanation}")
             }
-            Cause::Latency { in_flight, latency_us, iops, allowed_iops } => write!(
+            Latency { in_flight, latency_us, iops, allowed_iops } => write!(
                 f,
                 "{} in flight at {} each give {} IOPS of {} allowed (Little's law)",
                 count_text(*in_flight),
                 ms(*latency_us),
-                grouped(*iops),
-                grouped(*allowed_iops)
+                grouped(*iops, 0),
+                grouped(*allowed_iops, 0)
             ),
-            Cause::MatchesRule { latency_us, best_us, guaranteed_us } => write!(
-                f,
-                "latency of {} matches the model: {} to {}",
-                ms(*latency_us),
-                ms(*best_us),
-                ms(*guaranteed_us)
-            ),
-            Cause::SlowerThanRule { latency_us, best_us, guaranteed_us } => write!(
-                f,
-                "latency of {} is above the model: {} to {}",
-                ms(*latency_us),
-                ms(*best_us),
-                ms(*guaranteed_us)
-            ),
-            Cause::FasterThanRule { latency_us, best_us, guaranteed_us } => write!(
-                f,
-                "latency of {} is below the model: {} to {}",
-                ms(*latency_us),
-                ms(*best_us),
-                ms(*guaranteed_us)
-            ),
-            Cause::NoRule { latency_us } => write!(
+            MatchesRule(found) => found.write("matches", f),
+            SlowerThanRule(found) => found.write("is above", f),
+            FasterThanRule(found) => found.write("is below", f),
+            NoRule { latency_us } => write!(
                 f,
                 "latency of {} cannot be judged: no source gives this type's latency",
                 ms(*latency_us)
             ),
-            _ => self.of_circumstances(f),
-        }
-    }
-}
-
-impl Cause {
-    fn of_circumstances(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cause::QueueNotFull { in_flight, requested } => {
+            QueueNotFull { in_flight, requested } => {
                 let kept = count_text(*in_flight);
                 write!(f, "{kept} in flight on average, of {requested} requested")
             }
-            Cause::Throttled { by } => write!(f, "the job is throttled by {by}"),
-            Cause::Flushed => f.write_str("writes wait for flushes"),
-            Cause::OneAtATime { engine } => {
+            Throttled { by } => write!(f, "the job is throttled by {by}"),
+            Flushed => f.write_str("writes wait for flushes"),
+            OneAtATime { engine } => {
                 write!(f, "{engine} runs one I/O at a time at any depth")
             }
-            Cause::PageCache => f.write_str(
+            PageCache => f.write_str(
                 "the I/O went through the page cache: the result does not show direct=1",
             ),
-            Cause::BusyJob { percent } => {
+            BusyJob { percent } => {
                 write!(f, "a job took {percent:.0} % of one CPU and could not submit more")
             }
-            Cause::BusyMachine { cpus, vcpus } => {
+            BusyMachine { cpus, vcpus } => {
                 write!(f, "the jobs kept {cpus:.1} of {vcpus} vCPUs busy")
             }
-            Cause::SameOffsets => f.write_str("several sequential jobs use the same offsets"),
-            Cause::Memory { latency_us, best_us } => write!(
+            SameOffsets => f.write_str("several sequential jobs use the same offsets"),
+            Memory { latency_us, best_us } => write!(
                 f,
                 "latency of {} is that of memory: a disk of this type takes {} or more",
                 latency_text(*latency_us),
                 latency_text(*best_us)
             ),
-            _ => self.of_causes(f),
-        }
-    }
-
-    fn of_causes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cause::Burst { seconds } => write!(
+            Burst { seconds } => write!(
                 f,
                 "burst: {} s may not use up the credits; the sustained rate is lower",
                 count_text(*seconds)
             ),
-            Cause::EasyReads => {
+            EasyReads => {
                 f.write_str("cache: cached or unwritten blocks may be read without the disk")
             }
-            Cause::OtherSize { size, unit } => {
-                write!(f, "wrong size: a disk of {} {unit} is allowed this rate", grouped(*size))
+            OtherSize { size, unit } => {
+                write!(f, "wrong size: a disk of {} {unit} is allowed this rate", grouped(*size, 0))
             }
-            Cause::OtherConfiguration => f.write_str(
+            OtherConfiguration => f.write_str(
                 "wrong type, machine or purchase: no size of this type here is allowed this rate",
             ),
-            Cause::BeyondEnd { reach_bytes, size_bytes } => write!(
+            BeyondEnd { reach_bytes, size_bytes } => write!(
                 f,
                 "wrong size: the job accessed {:.1} GB, and {:.1} GB were given here (cloud tools write GB for GiB)",
                 *reach_bytes as f64 / 1e9,
                 *size_bytes as f64 / 1e9
             ),
-            Cause::OtherTraffic { gbit_per_s } => {
+            OtherTraffic { gbit_per_s } => {
                 write!(f, "egress: {gbit_per_s:.1} Gbit/s of other traffic would leave this rate")
             }
-            Cause::SlowPath { extra_us } => write!(
+            SlowPath { extra_us } => write!(
                 f,
                 "the path adds {} to each I/O: a mirror, a log, a file system or encryption",
                 latency_text(*extra_us)
             ),
-            _ => f.write_str("other load on the disk or the machine"),
+            OtherLoad => f.write_str("other load on the disk or the machine"),
         }
     }
 }
@@ -182,40 +161,35 @@ impl fmt::Display for Recommendation {
 
 impl fmt::Display for JobRecommendation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use JobRecommendation::*;
         match self {
-            JobRecommendation::DeeperQueue { in_flight, iops } => write!(
+            DeeperQueue { in_flight, iops } => write!(
                 f,
                 "deeper queue: {} in flight give {} IOPS at the same latency",
-                grouped(*in_flight as f64),
-                grouped(*iops)
+                grouped(*in_flight as f64, 0),
+                grouped(*iops, 0)
             ),
-            JobRecommendation::AsynchronousEngine => {
+            AsynchronousEngine => {
                 f.write_str("an engine that keeps many in flight, such as io_uring or libaio")
             }
-            JobRecommendation::MoreJobs { jobs } => {
+            MoreJobs { jobs } => {
                 write!(f, "more jobs: {jobs}, each on a separate CPU")
             }
-            JobRecommendation::StreamsWithOffsets => {
+            StreamsWithOffsets => {
                 f.write_str("several streams: more sequential jobs, each with its own offset")
             }
-            JobRecommendation::OwnOffsets => {
-                f.write_str("a separate offset for each job, such as offset_increment")
+            OwnOffsets => f.write_str("a separate offset for each job, such as offset_increment"),
+            DirectIo => f.write_str("direct=1, to bypass the page cache"),
+            NoThrottle { by } => write!(f, "a run without {by}"),
+            FewerFlushes => f.write_str("fewer flushes, or more jobs"),
+            LongerRun { seconds } => {
+                write!(f, "check: run for {} s or more, and look at the end", grouped(*seconds, 0))
             }
-            JobRecommendation::DirectIo => f.write_str("direct=1, to bypass the page cache"),
-            JobRecommendation::NoThrottle { by } => write!(f, "a run without {by}"),
-            JobRecommendation::FewerFlushes => f.write_str("fewer flushes, or more jobs"),
-            JobRecommendation::LongerRun { seconds } => {
-                write!(f, "check: run for {} s or more, and look at the end", grouped(*seconds))
-            }
-            JobRecommendation::WriteFirst => {
-                f.write_str("check: write the whole range before reading it")
-            }
-            JobRecommendation::CheckConfiguration => {
+            WriteFirst => f.write_str("check: write the whole range before reading it"),
+            CheckConfiguration => {
                 f.write_str("check: look up the type, size and machine, and give them here")
             }
-            JobRecommendation::ShorterPath => {
-                f.write_str("find the latency in the path: measure the disk directly")
-            }
+            ShorterPath => f.write_str("find the latency in the path: measure the disk directly"),
         }
     }
 }

@@ -3,12 +3,10 @@
 use crate::input::{AccessOrder, PlanError, Workload};
 use crate::limits::MAX_DEPTH;
 
-/// Measured reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MeasuredRates {
     /// I/Os per second; 0 without I/O.
     pub iops: f64,
-    /// Bytes per second.
     pub bytes_per_s: f64,
     /// Mean latency in µs, from submission to completion; `None` if not measured.
     pub latency_us: Option<f64>,
@@ -33,13 +31,9 @@ impl MeasuredRates {
 /// circumstances.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredRun {
-    /// Reads.
     pub read: MeasuredRates,
-    /// Writes.
     pub write: MeasuredRates,
-    /// Order of the offsets.
     pub access: AccessOrder,
-    /// Jobs or threads.
     pub jobs: u32,
     /// Total queue depth of all jobs; `None` if unknown.
     pub in_flight: Option<u64>,
@@ -49,15 +43,12 @@ pub struct MeasuredRun {
     pub cached: bool,
     /// Name of an I/O engine that runs one I/O at a time despite the requested depth.
     pub one_at_a_time: Option<String>,
-    /// Name of the option that throttled the jobs.
     pub throttled_by: Option<String>,
-    /// Writes waited for flushes.
     pub flushed: bool,
     /// Several sequential jobs used the same offsets.
     pub same_offsets: bool,
     /// Minimum size of the disk, from the offsets of the job.
     pub reach_bytes: Option<u64>,
-    /// CPUs that the jobs kept busy.
     pub cpus: f64,
     /// CPU time of the busiest job, in % of one CPU.
     pub busiest_percent: f64,
@@ -85,7 +76,6 @@ impl Default for MeasuredRun {
 }
 
 impl MeasuredRun {
-    /// Reads and writes per second.
     pub fn iops(&self) -> f64 {
         self.read.iops + self.write.iops
     }

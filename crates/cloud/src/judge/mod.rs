@@ -13,7 +13,7 @@ mod measured;
 mod recommendations;
 mod utilization;
 
-pub use causes::Cause;
+pub use causes::{Cause, RuleLatency};
 pub use display::{count_text, latency_text};
 pub use measured::{MeasuredRates, MeasuredRun};
 pub use recommendations::{JobRecommendation, Recommendation};
@@ -21,21 +21,20 @@ pub use recommendations::{JobRecommendation, Recommendation};
 use serde::Serialize;
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
+use crate::catalogue::{Catalogue, Confidence, Inconsistency, LimitKind, SourceKeys};
 use crate::describe;
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::predict::rates;
-use crate::prediction::{PredictedLimit, Rates, SourceUse, Touched};
+use crate::prediction::{PredictedLimit, Rates, SourceUse};
 use crate::recommendation::Recommender;
 use utilization::MeasuredLoad;
 
 /// Relative difference below which two utilizations are equal.
 const SAME: f64 = 1e-6;
 
-/// Comparison of a measurement with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JudgmentVerdict {
@@ -76,11 +75,8 @@ pub struct LimitUtilization {
 /// A measurement in the catalogue's units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Taken {
-    /// Reads and writes together.
     pub total: Rates,
-    /// Reads.
     pub read: Rates,
-    /// Writes.
     pub write: Rates,
     /// Mean latency of all I/Os in µs; `None` if not measured.
     pub latency_us: Option<f64>,
@@ -88,21 +84,16 @@ pub struct Taken {
     pub in_flight: Option<f64>,
 }
 
-/// The judgment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judgment {
-    /// The catalogue's name.
     pub catalogue: String,
     /// The disks and the machine.
     pub configuration: DiskConfiguration,
     /// The workload of the prediction: the mean block size, the reads rounded to a percent, and the
     /// I/Os in flight of all jobs.
     pub workload: Workload,
-    /// Unit of `throughput`.
     pub throughput_unit: &'static str,
-    /// Verdict.
     pub verdict: JudgmentVerdict,
-    /// Bottleneck.
     pub bottleneck: Bottleneck,
     /// Measured IOPS divided by the predicted maximum if above it, by the predicted minimum if
     /// below it; 1 in between.
@@ -111,7 +102,6 @@ pub struct Judgment {
     pub utilization: f64,
     /// Deviation from the prediction that still counts as predicted: 0.05 is 5 %.
     pub tolerance: f64,
-    /// The measurement.
     pub measured: Taken,
     /// Predicted minimum: guaranteed by queue depth and CPUs, within the limits.
     pub predicted_low: Rates,
@@ -129,15 +119,10 @@ pub struct Judgment {
     pub recommendations: Vec<Recommendation>,
     /// Enforced limits with any utilization, the highest first.
     pub limits: Vec<LimitUtilization>,
-    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
-    /// Lowest confidence of the sources.
     pub confidence: Confidence,
-    /// Relevant contradictions of the sources.
-    pub inconsistencies: Vec<Touched>,
-    /// Relevant gaps of the sources.
+    pub inconsistencies: Vec<Inconsistency>,
     pub not_known: Vec<String>,
-    /// Notes.
     pub notes: Vec<String>,
 }
 
@@ -150,7 +135,6 @@ struct Case<'c, 'a> {
     mix: &'c WorkloadMix,
     hard: &'c [Cap<'a>],
     load: &'c MeasuredLoad,
-    /// Measured IOPS of reads and writes.
     iops: f64,
     /// Utilization of all limits together.
     utilization: f64,
@@ -164,6 +148,11 @@ impl Case<'_, '_> {
     /// Allowed IOPS of this mix.
     fn allowed(&self) -> f64 {
         self.iops / self.utilization
+    }
+
+    fn recommender(&self) -> Recommender<'_, '_> {
+        let Case { placement, demand, workload, mix, hard: caps, .. } = *self;
+        Recommender { placement, demand, workload, mix, caps }
     }
 }
 
@@ -194,13 +183,9 @@ impl Catalogue {
         hard.retain(|cap| load.utilization_of(cap) > 0.0);
         let utilization = load.utilization(&hard);
         if !(utilization > 0.0 && utilization.is_finite()) {
-            let what = format!("what {} does on {}", placement.kind, placement.machine.name);
-            return Err(PlanError::NotKnown(what));
+            return Err(placement.not_known());
         }
-        let rule_us = placement.disk.queue.as_ref().map(|queue| {
-            let high = queue.iops_per_io_high.unwrap_or(queue.iops_per_io_low);
-            (1e6 / high, 1e6 / queue.iops_per_io_low)
-        });
+        let rule_us = placement.service_us().map(|(guaranteed, best)| (best, guaranteed));
         let case = Case {
             placement: &placement,
             demand: &demand,
@@ -328,11 +313,9 @@ impl Case<'_, '_> {
 
     /// Enforced limits by utilization, the highest first; the highest ones with recommendations.
     fn limits(&self) -> Vec<LimitUtilization> {
-        let (placement, demand, workload) = (self.placement, self.demand, self.workload);
-        let caps = self.hard;
-        let recommendations = Recommender { placement, demand, workload, mix: self.mix, caps };
+        let recommender = self.recommender();
         let mut utilization: Vec<(f64, &Cap<'_>)> =
-            caps.iter().map(|cap| (self.load.utilization_of(cap), cap)).collect();
+            self.hard.iter().map(|cap| (self.load.utilization_of(cap), cap)).collect();
         utilization.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.kind.cmp(&b.1.kind)));
         let most = utilization.first().map_or(0.0, |(utilization, _)| *utilization);
         let equal = |part: f64| part >= most * (1.0 - SAME);
@@ -341,21 +324,7 @@ impl Case<'_, '_> {
         let target = next.map_or(f64::INFINITY, |part| self.iops / part);
         let of = |(part, cap): &(f64, &Cap<'_>)| LimitUtilization {
             utilization: *part,
-            limit: PredictedLimit {
-                kind: cap.kind,
-                dimension: cap.dimension,
-                read: cap.read.filter(|_| self.mix.read > 0.0),
-                write: cap.write.filter(|_| self.mix.write > 0.0),
-                workload_iops: self.iops / part,
-                explanation: describe::explanation(placement, demand, workload, cap),
-                recommendations: if equal(*part) {
-                    recommendations.of(cap, target)
-                } else {
-                    Vec::new()
-                },
-                sources: cap.source.clone(),
-                confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
-            },
+            limit: recommender.limit(cap, self.iops / part, equal(*part).then_some(target)),
         };
         utilization.iter().map(of).collect()
     }
@@ -364,14 +333,14 @@ impl Case<'_, '_> {
         let mut uses: Vec<_> = self.hard.iter().map(|cap| (cap.source, cap.confidence)).collect();
         let queue = self.placement.disk.queue.as_ref();
         uses.extend(queue.map(|queue| (&queue.source, queue.confidence)));
-        let rule = self.placement.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
+        let rule = self.placement.mixing_rule(self.mix);
         uses.extend(rule.map(|rule| (&rule.source, rule.confidence)));
         uses
     }
 
     fn confidence(&self, first: &PredictedLimit, bottleneck: Bottleneck) -> Confidence {
         let catalogue = self.placement.catalogue;
-        let rule = self.placement.disk.mixing.as_ref().filter(|_| self.mix.is_mixed());
+        let rule = self.placement.mixing_rule(self.mix);
         let rule = rule.map(|rule| catalogue.confidence_of(&rule.source, rule.confidence));
         let queue = self.placement.disk.queue.as_ref().filter(|_| bottleneck != Bottleneck::Limit);
         let queue = queue.map(|queue| catalogue.confidence_of(&queue.source, queue.confidence));

@@ -10,9 +10,7 @@ use crate::prediction::{Dimension, LimitRecommendation};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Recommendation {
-    /// Lifts a limit.
     Limit(LimitRecommendation),
-    /// Changes the job.
     Job(JobRecommendation),
 }
 
@@ -22,7 +20,6 @@ pub enum Recommendation {
 pub enum JobRecommendation {
     /// More I/Os in flight, over all jobs.
     DeeperQueue {
-        /// I/Os in flight.
         in_flight: u64,
         /// Resulting IOPS at the measured latency.
         iops: f64,
@@ -31,25 +28,19 @@ pub enum JobRecommendation {
     AsynchronousEngine,
     /// More jobs, each on its own CPU.
     MoreJobs {
-        /// Total number of jobs.
         jobs: u64,
     },
     /// Several sequential streams, each at its own offset.
     StreamsWithOffsets,
     /// Separate offsets for the existing streams.
     OwnOffsets,
-    /// Bypass the page cache.
     DirectIo,
-    /// Remove the throttling option.
     NoThrottle {
-        /// Name of the option.
         by: String,
     },
     /// Fewer flushes between writes.
     FewerFlushes,
-    /// A longer run.
     LongerRun {
-        /// In s.
         seconds: f64,
     },
     /// Write the whole range before reading it.

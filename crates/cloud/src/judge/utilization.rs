@@ -9,7 +9,6 @@ use crate::prediction::Dimension;
 /// A measurement in a catalogue's units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MeasuredLoad {
-    /// Reads and writes per second.
     iops: (f64, f64),
     /// Throughput of reads and writes.
     throughput: (f64, f64),

@@ -1,15 +1,13 @@
 //! Table cells, and the number formats of pages.
 
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use crate::caps::floor;
 use crate::catalogue::PageTable;
-use crate::recommendation::grouped;
 
-/// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct PlanCell {
-    /// Printed text.
     pub text: String,
     /// The number before rounding; `None` if the cell is not a single number.
     pub value: Option<f64>,
@@ -27,7 +25,12 @@ impl PlanCell {
 
     /// A number with its decimals.
     pub(crate) fn number(value: f64) -> PlanCell {
-        let text = if value >= 1000.0 { grouped(value) } else { value.to_string() };
+        let text = if value >= 1000.0 { grouped(value, 0) } else { value.to_string() };
+        PlanCell::printed(text, value)
+    }
+
+    /// A number as printed.
+    pub(crate) fn printed(text: String, value: f64) -> PlanCell {
         PlanCell { text, value: Some(value), ..PlanCell::default() }
     }
 
@@ -38,11 +41,11 @@ impl PlanCell {
 
     /// IOPS, rounded by the layout.
     pub(crate) fn iops(value: f64, spec: &PageTable) -> PlanCell {
-        PlanCell {
-            text: grouped(iops_printed(value, spec)),
-            value: Some(value),
-            ..PlanCell::default()
-        }
+        let printed = match spec.iops_step_from_10000 {
+            Some(step) if value >= 10_000.0 => floor(value / step) * step,
+            _ => floor(value),
+        };
+        PlanCell::printed(grouped(printed, 0), value)
     }
 
     /// Throughput, rounded by the layout.
@@ -50,19 +53,16 @@ impl PlanCell {
         let decimals = spec.decimals_below_mb_per_s.is_some_and(|below| value < below);
         let text = match decimals {
             true => ((value * 1000.0).round() / 1000.0).to_string(),
-            false => grouped(floor(value)),
+            false => grouped(floor(value), 0),
         };
-        PlanCell { text, value: Some(value), ..PlanCell::default() }
+        PlanCell::printed(text, value)
     }
 
     /// A range of numbers, or one number if both are equal.
     pub(crate) fn range(low: f64, high: f64) -> PlanCell {
         match low == high {
             true => PlanCell::number(high),
-            false => {
-                let text = format!("{}-{}", grouped(low), grouped(high));
-                PlanCell { text, value: Some(high), ..PlanCell::default() }
-            }
+            false => PlanCell::printed(format!("{}-{}", grouped(low, 0), grouped(high, 0)), high),
         }
     }
 
@@ -72,17 +72,9 @@ impl PlanCell {
         if first == last {
             PlanCell::number(first)
         } else if (each.0 - each.1).abs() < 1e-9 * each.0 {
-            let text = format!("{}/vCPU", grouped(each.0));
-            PlanCell { text, value: Some(first), ..PlanCell::default() }
+            PlanCell::printed(format!("{}/vCPU", grouped(each.0, 0)), first)
         } else {
             PlanCell::range(first, last)
         }
-    }
-}
-
-fn iops_printed(value: f64, spec: &PageTable) -> f64 {
-    match spec.iops_step_from_10000 {
-        Some(step) if value >= 10_000.0 => floor(value / step) * step,
-        _ => floor(value),
     }
 }

@@ -1,7 +1,9 @@
 //! Limit tables: by type, by size, by machine, and for simultaneous reads and writes.
 
+use flagstone_units::grouped;
+
 use super::cells::PlanCell;
-use super::{PlanTable, TableBuilder};
+use super::{PlanTable, TableBuilder, heads};
 use crate::caps::Cap;
 use crate::catalogue::{CountRange, LimitKind, PageTable, Sharing, SourceKeys, VmTable};
 use crate::input::{Machine, PlanError, Workload};
@@ -9,7 +11,6 @@ use crate::limits::MIN_BLOCK_BYTES;
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
-use crate::recommendation::grouped;
 
 /// Block size at which only throughput limits.
 const LARGE_BLOCK_BYTES: u64 = 1 << 20;
@@ -195,16 +196,10 @@ impl TableBuilder<'_> {
             cells.extend(numbers.into_iter().map(PlanCell::known));
             rows.push(cells);
         }
-        let heads: Vec<String> = match together {
-            true => vec!["Machine".into(), "IOPS".into(), unit.into()],
-            false => vec![
-                "Machine".into(),
-                "Read IOPS".into(),
-                "Write IOPS".into(),
-                format!("Read {unit}"),
-                format!("Write {unit}"),
-            ],
-        };
+        let heads = heads(&match together {
+            true => format!("Machine|IOPS|{unit}"),
+            false => format!("Machine|Read IOPS|Write IOPS|Read {unit}|Write {unit}"),
+        });
         let sources = self.catalogue.source_uses(table.map(|t| (&t.source, t.confidence)));
         let mut made = self.table(spec, heads, rows, sources);
         made.footnotes.extend(table.and_then(|table| table.note.clone()));
@@ -238,12 +233,8 @@ impl TableBuilder<'_> {
             .collect();
         let unit = units.throughput.name();
         let size = format!("{block} {}", units.block.name());
-        let heads = vec![
-            format!("Read IOPS ({size})"),
-            format!("Write IOPS ({size})"),
-            format!("Read {unit}"),
-            format!("Write {unit}"),
-        ];
+        let heads =
+            heads(&format!("Read IOPS ({size})|Write IOPS ({size})|Read {unit}|Write {unit}"));
         let part = placement.disk.mixing.as_ref();
         let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
         Ok(self.table(spec, heads, rows, sources))
@@ -252,13 +243,10 @@ impl TableBuilder<'_> {
     pub(super) fn overview(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let units = &self.catalogue.units;
         let (size, unit) = (units.size.name(), units.throughput.name());
-        let mut heads = vec!["Type".to_owned()];
-        for of in [format!("per {size}"), "per instance".to_owned()] {
-            heads.push(format!("Read IOPS {of}"));
-            heads.push(format!("Write IOPS {of}"));
-            heads.push(format!("Read {unit} {of}"));
-            heads.push(format!("Write {unit} {of}"));
-        }
+        let four =
+            |of: &str| format!("Read IOPS {of}|Write IOPS {of}|Read {unit} {of}|Write {unit} {of}");
+        let heads =
+            heads(&format!("Type|{}|{}", four(&format!("per {size}")), four("per instance")));
         let mut rows = Vec::new();
         let mut uses: Vec<(&SourceKeys, Option<_>)> = Vec::new();
         for (name, disk) in self.types_of(spec) {
@@ -276,12 +264,8 @@ impl TableBuilder<'_> {
                     (false, None) => name.to_owned(),
                 };
                 let mut row = vec![PlanCell::text(label)];
-                let rates = [
-                    limits.read_iops_per_gb,
-                    limits.write_iops_per_gb,
-                    limits.read_mb_per_s_per_gb,
-                    limits.write_mb_per_s_per_gb,
-                ];
+                let dimensions = [Dimension::Iops, Dimension::Throughput];
+                let rates = dimensions.into_iter().flat_map(|each| limits.rule(each).rates);
                 row.extend(rates.map(PlanCell::known));
                 row.extend(self.instance_cells(name, regional, spec)?);
                 rows.push(row);
@@ -294,8 +278,8 @@ impl TableBuilder<'_> {
     fn bought_row(&self, name: &str, part: &crate::catalogue::ProvisionedRule) -> Vec<PlanCell> {
         let text = |min: Option<f64>, max: Option<f64>| match (min, max) {
             (Some(min), Some(max)) => PlanCell::range(min, max),
-            (None, Some(max)) => PlanCell::text(format!("up to {}", grouped(max))),
-            (Some(min), None) => PlanCell::text(format!("from {}", grouped(min))),
+            (None, Some(max)) => PlanCell::text(format!("up to {}", grouped(max, 0))),
+            (Some(min), None) => PlanCell::text(format!("from {}", grouped(min, 0))),
             (None, None) => PlanCell::text("not known"),
         };
         let iops = text(part.iops_min, part.iops_max);

@@ -9,33 +9,24 @@ mod money;
 
 use serde::Serialize;
 
-use crate::catalogue::{Catalogue, DiskType, PageTable, TableKind};
+use crate::catalogue::{Catalogue, DiskType, Inconsistency, PageTable, TableKind};
 use crate::input::PlanError;
-use crate::prediction::{SourceUse, Touched};
+use crate::prediction::SourceUse;
 
 pub use cells::PlanCell;
 
-/// A table of a page.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PlanTable {
-    /// Kind of table.
     pub table: TableKind,
-    /// Its title.
     pub title: String,
-    /// Disk type, for tables about one.
     #[serde(rename = "type")]
     pub kind: Option<String>,
-    /// Machine family, for tables about one.
     pub family: Option<String>,
-    /// Column heads.
     pub columns: Vec<String>,
     /// Rows, each as long as `columns`.
     pub rows: Vec<Vec<PlanCell>>,
-    /// Footnotes.
     pub footnotes: Vec<String>,
-    /// Contradictions of the page in this table.
-    pub inconsistencies: Vec<Touched>,
-    /// Sources of the figures.
+    pub inconsistencies: Vec<Inconsistency>,
     pub sources: Vec<SourceUse>,
 }
 
@@ -137,7 +128,7 @@ impl<'a> TableBuilder<'a> {
             title,
             kind: kind.map(str::to_owned),
             family: family.map(str::to_owned),
-            ..PageTable::empty(table)
+            ..PageTable::default()
         };
         let types = self.catalogue.types.iter();
         match table {
@@ -216,28 +207,7 @@ impl PlanTable {
     }
 }
 
-impl PageTable {
-    /// An empty layout.
-    fn empty(table: TableKind) -> PageTable {
-        PageTable {
-            table,
-            title: String::new(),
-            kind: None,
-            types: Vec::new(),
-            family: None,
-            machine: None,
-            sizes_gb: Vec::new(),
-            sizes_gb_marked: Vec::new(),
-            vcpus: Vec::new(),
-            read_blocks_kb: Vec::new(),
-            write_blocks_kb: Vec::new(),
-            by_type: false,
-            iops_step_from_10000: None,
-            decimals_below_mb_per_s: None,
-            footnotes: Vec::new(),
-            exceptions: Vec::new(),
-            hdd_iops: None,
-            hdd_mb_per_s: None,
-        }
-    }
+/// Column heads, separated by `|`.
+fn heads(text: &str) -> Vec<String> {
+    text.split('|').map(str::to_owned).collect()
 }

@@ -1,7 +1,7 @@
 //! Tables of egress, of sizes that match a hard disk, of prices, and of local SSDs by number.
 
 use super::cells::PlanCell;
-use super::{PlanTable, TableBuilder};
+use super::{PlanTable, TableBuilder, heads};
 use crate::catalogue::{PageTable, VolumeLimits};
 use crate::input::PlanError;
 use crate::placement::{Demand, Placement};
@@ -54,13 +54,6 @@ impl TableBuilder<'_> {
     pub(super) fn egress(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let family = spec.family.as_deref().unwrap_or("");
         let types = self.egress_types(spec);
-        let heads = [
-            "vCPUs",
-            "Egress cap MB/s",
-            "Allocated to disks MB/s",
-            "Most written MB/s",
-            "Most written at full network use MB/s",
-        ];
         let mut rows = Vec::new();
         for range in &spec.vcpus {
             let (Some((kind, _)), Some(rule)) = (types.first(), &self.catalogue.egress) else {
@@ -79,7 +72,10 @@ impl TableBuilder<'_> {
             );
             rows.push(row);
         }
-        let heads = heads.map(str::to_owned).to_vec();
+        let heads = heads(
+            "vCPUs|Egress cap MB/s|Allocated to disks MB/s|Most written MB/s|Most written at full \
+             network use MB/s",
+        );
         Ok(self.table(spec, heads, rows, self.egress_sources()))
     }
 
@@ -93,34 +89,19 @@ impl TableBuilder<'_> {
         let (iops, throughput) = (spec.hdd_iops.unwrap_or(0.0), spec.hdd_mb_per_s.unwrap_or(0.0));
         let unit = self.catalogue.units.throughput.name();
         let types = self.egress_types(spec);
-        let rate = |part: &VolumeLimits, reads: bool, dimension| match (dimension, reads) {
-            (Dimension::Iops, true) => part.read_iops_per_gb,
-            (Dimension::Iops, false) => part.write_iops_per_gb,
-            (Dimension::Throughput, true) => part.read_mb_per_s_per_gb,
-            (Dimension::Throughput, false) => part.write_mb_per_s_per_gb,
-        };
         let mut rows = Vec::new();
-        for (label, target, reads, dimension) in [
-            (format!("{iops} small random reads"), iops, true, Dimension::Iops),
-            (format!("{iops} small random writes"), iops, false, Dimension::Iops),
-            (
-                format!("{throughput} {unit} of streaming reads"),
-                throughput,
-                true,
-                Dimension::Throughput,
-            ),
-            (
-                format!("{throughput} {unit} of streaming writes"),
-                throughput,
-                false,
-                Dimension::Throughput,
-            ),
+        for (what, target, dimension) in [
+            (format!("{iops} small random"), iops, Dimension::Iops),
+            (format!("{throughput} {unit} of streaming"), throughput, Dimension::Throughput),
         ] {
-            let mut row = vec![PlanCell::text(label)];
-            row.extend(types.iter().map(|(_, part)| {
-                PlanCell::known(rate(part, reads, dimension).map(|rate| whole_up(target / rate)))
-            }));
-            rows.push(row);
+            for (at, word) in ["reads", "writes"].into_iter().enumerate() {
+                let mut row = vec![PlanCell::text(format!("{what} {word}"))];
+                row.extend(types.iter().map(|(_, part)| {
+                    let rate = part.rule(dimension).rates[at];
+                    PlanCell::known(rate.map(|rate| whole_up(target / rate)))
+                }));
+                rows.push(row);
+            }
         }
         let mut heads = vec!["I/O".to_owned()];
         let size = self.catalogue.units.size.name();
@@ -132,11 +113,7 @@ impl TableBuilder<'_> {
     /// Prices as on the 2019 page, with the price of a read IOPS.
     pub(super) fn price(&self, spec: &PageTable) -> PlanTable {
         let size = self.catalogue.units.size.name();
-        let heads = vec![
-            "Type".to_owned(),
-            format!("USD per {size} and month"),
-            "USD per read IOPS".to_owned(),
-        ];
+        let heads = heads(&format!("Type|USD per {size} and month|USD per read IOPS"));
         let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
         let rows = prices()
             .map(|price| {
@@ -158,15 +135,11 @@ impl TableBuilder<'_> {
     pub(super) fn prices(&self, spec: &PageTable) -> PlanTable {
         let units = &self.catalogue.units;
         let size = units.size.name();
-        let heads = vec![
-            "Type".to_owned(),
-            format!("USD per {size} and month"),
-            format!("regional, per {size}"),
-            "per IOPS bought".to_owned(),
-            format!("per {} bought", units.throughput.name()),
-            "Region".to_owned(),
-            "Confidence".to_owned(),
-        ];
+        let heads = heads(&format!(
+            "Type|USD per {size} and month|regional, per {size}|per IOPS bought|per {} bought|Region|\
+             Confidence",
+            units.throughput.name()
+        ));
         let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
         let mut footnotes = Vec::new();
         let rows = prices()
@@ -197,14 +170,7 @@ impl TableBuilder<'_> {
     pub(super) fn count(&self, spec: &PageTable) -> PlanTable {
         let kind = spec.kind.as_deref().unwrap_or("");
         let unit = self.catalogue.units.throughput.name();
-        let heads = vec![
-            "Disks".to_owned(),
-            "Machine".to_owned(),
-            "Read IOPS".to_owned(),
-            "Write IOPS".to_owned(),
-            format!("Read {unit}"),
-            format!("Write {unit}"),
-        ];
+        let heads = heads(&format!("Disks|Machine|Read IOPS|Write IOPS|Read {unit}|Write {unit}"));
         let tables = || self.catalogue.per_count.iter().filter(|table| table.kind == kind);
         let rows = tables()
             .flat_map(|table| &table.rows)
@@ -244,11 +210,7 @@ fn whole_up(number: f64) -> f64 {
 
 fn usd(price: Option<f64>, decimals: usize) -> PlanCell {
     match price {
-        Some(price) => PlanCell {
-            text: format!("{price:.decimals$}"),
-            value: Some(price),
-            ..PlanCell::default()
-        },
+        Some(price) => PlanCell::printed(format!("{price:.decimals$}"), price),
         None => PlanCell::text("not known"),
     }
 }

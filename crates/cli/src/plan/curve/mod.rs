@@ -5,11 +5,13 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
+use flagstone_cloud::catalogue::{Catalogue, Inconsistency, SizeUnit, Units};
 use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
-use flagstone_cloud::prediction::{Dimension, Touched};
-use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload, block_text, grouped};
+use flagstone_cloud::prediction::Dimension;
+use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
 use flagstone_plot::Theme;
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 use flagstone_units::{parse_block_size, parse_size};
 use serde::Serialize;
 
@@ -210,10 +212,10 @@ fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
 /// A position as text.
 fn at_text(over: Over, units: &Units, at: u64) -> String {
     match over {
-        Over::Size => format!("{} {}", grouped(at as f64), units.size.name()),
+        Over::Size => format!("{} {}", grouped(at as f64, 0), units.size.name()),
         Over::Vcpus => format!("{at} vCPUs"),
-        Over::Block => block_text(at),
-        Over::Depth => grouped(at as f64),
+        Over::Block => block_size(at),
+        Over::Depth => grouped(at as f64, 0),
     }
 }
 
@@ -238,7 +240,7 @@ fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint
         for curve in curves {
             let block = match found.over {
                 Over::Block => String::new(),
-                _ => format!(", blocks of {}", block_text(curve.block_bytes)),
+                _ => format!(", blocks of {}", block_size(curve.block_bytes)),
             };
             let _ = writeln!(out, "\n{}", paint.bold(&format!("{}{block}", curve.kind)));
             let columns = [
@@ -259,7 +261,7 @@ fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint
                     vec![
                         at_text(found.over, &catalogue.units, span.from.at),
                         at_text(found.over, &catalogue.units, span.to.at),
-                        range(&|point| grouped(point.iops), &span.from, &span.to),
+                        range(&|point| grouped(point.iops, 0), &span.from, &span.to),
                         range(&|point| decimals(point.throughput), &span.from, &span.to),
                         limit_text(span.from.binding, span.from.dimension, unit),
                     ]
@@ -277,7 +279,7 @@ fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint
         .collect();
     list("no curve", &none, paint, &mut out);
     let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-    let mut touched: Vec<Touched> = Vec::new();
+    let mut touched: Vec<Inconsistency> = Vec::new();
     for one in curves().flat_map(|curve| &curve.inconsistencies) {
         if !touched.contains(one) {
             touched.push(one.clone());

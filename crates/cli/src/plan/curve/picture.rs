@@ -2,9 +2,11 @@
 
 use flagstone_cloud::catalogue::{Catalogue, Confidence, SizeUnit};
 use flagstone_cloud::curve::{CurvePoint, CurveSpan, LimitCurve, Over};
-use flagstone_cloud::{AccessOrder, LimitKind, Workload, block_text, grouped};
+use flagstone_cloud::{AccessOrder, LimitKind, Workload};
 use flagstone_plot as plot;
 use flagstone_plot::{Axis, Figure, Hue, Note, NumberFormat, Panel, PanelContent, Scale, Stretch};
+use flagstone_units::display::block_size;
+use flagstone_units::grouped;
 
 use super::{CurveSet, limit_text, not_known};
 
@@ -54,7 +56,7 @@ fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
     let units = &catalogue.units;
     if found.over != Over::Size {
         let size = units.size_of(first.size_bytes);
-        let size = (size > 0.0).then(|| format!("{} {}", grouped(size), units.size.name()));
+        let size = (size > 0.0).then(|| format!("{} {}", grouped(size, 0), units.size.name()));
         let disks =
             if first.disks > 1 { format!("{} disks of ", first.disks) } else { String::new() };
         parts.extend(size.map(|size| format!("{disks}{size}")));
@@ -74,7 +76,7 @@ fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
     if found.over != Over::Depth {
         let in_flight = found.loads.first().and_then(Workload::in_flight);
         parts.push(match in_flight {
-            Some(in_flight) => format!("{} I/Os in flight", grouped(in_flight as f64)),
+            Some(in_flight) => format!("{} I/Os in flight", grouped(in_flight as f64, 0)),
             None => "any number of I/Os in flight".to_owned(),
         });
     }
@@ -153,7 +155,7 @@ fn load_text(load: &Workload, rw: &str, over: Over) -> String {
     };
     match over {
         Over::Block => what,
-        _ => format!("{what} of {}", block_text(load.block_bytes)),
+        _ => format!("{what} of {}", block_size(load.block_bytes)),
     }
 }
 
@@ -221,8 +223,8 @@ fn one(
         // The last position before the change, if both limits are equal there.
         let corner = if pair[0].to.tied { &pair[0].to } else { &pair[1].from };
         let number = match rate {
-            Rate::Iops => format!("{} IOPS", grouped(value(corner))),
-            Rate::Throughput => format!("{} {unit}", grouped(value(corner))),
+            Rate::Iops => format!("{} IOPS", grouped(value(corner), 0)),
+            Rate::Throughput => format!("{} {unit}", grouped(value(corner), 0)),
         };
         let (x, y) = at(corner);
         let place = super::at_text(over, &catalogue.units, corner.at);

@@ -30,19 +30,16 @@ pub use units::*;
 pub struct Catalogue {
     /// Version of the format, 1.
     pub format: u32,
-    /// Short name, such as `gcp-2019`.
+    /// Such as `gcp-2019`.
     pub name: String,
-    /// Display name.
     pub title: String,
-    /// Date of its contents, as far as it is known.
+    /// Of its contents, if known.
     pub date: String,
     /// Basis of the catalogue, in one sentence.
     pub about: String,
     /// Lowest confidence of its main tables.
     pub confidence: Confidence,
-    /// The default machine.
     pub machine_default: Option<String>,
-    /// Units.
     pub units: Units,
     /// Known gaps, in words.
     #[serde(default)]
@@ -50,10 +47,8 @@ pub struct Catalogue {
     /// Sources by key.
     #[serde(rename = "source")]
     pub sources: BTreeMap<String, CatalogueSource>,
-    /// Disk types by name.
     #[serde(rename = "type")]
     pub types: BTreeMap<String, DiskType>,
-    /// Machine families by name.
     #[serde(rename = "family")]
     pub families: BTreeMap<String, MachineFamily>,
     /// Limits of machines.
@@ -62,11 +57,8 @@ pub struct Catalogue {
     /// Limits of local SSDs by their number.
     #[serde(default)]
     pub per_count: Vec<CountTable>,
-    /// Egress rule for writes.
     pub egress: Option<Egress>,
-    /// IOPS per vCPU.
     pub cpu: Option<Cpu>,
-    /// Prices.
     #[serde(default, rename = "price")]
     pub prices: Vec<Price>,
     /// Contradictions within and between the sources.
@@ -75,7 +67,6 @@ pub struct Catalogue {
     /// Layouts of page tables.
     #[serde(default, rename = "page_table")]
     pub page_tables: Vec<PageTable>,
-    /// Figures for comparison.
     #[serde(default, rename = "observation")]
     pub observations: Vec<Observation>,
 }

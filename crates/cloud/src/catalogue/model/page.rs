@@ -4,15 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::catalogue::select::CountRange;
 
-/// A table of `plan table`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TableKind {
-    /// Rates and maxima of each type.
+    #[default]
     Overview,
-    /// Limits by size.
     Volume,
-    /// Limits by machine.
     Vm,
     /// Reads and writes at the same time.
     Simultaneous,
@@ -20,20 +17,16 @@ pub enum TableKind {
     Egress,
     /// Sizes that match a hard disk.
     Hdd,
-    /// Prices.
     Price,
-    /// Local SSDs by number.
     Count,
 }
 
 /// Layout of a page's table, from which the table is regenerated. The model computes the numbers;
 /// the layout has the page's choice of rows and its rounding.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PageTable {
-    /// Kind of table.
     pub table: TableKind,
-    /// Title on the page.
     pub title: String,
     /// Disk type, for tables about one type.
     #[serde(rename = "type")]
@@ -43,19 +36,16 @@ pub struct PageTable {
     pub types: Vec<String>,
     /// Machine family, for tables about machines.
     pub family: Option<String>,
-    /// Sizes of the rows.
     #[serde(default, alias = "sizes_gib")]
     pub sizes_gb: Vec<f64>,
     /// Sizes of rows that print a mark instead of numbers.
     #[serde(default, alias = "sizes_gib_marked")]
     pub sizes_gb_marked: Vec<f64>,
-    /// vCPUs of the rows.
     #[serde(default)]
     pub vcpus: Vec<CountRange>,
-    /// Largest blocks of the read IOPS columns; one column for small blocks if empty.
+    /// Largest blocks of the IOPS columns; one column for small blocks if empty.
     #[serde(default, alias = "read_blocks_kib")]
     pub read_blocks_kb: Vec<f64>,
-    /// Largest blocks of the write IOPS columns.
     #[serde(default, alias = "write_blocks_kib")]
     pub write_blocks_kb: Vec<f64>,
     /// An egress table shows the effect on each disk type.
@@ -68,15 +58,13 @@ pub struct PageTable {
     /// Throughput below this keeps its decimals; larger values round down to whole numbers.
     #[serde(alias = "decimals_below_mib_per_s")]
     pub decimals_below_mb_per_s: Option<f64>,
-    /// Footnotes of the page.
     #[serde(default)]
     pub footnotes: Vec<String>,
     /// Cells that deviate from the page's own rules.
     #[serde(default)]
     pub exceptions: Vec<Exception>,
-    /// IOPS of the hard disk to match.
+    /// Of the hard disk to match, as `hdd_mb_per_s`.
     pub hdd_iops: Option<f64>,
-    /// Throughput of the hard disk to match.
     #[serde(alias = "hdd_mib_per_s")]
     pub hdd_mb_per_s: Option<f64>,
 }
@@ -85,11 +73,8 @@ pub struct PageTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Exception {
-    /// First cell of the row.
     pub row: String,
-    /// Head of the column.
     pub column: String,
-    /// Printed text.
     pub printed: String,
     /// Inconsistency that describes the cell.
     pub id: String,

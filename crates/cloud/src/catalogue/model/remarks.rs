@@ -9,16 +9,15 @@ use crate::catalogue::select::{CountRange, NamePattern};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inconsistency {
-    /// Identifier, such as `I01`.
     pub id: String,
-    /// Place and printed text.
+    /// With the printed text.
     #[serde(rename = "where")]
     pub place: String,
-    /// The contradiction.
     pub why: String,
     /// The value that this catalogue uses, if it had to choose.
     pub used: Option<String>,
     /// Affected results; none if absent.
+    #[serde(skip_serializing)]
     pub touches: Option<Touches>,
 }
 
@@ -26,19 +25,13 @@ pub struct Inconsistency {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Touches {
-    /// Disk types.
     pub types: Option<Vec<String>>,
-    /// Machine families.
     pub families: Option<Vec<String>>,
-    /// Names of machines.
     pub machines: Option<Vec<NamePattern>>,
-    /// vCPUs.
     pub vcpus: Option<CountRange>,
-    /// Numbers of disks.
     pub disks: Option<CountRange>,
     /// Only regional disks (true) or only zonal ones (false).
     pub regional: Option<bool>,
-    /// Volume sizes.
     #[serde(alias = "sizes_gib")]
     pub sizes_gb: Option<Vec<f64>>,
     /// Blocks larger than this.
@@ -58,17 +51,13 @@ pub struct Touches {
     pub tables_only: bool,
 }
 
-/// Reads or writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoDirection {
-    /// Reads.
     Read,
-    /// Writes.
     Write,
 }
 
-/// Kind of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitKind {
@@ -92,28 +81,19 @@ pub enum LimitKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
-    /// Disk type.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Sources.
     pub source: SourceKeys,
     /// Measured (true), or expected by the source (false).
     pub measured: bool,
-    /// The machine.
     pub machine: Option<String>,
-    /// Size of the volume.
     #[serde(alias = "size_gib")]
     pub size_gb: Option<f64>,
-    /// Number of disks.
     pub disks: Option<u32>,
-    /// Read IOPS.
     pub read_iops: Option<f64>,
-    /// Write IOPS.
     pub write_iops: Option<f64>,
-    /// Read throughput.
     #[serde(alias = "read_mib_per_s")]
     pub read_mb_per_s: Option<f64>,
-    /// Write throughput.
     #[serde(alias = "write_mib_per_s")]
     pub write_mb_per_s: Option<f64>,
     /// Circumstances of the figure.

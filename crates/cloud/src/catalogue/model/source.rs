@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Confidence in a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Confidence {
     /// The provider's own page or repository, or a copy of it.
@@ -23,21 +22,16 @@ impl std::fmt::Display for Confidence {
     }
 }
 
-/// A source of numbers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CatalogueSource {
-    /// An address, or the title of a page.
+    /// Or the title of a page.
     pub address: String,
-    /// Date of writing or storing, as far as it is known.
+    /// Of writing or storing, if known.
     pub date: String,
-    /// Confidence.
     pub confidence: Confidence,
-    /// Remark.
     pub note: Option<String>,
-    /// Commit, for a repository.
     pub commit: Option<String>,
 }
 
-/// Keys of a table's sources.
 pub type SourceKeys = Vec<String>;

@@ -2,19 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Units of a catalogue.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Units {
-    /// Unit of sizes: `GB` or `GiB`.
+    /// `GB` or `GiB`.
     pub size: SizeUnit,
-    /// Bytes of one such unit.
     pub size_bytes: u64,
-    /// Unit of throughput: `MB/s` or `MiB/s`.
+    /// `MB/s` or `MiB/s`.
     pub throughput: ThroughputUnit,
-    /// Unit of blocks: `KB` or `KiB`.
+    /// `KB` or `KiB`.
     pub block: BlockUnit,
-    /// Bytes of one such unit.
     pub block_bytes: u64,
     /// Block units in one unit of throughput: 1,000 or 1,024.
     pub blocks_per_throughput: u64,
@@ -39,65 +36,28 @@ impl Units {
     }
 }
 
-/// Unit of sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SizeUnit {
-    /// As printed by the page; 10^9 bytes if `size_bytes` says so.
-    #[serde(rename = "GB")]
-    Gb,
-    /// 2^30 bytes.
-    #[serde(rename = "GiB")]
-    Gib,
-}
-
-impl SizeUnit {
-    /// Printed form.
-    pub fn name(self) -> &'static str {
-        match self {
-            SizeUnit::Gb => "GB",
-            SizeUnit::Gib => "GiB",
+macro_rules! unit {
+    ($name:ident: $decimal:ident = $in_1000s:literal, $binary:ident = $in_1024s:literal) => {
+        /// A unit as printed by the page, or of a power of 1,024.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum $name {
+            #[serde(rename = $in_1000s)]
+            $decimal,
+            #[serde(rename = $in_1024s)]
+            $binary,
         }
-    }
-}
 
-/// Unit of throughput.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ThroughputUnit {
-    /// As printed by the page.
-    #[serde(rename = "MB/s")]
-    Mb,
-    /// 2^20 bytes per second.
-    #[serde(rename = "MiB/s")]
-    Mib,
-}
-
-impl ThroughputUnit {
-    /// Printed form.
-    pub fn name(self) -> &'static str {
-        match self {
-            ThroughputUnit::Mb => "MB/s",
-            ThroughputUnit::Mib => "MiB/s",
+        impl $name {
+            pub fn name(self) -> &'static str {
+                match self {
+                    $name::$decimal => $in_1000s,
+                    $name::$binary => $in_1024s,
+                }
+            }
         }
-    }
+    };
 }
 
-/// Unit of blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum BlockUnit {
-    /// As printed by the page.
-    #[serde(rename = "KB")]
-    Kb,
-    /// 2^10 bytes.
-    #[serde(rename = "KiB")]
-    Kib,
-}
-
-impl BlockUnit {
-    /// Printed form.
-    pub fn name(self) -> &'static str {
-        match self {
-            BlockUnit::Kb => "KB",
-            BlockUnit::Kib => "KiB",
-        }
-    }
-}
+unit!(SizeUnit: Gb = "GB", Gib = "GiB");
+unit!(ThroughputUnit: Mb = "MB/s", Mib = "MiB/s");
+unit!(BlockUnit: Kb = "KB", Kib = "KiB");
