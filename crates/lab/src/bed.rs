@@ -16,40 +16,42 @@ use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::guard;
-use flagstone_bench::job::BenchJob;
+use flagstone_bench::job::{BenchJob, JobPattern};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::{Origin, Provenance};
-use flagstone_bench::results::{ResultStore, SCHEMA_VERSION};
+use flagstone_bench::results::{self, ResultRecord, ResultStore};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_config::device_spec::DeviceSpec;
 
 use crate::Error;
 use crate::figures::Figures;
+use crate::follow::Follow;
 use crate::limits::BUSY_PERCENT;
-use crate::node::NQN_PREFIX;
+use crate::node::{LabNode, NQN_PREFIX};
+
+/// Version of the JSON form of all summaries; rises when a member changes its meaning or goes away.
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// Size in a plan whose targets exist already: no file is created.
 pub(crate) const NO_FILE_BYTES: u64 = 1 << 20;
 
+/// End of the measurements with their records.
+pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
+
 /// Parameters of every experiment.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// The `flagstone` program.
     pub program: PathBuf,
-    /// The command line, for the report.
     pub command: String,
     /// Directory of the results; it must not have any yet.
     pub results: PathBuf,
-    /// Warm-up of each measurement, in ms.
     pub ramp_ms: u64,
-    /// Length of each measurement, in ms.
     pub runtime_ms: u64,
     /// Number of measurements of each job on each target.
     pub repetitions: u32,
 }
 
-/// Properties of a bed's targets.
 #[derive(Clone, Debug)]
 pub struct BedTargets {
     /// Machine type as stated by the user.
@@ -109,7 +111,7 @@ impl RunOptions {
     ) -> CampaignPlan {
         let machine = bed.machine.as_ref().map(|name| format!(", on {name}"));
         CampaignPlan {
-            schema_version: SCHEMA_VERSION,
+            schema_version: results::SCHEMA_VERSION,
             suite: suite.to_owned(),
             title: title.to_owned() + machine.as_deref().unwrap_or_default(),
             jobs,
@@ -159,6 +161,42 @@ impl RunOptions {
         plan.check()?;
         bed.guard(&plan.targets, plan.writes())?;
         Ok(ResultStore::create(&self.results, plan)?)
+    }
+
+    /// A job of an experiment, on one disk.
+    pub(crate) fn job(&self, name: String, pattern: JobPattern) -> BenchJob {
+        let RunOptions { ramp_ms, runtime_ms, .. } = *self;
+        BenchJob { name, pattern, disks: 1, ramp_ms, runtime_ms, ..BenchJob::default() }
+    }
+
+    /// Measures all parts of a plan. A server of emulated disks runs meanwhile.
+    pub(crate) fn campaign(
+        &self,
+        (plan, parts): (&CampaignPlan, &[CampaignPlan]),
+        bed: &BedTargets,
+        mut server: Option<LabNode>,
+        watcher: &mut dyn Watcher,
+        interrupt: &Interrupt,
+    ) -> Result<MeasuredRecords, Error> {
+        let store = self.store(plan, bed)?;
+        let fio = self.fio(plan, interrupt)?;
+        if let Some(server) = &mut server {
+            server.start(interrupt)?;
+        }
+        let mut end = CampaignEnd::Complete;
+        for (at, part) in parts.iter().enumerate() {
+            let later_s = parts[at + 1..].iter().map(seconds).sum();
+            let mut follow =
+                Follow { inner: &mut *watcher, later_s, hides_notes: server.is_some() };
+            end = self.measure(part, &store, fio.as_ref(), &mut follow, interrupt)?;
+            if end == CampaignEnd::Interrupted {
+                break;
+            }
+        }
+        if let (Some(server), CampaignEnd::Complete) = (&mut server, end) {
+            server.stop(interrupt)?;
+        }
+        Ok((end, store.records()?))
     }
 
     /// Measures a plan, or a part of one, into an existing store.
@@ -274,7 +312,6 @@ pub fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget, Error>
     }
 }
 
-/// Results of an experiment.
 #[derive(Clone, Debug)]
 pub struct ExperimentOutcome<S> {
     /// Whether all of it was measured.
@@ -286,7 +323,6 @@ pub struct ExperimentOutcome<S> {
 #[cfg(test)]
 pub(crate) mod tests {
     use flagstone_bench::measurement::Measurement;
-    use flagstone_bench::results::ResultRecord;
 
     use super::*;
 

@@ -2,56 +2,41 @@
 
 use std::io;
 
-/// An error of a lab.
+use flagstone_bench::process::ProcessOutput;
+
+use crate::limits::SAID_BYTES;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An error of measuring, storing or reporting, or the user's interruption.
     #[error(transparent)]
     Bench(#[from] flagstone_bench::Error),
-    /// A node failed.
     #[error("{node}: {what}\n{said}")]
-    Node {
-        /// Name of the node.
-        node: String,
-        /// What happened.
-        what: String,
-        /// End of its log.
-        said: String,
-    },
-    /// A command of a node failed.
+    Node { node: String, what: String, said: String },
     #[error("{command} failed on {node} ({status})\n{said}")]
-    Command {
-        /// The command.
-        command: String,
-        /// The node.
-        node: String,
-        /// Its exit status.
-        status: String,
-        /// End of its output.
-        said: String,
-    },
-    /// A program printed invalid output.
+    Command { command: String, node: String, status: String, said: String },
     #[error("{what} printed invalid output: {detail}")]
-    Unexpected {
-        /// The program.
-        what: String,
-        /// What is wrong.
-        detail: String,
-    },
-    /// An operation of the system failed.
+    Unexpected { what: String, detail: String },
     #[error("{what}: {cause}")]
-    System {
-        /// What failed.
-        what: &'static str,
-        /// The cause.
-        cause: io::Error,
-    },
+    System { what: &'static str, cause: io::Error },
 }
 
 impl Error {
     /// Whether this is the user's interruption.
     pub fn is_interruption(&self) -> bool {
         matches!(self, Error::Bench(flagstone_bench::Error::Interrupted))
+    }
+
+    /// A command that failed on `node`.
+    pub(crate) fn command(command: &str, node: &str, ended: &ProcessOutput) -> Error {
+        let (command, node) = (command.to_owned(), node.to_owned());
+        let (status, said) = (ended.status.to_string(), ended.message(SAID_BYTES));
+        Error::Command { command, node, status, said }
+    }
+
+    /// Output of `what` that is not what it should be.
+    pub(crate) fn unexpected(what: &str, detail: impl ToString) -> Error {
+        Error::Unexpected { what: what.to_owned(), detail: detail.to_string() }
     }
 
     /// For `map_err` after an operation of the system.

@@ -3,9 +3,10 @@
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::{coefficient_of_variation_percent, median};
+use flagstone_bench::table::Table;
+use flagstone_units::grouped;
 use serde::Serialize;
 
-/// Bytes of a MiB.
 pub(crate) const MIB: f64 = 1_048_576.0;
 
 /// Medians of the repetitions of a job on a target.
@@ -13,19 +14,14 @@ pub(crate) const MIB: f64 = 1_048_576.0;
 pub struct Figures {
     /// The least real provenance of the repetitions.
     pub provenance: Provenance,
-    /// Number of repetitions.
     pub repetitions: usize,
     /// 2^20 bytes per second.
     pub mib_per_s: f64,
-    /// Requests per second.
     pub iops: f64,
-    /// Mean latency, in ms.
     pub latency_ms: f64,
-    /// 99th percentile of the latency, in ms.
     pub latency_p99_ms: Option<f64>,
     /// Coefficient of variation of the throughput, in %; from two repetitions on.
     pub coefficient_of_variation_percent: Option<f64>,
-    /// CPU usage of the machine with the load, in %.
     pub cpu_percent: Option<f64>,
 }
 
@@ -64,15 +60,19 @@ pub(crate) fn throughputs(records: &[&ResultRecord]) -> Vec<f64> {
     records.iter().map(|record| record.mb_per_s * 1e6 / MIB).collect()
 }
 
+/// An empty table with these column heads, separated by `|`.
+pub(crate) fn table(title: impl Into<String>, heads: &str) -> Table {
+    Table::new(title, &heads.split('|').collect::<Vec<_>>())
+}
+
 /// A percentage for a table, or a dash.
 pub(crate) fn percent(value: Option<f64>, decimals: usize) -> String {
-    let Some(value) = value else { return "-".to_owned() };
-    let text = format!("{value:.decimals$} %");
-    // A value that rounds to zero has no sign.
-    match text.strip_prefix('-') {
-        Some(rest) if !rest.bytes().any(|b| (b'1'..=b'9').contains(&b)) => rest.to_owned(),
-        _ => text,
-    }
+    or_dash(value, |value| grouped(value, decimals) + " %")
+}
+
+/// A cell of a table, or a dash.
+pub(crate) fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), text)
 }
 
 #[cfg(test)]

@@ -9,8 +9,13 @@
 //!
 //! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B, [`provisioned`] C,
 //! [`disk_limits`] D; [`failover`] kills a node under a verifying load, and [`demo`] runs short
-//! versions. [`sections`] adds their tables and pictures to the report. [`node`], [`process`] and
-//! [`ports`] run the emulated nodes.
+//! versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
+//! emulated nodes; [`operator`] waits for the user of given ones.
+
+#![allow(
+    missing_docs,
+    reason = "names that say it all have no comment; `docs/lab.md` has the JSON"
+)]
 
 pub mod bed;
 pub mod demo;
@@ -23,8 +28,8 @@ mod follow;
 pub mod limits;
 pub mod mirror;
 pub mod node;
+pub mod operator;
 pub mod ports;
-pub mod process;
 pub mod provisioned;
 pub mod sections;
 
@@ -34,7 +39,13 @@ pub use error::Error;
 
 /// Creates a directory for the files of nodes, which is removed when dropped.
 fn scratch() -> Result<tempfile::TempDir, Error> {
-    tempfile::Builder::new().prefix("flagstone-lab-").tempdir().map_err(Error::system(
+    scratch_in(&std::env::temp_dir())
+}
+
+/// Like [`scratch`], in an existing directory.
+fn scratch_in(directory: &Path) -> Result<tempfile::TempDir, Error> {
+    let made = tempfile::Builder::new().prefix("flagstone-lab-").tempdir_in(directory);
+    made.map_err(Error::system(
         "cannot create a directory for the nodes: set TMPDIR to a writable directory",
     ))
 }

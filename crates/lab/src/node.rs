@@ -5,14 +5,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use flagstone_bench::os;
-use flagstone_bench::process::{self, Interrupt, wait_for};
+use flagstone_bench::os::read_text;
+use flagstone_bench::process::{self, Interrupt, Process, wait_for};
+use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
-use crate::process::{BackgroundProcess, said};
+use crate::limits::{LOG_BYTES, OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
 
 /// Prefix of the NQN of a volume without a configured one.
 pub(crate) const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
@@ -28,37 +29,74 @@ pub fn device(ports: &[u16], volume: &str) -> String {
 
 /// The members of `flagstone mirror status --json` that are used.
 #[derive(Clone, Debug, Deserialize)]
-pub struct MirrorStatus {
-    /// State of the mirror, such as `mirroring`.
-    pub state: String,
-    /// The peers.
-    pub peers: Vec<PeerStatus>,
+pub struct ReportedMirror {
+    pub state: ReportedState,
+    pub peers: Vec<ReportedPeer>,
     /// The replica on this node, if there is one.
-    pub replica: Option<ReplicaStatus>,
+    pub replica: Option<ReportedReplica>,
 }
 
-/// The members of a peer that are used.
+/// State of a mirror.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReportedState {
+    /// In sync, on the source.
+    Mirroring,
+    /// In sync, on the target.
+    Target,
+    /// Any other one, by its name.
+    #[serde(untagged)]
+    Other(String),
+}
+
+impl std::fmt::Display for ReportedState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ReportedState::Mirroring => "mirroring",
+            ReportedState::Target => "target",
+            ReportedState::Other(name) => name,
+        })
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
-pub struct PeerStatus {
+pub struct ReportedPeer {
     /// Bytes that resyncs have copied to the peer since the node started.
     pub copied_bytes: u64,
 }
 
-/// The members of a replica that are used.
 #[derive(Clone, Debug, Deserialize)]
-pub struct ReplicaStatus {
-    /// Size of the volume, in bytes.
+pub struct ReportedReplica {
     pub size_bytes: u64,
 }
 
-/// A node.
+/// Repeats `attempt` while it fails as a command or returns nothing yet. After `seconds_max` it
+/// returns the last failure, or the error `late` without one.
+pub(crate) fn retry<T>(
+    seconds_max: f64,
+    interrupt: &Interrupt,
+    mut attempt: impl FnMut() -> Result<Option<T>, Error>,
+    late: impl FnOnce() -> Error,
+) -> Result<T, Error> {
+    let mut last = None;
+    let done = wait_for(seconds_max, interrupt, || match attempt() {
+        Ok(found) => found.map(Ok),
+        Err(error @ Error::Command { .. }) => {
+            last = Some(error);
+            None
+        }
+        Err(error) => Some(Err(error)),
+    })?;
+    done.unwrap_or_else(|| Err(last.unwrap_or_else(late)))
+}
+
 #[derive(Debug)]
 pub struct LabNode {
     program: PathBuf,
     directory: PathBuf,
     name: &'static str,
     starts: u32,
-    running: Option<BackgroundProcess>,
+    running: Option<Process>,
 }
 
 impl LabNode {
@@ -68,7 +106,6 @@ impl LabNode {
         LabNode { program, directory, name, starts: 0, running: None }
     }
 
-    /// Name for its peers.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -107,13 +144,17 @@ impl LabNode {
         let log = self.log();
         let mut serve = Command::new(&self.program);
         serve.arg("serve").arg(self.file("toml"));
-        let mut running = BackgroundProcess::start(&mut serve, &log)?;
-        let serves = wait_for(PATIENCE_S, interrupt, || match running.ended() {
-            Ok(None) => said_whole(&log).contains("listening on ").then_some(Ok(true)),
-            Ok(Some(_)) => Some(Ok(false)),
-            Err(error) => Some(Err(error)),
-        })?;
-        match serves.transpose()? {
+        let mut running = Process::start_with_log(&mut serve, &log)?;
+        let mut serves = || -> Result<Option<bool>, Error> {
+            match running.try_wait()? {
+                Some(_) => Ok(Some(false)),
+                None => {
+                    let log = running.output_so_far(LOG_BYTES)?;
+                    Ok(log.contains("listening on ").then_some(true))
+                }
+            }
+        };
+        match wait_for(PATIENCE_S, interrupt, || serves().transpose())?.transpose()? {
             Some(true) => {
                 self.running = Some(running);
                 Ok(())
@@ -128,14 +169,14 @@ impl LabNode {
     }
 
     fn failed(&self, what: &str) -> Error {
-        Error::Node { node: self.name.to_owned(), what: what.to_owned(), said: said(&self.log()) }
+        let log = read_text(&self.log(), LOG_BYTES).unwrap_or_default();
+        let said = process::tail(log.trim_end(), SAID_BYTES).to_owned();
+        Error::Node { node: self.name.to_owned(), what: what.to_owned(), said }
     }
 
     /// Kills the node, like a loss of power; does nothing if it is not running.
     pub fn kill(&mut self) {
-        if let Some(running) = self.running.take() {
-            running.kill();
-        }
+        self.running = None;
     }
 
     /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers nothing
@@ -144,7 +185,7 @@ impl LabNode {
     /// # Errors
     /// The signal cannot be sent.
     pub fn fall_silent(&self) -> Result<(), Error> {
-        self.running.as_ref().map_or(Ok(()), BackgroundProcess::freeze)
+        self.running.as_ref().map_or(Ok(()), |running| Ok(running.signal(Signal::STOP)?))
     }
 
     /// Stops the node with SIGTERM; does nothing if it is not running.
@@ -152,8 +193,9 @@ impl LabNode {
     /// # Errors
     /// It fails or does not end; the user's interruption.
     pub fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
-        let Some(running) = self.running.take() else { return Ok(()) };
-        match running.stop(interrupt)? {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        running.signal(Signal::TERM)?;
+        match running.wait(Duration::from_secs_f64(PATIENCE_S), interrupt)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(self.failed(&format!("it was stopped and ended with {status}"))),
             None => Err(self.failed("it does not stop")),
@@ -168,14 +210,10 @@ impl LabNode {
         let mut mirror = Command::new(&self.program);
         mirror.arg("mirror").args(arguments).arg("--api").arg(self.file("sock"));
         let ended = process::run(&mut mirror, OUTPUT_BYTES, interrupt, &mut || {})?;
+        let command = || format!("flagstone mirror {}", arguments.join(" "));
         match ended.status.success() {
             true => Ok(ended.output),
-            false => Err(Error::Command {
-                command: format!("flagstone mirror {}", arguments.join(" ")),
-                node: self.name.to_owned(),
-                status: ended.status.to_string(),
-                said: ended.message(SAID_BYTES),
-            }),
+            false => Err(Error::command(&command(), self.name, &ended)),
         }
     }
 
@@ -183,12 +221,10 @@ impl LabNode {
     ///
     /// # Errors
     /// As [`LabNode::mirror`]; output that is no status.
-    pub fn status(&self, volume: &str, interrupt: &Interrupt) -> Result<MirrorStatus, Error> {
+    pub fn status(&self, volume: &str, interrupt: &Interrupt) -> Result<ReportedMirror, Error> {
         let text = self.mirror(&["status", volume, "--json"], interrupt)?;
-        serde_json::from_str(&text).map_err(|error| Error::Unexpected {
-            what: "flagstone mirror status".to_owned(),
-            detail: error.to_string(),
-        })
+        serde_json::from_str(&text)
+            .map_err(|error| Error::unexpected("flagstone mirror status", error))
     }
 
     /// Waits until a mirror is in a state.
@@ -198,19 +234,20 @@ impl LabNode {
     pub fn wait(
         &self,
         volume: &str,
-        state: &str,
+        state: ReportedState,
         interrupt: &Interrupt,
-    ) -> Result<MirrorStatus, Error> {
-        let mut last = String::new();
+    ) -> Result<ReportedMirror, Error> {
+        let mut last = None;
         let found = wait_for(PATIENCE_S, interrupt, || match self.status(volume, interrupt) {
             Ok(status) if status.state == state => Some(Ok(status)),
             Ok(status) => {
-                last = status.state;
+                last = Some(status.state);
                 None
             }
             Err(error) => Some(Err(error)),
         })?;
         found.unwrap_or_else(|| {
+            let last = last.map_or_else(String::new, |last| last.to_string());
             Err(self.failed(&format!("{volume} is {last} and does not become {state}")))
         })
     }
@@ -221,24 +258,10 @@ impl LabNode {
     /// # Errors
     /// The last refusal after [`PATIENCE_S`].
     pub fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
-        let mut last = None;
-        let done = wait_for(PATIENCE_S, interrupt, || {
-            match self.mirror(&["failover", volume, "--yes"], interrupt) {
-                Ok(_) => Some(Ok(())),
-                Err(error @ Error::Command { .. }) => {
-                    last = Some(error);
-                    None
-                }
-                Err(error) => Some(Err(error)),
-            }
-        })?;
-        done.unwrap_or_else(|| Err(last.unwrap_or_else(|| self.failed("it does not take over"))))
+        let attempt = || self.mirror(&["failover", volume, "--yes"], interrupt).map(Some);
+        let late = || self.failed("it does not take over");
+        retry(PATIENCE_S, interrupt, attempt, late).map(drop)
     }
-}
-
-/// The whole log of a node.
-fn said_whole(log: &Path) -> String {
-    os::read_text(log, crate::limits::LOG_BYTES).unwrap_or_default()
 }
 
 /// The two nodes of a mirror.
@@ -289,7 +312,7 @@ impl NodePair {
             self.b.mirror(&["create", volume, "--target"], interrupt)?;
         }
         for volume in mirrored {
-            self.a.wait(volume, "mirroring", interrupt)?;
+            self.a.wait(volume, ReportedState::Mirroring, interrupt)?;
         }
         Ok(())
     }

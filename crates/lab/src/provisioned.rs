@@ -6,7 +6,7 @@
 //! The formula of its own source gives 150 and 450, and so do the emulated disks, which follow it.
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
+use flagstone_bench::campaign::{CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::job::BenchJob;
@@ -15,20 +15,17 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::suite;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
-use flagstone_bench::units::format_number;
 use flagstone_cloud::judge::{JudgmentVerdict, MeasuredRates};
 use flagstone_cloud::{Catalogue, DiskConfiguration, MeasuredRun, PlanError, Workload};
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use crate::Error;
-use crate::bed::{self, BedTargets, ExperimentOutcome, RunOptions, here, suffix};
-use crate::figures::{Figures, percent};
-use crate::follow::Follow;
+use crate::bed::{self, BedTargets, ExperimentOutcome, RunOptions, SCHEMA_VERSION, here, suffix};
+use crate::figures::{Figures, or_dash, percent};
 use crate::node::{LabNode, device};
 use crate::ports::free_ports;
 
-/// Version of the JSON form.
-pub const SCHEMA_VERSION: u32 = 1;
 /// Built-in suite with the walk-through's fio job.
 const SUITE: &str = "provisioned-iops";
 /// Catalogue with the walk-through's formula.
@@ -44,7 +41,6 @@ const IN_FLIGHT: u32 = 256;
 const TOLERANCE: f64 = 0.05;
 /// Largest deviation from a published size that counts as that size: partitions and rounding.
 const SAME_SIZE: f64 = 0.02;
-/// Bytes of a GB.
 const GB: u64 = 1_000_000_000;
 
 /// Published sizes, in GB, with the measured IOPS.
@@ -53,11 +49,9 @@ const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 /// A disk product of a cloud in a catalogue.
 #[derive(Clone, Debug)]
 pub struct DiskProduct<'a> {
-    /// Catalogue that describes it.
     pub catalogue: &'a Catalogue,
     /// Disk type, such as `pd-standard`.
     pub disk_type: String,
-    /// Machine type.
     pub machine: String,
 }
 
@@ -102,29 +96,16 @@ pub(crate) fn usage(error: PlanError) -> Error {
     BenchError::usage(error.to_string()).into()
 }
 
-/// Disks of the experiment.
 #[derive(Clone, Debug)]
 pub enum ProvisionedBed<'a> {
     /// The published disks, emulated.
     Emulated,
-    /// Disks of the user.
     Given {
-        /// Properties of the disks.
         targets: BedTargets,
         /// Devices or served volumes.
         disks: Vec<BenchTarget>,
-        /// Their product.
         product: DiskProduct<'a>,
     },
-}
-
-/// Parameters of the experiment.
-#[derive(Clone, Debug)]
-pub struct ProvisionedOptions<'a> {
-    /// Parameters of every experiment.
-    pub run: RunOptions,
-    /// The disks.
-    pub bed: ProvisionedBed<'a>,
 }
 
 /// IOPS, judged against the planner's prediction.
@@ -132,52 +113,37 @@ pub struct ProvisionedOptions<'a> {
 pub struct JudgedIops {
     /// Reads of 4 KiB per second.
     pub iops: f64,
-    /// The judgment.
     pub verdict: JudgmentVerdict,
     /// Ratio to the prediction.
     pub ratio: f64,
 }
 
-/// Results of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProvisionedRow {
-    /// Name of the disk.
     pub disk: String,
-    /// Size, in bytes.
     pub size_bytes: u64,
     /// Prediction of the planner, in reads of 4 KiB per second.
     pub predicted_iops: f64,
-    /// MeasuredRun IOPS, judged.
     pub measured: JudgedIops,
-    /// All figures of the measurement.
     pub figures: Figures,
     /// Published IOPS of this size, judged.
     pub published: Option<JudgedIops>,
 }
 
-/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProvisionedSummary {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `provisioned`.
     pub experiment: &'static str,
-    /// Whether any disk is known not to be real.
     pub emulated: bool,
     /// Whether the disks are the user's.
     pub real_nodes: bool,
-    /// Tool that measured.
     pub tool: String,
-    /// Disk type for the planner.
     #[serde(rename = "type")]
     pub disk_type: String,
-    /// Machine type for the planner.
     pub machine: String,
-    /// Catalogue of the planner.
     pub catalogue: String,
     /// Disks, in the order in which they were named.
     pub rows: Vec<ProvisionedRow>,
-    /// Caveats.
     pub caveats: Vec<String>,
 }
 
@@ -186,7 +152,7 @@ struct Prepared<'a> {
     targets: BedTargets,
     disks: Vec<(BenchTarget, u64)>,
     product: DiskProduct<'a>,
-    fio: Option<Fio>,
+    is_given: bool,
     server: Option<LabNode>,
     title: &'static str,
 }
@@ -196,19 +162,20 @@ struct Prepared<'a> {
 /// # Errors
 /// The first failure. The user's interruption during the measurements is a [`CampaignEnd`].
 pub fn run(
-    options: &ProvisionedOptions<'_>,
+    run: &RunOptions,
+    bed: &ProvisionedBed<'_>,
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<ExperimentOutcome<ProvisionedSummary>, Error> {
-    crate::check_is_new(&options.run.results)?;
+    crate::check_is_new(&run.results)?;
     let scratch = crate::scratch()?;
-    let mut prepared = match &options.bed {
-        ProvisionedBed::Emulated => emulated(&options.run, scratch.path(), watcher, interrupt)?,
+    let mut prepared = match bed {
+        ProvisionedBed::Emulated => emulated(run, scratch.path(), watcher, interrupt)?,
         ProvisionedBed::Given { targets, disks, product } => Prepared {
-            disks: sizes(&options.run.generator(), disks, interrupt)?,
+            disks: sizes(&run.generator(), disks, interrupt)?,
             targets: targets.clone(),
             product: product.clone(),
-            fio: None,
+            is_given: true,
             server: None,
             title: "Experiment C on real disks",
         },
@@ -216,22 +183,9 @@ pub fn run(
     for (_, bytes) in &prepared.disks {
         prepared.product.predicted(*bytes)?;
     }
-    let plan = plan(&options.run, &prepared)?;
-    let store = options.run.store(&plan, &prepared.targets)?;
-    let mut follow =
-        Follow { inner: watcher, later_s: 0.0, hides_notes: prepared.server.is_some() };
-    let fio = match &prepared.server {
-        Some(_) => prepared.fio.clone(),
-        None => options.run.fio(&plan, interrupt)?,
-    };
-    if let Some(server) = &mut prepared.server {
-        server.start(interrupt)?;
-    }
-    let end = options.run.measure(&plan, &store, fio.as_ref(), &mut follow, interrupt)?;
-    if let (Some(server), CampaignEnd::Complete) = (&mut prepared.server, end) {
-        server.stop(interrupt)?;
-    }
-    let records = store.records()?;
+    let plan = plan(run, &prepared)?;
+    let (parts, server) = ((&plan, std::slice::from_ref(&plan)), prepared.server.take());
+    let (end, records) = run.campaign(parts, &prepared.targets, server, watcher, interrupt)?;
     let job = &plan.jobs[0].name;
     let mut rows = Vec::new();
     for (target, size_bytes) in &prepared.disks {
@@ -263,8 +217,8 @@ fn emulated<'a>(
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<Prepared<'a>, Error> {
-    let fio = fio_with_nbd(interrupt)?;
-    if fio.is_none() {
+    let has_nbd = fio_has_nbd(interrupt)?;
+    if !has_nbd {
         watcher.note("there is no fio with an nbd engine here: our own generator reads instead");
     }
     let [nvme_tcp, nbd]: [u16; 2] = free_ports()?;
@@ -273,9 +227,9 @@ fn emulated<'a>(
     let listen = [format!("nvme-tcp://127.0.0.1:{nvme_tcp}"), format!("nbd://127.0.0.1:{nbd}")];
     server.configure_alone(&listen, &volumes)?;
     let disk = |(gb, _): &(u64, f64)| {
-        let address = match fio {
-            Some(_) => DiskAddress::Nbd(format!("nbd://127.0.0.1:{nbd}/{}", name(*gb))),
-            None => DiskAddress::NvmeTcp(device(&[nvme_tcp], &name(*gb))),
+        let address = match has_nbd {
+            true => DiskAddress::Nbd(format!("nbd://127.0.0.1:{nbd}/{}", name(*gb))),
+            false => DiskAddress::NvmeTcp(device(&[nvme_tcp], &name(*gb))),
         };
         (BenchTarget { name: format!("{gb} GB {TYPE}"), disks: vec![address] }, gb * GB)
     };
@@ -289,20 +243,19 @@ fn emulated<'a>(
             disk_type: TYPE.to_owned(),
             machine: MACHINE.to_owned(),
         },
-        fio,
+        is_given: false,
         server: Some(server),
         title: "Experiment C on EMULATED disks",
     })
 }
 
-/// The fio of this machine, if it has an NBD engine.
-fn fio_with_nbd(interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
-    let fio = match Fio::find(interrupt) {
-        Ok(fio) => fio,
-        Err(error) if error.is_lack_of_fio() => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(fio.has_engine("nbd", interrupt)?.then_some(fio))
+/// Whether this machine has a fio with an NBD engine.
+fn fio_has_nbd(interrupt: &Interrupt) -> Result<bool, Error> {
+    match Fio::find(interrupt) {
+        Ok(fio) => Ok(fio.has_engine("nbd", interrupt)?),
+        Err(error) if error.is_lack_of_fio() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn name(gb: u64) -> String {
@@ -359,9 +312,8 @@ fn row(
 fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> ProvisionedSummary {
     let figures: Vec<&Figures> = rows.iter().map(|row| &row.figures).collect();
     let DiskProduct { catalogue, disk_type, machine } = &prepared.product;
-    let is_given = prepared.server.is_none();
     let mut caveats = bed::caveats(prepared.targets.machine.as_ref(), &figures);
-    if is_given {
+    if prepared.is_given {
         caveats.push(format!(
             "that the disks are {disk_type} on {machine} was stated by the user, not detected; their \
              sizes were read"
@@ -387,7 +339,7 @@ fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> 
         schema_version: SCHEMA_VERSION,
         experiment: "provisioned",
         emulated: figures.iter().any(|figures| bed::is_emulated(figures.provenance)),
-        real_nodes: is_given,
+        real_nodes: prepared.is_given,
         tool,
         disk_type: disk_type.clone(),
         machine: machine.clone(),
@@ -397,7 +349,7 @@ fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> 
     }
 }
 
-/// MeasuredRun, predicted and published IOPS, each with the planner's judgment.
+/// Measured, predicted and published IOPS, each with the planner's judgment.
 pub fn table(summary: &ProvisionedSummary) -> Table {
     let figures: Vec<&Figures> = summary.rows.iter().map(|row| &row.figures).collect();
     let measured = format!("measured{}", suffix(figures.iter().copied()));
@@ -410,19 +362,18 @@ pub fn table(summary: &ProvisionedSummary) -> Table {
         summary.disk_type
     );
     let mut table = Table::new(title, &head);
-    let number = |iops: f64| format_number(iops, 0);
+    let number = |iops: f64| grouped(iops, 0);
     for row in &summary.rows {
-        let dash = || "-".to_owned();
         table.rows.push(vec![
             row.disk.clone(),
-            format_number(row.size_bytes as f64 / 1e9, 1),
+            grouped(row.size_bytes as f64 / 1e9, 1),
             number(row.measured.iops),
             row.figures.repetitions.to_string(),
             percent(row.figures.coefficient_of_variation_percent, 1),
             words(&row.measured),
             number(row.predicted_iops),
-            row.published.as_ref().map_or_else(dash, |judged| number(judged.iops)),
-            row.published.as_ref().map_or_else(dash, words),
+            or_dash(row.published.as_ref(), |judged| number(judged.iops)),
+            or_dash(row.published.as_ref(), words),
         ]);
     }
     table
@@ -540,7 +491,7 @@ mod tests {
                 targets: given(),
                 disks: Vec::new(),
                 product: product(),
-                fio: None,
+                is_given: true,
                 server: None,
                 title: "",
             };

@@ -12,10 +12,10 @@ use flagstone_bench::target::BenchTarget;
 use flagstone_bench::units::format_seconds;
 use flagstone_cloud::Catalogue;
 use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
-use flagstone_lab::disk_limits::{self, LimitsBed, LimitsOptions};
-use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, FabricOptions, GivenFabric};
-use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed, MirrorOptions};
-use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed, ProvisionedOptions};
+use flagstone_lab::disk_limits::{self, LimitsBed};
+use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, GivenFabric};
+use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed};
+use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed};
 use flagstone_lab::{Error, sections};
 use serde::Serialize;
 
@@ -135,16 +135,15 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
         }
     };
     let run_options = run_options("mirror", args.output.results.as_ref(), &args.lengths())?;
-    let options = MirrorOptions { run: run_options, bed };
-    let note = options.emulated_seconds().map(|seconds| {
+    let note = bed.emulated_seconds(&run_options).map(|seconds| {
         let time = format_seconds(seconds);
         format!("disks and link are EMULATED on this machine; it takes about {time}")
     });
     run(
-        &options.run,
+        &run_options,
         &args.output,
         note.as_deref(),
-        |watch, interrupt| mirror::run(&options, watch, interrupt),
+        |watch, interrupt| mirror::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
             is_empty: summary.cells.is_empty(),
             tables: mirror::tables::tables(summary),
@@ -179,12 +178,11 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
         }
     };
     let run_options = run_options("fabric", args.output.results.as_ref(), &args.lengths())?;
-    let options = FabricOptions { run: run_options, bed };
     run(
-        &options.run,
+        &run_options,
         &args.output,
         note,
-        |watch, interrupt| fabric::run(&options, watch, interrupt),
+        |watch, interrupt| fabric::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
             is_empty: summary.rows.is_empty(),
             tables: fabric::tables(summary),
@@ -229,12 +227,11 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
         }
     };
     let run_options = run_options("provisioned", args.output.results.as_ref(), &args.lengths())?;
-    let options = ProvisionedOptions { run: run_options, bed };
     run(
-        &options.run,
+        &run_options,
         &args.output,
         note,
-        |watch, interrupt| provisioned::run(&options, watch, interrupt),
+        |watch, interrupt| provisioned::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
             is_empty: summary.rows.is_empty(),
             tables: vec![provisioned::table(summary)],
@@ -262,12 +259,11 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
         }
     };
     let run_options = run_options("limits", args.output.results.as_ref(), &args.lengths())?;
-    let options = LimitsOptions { run: run_options, bed };
     run(
-        &options.run,
+        &run_options,
         &args.output,
         note,
-        |watch, interrupt| disk_limits::run(&options, watch, interrupt),
+        |watch, interrupt| disk_limits::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
             is_empty: summary.cells.is_empty(),
             tables: vec![disk_limits::table(summary)],

@@ -6,10 +6,10 @@ use flagstone_bench::Error as BenchError;
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::units::format_number;
 use flagstone_lab::failover::{
-    self, Death, EmulatedFailover, FailoverBed, FailoverOptions, FailoverSummary, Follower,
-    GivenFailover, NodeCommands, timeline,
+    self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover,
+    NodeCommands, timeline,
 };
-use flagstone_lab::process::wait_for_enter;
+use flagstone_lab::operator::wait_for_enter;
 use flagstone_lab::{Error, sections};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -33,17 +33,17 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     };
     let lengths = Lengths { ramp_ms: 0, runtime_ms: args.time, repetitions: 1 };
     let run = run_options("failover", args.results.as_ref(), &lengths)?;
-    let options = FailoverOptions { run, bed };
     let interrupt = Interrupt::catch()?;
     let mut steps = Steps::new(failover::STEPS);
     let ended = failover::run(
-        &options,
+        &run,
+        &bed,
         &mut Asking { steps: &mut steps, interrupt: &interrupt },
         &interrupt,
     );
     steps.clear();
     let summary = ended?;
-    let directory = &options.run.results;
+    let directory = &run.results;
     super::write_summary(directory, &summary)?;
     let shown = match args.json {
         true => super::json(&summary),

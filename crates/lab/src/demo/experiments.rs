@@ -9,18 +9,16 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::{AdditionalSections, CombinedReport, Run};
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::DemoOptions;
 use crate::bed::RunOptions;
-use crate::fabric::{EmulatedFabric, FabricBed, FabricOptions, FabricSummary};
-use crate::failover::{
-    self, Death, EmulatedFailover, FailoverBed, FailoverOptions, FailoverSummary, Follower,
-};
+use crate::fabric::{EmulatedFabric, FabricBed, FabricSummary};
+use crate::failover::{self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower};
 use crate::mirror::setup::{ASYNC, MIRROR, PLAIN};
 use crate::mirror::summary::MirrorSummary;
-use crate::mirror::{EmulatedMirror, MirrorBed, MirrorOptions};
+use crate::mirror::{EmulatedMirror, MirrorBed};
 use crate::{Error, fabric, mirror, sections};
 
 /// Set-ups of the mirror experiment that the demo measures.
@@ -47,18 +45,13 @@ const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
 /// Name of the report, in the directory of the results.
 const PAGE: &str = "report.html";
 
-/// Summaries of the experiments.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Experiments {
-    /// Cost of a mirror.
     pub mirror: MirrorSummary,
-    /// Cost of NVMe/TCP.
     pub fabric: FabricSummary,
-    /// Failover under load.
     pub failover: FailoverSummary,
 }
 
-/// Runs the experiments.
 pub(super) struct Runner<'a> {
     pub(super) options: &'a DemoOptions,
     /// Directory for the files of the failover's nodes.
@@ -99,21 +92,21 @@ impl Runner<'_> {
     fn mirror(&self, follower: &mut dyn Follower) -> Result<MirrorSummary, Error> {
         let run = self.run_options("mirror")?;
         let bed = EmulatedMirror { rtt_us: RTT_US, machine: None, only: SETUPS };
-        let options = MirrorOptions { run, bed: MirrorBed::Emulated(bed) };
-        let outcome = mirror::run(&options, &mut CampaignProgress(follower), self.interrupt)?;
+        let (bed, mut steps) = (MirrorBed::Emulated(bed), CampaignSteps(follower));
+        let outcome = mirror::run(&run, &bed, &mut steps, self.interrupt)?;
         is_complete(outcome.end)?;
-        sections::mirror(&outcome.summary).write(&options.run.results)?;
+        sections::mirror(&outcome.summary).write(&run.results)?;
         Ok(outcome.summary)
     }
 
     fn fabric(&self, follower: &mut dyn Follower) -> Result<FabricSummary, Error> {
         let run = self.run_options("fabric")?;
         let bed = EmulatedFabric { scale: SCALE, disks: DISKS.into() };
-        let options = FabricOptions { run, bed: FabricBed::Emulated(bed) };
         follower.begin("starting a server with emulated SSDs");
-        let outcome = fabric::run(&options, &mut CampaignProgress(follower), self.interrupt)?;
+        let (bed, mut steps) = (FabricBed::Emulated(bed), CampaignSteps(follower));
+        let outcome = fabric::run(&run, &bed, &mut steps, self.interrupt)?;
         is_complete(outcome.end)?;
-        sections::fabric(&outcome.summary).write(&options.run.results)?;
+        sections::fabric(&outcome.summary).write(&run.results)?;
         Ok(outcome.summary)
     }
 
@@ -127,9 +120,9 @@ impl Runner<'_> {
             death: Death::Silent,
             is_emulated: true,
         };
-        let options = FailoverOptions { run, bed: FailoverBed::Emulated(bed) };
-        let summary = failover::run(&options, follower, self.interrupt)?;
-        sections::failover(&summary).write(&options.run.results)?;
+        let bed = FailoverBed::Emulated(bed);
+        let summary = failover::run(&run, &bed, follower, self.interrupt)?;
+        sections::failover(&summary).write(&run.results)?;
         Ok(summary)
     }
 }
@@ -152,9 +145,9 @@ pub(super) fn page(summary: &AdditionalSections, results: &Path) -> Result<PathB
 }
 
 /// Shows the measurements of a campaign as progress steps.
-struct CampaignProgress<'a>(&'a mut dyn Follower);
+struct CampaignSteps<'a>(&'a mut dyn Follower);
 
-impl Watcher for CampaignProgress<'_> {
+impl Watcher for CampaignSteps<'_> {
     fn note(&mut self, _: &str) {}
 
     fn begin(&mut self, what: &str, _: f64) {
@@ -166,7 +159,7 @@ impl Watcher for CampaignProgress<'_> {
     }
 
     fn done(&mut self, record: &ResultRecord) {
-        let iops = format_number(record.iops, 0);
+        let iops = grouped(record.iops, 0);
         let suffix = record.provenance.suffix();
         self.0.end(&format!("{} on {}{suffix}: {iops} IOPS", record.job, record.target));
     }

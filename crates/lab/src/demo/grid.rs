@@ -9,45 +9,38 @@ const BLOCK_BYTES: u32 = 4 << 10;
 /// Requests in flight: 1 shows what the path adds to a request, 32 shows the throughput.
 const DEPTHS: [u32; 2] = [1, 32];
 
-/// Direction of random requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Direction {
-    /// Random reads.
+pub enum GridDirection {
     Read,
-    /// Random writes.
     Write,
 }
 
-impl Direction {
-    /// The word in tables.
+impl GridDirection {
     pub fn name(self) -> &'static str {
         match self {
-            Direction::Read => "read",
-            Direction::Write => "write",
+            GridDirection::Read => "read",
+            GridDirection::Write => "write",
         }
     }
 }
 
 /// A row of the grid: a workload that is measured over every path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Workload {
-    /// Bytes of a request.
+pub struct GridWorkload {
     pub block_bytes: u32,
-    /// Reads or writes.
-    pub direction: Direction,
-    /// Requests in flight.
+    pub direction: GridDirection,
     pub depth: u32,
 }
 
 /// All workloads, in the order of the table.
-pub fn workloads() -> Vec<Workload> {
+pub fn workloads() -> Vec<GridWorkload> {
     let at_depths =
-        |direction| DEPTHS.map(|depth| Workload { block_bytes: BLOCK_BYTES, direction, depth });
-    [Direction::Read, Direction::Write].into_iter().flat_map(at_depths).collect()
+        |direction| DEPTHS.map(|depth| GridWorkload { block_bytes: BLOCK_BYTES, direction, depth });
+    [GridDirection::Read, GridDirection::Write].into_iter().flat_map(at_depths).collect()
 }
 
-impl Workload {
+impl GridWorkload {
     /// For progress messages: `4 KiB random read, depth 32`.
     pub fn name(&self) -> String {
         let (kib, direction) = (self.block_bytes >> 10, self.direction.name());
@@ -59,8 +52,8 @@ impl Workload {
         BenchJob {
             name: "demo".to_owned(),
             pattern: match self.direction {
-                Direction::Read => JobPattern::RandRead,
-                Direction::Write => JobPattern::RandWrite,
+                GridDirection::Read => JobPattern::RandRead,
+                GridDirection::Write => JobPattern::RandWrite,
             },
             block_bytes: self.block_bytes.into(),
             depth: self.depth,
@@ -85,7 +78,6 @@ pub enum AccessPath {
 }
 
 impl AccessPath {
-    /// The word in tables and messages.
     pub fn name(self) -> &'static str {
         match self {
             AccessPath::Local => "local",
@@ -95,12 +87,9 @@ impl AccessPath {
     }
 }
 
-/// Results of one workload over one path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PathFigures {
-    /// Requests per second.
     pub iops: f64,
-    /// Mean latency, in µs.
     pub latency_mean_us: f64,
     /// 99th percentile of the latency, in µs; none if too few requests were measured.
     pub latency_p99_us: Option<f64>,
@@ -108,15 +97,11 @@ pub struct PathFigures {
     pub cpu_busy: f64,
 }
 
-/// One workload over all paths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GridRow {
-    /// The workload.
     #[serde(flatten)]
-    pub workload: Workload,
-    /// On the file.
+    pub workload: GridWorkload,
     pub local: PathFigures,
-    /// Over NVMe/TCP.
     pub nvme_tcp: PathFigures,
     /// Over NBD; none where fio has no NBD engine.
     pub nbd: Option<PathFigures>,

@@ -30,14 +30,15 @@ use flagstone_bench::precondition;
 use flagstone_bench::process::{self, Interrupt};
 use flagstone_bench::server::{CpuMeter, Servers};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 use tempfile::TempDir;
 
 use self::experiments::Runner;
-use self::grid::{AccessPath, GridRow, PathFigures, Workload, workloads};
+use self::grid::{AccessPath, GridRow, GridWorkload, PathFigures, workloads};
+use self::report::DataCheck;
 pub use self::report::DemoReport;
-use self::report::{DataCheck, SCHEMA_VERSION};
 use crate::Error;
+use crate::bed::SCHEMA_VERSION;
 use crate::failover::Follower;
 use crate::limits::OUTPUT_BYTES;
 use crate::node::{LabNode, device};
@@ -54,18 +55,13 @@ const VERIFY_TIME: Duration = Duration::from_secs(2);
 /// Name of the served volume.
 const VOLUME: &str = "demo";
 
-/// Parameters of the demo.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
-    /// The `flagstone` program.
     pub program: PathBuf,
-    /// The command line, for the report.
     pub command: String,
     /// Directory in which the volume's file is made, on the disk to measure.
     pub directory: PathBuf,
-    /// Size of the volume, in bytes.
     pub size_bytes: u64,
-    /// Length of each measurement, in ms.
     pub runtime_ms: u64,
     /// Directory of the report and of the experiments' results. Results of an earlier demo are
     /// replaced.
@@ -95,7 +91,7 @@ pub fn run(
     follower.begin("filling the volume's file");
     precondition::make(&file, options.size_bytes)?;
     fio.fill(&local, Some(options.size_bytes), interrupt, &mut || {})?;
-    let mib = format_number((options.size_bytes >> 20) as f64, 0);
+    let mib = grouped((options.size_bytes >> 20) as f64, 0);
     follower.end(&format!("filled a file of {mib} MiB in {}", scratch.path().display()));
 
     let before = Snapshot::take();
@@ -176,12 +172,12 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// One workload over every path, in direct succession: the disk is in the same state for all.
-    fn row(&self, workload: &Workload, follower: &mut dyn Follower) -> Result<GridRow, Error> {
+    fn row(&self, workload: &GridWorkload, follower: &mut dyn Follower) -> Result<GridRow, Error> {
         let mut step = |path: AccessPath, target: Option<&BenchTarget>| {
             let what = format!("{}, {}", workload.name(), path.name());
             follower.begin(&what);
             let figures = self.measure(workload, target)?;
-            follower.end(&format!("{what}: {} IOPS", format_number(figures.iops, 0)));
+            follower.end(&format!("{what}: {} IOPS", grouped(figures.iops, 0)));
             Ok::<_, Error>(figures)
         };
         let local = step(AccessPath::Local, Some(self.local))?;
@@ -193,7 +189,7 @@ impl Bench<'_> {
     /// fio on a target, or `flagstone load` on the namespace if there is none.
     fn measure(
         &self,
-        workload: &Workload,
+        workload: &GridWorkload,
         target: Option<&BenchTarget>,
     ) -> Result<PathFigures, Error> {
         let runtime_ms = self.options.runtime_ms;
@@ -248,10 +244,9 @@ impl Bench<'_> {
         let ended = process::run(&mut load, OUTPUT_BYTES, self.interrupt, &mut || {})?;
         let results = crate::failover::load::results("flagstone load --verify", &ended)?;
         let verified = results.verify.filter(|verified| verified.read_back);
-        let verified = verified.ok_or_else(|| Error::Unexpected {
-            what: "flagstone load --verify".to_owned(),
-            detail: "the blocks were not read back".to_owned(),
-        })?;
+        let not_read =
+            || Error::unexpected("flagstone load --verify", "the blocks were not read back");
+        let verified = verified.ok_or_else(not_read)?;
         Ok(DataCheck {
             path: AccessPath::NvmeTcp,
             blocks_written: verified.blocks_written,

@@ -2,7 +2,7 @@
 
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::{Form, Table};
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::experiments::Experiments;
@@ -10,8 +10,6 @@ use super::grid::{AccessPath, GridRow, PathFigures};
 use super::tables;
 use crate::failover::FailoverSummary;
 
-/// Version of the JSON form; rises when a member changes its meaning or goes away.
-pub const SCHEMA_VERSION: u32 = 1;
 /// Busy share from which on the CPUs are the limit, 0 to 1.
 const CPU_BOUND: f64 = 0.9;
 /// Busy share of other programs from which on the results do not show what the machine can do, 0
@@ -20,25 +18,18 @@ const DISTURBED: f64 = 0.15;
 /// Characters of a line on the terminal.
 const WIDTH: usize = 100;
 
-/// Data check over one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DataCheck {
-    /// The path.
     pub path: AccessPath,
     /// Blocks of 4 KiB written.
     pub blocks_written: u64,
-    /// Blocks read and compared.
     pub blocks_checked: u64,
-    /// Blocks whose contents were wrong.
     pub wrong_blocks: u64,
 }
 
-/// All results of the demo.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DemoReport {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// Version of the program.
     pub flagstone: String,
     /// fio's I/O engine for the file.
     pub local_engine: String,
@@ -46,19 +37,12 @@ pub struct DemoReport {
     pub cpus: usize,
     /// Busy share of other programs before the first measurement, 0 to 1.
     pub others_busy: f64,
-    /// Size of the volume, in bytes.
     pub volume_bytes: u64,
-    /// Length of each measurement, in seconds.
     pub seconds: f64,
-    /// The grid.
     pub rows: Vec<GridRow>,
-    /// Data checks.
     pub checks: Vec<DataCheck>,
-    /// Why NBD was skipped, if it was.
     pub nbd_skipped: Option<String>,
-    /// The experiments.
     pub lab: Experiments,
-    /// Duration of the demo, in seconds.
     pub took_s: f64,
 }
 
@@ -138,7 +122,7 @@ impl DemoReport {
 }
 
 fn count(value: u64) -> String {
-    format_number(value as f64, 0)
+    grouped(value as f64, 0)
 }
 
 fn check_note(check: &DataCheck) -> String {
@@ -161,17 +145,17 @@ fn failover_note(failover: &FailoverSummary) -> String {
             format!("{} blocks WRONG, {} requests FAILED", count(wrong), count(errors))
         }
     };
-    let mib = |bytes: u64| format_number(bytes as f64 / f64::from(1 << 20), 0);
+    let mib = |bytes: u64| grouped(bytes as f64 / f64::from(1 << 20), 0);
     format!(
         "the failed node returned with {} of {} MiB copied and was in sync after {} ms, switched back \
          in {} ms; {} blocks written, {} checked, longest wait {} ms: {found}",
         mib(failover.resynced_bytes),
         mib(failover.volume_bytes),
-        format_number(failover.return_ms, 0),
-        format_number(failover.switchover_ms, 0),
+        grouped(failover.return_ms, 0),
+        grouped(failover.switchover_ms, 0),
         count(failover.blocks_written),
         count(failover.blocks_checked),
-        format_number(failover.longest_ms, 0),
+        grouped(failover.longest_ms, 0),
     )
 }
 
@@ -190,14 +174,16 @@ fn wrapped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::grid::{Direction, Workload};
+    use crate::bed::SCHEMA_VERSION;
+    use crate::demo::grid::{GridDirection, GridWorkload};
 
     fn figures(iops: f64, latency_mean_us: f64, cpu_busy: f64) -> PathFigures {
         PathFigures { iops, latency_mean_us, latency_p99_us: None, cpu_busy }
     }
 
     fn report(nbd: Option<PathFigures>) -> DemoReport {
-        let workload = Workload { block_bytes: 4096, direction: Direction::Read, depth: 32 };
+        let workload =
+            GridWorkload { block_bytes: 4096, direction: GridDirection::Read, depth: 32 };
         let local = figures(100_000.0, 320.0, 0.4);
         let mut lab = tables::tests::experiments();
         lab.failover.longest_ms = 1234.0;

@@ -3,12 +3,12 @@
 
 use crate::fabric::{FabricRow, FabricSummary};
 use crate::failover::{Death, FailoverSummary};
-use crate::figures::Figures;
+use crate::figures::{self, Figures, or_dash};
 use crate::mirror::published::{PublishedFigures, latency_overhead, throughput_overhead};
 use crate::mirror::summary::{MirrorCell, MirrorRow, MirrorSummary};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 
 use super::experiments::Experiments;
 use super::grid::{GridRow, PathFigures};
@@ -25,7 +25,7 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     let none = || "-".to_owned();
     let failover = &lab.failover;
     let lost = match failover.is_right() {
-        true => format!("nothing of {} blocks", format_number(failover.blocks_written as f64, 0)),
+        true => format!("nothing of {} blocks", grouped(failover.blocks_written as f64, 0)),
         false => failover.verdict(),
     };
     add(format!("lost when a node died under load{mark}"), lost, none());
@@ -61,7 +61,7 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
 }
 
 fn took_over(failover: &FailoverSummary) -> String {
-    let ms = format_number(failover.failover_ms, 0);
+    let ms = grouped(failover.failover_ms, 0);
     match failover.death {
         Death::Silent => format!("{ms} ms, of them 2,000 to 2,500 the peer's time-out"),
         Death::Kill | Death::Operator => format!("{ms} ms"),
@@ -69,10 +69,7 @@ fn took_over(failover: &FailoverSummary) -> String {
 }
 
 fn percent(value: f64) -> String {
-    match format!("{value:.1} %") {
-        zero if zero == "-0.0 %" => "0.0 %".to_owned(),
-        text => text,
-    }
+    figures::percent(Some(value), 1)
 }
 
 /// Throughput and latency of the mirror, by write size.
@@ -83,17 +80,8 @@ pub(crate) fn mirror(summary: &MirrorSummary) -> Vec<Table> {
                  decimals: usize| {
         let overhead = if decimals == 1 { throughput_overhead } else { latency_overhead };
         let title = format!("{title}, 24 random writes in flight{}", Provenance::Emulated.suffix());
-        let head = [
-            "write",
-            "no mirror",
-            "mirror",
-            "overhead",
-            "async",
-            "published: no",
-            "mirror",
-            "overhead",
-        ];
-        let mut table = Table::new(title, &head);
+        let heads = "write|no mirror|mirror|overhead|async|published: no|mirror|overhead";
+        let mut table = figures::table(title, heads);
         let row = |side: &MirrorRow| {
             let (plain, mirror) = (side.plain.as_ref()?, side.mirror.as_ref()?);
             let is = |cell: &&MirrorCell| cell.size == side.published.size && cell.setup == ASYNC;
@@ -106,7 +94,7 @@ pub(crate) fn mirror(summary: &MirrorSummary) -> Vec<Table> {
                 number(plain),
                 number(mirror),
                 percent(overhead(mirror, plain)),
-                asynchronous.map_or_else(|| "-".to_owned(), |cell| number(here(&cell.figures))),
+                or_dash(asynchronous, |cell| number(here(&cell.figures))),
                 number(alone),
                 number(theirs),
                 percent(overhead(theirs, alone)),
@@ -135,8 +123,8 @@ pub(crate) fn fabric(summary: &FabricSummary) -> Table {
         Some(vec![
             row.rw.to_string(),
             row.disks.to_string(),
-            format_number(local.figures.iops, 0),
-            format_number(fabric.figures.iops, 0),
+            grouped(local.figures.iops, 0),
+            grouped(fabric.figures.iops, 0),
             row.of_local_percent.map_or_else(String::new, |percent| format!("{percent:.0} %")),
             format!("{:.0} %", row.published_of_local_percent()),
             fabric.bound.map_or("-", |bound| bound.words()).to_owned(),
@@ -149,25 +137,16 @@ pub(crate) fn fabric(summary: &FabricSummary) -> Table {
 /// The served volume: IOPS and mean latency over each path, with the ratio to the local disk and the
 /// latency that the path adds.
 pub(crate) fn served(rows: &[GridRow], engine: &str) -> Table {
-    let local = format!("local ({engine}) IOPS");
-    let head = [
-        "random 4 KiB",
-        "depth",
-        &local,
-        "mean µs",
-        "NVMe/TCP IOPS",
-        "ratio",
-        "added µs",
-        "NBD IOPS",
-        "ratio",
-        "added µs",
-    ];
-    let mut table = Table::new("a volume on a file, attached on the same machine", &head);
+    let heads = format!(
+        "random 4 KiB|depth|local ({engine}) IOPS|mean µs|NVMe/TCP IOPS|ratio|added µs|NBD IOPS|ratio|\
+         added µs"
+    );
+    let mut table = figures::table("a volume on a file, attached on the same machine", &heads);
     for row in rows {
         let mut cells = vec![
             row.workload.direction.name().to_owned(),
             row.workload.depth.to_string(),
-            format_number(row.local.iops, 0),
+            grouped(row.local.iops, 0),
             format!("{:.1}", row.local.latency_mean_us),
         ];
         for fabric in [Some(row.nvme_tcp), row.nbd] {
@@ -182,7 +161,7 @@ pub(crate) fn served(rows: &[GridRow], engine: &str) -> Table {
 fn compared(local: PathFigures, fabric: Option<PathFigures>) -> [String; 3] {
     let Some(fabric) = fabric else { return ["skipped", "-", "-"].map(str::to_owned) };
     [
-        format_number(fabric.iops, 0),
+        grouped(fabric.iops, 0),
         format!("{:.2}", fabric.iops / local.iops),
         format!("{:+.1}", fabric.latency_mean_us - local.latency_mean_us),
     ]
@@ -191,8 +170,8 @@ fn compared(local: PathFigures, fabric: Option<PathFigures>) -> [String; 3] {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::demo::grid::{Direction, Workload};
-    use crate::fabric::{Bottleneck, FabricSide};
+    use crate::demo::grid::{GridDirection, GridWorkload};
+    use crate::fabric::{FabricBottleneck, FabricSide};
     use crate::mirror::published::ROWS;
     use flagstone_bench::job::JobPattern;
 
@@ -238,7 +217,7 @@ pub(crate) mod tests {
             ..crate::mirror::summary::tests::example()
         };
         let side = |iops: f64| {
-            let (figures, bound) = (figures(0.0, iops, 1.0), Some(Bottleneck::Network));
+            let (figures, bound) = (figures(0.0, iops, 1.0), Some(FabricBottleneck::Network));
             Some(FabricSide { figures, model_iops: Some(iops), bound })
         };
         let row = FabricRow {
@@ -264,7 +243,7 @@ pub(crate) mod tests {
 
     #[test]
     fn published_figures_stand_beside_measured() {
-        let workload = Workload { block_bytes: 4096, direction: Direction::Read, depth: 1 };
+        let workload = GridWorkload { block_bytes: 4096, direction: GridDirection::Read, depth: 1 };
         let measured = |latency_mean_us| PathFigures {
             iops: 1.0,
             latency_mean_us,

@@ -7,12 +7,12 @@
 
 mod sample;
 
-use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
+use flagstone_bench::campaign::{CampaignPlan, Watcher};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use self::sample::{
@@ -20,51 +20,33 @@ use self::sample::{
     printed,
 };
 use crate::Error;
-use crate::bed::{self, BedTargets, ExperimentOutcome, RunOptions, here, suffix};
-use crate::figures::{Figures, MIB, percent};
-use crate::follow::Follow;
+use crate::bed::{self, BedTargets, ExperimentOutcome, RunOptions, SCHEMA_VERSION, here, suffix};
+use crate::figures::{self, Figures, MIB, or_dash, percent};
 use crate::limits::BUSY_PERCENT;
 use crate::node::{LabNode, device};
 use crate::ports::free_ports;
 use crate::provisioned::{DiskProduct, sizes, usage};
 
-/// Version of the JSON form.
-pub const SCHEMA_VERSION: u32 = 1;
 /// Largest deviation from the expected figure that counts as agreement, in %.
 pub const TOLERANCE_PERCENT: f64 = 2.0;
 /// Name of the suite in the results.
 const SUITE: &str = "limits";
 
-/// Disks of the experiment.
 #[derive(Clone, Debug)]
 pub enum LimitsBed<'a> {
-    /// The sample of the page's disks, emulated.
     Emulated,
-    /// A disk of the user.
     Given {
-        /// Properties of the disk.
         targets: BedTargets,
         /// The disk; all of it is written to.
         disk: BenchTarget,
-        /// Its product.
         product: DiskProduct<'a>,
     },
-}
-
-/// Parameters of the experiment.
-#[derive(Clone, Debug)]
-pub struct LimitsOptions<'a> {
-    /// Parameters of every experiment.
-    pub run: RunOptions,
-    /// The disks.
-    pub bed: LimitsBed<'a>,
 }
 
 /// A figure of a disk to measure.
 #[derive(Clone, Debug, PartialEq)]
 struct ExpectedLimit {
     column: LimitColumn,
-    /// Requests in flight.
     depth: u32,
     /// The page's figure or the prediction, in the column's unit.
     expected: f64,
@@ -81,14 +63,11 @@ struct LimitDisk {
     limits: Vec<ExpectedLimit>,
 }
 
-/// One figure of a disk, measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LimitCell {
     /// Table of the page; none for a given disk.
     pub table: Option<&'static str>,
-    /// Name of the disk.
     pub disk: String,
-    /// Workload, such as `write-16k`.
     pub what: &'static str,
     /// `IOPS`, or the page's `MB/s` of 1,024,000 bytes.
     pub unit: &'static str,
@@ -99,13 +78,10 @@ pub struct LimitCell {
     pub expected: f64,
     /// The page's figure over [`LimitCell::scale`], if it has this disk.
     pub published: Option<f64>,
-    /// MeasuredRun figure.
     pub measured: f64,
-    /// Deviation of the measured figure from the expected one, in %.
     pub difference_percent: f64,
     /// Whether the deviation is within [`TOLERANCE_PERCENT`].
     pub agrees: bool,
-    /// All figures of the measurement.
     pub figures: Figures,
 }
 
@@ -125,30 +101,20 @@ impl LimitCell {
     }
 }
 
-/// The user's disk.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GivenDisk {
-    /// Name of the disk.
     pub disk: String,
-    /// Size, in bytes.
     pub size_bytes: u64,
-    /// Disk type for the planner.
     #[serde(rename = "type")]
     pub disk_type: String,
-    /// Machine type for the planner.
     pub machine: String,
-    /// Catalogue of the planner.
     pub catalogue: String,
 }
 
-/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LimitsSummary {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `limits`.
     pub experiment: &'static str,
-    /// Whether any disk is known not to be real.
     pub emulated: bool,
     /// Whether the disk is the user's.
     pub real_nodes: bool,
@@ -157,7 +123,6 @@ pub struct LimitsSummary {
     pub given: Option<GivenDisk>,
     /// Cells, in the order of the page.
     pub cells: Vec<LimitCell>,
-    /// Caveats.
     pub caveats: Vec<String>,
 }
 
@@ -175,39 +140,24 @@ struct Prepared {
 /// # Errors
 /// The first failure. The user's interruption during the measurements is a [`CampaignEnd`].
 pub fn run(
-    options: &LimitsOptions<'_>,
+    run: &RunOptions,
+    bed: &LimitsBed<'_>,
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<ExperimentOutcome<LimitsSummary>, Error> {
     let scratch = crate::scratch()?;
-    let mut prepared = match &options.bed {
-        LimitsBed::Emulated => emulated(&options.run, scratch.path())?,
+    let mut prepared = match bed {
+        LimitsBed::Emulated => emulated(run, scratch.path())?,
         LimitsBed::Given { targets, disk, product } => {
             targets.guard(std::slice::from_ref(disk), true)?;
-            given(&options.run, targets, disk, product, interrupt)?
+            given(run, targets, disk, product, interrupt)?
         }
     };
-    let plan = plan(&options.run, &prepared);
-    let store = options.run.store(&plan, &prepared.targets)?;
-    let fio = options.run.fio(&plan, interrupt)?;
-    if let Some(server) = &mut prepared.server {
-        server.start(interrupt)?;
-    }
+    let plan = plan(run, &prepared);
     let parts = parts(&plan, &prepared.disks);
-    let mut end = CampaignEnd::Complete;
-    for (at, part) in parts.iter().enumerate() {
-        let later_s = parts[at + 1..].iter().map(bed::seconds).sum();
-        let hides_notes = prepared.server.is_some();
-        let mut follow = Follow { inner: &mut *watcher, later_s, hides_notes };
-        end = options.run.measure(part, &store, fio.as_ref(), &mut follow, interrupt)?;
-        if end == CampaignEnd::Interrupted {
-            break;
-        }
-    }
-    if let (Some(server), CampaignEnd::Complete) = (&mut prepared.server, end) {
-        server.stop(interrupt)?;
-    }
-    Ok(ExperimentOutcome { end, summary: summary(&prepared, &store.records()?) })
+    let (server, targets) = (prepared.server.take(), &prepared.targets);
+    let (end, records) = run.campaign((&plan, &parts), targets, server, watcher, interrupt)?;
+    Ok(ExperimentOutcome { end, summary: summary(&prepared, &records) })
 }
 
 /// All columns and depths, in the order in which they are measured.
@@ -408,33 +358,23 @@ pub fn table(summary: &LimitsSummary) -> Table {
         Some(given) => format!(
             "{}, {} GB of {}: {}, and as {} predicts",
             given.disk,
-            format_number(given.size_bytes as f64 / 1e9, 0),
+            grouped(given.size_bytes as f64 / 1e9, 0),
             given.disk_type,
             here(&figures, Some(&given.machine)),
             given.catalogue
         ),
         None => "Google's page of about 2019, and the same on EMULATED disks".to_owned(),
     };
-    let head = [
-        "table",
-        "disk",
-        "what",
-        "page prints",
-        "expected",
-        &measured,
-        "difference",
-        "within 2 %",
-        "n",
-        "CPU",
-    ];
-    let mut table = Table::new(title, &head);
+    let heads =
+        format!("table|disk|what|page prints|expected|{measured}|difference|within 2 %|n|CPU");
+    let mut table = figures::table(title, &heads);
     for cell in &summary.cells {
-        let number = |value: f64| format!("{} {}", format_number(value, 0), cell.unit);
+        let number = |value: f64| format!("{} {}", grouped(value, 0), cell.unit);
         table.rows.push(vec![
             cell.table.unwrap_or("-").to_owned(),
             cell.disk.clone(),
             cell.what.to_owned(),
-            cell.published.map_or_else(|| "-".to_owned(), number),
+            or_dash(cell.published, number),
             number(cell.expected),
             number(cell.measured),
             percent(Some(cell.difference_percent), 1),

@@ -17,7 +17,6 @@ const VOLUME_BYTES: u64 = 16 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitColumn {
     pub(crate) job: &'static str,
-    /// Percent of reads.
     pub(super) read_percent: u8,
     pub(super) kib: u64,
     pub(crate) is_throughput: bool,
@@ -109,7 +108,6 @@ impl LimitColumn {
 /// A disk on a machine, with the printed figures of its row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleDisk {
-    /// Name of the table.
     pub(super) table: &'static str,
     pub(super) disk_type: &'static str,
     /// Size of each of [`SampleDisk::disks`], in GB.
@@ -301,16 +299,10 @@ pub(super) fn job_name(column: &LimitColumn, depth: u32) -> String {
 /// The job that measures a column at a depth.
 pub(super) fn job(column: &LimitColumn, depth: u32, run: &RunOptions) -> BenchJob {
     BenchJob {
-        name: job_name(column, depth),
-        pattern: column.pattern(),
         write_percent: 100 - column.read_percent,
         block_bytes: column.kib << 10,
         depth,
-        threads: 1,
-        disks: 1,
-        ramp_ms: run.ramp_ms,
-        runtime_ms: run.runtime_ms,
-        ..BenchJob::default()
+        ..run.job(job_name(column, depth), column.pattern())
     }
 }
 

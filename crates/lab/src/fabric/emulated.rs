@@ -21,9 +21,9 @@ use flagstone_load::{AccessPattern, LoadJob, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores};
 use flagstone_stack::open_volume;
 
-use super::{Bottleneck, DEPTH, DISKS, FABRIC, FabricRow, LOCAL, MeasuredRecords, SUITE};
+use super::{DEPTH, DISKS, FABRIC, FabricBottleneck, FabricRow, LOCAL, SUITE};
 use crate::Error;
-use crate::bed::{BedTargets, RunOptions};
+use crate::bed::{BedTargets, MeasuredRecords, RunOptions};
 use crate::figures::Figures;
 use crate::limits::BUSY_PERCENT;
 use crate::node::{LabNode, device};
@@ -42,7 +42,6 @@ const MEMORY_BYTES: usize = 256 << 20;
 /// Distance from the model's limit within which that limit counts as the bottleneck, in %.
 const NEAR_PERCENT: f64 = 3.0;
 
-/// Emulated SSDs and network.
 #[derive(Clone, Debug)]
 pub struct EmulatedFabric {
     /// Factor by which disks and network are slower than the published ones.
@@ -52,13 +51,18 @@ pub struct EmulatedFabric {
 }
 
 /// IOPS that disks and network allow, and which of them is the limit.
-pub(super) fn model(scale: u32, rw: JobPattern, disks: u32, is_remote: bool) -> (f64, Bottleneck) {
+pub(super) fn model(
+    scale: u32,
+    rw: JobPattern,
+    disks: u32,
+    is_remote: bool,
+) -> (f64, FabricBottleneck) {
     let each = if rw.writes() { DISK_IOPS.1 } else { DISK_IOPS.0 };
     let of_disks = each as f64 * f64::from(disks);
     let of_network = NETWORK_BYTES_PER_S as f64 * WIRE_SHARE / 4096.0;
     let (allowed, bound) = match is_remote && of_network < of_disks {
-        true => (of_network, Bottleneck::Network),
-        false => (of_disks, Bottleneck::Disks),
+        true => (of_network, FabricBottleneck::Network),
+        false => (of_disks, FabricBottleneck::Disks),
     };
     (allowed / f64::from(scale), bound)
 }
@@ -67,15 +71,15 @@ pub(super) fn model(scale: u32, rw: JobPattern, disks: u32, is_remote: bool) -> 
 pub(super) fn bottleneck(
     figures: &Figures,
     model_iops: f64,
-    by_model: Bottleneck,
+    by_model: FabricBottleneck,
     is_local: bool,
-) -> Bottleneck {
+) -> FabricBottleneck {
     match figures.cpu_percent {
         _ if figures.iops >= model_iops * (1.0 - NEAR_PERCENT / 100.0) => by_model,
         // The generator of a local disk has one core, on any machine.
-        _ if is_local => Bottleneck::Cpu,
-        Some(percent) if percent >= BUSY_PERCENT => Bottleneck::Cpu,
-        _ => Bottleneck::Latency,
+        _ if is_local => FabricBottleneck::Cpu,
+        Some(percent) if percent >= BUSY_PERCENT => FabricBottleneck::Cpu,
+        _ => FabricBottleneck::Latency,
     }
 }
 
@@ -191,7 +195,7 @@ impl EmulatedFabric {
         let mut busy = Vec::new();
         for row in rows {
             for (name, side) in row.sides() {
-                if side.bound == Some(Bottleneck::Cpu) {
+                if side.bound == Some(FabricBottleneck::Cpu) {
                     busy.push(format!("{} x{} {name}", row.rw, row.disks));
                 }
             }
@@ -259,10 +263,8 @@ impl Bench<'_> {
 
     /// Measures a local volume in this process, on one core, as a program uses a local disk.
     fn local(&self, job: &BenchJob) -> Result<LoadResults, Error> {
-        let unexpected = |detail: String| Error::Unexpected {
-            what: shell("flagstone", &arguments(job, "an emulated disk").unwrap_or_default()),
-            detail,
-        };
+        let what = shell("flagstone", &arguments(job, "an emulated disk").unwrap_or_default());
+        let unexpected = |detail: String| Error::unexpected(&what, detail);
         let text = self.bed.volumes(false);
         let config = Config::parse("lab", &text).map_err(|wrong| unexpected(wrong.to_string()))?;
         let load = load_job(job);

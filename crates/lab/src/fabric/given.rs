@@ -13,15 +13,13 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 
-use super::{DEPTH, DISKS, FABRIC, FabricRow, LOCAL, MeasuredRecords, PUBLISHED, SUITE};
+use super::{DEPTH, DISKS, FABRIC, FabricRow, LOCAL, PUBLISHED, SUITE};
 use crate::Error;
-use crate::bed::{BedTargets, RunOptions};
+use crate::bed::{BedTargets, MeasuredRecords, RunOptions};
 use crate::limits::OUTPUT_BYTES;
 
-/// SSDs of the user.
 #[derive(Clone, Debug)]
 pub struct GivenFabric {
-    /// Properties of the disks.
     pub targets: BedTargets,
     /// Devices of one SSD each; or `nvme-tcp://` volumes, the first of one SSD, the second of two, and
     /// so on.
@@ -90,15 +88,14 @@ impl GivenFabric {
         let side = if is_local { "the server's own SSDs" } else { "the same over NVMe/TCP" };
         let title = format!("Experiment B on real machines: {side}");
         let plan = run.plan((SUITE, &title), jobs.collect(), vec![target], &self.targets);
+        if is_local {
+            let parts = std::slice::from_ref(&plan);
+            return run.campaign((&plan, parts), &self.targets, None, watcher, interrupt);
+        }
         let store = run.store(&plan, &self.targets)?;
         let fio = run.fio(&plan, interrupt)?;
-        let end = match is_local {
-            true => run.measure(&plan, &store, fio.as_ref(), watcher, interrupt)?,
-            false => {
-                let client = Client { run, plan: &plan, store: &store, fio: fio.as_ref() };
-                client.measure(watcher, interrupt)?
-            }
-        };
+        let client = FabricClient { run, plan: &plan, store: &store, fio: fio.as_ref() };
+        let end = client.measure(watcher, interrupt)?;
         let records = local.unwrap_or_default().into_iter().chain(store.records()?);
         Ok((end, records.collect()))
     }
@@ -143,14 +140,14 @@ fn local_records(directory: &Path) -> Result<Vec<ResultRecord>, Error> {
 
 /// The client's side. Each number of SSDs is a separate volume, striped by the server; the records
 /// count SSDs, not volumes, so that both runs can be compared.
-struct Client<'a> {
+struct FabricClient<'a> {
     run: &'a RunOptions,
     plan: &'a CampaignPlan,
     store: &'a ResultStore,
     fio: Option<&'a Fio>,
 }
 
-impl Client<'_> {
+impl FabricClient<'_> {
     fn measure(
         &self,
         watcher: &mut dyn Watcher,

@@ -11,24 +11,22 @@
 mod emulated;
 mod given;
 
-use flagstone_bench::campaign::{CampaignEnd, Watcher};
+use flagstone_bench::campaign::Watcher;
 use flagstone_bench::job::{BenchJob, JobPattern};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::table::Table;
-use flagstone_bench::units::format_number;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 pub use self::emulated::EmulatedFabric;
 use self::emulated::{bottleneck, model};
 pub use self::given::GivenFabric;
 use crate::Error;
-use crate::bed::{self, ExperimentOutcome, RunOptions, here, suffix};
-use crate::figures::{Figures, percent};
+use crate::bed::{self, ExperimentOutcome, RunOptions, SCHEMA_VERSION, here, suffix};
+use crate::figures::{self, Figures, or_dash, percent};
 
-/// Version of the JSON form.
-pub const SCHEMA_VERSION: u32 = 1;
 /// Largest number of SSDs, as published.
 pub const DISKS: u32 = 4;
 /// Built-in suite with the published table.
@@ -45,60 +43,40 @@ const PUBLISHED: [(JobPattern, [(f64, f64); 4]); 2] = [
     (JobPattern::RandRead, [(180., 180.), (360., 360.), (522., 413.), (659., 384.)]),
 ];
 
-/// Disks of the experiment.
 #[derive(Clone, Debug)]
 pub enum FabricBed {
-    /// Emulated SSDs and network.
     Emulated(EmulatedFabric),
-    /// SSDs of the user.
     Given(GivenFabric),
 }
 
-/// Parameters of the experiment.
-#[derive(Clone, Debug)]
-pub struct FabricOptions {
-    /// Parameters of every experiment.
-    pub run: RunOptions,
-    /// The disks.
-    pub bed: FabricBed,
-}
-
-/// What limited a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Bottleneck {
-    /// The emulated disks.
+pub enum FabricBottleneck {
     Disks,
-    /// The emulated network.
     Network,
-    /// The CPUs of this machine.
     Cpu,
-    /// The latency at the given depth.
     Latency,
 }
 
-impl Bottleneck {
-    /// The words in a table.
+impl FabricBottleneck {
     pub fn words(self) -> &'static str {
         match self {
-            Bottleneck::Disks => "the disks",
-            Bottleneck::Network => "the network",
-            Bottleneck::Cpu => "the CPU of this machine",
-            Bottleneck::Latency => "latency",
+            FabricBottleneck::Disks => "the disks",
+            FabricBottleneck::Network => "the network",
+            FabricBottleneck::Cpu => "the CPU of this machine",
+            FabricBottleneck::Latency => "latency",
         }
     }
 }
 
-/// Results of one job on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct FabricSide {
-    /// Figures of the measurement.
     #[serde(flatten)]
     pub figures: Figures,
     /// IOPS that the emulated disks and network allow; none for given ones.
     pub model_iops: Option<f64>,
     /// What limited the result; none for given disks.
-    pub bound: Option<Bottleneck>,
+    pub bound: Option<FabricBottleneck>,
 }
 
 /// One direction on one number of SSDs.
@@ -106,17 +84,11 @@ pub struct FabricSide {
 pub struct FabricRow {
     /// `randwrite` or `randread`.
     pub rw: JobPattern,
-    /// Number of SSDs.
     pub disks: u32,
-    /// On the server itself.
     pub local: Option<FabricSide>,
-    /// Over the fabric.
     pub fabric: Option<FabricSide>,
-    /// IOPS over the fabric, in % of the local IOPS.
     pub of_local_percent: Option<f64>,
-    /// Published IOPS, local.
     pub published_local_iops: f64,
-    /// Published IOPS over NVMe/TCP.
     pub published_fabric_iops: f64,
 }
 
@@ -132,25 +104,19 @@ impl FabricRow {
     }
 }
 
-/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FabricSummary {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `fabric`.
     pub experiment: &'static str,
-    /// Whether any disk is known not to be real.
     pub emulated: bool,
     /// Whether the disks are the user's.
     pub real_nodes: bool,
-    /// Machine type as stated by the user.
     pub machine: Option<String>,
     /// Factor by which emulated disks and network are slower than the published ones; 1 for given
     /// ones.
     pub scale: u32,
     /// Writes, then reads, by number of SSDs.
     pub rows: Vec<FabricRow>,
-    /// Caveats.
     pub caveats: Vec<String>,
 }
 
@@ -159,30 +125,20 @@ pub struct FabricSummary {
 /// # Errors
 /// The first failure. The user's interruption during the measurements is a [`CampaignEnd`].
 pub fn run(
-    options: &FabricOptions,
+    run: &RunOptions,
+    bed: &FabricBed,
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<ExperimentOutcome<FabricSummary>, Error> {
-    let (end, records) = match &options.bed {
-        FabricBed::Emulated(bed) => bed.measure(&options.run, watcher, interrupt)?,
-        FabricBed::Given(bed) => bed.measure(&options.run, watcher, interrupt)?,
+    let (end, records) = match bed {
+        FabricBed::Emulated(bed) => bed.measure(run, watcher, interrupt)?,
+        FabricBed::Given(bed) => bed.measure(run, watcher, interrupt)?,
     };
-    Ok(ExperimentOutcome { end, summary: summary(&options.bed, &records) })
+    Ok(ExperimentOutcome { end, summary: summary(bed, &records) })
 }
 
-/// End of the measurements with their records.
-type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
-
 fn job(run: &RunOptions, pattern: JobPattern, disks: u32) -> BenchJob {
-    BenchJob {
-        name: format!("{pattern}-x{disks}"),
-        pattern,
-        depth: DEPTH,
-        disks,
-        ramp_ms: run.ramp_ms,
-        runtime_ms: run.runtime_ms,
-        ..BenchJob::default()
-    }
+    BenchJob { depth: DEPTH, disks, ..run.job(format!("{pattern}-x{disks}"), pattern) }
 }
 
 fn summary(bed: &FabricBed, records: &[ResultRecord]) -> FabricSummary {
@@ -265,17 +221,11 @@ fn by_disks(summary: &FabricSummary, rw: JobPattern) -> Table {
     let of = |pick: fn(&FabricRow) -> &Option<FabricSide>| {
         suffix(rows.iter().filter_map(move |row| Some(&pick(row).as_ref()?.figures)))
     };
-    let head = [
-        "SSDs",
-        &format!("local{}", of(|row| &row.local)),
-        "published",
-        &format!("NVMe/TCP{}", of(|row| &row.fabric)),
-        "published",
-        "of local",
-        "published",
-        "mean ms",
-        "n",
-    ];
+    let heads = format!(
+        "SSDs|local{}|published|NVMe/TCP{}|published|of local|published|mean ms|n",
+        of(|row| &row.local),
+        of(|row| &row.fabric)
+    );
     let all: Vec<&Figures> =
         rows.iter().flat_map(|row| row.sides()).map(|(_, side)| &side.figures).collect();
     let slower = match summary.scale {
@@ -286,12 +236,11 @@ fn by_disks(summary: &FabricSummary, rw: JobPattern) -> Table {
         "thousands of IOPS, {rw} of 4 KiB: {}{slower}, and as MayaScale published it",
         here(&all, summary.machine.as_ref())
     );
-    let mut table = Table::new(title, &head);
-    let thousands = |iops: f64| format_number(iops / 1e3, 1);
+    let mut table = figures::table(title, &heads);
+    let thousands = |iops: f64| grouped(iops / 1e3, 1);
     for row in rows {
-        let iops = |side: &Option<FabricSide>| {
-            side.as_ref().map_or_else(|| "-".to_owned(), |side| thousands(side.figures.iops))
-        };
+        let iops =
+            |side: &Option<FabricSide>| or_dash(side.as_ref(), |side| thousands(side.figures.iops));
         let last = row.sides().last().map(|(_, side)| side.figures.latency_ms);
         let repetitions = row.sides().map(|(_, side)| side.figures.repetitions).min();
         table.rows.push(vec![
@@ -302,7 +251,7 @@ fn by_disks(summary: &FabricSummary, rw: JobPattern) -> Table {
             thousands(row.published_fabric_iops),
             percent(row.of_local_percent, 0),
             percent(Some(row.published_of_local_percent()), 0),
-            last.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3}")),
+            or_dash(last, |ms| format!("{ms:.3}")),
             repetitions.unwrap_or(0).to_string(),
         ]);
     }
@@ -321,8 +270,8 @@ fn bottlenecks(summary: &FabricSummary) -> Table {
                 row.rw.to_string(),
                 row.disks.to_string(),
                 name.to_owned(),
-                format_number(side.figures.iops, 0),
-                format_number(model_iops, 0),
+                grouped(side.figures.iops, 0),
+                grouped(model_iops, 0),
                 format!("{:.3}", side.figures.latency_ms),
                 side.figures.repetitions.to_string(),
                 percent(side.figures.cpu_percent, 0),
@@ -390,7 +339,7 @@ pub(crate) mod tests {
         );
         let sides: Vec<_> = found.rows.iter().flat_map(|row| row.sides()).collect();
         let bound: Vec<_> = sides.iter().map(|(_, side)| side.bound.unwrap()).collect();
-        use Bottleneck::{Cpu, Disks, Latency, Network};
+        use FabricBottleneck::{Cpu, Disks, Latency, Network};
         assert_eq!(bound, [Disks, Cpu, Latency, Network]);
         let json = serde_json::to_value(&found.rows).unwrap();
         assert_eq!(json[0]["local"]["bound"], "disks");

@@ -8,12 +8,11 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 
-use super::{Death, DrillLog, DrillNodes, Follower, Resynced, TARGET};
+use super::{Death, DrillFacts, DrillLog, DrillNodes, Follower, Resynced, TARGET};
 use crate::Error;
 use crate::bed::{BedTargets, RunOptions};
-use crate::node::{NODE_NAMES, NodePair, device};
+use crate::node::{NODE_NAMES, NodePair, ReportedState, device};
 
-/// Name of the volume.
 const VOLUME: &str = "db";
 /// Size of each node's file, in bytes.
 const NODE_BYTES: u64 = 256 << 20;
@@ -22,12 +21,10 @@ pub(super) const PEER_TIMEOUT: &str = "2s";
 /// Latencies of the emulated disks: the published write latency at 8K, and a read of such a disk.
 const LATENCIES: &str = "write_latency = \"1935us\", read_latency = \"800us\"";
 
-/// Two processes on this machine.
 #[derive(Clone, Debug)]
 pub struct EmulatedFailover {
     /// Existing directory for the nodes' files, which are removed at the end.
     pub directory: PathBuf,
-    /// How the source dies.
     pub death: Death,
     /// Whether the disks have the latency of SSD persistent disks, or that of the files.
     pub is_emulated: bool,
@@ -79,30 +76,23 @@ pub(super) struct LocalNodes<'a> {
 }
 
 impl DrillNodes for LocalNodes<'_> {
-    fn target(&self) -> Result<BenchTarget, Error> {
-        // A comma separates disks in a target's text; this is one disk with two paths.
-        let disks = vec![DiskAddress::NvmeTcp(device(&self.pair.ports, VOLUME))];
-        Ok(BenchTarget { name: TARGET.to_owned(), disks })
-    }
-
-    fn targets(&self) -> BedTargets {
+    fn facts(&self) -> Result<DrillFacts, Error> {
+        let EmulatedFailover { death, is_emulated, .. } = *self.bed;
+        let provenance = if is_emulated { Provenance::Emulated } else { Provenance::Served };
         let address = device(&self.pair.ports, VOLUME);
-        let origin = Origin { provenance: self.provenance(), stack: self.stack.clone() };
-        BedTargets {
+        let origin = Origin { provenance, stack: self.stack.clone() };
+        let targets = BedTargets {
             machine: None,
             destroy: Vec::new(),
-            origins: [(address, origin)].into(),
+            origins: [(address.clone(), origin)].into(),
             precondition: false,
             initiator: InitiatorChoice::Flagstone,
-        }
-    }
-
-    fn provenance(&self) -> Provenance {
-        if self.bed.is_emulated { Provenance::Emulated } else { Provenance::Served }
-    }
-
-    fn death(&self) -> Death {
-        self.bed.death
+        };
+        // A comma separates disks in a target's text; this is one disk with two paths.
+        let disks = vec![DiskAddress::NvmeTcp(address)];
+        let target = BenchTarget { name: TARGET.to_owned(), disks };
+        let caveats = self.caveats();
+        Ok(DrillFacts { target, targets, provenance, death, slack_s: 0.0, caveats })
     }
 
     fn prepare(&mut self, follower: &mut dyn Follower) -> Result<u64, Error> {
@@ -152,11 +142,8 @@ impl DrillNodes for LocalNodes<'_> {
     }
 
     fn wait_in_sync(&mut self, _follower: &mut dyn Follower) -> Result<Resynced, Error> {
-        let status = self.pair.b.wait(VOLUME, "mirroring", self.interrupt)?;
-        Ok(Resynced {
-            bytes: status.peers.first().map_or(0, |peer| peer.copied_bytes),
-            volume_bytes: status.replica.map_or(0, |replica| replica.size_bytes),
-        })
+        let status = self.pair.b.wait(VOLUME, ReportedState::Mirroring, self.interrupt)?;
+        Ok(Resynced::of(&status))
     }
 
     fn switch_over(&mut self, _follower: &mut dyn Follower) -> Result<(), Error> {
@@ -166,7 +153,9 @@ impl DrillNodes for LocalNodes<'_> {
     fn stop(&mut self) -> Result<(), Error> {
         self.pair.stop(self.interrupt)
     }
+}
 
+impl LocalNodes<'_> {
     fn caveats(&self) -> Vec<String> {
         let disks = match self.bed.is_emulated {
             true => {

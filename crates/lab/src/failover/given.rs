@@ -6,21 +6,20 @@ use std::process::Command;
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::os::Stopwatch;
-use flagstone_bench::process::{self, Interrupt, wait_for};
+use flagstone_bench::process::{self, Interrupt};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::target::BenchTarget;
 
 use super::load::LOAD_BYTES;
-use super::{Death, DrillLog, DrillNodes, Follower, Resynced, TARGET};
+use super::{Death, DrillFacts, DrillLog, DrillNodes, Follower, Resynced, TARGET};
 use crate::Error;
 use crate::bed::{BedTargets, RunOptions, volume_at, warning};
-use crate::limits::{OUTPUT_BYTES, SAID_BYTES, STEP_S};
-use crate::node::MirrorStatus;
+use crate::limits::{OUTPUT_BYTES, STEP_S};
+use crate::node::{ReportedMirror, ReportedState, retry};
 
 /// Steps that may each take [`STEP_S`] during the load.
 const SLOW_STEPS: f64 = 4.0;
 
-/// Nodes of the user.
 #[derive(Clone, Debug)]
 pub struct GivenFailover {
     /// Properties of the volume; the initiator is not used.
@@ -31,7 +30,6 @@ pub struct GivenFailover {
     pub node_b: String,
     /// Mirrored volume on both nodes, by name or NQN.
     pub volume: String,
-    /// Commands that act on the nodes.
     pub commands: NodeCommands,
 }
 
@@ -93,12 +91,7 @@ impl GivenNodes<'_> {
         let ended = process::run(&mut program, OUTPUT_BYTES, self.interrupt, &mut || {})?;
         match ended.status.success() {
             true => Ok(ended.output),
-            false => Err(Error::Command {
-                command: command.to_owned(),
-                node: "this machine".to_owned(),
-                status: ended.status.to_string(),
-                said: ended.message(SAID_BYTES),
-            }),
+            false => Err(Error::command(command, "this machine", &ended)),
         }
     }
 
@@ -115,39 +108,24 @@ impl GivenNodes<'_> {
     }
 
     /// Repeats a command that fails or returns nothing yet.
-    fn repeat<T>(&self, mut what: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
-        let mut last = None;
-        let done = wait_for(STEP_S, self.interrupt, || match what() {
-            Ok(found) => found.map(Ok),
-            Err(error @ Error::Command { .. }) => {
-                last = Some(error);
-                None
-            }
-            Err(error) => Some(Err(error)),
-        })?;
-        done.unwrap_or_else(|| {
-            Err(last.unwrap_or_else(|| Error::Unexpected {
-                what: "a step of the drill".to_owned(),
-                detail: format!("it was not done within {STEP_S:.0} s"),
-            }))
-        })
+    fn repeat<T>(&self, what: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
+        let late = format!("it was not done within {STEP_S:.0} s");
+        let late = || Error::unexpected("a step of the drill", late);
+        retry(STEP_S, self.interrupt, what, late)
     }
 
-    fn status(&self, command: &str) -> Result<MirrorStatus, Error> {
+    fn status(&self, command: &str) -> Result<ReportedMirror, Error> {
         let text = self.once(command)?;
-        serde_json::from_str(&text).map_err(|error| Error::Unexpected {
-            what: command.to_owned(),
-            detail: error.to_string(),
-        })
+        serde_json::from_str(&text).map_err(|error| Error::unexpected(command, error))
     }
 
     /// Refuses a mirror that is out of sync: the drill would lose data, as it should.
     fn check_in_sync(&self) -> Result<(), Error> {
         let Some(command) = &self.bed.commands.status else { return Ok(()) };
         let status = self.status(command)?;
-        match status.state.as_str() {
+        match status.state {
             // A target reports the state of its source.
-            "mirroring" | "target" => Ok(()),
+            ReportedState::Mirroring | ReportedState::Target => Ok(()),
             state => Err(BenchError::usage(format!(
                 "the mirror is {state}: both nodes must be in sync before one is killed"
             ))
@@ -157,26 +135,18 @@ impl GivenNodes<'_> {
 }
 
 impl DrillNodes for GivenNodes<'_> {
-    fn target(&self) -> Result<BenchTarget, Error> {
-        self.bed.target()
-    }
-
-    fn targets(&self) -> BedTargets {
-        self.bed.targets.clone()
-    }
-
-    fn provenance(&self) -> Provenance {
-        let address = self.bed.target().map(|target| target.address()).unwrap_or_default();
-        let origin = self.bed.targets.origins.get(&address);
-        origin.map_or(Provenance::Served, |origin| origin.provenance)
-    }
-
-    fn death(&self) -> Death {
-        Death::Operator
-    }
-
-    fn slack_s(&self) -> f64 {
-        SLOW_STEPS * STEP_S
+    fn facts(&self) -> Result<DrillFacts, Error> {
+        let target = self.bed.target()?;
+        let origin = self.bed.targets.origins.get(&target.address());
+        let provenance = origin.map_or(Provenance::Served, |origin| origin.provenance);
+        Ok(DrillFacts {
+            target,
+            targets: self.bed.targets.clone(),
+            provenance,
+            death: Death::Operator,
+            slack_s: SLOW_STEPS * STEP_S,
+            caveats: self.caveats(provenance),
+        })
     }
 
     fn prepare(&mut self, follower: &mut dyn Follower) -> Result<u64, Error> {
@@ -242,22 +212,20 @@ impl DrillNodes for GivenNodes<'_> {
         };
         let status = self.repeat(|| {
             let status = self.status(command)?;
-            Ok((status.state == "mirroring").then_some(status))
+            Ok((status.state == ReportedState::Mirroring).then_some(status))
         })?;
-        Ok(Resynced {
-            bytes: status.peers.first().map_or(0, |peer| peer.copied_bytes),
-            volume_bytes: status.replica.map_or(0, |replica| replica.size_bytes),
-        })
+        Ok(Resynced::of(&status))
     }
 
     fn switch_over(&mut self, follower: &mut dyn Follower) -> Result<(), Error> {
         let ask = "on node A: flagstone mirror switchover VOLUME; when it is done";
         self.until_success(self.bed.commands.switchover.as_ref(), ask, follower)
     }
+}
 
-    fn caveats(&self) -> Vec<String> {
-        let mut caveats: Vec<String> =
-            warning(self.provenance()).map(str::to_owned).into_iter().collect();
+impl GivenNodes<'_> {
+    fn caveats(&self, provenance: Provenance) -> Vec<String> {
+        let mut caveats: Vec<String> = warning(provenance).map(str::to_owned).into_iter().collect();
         if let Some(machine) = &self.bed.targets.machine {
             caveats
                 .push(format!("the machine type {machine} was stated by the user, not detected"));
@@ -391,6 +359,6 @@ mod tests {
         assert!(address.starts_with("nvme-tcp://10.0.0.1,10.0.0.2:4421/nqn."), "{address}");
         let (run, never) = (run_options("results".into()), Interrupt::never());
         // An operator may be slow.
-        assert!(bed.nodes(&run, &never).slack_s() > 3000.0);
+        assert!(bed.nodes(&run, &never).facts().unwrap().slack_s > 3000.0);
     }
 }

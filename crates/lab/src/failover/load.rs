@@ -6,41 +6,37 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::process::{self, Interrupt, ProcessOutput};
+use flagstone_bench::process::{self, Interrupt, Process, ProcessOutput};
 use flagstone_load::results::LoadResults;
+use rustix::process::Signal;
 
 use crate::Error;
-use crate::limits::{OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
-use crate::process::BackgroundCommand;
+use crate::limits::{OUTPUT_BYTES, PATIENCE_S};
 
 /// Bytes of the volume that the load uses: a smaller range is overwritten more often and read back
 /// faster.
 pub(crate) const LOAD_BYTES: u64 = 64 << 20;
-/// Requests in flight.
 pub(crate) const DEPTH: u32 = 8;
 /// Steps of a drill that may each take [`PATIENCE_S`] during the load.
 const STEPS: f64 = 8.0;
 
-/// Results of both processes.
 #[derive(Clone, Debug)]
 pub(crate) struct HostResults {
-    /// Results of the load.
     pub(crate) load: LoadResults,
-    /// Results of reading back.
     pub(crate) read_back: LoadResults,
     /// The JSON documents of both.
     pub(crate) raw: [String; 2],
 }
 
-/// A running load.
 #[derive(Debug)]
 pub(crate) struct DrillHost<'a> {
     program: &'a Path,
     target: String,
     state: PathBuf,
-    running: BackgroundCommand,
+    running: Process,
 }
 
 /// Arguments of the load. It records acknowledged writes in the file `state`.
@@ -65,20 +61,18 @@ impl<'a> DrillHost<'a> {
     ) -> Result<DrillHost<'a>, Error> {
         let state = directory.join("acknowledged");
         let words = arguments(&target, &state.to_string_lossy(), seconds);
-        let running = BackgroundCommand::begin(Command::new(program).args(words))?;
+        let running = Process::start(Command::new(program).args(words))?;
         Ok(DrillHost { program, target, state, running })
     }
 
     /// Stops the load and reads all blocks back.
     pub(crate) fn end(self, interrupt: &Interrupt) -> Result<HostResults, Error> {
         let what = "flagstone load";
-        self.running.ask_to_end()?;
-        let ended = self.running.end(PATIENCE_S, interrupt)?;
-        let ended = ended.ok_or_else(|| Error::Unexpected {
-            what: what.to_owned(),
-            detail: "it does not stop".to_owned(),
-        })?;
-        let load = parse(what, &ended.output, ended.status, &ended.said)?;
+        self.running.signal(Signal::INT)?;
+        let limit = Duration::from_secs_f64(PATIENCE_S);
+        let ended = self.running.finish(limit, OUTPUT_BYTES, interrupt)?;
+        let ended = ended.ok_or_else(|| Error::unexpected(what, "it does not stop"))?;
+        let load = results(what, &ended)?;
         let mut words: Vec<String> =
             ["load", &self.target, "--json", "--rw", "read", "--bs", "64k", "--verify"]
                 .map(str::to_owned)
@@ -95,22 +89,8 @@ impl<'a> DrillHost<'a> {
 
 /// Results of a `flagstone load` that has ended, also of one that found wrong data.
 pub(crate) fn results(what: &str, ended: &ProcessOutput) -> Result<LoadResults, Error> {
-    parse(what, &ended.output, ended.status, &ended.message(SAID_BYTES))
-}
-
-fn parse(
-    what: &str,
-    output: &str,
-    status: std::process::ExitStatus,
-    said: &str,
-) -> Result<LoadResults, Error> {
-    serde_json::from_str(output).map_err(|error| match status.success() {
-        true => Error::Unexpected { what: what.to_owned(), detail: error.to_string() },
-        false => Error::Command {
-            command: what.to_owned(),
-            node: "the host".to_owned(),
-            status: status.to_string(),
-            said: said.to_owned(),
-        },
+    serde_json::from_str(&ended.output).map_err(|error| match ended.status.success() {
+        true => Error::unexpected(what, error),
+        false => Error::command(what, "the host", ended),
     })
 }

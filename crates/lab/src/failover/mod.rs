@@ -28,10 +28,11 @@ use serde::Serialize;
 pub use self::emulated::EmulatedFailover;
 pub use self::given::{GivenFailover, NodeCommands};
 use self::load::{DEPTH, DrillHost, HostResults, LOAD_BYTES};
-pub use self::summary::{FailoverSummary, SCHEMA_VERSION, tables};
+pub use self::summary::{FailoverSummary, tables};
 use self::timeline::DrillEvent;
 use crate::Error;
 use crate::bed::{self, BedTargets, RunOptions};
+use crate::node::ReportedMirror;
 
 /// Target name of the volume.
 const TARGET: &str = "mirror, both nodes";
@@ -45,7 +46,6 @@ const AFTER_S: f64 = 2.0;
 /// Progress steps of [`run`].
 pub const STEPS: usize = 5;
 
-/// Cause of the source's death.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Death {
@@ -77,23 +77,10 @@ pub trait Follower {
     }
 }
 
-/// Nodes of the drill.
 #[derive(Clone, Debug)]
 pub enum FailoverBed {
-    /// Two processes on this machine.
     Emulated(EmulatedFailover),
-    /// Nodes of the user.
     Given(Box<GivenFailover>),
-}
-
-/// Parameters of the drill.
-#[derive(Clone, Debug)]
-pub struct FailoverOptions {
-    /// Parameters of every experiment. `runtime_ms` is the shortest length of the load; warm-up and
-    /// repetitions are not used.
-    pub run: RunOptions,
-    /// The nodes.
-    pub bed: FailoverBed,
 }
 
 /// What a resync copied.
@@ -104,18 +91,18 @@ struct Resynced {
     volume_bytes: u64,
 }
 
+impl Resynced {
+    fn of(status: &ReportedMirror) -> Resynced {
+        Resynced {
+            bytes: status.peers.first().map_or(0, |peer| peer.copied_bytes),
+            volume_bytes: status.replica.as_ref().map_or(0, |replica| replica.size_bytes),
+        }
+    }
+}
+
 /// The two nodes of a drill. Node A is the source at the start.
 trait DrillNodes {
-    /// Target of the host.
-    fn target(&self) -> Result<BenchTarget, Error>;
-    /// Properties of the target, for the plan.
-    fn targets(&self) -> BedTargets;
-    fn provenance(&self) -> Provenance;
-    fn death(&self) -> Death;
-    /// Additional time that the load may need, in seconds.
-    fn slack_s(&self) -> f64 {
-        0.0
-    }
+    fn facts(&self) -> Result<DrillFacts, Error>;
     /// Starts or checks the nodes: both are in sync afterwards. Returns the size of the volume, 0 if
     /// unknown.
     fn prepare(&mut self, follower: &mut dyn Follower) -> Result<u64, Error>;
@@ -143,7 +130,19 @@ trait DrillNodes {
     fn stop(&mut self) -> Result<(), Error> {
         Ok(())
     }
-    fn caveats(&self) -> Vec<String>;
+}
+
+/// What is known of a drill before it begins.
+struct DrillFacts {
+    /// Target of the host.
+    target: BenchTarget,
+    /// Properties of the target, for the plan.
+    targets: BedTargets,
+    provenance: Provenance,
+    death: Death,
+    /// Additional time that the load may need, in seconds.
+    slack_s: f64,
+    caveats: Vec<String>,
 }
 
 /// Clock of the load and its events.
@@ -176,29 +175,27 @@ struct DrillTimes {
     resynced: Resynced,
 }
 
-/// Runs the drill and writes its results, with the timeline as a picture.
+/// Runs the drill and writes its results, with the timeline as a picture. `run.runtime_ms` is the
+/// shortest length of the load; warm-up and repetitions are not used.
 ///
 /// # Errors
 /// The first failure, and the user's interruption.
 pub fn run(
-    options: &FailoverOptions,
+    run: &RunOptions,
+    bed: &FailoverBed,
     follower: &mut dyn Follower,
     interrupt: &Interrupt,
 ) -> Result<FailoverSummary, Error> {
-    crate::check_is_new(&options.run.results)?;
-    let mut scratch = tempfile::Builder::new();
-    scratch.prefix("flagstone-lab-");
-    let failed = Error::system("cannot create a directory for the nodes' files");
-    match &options.bed {
+    crate::check_is_new(&run.results)?;
+    match bed {
         FailoverBed::Emulated(bed) => {
-            let scratch = scratch.tempdir_in(&bed.directory).map_err(failed)?;
-            let mut nodes = bed.nodes(&options.run, scratch.path(), interrupt)?;
-            drill(&options.run, &mut nodes, scratch.path(), follower, interrupt)
+            let scratch = crate::scratch_in(&bed.directory)?;
+            let mut nodes = bed.nodes(run, scratch.path(), interrupt)?;
+            drill(run, &mut nodes, scratch.path(), follower, interrupt)
         }
         FailoverBed::Given(bed) => {
-            let scratch = scratch.tempdir().map_err(failed)?;
-            let mut nodes = bed.nodes(&options.run, interrupt);
-            drill(&options.run, &mut nodes, scratch.path(), follower, interrupt)
+            let scratch = crate::scratch()?;
+            drill(run, &mut bed.nodes(run, interrupt), scratch.path(), follower, interrupt)
         }
     }
 }
@@ -211,9 +208,9 @@ fn drill(
     interrupt: &Interrupt,
 ) -> Result<FailoverSummary, Error> {
     let volume_bytes = nodes.prepare(follower)?;
-    let target = nodes.target()?;
+    let DrillFacts { target, targets, provenance, death, slack_s, mut caveats } = nodes.facts()?;
     let seconds = run.runtime_ms as f64 / 1e3;
-    let load_seconds = seconds + nodes.slack_s();
+    let load_seconds = seconds + slack_s;
     let started_unix_s = unix_seconds();
     let mut log = DrillLog { seconds, interrupt, watch: Stopwatch::start(), events: Vec::new() };
     let host = DrillHost::begin(&run.program, target.address(), scratch, load_seconds)?;
@@ -223,29 +220,27 @@ fn drill(
     nodes.stop()?;
     follower.end("read all blocks back");
 
-    let provenance = nodes.provenance();
-    let targets = nodes.targets();
+    caveats.push(
+        "the host recorded which writes were acknowledged, and another process read all of them back \
+         after the load"
+            .to_owned(),
+    );
     let known_bytes = times.resynced.volume_bytes;
-    let mut summary = FailoverSummary {
+    let summary = FailoverSummary {
         emulated: bed::is_emulated(provenance),
-        real_nodes: nodes.death() == Death::Operator,
+        real_nodes: death == Death::Operator,
         provenance,
         machine: targets.machine.clone(),
-        death: nodes.death(),
+        death,
         failover_ms: times.failover_ms,
         resynced_bytes: times.resynced.bytes,
         volume_bytes: if known_bytes > 0 { known_bytes } else { volume_bytes },
         return_ms: times.return_ms,
         switchover_ms: times.switchover_ms,
         events: log.events,
+        caveats,
         ..FailoverSummary::of_host(&found.load, &found.read_back)
     };
-    summary.caveats = nodes.caveats();
-    summary.caveats.push(
-        "the host recorded which writes were acknowledged, and another process read all of them back \
-         after the load"
-            .to_owned(),
-    );
     let record = ResultRecord {
         provenance,
         started_unix_s,
@@ -298,14 +293,10 @@ fn steps(
 
 fn job(run: &RunOptions) -> BenchJob {
     BenchJob {
-        name: "failover".to_owned(),
-        pattern: JobPattern::RandRw,
         depth: DEPTH,
-        disks: 1,
         ramp_ms: 0,
-        runtime_ms: run.runtime_ms,
         size_bytes: Some(LOAD_BYTES),
-        ..BenchJob::default()
+        ..run.job("failover".to_owned(), JobPattern::RandRw)
     }
 }
 

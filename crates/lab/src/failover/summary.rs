@@ -1,34 +1,26 @@
 //! Results of a drill, as data and as tables.
 
 use flagstone_bench::table::Table;
-use flagstone_bench::units::format_number;
 use flagstone_load::results::LoadResults;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::Death;
 use super::emulated::PEER_TIMEOUT;
 use super::timeline::{DrillEvent, TimelinePoint};
+use crate::bed::SCHEMA_VERSION;
 use flagstone_bench::provenance::Provenance;
 
-/// Version of the JSON form.
-pub const SCHEMA_VERSION: u32 = 1;
-
-/// Results of a drill.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FailoverSummary {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `failover`.
     pub experiment: &'static str,
     /// Whether the disks are known not to be real.
     pub emulated: bool,
     /// Whether the nodes are the user's.
     pub real_nodes: bool,
-    /// Provenance of the volume.
     pub provenance: Provenance,
-    /// Machine type as stated by the user.
     pub machine: Option<String>,
-    /// Cause of the source's death.
     pub death: Death,
     /// Written blocks of 4 KiB.
     pub blocks_written: u64,
@@ -36,26 +28,21 @@ pub struct FailoverSummary {
     pub blocks_checked: u64,
     /// Blocks with other data than was written.
     pub wrong_blocks: u64,
-    /// Failed requests.
     pub errors: u64,
-    /// Longest latency of a request, in ms.
     pub longest_ms: f64,
     /// Time from the death of the source to the end of the command that made the other node the
     /// source, in ms.
     pub failover_ms: f64,
     /// Bytes of the volume that were copied to the node that had been dead.
     pub resynced_bytes: u64,
-    /// Size of the volume, in bytes.
     pub volume_bytes: u64,
     /// Time from that node's start until it was in sync, in ms.
     pub return_ms: f64,
-    /// Duration of the planned switchover back, in ms.
     pub switchover_ms: f64,
     /// Events, in the load's time.
     pub events: Vec<DrillEvent>,
     /// IOPS of each second of the load.
     pub timeline: Vec<TimelinePoint>,
-    /// Caveats.
     pub caveats: Vec<String>,
 }
 
@@ -137,8 +124,8 @@ impl FailoverSummary {
 pub fn tables(summary: &FailoverSummary) -> Vec<Table> {
     let suffix = summary.provenance.suffix();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let ms = |value: f64| format!("{} ms", format_number(value, 0));
-    let count = |value: u64| format_number(value as f64, 0);
+    let ms = |value: f64| format!("{} ms", grouped(value, 0));
+    let count = |value: u64| grouped(value as f64, 0);
     let rows = [
         ("death of the source", summary.death_in_words()),
         ("time until the other node served", ms(summary.failover_ms)),

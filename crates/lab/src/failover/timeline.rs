@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use flagstone_bench::report::{Drawing, Drawn};
-use flagstone_bench::units::format_number;
 use flagstone_plot::Theme;
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use super::FailoverSummary;
@@ -13,16 +13,13 @@ use crate::Error;
 /// Characters of the longest bar.
 const BAR: f64 = 40.0;
 
-/// An event of a drill.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DrillEvent {
     /// Time since the load began, in seconds.
     pub at_s: f64,
-    /// Description.
     pub what: String,
 }
 
-/// An interval of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TimelinePoint {
     /// End of the interval, in seconds since the load began.
@@ -49,7 +46,7 @@ pub fn text(summary: &FailoverSummary) -> String {
         let line = format!(
             "{:>5.0}  {:>6}  {bar:<width$}  {}",
             point.at_s,
-            format_number(point.iops, 0),
+            grouped(point.iops, 0),
             happened.join("; ")
         );
         out += line.trim_end();

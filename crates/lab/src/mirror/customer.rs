@@ -7,7 +7,7 @@
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
 
-use crate::figures::MIB;
+use crate::figures::{MIB, or_dash, table};
 
 use super::published::{PublishedRow, ROWS};
 use super::setup::{
@@ -38,21 +38,16 @@ fn find<'a>(summary: &'a MirrorSummary, row: &PublishedRow, setup: &str) -> Opti
 }
 
 fn mib(cell: Option<&MirrorCell>) -> String {
-    cell.map_or_else(|| "-".to_owned(), |cell| format!("{:.2}", cell.figures.mib_per_s))
+    or_dash(cell, |cell| format!("{:.2}", cell.figures.mib_per_s))
 }
 
 /// The customer's log beside the intent log and the published figures, on both kinds of disks.
 pub(super) fn log_table(summary: &MirrorSummary) -> Table {
-    let ours = |what: &str| format!("{what}{}", Provenance::Emulated.suffix());
-    let head = vec![
-        "write size".to_owned(),
-        ours("mirror"),
-        ours("customer's log, local SSD"),
-        "published".to_owned(),
-        ours("customer's log, persistent disk"),
-        "published".to_owned(),
-        "at most, at 1 ms".to_owned(),
-    ];
+    let mark = Provenance::Emulated.suffix();
+    let heads = format!(
+        "write size|mirror{mark}|customer's log, local SSD{mark}|published|customer's log, persistent \
+         disk{mark}|published|at most, at 1 ms"
+    );
     let rows = ROWS.iter().filter_map(|row| {
         let (fast, slow) = (find(summary, row, CUSTOMER_SSD), find(summary, row, CUSTOMER_PD));
         fast.or(slow)?;
@@ -69,7 +64,7 @@ pub(super) fn log_table(summary: &MirrorSummary) -> Table {
     });
     let title = "a metadata write before each write, as the customer's product has it, MiB/s: here on \
                  EMULATED disks, and as published";
-    Table { title: title.to_owned(), head, rows: rows.collect() }
+    Table { rows: rows.collect(), ..table(title, &heads) }
 }
 
 /// Machine type whose limits the emulated disks have.
@@ -80,17 +75,13 @@ fn emulated_machine(summary: &MirrorSummary) -> Option<&str> {
 /// The machine type beside its published figures; no rows if none was named.
 pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
     let machine = emulated_machine(summary).unwrap_or_default();
-    let ours = |what: &str| format!("{what}{}", Provenance::Emulated.suffix());
+    let mark = Provenance::Emulated.suffix();
     let title = format!(
         "{machine}, MiB/s: here on EMULATED disks with the page's limits, and as published"
     );
-    let head = vec![
-        "write size".to_owned(),
-        ours("mirror"),
-        ours("no mirror"),
-        "the page's limit".to_owned(),
-        "published, mirrored or not".to_owned(),
-    ];
+    let heads = format!(
+        "write size|mirror{mark}|no mirror{mark}|the page's limit|published, mirrored or not"
+    );
     let rows = ROWS.iter().filter_map(|row| {
         let limit = page_limit(machine, row)?;
         let (mirror, plain) = (find(summary, row, MIRROR), find(summary, row, PLAIN));
@@ -104,7 +95,7 @@ pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
             if known { format!("about {MACHINE_MIB_PER_S:.0}") } else { "-".to_owned() },
         ])
     });
-    Table { title, head, rows: rows.collect() }
+    Table { rows: rows.collect(), ..table(title, &heads) }
 }
 
 /// Throughput that the catalogue allows for random writes of a row's size on a machine type, in MiB/s;

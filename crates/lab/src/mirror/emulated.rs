@@ -41,7 +41,6 @@ const CALIBRATION_S: f64 = 18.0;
 /// Duration of a start of both nodes with the first resync of all volumes, in seconds.
 const START_S: f64 = 7.0;
 
-/// Emulated nodes.
 #[derive(Clone, Debug)]
 pub struct EmulatedMirror {
     /// Round trip of the link, in µs.
@@ -330,7 +329,6 @@ impl Lab<'_> {
         device(&self.pair.ports[..1], setup.volume)
     }
 
-    /// Properties of the volumes.
     fn targets(&self, calibrated: &[Calibrated]) -> BedTargets {
         let setups = self.parameters.all_setups();
         let volumes = setups.iter().map(|one| (self.address(one), self.stack(one, calibrated)));
@@ -351,7 +349,7 @@ impl Lab<'_> {
         self.parameters.run.plan((SUITE, title), jobs, volumes.collect(), targets)
     }
 
-    /// DiskConfiguration of a setup's volumes in the first repetition, for each write size.
+    /// Configuration of a setup's volumes in the first repetition, for each write size.
     fn stack(&self, setup: &MirrorSetup, calibrated: &[Calibrated]) -> String {
         let mut text = match self.parameters.run.repetitions {
             0 | 1 => String::new(),

@@ -22,10 +22,8 @@ const GRAIN_BYTES: u64 = 64 << 10;
 /// Length of the measurement of the link, in ms.
 const LINK_MS: u64 = 2000;
 
-/// Nodes of the user.
 #[derive(Clone, Debug)]
 pub struct GivenMirror {
-    /// Properties of the volumes.
     pub targets: BedTargets,
     /// Address of the source.
     pub node_a: String,
@@ -74,11 +72,9 @@ impl GivenMirror {
             ROWS.iter().map(|row| super::job(run, row, job_name(row, true), used_bytes)).collect();
         let title = "Experiment A on real nodes: a mirror against no mirror";
         let plan = run.plan((SUITE, title), jobs, volumes, &self.targets);
-        let fio = run.fio(&plan, interrupt)?;
-        let store = run.store(&plan, &self.targets)?;
-        let end = run.measure(&plan, &store, fio.as_ref(), watcher, interrupt)?;
-        let (records, disks) = (store.records()?, Vec::new());
-        Ok(MeasuredMirror { end, records, link, used_bytes, disks })
+        let parts = (&plan, std::slice::from_ref(&plan));
+        let (end, records) = run.campaign(parts, &self.targets, None, watcher, interrupt)?;
+        Ok(MeasuredMirror { end, records, link, used_bytes, disks: Vec::new() })
     }
 
     fn link(

@@ -29,29 +29,18 @@ use crate::bed::{ExperimentOutcome, RunOptions};
 /// Built-in suite with the published table.
 const SUITE: &str = "mirror";
 
-/// Nodes of the experiment.
 #[derive(Clone, Debug)]
 pub enum MirrorBed {
     /// Two processes with emulated disks and link.
     Emulated(EmulatedMirror),
-    /// Nodes of the user.
     Given(GivenMirror),
 }
 
-/// Parameters of the experiment.
-#[derive(Clone, Debug)]
-pub struct MirrorOptions {
-    /// Parameters of every experiment.
-    pub run: RunOptions,
-    /// The nodes.
-    pub bed: MirrorBed,
-}
-
-impl MirrorOptions {
+impl MirrorBed {
     /// Least duration of the emulated experiment, in seconds.
-    pub fn emulated_seconds(&self) -> Option<f64> {
-        match &self.bed {
-            MirrorBed::Emulated(bed) => Some(bed.seconds(&self.run)),
+    pub fn emulated_seconds(&self, run: &RunOptions) -> Option<f64> {
+        match self {
+            MirrorBed::Emulated(bed) => Some(bed.seconds(run)),
             MirrorBed::Given(_) => None,
         }
     }
@@ -62,7 +51,6 @@ impl MirrorOptions {
 pub struct MirrorLink {
     /// Whether the round trip was measured: that of a request of 4 KiB, with the time in node B.
     pub is_measured: bool,
-    /// Round trip, in µs.
     pub round_trip_us: f64,
 }
 
@@ -82,16 +70,17 @@ struct MeasuredMirror {
 /// # Errors
 /// The first failure. The user's interruption during the measurements is a [`CampaignEnd`].
 pub fn run(
-    options: &MirrorOptions,
+    run: &RunOptions,
+    bed: &MirrorBed,
     watcher: &mut dyn Watcher,
     interrupt: &Interrupt,
 ) -> Result<ExperimentOutcome<MirrorSummary>, Error> {
-    let measured = match &options.bed {
-        MirrorBed::Emulated(bed) => bed.measure(&options.run, watcher, interrupt)?,
-        MirrorBed::Given(bed) => bed.measure(&options.run, watcher, interrupt)?,
+    let measured = match bed {
+        MirrorBed::Emulated(bed) => bed.measure(run, watcher, interrupt)?,
+        MirrorBed::Given(bed) => bed.measure(run, watcher, interrupt)?,
     };
     let machine = environment::record(&[], None);
-    let summary = MirrorSummary::new(options, &measured, &machine);
+    let summary = MirrorSummary::new(run, bed, &measured, &machine);
     Ok(ExperimentOutcome { end: measured.end, summary })
 }
 
@@ -101,19 +90,13 @@ fn job_name(row: &PublishedRow, hot: bool) -> String {
 
 fn job(run: &RunOptions, row: &PublishedRow, name: String, size_bytes: u64) -> BenchJob {
     BenchJob {
-        name,
-        pattern: JobPattern::RandWrite,
         block_bytes: row.block_bytes,
         // One thread keeps as many requests in flight as the eight threads of diskspd.
         depth: IN_FLIGHT,
-        threads: 1,
-        disks: 1,
-        ramp_ms: run.ramp_ms,
-        runtime_ms: run.runtime_ms,
         size_bytes: Some(size_bytes),
         // Durable writes, as with diskspd -Sh.
         sync: true,
-        ..BenchJob::default()
+        ..run.job(name, JobPattern::RandWrite)
     }
 }
 

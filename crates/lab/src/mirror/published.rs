@@ -10,7 +10,6 @@ use serde::Serialize;
 pub struct PublishedFigures {
     /// 2^20 bytes per second.
     pub mib_per_s: f64,
-    /// Mean latency, in ms.
     pub latency_ms: f64,
 }
 
@@ -19,11 +18,8 @@ pub struct PublishedFigures {
 pub struct PublishedRow {
     /// Write size as in the table.
     pub size: &'static str,
-    /// Write size, in bytes.
     pub block_bytes: u64,
-    /// With the synchronous mirror.
     pub mirror: PublishedFigures,
-    /// Without a mirror.
     pub plain: PublishedFigures,
 }
 

@@ -31,7 +31,6 @@ const FILL_STARTS_S: f64 = 0.3;
 const DISK_IOPS: u64 = 15_000;
 /// Disk type in the catalogue, for the limits of a machine type.
 pub const TYPE: &str = "pd-ssd";
-/// Size of the disk, in bytes.
 pub const DISK_BYTES: u64 = 500_000_000_000;
 /// Catalogue of the report's time.
 pub const CATALOGUE: &str = "gcp-2019";
@@ -60,10 +59,8 @@ pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64>
     Some(found.allowed.iops)
 }
 
-/// Location of the intent log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogPlacement {
-    /// Local SSD.
     LocalSsd,
     /// A persistent disk of its own.
     PersistentDisk,
@@ -71,10 +68,8 @@ pub enum LogPlacement {
     Superblock,
 }
 
-/// Kind of mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirrorKind {
-    /// No mirror.
     None,
     /// Remote disk, no mirror: the source uses the target's disk over the link. That is the slower leg of
     /// a mirror, so no mirror on this machine is faster except for noise.
@@ -97,11 +92,8 @@ impl MirrorKind {
 /// A setup to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MirrorSetup {
-    /// Name in tables.
     pub name: &'static str,
-    /// Name of the volume.
     pub volume: &'static str,
-    /// Kind of mirror.
     pub mirror: MirrorKind,
     /// Location of the intent log, if there is one.
     pub log: LogPlacement,
@@ -123,7 +115,6 @@ pub const NO_LINK: &str = "mirror, link without delay";
 /// The target's disk over the link, without a mirror.
 pub const FAR: &str = "remote disk, no mirror";
 
-/// The asynchronous mirror.
 pub const ASYNC: &str = "mirror, async";
 
 /// A log with a metadata write before each data write, on a local SSD.
@@ -134,7 +125,7 @@ pub const CUSTOMER_PD: &str = "customer's log on persistent disk";
 /// Volume for measuring the loopback's round trip.
 pub const LOOPBACK: &str = "loopback";
 
-/// DiskConfiguration of node B with a volume that completes immediately.
+/// Configuration of node B with a volume that completes immediately.
 pub fn loopback_configuration(pair: &NodePair) -> String {
     let gib = HOT_BYTES.div_ceil(1 << 30);
     pair.preamble(1, NODE, "") + &format!("[volume.{LOOPBACK}]\ndevice = \"null:{gib}GiB\"\n")
@@ -205,7 +196,6 @@ impl MirrorSetup {
 /// Emulated disks and link of one round of measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmulatedDisks {
-    /// Write latency of a disk, in µs.
     pub write_latency_us: u64,
     /// Round trip of the link beyond that of the loopback, in µs.
     pub link_us: u64,
@@ -263,7 +253,7 @@ impl EmulatedDisks {
         Some(text + " }\n")
     }
 
-    /// DiskConfiguration of a volume on node A (0) or B (1); empty if the node does not have it.
+    /// Configuration of a volume on node A (0) or B (1); empty if the node does not have it.
     pub fn volume(&self, pair: &NodePair, setup: &MirrorSetup, index: usize) -> String {
         match (setup.mirror, index) {
             (MirrorKind::None, 1) => return String::new(),
@@ -283,7 +273,7 @@ impl EmulatedDisks {
         )
     }
 
-    /// DiskConfiguration of node A (0) or B (1) with these volumes.
+    /// Configuration of node A (0) or B (1) with these volumes.
     pub fn configuration(&self, pair: &NodePair, index: usize, setups: &[MirrorSetup]) -> String {
         let volumes: String = setups.iter().map(|setup| self.volume(pair, setup, index)).collect();
         pair.preamble(index, NODE, "") + &volumes

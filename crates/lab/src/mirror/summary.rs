@@ -3,28 +3,23 @@
 use flagstone_bench::environment::Environment;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::{median, run_to_run_variation, run_to_run_variation_percent};
-use flagstone_bench::units::format_size;
+use flagstone_units::format_block_size;
 use serde::Serialize;
 
 use super::given::BYTES_MOST;
 use super::published::{IN_FLIGHT, PublishedRow, ROWS, latency_overhead, throughput_overhead};
 use super::setup::{FAR, MIRROR, PLAIN, SETUPS, writes_per_s_most};
-use super::{MeasuredMirror, MirrorBed, MirrorLink, MirrorOptions, customer, is_plain, job_name};
-use crate::bed;
+use super::{MeasuredMirror, MirrorBed, MirrorLink, customer, is_plain, job_name};
+use crate::bed::{self, RunOptions, SCHEMA_VERSION};
 use crate::figures::{Figures, matching, throughputs};
 use crate::limits::BUSY_PERCENT;
-
-/// Version of the JSON form.
-pub const SCHEMA_VERSION: u32 = 1;
 
 /// Calibration of an emulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Calibrated {
-    /// Write size.
     pub size: &'static str,
     /// Published mean latency without a mirror, in µs.
     pub published_us: f64,
-    /// Latency of the emulated disk, in µs.
     pub write_latency_us: u64,
     /// Median time of the path to the disk and back on this machine, in µs; none where the disk's
     /// throughput binds.
@@ -74,7 +69,6 @@ impl Calibrated {
     }
 }
 
-/// Figures of a setup at one write size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MirrorCell {
     /// Write size as published.
@@ -83,7 +77,6 @@ pub struct MirrorCell {
     pub cold: bool,
     /// Name of the setup.
     pub setup: &'static str,
-    /// Medians of the repetitions.
     #[serde(flatten)]
     pub figures: Figures,
     /// Run-to-run variation of the throughput, in %; see [`run_to_run_variation_percent`].
@@ -105,20 +98,15 @@ impl MirrorCell {
 /// overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NetworkShare {
-    /// Share of the throughput.
     pub throughput_percent: f64,
-    /// Share of the latency.
     pub latency_percent: f64,
 }
 
 /// A published row with the figures measured here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MirrorRow {
-    /// Published figures.
     pub published: PublishedRow,
-    /// With the mirror.
     pub mirror: Option<MirrorCell>,
-    /// Without a mirror.
     pub plain: Option<MirrorCell>,
     /// Remote disk without a mirror.
     pub far: Option<MirrorCell>,
@@ -129,14 +117,10 @@ pub struct MirrorRow {
     pub run_to_run_variation_points: Option<f64>,
 }
 
-/// Results of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MirrorSummary {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// `mirror`.
     pub experiment: &'static str,
-    /// Whether any disk is known not to be real.
     pub emulated: bool,
     /// Whether the nodes are the user's.
     pub real_nodes: bool,
@@ -144,11 +128,8 @@ pub struct MirrorSummary {
     pub link: Option<MirrorLink>,
     /// Machine type: of the nodes as stated by the user, or of the limits of emulated disks.
     pub machine: Option<String>,
-    /// CPU model of this machine.
     pub cpu_model: String,
-    /// Number of CPUs of this machine.
     pub cpus: usize,
-    /// Length of each measurement, in ms.
     pub runtime_ms: u64,
     /// Bytes in use of the volumes; of hot volumes in the emulated experiment.
     pub used_bytes: u64,
@@ -158,19 +139,19 @@ pub struct MirrorSummary {
     pub table: Vec<MirrorRow>,
     /// Every setup at every write size.
     pub cells: Vec<MirrorCell>,
-    /// Caveats.
     pub caveats: Vec<String>,
 }
 
 impl MirrorSummary {
     /// Summary of what was measured, which may be a part of the plan.
     pub(super) fn new(
-        options: &MirrorOptions,
+        run: &RunOptions,
+        bed: &MirrorBed,
         measured: &MeasuredMirror,
         environment: &Environment,
     ) -> MirrorSummary {
         let cells = cells(&measured.records);
-        let (machine, real_nodes) = match &options.bed {
+        let (machine, real_nodes) = match bed {
             MirrorBed::Emulated(bed) => (bed.machine.clone(), false),
             MirrorBed::Given(bed) => (bed.targets.machine.clone(), true),
         };
@@ -186,7 +167,7 @@ impl MirrorSummary {
             machine,
             cpu_model: environment.cpu_model.clone(),
             cpus: environment.cpus,
-            runtime_ms: options.run.runtime_ms,
+            runtime_ms: run.runtime_ms,
             used_bytes: measured.used_bytes,
             disks: measured.disks.clone(),
             table,
@@ -197,7 +178,6 @@ impl MirrorSummary {
         summary
     }
 
-    /// Figures of all setups.
     pub(super) fn figures(&self) -> Vec<&Figures> {
         self.cells.iter().map(|cell| &cell.figures).collect()
     }
@@ -232,7 +212,7 @@ impl MirrorSummary {
             caveats.push(format!(
                 "{} of the volumes are in use, where 96 GiB were published: caches and active regions \
                  cover a larger part",
-                format_size(self.used_bytes)
+                format_block_size(self.used_bytes)
             ));
         }
         caveats.push(
@@ -471,7 +451,7 @@ pub(crate) mod tests {
             records.push(record(at, "cold, log on persistent disk", "8k-cold", 8.0));
         }
         let bed = EmulatedMirror { rtt_us: 300, machine: None, only: &[] };
-        let options = MirrorOptions { run: run_options("r".into()), bed: MirrorBed::Emulated(bed) };
+        let (run, bed) = (run_options("r".into()), MirrorBed::Emulated(bed));
         let measured = MeasuredMirror {
             end: CampaignEnd::Complete,
             records,
@@ -480,7 +460,7 @@ pub(crate) mod tests {
             disks: vec![disk()],
         };
         let environment = Environment { cpus: 2, ..Environment::default() };
-        MirrorSummary::new(&options, &measured, &environment)
+        MirrorSummary::new(&run, &bed, &measured, &environment)
     }
 
     /// Once at 8K on nodes of the user: 2 ms on a real disk without a mirror, 2.5 on a served volume.
@@ -498,7 +478,7 @@ pub(crate) mod tests {
             ResultRecord { provenance, ..record }
         };
         let records = vec![record(0, 2.0, Provenance::Real), record(1, 2.5, Provenance::Served)];
-        let options = MirrorOptions { run: run.clone(), bed: MirrorBed::Given(bed) };
+        let bed = MirrorBed::Given(bed);
         let measured = MeasuredMirror {
             end: CampaignEnd::Complete,
             records,
@@ -506,7 +486,7 @@ pub(crate) mod tests {
             used_bytes: 1 << 30,
             disks: Vec::new(),
         };
-        MirrorSummary::new(&options, &measured, &Environment::default())
+        MirrorSummary::new(&run, &bed, &measured, &Environment::default())
     }
 
     #[test]

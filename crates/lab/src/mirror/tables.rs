@@ -6,7 +6,7 @@ use super::customer;
 use super::published::{PublishedFigures, latency_overhead, throughput_overhead};
 use super::summary::{MirrorCell, MirrorRow, MirrorSummary, NetworkShare};
 use crate::bed::{here, suffix};
-use crate::figures::{Figures, percent};
+use crate::figures::{Figures, or_dash, percent, table};
 
 /// Throughput, latency, the customer's log, and every setup.
 pub fn tables(summary: &MirrorSummary) -> Vec<Table> {
@@ -71,7 +71,7 @@ fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table 
         mark("remote disk, no mirror", |row| &row.far),
     ];
     let number = |value: f64| format!("{value:.*}", column.decimals);
-    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
+    let or_dash = |value: Option<f64>| or_dash(value, number);
     let rows = summary.table.iter().filter(|row| row.mirror.is_some() || row.plain.is_some());
     let rows = rows.map(|row| {
         let measured = |cell: &Option<MirrorCell>| Some((column.measured)(&cell.as_ref()?.figures));
@@ -101,22 +101,8 @@ fn all_setups(summary: &MirrorSummary) -> Table {
         "all setups{}: medians; overheads are relative to no mirror with the same writes",
         suffix(summary.figures())
     );
-    let head = [
-        "write size",
-        "setup",
-        "MiB/s",
-        "overhead",
-        "mean ms",
-        "overhead",
-        "p99 ms",
-        "IOPS",
-        "n",
-        "CV",
-        "run-to-run",
-        "CPU",
-    ];
-    let mut table = Table::new(title, &head);
-    let dash = || "-".to_owned();
+    let heads = "write size|setup|MiB/s|overhead|mean ms|overhead|p99 ms|IOPS|n|CV|run-to-run|CPU";
+    let mut table = table(title, heads);
     for cell in &summary.cells {
         let figures = &cell.figures;
         let variation = cell.run_to_run_variation_percent;
@@ -127,11 +113,11 @@ fn all_setups(summary: &MirrorSummary) -> Table {
             percent(cell.throughput_overhead_percent, 2),
             format!("{:.3}", figures.latency_ms),
             percent(cell.latency_overhead_percent, 2),
-            figures.latency_p99_ms.map_or_else(dash, |ms| format!("{ms:.3}")),
+            or_dash(figures.latency_p99_ms, |ms| format!("{ms:.3}")),
             format!("{:.0}", figures.iops),
             figures.repetitions.to_string(),
             percent(figures.coefficient_of_variation_percent, 1),
-            variation.map_or_else(dash, |value| format!("± {value:.1} %")),
+            or_dash(variation, |value| format!("± {value:.1} %")),
             percent(figures.cpu_percent, 0),
         ]);
     }
