@@ -46,7 +46,7 @@ fn scratch() -> Result<tempfile::TempDir, Error> {
 fn scratch_in(directory: &Path) -> Result<tempfile::TempDir, Error> {
     let made = tempfile::Builder::new().prefix("flagstone-lab-").tempdir_in(directory);
     made.map_err(Error::system(
-        "cannot create a directory for the nodes: set TMPDIR to a writable directory",
+        "cannot create a directory for the nodes: name a writable one with TMPDIR or --dir",
     ))
 }
 
