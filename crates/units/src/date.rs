@@ -5,9 +5,15 @@ use jiff::Timestamp;
 /// Formats a time in UTC for the name of a file: `20261121-081500`. Times beyond the year 9999 are
 /// cut to it.
 pub fn format_utc(unix_seconds: f64) -> String {
+    format_time(unix_seconds, "%Y%m%d-%H%M%S")
+}
+
+/// Formats a time in UTC with a valid format of strftime, such as `%Y-%m-%d %H:%M`, and bounds it
+/// as [`format_utc`] does.
+pub fn format_time(unix_seconds: f64, format: &'static str) -> String {
     let whole = unix_seconds.clamp(0.0, Timestamp::MAX.as_second() as f64) as i64;
     let time = Timestamp::from_second(whole).unwrap_or(Timestamp::UNIX_EPOCH);
-    time.strftime("%Y%m%d-%H%M%S").to_string()
+    time.strftime(format).to_string()
 }
 
 #[cfg(test)]
@@ -25,5 +31,6 @@ mod tests {
         ] {
             assert_eq!(format_utc(seconds), text);
         }
+        assert_eq!(format_time(951_782_399.0, "%Y/%m/%d %H:%M:%S"), "2000/02/28 23:59:59");
     }
 }

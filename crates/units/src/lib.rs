@@ -1,7 +1,8 @@
 //! Units: sizes, throughputs, durations, numbers and dates, as people write and read them.
 //!
 //! [`parse_size`] requires an unambiguous unit (`KiB` = 2^10, `KB` = 10^3). [`parse_block_size`] also
-//! accepts fio's bare letters (`4k` = 4,096), for options that people copy from fio. The `format_*`
+//! accepts fio's bare letters (`4k` = 4,096), and [`parse_time_ms`] fio's bare seconds, for options
+//! that people copy from fio. The `format_*`
 //! functions of this group are exact: parsing their text gives the same value. The functions of
 //! [`mod@display`] round, and are for tables and messages only.
 
@@ -9,9 +10,9 @@ mod date;
 pub mod display;
 mod parse;
 
-pub use crate::date::format_utc;
+pub use crate::date::{format_time, format_utc};
 pub use crate::display::grouped;
 pub use crate::parse::{
     DurationError, RateError, SizeError, format_block_size, format_duration, format_rate,
-    format_size, parse_block_size, parse_duration, parse_rate, parse_size,
+    format_size, parse_block_size, parse_duration, parse_rate, parse_size, parse_time_ms,
 };

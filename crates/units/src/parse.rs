@@ -227,6 +227,18 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     value.checked_mul(factor).map(Duration::from_nanos).ok_or(DurationError::TooLarge)
 }
 
+/// Reads a time as fio's options do, in ms: everything [`parse_duration`] takes, in either case, and
+/// a bare number of seconds. A rest below 1 ms is dropped.
+///
+/// # Errors
+/// As [`parse_duration`], but for the bare number.
+pub fn parse_time_ms(text: &str) -> Result<u64, DurationError> {
+    let text = text.trim().to_ascii_lowercase();
+    let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let time = parse_duration(&if bare { text + "s" } else { text })?;
+    u64::try_from(time.as_millis()).map_err(|_| DurationError::TooLarge)
+}
+
 /// Writes a duration so that [`parse_duration`] reads back the same: the largest unit that is
 /// exact. Durations beyond 2^64 - 1 ns are cut to it.
 pub fn format_duration(duration: Duration) -> String {
@@ -318,6 +330,13 @@ mod tests {
         assert_eq!(parse_duration("10sec"), Err(DurationError::UnknownUnit("sec".into())));
         assert_eq!(parse_duration("999999999999h"), Err(DurationError::TooLarge));
         assert_eq!(parse_duration("soon"), Err(DurationError::NotANumber));
+    }
+
+    #[test]
+    fn fio_times_are_seconds_without_a_unit() {
+        let times = ["500ms", "30s", "2m", "7", "1H", "0"].map(|text| parse_time_ms(text).unwrap());
+        assert_eq!(times, [500, 30_000, 120_000, 7000, 3_600_000, 0]);
+        assert!(["s", "", "1d", "99999999999999999999"].iter().all(|t| parse_time_ms(t).is_err()));
     }
 
     #[test]
