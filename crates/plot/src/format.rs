@@ -1,5 +1,7 @@
 //! Formats of numbers at axes and above bars.
 
+use flagstone_units::grouped;
+
 /// Format of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberFormat {
@@ -33,7 +35,8 @@ impl NumberFormat {
             NumberFormat::Gb => scaled(value, 1000.0, &["GB", "TB", "PB", "EB"], "\u{a0}"),
             NumberFormat::Gib => scaled(value, 1024.0, &["GiB", "TiB", "PiB", "EiB"], "\u{a0}"),
             NumberFormat::Percent => format!("{}\u{a0}%", digits(value * 100.0)),
-            NumberFormat::Plain => grouped(value),
+            NumberFormat::Plain if value.abs() < 1000.0 => digits(value),
+            NumberFormat::Plain => grouped(value, 0),
             NumberFormat::Nines => nines(value),
         }
     }
@@ -75,27 +78,12 @@ fn nines(value: f64) -> String {
     format!("{:.places$}\u{a0}%", 100.0 * (1.0 - 1.0 / value))
 }
 
-fn grouped(value: f64) -> String {
-    if value.abs() < 1000.0 {
-        return digits(value);
-    }
-    let text = format!("{:.0}", value.abs());
-    let mut out = String::from(if value < 0.0 { "-" } else { "" });
-    for (at, digit) in text.chars().enumerate() {
-        if at > 0 && (text.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::NumberFormat;
 
     #[test]
-    fn numbers_are_short_and_true() {
+    fn number_formats() {
         let si = [
             (0.0, "0"),
             (0.25, "0.25"),

@@ -4,7 +4,6 @@ use crate::figure::{Axis, Scale};
 
 /// Target number of ticks.
 const TICKS: f64 = 6.0;
-
 /// Upper bound of the ticks of an axis.
 const TICKS_MAX: usize = 24;
 
@@ -153,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn linear_axes_begin_at_zero_and_end_at_a_tick() {
+    fn linear_axis_from_zero_to_a_tick() {
         let axis = Placed::new(&Axis::linear("IOPS"), [3000.0, 14_000.0].into_iter());
         assert_eq!(axis.ticks, [0.0, 5000.0, 10_000.0, 15_000.0]);
         assert_eq!(axis.place(0.0), Some(0.0));
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn log_axes_are_of_factors() {
+    fn log_axis_ticks() {
         let axis = Placed::new(&Axis::log("GB"), [10.0, 1000.0].into_iter());
         assert_eq!(axis.ticks, [10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]);
         assert!((axis.place(100.0).unwrap() - 0.5).abs() < 1e-9);
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_two_are_written_where_they_fit() {
+    fn log2_axis_ticks_are_thinned() {
         let blocks = Placed::new(
             &Axis { scale: Scale::Log2, ..Axis::linear("") },
             [4096.0, 1048576.0].into_iter(),
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_axis_may_span_all_that_numbers_can_tell() {
+    fn log_axis_spans_full_float_range() {
         // The quotient is infinite; found by a random figure of `any_curve_is_well_formed`.
         for scale in [Scale::Log, Scale::Log2] {
             let axis = Axis { scale, ..Axis::linear("") };
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roomy_axis_goes_beyond_its_values() {
+    fn roomy_axis_exceeds_its_values() {
         let log = Placed::roomy(&Axis::log("IOPS"), [300.0, 15_000.0].into_iter());
         assert!(log.place(15_000.0).unwrap() < 0.99 && log.place(300.0).unwrap() > 0.01);
         let linear = Placed::roomy(&Axis::linear("IOPS"), [15_000.0].into_iter());
@@ -213,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_numbers_have_their_places(
+        fn any_numbers_have_finite_positions(
             values in proptest::collection::vec(any::<f64>(), 0..20),
             scale in prop_oneof![Just(Scale::Linear), Just(Scale::Log), Just(Scale::Log2)],
             roomy in any::<bool>(),

@@ -23,13 +23,10 @@ pub(crate) struct Palette {
 
 /// Number of colors; further hues reuse them with another dash.
 pub(crate) const HUES: usize = 7;
-
 /// Dashes of lines, by hue; an empty one is solid.
 pub(crate) const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
-
 /// Dashes of curves, whose colors have other meanings.
 pub(crate) const CURVE_DASHES: [&str; 6] = ["", "9 4", "2 4", "12 4 2 4", "18 5", "6 3 2 3 2 3"];
-
 /// Colors of Okabe and Ito, distinguishable with most color vision deficiencies, without yellow,
 /// which is too pale for lines on white.
 pub(crate) const LIGHT: Palette = Palette {

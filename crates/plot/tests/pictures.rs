@@ -51,7 +51,7 @@ fn bars() -> Figure {
 }
 
 #[test]
-fn all_that_was_given_is_in_the_picture() {
+fn picture_contains_all_text_and_shapes() {
     let svg = lines().svg(Theme::Auto);
     let document = roxmltree::Document::parse(&svg).unwrap();
     let text: Vec<_> = document.descendants().filter_map(|node| node.text()).collect();
@@ -71,7 +71,7 @@ fn all_that_was_given_is_in_the_picture() {
 }
 
 #[test]
-fn pictures_need_nothing_from_outside() {
+fn pictures_are_self_contained() {
     for theme in [Theme::Light, Theme::Dark, Theme::Auto] {
         let svg = lines().svg(theme);
         assert_eq!(svg.matches("http").count(), 1, "the name of the format alone: {svg}");
@@ -83,7 +83,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_text_and_any_number_is_well_formed(
+    fn any_text_and_number_is_well_formed(
         text in any::<String>(),
         points in proptest::collection::vec((any::<f64>(), any::<f64>()), 0..12),
         log in any::<bool>(),
@@ -145,7 +145,7 @@ fn curves() -> Figure {
 }
 
 #[test]
-fn curves_are_told_apart_by_dashes_and_names_and_their_limits_by_colors() {
+fn curves_differ_by_dash_name_and_color() {
     let svg = curves().svg(Theme::Light);
     let document = roxmltree::Document::parse(&svg).unwrap();
     let texts: Vec<_> = document
@@ -184,7 +184,7 @@ fn curves_are_told_apart_by_dashes_and_names_and_their_limits_by_colors() {
 }
 
 #[test]
-fn places_without_anything_between_are_dots() {
+fn discrete_points_are_dots() {
     let mut figure = curves();
     let PanelContent::Curves(all) = &mut figure.panels[0].content else {
         panic!("they are curves")
@@ -202,7 +202,7 @@ fn places_without_anything_between_are_dots() {
 }
 
 #[test]
-fn words_of_curves_cover_nothing() {
+fn curve_labels_do_not_overlap() {
     let svg = curves().svg(Theme::Light);
     let document = roxmltree::Document::parse(&svg).unwrap();
     let number = |node: &roxmltree::Node<'_, '_>, name| -> f64 {
@@ -275,7 +275,7 @@ proptest! {
 
 /// The last number of an axis is at the edge of the picture.
 #[test]
-fn no_number_of_an_axis_is_cut_off() {
+fn axis_numbers_fit_the_picture() {
     let mut figure = lines();
     figure.panels[0].x =
         Axis { scale: Scale::Log, format: NumberFormat::Nines, ..Axis::linear("x") };

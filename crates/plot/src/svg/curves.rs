@@ -11,10 +11,8 @@ use crate::theme::CURVE_DASHES;
 
 /// Font size of all text.
 const LETTERS: f64 = 11.0;
-
 /// Height of a name at the right edge.
 const NAME_ROW: f64 = 15.0;
-
 /// Gap between the end of a curve and its name.
 const NAME_GAP: f64 = 12.0;
 
@@ -151,8 +149,11 @@ fn names(out: &mut Writer, curves: &[Curve], drawn: &[Vec<Drawn<'_>>], room: Roo
     }
 }
 
+/// A position for a text, with the area that it would cover.
+type Candidate = (Anchor, f64, f64, Rect);
+
 /// Candidate positions for a text of this width beside (x, y), the best first.
-fn beside((x, y): (f64, f64), width: f64) -> Vec<(Anchor, f64, f64, Rect)> {
+fn beside((x, y): (f64, f64), width: f64) -> Vec<Candidate> {
     let text = |anchor, x: f64, base: f64| {
         let left = match anchor {
             Anchor::Start => x,
@@ -179,11 +180,22 @@ fn beside((x, y): (f64, f64), width: f64) -> Vec<(Anchor, f64, f64, Rect)> {
 
 fn words(out: &mut Writer, note: &Note, at: (f64, f64), places: &mut Places) {
     let candidates = beside(at, width_of(&note.text, LETTERS));
+    write_free(out, &candidates, "faint halo", &note.text, places);
+}
+
+/// Writes a text at the first free candidate; returns whether there was room.
+fn write_free(
+    out: &mut Writer,
+    candidates: &[Candidate],
+    class: &str,
+    text: &str,
+    places: &mut Places,
+) -> bool {
     let rects: Vec<Rect> = candidates.iter().map(|(_, _, _, rect)| *rect).collect();
-    if let Some(found) = places.first_free(&rects) {
-        let (anchor, x, y, _) = candidates[found];
-        out.text(x, y, LETTERS, "faint halo", anchor, &note.text);
-    }
+    let Some(found) = places.first_free(&rects) else { return false };
+    let (anchor, x, y, _) = candidates[found];
+    out.text(x, y, LETTERS, class, anchor, text);
+    true
 }
 
 /// Writes the label of a piece where it is free; returns whether there was room.
@@ -201,13 +213,7 @@ fn label(out: &mut Writer, piece: &Drawn<'_>, places: &mut Places) -> bool {
         all.sort_by_key(|(anchor, ..)| !matches!(anchor, Anchor::Middle));
         candidates.extend(all);
     }
-    let rects: Vec<Rect> = candidates.iter().map(|(_, _, _, rect)| *rect).collect();
-    if let Some(found) = places.first_free(&rects) {
-        let (anchor, x, y, _) = candidates[found];
-        out.text(x, y, LETTERS, "ink halo", anchor, text);
-        return true;
-    }
-    false
+    write_free(out, &candidates, "ink halo", text, places)
 }
 
 /// Point at a share of the length of a line.

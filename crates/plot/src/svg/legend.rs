@@ -7,7 +7,6 @@ use crate::theme::CURVE_DASHES;
 
 /// Height of a row.
 const ROW: f64 = 22.0;
-
 /// Font size.
 const LETTERS: f64 = 12.0;
 

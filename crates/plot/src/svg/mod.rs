@@ -14,13 +14,10 @@ use write::{Anchor, Writer};
 
 /// Width of all pictures, in SVG units, which are pixels at natural size.
 const WIDTH: f64 = 880.0;
-
 /// Left and right margin.
 const EDGE: f64 = 20.0;
-
 /// Average width of a character relative to its height; DejaVu Sans is a wide font.
 const CHARACTER: f64 = 0.6;
-
 /// Upper bound of the lines of a wrapped text.
 const LINES_MAX: usize = 12;
 

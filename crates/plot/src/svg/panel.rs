@@ -7,13 +7,10 @@ use crate::svg::{EDGE, WIDTH, bars, curves, lines, width_of};
 
 /// Height between the axes.
 const HEIGHT: f64 = 250.0;
-
 /// Width of the vertical axis' numbers and label.
 const LEFT: f64 = EDGE + 66.0;
-
 /// Height of the vertical axis' label where it is a heading.
 const HEADING: f64 = 30.0;
-
 /// Height of the horizontal axis' numbers and label.
 const BELOW: f64 = 52.0;
 

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn words_cover_nothing() {
+    fn labels_avoid_lines_and_areas() {
         let mut places = Places::new(FRAME);
         places.line(&[(0.0, 0.0), (100.0, 100.0)]);
         places.take(square(50.0, 0.0));
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn neighbors_are_apart(wanted in proptest::collection::vec(0.0f64..200.0, 1..8)) {
+        fn spread_keeps_labels_apart(wanted in proptest::collection::vec(0.0f64..200.0, 1..8)) {
             let out = spread(&wanted, 10.0, 0.0, 200.0);
             let mut sorted = out.clone();
             sorted.sort_by(f64::total_cmp);
@@ -139,7 +139,7 @@ mod tests {
         }
 
         #[test]
-        fn a_line_crosses_what_one_of_its_points_is_in(
+        fn line_through_rectangle_crosses_it(
             from in (-50.0f64..150.0, -50.0f64..150.0),
             to in (-50.0f64..150.0, -50.0f64..150.0),
             part in 0.0f64..=1.0,
