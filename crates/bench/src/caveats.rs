@@ -1,9 +1,9 @@
 //! Caveats of a comparison: noisy results, results that this machine's CPUs may have limited, and
-//! measurements during which the generator stood still.
+//! measurements during which the generator was paused.
 
-use crate::compare::{ComparedMetric, Comparison};
+use crate::compare::{ComparedMetric, Comparison, median_of};
 use crate::results::ResultRecord;
-use crate::stats::{coefficient_of_variation_percent, median};
+use crate::stats::coefficient_of_variation_percent;
 
 /// Coefficient of variation that counts as noisy, in %.
 const NOISY_PERCENT: f64 = 10.0;
@@ -39,18 +39,21 @@ pub fn caveats(comparison: &Comparison) -> Vec<String> {
     let mut said = Vec::new();
     if !paused.is_empty() {
         said.push(format!(
-            "What measured stood still in the midst, stopped by a signal or asleep with the machine, \
-             so these are not of the disk alone and are to be measured again: {}.",
+            "The generator paused during the measurement, stopped by a signal or by a suspended \
+             machine. These results do not show the disk alone; measure them again: {}.",
             listed(paused)
         ));
     }
     if !noisy.is_empty() {
-        said.push(format!("Noisy, over {NOISY_PERCENT} % between repetitions: {}.", listed(noisy)));
+        said.push(format!(
+            "Noisy, with a coefficient of variation above {NOISY_PERCENT} %: {}.",
+            listed(noisy)
+        ));
     }
     if !busy.is_empty() {
         said.push(format!(
-            "This machine's CPUs were busy to {BUSY_PERCENT} % or more, so these may be limited by \
-             them and not by the disk: {}.",
+            "This machine's CPUs were at least {BUSY_PERCENT} % busy, so these results may be limited \
+             by them and not by the disk: {}.",
             listed(busy)
         ));
     }
@@ -58,8 +61,7 @@ pub fn caveats(comparison: &Comparison) -> Vec<String> {
 }
 
 fn cpu_percent(records: &[ResultRecord]) -> Option<f64> {
-    let busy = records.iter().filter_map(|r| Some(r.measurement.cpu.as_ref()?.busy_percent()));
-    median(&busy.collect::<Vec<_>>())
+    median_of(records, |record| Some(record.measurement.cpu.as_ref()?.busy_percent()))
 }
 
 /// The first names of a list, and the number of the others.
@@ -94,16 +96,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_doubtful_is_said() {
+    fn caveats_for_noise_and_busy_cpus() {
         assert_eq!(of([100.0, 101.0, 102.0], 50.0), [""; 0]);
         let noisy = of([50.0, 100.0, 150.0], 50.0);
-        assert_eq!(noisy, ["Noisy, over 10 % between repetitions: j on a (50 %)."]);
+        assert_eq!(noisy, ["Noisy, with a coefficient of variation above 10 %: j on a (50 %)."]);
         let busy = of([100.0, 101.0, 102.0], 4.0);
         assert!(busy.len() == 1 && busy[0].ends_with("not by the disk: j on a."), "{busy:?}");
     }
 
     #[test]
-    fn what_stood_still_is_named_with_its_repetition() {
+    fn caveat_names_paused_repetition() {
         let record = |repetition, paused_s| {
             let measurement = Measurement { paused_s, ..Measurement::default() };
             let job = BenchJob { name: "j".to_owned(), ..BenchJob::default() };
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_are_cut() {
+    fn long_caveat_lists_are_truncated() {
         let all = (0..15).map(|n| n.to_string()).collect();
         assert!(listed(all).ends_with("10, 11, and 3 more"));
     }

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_machine_it_is() {
+    fn machine_type_source_by_firmware() {
         let of = |vendor, product, tag| source(Firmware { vendor, product, tag });
         assert!(matches!(of("Google", "Google Compute Engine", ""), Some(Source::Asked { .. })));
         assert_eq!(of("Amazon EC2", "m5.large", ""), Some(Source::Named("m5.large")));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_names_or_nothing() {
+    fn metadata_answers_are_validated() {
         let google = "HTTP/1.0 200 OK\r\nMetadata-Flavor: Google\r\n\r\n\
                       projects/123456/machineTypes/n2-standard-8";
         assert_eq!(answered(google).as_deref(), Some("n2-standard-8"), "without the project");

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use flagstone_units::{format_block_size, grouped};
+
 use crate::job::JobPattern;
 use crate::provenance::Provenance;
 use crate::results::ResultRecord;
@@ -10,8 +12,7 @@ use crate::stats::{
     ConfidenceInterval, coefficient_of_variation_percent, mann_whitney, median, median_interval,
     median_ratio_interval, shown_percent,
 };
-use crate::table::Table;
-use crate::units::{format_number, format_size};
+use crate::table::{Table, cell};
 
 /// Significance level: a smaller p-value counts as a difference.
 pub const SIGNIFICANT: f64 = 0.05;
@@ -84,7 +85,7 @@ impl RepeatedFigure {
     }
 
     fn text(&self, figure: ComparedMetric) -> String {
-        let number = |value| format_number(value, figure.decimals());
+        let number = |value| grouped(value, figure.decimals());
         match self.interval {
             Some(ConfidenceInterval { low, high }) => {
                 format!("{} [{}–{}]", number(self.median), number(low), number(high))
@@ -140,7 +141,7 @@ impl DifferenceVerdict {
 #[derive(Clone, Debug)]
 pub struct Comparison {
     names: Vec<String>,
-    natures: Vec<Provenance>,
+    provenances: Vec<Provenance>,
     jobs: Vec<JobRow>,
 }
 
@@ -173,6 +174,14 @@ impl JobRow {
     }
 }
 
+/// Median of a figure of several results, where it is known.
+pub(crate) fn median_of(
+    records: &[ResultRecord],
+    pick: impl Fn(&ResultRecord) -> Option<f64>,
+) -> Option<f64> {
+    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
+}
+
 /// A job that became slower than the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slower {
@@ -192,9 +201,9 @@ impl Comparison {
         let provenance = |of: &[ResultRecord]| {
             of.iter().map(|record| record.provenance).max().unwrap_or_default()
         };
-        let natures: Vec<Provenance> =
+        let provenances: Vec<Provenance> =
             things.iter().map(|(_, records)| provenance(records)).collect();
-        let named = things.iter().zip(&natures);
+        let named = things.iter().zip(&provenances);
         let names = named.map(|((name, _), of)| format!("{name}{}", of.suffix())).collect();
         let mut places: BTreeMap<String, usize> = BTreeMap::new();
         let mut jobs: Vec<JobRow> = Vec::new();
@@ -216,19 +225,12 @@ impl Comparison {
                 jobs[place].records[at].push(record);
             }
         }
-        Comparison { names, natures, jobs }
+        Comparison { names, provenances, jobs }
     }
 
     /// The targets of one campaign, in the order of their first result.
     pub fn of_targets(records: Vec<ResultRecord>) -> Comparison {
-        let mut things: Vec<(String, Vec<ResultRecord>)> = Vec::new();
-        for record in records {
-            match things.iter_mut().find(|(name, _)| *name == record.target) {
-                Some((_, list)) => list.push(record),
-                None => things.push((record.target.clone(), vec![record])),
-            }
-        }
-        Comparison::new(things)
+        Comparison::of_named(records.into_iter().map(|record| (record.target.clone(), record)))
     }
 
     /// Named runs: the targets of a single run, or else each target of each run, by the run's name
@@ -237,15 +239,21 @@ impl Comparison {
         if runs.len() == 1 {
             return Comparison::of_targets(runs.remove(0).1);
         }
-        let mut things: Vec<(String, Vec<ResultRecord>)> = Vec::new();
-        for (run, records) in runs {
+        Comparison::of_named(runs.into_iter().flat_map(|(run, records)| {
             let several = records.iter().any(|record| record.target != records[0].target);
-            for record in records {
+            records.into_iter().map(move |record| {
                 let name = if several { format!("{run} {}", record.target) } else { run.clone() };
-                match things.iter_mut().find(|(other, _)| *other == name) {
-                    Some((_, list)) => list.push(record),
-                    None => things.push((name, vec![record])),
-                }
+                (name, record)
+            })
+        }))
+    }
+
+    fn of_named(named: impl Iterator<Item = (String, ResultRecord)>) -> Comparison {
+        let mut things: Vec<(String, Vec<ResultRecord>)> = Vec::new();
+        for (name, record) in named {
+            match things.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, list)) => list.push(record),
+                None => things.push((name, vec![record])),
             }
         }
         Comparison::new(things)
@@ -257,8 +265,8 @@ impl Comparison {
     }
 
     /// Provenance of the targets, in the order of the names.
-    pub fn natures(&self) -> &[Provenance] {
-        &self.natures
+    pub fn provenances(&self) -> &[Provenance] {
+        &self.provenances
     }
 
     /// Jobs in order.
@@ -270,31 +278,24 @@ impl Comparison {
     pub fn figure(&self, figure: ComparedMetric) -> Table {
         let mut head = vec!["job".to_owned(), self.names[0].clone()];
         for name in &self.names[1..] {
-            head.extend([
-                name.clone(),
-                "ratio".to_owned(),
-                "overhead".to_owned(),
-                "verdict".to_owned(),
-            ]);
+            head.extend([name, "ratio", "overhead", "verdict"].map(str::to_owned));
         }
         let mut rows = Vec::new();
         for row in &self.jobs {
             let first = row.values(0, figure);
             let base = RepeatedFigure::new(first.clone());
             let absent = || "-".to_owned();
-            let mut cells =
-                vec![row.job.clone(), base.as_ref().map_or_else(absent, |c| c.text(figure))];
+            let text =
+                |of: &Option<RepeatedFigure>| of.as_ref().map_or_else(absent, |of| of.text(figure));
+            let mut cells = vec![row.job.clone(), text(&base)];
             for at in 1..self.names.len() {
                 let values = row.values(at, figure);
                 let cell = RepeatedFigure::new(values.clone());
-                cells.push(cell.as_ref().map_or_else(absent, |cell| cell.text(figure)));
+                cells.push(text(&cell));
                 match (&base, &cell) {
                     (Some(base), Some(cell)) => {
                         cells.push(ratio(cell, base));
-                        let overhead = overhead_percent(figure, cell.median, base.median);
-                        cells.push(
-                            overhead.map_or_else(absent, |percent| format!("{percent:.2} %")),
-                        );
+                        cells.push(overhead(figure, cell.median, base.median));
                         cells.push(DifferenceVerdict::of(&values, &first).text());
                     }
                     _ => cells.extend([absent(), absent(), absent()]),
@@ -331,24 +332,20 @@ impl Comparison {
             ) else {
                 continue;
             };
-            let percent = |figure, with, base| {
-                let found = overhead_percent(figure, with, base);
-                found.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.2} %"))
-            };
             let values = |at| row.values(at, ComparedMetric::Throughput);
             table.rows.push(vec![
                 format!(
                     "{} ({}, {} in flight)",
-                    format_size(row.block_bytes).to_uppercase(),
+                    format_block_size(row.block_bytes).to_uppercase(),
                     row.rw,
                     row.in_flight()
                 ),
-                format_number(mirror, 2),
-                format_number(plain, 2),
-                percent(ComparedMetric::Throughput, mirror, plain),
+                grouped(mirror, 2),
+                grouped(plain, 2),
+                overhead(ComparedMetric::Throughput, mirror, plain),
                 format!("{mirror_ms:.3}"),
                 format!("{plain_ms:.3}"),
-                percent(ComparedMetric::Latency, mirror_ms, plain_ms),
+                overhead(ComparedMetric::Latency, mirror_ms, plain_ms),
                 DifferenceVerdict::of(&values(other), &values(0)).text(),
             ]);
         }
@@ -366,12 +363,8 @@ impl Comparison {
                     let (Some(base), Some(other)) = (median(&first), median(&values)) else {
                         continue;
                     };
-                    if base <= 0.0
-                        || !matches!(
-                            DifferenceVerdict::of(&values, &first),
-                            DifferenceVerdict::Differs(_)
-                        )
-                    {
+                    let verdict = DifferenceVerdict::of(&values, &first);
+                    if base <= 0.0 || !matches!(verdict, DifferenceVerdict::Differs(_)) {
                         continue;
                     }
                     let change = 100.0 * (other - base) / base;
@@ -408,6 +401,10 @@ fn ratio(cell: &RepeatedFigure, base: &RepeatedFigure) -> String {
         Some(ConfidenceInterval { low, high }) => format!("{text} [{low:.3}–{high:.3}]"),
         None => text,
     }
+}
+
+fn overhead(figure: ComparedMetric, other: f64, base: f64) -> String {
+    cell(overhead_percent(figure, other, base), |percent| format!("{percent:.2} %"))
 }
 
 /// Overheads as published: of throughput, the loss as a share of the baseline; of latency, the
@@ -466,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_table() {
+    fn overhead_table_matches_published_form() {
         let table = published().overhead(1).unwrap();
         let row = &table.rows[0];
         assert_eq!(row[1..4], ["58.87", "96.80", "39.18 %"]);
@@ -476,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_to_be_real_is_marked_wherever_its_name_stands() {
+    fn unreal_targets_are_marked_in_all_tables() {
         let mut all = records("plain", "8k", &[1.0], 1.0);
         for provenance in [Provenance::Emulated, Provenance::Real] {
             let name = format!("{provenance:?}");
@@ -490,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_named_where_there_are_several() {
+    fn several_runs_prefix_target_names() {
         let run = |targets: &[&str]| -> Vec<ResultRecord> {
             targets.iter().flat_map(|target| records(target, "8k", &[1.0, 2.0], 1.0)).collect()
         };
@@ -501,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_and_summary() {
+    fn comparison_ratios_and_summary() {
         let found = published();
         let table = found.figure(ComparedMetric::Throughput);
         assert_eq!(table.head[..4], ["job", "plain", "mirror", "ratio"]);
@@ -510,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn slower_is_what_is_slower_by_more_and_surely() {
+    fn only_significant_losses_count_as_slower() {
         let found = published();
         let slower = found.slower(5.0);
         assert_eq!(slower.len(), 2, "IOPS and latency of 8k: {slower:?}");

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_snapshots() {
+    fn cpu_use_between_snapshots() {
         let before = parse("cpu  9 9 9 9\ncpu0 10 0 10 100 0 0 0 0 0 0\ncpu1 0 0 0 0\nintr 5\n");
         let after = parse("cpu0 30 5 20 150 10 3 2 0 0 0\ncpu1 0 0 0 100\n");
         let used = after.since(&before);

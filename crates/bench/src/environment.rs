@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine() {
+    fn environment_of_this_machine() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [0; 1000]).unwrap();
         let target: BenchTarget = file.path().to_str().unwrap().parse().unwrap();

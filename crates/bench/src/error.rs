@@ -15,52 +15,15 @@ pub enum Error {
          or name it with FIO=/path/to/fio"
     )]
     FioMissing,
-    /// fio was found or named but cannot be started.
-    #[error(
-        "{program} cannot be run as fio: {cause}; name another with FIO=/path/to/fio, or install fio \
-         (apt install fio, dnf install fio, zypper install fio) and unset FIO"
-    )]
-    FioNotRun {
-        /// The program, as it was named or found.
-        program: String,
-        /// The reason.
-        cause: String,
-    },
-    /// The program does not answer `--version`.
-    #[error(
-        "{program} did not say its version within {limit_s} s, and was ended: it is not fio, or cannot \
-         work here; see what `{program} --version` waits for, or name another with FIO=/path/to/fio"
-    )]
-    FioSilent {
-        /// The program, as it was named or found.
-        program: String,
-        /// Time limit, in seconds.
-        limit_s: f64,
-    },
-    /// The program is not fio.
-    #[error(
-        "{program} is not fio: asked for its version it printed {printed}; install fio (apt install \
-         fio, dnf install fio, zypper install fio), or name the program with FIO=/path/to/fio"
-    )]
-    NotFio {
-        /// The program, as it was named or found.
-        program: String,
-        /// First line of its output, shortened and without control characters.
-        printed: String,
-    },
-    /// fio is too old.
-    #[error(
-        "{found} is too old: {needed} or newer is needed; install a newer fio, or name one with FIO=/path/to/fio"
-    )]
-    FioTooOld {
-        /// Version that was found.
-        found: String,
-        /// Oldest version that is supported.
-        needed: &'static str,
-    },
-    /// fio failed.
-    #[error("fio failed ({status}) at: {command}\n{said}")]
-    FioFailed {
+    /// The program that was found or named cannot be used as fio: it cannot be started, does not
+    /// answer in time, is another program, or is too old.
+    #[error("{0}")]
+    FioUnusable(String),
+    /// A tool failed: fio or `flagstone load`.
+    #[error("{tool} failed ({status}) at: {command}\n{said}")]
+    ToolFailed {
+        /// Name of the tool.
+        tool: &'static str,
         /// Exit status.
         status: String,
         /// Command line.
@@ -73,16 +36,6 @@ pub enum Error {
     FioOutput {
         /// The mistake.
         detail: String,
-        /// Command line.
-        command: String,
-        /// Its messages.
-        said: String,
-    },
-    /// `flagstone load` failed.
-    #[error("flagstone load failed ({status}) at: {command}\n{said}")]
-    LoadFailed {
-        /// Exit status.
-        status: String,
         /// Command line.
         command: String,
         /// Its messages.
@@ -142,14 +95,7 @@ pub enum Error {
 impl Error {
     /// Whether no usable fio is here; work that needs none may continue.
     pub fn is_lack_of_fio(&self) -> bool {
-        matches!(
-            self,
-            Error::FioMissing
-                | Error::FioNotRun { .. }
-                | Error::FioSilent { .. }
-                | Error::NotFio { .. }
-                | Error::FioTooOld { .. }
-        )
+        matches!(self, Error::FioMissing | Error::FioUnusable(_))
     }
 
     /// A mistake in the request.

@@ -98,7 +98,7 @@ impl Generator {
     /// Measures one job.
     ///
     /// # Errors
-    /// [`Error::LoadFailed`] with the generator's messages, or [`Error::Interrupted`].
+    /// [`Error::ToolFailed`] with the generator's messages, or [`Error::Interrupted`].
     pub fn measure(
         &self,
         job: &BenchJob,
@@ -128,7 +128,8 @@ impl Generator {
         let command = shell("flagstone", words);
         let mut program = Command::new(&self.program);
         let ended = process::run(program.args(words), FIO_OUTPUT_BYTES, interrupt, tick)?;
-        let failed = |said: String| Error::LoadFailed {
+        let failed = |said: String| Error::ToolFailed {
+            tool: "flagstone load",
             status: ended.status.to_string(),
             command: command.clone(),
             said,
@@ -151,7 +152,7 @@ mod tests {
     use crate::job::JobPattern;
 
     #[test]
-    fn a_job_for_our_own_generator() {
+    fn load_generator_arguments() {
         let job = BenchJob {
             pattern: JobPattern::RandRw,
             write_percent: 30,

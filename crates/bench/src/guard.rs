@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_bench_did_not_make_is_refused_until_it_is_named() {
+    fn foreign_file_needs_destroy_consent() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("precious");
         assert_eq!(judged(&path, true, &[]).unwrap(), GuardVerdict::Absent);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_of_one_file() {
+    fn marker_belongs_to_one_inode() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ours");
         fs::write(&path, "data").unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_devices_that_are_missing_and_served_volumes() {
+    fn guard_directory_missing_device_served_volume() {
         let directory = tempfile::tempdir().unwrap();
         assert!(judged(directory.path(), false, &[]).is_err());
         assert!(judged(Path::new("/dev/no-such-device"), true, &[]).is_err(), "no file in /dev");

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_of_a_hundred() {
+    fn histogram_percentiles() {
         let bins = (1..=100).rev().map(|n| (n * 10, 1)).collect();
         let histogram = Histogram::new(bins).unwrap();
         for (percent, nanos) in [(0.0, 10), (50.0, 500), (50.1, 510), (99.0, 990), (100.0, 1000)] {
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_percentile_is_that_of_the_sorted_list(
+        fn histogram_percentile_matches_sorted_list(
             mut list in proptest::collection::vec(0u64..1000, 1..200), percent in 0.0f64..=100.0,
         ) {
             let (left, right) = list.split_at(list.len() / 2);

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mixed_modes_count_as_writes() {
+    fn mixed_patterns_count_as_writes() {
         let job =
             |pattern, write_percent| BenchJob { pattern, write_percent, ..BenchJob::default() };
         assert!(job(JobPattern::RandRw, 1).writes() && job(JobPattern::Rw, 50).writes());
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_reach_past_the_target_are_refused() {
+    fn fio_options_beyond_allowlist_are_refused() {
         for key in ["filename", "filenam", "rw", "exec_prerun", "directory", "a b", ""] {
             let extra = vec![(key.to_owned(), "1".to_owned())];
             assert!(BenchJob { extra, ..BenchJob::default() }.check().is_err(), "{key}");

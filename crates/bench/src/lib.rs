@@ -48,6 +48,5 @@ pub mod suite;
 mod summary;
 pub mod table;
 pub mod target;
-pub mod units;
 
 pub use error::Error;

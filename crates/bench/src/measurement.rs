@@ -9,7 +9,6 @@ use crate::cpu::CpuUse;
 use crate::fio::output::{FioLatency, Output};
 use crate::fio::program::FioRun;
 use crate::fio::series::Series;
-use crate::histogram::Histogram;
 use crate::limits::SERIES_POINTS;
 use crate::server::ServerUse;
 
@@ -117,13 +116,13 @@ pub struct Measurement {
 /// Sum of latencies of several jobs or directions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LatencySum {
+    /// Number of samples.
     weight: f64,
-    mean_ns: f64,
+    /// Mean, range, histogram and percentiles; percentiles without a histogram cannot be added, and
+    /// are kept only for a single part.
+    all: FioLatency,
+    /// Sum of the squared distances from the mean.
     squares_ns: f64,
-    min_ns: Option<f64>,
-    max_ns: f64,
-    bins: Histogram,
-    printed: Option<Vec<(f64, f64)>>,
 }
 
 impl LatencySum {
@@ -133,18 +132,18 @@ impl LatencySum {
         if weight == 0.0 || latency.max == 0.0 {
             return;
         }
+        let all = &mut self.all;
         // Mean and variance of the union (Chan, Golub, LeVeque, 1979).
-        let (total, apart) = (self.weight + weight, latency.mean - self.mean_ns);
+        let (total, apart) = (self.weight + weight, latency.mean - all.mean);
         self.squares_ns +=
             latency.stddev.powi(2) * weight + apart.powi(2) * self.weight * weight / total;
-        self.mean_ns += apart * weight / total;
+        all.mean += apart * weight / total;
+        let is_first = self.weight == 0.0;
         self.weight = total;
-        self.min_ns = Some(self.min_ns.map_or(latency.min, |least| least.min(latency.min)));
-        self.max_ns = self.max_ns.max(latency.max);
-        self.bins = self.bins.merged(&latency.bins).unwrap_or_default();
-        // Printed percentiles cannot be added: they are kept only for a single part.
-        let is_first = self.weight == weight;
-        self.printed = is_first.then(|| latency.percentile.clone());
+        all.min = if is_first { latency.min } else { all.min.min(latency.min) };
+        all.max = all.max.max(latency.max);
+        all.bins = all.bins.merged(&latency.bins).unwrap_or_default();
+        all.percentile = if is_first { latency.percentile.clone() } else { Vec::new() };
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -152,11 +151,11 @@ impl LatencySum {
     }
 
     pub(crate) fn bins(&self) -> usize {
-        self.bins.bins().len()
+        self.all.bins.bins().len()
     }
 
     pub(crate) fn mean_us(&self) -> f64 {
-        self.mean_ns / 1e3
+        self.all.mean / 1e3
     }
 
     pub(crate) fn stddev_us(&self) -> f64 {
@@ -165,26 +164,15 @@ impl LatencySum {
     }
 
     pub(crate) fn min_us(&self) -> f64 {
-        self.min_ns.unwrap_or(0.0) / 1e3
+        self.all.min / 1e3
     }
 
     pub(crate) fn max_us(&self) -> f64 {
-        self.max_ns / 1e3
+        self.all.max / 1e3
     }
 
     pub(crate) fn percentile_us(&self, percent: f64) -> Option<f64> {
-        let latency = FioLatency {
-            min: self.min_ns.unwrap_or(0.0),
-            max: self.max_ns,
-            percentile: self.printed.clone().unwrap_or_default(),
-            ..FioLatency::default()
-        };
-        let nanos = match self.bins.percentile_ns(percent) {
-            // The middle of a bin may lie outside of the observed range.
-            Some(nanos) => Some((nanos as f64).clamp(latency.min, latency.max.max(latency.min))),
-            None => latency.percentile_ns(percent),
-        };
-        nanos.map(|nanos| nanos / 1e3)
+        self.all.percentile_ns(percent).map(|nanos| nanos / 1e3)
     }
 }
 
@@ -308,7 +296,7 @@ mod tests {
 
     /// Output of fio with 256 reads in flight at 140 per second, after a warm-up.
     #[test]
-    fn requests_in_flight_at_the_end_of_the_warm_up_count() {
+    fn requests_in_flight_at_warm_up_end_count() {
         let text = r#"{"fio version": "fio-3.33", "jobs": [{"jobname": "a", "read": {"io_bytes": 3915776,
             "total_ios": 701, "iops": 102.620407, "bw_bytes": 573236, "runtime": 6831,
             "lat_ns": {"min": 1000, "max": 9000, "mean": 2000, "stddev": 0, "N": 956}}}]}"#;
@@ -318,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_summed() {
+    fn measurement_sums_threads() {
         let text = format!(
             r#"{{"fio version": "fio-3.33", "jobs": [{}, {}]}}"#,
             job(1, 2000.0, r#""2000": 1"#),

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_late_by_far_or_was_stopped_counts_once() {
+    fn pauses_count_suspend_and_stop_once() {
         let ms = Duration::from_millis;
         let mut pauses = Pauses::begin(0);
         pauses.last_look = ms(1000);

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_does_not_fit_is_not_begun() {
+    fn file_larger_than_free_space_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         let refused = make(&path, 1 << 60).unwrap_err().to_string();
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_marked_is_not_left() {
+    fn file_without_marker_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         std::fs::create_dir(guard::marker(&path)).unwrap();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_found() {
+    fn unwritten_areas_are_found() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         make(&path, 1 << 20).unwrap();

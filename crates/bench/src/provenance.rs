@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_is_judged() {
+    fn provenance_of_disk_kinds() {
         for (found, provenance) in [
             (disk("device", "nvme0n1", "Samsung", ""), Provenance::Real),
             (disk("file", "sda", "", "ext4 rw"), Provenance::Real),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_as_real_as_its_least_real_disk() {
+    fn target_has_provenance_of_least_real_disk() {
         let target: BenchTarget = "x=/a,/b".parse().unwrap();
         let mut environment = Environment::default();
         environment.disks.insert("/a".to_owned(), disk("device", "sda", "", ""));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_real_disks_are_marked() {
+    fn provenance_marks_and_warnings() {
         for provenance in
             [Provenance::Served, Provenance::Unknown, Provenance::Memory, Provenance::Emulated]
         {

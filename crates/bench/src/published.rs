@@ -1,10 +1,11 @@
 //! Published tables of the experiments, and the same tables from own results. The table of a mirror
 //! is [`Comparison::overhead`].
 
+use flagstone_units::{format_block_size, grouped};
+
 use crate::compare::{ComparedMetric, Comparison, JobRow};
 use crate::job::JobPattern;
-use crate::table::Table;
-use crate::units::{format_number, format_size};
+use crate::table::{Table, cell};
 
 /// A published table with its source.
 struct Published {
@@ -101,7 +102,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
         }
         let title = format!(
             "thousands of IOPS by disks: {}, {} in flight on each disk",
-            format_size(row.block_bytes),
+            format_block_size(row.block_bytes),
             row.in_flight()
         );
         let mut table = Table { title, head: vec!["disks".to_owned()], rows: Vec::new() };
@@ -130,9 +131,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
 
 fn thousands(row: Option<&JobRow>, other: usize) -> [String; 3] {
     let iops = |at| row.and_then(|row| row.median(at, ComparedMetric::Iops));
-    let text = |value: Option<f64>| {
-        value.map_or_else(|| "-".to_owned(), |value| format_number(value / 1e3, 1))
-    };
+    let text = |value| cell(value, |value| grouped(value / 1e3, 1));
     let (first, other) = (iops(0), iops(other));
     let share = match (first, other) {
         (Some(first), Some(other)) if first > 0.0 => format!("{:.0} %", 100.0 * other / first),
@@ -154,12 +153,12 @@ pub fn by_size(comparison: &Comparison, gb: &[Option<f64>]) -> Option<Table> {
             let (Some(gb), Some(iops)) = (size, row.median(at, ComparedMetric::Iops)) else {
                 continue;
             };
-            let small = |value: f64| format_number(value, if value < 10.0 { 2 } else { 0 });
+            let small = |value: f64| grouped(value, if value < 10.0 { 2 } else { 0 });
             table.rows.push(vec![
                 name.clone(),
                 row.job.clone(),
                 small(gb),
-                format_number(iops, 0),
+                grouped(iops, 0),
                 format!("{:.2}", iops / gb),
                 small(0.75 * gb),
                 format!("{:.2}", iops / (0.75 * gb)),
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_table_of_a_fabric() {
+    fn fabric_table_by_disks() {
         let mut all = Vec::new();
         let measured = [
             (1, [100e3, 100e3, 180e3, 180e3]),
@@ -219,7 +218,7 @@ mod tests {
 
     /// Rows of runs of several suites side by side.
     #[test]
-    fn what_neither_measured_has_no_row() {
+    fn unmeasured_disk_counts_have_no_row() {
         let all = vec![
             record("first", JobPattern::Read, 1, 1e3),
             record("fabric", JobPattern::RandWrite, 1, 2e3),
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_table_of_sizes() {
+    fn iops_table_by_disk_size() {
         let mut all = vec![record("small", JobPattern::RandRead, 1, 309.0)];
         all.push(record("large", JobPattern::RandRead, 1, 745.0));
         let comparison = Comparison::of_targets(all);
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_of_a_suite_that_is_there() {
+    fn published_tables_name_existing_suites() {
         for one in &PUBLISHED {
             assert!(
                 suite::find(one.suite).is_ok()

@@ -129,6 +129,21 @@ fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string_pretty(value).expect("it is always JSON") + "\n"
 }
 
+fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, Error> {
+    let text = crate::os::read_text(path, RESULT_LINE_BYTES as u64)
+        .map_err(Error::file("cannot read", path))?;
+    let broken = |error: serde_json::Error| Error::Results {
+        path: path.to_owned(),
+        line: error.line(),
+        detail: error.to_string(),
+    };
+    serde_json::from_str(&text).map_err(broken)
+}
+
+fn environment_name(at: usize) -> String {
+    if at == 1 { "environment.json".to_owned() } else { format!("environment-{at}.json") }
+}
+
 impl ResultStore {
     /// Creates a new one; the directory may exist, but without a campaign.
     ///
@@ -154,14 +169,7 @@ impl ResultStore {
     /// No campaign, or an invalid plan.
     pub fn open(directory: &Path) -> Result<(ResultStore, CampaignPlan), Error> {
         let store = ResultStore { directory: directory.to_owned() };
-        let path = store.path("campaign.json");
-        let text = crate::os::read_text(&path, RESULT_LINE_BYTES as u64)
-            .map_err(Error::file("cannot read", &path))?;
-        let plan: CampaignPlan = serde_json::from_str(&text).map_err(|error| Error::Results {
-            path: path.clone(),
-            line: error.line(),
-            detail: error.to_string(),
-        })?;
+        let plan: CampaignPlan = read_json(&store.path("campaign.json"))?;
         plan.check()?;
         Ok((store, plan))
     }
@@ -199,15 +207,14 @@ impl ResultStore {
     /// The system's.
     pub fn environment(&self, environment: &Environment) -> Result<(), Error> {
         let text = json(environment);
-        let mut name = "environment.json".to_owned();
-        for at in 2.. {
+        for name in (1..).map(environment_name) {
             match fs::read_to_string(self.path(&name)) {
-                Ok(before) if before == text => return Ok(()),
-                Ok(_) => name = format!("environment-{at}.json"),
-                Err(_) => break,
+                Ok(before) if before == text => break,
+                Ok(_) => {}
+                Err(_) => return self.write(&name, &text),
             }
         }
-        self.write(&name, &text)
+        Ok(())
     }
 
     /// All environments, in the order in which they were stored.
@@ -215,26 +222,8 @@ impl ResultStore {
     /// # Errors
     /// A file that cannot be read.
     pub fn environments(&self) -> Result<Vec<Environment>, Error> {
-        let mut found = Vec::new();
-        for at in 1..=ENVIRONMENTS {
-            let name = if at == 1 {
-                "environment.json".to_owned()
-            } else {
-                format!("environment-{at}.json")
-            };
-            let path = self.path(&name);
-            if !path.exists() {
-                break;
-            }
-            let text = crate::os::read_text(&path, RESULT_LINE_BYTES as u64)
-                .map_err(Error::file("cannot read", &path))?;
-            found.push(serde_json::from_str(&text).map_err(|error| Error::Results {
-                path: path.clone(),
-                line: error.line(),
-                detail: error.to_string(),
-            })?);
-        }
-        Ok(found)
+        let paths = (1..=ENVIRONMENTS).map(|at| self.path(&environment_name(at)));
+        paths.take_while(|path| path.exists()).map(|path| read_json(&path)).collect()
     }
 
     /// Stores a tool's output; returns the name of the file.
@@ -397,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_off_costs_itself_alone() {
+    fn truncated_last_line_is_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let mut plan = CampaignPlan::example();
         plan.destroy.push("/x".to_owned());
@@ -420,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_results_says_how_to_go_on_or_goes() {
+    fn empty_run_can_be_resumed_or_discarded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run");
         let store = ResultStore::create(&path, &CampaignPlan::example()).unwrap();
@@ -442,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn of_rounds_the_last_are_the_results() {
+    fn last_steady_rounds_are_the_results() {
         let mut plan = CampaignPlan::example();
         let all: Vec<_> = (0..8).map(record).collect();
         assert_eq!(settled(all.clone(), &plan).len(), 8);
@@ -453,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_files_are_named_with_the_line() {
+    fn invalid_results_name_file_and_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.jsonl");
         let good = serde_json::to_string(&record(0)).unwrap();

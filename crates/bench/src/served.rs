@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_config::device_spec::DeviceSpec;
+use flagstone_runtime::rng::Rng;
 use flagstone_runtime::time::timeout;
 use flagstone_runtime::{RuntimeConfig, buf, random_u64, run as run_cores, spawn};
 use flagstone_stack::{OpenOptions, open_device};
@@ -118,8 +119,7 @@ struct Fill {
     /// Offset of the next request, in bytes.
     next: Cell<u64>,
     written_bytes: Cell<u64>,
-    /// Random number generator.
-    random: Cell<u64>,
+    random: RefCell<Rng>,
     /// First error; it ends all writers.
     failed: RefCell<Option<IoError>>,
 }
@@ -127,7 +127,7 @@ struct Fill {
 impl Fill {
     fn new(device: SharedDevice, size_bytes: u64) -> Fill {
         let (next, written_bytes) = (Cell::new(0), Cell::new(0));
-        let (random, failed) = (Cell::new(random_u64()), RefCell::new(None));
+        let (random, failed) = (RefCell::new(Rng::new(random_u64())), RefCell::new(None));
         Fill { device, size_bytes, next, written_bytes, random, failed }
     }
 
@@ -141,7 +141,7 @@ impl Fill {
             }
             self.next.set(offset + len);
             let mut data = buf::alloc(len as usize).await;
-            self.fill_with_noise(&mut data);
+            self.random.borrow_mut().fill(&mut data);
             match self.device.write(offset, data.freeze(), false).await {
                 Ok(()) => self.written_bytes.set(self.written_bytes.get() + len),
                 Err(error) => {
@@ -149,20 +149,6 @@ impl Fill {
                 }
             }
         }
-    }
-
-    /// Steele, Lea and Flood's SplitMix64 (2014).
-    fn fill_with_noise(&self, data: &mut [u8]) {
-        let mut state = self.random.get();
-        for place in data.chunks_mut(8) {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut mixed = state;
-            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^= mixed >> 31;
-            place.copy_from_slice(&mixed.to_le_bytes()[..place.len()]);
-        }
-        self.random.set(state);
     }
 }
 
@@ -172,7 +158,7 @@ mod tests {
 
     /// A file in place of a served volume: both are opened as devices.
     #[test]
-    fn a_fill_writes_all_once_and_tells_how_far_it_is() {
+    fn fill_writes_each_block_once_with_progress() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         let size_bytes = (20 << 20) + 512;
@@ -193,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_stops_when_the_user_wants_it_and_says_what_failed() {
+    fn fill_stops_on_interrupt_and_on_error() {
         let interrupt = Interrupt::never();
         let raised = interrupt.clone();
         let directory = tempfile::tempdir().unwrap();

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_that_listens_is_found() {
+    fn serving_process_is_found_by_listener() {
         let own = Servers([std::process::id()].into());
         let of =
             |text: String| Servers::of(&text.parse::<crate::target::BenchTarget>().unwrap().disks);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_kernel() {
+    fn proc_net_and_stat_parsing() {
         let line = "  0: 0100007F:1144 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1 0";
         if cfg!(target_endian = "little") {
             let own = [IpAddr::from([127, 0, 0, 1])];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn use_is_of_the_time_that_was_measured() {
+    fn cpu_meter_excludes_warm_up() {
         let own = Servers([std::process::id()].into());
         let mut meter = CpuMeter::new(&own, 0);
         meter.tick();

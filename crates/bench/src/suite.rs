@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use flagstone_units::{format_block_size, parse_block_size, parse_time_ms};
 use serde::Deserialize;
 
 use crate::error::Error;
 use crate::job::{BenchJob, Buffers, JobPattern};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
-use crate::units::{format_size, parse_size, parse_time_ms};
 
 /// Jobs and their repetition.
 #[derive(Clone, Debug, PartialEq)]
@@ -182,91 +182,82 @@ fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
     }
 }
 
-/// Part of a job's name for one item of a list.
-type Part = Option<String>;
+/// Jobs with the parts of their names.
+type Named = Vec<(Vec<String>, BenchJob)>;
 
-fn axis<T: Clone>(
+/// Multiplies the jobs by a list: each item sets its value and, of several, its part of the name.
+fn multiply<T: Clone>(
+    jobs: Named,
     list: &Option<List<T>>,
-    default: T,
-    word: impl Fn(&T) -> String,
-) -> Vec<(T, Part)> {
-    match list {
-        None => vec![(default, None)],
-        Some(List::One(item)) => vec![(item.clone(), None)],
-        Some(many) => {
-            many.items().into_iter().map(|item| (item.clone(), Some(word(&item)))).collect()
+    part: impl Fn(&T) -> String,
+    set: impl Fn(&mut BenchJob, T),
+) -> Result<Named, String> {
+    let Some(list) = list else { return Ok(jobs) };
+    let items = list.items();
+    if jobs.len().saturating_mul(items.len()) > SUITE_JOBS {
+        return Err(too_many());
+    }
+    let mut out = Named::new();
+    for (parts, job) in &jobs {
+        for item in &items {
+            let (mut parts, mut job) = (parts.clone(), job.clone());
+            if matches!(list, List::Many(_)) {
+                parts.push(part(item));
+            }
+            set(&mut job, item.clone());
+            out.push((parts, job));
         }
     }
+    Ok(out)
+}
+
+fn too_many() -> String {
+    format!("it has more than {SUITE_JOBS} jobs")
 }
 
 /// Multiplies out the lists of a job.
 fn expand(raw: &RawJob, jobs: &mut Vec<BenchJob>) -> Result<(), String> {
-    let base = base(raw)?;
-    let mut sizes = Vec::new();
-    for (text, _) in axis(&raw.bs, "4k".to_owned(), String::clone) {
-        sizes.push(parse_size(&text)?);
-    }
-    let sizes = raw.bs.as_ref().map(|list| match list {
-        List::One(_) => List::One(sizes[0]),
-        List::Many(_) => List::Many(sizes.clone()),
-    });
-    let patterns = axis(&raw.rw, base.pattern, |p| p.name().to_owned());
-    let sizes = axis(&sizes, base.block_bytes, |bytes| format_size(*bytes));
-    let depths = axis(&raw.depth, base.depth, |depth| format!("d{depth}"));
-    let threads = axis(&raw.threads, base.threads, |threads| format!("t{threads}"));
-    let disks = axis(&raw.disks, base.disks, |disks| format!("x{disks}"));
-    let mixes = axis(&raw.write_percent, base.write_percent, |percent| format!("w{percent}"));
-    let prefix = raw.name.clone();
-    let factors =
-        [patterns.len(), sizes.len(), depths.len(), threads.len(), disks.len(), mixes.len()];
-    let count = factors.iter().try_fold(1usize, |all, factor| all.checked_mul(*factor));
-    if count.is_none_or(|count| count + jobs.len() > SUITE_JOBS) {
-        return Err(format!("it has more than {SUITE_JOBS} jobs"));
-    }
-    for (pattern, pattern_part) in &patterns {
-        for (block_bytes, size_part) in &sizes {
-            for (depth, depth_part) in &depths {
-                for (threads, threads_part) in &threads {
-                    for (disks, disks_part) in &disks {
-                        for (write_percent, mix_part) in &mixes {
-                            let parts = [
-                                &prefix,
-                                pattern_part,
-                                size_part,
-                                depth_part,
-                                threads_part,
-                                disks_part,
-                                mix_part,
-                            ];
-                            let parts: Vec<_> = parts.into_iter().flatten().cloned().collect();
-                            let name = match parts.is_empty() {
-                                true => format!("{pattern}-{}", format_size(*block_bytes)),
-                                false => parts.join("-"),
-                            };
-                            jobs.push(BenchJob {
-                                name,
-                                pattern: *pattern,
-                                block_bytes: *block_bytes,
-                                depth: *depth,
-                                threads: *threads,
-                                disks: *disks,
-                                write_percent: *write_percent,
-                                ..base.clone()
-                            });
-                        }
-                    }
-                }
-            }
+    let sizes = match &raw.bs {
+        None => None,
+        Some(List::One(text)) => Some(List::One(size(text)?)),
+        Some(List::Many(all)) => {
+            Some(List::Many(all.iter().map(|text| size(text)).collect::<Result<_, _>>()?))
         }
+    };
+    let all = vec![(raw.name.iter().cloned().collect(), base(raw)?)];
+    let all = multiply(all, &raw.rw, |p| p.name().to_owned(), |job, p| job.pattern = p)?;
+    let all = multiply(all, &sizes, |b| format_block_size(*b), |job, b| job.block_bytes = b)?;
+    let all = multiply(all, &raw.depth, |n| format!("d{n}"), |job, n| job.depth = n)?;
+    let all = multiply(all, &raw.threads, |n| format!("t{n}"), |job, n| job.threads = n)?;
+    let all = multiply(all, &raw.disks, |n| format!("x{n}"), |job, n| job.disks = n)?;
+    let all =
+        multiply(all, &raw.write_percent, |n| format!("w{n}"), |job, n| job.write_percent = n)?;
+    if all.len() + jobs.len() > SUITE_JOBS {
+        return Err(too_many());
     }
+    jobs.extend(all.into_iter().map(|(parts, job)| {
+        let name = match parts.is_empty() {
+            true => format!("{}-{}", job.pattern, format_block_size(job.block_bytes)),
+            false => parts.join("-"),
+        };
+        BenchJob { name, ..job }
+    }));
     Ok(())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_block_size(text).map_err(|error| format!("`{text}`: {error}"))
+}
+
+fn time_ms(text: &str) -> Result<u64, String> {
+    parse_time_ms(text).map_err(|error| format!("`{text}`: {error}"))
 }
 
 /// The options that are not lists.
 fn base(raw: &RawJob) -> Result<BenchJob, String> {
     let mut job = BenchJob::default();
-    let time = |text: &Option<String>, default| text.as_deref().map_or(Ok(default), parse_time_ms);
-    let size = |text: &Option<String>| text.as_deref().map(parse_size).transpose();
+    let time = |text: &Option<String>, default| text.as_deref().map_or(Ok(default), time_ms);
+    let size = |text: &Option<String>| text.as_deref().map(size).transpose();
     job.ramp_ms = time(&raw.ramp, job.ramp_ms)?;
     job.runtime_ms = time(&raw.runtime, job.runtime_ms)?;
     job.offset_bytes = size(&raw.offset)?.unwrap_or(0);
@@ -293,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn built_in_suites_are_right() {
+    fn built_in_suites_parse() {
         for (name, text) in BUILT_IN {
             let suite = parse(text, name).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(suite.name, name);
@@ -311,14 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn quick_is_under_a_minute() {
+    fn quick_suite_takes_under_a_minute() {
         let suite = find("quick").unwrap();
         let each: u64 = suite.jobs.iter().map(|job| job.ramp_ms + job.runtime_ms).sum();
         assert!(each * u64::from(suite.repetitions) <= 50_000);
     }
 
     #[test]
-    fn lists_are_multiplied() {
+    fn suite_lists_are_multiplied() {
         let text = "name = 'x'\ntitle = 'X'\n[defaults]\nruntime = '1s'\n[[job]]\nname = 'a'\n\
                     rw = ['read', 'randrw']\nbs = ['4k', '1m']\ndepth = 8\nfio = { fsync = '1' }\n[[job]]\nrw = 'write'";
         let suite = parse(text, "x").unwrap();
@@ -330,13 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn suite_mistakes_are_named() {
         let head = "name = 'x'\ntitle = 'X'\n";
         let many = "[[job]]\ndepth = [1,2,3,4,5,6,7,8,9,10,11]\nthreads = [1,2,3,4,5,6,7,8,9,10]\nwrite_percent = [1,2,3,4,5,6,7,8,9,10]";
         for (rest, part) in [
             ("", "job"),
             ("[[job]]\nfrobnicate = 1", "frobnicate"),
-            ("[[job]]\nbs = '4x'", "no size"),
+            ("[[job]]\nbs = '4x'", "`4x`: unknown unit `x`"),
             ("[[job]]\nrw = 'sideways'", "rw"),
             ("[[job]]\nfio = { filename = '/dev/sda' }", "filename"),
             ("[[job]]\n[[job]]", "two jobs are called"),

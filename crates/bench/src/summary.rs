@@ -1,11 +1,12 @@
 //! Summary of results: medians and CPU time of each job on each target.
 
-use crate::compare::Comparison;
+use flagstone_units::grouped;
+
+use crate::compare::{Comparison, median_of};
 use crate::measurement::are_enough;
 use crate::results::ResultRecord;
 use crate::stats::{coefficient_of_variation_percent, median};
-use crate::table::Table;
-use crate::units::format_number;
+use crate::table::{Table, cell};
 
 impl Comparison {
     /// Medians of each job on each target.
@@ -29,33 +30,27 @@ impl Comparison {
             let named = self.names().iter().zip(&row.records);
             // A target without enough disks has no results of a job.
             for (name, records) in named.filter(|(_, records)| !records.is_empty()) {
-                let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
-                    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
-                };
-                let text = |value: Option<f64>, decimals| {
-                    value.map_or_else(|| "-".to_owned(), |value| format_number(value, decimals))
-                };
+                let text = |value, decimals| cell(value, |value| grouped(value, decimals));
                 let ms = |pick: fn(&ResultRecord) -> Option<f64>| {
-                    text(middle(&|r| Some(pick(r)? / 1e3)), 3)
+                    text(median_of(records, |r| Some(pick(r)? / 1e3)), 3)
                 };
                 // Percentiles with few slower requests are omitted, as in the plots. 0 requests
                 // means unknown.
-                let ios = middle(&|r| Some(r.measurement.total.ios as f64)).unwrap_or(0.0);
+                let ios =
+                    median_of(records, |r| Some(r.measurement.total.ios as f64)).unwrap_or(0.0);
                 let rare = |percent, pick: fn(&ResultRecord) -> Option<f64>| match ios {
                     ios if ios > 0.0 && !are_enough(ios, percent) => "-".to_owned(),
                     _ => ms(pick),
                 };
                 let iops: Vec<f64> = records.iter().map(|record| record.iops).collect();
-                let cpu = middle(&|r| Some(r.measurement.cpu.as_ref()?.busy_percent()));
-                let percent = |value: Option<f64>| {
-                    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1} %"))
-                };
+                let cpu = median_of(records, |r| Some(r.measurement.cpu.as_ref()?.busy_percent()));
+                let percent = |value| cell(value, |value| format!("{value:.1} %"));
                 table.rows.push(vec![
                     row.job.clone(),
                     name.clone(),
                     records.len().to_string(),
                     text(median(&iops), 0),
-                    text(middle(&|r| Some(r.mb_per_s)), 2),
+                    text(median_of(records, |r| Some(r.mb_per_s)), 2),
                     percent(coefficient_of_variation_percent(&iops)),
                     ms(|r| Some(r.latency_mean_us)),
                     ms(|r| r.latency_p50_us),
@@ -84,19 +79,16 @@ impl Comparison {
         let mut table = Table::new("CPU use (medians)", &head);
         for row in self.rows() {
             for (name, records) in self.names().iter().zip(&row.records) {
-                let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
-                    median(&records.iter().filter_map(pick).collect::<Vec<_>>())
-                };
-                let text = |value: Option<f64>, unit: &str| {
-                    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}{unit}"))
+                let text = |unit: &str, pick: fn(&ResultRecord) -> Option<f64>| {
+                    cell(median_of(records, pick), |value| format!("{value:.1}{unit}"))
                 };
                 let server = records.iter().find_map(|r| r.measurement.server.as_ref());
                 let all = [
-                    text(middle(&|r| Some(r.measurement.cpu.as_ref()?.busy_percent())), " %"),
-                    text(middle(&|r| r.measurement.cpu_us_per_io), ""),
+                    text(" %", |r| Some(r.measurement.cpu.as_ref()?.busy_percent())),
+                    text("", |r| r.measurement.cpu_us_per_io),
                     server.map_or_else(|| "-".to_owned(), |server| server.program.clone()),
-                    text(middle(&|r| Some(r.measurement.server.as_ref()?.busy_percent())), " %"),
-                    text(middle(&|r| r.measurement.server.as_ref()?.us_per_io(r.iops)), ""),
+                    text(" %", |r| Some(r.measurement.server.as_ref()?.busy_percent())),
+                    text("", |r| r.measurement.server.as_ref()?.us_per_io(r.iops)),
                 ];
                 if all.iter().any(|cell| cell != "-") {
                     let mut cells = vec![row.job.clone(), name.clone()];
@@ -116,7 +108,7 @@ mod tests {
     use crate::measurement::Measurement;
 
     #[test]
-    fn what_was_not_measured_has_no_row() {
+    fn unmeasured_targets_have_no_summary_row() {
         let record = |job: &str, target: &str| {
             let job = BenchJob { name: job.to_owned(), ..BenchJob::default() };
             ResultRecord::new("s", &job, &target.parse().unwrap(), Measurement::default())
@@ -129,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_that_are_accidents_are_not_shown() {
+    fn rare_percentiles_are_not_in_summary() {
         let of = |ios: u64| {
             let mut measurement = Measurement::default();
             measurement.total.ios = ios;

@@ -96,17 +96,14 @@ impl Table {
     /// CSV for programs: numbers without separators, units in the head, unknown values empty, and
     /// an interval in separate columns.
     fn csv(&self) -> String {
-        let cell = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+        let quoted = |text: &String| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text.to_owned(),
+            false => text.clone(),
         };
         let columns: Vec<_> = (0..self.head.len()).flat_map(|at| self.csv_columns(at)).collect();
         let row = |at: usize| {
-            let cells: Vec<_> = columns
-                .iter()
-                .map(|column| column.get(at).map_or_else(String::new, |t| cell(t)))
-                .collect();
-            cells.join(",") + "\r\n"
+            let cells = columns.iter().map(|column| column.get(at).map_or(String::new(), quoted));
+            cells.collect::<Vec<_>>().join(",") + "\r\n"
         };
         (0..=self.rows.len()).map(row).collect()
     }
@@ -150,6 +147,11 @@ impl Table {
     }
 }
 
+/// A cell for a value, or for an unknown one.
+pub(crate) fn cell(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), text)
+}
+
 /// The text without separators of thousands, if it is a number.
 fn number(text: &str) -> Option<String> {
     // A tolerance (`± 2.1`) is a number too.
@@ -172,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_stand_at_the_right() {
+    fn numeric_columns_are_right_aligned() {
         let mut table = Table::new("", &["what", "noise", "another run", "why"]);
         for (noise, another, why) in [("0.9 %", "± 2.1 %", "1st"), ("-", "± 11.6 %", "none")] {
             let cells = ["8K", noise, another, why];
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn three_forms() {
+    fn table_as_text_markdown_and_csv() {
         let mut table = Table::new("T", &["job", "MB/s"]);
         table.rows.push(vec!["a|b".to_owned(), "1,234".to_owned()]);
         assert_eq!(table.write(Form::Text), "T\n  job   MB/s\n  a|b  1,234\n");
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_is_for_programs() {
+    fn csv_has_plain_numbers_and_units_in_head() {
         let head = ["job", "on", "noise", "MB/s", "ratio", "verdict"];
         let mut table = Table::new("T", &head);
         let rows = [

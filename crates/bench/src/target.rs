@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_names() {
+    fn target_kinds_and_names() {
         let target = parse("local=/dev/nvme0n1,/dev/nvme0n2").unwrap();
         assert_eq!((target.name.as_str(), target.disks.len()), ("local", 2));
         assert_eq!(target.address(), "/dev/nvme0n1,/dev/nvme0n2");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes() {
+    fn invalid_targets_are_refused() {
         for text in ["", "a=", "a,,b", "http://x", "f,nbd://h/e", "a\nb", "nvme-tcp://a,nbd://b"] {
             assert!(parse(text).is_err(), "{text:?}");
         }

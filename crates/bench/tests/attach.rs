@@ -82,7 +82,7 @@ impl Machine {
 }
 
 #[test]
-fn what_is_missing_is_told() {
+fn attach_reports_missing_prerequisites() {
     let machine = Machine::new();
     assert_eq!(machine.why_not(&machine.initiator()), None);
     let (nvme, modprobe) = (machine.path("nvme"), machine.path("modprobe"));
@@ -103,7 +103,7 @@ fn what_is_missing_is_told() {
 }
 
 #[test]
-fn what_was_connected_is_disconnected() {
+fn attached_namespace_is_disconnected_on_drop() {
     let machine = Machine::new();
     let never = Interrupt::never();
     let initiator = machine.initiator();
@@ -134,7 +134,7 @@ fn what_was_connected_is_disconnected() {
 }
 
 #[test]
-fn an_interruption_leaves_nothing_connected() {
+fn interrupt_disconnects_namespace() {
     let machine = Machine::new();
     fs::write(machine.path("empty"), "").expect("it can be written");
     let interrupt = Interrupt::never();
@@ -206,7 +206,7 @@ fn run(
 }
 
 #[test]
-fn fio_measures_the_device_and_results_name_the_address() {
+fn kernel_campaign_records_original_address() {
     let fio = match Fio::find(&Interrupt::never()) {
         Ok(fio) => fio,
         Err(error) => return eprintln!("SKIPPED: {error}"),
@@ -227,7 +227,7 @@ fn fio_measures_the_device_and_results_name_the_address() {
 }
 
 #[test]
-fn who_may_not_use_the_kernel_hears_why() {
+fn kernel_initiator_refusal_has_a_reason() {
     let fio = match Fio::find(&Interrupt::never()) {
         Ok(fio) => fio,
         Err(error) => return eprintln!("SKIPPED: {error}"),

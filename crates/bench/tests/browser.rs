@@ -105,7 +105,7 @@ fn picture(path: &Path) -> (usize, Vec<[u8; 3]>) {
 }
 
 #[test]
-fn both_themes_are_drawn() {
+fn report_renders_in_both_themes() {
     if !has_browser() {
         return;
     }
@@ -138,7 +138,7 @@ fn both_themes_are_drawn() {
 }
 
 #[test]
-fn it_prints() {
+fn report_prints_to_pdf() {
     if !has_browser() {
         return;
     }

@@ -87,7 +87,7 @@ fn golden(name: &str, found: &str) {
 }
 
 #[test]
-fn the_text_report() {
+fn diskspd_text_report() {
     let profile = profile(COMMAND);
     let text = report(&profile).text();
     golden("diskspd.txt", &text);
@@ -138,7 +138,7 @@ fn the_text_report() {
 }
 
 #[test]
-fn the_xml_report() {
+fn diskspd_xml_report() {
     let profile = profile(&COMMAND.replace("-c1M", "-Rxml -c1M"));
     let xml = report(&profile).xml();
     golden("diskspd.xml", &xml);
@@ -211,7 +211,7 @@ fn the_xml_report() {
 }
 
 #[test]
-fn columns_are_there_when_their_flags_are() {
+fn diskspd_columns_follow_flags() {
     for (flags, columns) in [
         ("", "|  I/O per s |  file"),
         ("-L", "|  I/O per s |  AvgLat  | LatStdDev |  file"),
@@ -225,7 +225,7 @@ fn columns_are_there_when_their_flags_are() {
 }
 
 #[test]
-fn a_pool_of_threads_is_told_as_diskspd_tells_it() {
+fn diskspd_thread_pool_report() {
     let profile = profile("-F4 -O3 a");
     let text = report(&profile).text();
     for line in [
@@ -253,7 +253,7 @@ fn a_pool_of_threads_is_told_as_diskspd_tells_it() {
 
 /// Expected lines from diskspd's own unit tests.
 #[test]
-fn distributions_are_told_as_diskspd_tells_them() {
+fn diskspd_distribution_report() {
     let percent = profile("-b4K -t2 -rdpct10/10:10/10:0/10 a b");
     let mut found = report(&percent);
     let text = found.text();

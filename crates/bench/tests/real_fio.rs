@@ -92,7 +92,7 @@ fn run(plan: &CampaignPlan, store: &ResultStore, fio: &Fio, watch: &mut Watch) -
 }
 
 #[test]
-fn a_campaign_goes_on_where_it_was_interrupted() {
+fn interrupted_campaign_resumes() {
     let Some(fio) = fio() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let plan = plan(directory.path());
@@ -126,7 +126,7 @@ fn a_campaign_goes_on_where_it_was_interrupted() {
 }
 
 #[test]
-fn rounds_are_added_until_they_are_steady() {
+fn campaign_runs_until_steady_state() {
     let Some(fio) = fio() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let mut plan = plan(directory.path());
@@ -175,7 +175,7 @@ fn every_suite_runs_on_files() {
 }
 
 #[test]
-fn fio_accepts_every_kind_of_job_of_every_suite() {
+fn fio_accepts_all_suite_jobs() {
     let Some(fio) = fio() else { return };
     for (name, _) in BUILT_IN {
         let mut jobs = suite::find(name).expect("it is built in").jobs;
@@ -196,7 +196,7 @@ fn fio_accepts_every_kind_of_job_of_every_suite() {
 }
 
 #[test]
-fn a_diskspd_command_line() {
+fn diskspd_command_runs_on_real_fio() {
     let Some(fio) = fio() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("data & more");

@@ -151,7 +151,7 @@ fn structure(document: &roxmltree::Document<'_>) -> String {
 }
 
 #[test]
-fn the_report_of_a_mirror() {
+fn mirror_report_structure_and_overhead() {
     let directory = tempfile::tempdir().expect("a directory");
     let run = Run::read(&mirror(directory.path(), Provenance::Emulated)).expect("it can be read");
     let html = HtmlReport::new(vec![run]).html();
@@ -184,7 +184,7 @@ fn the_report_of_a_mirror() {
 }
 
 #[test]
-fn it_needs_nothing_from_outside_and_is_text_whatever_results_say() {
+fn report_is_self_contained_and_escaped() {
     let directory = tempfile::tempdir().expect("a directory");
     let run = Run::read(&mirror(directory.path(), Provenance::Emulated)).expect("it can be read");
     let html = HtmlReport::new(vec![run]).html();
@@ -218,7 +218,7 @@ fn it_needs_nothing_from_outside_and_is_text_whatever_results_say() {
 }
 
 #[test]
-fn what_is_not_real_is_marked_wherever_it_stands() {
+fn report_marks_provenance_everywhere() {
     for (provenance, mark) in [
         (Provenance::Emulated, "[EMULATED]"),
         (Provenance::Memory, "[MEMORY]"),
@@ -292,7 +292,7 @@ fn names_are_unique(document: &roxmltree::Document<'_>) {
 }
 
 #[test]
-fn an_experiments_own_tables_and_pictures_come_first() {
+fn additional_sections_precede_results() {
     let directory = tempfile::tempdir().expect("a directory");
     let results = mirror(directory.path(), Provenance::Emulated);
     let read = || HtmlReport::new(vec![Run::read(&results).expect("it can be read")]);
@@ -319,7 +319,7 @@ fn an_experiments_own_tables_and_pictures_come_first() {
 }
 
 #[test]
-fn an_album_has_the_summary_first_and_each_run_after() {
+fn combined_report_starts_with_summary() {
     let directory = tempfile::tempdir().expect("a directory");
     let results = mirror(directory.path(), Provenance::Emulated);
     additional_sections().write(&results).expect("it can be written");
@@ -360,7 +360,7 @@ fn provisioned(directory: &Path, gb: u64, iops: f64) -> PathBuf {
 }
 
 #[test]
-fn a_disk_has_the_size_that_its_own_run_saw() {
+fn disk_size_comes_from_its_own_run() {
     let directory = tempfile::tempdir().expect("a directory");
     let runs = [(200, 309.0), (600, 745.0)].map(|(gb, iops)| {
         Run::read(&provisioned(directory.path(), gb, iops)).expect("it can be read")
@@ -373,7 +373,7 @@ fn a_disk_has_the_size_that_its_own_run_saw() {
 }
 
 #[test]
-fn the_report_of_a_thousand_results_is_small() {
+fn report_of_1000_results_is_small() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("results.jsonl");
     let targets = ["a=/dev/a", "b=/dev/b"].map(|t| t.parse().expect("it is right"));

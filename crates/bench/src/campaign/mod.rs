@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique() {
+    fn target_names_are_unique() {
         let mut plan = CampaignPlan::example();
         plan.targets[1].name = "a".to_owned();
         assert!(plan.check().unwrap_err().to_string().contains("two targets are called a"));

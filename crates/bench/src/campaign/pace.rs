@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plan_is_corrected_by_what_it_took() {
+    fn remaining_time_follows_actual_pace() {
         let mut pace = Pace::default();
         assert_eq!(pace.corrected(10.0), 10.0);
         pace.add(2.0, 3.0);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fill_tells_how_far_it_is() {
+    fn fill_progress_and_remaining_time() {
         let mut fill = Progress::default();
         assert_eq!(fill.look(5.0, 400, || Some(0)), None, "nothing is known yet");
         assert_eq!(fill.look(5.5, 400, || Some(100)), None, "too early");

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_diskspds_own_tests_expect() {
+    fn effective_distribution_matches_diskspd() {
         // Test_PrintEffectiveDistributionPct: a target of 100 KiB, blocks of 4 KiB.
         assert_eq!(
             places("-b4K -rdpct10/10:10/10:0/10 f", 100 << 10),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_that_is_used_is_divided() {
+    fn distribution_divides_accessed_range() {
         assert_eq!(places("-b4K -B1M:1M -rdpct100/50 f", 4 << 20), [(100, 0, 512 << 10)]);
         assert_eq!(places("-b4K -rdabs50/1M f", 1 << 20), [(50, 0, 1 << 20)]);
         assert_eq!(places("-b4K f", 1 << 20), []);
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_follow_each_other_are_a_run() {
+    fn thread_lists_have_ranges() {
         let of = |threads: &[usize]| listed(threads);
         assert_eq!([of(&[0]), of(&[0, 1]), of(&[0, 1, 2])], [" 0", " 0 1", " 0 - 2"]);
         assert_eq!(of(&[0, 1, 2, 4]), " 0 - 2 4");

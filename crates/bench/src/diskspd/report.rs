@@ -94,6 +94,12 @@ pub struct System {
     pub power_scheme: String,
 }
 
+impl System {
+    pub(super) fn started(&self) -> String {
+        flagstone_units::format_time(self.started_unix_s, "%Y/%m/%d %H:%M:%S UTC")
+    }
+}
+
 /// Data of a report.
 #[derive(Clone, Debug)]
 pub struct DiskspdReport<'a> {

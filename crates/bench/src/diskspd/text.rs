@@ -6,7 +6,6 @@ use super::distribution::{self, by_threads, listed};
 use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
 use super::report::{Count, DiskspdReport, Section, count, deviation};
 use crate::cpu::CpuUse;
-use crate::units::format_utc;
 
 /// Percentiles of the latency table.
 const ROWS: [(&str, f64); 13] = [
@@ -245,18 +244,11 @@ impl DiskspdReport<'_> {
     }
 
     fn system(&self, out: &mut String) {
-        let utc = format_utc(self.system.started_unix_s);
-        let part = |from: usize, to: usize| utc.get(from..to).unwrap_or("00");
         let _ = write!(
             out,
-            "System information:\n\n\tcomputer name: {}\n\tstart time: {}/{}/{} {}:{}:{} UTC\n\n",
+            "System information:\n\n\tcomputer name: {}\n\tstart time: {}\n\n",
             self.system.computer,
-            part(0, 4),
-            part(4, 6),
-            part(6, 8),
-            part(9, 11),
-            part(11, 13),
-            part(13, 15)
+            self.system.started()
         );
         let _ = write!(
             out,
@@ -389,13 +381,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_as_diskspd_writes_them() {
+    fn diskspd_size_format() {
         assert_eq!([0, 100, 1024, 65536, 1 << 40].map(size), ["0", "100", "1KiB", "64KiB", "1TiB"]);
         assert_eq!(size(3 << 19), "1.50MiB");
     }
 
     #[test]
-    fn the_input_parameters() {
+    fn diskspd_profile_text() {
         let words: Vec<_> = "-c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L data.dat"
             .split(' ')
             .map(str::to_owned)

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_command() {
+    fn published_diskspd_command() {
         let pattern: String = (0..=255).map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             command("-c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L data.dat"),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn each_flag_in_fios_words() {
+    fn each_diskspd_flag_translates() {
         for (line, parts) in [
             ("f", &["--rw=read ", "--bs=65536", "--iodepth=2", "--direct=0", "gtod_reduce=1"][..]),
             ("-s128K f", &["--rw=read:65536 "]),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fio_cannot_do() {
+    fn unsupported_diskspd_flags_are_refused() {
         for (line, part) in [
             ("-s4K f", "-s: strides smaller"),
             ("-rdabs90/1G f", "-rdabs: 10 %"),

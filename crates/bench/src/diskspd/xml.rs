@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use quick_xml::events::{BytesEnd, BytesStart, BytesText, Event};
+
 use super::distribution::{self, Range};
 use super::profile::{
     Access, Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, Profile, WriteContent,
@@ -9,64 +11,77 @@ use super::profile::{
 use super::report::{DiskspdReport, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
 use crate::fio::series::Series;
-use crate::units::format_utc;
 
 /// XML writer: nested elements and leaves.
-#[derive(Default)]
 struct Writer {
-    out: String,
+    out: quick_xml::Writer<Vec<u8>>,
     open: Vec<String>,
 }
 
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\t' => out.push(c),
-            // XML 1.0 has no control characters.
-            c if c.is_control() => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 impl Writer {
-    fn line(&mut self, text: &str) {
-        self.out += &"  ".repeat(self.open.len());
-        self.out += text;
-        self.out.push('\n');
+    fn new() -> Writer {
+        let out = quick_xml::Writer::new_with_indent(Vec::new(), b' ', 2);
+        Writer { out, open: Vec::new() }
+    }
+
+    fn write(&mut self, event: Event<'_>) {
+        self.out.write_event(event).expect("memory can be written");
+    }
+
+    fn begin_with(&mut self, name: &str, attributes: &[(&str, &str)]) {
+        self.write(Event::Start(element(name, attributes)));
+        self.open.push(name.to_owned());
     }
 
     fn begin(&mut self, name: &str) {
-        self.line(&format!("<{name}>"));
-        self.open.push(name.split(' ').next().unwrap_or(name).to_owned());
+        self.begin_with(name, &[]);
     }
 
     fn end(&mut self) {
         if let Some(name) = self.open.pop() {
-            self.line(&format!("</{name}>"));
+            self.write(Event::End(BytesEnd::new(name)));
         }
     }
 
+    fn empty(&mut self, name: &str, attributes: &[(&str, &str)]) {
+        self.write(Event::Empty(element(name, attributes)));
+    }
+
+    fn leaf_with(&mut self, name: &str, attributes: &[(&str, &str)], value: impl Display) {
+        self.begin_with(name, attributes);
+        self.write(Event::Text(BytesText::new(&clean(&value.to_string()))));
+        self.end();
+    }
+
     fn leaf(&mut self, name: &str, value: impl Display) {
-        self.line(&format!("<{name}>{}</{name}>", escaped(&value.to_string())));
+        self.leaf_with(name, &[], value);
     }
 
     fn ms(&mut self, name: &str, us: f64) {
         self.leaf(name, format_args!("{:.3}", us / 1e3));
     }
+
+    fn finish(self) -> String {
+        String::from_utf8_lossy(&self.out.into_inner()).into_owned() + "\n"
+    }
+}
+
+fn element<'a>(name: &'a str, attributes: &[(&str, &str)]) -> BytesStart<'a> {
+    let mut element = BytesStart::new(name);
+    attributes.iter().for_each(|(key, value)| element.push_attribute((*key, &*clean(value))));
+    element
+}
+
+/// A text without control characters, which XML 1.0 does not have.
+fn clean(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\t', "\u{fffd}")
 }
 
 /// The profile only: the output of `-Rpxml`.
 pub fn profile(profile: &Profile) -> String {
-    let mut xml = Writer::default();
+    let mut xml = Writer::new();
     profile_element(&mut xml, profile);
-    xml.out
+    xml.finish()
 }
 
 fn profile_element(xml: &mut Writer, profile: &Profile) {
@@ -91,7 +106,8 @@ fn profile_element(xml: &mut Writer, profile: &Profile) {
     if let Affinity::Cpus(cpus) = &profile.affinity {
         xml.begin("Affinity");
         for cpu in cpus {
-            xml.line(&format!("<AffinityGroupAssignment Group=\"0\" Processor=\"{cpu}\"/>"));
+            let cpu = cpu.to_string();
+            xml.empty("AffinityGroupAssignment", &[("Group", "0"), ("Processor", &cpu)]);
         }
         xml.end();
     }
@@ -151,7 +167,7 @@ fn target(xml: &mut Writer, profile: &Profile, path: &str) {
     xml.leaf("WriteRatio", profile.write_percent);
     match profile.rate {
         Some(DiskspdRate::Iops(iops)) => {
-            xml.line(&format!("<Throughput unit=\"IOPS\">{iops}</Throughput>"));
+            xml.leaf_with("Throughput", &[("unit", "IOPS")], iops);
         }
         Some(DiskspdRate::BytesPerMs(bytes)) => xml.leaf("Throughput", bytes),
         None => xml.leaf("Throughput", 0),
@@ -183,7 +199,7 @@ fn access(xml: &mut Writer, profile: &Profile) {
     xml.begin("Distribution");
     xml.begin(name);
     for range in distribution::asked(asked) {
-        xml.line(&format!("<Range IO=\"{}\">{}</Range>", range.io_percent, range.length));
+        xml.leaf_with("Range", &[("IO", &range.io_percent.to_string())], range.length);
     }
     xml.end();
     xml.end();
@@ -199,9 +215,9 @@ fn effective(xml: &mut Writer, ranges: &[Range]) {
     let mut at = 0;
     for range in ranges {
         if range.from > at {
-            xml.line(&format!("<Range IO=\"0\">{}</Range>", range.from - at));
+            xml.leaf_with("Range", &[("IO", "0")], range.from - at);
         }
-        xml.line(&format!("<Range IO=\"{}\">{}</Range>", range.io_percent, range.length));
+        xml.leaf_with("Range", &[("IO", &range.io_percent.to_string())], range.length);
         at = range.from.saturating_add(range.length);
     }
     xml.end();
@@ -220,7 +236,7 @@ fn mask_of(cpus: usize) -> String {
 impl DiskspdReport<'_> {
     /// The complete report.
     pub fn xml(&self) -> String {
-        let mut xml = Writer::default();
+        let mut xml = Writer::new();
         xml.begin("Results");
         self.system_element(&mut xml);
         profile_element(&mut xml, self.profile);
@@ -234,54 +250,39 @@ impl DiskspdReport<'_> {
         }
         xml.end();
         xml.end();
-        xml.out
+        xml.finish()
     }
 
     fn system_element(&self, xml: &mut Writer) {
-        let utc = format_utc(self.system.started_unix_s);
-        let part = |from: usize, to: usize| utc.get(from..to).unwrap_or("00").to_owned();
         xml.begin("System");
         xml.leaf("ComputerName", &self.system.computer);
         xml.begin("Tool");
         xml.leaf("Version", "2.2.0");
         xml.leaf("VersionDate", "2024/6/3");
         xml.end();
-        xml.leaf(
-            "RunTime",
-            format_args!(
-                "{}/{}/{} {}:{}:{} UTC",
-                part(0, 4),
-                part(4, 6),
-                part(6, 8),
-                part(9, 11),
-                part(11, 13),
-                part(13, 15)
-            ),
-        );
-        let scheme = escaped(&self.system.power_scheme);
-        xml.line(&format!("<PowerScheme Name=\"{scheme}\" Guid=\"\"/>"));
+        xml.leaf("RunTime", self.system.started());
+        xml.empty("PowerScheme", &[("Name", &self.system.power_scheme), ("Guid", "")]);
         self.topology(xml);
         xml.end();
     }
 
     /// All CPUs are one group, node and socket, as in the text report.
     fn topology(&self, xml: &mut Writer) {
-        let cpus = self.system.cpus;
-        let all = mask_of(cpus);
-        xml.begin("ProcessorTopology Heterogeneous=\"false\"");
-        xml.line(&format!(
-            "<Group Group=\"0\" MaximumProcessors=\"{cpus}\" ActiveProcessors=\"{cpus}\" ActiveProcessorMask=\"{all}\"/>"
-        ));
+        let cpus = self.system.cpus.to_string();
+        let all = mask_of(self.system.cpus);
+        xml.begin_with("ProcessorTopology", &[("Heterogeneous", "false")]);
+        let active = [("MaximumProcessors", &*cpus), ("ActiveProcessors", &cpus)];
+        let mask = [("ActiveProcessorMask", &*all)];
+        xml.empty("Group", &[&[("Group", "0")], &active[..], &mask].concat());
         for name in ["Node", "Socket"] {
-            xml.begin(&format!("{name} {name}=\"0\""));
-            xml.line(&format!("<Group Group=\"0\" Mask=\"{all}\"/>"));
+            xml.begin_with(name, &[(name, "0")]);
+            xml.empty("Group", &[("Group", "0"), ("Mask", &all)]);
             xml.end();
         }
-        for cpu in 0..cpus {
+        for cpu in 0..self.system.cpus {
             let mask = format!("0x{:x}{}", 1 << (cpu % 4), "0".repeat(cpu / 4));
-            xml.line(&format!(
-                "<Core Group=\"0\" Core=\"{cpu}\" Mask=\"{mask}\" EfficiencyClass=\"0\"/>"
-            ));
+            let core = [("Group", "0"), ("Core", &*cpu.to_string()), ("Mask", &mask)];
+            xml.empty("Core", &[&core[..], &[("EfficiencyClass", "0")]].concat());
         }
         xml.end();
     }
@@ -338,10 +339,11 @@ impl DiskspdReport<'_> {
             ("Write", of(Section::Write)),
             ("Total", of(Section::Total)),
         ];
-        let [read, write, total] = [0, 1, 2].map(|at: usize| sums[at].1.bins());
-        xml.begin(&format!(
-            "Latency ReadHistoBuckets=\"{read}\" WriteHistoBuckets=\"{write}\" TotalHistoBuckets=\"{total}\""
-        ));
+        let buckets = [0, 1, 2].map(|at: usize| sums[at].1.bins().to_string());
+        let names = ["ReadHistoBuckets", "WriteHistoBuckets", "TotalHistoBuckets"];
+        let attributes: Vec<_> =
+            names.into_iter().zip(buckets.iter().map(String::as_str)).collect();
+        xml.begin_with("Latency", &attributes);
         for (name, sum) in sums.iter().filter(|(_, sum)| !sum.is_empty()) {
             let deviation = if *name == "Total" { "" } else { name };
             xml.ms(&format!("Average{name}Milliseconds"), sum.mean_us());
@@ -403,10 +405,11 @@ fn iops_element(xml: &mut Writer, series: &Series, interval_ms: u64) {
     }
     for (at, (read, write)) in series.read_iops.iter().zip(&series.write_iops).enumerate() {
         let total = read + write;
-        xml.line(&format!(
-            "<Bucket SampleMillisecond=\"{}\" Read=\"{read:.0}\" Write=\"{write:.0}\" Total=\"{total:.0}\"/>",
-            interval_ms * (at as u64 + 1)
-        ));
+        let names = ["SampleMillisecond", "Read", "Write", "Total"];
+        let end_ms = (interval_ms * (at as u64 + 1)).to_string();
+        let values = [end_ms, format!("{read:.0}"), format!("{write:.0}"), format!("{total:.0}")];
+        let attributes: Vec<_> = names.into_iter().zip(values.iter().map(String::as_str)).collect();
+        xml.empty("Bucket", &attributes);
     }
     xml.end();
 }
@@ -416,14 +419,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_of_cpus() {
+    fn xml_cpu_masks() {
         assert_eq!([1, 2, 4, 6, 8].map(mask_of), ["0x1", "0x3", "0xf", "0x3f", "0xff"]);
         assert_eq!(mask_of(66), "0x3ffffffffffffffff");
     }
 
     #[test]
     fn text_in_xml_is_escaped() {
-        assert_eq!(escaped("a<b>&\"c\"\u{1}"), "a&lt;b&gt;&amp;&quot;c&quot;\u{fffd}");
+        let mut xml = Writer::new();
+        xml.empty("e", &[("a", "<\"\u{1}")]);
+        xml.leaf("t", "a<b>&\u{1}");
+        let escaped = "<e a=\"&lt;&quot;\u{fffd}\"/>\n<t>a&lt;b&gt;&amp;\u{fffd}</t>\n";
+        assert_eq!(xml.finish(), escaped);
         let words = ["-r", "-Rpxml", "a&b"].map(str::to_owned);
         let text = profile(&crate::diskspd::parse(&words).unwrap().profile);
         assert!(text.contains("<Path>a&amp;b</Path>") && text.contains("<Random>65536</Random>"));

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_job() {
+    fn default_job_arguments() {
         let job = BenchJob { name: "quick".to_owned(), seed: Some(7), ..BenchJob::default() };
         let file = options(&job, &target("/dev/x:1"), "libaio", None).unwrap().job_file();
         assert_eq!(
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_at_once_on_two_disks_of_three() {
+    fn all_job_options_on_two_disks_of_three() {
         let job = BenchJob {
             name: "all".to_owned(),
             pattern: JobPattern::RandRw,
@@ -271,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn what_fio_cannot_do_is_refused() {
+    fn unsupported_fio_jobs_are_refused() {
         let job = BenchJob { disks: 2, ..BenchJob::default() };
         assert!(options(&job, &target("/a"), "x", None).is_err());
         assert!(options(&BenchJob::default(), &target("nvme-tcp://h/n"), "x", None).is_err());
     }
 
     #[test]
-    fn commands_can_be_pasted() {
+    fn shell_quoting_of_commands() {
         let words = ["a b".to_owned(), "it's".to_owned(), "--x=1".to_owned(), String::new()];
         assert_eq!(shell("fio", &words), r"fio 'a b' 'it'\''s' --x=1 ''");
     }

@@ -1,86 +1,40 @@
 //! Options that fio repeats in its output: names and values as given.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, MapAccess, Visitor};
+use flagstone_units::{parse_block_size, parse_time_ms};
+use serde::{Deserialize, Deserializer, de};
 
 use crate::limits::FIO_OPTIONS;
-use crate::units::{parse_size, parse_time_ms};
 
 /// Options of a job, or global options. fio omits most options without a value, such as
 /// `group_reporting` and `stonewall`, so an absent option may have been given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FioOptions(BTreeMap<String, String>);
 
-/// A value as text. fio writes strings; other producers write numbers and booleans.
-struct Value(String);
-
-struct OneValue;
-
-impl Visitor<'_> for OneValue {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the value of an option")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Value, E> {
-        Ok(Value(text.to_owned()))
-    }
-
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Value, E> {
-        Ok(Value(number.to_string()))
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Value, E> {
-        Ok(Value(number.to_string()))
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Value, E> {
-        Ok(Value(number.to_string()))
-    }
-
-    fn visit_bool<E: de::Error>(self, truth: bool) -> Result<Value, E> {
-        Ok(Value(u8::from(truth).to_string()))
-    }
-
-    fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
-        Ok(Value(String::new()))
-    }
-}
-
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(OneValue)
-    }
-}
-
-struct Names;
-
-impl<'de> Visitor<'de> for Names {
-    type Value = FioOptions;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of options")
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<FioOptions, M::Error> {
-        let mut out = BTreeMap::new();
-        while let Some(name) = map.next_key::<String>()? {
-            out.insert(name, map.next_value::<Value>()?.0);
-            if out.len() > FIO_OPTIONS {
-                return Err(de::Error::custom("too many options"));
-            }
-        }
-        Ok(FioOptions(out))
-    }
+/// A value: fio writes strings; other producers write numbers and booleans.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected the value of an option")]
+enum Value {
+    Text(String),
+    Number(serde_json::Number),
+    Truth(bool),
+    Nothing(()),
 }
 
 impl<'de> Deserialize<'de> for FioOptions {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<FioOptions, D::Error> {
-        deserializer.deserialize_map(Names)
+        let options = BTreeMap::<String, Value>::deserialize(deserializer)?;
+        if options.len() > FIO_OPTIONS {
+            return Err(de::Error::custom("too many options"));
+        }
+        let text = |value| match value {
+            Value::Text(text) => text,
+            Value::Number(number) => number.to_string(),
+            Value::Truth(truth) => u8::from(truth).to_string(),
+            Value::Nothing(()) => String::new(),
+        };
+        Ok(FioOptions(options.into_iter().map(|(name, value)| (name, text(value))).collect()))
     }
 }
 
@@ -135,7 +89,9 @@ impl<'a> OfJob<'a> {
     /// A size in bytes as fio reads it: `200G` is 200 GiB. `None` for a size relative to a file,
     /// such as `50%`, and for invalid ones.
     pub fn bytes(&self, name: &str) -> Option<u64> {
-        parse_size(self.get(name)?).ok()
+        // fio takes `4k`, `4kb` and `4KiB` for the same.
+        let text = self.get(name)?.trim().to_ascii_lowercase();
+        parse_block_size(text.trim_end_matches('b').trim_end_matches('i')).ok()
     }
 
     /// A time in ms as fio reads it; without a unit it is in seconds.
@@ -153,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jobs_own_come_first() {
+    fn job_options_override_global_ones() {
         let own = options(r#"{"bs": "8k", "direct": "1", "stonewall": null}"#);
         let global = options(r#"{"bs": "4k", "iodepth": 32, "rate_iops": ",500", "rate": "0"}"#);
         let of = OfJob { own: &own, global: &global };
@@ -164,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_times_as_fio_reads_them() {
+    fn fio_option_sizes_and_times() {
         let own = options(
             r#"{"a": "200G", "b": "50%", "c": "4096", "d": "1.0MB", "e": "16kib", "f": "99999999999T",
                 "g": "60", "h": "2s", "i": "1m", "j": "soon", "k": "ü"}"#,
@@ -177,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_plain_and_not_endlessly_many() {
+    fn fio_option_values_and_their_limit() {
         for nested in [r#"{"a": [1]}"#, r#"{"a": {}}"#] {
             let error = serde_json::from_str::<FioOptions>(nested).unwrap_err().to_string();
             assert!(error.contains("expected the value of an option"), "{error}");

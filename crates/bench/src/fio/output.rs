@@ -25,76 +25,61 @@ pub struct Output {
 
 /// Results of one job.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct JobOutput {
     /// Name of the job's section.
-    #[serde(rename = "jobname", default)]
+    #[serde(rename = "jobname")]
     pub name: String,
     /// Error number of the system, or 0.
-    #[serde(default)]
     pub error: i64,
     /// Group of the job. Jobs of one group ran at the same time. A job with `stonewall` or
     /// `new_group` starts the next group.
-    #[serde(default)]
     pub groupid: i64,
     /// Start time, in ms since 1970; fio 3.36 and later.
-    #[serde(default)]
     pub job_start: Option<u64>,
     /// Run time of fio when it reported this job, in s.
-    #[serde(default)]
     pub elapsed: Option<u64>,
     /// Machine, where fio ran on others (`--client`).
-    #[serde(default)]
     pub hostname: Option<String>,
     /// Options of the job; of a group, those of its first job. fio omits options without a value.
-    #[serde(default, rename = "job options")]
+    #[serde(rename = "job options")]
     pub options: FioOptions,
     /// Reads.
-    #[serde(default)]
     pub read: FioDirection,
     /// Writes.
-    #[serde(default)]
     pub write: FioDirection,
     /// Reads, writes and trims together, with `unified_rw_reporting`.
-    #[serde(default)]
     pub mixed: FioDirection,
     /// CPU time in user mode, in % of one CPU; of a group, the mean of its jobs.
-    #[serde(default)]
     pub usr_cpu: f64,
     /// CPU time in the kernel, in % of one CPU.
-    #[serde(default)]
     pub sys_cpu: f64,
     /// Context switches.
-    #[serde(default)]
     pub ctx: u64,
 }
 
 /// Results of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct FioDirection {
     /// Bytes.
-    #[serde(default)]
     pub io_bytes: u64,
     /// Requests.
-    #[serde(default)]
     pub total_ios: u64,
     /// Requests per second.
-    #[serde(default)]
     pub iops: f64,
     /// Bytes per second.
-    #[serde(default)]
     pub bw_bytes: f64,
     /// Measured time, in ms.
-    #[serde(default)]
     pub runtime: u64,
     /// Standard deviation of the IOPS of intervals.
-    #[serde(default)]
     pub iops_stddev: f64,
     /// Total latency, from submission to completion.
-    #[serde(default, rename = "lat_ns")]
+    #[serde(rename = "lat_ns")]
     pub lat: FioLatency,
     /// Completion latency, from the submission to the kernel on; the fallback where the total
     /// latency has no percentiles.
-    #[serde(default, rename = "clat_ns")]
+    #[serde(rename = "clat_ns")]
     pub clat: FioLatency,
 }
 
@@ -127,27 +112,24 @@ impl FioDirection {
 
 /// Latency statistics.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
 pub struct FioLatency {
     /// Minimum, in ns.
-    #[serde(default)]
     pub min: f64,
     /// Maximum, in ns.
-    #[serde(default)]
     pub max: f64,
     /// Mean, in ns.
-    #[serde(default)]
     pub mean: f64,
     /// Standard deviation, in ns.
-    #[serde(default)]
     pub stddev: f64,
     /// Number of samples.
-    #[serde(default, rename = "N")]
+    #[serde(rename = "N")]
     pub count: u64,
     /// Histogram; json+ only.
-    #[serde(default, deserialize_with = "bins")]
+    #[serde(deserialize_with = "bins")]
     pub bins: Histogram,
     /// Percentages and ns, ascending; without json+ the only percentiles.
-    #[serde(default, deserialize_with = "percentiles")]
+    #[serde(deserialize_with = "percentiles")]
     pub percentile: Vec<(f64, f64)>,
 }
 
@@ -340,7 +322,7 @@ mod tests {
  "usr_cpu": 1.5, "sys_cpu": 2, "ctx": 7}]}"#;
 
     #[test]
-    fn an_old_fio() {
+    fn old_fio_output_without_latency() {
         let output = parse(OLD).unwrap();
         assert_eq!(output.version, "fio-3.1");
         let read = &output.jobs[0].read;
@@ -351,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn json_plus_has_the_whole_histogram() {
+    fn json_plus_histogram_percentiles() {
         let new = OLD.replace(
             r#""mean": 950000.0, "stddev": 1.5"#,
             r#""mean": 950000.0, "stddev": 1.5, "N": 4, "bins": {"800": 1, "2000": 1, "1000": 1, "9000000": 1}"#,
@@ -365,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_output_is_named() {
+    fn broken_fio_output_is_an_error() {
         for (text, part) in [
             ("", "no JSON"),
             ("fio: engine nbd not loadable", "no JSON"),
@@ -381,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_around_the_json() {
+    fn text_around_json_is_skipped() {
         let json = OLD.lines().skip(1).collect::<Vec<_>>().join("\n");
         let around = format!("fio: {{warning}} of a job\n{json}\n\na: (groupid=0): err= 0\n");
         assert_eq!(parse(&around).unwrap(), parse(OLD).unwrap());
@@ -393,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_are_told_apart() {
+    fn client_server_output_has_hostnames() {
         let text = r#"{"fio version": "fio-3.33", "client_stats": [{"jobname": "a", "hostname": "x"},
           {"jobname": "a", "hostname": "y"}, {"jobname": "All clients"}], "disk_util": []}"#;
         let output = parse(text).unwrap();
@@ -402,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_json_is_refused() {
+    fn hostile_fio_json_is_refused() {
         let deep = "[".repeat(100_000);
         let job = |key: &str, value: &str| {
             format!(r#"{{"fio version": "fio-3.33", "jobs": [{{"{key}": {value}}}]}}"#)
@@ -433,7 +415,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn damage_is_an_error_or_harmless(at in 0usize..700, byte in 32u8..127, cut in 0usize..700) {
+        fn damaged_fio_json_never_panics(at in 0usize..700, byte in 32u8..127, cut in 0usize..700) {
             let mut bytes = OLD.as_bytes().to_vec();
             let at = at % bytes.len();
             bytes[at] = byte;

@@ -20,6 +20,8 @@ use crate::target::BenchTarget;
 const OLDEST: (u32, u32) = (3, 12);
 /// [`OLDEST`] in messages.
 const OLDEST_NAME: &str = "fio-3.12";
+/// How to install fio, in messages.
+const INSTALL: &str = "apt install fio, dnf install fio, zypper install fio";
 /// Target number of points of a time series.
 const SERIES_AIM: u64 = 200;
 /// Shortest interval of a time series, in ms.
@@ -56,8 +58,7 @@ impl Fio {
     /// The fio named by the environment variable `FIO`, or found on the path.
     ///
     /// # Errors
-    /// [`Error::FioMissing`], [`Error::FioNotRun`], [`Error::FioSilent`], [`Error::NotFio`],
-    /// [`Error::FioTooOld`], or that it fails.
+    /// [`Error::FioMissing`], [`Error::FioUnusable`], or that it fails.
     pub fn find(interrupt: &Interrupt) -> Result<Fio, Error> {
         let program = std::env::var_os("FIO").filter(|name| !name.is_empty());
         Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
@@ -80,8 +81,12 @@ impl Fio {
             other => other,
         })?;
         let Some(ended) = answer else {
-            let limit_s = limit.as_secs_f64();
-            return Err(Error::FioSilent { program: fio.name(), limit_s });
+            let (name, limit_s) = (fio.name(), limit.as_secs_f64());
+            return Err(Error::FioUnusable(format!(
+                "{name} did not say its version within {limit_s} s, and was ended: it is not fio, or \
+                 cannot work here; see what `{name} --version` waits for, or name another with \
+                 FIO=/path/to/fio"
+            )));
         };
         if !ended.status.success() {
             return Err(fio.failed(&ended, shell(&fio.name(), &["--version".to_owned()])));
@@ -90,10 +95,18 @@ impl Fio {
         match version(&fio.version) {
             None => {
                 let printed = first_line(&[&ended.output, &ended.errors]);
-                return Err(Error::NotFio { program: fio.name(), printed });
+                return Err(Error::FioUnusable(format!(
+                    "{} is not fio: asked for its version it printed {printed}; install fio \
+                     ({INSTALL}), or name the program with FIO=/path/to/fio",
+                    fio.name()
+                )));
             }
             Some(found) if found < OLDEST => {
-                return Err(Error::FioTooOld { found: fio.version, needed: OLDEST_NAME });
+                return Err(Error::FioUnusable(format!(
+                    "{} is too old: {OLDEST_NAME} or newer is needed; install a newer fio, or name \
+                     one with FIO=/path/to/fio",
+                    fio.version
+                )));
             }
             Some(_) => {}
         }
@@ -133,7 +146,11 @@ impl Fio {
             }
             _ => cause.to_string(),
         };
-        Error::FioNotRun { program: self.name(), cause }
+        Error::FioUnusable(format!(
+            "{} cannot be run as fio: {cause}; name another with FIO=/path/to/fio, or install fio \
+             ({INSTALL}) and unset FIO",
+            self.name()
+        ))
     }
 
     /// An engine whose probe does not end in time counts as broken.
@@ -174,7 +191,7 @@ impl Fio {
         if said.contains("Invalid argument") && command.contains("--direct=1") {
             said += "\n(the file system may have no direct I/O, or not for such small blocks)";
         }
-        Error::FioFailed { status: ended.status.to_string(), command, said }
+        Error::ToolFailed { tool: "fio", status: ended.status.to_string(), command, said }
     }
 
     /// fio's options for a measurement.
@@ -378,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions() {
+    fn fio_versions_are_parsed() {
         assert_eq!(version("fio-3.33"), Some((3, 33)));
         assert_eq!(version("fio-3.41-12-gabcd"), Some((3, 41)));
         assert_eq!(version("fio-2.2.10"), Some((2, 2)));
@@ -395,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_old_fio_says_what_to_install() {
+    fn missing_or_old_fio_names_the_package() {
         let never = Interrupt::never();
         let missing = Fio::at("/no/such/fio".into(), &never).unwrap_err().to_string();
         assert!(missing.contains("apt install fio"), "{missing}");
@@ -405,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_fio_is_quoted_and_cannot_do_harm() {
+    fn output_of_a_wrong_program_is_sanitized() {
         for (script, printed) in [
             ("echo 'ls (GNU coreutils) 9.1'; echo more", "`ls (GNU coreutils) 9.1`"),
             ("echo; printf '\\033[2Jbell\\007\\n'", "`?[2Jbell?`"),
@@ -429,7 +446,7 @@ mod tests {
 
     /// A fio that exists but cannot be run is not reported as missing.
     #[test]
-    fn a_fio_that_cannot_be_run_says_why() {
+    fn unrunnable_fio_reports_the_cause() {
         let (directory, path) = fake("echo fio-3.33");
         let refused = |path: &Path, part: &str| {
             let error = Fio::at(path.to_owned(), &Interrupt::never()).unwrap_err();
@@ -452,12 +469,12 @@ mod tests {
 
     /// It is terminated, and an engine whose probe hangs is not used.
     #[test]
-    fn a_fio_that_never_answers_is_not_waited_for_without_limit() {
+    fn unresponsive_fio_times_out() {
         let never = Interrupt::never();
         let (_directory, program) = fake("exec sleep 100000");
         let short = Duration::from_millis(50);
         let error = Fio::answering(program.clone(), short, &never).unwrap_err();
-        assert!(matches!(error, Error::FioSilent { .. }) && error.is_lack_of_fio(), "{error}");
+        assert!(matches!(error, Error::FioUnusable(_)) && error.is_lack_of_fio(), "{error}");
         let said = error.to_string();
         assert!(said.contains("did not say its version within 0.05 s"), "{said}");
         let fio = Fio { program, version: String::new(), engine: String::new() };
@@ -465,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn no_depth_is_told_that_is_not_there() {
+    fn depth_needs_an_asynchronous_engine() {
         let never = Interrupt::never();
         let body = r#"case "$*" in *--version*) echo fio-3.33;; *) exit 1;; esac"#;
         let (_directory, path) = fake(body);
@@ -485,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fio_that_fails_or_prints_rubbish_is_quoted() {
+    fn fio_failure_includes_its_messages() {
         let never = Interrupt::never();
         let body = r#"case "$*" in *--version*) echo fio-3.33;; *probe*) exit 0;;
             *name=bad*) echo '{"fio version": "x", "jobs": ['; echo oh dear >&2;;

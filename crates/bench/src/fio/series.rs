@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_added_by_time() {
+    fn thread_logs_are_summed_by_interval() {
         let text = "500, 100, 0, 0, 0\n500, 7, 1, 0, 0\n1001, 200, 0, 0\n1001, 1, 1, 0\n499, 10, 0, 0\n\
                     499, 0, 1, 0\n1000, 20, 0, 0\n1000, 0, 1, 0\nrubbish\n9999, 1, 0, 0\n0, 5, 0, 0\n\
                     1500, 3, 2, 0\n1500, 99, 0, 0";
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn long_series_are_averaged() {
+    fn long_fio_series_are_averaged() {
         let long = Series {
             interval_ms: 10,
             read_iops: (0..1200).map(f64::from).collect(),

@@ -282,7 +282,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written() {
+    fn additional_sections_round_trip() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(AdditionalSections::read(directory.path()).unwrap(), None);
         example().write(directory.path()).unwrap();
@@ -293,7 +293,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_no_experiment_writes_is_refused() {
+    fn oversized_additional_sections_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let refuses = |additional_sections: &AdditionalSections| {
             additional_sections.write(directory.path()).unwrap();

@@ -1,7 +1,9 @@
 //! Combined report: several experiments in one page, without comparing them, with a summary first.
 
-use super::html::Writer;
-use super::{AdditionalSections, HtmlReport, PagePosition, Run, Shown, page};
+use maud::html;
+
+use super::page::{CAVEATS, notice};
+use super::{AdditionalSections, HtmlReport, PagePosition, Run, Shown, html};
 use crate::provenance::Provenance;
 
 /// A summary and the reports of several runs.
@@ -27,42 +29,38 @@ impl CombinedReport {
     /// The HTML document, with the guarantees of [`HtmlReport::html`].
     pub fn html(&self) -> String {
         let Shown { title, plots, tables, caveats } = &self.summary;
-        let mut out = Writer::default();
-        page::begin(&mut out, title);
-        out.raw("<header>\n");
-        out.element("h1", title);
-        page::notice(&mut out, &self.doubtful());
-        let id = |at: usize| format!("part-{}", at + 1);
-        let parts = self.parts.iter().enumerate().map(|(at, part)| (id(at), part.title.as_str()));
-        page::navigation(&mut out, parts);
-        out.raw("</header>\n<main>\n<section id=\"summary\">\n");
-        out.element("h2", "Summary");
-        if !plots.is_empty() {
-            page::plots(&mut out, "", plots);
-        }
-        tables.iter().for_each(|named| out.table(&named.id, &named.table));
-        if !caveats.is_empty() {
-            out.element("h3", page::CAVEATS);
-            page::list(&mut out, caveats);
-        }
-        out.raw("</section>\n");
-        for (at, part) in self.parts.iter().enumerate() {
-            out.raw(&format!("<section id=\"{}\">\n", id(at)));
-            out.element("h2", &part.title);
-            part.about(&mut out);
-            part.body(&mut out);
-            out.raw("</section>\n");
-        }
-        page::data_section(&mut out, self.parts.iter().flat_map(|part| &part.runs));
-        out.raw("</main>\n");
-        page::end(&mut out);
-        out.finish()
+        let parts: Vec<_> =
+            (1..).zip(&self.parts).map(|(at, part)| (format!("part-{at}"), part)).collect();
+        let header = html! {
+            h1 { (title) }
+            (notice(&self.not_real()))
+            (html::navigation(parts.iter().map(|(id, part)| (id.clone(), part.title.as_str()))))
+        };
+        let main = html! {
+            section id="summary" {
+                h2 { "Summary" }
+                @if !plots.is_empty() { (html::plots("", plots)) }
+                @for named in tables { (html::table(&named.id, &named.table)) }
+                @if !caveats.is_empty() {
+                    h3 { (CAVEATS) }
+                    (html::list(caveats))
+                }
+            }
+            @for (id, part) in &parts {
+                section id=(id) {
+                    h2 { (part.title) }
+                    (part.about())
+                    (part.body())
+                }
+            }
+        };
+        html::document(title, &header, &main, self.parts.iter().flat_map(|part| &part.runs))
     }
 
     /// Targets of all reports that are not known to be real, without duplicates.
-    fn doubtful(&self) -> Vec<(Provenance, String)> {
+    fn not_real(&self) -> Vec<(Provenance, String)> {
         let mut all: Vec<(Provenance, String)> = Vec::new();
-        for one in self.parts.iter().flat_map(HtmlReport::doubtful) {
+        for one in self.parts.iter().flat_map(HtmlReport::not_real) {
             if !all.contains(&one) {
                 all.push(one);
             }

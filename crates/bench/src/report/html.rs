@@ -1,93 +1,152 @@
-//! HTML writer that escapes all text, so that results may contain any characters.
+//! HTML building blocks: document, tables, lists, and text that is safe to show.
 
+use std::fmt::Write as _;
+
+use flagstone_plot::Theme;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{Plot, Run, data, slug};
 use crate::table::Table;
 
-/// A document under construction.
-#[derive(Debug, Default)]
-pub(super) struct Writer(String);
+/// Style sheet, embedded in the page.
+const STYLE: &str = include_str!("style.css");
+/// Python that reads the data of a page.
+const READ_DATA: &str = "import json, re\n\
+    page = open(\"report.html\", encoding=\"utf-8\").read()\n\
+    data = json.loads(re.search(r'<script type=\"application/json\" id=\"data\">(.*?)</script>', page, re.S)[1])";
+/// Id of the data section.
+pub(super) const DATA_ID: &str = "raw";
+/// Heading of the data section.
+pub(super) const DATA_HEADING: &str = "Data";
 
-impl Writer {
-    /// What was written.
-    pub(super) fn finish(self) -> String {
-        self.0
-    }
-
-    /// Markup of our own.
-    pub(super) fn raw(&mut self, markup: &str) {
-        self.0.push_str(markup);
-    }
-
-    /// An element of our own that holds nothing but text. `open` is its name and attributes.
-    pub(super) fn element(&mut self, open: &str, text: &str) {
-        let name = open.split(' ').next().unwrap_or(open);
-        self.raw(&format!("<{open}>{}</{name}>", escaped(text)));
-    }
-
-    /// A table that scrolls by itself where the page is narrow.
-    pub(super) fn table(&mut self, id: &str, table: &Table) {
-        self.raw(&format!(
-            "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-labelledby=\"{0}-title\">\
-             <table id=\"{0}\">",
-            escaped(id)
-        ));
-        self.element(&format!("caption id=\"{}-title\"", escaped(id)), &table.title);
-        self.raw("<thead><tr>");
-        let figures: Vec<bool> = (0..table.head.len()).map(|at| table.is_figures(at)).collect();
-        let is_figure = |at: usize| figures.get(at).copied().unwrap_or(false);
-        for (at, cell) in table.head.iter().enumerate() {
-            let class = if is_figure(at) { " class=\"n\"" } else { "" };
-            self.element(&format!("th scope=\"col\"{class}"), cell);
-        }
-        self.raw("</tr></thead><tbody>\n");
-        for row in &table.rows {
-            self.raw("<tr>");
-            for (at, cell) in row.iter().enumerate() {
-                let open = match at {
-                    0 => "th scope=\"row\"",
-                    _ if is_figure(at) => "td class=\"n\"",
-                    _ => "td",
-                };
-                self.element(open, cell);
+/// The complete document, with the data of `runs` at its end.
+pub(super) fn document<'a>(
+    title: &str,
+    header: &Markup,
+    main: &Markup,
+    runs: impl IntoIterator<Item = &'a Run>,
+) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " - flagstone bench" }
+                style { (PreEscaped(STYLE)) }
             }
-            self.raw("</tr>\n");
+            body {
+                header { (header) }
+                main {
+                    (main)
+                    section id=(DATA_ID) {
+                        h2 { (DATA_HEADING) }
+                        p {
+                            "The last element of this page holds the plans, the environments and all \
+                             measurements as JSON. In Python:"
+                        }
+                        pre { (READ_DATA) }
+                        script type="application/json" id="data" {
+                            (PreEscaped(json_in_script(&data::json(runs))))
+                        }
+                    }
+                }
+                footer { p { "Made by flagstone bench " (env!("CARGO_PKG_VERSION")) "." } }
+            }
         }
-        self.raw("</tbody></table></div>\n");
+    };
+    visible(&page.into_string())
+}
+
+/// A table that scrolls by itself where the page is narrow.
+pub(super) fn table(id: &str, table: &Table) -> Markup {
+    let figures: Vec<bool> = (0..table.head.len()).map(|at| table.is_figures(at)).collect();
+    let class = |at: usize| figures.get(at).copied().unwrap_or(false).then_some("n");
+    html! {
+        div class="scroll" tabindex="0" role="region" aria-labelledby={ (id) "-title" } {
+            table id=(id) {
+                caption id={ (id) "-title" } { (table.title) }
+                thead {
+                    tr {
+                        @for (at, cell) in table.head.iter().enumerate() {
+                            th scope="col" class=[class(at)] { (cell) }
+                        }
+                    }
+                }
+                tbody {
+                    @for row in &table.rows {
+                        tr {
+                            @for (at, cell) in row.iter().enumerate() {
+                                @if at == 0 { th scope="row" { (cell) } }
+                                @else { td class=[class(at)] { (cell) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
-/// As text between tags, or in an attribute in quotation marks. What HTML does not allow, or what
-/// would turn the text's direction around, becomes a replacement character.
-pub(super) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\n' | '\t' => out.push(c),
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => out.push('\u{fffd}'),
-            c if c.is_control() || is_no_character(c) => out.push('\u{fffd}'),
-            c => out.push(c),
+pub(super) fn list(texts: &[String]) -> Markup {
+    html! { ul { @for text in texts { li { (text) } } } }
+}
+
+pub(super) fn facts(facts: &[(&str, String)]) -> Markup {
+    html! { dl class="facts" { @for (name, value) in facts { dt { (name) } dd { (value) } } } }
+}
+
+/// Plots as figures, with ids below `prefix`.
+pub(super) fn plots(prefix: &str, plots: &[Plot]) -> Markup {
+    html! {
+        div class="plots" {
+            @for plot in plots {
+                figure id={ (prefix) "plot-" (slug(&plot.id)) } {
+                    (PreEscaped(plot.picture.svg(Theme::Auto).trim_end()))
+                }
+            }
+        }
+    }
+}
+
+/// Links to the sections of the page: ids and headings.
+pub(super) fn navigation<'a>(sections: impl Iterator<Item = (String, &'a str)>) -> Markup {
+    html! {
+        nav aria-label="Sections" {
+            ul { @for (id, name) in sections { li { a href={ "#" (id) } { (name) } } } }
+        }
+    }
+}
+
+/// The text with a replacement character for everything that HTML does not allow or that would
+/// reverse the direction of text.
+fn visible(text: &str) -> String {
+    text.replace(is_forbidden, "\u{fffd}")
+}
+
+fn is_forbidden(c: char) -> bool {
+    let code = u32::from(c);
+    // Code points that stand for no character in any version of Unicode.
+    let is_no_character = code & 0xfffe == 0xfffe || (0xfdd0..=0xfdef).contains(&code);
+    let reverses = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    is_no_character || reverses || (c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+/// JSON for a script element. Without `<`, which JSON has in strings only, nothing can end the
+/// element or begin a comment; without `&`, XML reads the same.
+fn json_in_script(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if matches!(c, '<' | '&' | '\u{2028}' | '\u{2029}') || is_forbidden(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        } else {
+            out.push(c);
         }
     }
     out
-}
-
-/// Code points that stand for no character in any version of Unicode.
-fn is_no_character(c: char) -> bool {
-    let code = u32::from(c);
-    code & 0xfffe == 0xfffe || (0xfdd0..=0xfdef).contains(&code)
-}
-
-/// JSON as it may stand within a script element: no `<` is left, which JSON has in texts alone, so
-/// that none can end the element or begin a comment; and no `&`, so that XML reads the same.
-pub(super) fn json_in_script(json: &str) -> String {
-    json.replace('<', "\\u003c")
-        .replace('&', "\\u0026")
-        .replace('\u{2028}', "\\u2028")
-        .replace('\u{2029}', "\\u2029")
 }
 
 #[cfg(test)]
@@ -97,25 +156,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_never_markup() {
-        assert_eq!(
-            escaped("<b a='\"'>&\u{0}\u{ffff}\u{202e}"),
-            "&lt;b a=&#39;&quot;&#39;&gt;&amp;\u{fffd}\u{fffd}\u{fffd}"
-        );
-        let json = serde_json::to_string("</script><!-- \u{2028}").unwrap();
-        let inside = json_in_script(&json);
-        assert!(!inside.contains('<'), "{inside}");
-        let back: String = serde_json::from_str(&inside).unwrap();
-        assert_eq!(back, "</script><!-- \u{2028}");
+    fn text_in_html_is_escaped() {
+        let text = "<b a='\"'>&\u{0}\u{ffff}\u{202e}";
+        let shown = visible(&list(&[text.to_owned()]).into_string());
+        let escaped = "&lt;b a='&quot;'&gt;&amp;\u{fffd}\u{fffd}\u{fffd}";
+        assert_eq!(shown, format!("<ul><li>{escaped}</li></ul>"));
     }
 
     #[test]
-    fn a_table() {
-        let mut table = Table::new("T<1>", &["job", "MB/s", "verdict"]);
-        table.rows.push(vec!["a&b".to_owned(), "1.5".to_owned(), "differs".to_owned()]);
-        let mut out = Writer::default();
-        out.table("t", &table);
-        let text = out.finish();
+    fn table_cells_are_escaped_and_aligned() {
+        let mut cells = Table::new("T<1>", &["job", "MB/s", "verdict"]);
+        cells.rows.push(vec!["a&b".to_owned(), "1.5".to_owned(), "differs".to_owned()]);
+        let text = table("t", &cells).into_string();
         for part in [
             "<caption id=\"t-title\">T&lt;1&gt;</caption>",
             "<th scope=\"row\">a&amp;b</th>",
@@ -127,12 +179,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_escaped(text in any::<String>()) {
-            let found = escaped(&text);
-            let has_markup = found.contains(['<', '>', '"', '\'', '\u{0}']);
-            prop_assert!(!has_markup, "{}", found);
-            let json = serde_json::to_string(&text).unwrap();
-            let back: String = serde_json::from_str(&json_in_script(&json)).unwrap();
+        fn any_json_survives_the_script_element(text in any::<String>()) {
+            let json = json_in_script(&serde_json::to_string(&text).unwrap());
+            prop_assert!(!json.contains(['<', '&']) && visible(&json) == json, "{}", json);
+            let back: String = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(back, text);
         }
     }

@@ -206,8 +206,8 @@ impl HtmlReport {
     }
 
     /// Targets that are not known to be real: provenance and name.
-    fn doubtful(&self) -> Vec<(Provenance, String)> {
-        let things = self.comparison.names().iter().zip(self.comparison.natures());
+    fn not_real(&self) -> Vec<(Provenance, String)> {
+        let things = self.comparison.names().iter().zip(self.comparison.provenances());
         let of = |(name, provenance): (&String, &Provenance)| {
             let bare = name.strip_suffix(provenance.suffix()).unwrap_or(name);
             provenance.warning().map(|_| (*provenance, bare.to_owned()))

@@ -4,14 +4,13 @@ use flagstone_plot::{
     Axis, BarValue, Bars, Figure as Picture, Group, Hue, LineSeries, NumberFormat, Panel,
     PanelContent, Scale,
 };
+use flagstone_units::format_block_size;
 
 use super::{Plot, Run, slug};
-use crate::compare::{ComparedMetric, Comparison, JobRow, RepeatedFigure};
+use crate::compare::{ComparedMetric, Comparison, JobRow, RepeatedFigure, median_of};
 use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
 use crate::measurement::{PERCENTILES, are_enough};
 use crate::results::ResultRecord;
-use crate::stats::median;
-use crate::units::format_size;
 
 /// All plots of a report, the most important first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
@@ -83,7 +82,7 @@ impl Maker<'_> {
             let what = format!("{}, {} in flight", row.rw, row.in_flight());
             let id =
                 slug(&format!("by-size-{}-d{}-t{}-x{}", row.rw, row.depth, row.threads, row.disks));
-            let names = |row: &JobRow| format_size(row.block_bytes).to_uppercase();
+            let names = |row: &JobRow| format_block_size(row.block_bytes).to_uppercase();
             let title = format!("Throughput and latency by size: {what}");
             let panels = self.panels(
                 &family,
@@ -160,7 +159,7 @@ impl Maker<'_> {
         let mut plots = Vec::new();
         for family in self.disk_families() {
             let row = family[0];
-            let size = format_size(row.block_bytes);
+            let size = format_block_size(row.block_bytes);
             let what = format!("{} {size}, {} in flight on each", row.rw, row.in_flight());
             let id = slug(&format!("by-disks-{}-{size}-d{}-t{}", row.rw, row.depth, row.threads));
             let names = |row: &JobRow| row.disks.to_string();
@@ -290,15 +289,12 @@ fn subtitle(rows: &[&JobRow]) -> String {
 /// Medians over repetitions of each meaningful percentile, by the rarity of slower requests; the
 /// first point is the minimum latency.
 fn percentile_curve(records: &[ResultRecord]) -> Vec<(f64, f64)> {
-    let middle = |pick: &dyn Fn(&ResultRecord) -> Option<f64>| {
-        median(&records.iter().filter_map(pick).collect::<Vec<_>>())
-    };
-    let ios = middle(&|record| Some(record.measurement.total.ios as f64)).unwrap_or(0.0);
-    let least = middle(&|record| Some(record.measurement.total.latency_min_us));
+    let ios = median_of(records, |record| Some(record.measurement.total.ios as f64)).unwrap_or(0.0);
+    let least = median_of(records, |record| Some(record.measurement.total.latency_min_us));
     let mut points: Vec<(f64, f64)> = least.map(|us| (1.0, us)).into_iter().collect();
     for (name, percent) in PERCENTILES {
         let beyond = (100.0 - percent) / 100.0;
-        let found = middle(&|record| record.measurement.total.percentile_us(name));
+        let found = median_of(records, |record| record.measurement.total.percentile_us(name));
         if let Some(us) = found.filter(|_| are_enough(ios, percent)) {
             // Rounded to exactly 10,000 for 99.99 %, where the axis has a tick.
             points.push(((1e6 / beyond).round() / 1e6, us));
@@ -337,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_that_are_accidents_are_not_drawn() {
+    fn rare_percentiles_are_not_plotted() {
         let last = |ios| percentile_curve(&[record(ios), record(ios)]).last().copied().unwrap();
         assert_eq!(last(1000), (100.0, 99.0));
         assert!((last(5000).0 - 1000.0).abs() < 1e-6 && last(0) == (1.0, 1.0));

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_that_makes_a_plan() {
+    fn run_command_repeats_the_plan() {
         let suite = suite::find("quick").unwrap();
         let targets = ["a=/x y", "/z"].map(|text| text.parse().unwrap()).into();
         let mut plan = CampaignPlan::new(&suite, targets, 1 << 20);

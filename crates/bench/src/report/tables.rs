@@ -1,10 +1,12 @@
 //! Tables of a report.
 
+use flagstone_units::grouped;
+
 use super::{Named, Run};
 use crate::compare::{ComparedMetric, Comparison};
 use crate::published::{by_disks, by_size as of_sizes, published};
 use crate::stats::steady;
-use crate::table::Table;
+use crate::table::{Table, cell};
 
 /// Suite whose results are shown by disk size.
 const BY_SIZE: &str = "provisioned-iops";
@@ -90,15 +92,14 @@ fn rounds(runs: &[Run]) -> Option<Table> {
                 for (at, record) in records.iter().enumerate() {
                     let found = steady(&iops[..=at]);
                     let percent = |pick: fn(&crate::stats::Steady) -> f64| {
-                        let found = found.as_ref().map(pick);
-                        found.map_or_else(|| "-".to_owned(), |value| format!("{value:.1} %"))
+                        cell(found.as_ref().map(pick), |value| format!("{value:.1} %"))
                     };
                     let word = found.map_or("-", |f| if f.is_steady { "yes" } else { "no" });
                     table.rows.push(vec![
                         row.job.clone(),
                         name.clone(),
                         (record.repetition + 1).to_string(),
-                        crate::units::format_number(record.iops, 0),
+                        grouped(record.iops, 0),
                         percent(|f| f.range_percent),
                         percent(|f| f.drift_percent),
                         word.to_owned(),

@@ -75,26 +75,7 @@ fn approximate(n: usize, m: usize, u: f64, ties: &[usize]) -> f64 {
         return 1.0;
     }
     let z = ((u - n * m / 2.0).abs() - 0.5).max(0.0) / variance.sqrt();
-    complementary_error(z / std::f64::consts::SQRT_2).min(1.0)
-}
-
-/// erfc for x from 0, to 1.2e-7 (Numerical Recipes' Chebyshev fit).
-fn complementary_error(x: f64) -> f64 {
-    let t = 1.0 / (1.0 + 0.5 * x);
-    let coefficients = [
-        -1.265_512_23,
-        1.000_023_68,
-        0.374_091_96,
-        0.096_784_18,
-        -0.186_288_06,
-        0.278_868_07,
-        -1.135_203_98,
-        1.488_515_87,
-        -0.822_152_23,
-        0.170_872_77,
-    ];
-    let sum = coefficients.iter().rev().fold(0.0, |sum, coefficient| sum * t + coefficient);
-    t * (-x * x + sum).exp()
+    libm::erfc(z / std::f64::consts::SQRT_2).min(1.0)
 }
 
 #[cfg(test)]
@@ -106,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn known_exact_values() {
+    fn mann_whitney_exact_p_values() {
         // Disjoint samples: 2 of 20 arrangements of 3 and 3, of 252 of 5 and 5, of 70 of 4 and 4.
         assert!((p(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0]) - 0.1).abs() < 1e-12);
         let low: Vec<f64> = (0..5).map(f64::from).collect();
@@ -121,17 +102,17 @@ mod tests {
     }
 
     #[test]
-    fn ties_and_large_samples() {
+    fn mann_whitney_ties_and_large_samples() {
         assert_eq!(p(&[1.0; 4], &[1.0; 4]), 1.0);
         let a: Vec<f64> = (0..100).map(f64::from).collect();
         let b: Vec<f64> = (50..150).map(|n| f64::from(n) + 0.5).collect();
         assert!(p(&a, &b) < 1e-6 && p(&a, &a) > 0.9);
-        assert!((complementary_error(1.959_964 / std::f64::consts::SQRT_2) - 0.05).abs() < 1e-5);
+        assert!((approximate(100, 100, 5803.2, &[]) - 0.05).abs() < 1e-3);
         assert_eq!(mann_whitney(&[], &[1.0]), None);
     }
 
     #[test]
-    fn three_against_three_can_show_nothing_at_5_percent() {
+    fn three_repetitions_never_reach_5_percent() {
         let found = mann_whitney(&[1.0, 2.0, 3.0], &[7.0, 8.0, 9.0]).unwrap();
         assert!((found.p_least - 0.1).abs() < 1e-12);
         assert_eq!(found.p, mann_whitney(&[7.0, 8.0, 9.0], &[1.0, 2.0, 3.0]).unwrap().p);

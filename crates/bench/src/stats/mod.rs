@@ -25,6 +25,14 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+/// Normal distribution with mean 0 and standard deviation 1 (Box and Muller, 1958).
+#[cfg(test)]
+fn normal(rng: &mut flagstone_runtime::rng::Rng) -> f64 {
+    let mut uniform = || (rng.below(1 << 40) as f64 + 0.5) / (1u64 << 40) as f64;
+    let (radius, turn) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+    radius * turn.cos()
+}
+
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
@@ -47,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
+    fn median_of_odd_and_even_counts() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));

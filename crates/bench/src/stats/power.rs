@@ -51,24 +51,25 @@ pub fn shown_percent(first: &[f64], second: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::bootstrap::Generator;
-    use crate::stats::mann_whitney;
+    use flagstone_runtime::rng::Rng;
+
+    use crate::stats::{mann_whitney, normal};
 
     /// Share of sample pairs at this distance that the test distinguishes.
     fn power(count: usize, apart: f64) -> f64 {
-        let mut generator = Generator(7);
+        let mut rng = Rng::new(7);
         let trials = 4000;
         let mut shown = 0;
         for _ in 0..trials {
-            let a: Vec<f64> = (0..count).map(|_| generator.normal()).collect();
-            let b: Vec<f64> = (0..count).map(|_| apart + generator.normal()).collect();
+            let a: Vec<f64> = (0..count).map(|_| normal(&mut rng)).collect();
+            let b: Vec<f64> = (0..count).map(|_| apart + normal(&mut rng)).collect();
             shown += usize::from(mann_whitney(&a, &b).is_some_and(|found| found.p < 0.05));
         }
         shown as f64 / trials as f64
     }
 
     #[test]
-    fn four_times_of_five() {
+    fn shown_difference_has_80_percent_power() {
         for (count, apart) in &DIFFERENCE[..6] {
             let found = power(*count, *apart);
             assert!((0.77..0.83).contains(&found), "{count} apart by {apart}: {found}");
@@ -76,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_show_nothing_and_more_show_more() {
+    fn power_by_number_of_repetitions() {
         assert_eq!(shown_deviations(3), None);
         assert_eq!(shown_deviations(4), Some(2.89));
         assert_eq!(shown_deviations(11), Some(1.39));

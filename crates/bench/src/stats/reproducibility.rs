@@ -38,14 +38,14 @@ pub fn run_to_run_variation_percent(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::bootstrap::Generator;
+    use crate::stats::normal;
+    use flagstone_runtime::rng::Rng;
 
     #[test]
-    fn nineteen_of_twenty_other_runs_are_within() {
+    fn run_to_run_variation_covers_95_percent() {
         for count in [2, 3, 4, 5, 10] {
-            let mut generator = Generator(11);
-            let mut run =
-                || -> Vec<f64> { (0..count).map(|_| 100.0 + generator.normal()).collect() };
+            let mut rng = Rng::new(11);
+            let mut run = || -> Vec<f64> { (0..count).map(|_| 100.0 + normal(&mut rng)).collect() };
             let trials = 20_000;
             let mut within = 0;
             for _ in 0..trials {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_repetitions_say_less() {
+    fn run_to_run_variation_by_repetitions() {
         assert_eq!(run_to_run_variation_percent(&[]), None);
         assert_eq!(run_to_run_variation(&[5.0]), None);
         assert_eq!(run_to_run_variation_percent(&[0.0, 0.0]), None);

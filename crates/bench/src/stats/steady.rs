@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn range_and_drift() {
+    fn steady_state_range_and_drift() {
         assert_eq!(steady(&[1.0; 4]), None);
         let flat = steady(&[500.0, 100.0, 101.0, 99.0, 100.0, 100.0]).unwrap();
         assert!(flat.is_steady && (flat.range_percent - 2.0).abs() < 1e-9, "{flat:?}");

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::BenchTarget;
-use flagstone_bench::units::{parse_size, parse_time_ms};
+use flagstone_units::{parse_block_size, parse_time_ms};
 
 /// Arguments of `flagstone bench`.
 #[derive(Debug, Args)]
@@ -203,14 +203,14 @@ impl From<TableForm> for Form {
 }
 
 fn measured_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text)? {
+    match parse_time_ms(text).map_err(|error| error.to_string())? {
         0 => Err("write a time longer than 0, such as 10s".to_owned()),
         ms => Ok(ms),
     }
 }
 
 fn file_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
+    match parse_block_size(text).map_err(|error| error.to_string())? {
         bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
         _ => Err("write a multiple of 1m".to_owned()),
     }

@@ -4,7 +4,7 @@ use flagstone_bench::Error;
 use flagstone_bench::results::{self, ResultStore};
 use flagstone_bench::suite::{self, BUILT_IN};
 use flagstone_bench::table::{Form, Table};
-use flagstone_bench::units::format_seconds;
+use flagstone_units::display::duration;
 
 use super::args::ListArgs;
 use crate::exit::Exit;
@@ -24,7 +24,7 @@ pub(super) fn run(args: &ListArgs) -> Result<Exit, Error> {
         suites.rows.push(vec![
             name.to_owned(),
             suite.jobs.len().to_string(),
-            format_seconds(seconds),
+            duration(seconds),
             suite.title,
         ]);
     }

@@ -16,7 +16,7 @@ use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
-use flagstone_bench::units::format_utc;
+use flagstone_units::format_utc;
 
 use super::args::{ResumeArgs, RunArgs};
 use super::provenance;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use flagstone_bench::campaign::Watcher;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
-use flagstone_bench::units::{format_number, format_seconds};
+use flagstone_units::{display::duration, grouped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::complain;
@@ -91,8 +91,8 @@ impl Watcher for CampaignProgress {
             record.job,
             record.target,
             record.repetition + 1,
-            format_number(record.iops, 0),
-            format_number(record.mb_per_s, 2),
+            grouped(record.iops, 0),
+            grouped(record.mb_per_s, 2),
             record.latency_mean_us / 1e3,
         ));
     }
@@ -113,7 +113,7 @@ impl Watcher for CampaignProgress {
 fn message(what: &str, done: Option<f64>, left_s: f64) -> String {
     let far = done.map_or_else(String::new, |done| format!(", {:.0} % done", done * 100.0));
     let left = match left_s {
-        s if s >= 1.0 => format!("about {}", format_seconds(s)),
+        s if s >= 1.0 => format!("about {}", duration(s)),
         _ => "less than a second".to_owned(),
     };
     format!("{what}{far}; {left} left")

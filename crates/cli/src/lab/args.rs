@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use flagstone_bench::units::{parse_size, parse_time_ms};
+use flagstone_units::{parse_block_size, parse_time_ms};
 
 use super::real_args::{
     RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
@@ -269,7 +269,7 @@ pub struct DemoArgs {
 const DEMO_BYTES_LEAST: u64 = 64 << 20;
 
 fn demo_size(text: &str) -> Result<u64, String> {
-    match parse_size(text)? {
+    match parse_block_size(text).map_err(|error| error.to_string())? {
         bytes if bytes >= DEMO_BYTES_LEAST && bytes.is_multiple_of(1 << 20) => Ok(bytes),
         _ => Err("write a multiple of 1m, from 64m on".to_owned()),
     }
@@ -279,7 +279,7 @@ fn demo_size(text: &str) -> Result<u64, String> {
 const DEMO_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
 fn demo_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text)? {
+    match parse_time_ms(text).map_err(|error| error.to_string())? {
         ms if DEMO_MS.contains(&ms) => Ok(ms),
         _ => Err("write a time from 100ms to 1h".to_owned()),
     }
@@ -308,7 +308,7 @@ fn round_trip_us(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn measured_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text)? {
+    match parse_time_ms(text).map_err(|error| error.to_string())? {
         0 => Err("write a time longer than 0, such as 10s".to_owned()),
         ms => Ok(ms),
     }
@@ -319,7 +319,7 @@ pub(super) fn measured_time(text: &str) -> Result<u64, String> {
 const DRILL_MS: std::ops::RangeInclusive<u64> = 10_000..=3_600_000;
 
 fn drill_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text)? {
+    match parse_time_ms(text).map_err(|error| error.to_string())? {
         ms if DRILL_MS.contains(&ms) => Ok(ms),
         _ => Err("write a time from 10s to 1h".to_owned()),
     }

@@ -9,7 +9,6 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::BenchTarget;
-use flagstone_bench::units::format_seconds;
 use flagstone_cloud::Catalogue;
 use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
 use flagstone_lab::disk_limits::{self, LimitsBed};
@@ -17,6 +16,7 @@ use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, GivenFabric};
 use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed};
 use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed};
 use flagstone_lab::{Error, sections};
+use flagstone_units::display::duration;
 use serde::Serialize;
 
 use super::args::{FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, OutputArgs, ProvisionedArgs};
@@ -136,7 +136,7 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
     };
     let run_options = run_options("mirror", args.output.results.as_ref(), &args.lengths())?;
     let note = bed.emulated_seconds(&run_options).map(|seconds| {
-        let time = format_seconds(seconds);
+        let time = duration(seconds);
         format!("disks and link are EMULATED on this machine; it takes about {time}")
     });
     run(

@@ -4,13 +4,13 @@ use std::io::{self, IsTerminal};
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::process::Interrupt;
-use flagstone_bench::units::format_number;
 use flagstone_lab::failover::{
     self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover,
     NodeCommands, timeline,
 };
 use flagstone_lab::operator::wait_for_enter;
 use flagstone_lab::{Error, sections};
+use flagstone_units::grouped;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{DeathKind, FailoverArgs, Lengths};
@@ -131,9 +131,9 @@ fn numbers(summary: &FailoverSummary, nodes: &str) -> String {
     let resynced = format!(
         "of {:.1}, in sync {} ms after the restart of the dead node",
         mib(summary.volume_bytes),
-        format_number(summary.return_ms, 0),
+        grouped(summary.return_ms, 0),
     );
-    let ms = |value| format_number(value, 0);
+    let ms = |value| grouped(value, 0);
     let rows = [
         ["failover", &ms(summary.failover_ms), "ms", "from the death of the source"],
         ["longest wait", &ms(summary.longest_ms), "ms", "of one request of the host"],

@@ -14,8 +14,8 @@ use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::report::{AdditionalSections, HtmlReport, Run};
 use flagstone_bench::table::{Form, Table};
-use flagstone_bench::units::format_utc;
 use flagstone_lab::Error;
+use flagstone_units::format_utc;
 use serde::Serialize;
 
 use self::args::{LabArgs, LabCommand, OutputArgs};

@@ -240,9 +240,12 @@ fn stopped_measurement_is_reported() {
         "{errors}"
     );
     let said = format!("{} on ./x, repetition 1 (", job(&results[1]));
-    assert!(out.contains("stood still in the midst") && out.contains(&said), "{out}");
+    assert!(
+        out.contains("generator paused during the measurement") && out.contains(&said),
+        "{out}"
+    );
     bench.ends("report r", 0);
-    assert!(bench.read("report.html").contains("stood still in the midst"));
+    assert!(bench.read("report.html").contains("generator paused during the measurement"));
 }
 
 fn job(result: &serde_json::Value) -> String {

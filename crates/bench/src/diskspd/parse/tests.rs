@@ -16,7 +16,7 @@ fn profile(line: &str) -> Profile {
 }
 
 #[test]
-fn the_published_command() {
+fn published_diskspd_command() {
     let found = profile("-c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L");
     let expected = Profile {
         command_line: "diskspd -c96G -d10 -r -w100 -t8 -o3 -b64K -Sh -L f".to_owned(),
@@ -37,7 +37,7 @@ fn the_published_command() {
 
 /// Each flag on its own, as a change from the defaults.
 #[test]
-fn each_flag() {
+fn each_diskspd_flag_parses() {
     type Change = fn(&mut Profile);
     let cases: &[(&str, Change)] = &[
         ("-ag", |_| {}),
@@ -121,7 +121,7 @@ fn each_flag() {
 }
 
 #[test]
-fn distributions() {
+fn diskspd_distribution_flags() {
     let of = |line| profile(line).distribution;
     assert_eq!(of("-rdpct90/10:10/90"), Some(Distribution::Percent(vec![(90, 10), (10, 90)])));
     assert_eq!(
@@ -135,7 +135,7 @@ fn distributions() {
 }
 
 #[test]
-fn refusals_name_the_flag() {
+fn refused_diskspd_flags_are_named() {
     for (line, part) in [
         ("-r -p", "-p: all requests at the same place"),
         ("-si", "-si: threads that share"),
@@ -190,7 +190,7 @@ fn refusals_name_the_flag() {
 }
 
 #[test]
-fn warnings_name_the_flag() {
+fn ignored_diskspd_flags_warn() {
     for (line, part) in [
         ("-C3", "-C:"),
         ("-e", "-e:"),
@@ -210,7 +210,7 @@ fn warnings_name_the_flag() {
 
 proptest! {
     #[test]
-    fn any_words_are_understood_or_refused(
+    fn any_diskspd_command_line_is_survived(
         words in proptest::collection::vec("-?[a-zA-Z:#/]{0,2}[0-9a-zKMGi,/:é]{0,6}", 0..6)
     ) {
         if let Ok(parsed) = parse(&words) {

@@ -20,7 +20,7 @@ macro_rules! output {
 }
 
 #[test]
-fn several_jobs_of_one_group_are_one_load() {
+fn jobs_of_one_group_are_one_phase() {
     let found = one(output!("mixed-jobs-json-plus.json"));
     assert_eq!(found.names, ["a", "b"]);
     assert_eq!((found.jobs, found.in_flight), (2, Some(12)));
@@ -33,7 +33,7 @@ fn several_jobs_of_one_group_are_one_load() {
 }
 
 #[test]
-fn copies_of_a_job_with_and_without_group_reporting() {
+fn numjobs_with_and_without_group_reporting() {
     let grouped = one(output!("grouped.json"));
     assert_eq!((grouped.jobs, grouped.in_flight, grouped.read.ios), (4, Some(64), 400));
     let ungrouped = one(output!("ungrouped.json"));
@@ -42,7 +42,7 @@ fn copies_of_a_job_with_and_without_group_reporting() {
 }
 
 #[test]
-fn what_waited_is_another_phase() {
+fn wait_for_starts_another_phase() {
     let found = of(output!("phases.json"));
     let names: Vec<_> = found.iter().map(|phase| phase.names.join("+")).collect();
     assert_eq!(names, ["first", "second+third"]);
@@ -51,14 +51,14 @@ fn what_waited_is_another_phase() {
 }
 
 #[test]
-fn groups_that_did_not_wait_are_one_phase() {
+fn concurrent_groups_are_one_phase() {
     let found = one(output!("concurrent.json"));
     assert_eq!(found.names, ["x", "y"]);
     assert_eq!(found.paced_by, Some("rate_iops"));
 }
 
 #[test]
-fn starts_tell_what_ran_together() {
+fn job_start_times_separate_phases() {
     let job = |name: &str, group: u32, start: u64, ms: u64| {
         format!(
             r#"{{"jobname": "{name}", "groupid": {group}, "job_start": {start}, "elapsed": 99,
@@ -79,14 +79,14 @@ fn starts_tell_what_ran_together() {
 }
 
 #[test]
-fn a_synchronous_engine_keeps_one() {
+fn synchronous_engine_has_depth_one() {
     let found = one(output!("text-around.txt"));
     assert_eq!((found.in_flight, found.one_at_a_time.as_deref()), (Some(1), Some("psync")));
     assert_eq!((found.random, found.cached), (Some(false), Some(true)));
 }
 
 #[test]
-fn reads_and_writes_that_fio_counted_together() {
+fn unified_rw_reporting_is_split_by_mix() {
     let found = one(output!("unified.json"));
     assert_eq!((found.read.ios, found.write.ios), (50, 150));
     assert!((found.write.iops - 3.0 * found.read.iops).abs() < 1e-6);
@@ -94,7 +94,7 @@ fn reads_and_writes_that_fio_counted_together() {
 }
 
 #[test]
-fn the_last_of_many_and_what_has_no_latency() {
+fn last_status_interval_and_missing_latency() {
     let found = one(output!("status-interval.txt"));
     assert!(found.write.ios > 100, "{}", found.write.ios);
     assert_eq!(one(output!("no-latency.json")).read.latency_us, None);
@@ -102,13 +102,13 @@ fn the_last_of_many_and_what_has_no_latency() {
 }
 
 #[test]
-fn nothing_read_and_nothing_written() {
+fn trim_only_phase_is_idle() {
     assert!(one(output!("trim.json")).is_idle());
     assert!(one(output!("failed.txt")).is_idle());
 }
 
 #[test]
-fn published_figures() {
+fn phases_of_published_experiments() {
     let found = of(output!("experiment-a-none.json"));
     let iops: Vec<_> = found.iter().map(|phase| phase.write.iops.round()).collect();
     assert_eq!(iops, [3840.0, 12390.0, 9610.0]);
@@ -119,7 +119,7 @@ fn published_figures() {
 }
 
 #[test]
-fn sequential_jobs_at_the_same_places() {
+fn sequential_jobs_on_same_range() {
     let job = |more: &str| {
         format!(
             r#"{{"jobname": "a", "job options": {{"filename": "/dev/sdb", "rw": "read"{more}}},
@@ -139,7 +139,7 @@ fn sequential_jobs_at_the_same_places() {
 }
 
 #[test]
-fn what_cannot_be_summed() {
+fn unsummable_outputs_are_refused() {
     let old = r#"{"fio version": "fio-2.16", "jobs": [{}]}"#;
     let hosts =
         r#"{"fio version": "fio-3.33", "client_stats": [{"hostname": "a"}, {"hostname": "b"}]}"#;
@@ -152,7 +152,7 @@ fn what_cannot_be_summed() {
 proptest! {
     /// Sums are finite and not negative for any numbers, and no job is lost.
     #[test]
-    fn sums_hold(
+    fn phase_sums_match_jobs(
         figures in proptest::collection::vec(
             (any::<u64>(), any::<u64>(), 0f64..1e20, any::<u64>(), 0f64..1e20, -3i64..3, any::<u64>(), any::<u64>()),
             1..8,
