@@ -288,11 +288,6 @@ impl Attached {
     pub fn device(&self) -> &Path {
         &self.device
     }
-
-    /// Whether it was attached before.
-    pub fn was_there(&self) -> bool {
-        self.made_by.is_none()
-    }
 }
 
 impl Drop for Attached {

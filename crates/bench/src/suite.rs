@@ -158,28 +158,11 @@ fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
     let (d, j) = (defaults.clone(), job.clone());
     let mut fio = d.fio;
     fio.extend(j.fio);
-    RawJob {
-        name: j.name.or(d.name),
-        rw: j.rw.or(d.rw),
-        bs: j.bs.or(d.bs),
-        depth: j.depth.or(d.depth),
-        threads: j.threads.or(d.threads),
-        disks: j.disks.or(d.disks),
-        write_percent: j.write_percent.or(d.write_percent),
-        ramp: j.ramp.or(d.ramp),
-        runtime: j.runtime.or(d.runtime),
-        offset: j.offset.or(d.offset),
-        size: j.size.or(d.size),
-        offset_increment: j.offset_increment.or(d.offset_increment),
-        direct: j.direct.or(d.direct),
-        sync: j.sync.or(d.sync),
-        buffers: j.buffers.or(d.buffers),
-        rate_iops: j.rate_iops.or(d.rate_iops),
-        random_map: j.random_map.or(d.random_map),
-        seed: j.seed.or(d.seed),
-        engine: j.engine.or(d.engine),
-        fio,
+    macro_rules! first_given {
+        ($($field:ident)*) => { RawJob { $($field: j.$field.or(d.$field),)* fio } };
     }
+    first_given!(name rw bs depth threads disks write_percent ramp runtime offset size offset_increment
+        direct sync buffers rate_iops random_map seed engine)
 }
 
 /// Jobs with the parts of their names.
