@@ -57,7 +57,6 @@ fn namespace(data: &[u8]) {
     if let Some(bytes) = namespace.format().and_then(|format| format.block_bytes()) {
         assert!(bytes >= 512 && bytes.is_power_of_two());
     }
-    let _ = (namespace.has_extended_blocks(), namespace.is_active());
 }
 
 fn lists(data: &[u8]) {

@@ -3,7 +3,7 @@
 # node 1), SIZE_BYTES, and a host that answers:
 #
 #   mirroring                       both are in sync, and have been since the last such request
-#   about NODE HEX                  compare this Identify data with the node's status
+#   identity NODE HEX               compare this Identify data with the node's status
 #   state NODE FIELD VALUE          check a field of the node's replica status
 #   bitmap NODE HEX BYTES OFFSET    compare a bitmap of BYTES per bit with the node's status: it
 #                                   includes the part at OFFSET, and is not full
@@ -19,7 +19,7 @@
 volume=nqn.2026-01.io.flagstone:db
 replica=$volume:replica
 # Generation used in the examples, and values that do not fit in their dwords.
-minted=0123456789abcdef
+new_generation=0123456789abcdef
 cd /tmp
 
 # talk_to NODE: select the node whose replica later commands use.
@@ -97,7 +97,7 @@ ends() {
 }
 # Statuses, with Do Not Retry. Those of admin commands also have More, because there is a log entry.
 unrelated=0x6701
-active=0x6702
+serving=0x6702
 fenced=0x6703
 changed=0x6704
 not_attached=0x6705
@@ -209,7 +209,7 @@ effects() {
 identities() {
     example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc -b >target
-    ask about 1 "$(hex <target)"
+    ask identity 1 "$(hex <target)"
     # A buffer may be larger than the data, not smaller.
     admin -o 0xc2 -r -l 4096 -b >long
     head -c 512 long | cmp - target
@@ -327,16 +327,16 @@ hello() {
 hand_over() {
     hello 0
     admin -o 0xc2 -r -l 512 -b >source
-    ask about 0 "$(hex <source)"
-    refused_attach $active "$(
+    ask identity 0 "$(hex <source)"
+    refused_attach $serving "$(
         bytes source 16 16 | hex
         bytes target 32 16 | hex
         little 8 100
         bytes source 56 8 | hex
         repeat 16 00
     )"
-    ends $active admin -o 0xd4 $(dwords 12 source 56 8)
-    ends $active example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
+    ends $serving admin -o 0xd4 $(dwords 12 source 56 8)
+    ends $serving example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
     # The request comes from a non-peer, and then from its target.
     example nvme admin-passthru /dev/nvme1 -o 0xc2 -n 1 -r -l 512 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc
@@ -347,7 +347,7 @@ hand_over() {
     ask state 0 serving false
     ask mirroring
     identify target >source
-    ask about 0 "$(hex <source)"
+    ask identity 0 "$(hex <source)"
     disconnect "$replica"
 }
 
@@ -375,7 +375,7 @@ known_data() {
 attach() {
     hello 1
     identify source >target
-    ask about 1 "$(hex <target)"
+    ask identity 1 "$(hex <target)"
     echo -n "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES")" | unhex >attach.bin
     example nvme admin-passthru /dev/nvme1 -o 0xc1 -n 1 -w -l 64 -i attach.bin
     ask state 1 role target
@@ -430,13 +430,13 @@ checksums() {
 }
 
 # The generation of the examples, then none: the replica is blank, and waits for a source.
-give_up() {
+discard_data() {
     old=$(bytes target 56 8 | hex)
     example nvme admin-passthru /dev/nvme1 -o 0xd0 -n 1 --cdw10=0x33221100 --cdw11=0x77665544 \
         --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=0x89abcdef --cdw15=0x01234567
-    ask state 1 generation $minted
+    ask state 1 generation $new_generation
     identify source >target
-    ask about 1 "$(hex <target)"
+    ask identity 1 "$(hex <target)"
     ends $invalid_field admin -o 0xd0 --cdw14=1
     ends $changed admin -o 0xd4 --cdw10=1 --cdw12=0x89abcdef --cdw13=0x01234567
     example nvme admin-passthru /dev/nvme1 -o 0xd4 -n 1 --cdw12=0x89abcdef --cdw13=0x01234567
@@ -444,7 +444,7 @@ give_up() {
     # The second attempt is refused.
     ends $changed admin -o 0xd4 --cdw12=0x89abcdef --cdw13=0x01234567
     identify source >target
-    ask about 1 "$(hex <target)"
+    ask identity 1 "$(hex <target)"
     # The attached session uses a generation that no longer exists.
     refused_attach $changed "$(attach_data "$(number target 48 8)" 0 3 "$SIZE_BYTES" "$old")"
     echo -n "$(attach_data "$(number target 48 8)" 0 0 0)" | unhex >attach.bin
@@ -530,7 +530,7 @@ compressed_write() {
 }
 
 # Zeroes the space after the volume, which will have 192 MiB.
-clear_room() {
+zero_new_space() {
     ends $range example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
     ask room 1 $((256 << 20))
     ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xd8 -n 1 --cdw10=0x0c000000
@@ -550,7 +550,7 @@ end_resync() {
     bytes source 56 8 | cmp - newest
     example nvme admin-passthru /dev/nvme1 -o 0xc4 -n 1 --cdw10=2 --cdw12=0x89abcdef --cdw13=0x01234567
     ask state 1 inconsistent false
-    ask state 1 generation $minted
+    ask state 1 generation $new_generation
     # The log is cleared.
     admin -o 0xc6 -r -l 4032 -b | cmp -n 4032 - /dev/zero
     admin -o 0xc4 --cdw10=3 --cdw12=0x76543210 --cdw13=0xfedcba98
@@ -563,11 +563,11 @@ promote() {
     example nvme admin-passthru /dev/nvme1 -o 0xc8 -n 1 --cdw10=12
     ask state 1 serving true
     identify source >target
-    ask about 1 "$(hex <target)"
+    ask identity 1 "$(hex <target)"
     [ "$(number target 48 8)" -ge 12 ]
     ends $not_attached admin -o 0xc8 --cdw10=12
     ends $io_path io -o 0x81 -w -l 4096 -i data.bin --cdw12=7 --cdw13=7
-    ends $active admin -o 0xd4 $(dwords 12 target 56 8)
+    ends $serving admin -o 0xd4 $(dwords 12 target 56 8)
     disconnect "$replica"
     ask rejoin
 }
@@ -586,11 +586,11 @@ step known-data known_data
 step attach attach
 step differences differences
 step in-doubt in_doubt
-step give-up give_up
+step discard discard_data
 step begin-resync begin_resync
 step ordered-writes ordered_writes
 step compressed-write compressed_write
-step clear-room clear_room
+step zero-new-space zero_new_space
 step end-resync end_resync
 step checksums checksums
 step promote promote

@@ -50,7 +50,7 @@ impl Witness {
         let words: Vec<&str> = request.split(' ').collect();
         match words[..] {
             ["mirroring"] => self.mirroring(),
-            ["about", node, data] => self.about(index(node)?, &unhex(data)?),
+            ["identity", node, data] => self.identity(index(node)?, &unhex(data)?),
             ["state", node, field, value] => self.says(index(node)?, field, value),
             ["bitmap", node, data, bit_bytes, offset] => {
                 let (bit_bytes, offset) = (number(bit_bytes)?, number(offset)?);
@@ -105,7 +105,7 @@ impl Witness {
     }
 
     /// Checks that Replica Identify data agrees with the node's status.
-    fn about(&self, node: usize, data: &[u8]) -> Result<(), String> {
+    fn identity(&self, node: usize, data: &[u8]) -> Result<(), String> {
         same("length", &data.len(), &IDENTIFY_BYTES)?;
         let status = self.pair.status(node);
         let replica = &status["replica"];

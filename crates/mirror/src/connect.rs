@@ -422,7 +422,8 @@ async fn finish_resync(
     let mut request = PeerRequest::EndResync { generation: superblock.current };
     loop {
         execute(session, request.clone()).await?;
-        let (PeerRequest::EndResync { generation } | PeerRequest::Rename { generation }) = request
+        let (PeerRequest::EndResync { generation } | PeerRequest::NewGeneration { generation }) =
+            request
         else {
             return Err(SessionEnd::Changed);
         };
@@ -430,7 +431,7 @@ async fn finish_resync(
             return inner.in_sync(leg, session_id);
         }
         // Another peer was lost meanwhile, and a new generation started.
-        request = PeerRequest::Rename { generation: inner.local.superblock().current };
+        request = PeerRequest::NewGeneration { generation: inner.local.superblock().current };
     }
 }
 

@@ -224,7 +224,7 @@ impl Inner {
         };
         let Some((session, session_id)) = found else { return };
         let generation = self.local.superblock().current;
-        let renamed = execute(&session, PeerRequest::Rename { generation }).await;
+        let renamed = execute(&session, PeerRequest::NewGeneration { generation }).await;
         if renamed.is_err() || self.settle_generations(leg, generation).await.is_err() {
             self.disconnect(leg, session_id);
         }

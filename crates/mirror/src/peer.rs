@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
-use serde::{Deserialize, Serialize};
 
 use crate::decide::ReplicaView;
 use crate::format::bitmap_page::WORDS;
@@ -27,6 +26,7 @@ use crate::format::superblock::ReplicaRole;
 use crate::generation::GenerationList;
 use crate::id::{Generation, MirrorId};
 use crate::limits::HISTORY_LEN;
+use crate::named::named;
 use crate::reorder::WriteOrder;
 use crate::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 
@@ -41,27 +41,17 @@ pub trait PeerConnector: Send + Sync + 'static {
     }
 }
 
-/// Compression of the data on a link.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LinkCompression {
-    /// Data is sent as it is.
-    #[default]
-    None,
-    /// LZ4 blocks.
-    Lz4,
-    /// Zstandard frames.
-    Zstd,
-}
-
-impl LinkCompression {
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            LinkCompression::None => "none",
-            LinkCompression::Lz4 => "lz4",
-            LinkCompression::Zstd => "zstd",
-        }
+named! {
+    /// Compression of the data on a link.
+    #[derive(Default)]
+    pub enum LinkCompression {
+        /// Data is sent as it is.
+        #[default]
+        None = "none",
+        /// LZ4 blocks.
+        Lz4 = "lz4",
+        /// Zstandard frames.
+        Zstd = "zstd",
     }
 }
 
@@ -170,7 +160,7 @@ pub enum PeerRequest {
     },
     /// The source started a new generation because another peer was lost. The target is in sync and
     /// adopts it.
-    Rename {
+    NewGeneration {
         /// The source's current generation.
         generation: Generation,
     },

@@ -19,8 +19,8 @@ use flagstone_nvme::replica::{Order, OrderedWrite, io};
 use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_nvmf_host::{HostOptions, RemoteSession};
 use flagstone_nvmf_target::{
-    Charge, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands, VendorHandler,
-    VendorHost, VendorReply, VendorSession,
+    Charge, CommandReply, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands,
+    VendorHandler, VendorHost, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut, buf, spawn, time};
 use parking_lot::Mutex;
@@ -74,12 +74,12 @@ impl VendorSession for Handler {
         Err(Status::INVALID_OPCODE.dnr())
     }
 
-    fn admin(&self, _: &Sqe, _: &[u8], _: Option<BufMut>) -> IoFuture<VendorReply> {
+    fn admin(&self, _: &Sqe, _: &[u8], _: Option<BufMut>) -> IoFuture<CommandReply> {
         IoFuture::ready(Err(IoError::Unsupported))
     }
 
     /// A write starts when its predecessor has completed.
-    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<VendorReply> {
+    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<CommandReply> {
         let write = OrderedWrite::parse(command).unwrap();
         let number = write.order.number;
         let refusal = {
@@ -90,7 +90,7 @@ impl VendorSession for Handler {
             })
         };
         if let Some(status) = refusal {
-            return IoFuture::ready(Ok(VendorReply::failure(status, 0)));
+            return IoFuture::ready(Ok(CommandReply::failure(status, 0)));
         }
         let (device, there) = (self.device.clone(), self.there.clone());
         IoFuture::later(async move {
@@ -116,7 +116,7 @@ impl VendorSession for Handler {
             if let Some(next) = there.waiting.remove(&(number + 1)) {
                 next.wake();
             }
-            Ok(VendorReply::success(None))
+            Ok(CommandReply::success(None))
         })
     }
 }
@@ -154,7 +154,7 @@ async fn write_all(
     for number in 1..=WRITES {
         let mut data = buf::alloc_small(len);
         data.fill(number as u8);
-        let order = Order { number, beside: 0 };
+        let order = Order { number, concurrent: 0 };
         let offset = u64::from(number - 1) * len as u64;
         let mut write = session.write_ordered(offset, data.freeze(), false, order);
         // Poll here: tasks would start in arbitrary order.
@@ -230,7 +230,7 @@ fn retried_ordered_write_keeps_order() {
             let refusals = BTreeMap::from([(1, (6, status))]);
             let (server, there) = start(TargetConfig::default(), refusals);
             let session = connect(&server, host(1, 1)).await;
-            let (data, order) = (buf::zeroes(4096), Order { number: 1, beside: 0 });
+            let (data, order) = (buf::zeroes(4096), Order { number: 1, concurrent: 0 });
             let failed = session.write_ordered(0, data.clone(), false, order).await;
             assert_eq!(failed, Err(IoError::WriteFault), "{status}");
             assert_eq!(there.lock().refusals[&1].0, 0, "sent six times");
@@ -297,7 +297,7 @@ fn long_refused_write_fails() {
         let (server, _) = start(TargetConfig::default(), refusals);
         let options = HostOptions { loss_timeout: Duration::from_secs(1), ..host(1, 1) };
         let session = connect(&server, options).await;
-        let (data, order) = (buf::zeroes(4096), Order { number: 1, beside: 0 });
+        let (data, order) = (buf::zeroes(4096), Order { number: 1, concurrent: 0 });
         let refused = session.write_ordered(0, data.clone(), false, order).await;
         assert_eq!(refused, Err(IoError::Unreachable));
         assert_eq!(session.write(0, data, false).await, Ok(()), "its slot is free again");

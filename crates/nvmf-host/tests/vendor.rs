@@ -14,13 +14,13 @@ use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_nvme::replica::{
     Attach, Order, OrderedWrite, OrderedZeroes, Refusal, Request, State, admin, io,
 };
-use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status, Wire};
+use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf_host::{
-    AdminCompletion, AdminData, HostError, HostOptions, RemoteDevice, RemoteSession, discover,
+    AdminCompletion, CommandData, HostError, HostOptions, RemoteDevice, RemoteSession, discover,
 };
 use flagstone_nvmf_target::{
-    Charge, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands, VendorHandler,
-    VendorHost, VendorReply, VendorSession,
+    Charge, CommandReply, NamespaceConfig, SubsystemConfig, TargetConfig, VendorCommands,
+    VendorHandler, VendorHost, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut, buf, time};
 use parking_lot::Mutex;
@@ -87,35 +87,35 @@ impl VendorSession for Session {
         }
     }
 
-    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply> {
+    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply> {
         let request = match Request::parse(command, data) {
             Ok(request) => request,
-            Err(status) => return IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+            Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };
         self.seen.asked.lock().push(request);
         match request {
             Request::Identify { asker } => {
                 let mut place = place.unwrap();
                 place[..16].copy_from_slice(&asker);
-                IoFuture::ready(Ok(VendorReply::success(Some(place))))
+                IoFuture::ready(Ok(CommandReply::success(Some(place))))
             }
             // Asynchronous, as if it waited for a disk.
             Request::Bitmap { page } => IoFuture::later(async move {
                 time::sleep(std::time::Duration::from_millis(1)).await;
                 let mut place = place.unwrap();
                 place.fill(page as u8);
-                Ok(VendorReply::success(Some(place)))
+                Ok(CommandReply::success(Some(place)))
             }),
             Request::Promote { .. } => {
-                let (status, result) = Refusal::Fenced(u64::MAX - 1).completion();
-                IoFuture::ready(Ok(VendorReply::failure(status, result)))
+                let (status, result) = (Refusal::FENCED.status(), u64::MAX - 1);
+                IoFuture::ready(Ok(CommandReply::failure(status, result)))
             }
             Request::SetState { .. } => IoFuture::ready(Err(IoError::WriteFault)),
-            _ => IoFuture::ready(Ok(VendorReply::success(None))),
+            _ => IoFuture::ready(Ok(CommandReply::success(None))),
         }
     }
 
-    fn io(&self, command: &Sqe, data: Option<Buf>, _: Charge) -> IoFuture<VendorReply> {
+    fn io(&self, command: &Sqe, data: Option<Buf>, _: Charge) -> IoFuture<CommandReply> {
         let (order, done) = match IoOpcode(command.opcode) {
             io::WRITE => {
                 let write = OrderedWrite::parse(command).unwrap();
@@ -136,7 +136,7 @@ impl VendorSession for Session {
         self.seen.orders.lock().push(order);
         IoFuture::later(async move {
             done.await?;
-            Ok(VendorReply::success(None))
+            Ok(CommandReply::success(None))
         })
     }
 }
@@ -163,17 +163,16 @@ async fn connect(server: &Server) -> Arc<RemoteSession> {
 }
 
 async fn ask(session: &RemoteSession, request: Request) -> Result<AdminCompletion, IoError> {
-    let (command, data) = request.command(0, session.nsid());
-    let data = match data {
-        Some(attach) => {
-            let mut bytes = buf::alloc_small(Attach::BYTES);
-            bytes.copy_from_slice(attach.bytes());
-            AdminData::Out(bytes.freeze())
+    let data = match (request.data(), request.reply_bytes()) {
+        ([], 0) => CommandData::None,
+        ([], bytes) => CommandData::In(buf::alloc_small(bytes)),
+        (sent, _) => {
+            let mut bytes = buf::alloc_small(sent.len());
+            bytes.copy_from_slice(sent);
+            CommandData::Out(bytes.freeze())
         }
-        None if request.reply_bytes() > 0 => AdminData::In(buf::alloc_small(request.reply_bytes())),
-        None => AdminData::None,
     };
-    session.admin(command, data).await
+    session.admin(request.command(0, session.nsid()), data).await
 }
 
 fn pattern(byte: u8) -> Buf {
@@ -197,18 +196,19 @@ async fn conversation() {
         assert!(answer.await.unwrap().data.unwrap().iter().all(|&byte| byte == page));
     }
     let fenced = ask(&session, Request::Promote { epoch: 9 }).await.unwrap();
-    assert_eq!(Refusal::of(fenced.status, fenced.result), Some(Refusal::Fenced(u64::MAX - 1)));
+    let expected = Refusal::FENCED.status().more();
+    assert_eq!((fenced.status, fenced.result), (expected, u64::MAX - 1));
     let broken = Request::SetState { state: State::EndResync, generation: 1 };
     assert_eq!(ask(&session, broken).await.unwrap().status.code(), Status::WRITE_FAULT);
     let asked = seen.asked.lock().clone();
     assert_eq!((asked[0], asked[1]), (Request::Identify { asker }, attach));
 
     // In the capsule, and requested with R2T.
-    let first = Order { number: 1, beside: 0 };
+    let first = Order { number: 1, concurrent: 0 };
     session.write_ordered(8192, pattern(7), false, first).await.unwrap();
     let long = buf::zeroes(64 << 10);
     session.write_ordered(1 << 20, long.clone(), true, first).await.unwrap();
-    let second = Order { number: 3, beside: 1 << 127 };
+    let second = Order { number: 3, concurrent: 1 << 127 };
     let flags = ZeroFlags::default();
     session.write_zeroes_ordered(0, SIZE_BYTES / 2, flags, second).await.unwrap();
     session.write_ordered(4096, pattern(9), true, second).await.unwrap();
@@ -260,9 +260,9 @@ fn long_ordered_write_is_split() {
         for (index, part) in data.chunks_mut(8192).enumerate() {
             part.fill(index as u8 + 1);
         }
-        let (data, order) = (data.freeze(), Order { number: 5, beside: 0b100 });
+        let (data, order) = (data.freeze(), Order { number: 5, concurrent: 0b100 });
         session.write_ordered(4096, data.clone(), true, order).await.unwrap();
-        let numbered = |part| Order { number: 5 + part, beside: (0b101u128 << part) - 1 };
+        let numbered = |part| Order { number: 5 + part, concurrent: (0b101u128 << part) - 1 };
         let expected: Vec<Order> = (0..parts as u32).map(numbered).collect();
         // Over several queues they arrive in arbitrary order.
         let mut seen = seen.orders.lock().clone();
@@ -286,8 +286,8 @@ fn unsupported_vendor_commands_are_refused() {
         let answer = ask(&session, Request::HandOver).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
         // Too much data, in either direction, is refused before it is fetched or allocated.
-        let (command, _) = Request::Attach(Attach::default()).command(0, session.nsid());
-        let long = AdminData::Out(buf::zeroes(64 << 10));
+        let command = Request::Attach(Attach::default()).command(0, session.nsid());
+        let long = CommandData::Out(buf::zeroes(64 << 10));
         let answer = session.admin(command, long).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_FIELD);
         assert!(seen.asked.lock().is_empty());
@@ -297,7 +297,7 @@ fn unsupported_vendor_commands_are_refused() {
         let plain = RemoteSession::connect(at, &name, options()).await.unwrap();
         let answer = ask(&plain, Request::Identify { asker: [1; 16] }).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
-        let order = Order { number: 1, beside: 0 };
+        let order = Order { number: 1, concurrent: 0 };
         let refused = plain.write_ordered(0, pattern(1), false, order).await;
         assert_eq!(refused, Err(IoError::Unsupported));
         plain.close();

@@ -38,15 +38,15 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::BitmapPage { page } => wire::Request::Bitmap { page },
         PeerRequest::BeginResync { base } => state(State::BeginResync, base),
         PeerRequest::EndResync { generation } => state(State::EndResync, generation),
-        PeerRequest::Rename { generation } => state(State::Rename, generation),
+        PeerRequest::NewGeneration { generation } => state(State::NewGeneration, generation),
         PeerRequest::RunDegraded { generation, lost } => {
-            wire::Request::GoAlone { lost: lost.0, generation: generation.0 }
+            wire::Request::RunDegraded { lost: lost.0, generation: generation.0 }
         }
         PeerRequest::Promote { epoch } => wire::Request::Promote { epoch },
         PeerRequest::HandOver => wire::Request::HandOver,
-        PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ClearRoom { usable_bytes },
+        PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
         PeerRequest::Discard { base, expected } => {
-            wire::Request::Surrender { base: base.0, expected: expected.0 }
+            wire::Request::Discard { base: base.0, expected: expected.0 }
         }
         PeerRequest::Checksums { offset, len, unit_bytes } => {
             let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
@@ -86,16 +86,16 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             match state {
                 State::BeginResync => PeerRequest::BeginResync { base: generation },
                 State::EndResync => PeerRequest::EndResync { generation },
-                State::Rename => PeerRequest::Rename { generation },
+                State::NewGeneration => PeerRequest::NewGeneration { generation },
             }
         }
-        wire::Request::GoAlone { lost, generation } => {
+        wire::Request::RunDegraded { lost, generation } => {
             PeerRequest::RunDegraded { generation: Generation(generation), lost: MirrorId(lost) }
         }
         wire::Request::Promote { epoch } => PeerRequest::Promote { epoch },
         wire::Request::HandOver => PeerRequest::HandOver,
-        wire::Request::ClearRoom { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
-        wire::Request::Surrender { base, expected } => {
+        wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::Discard { base, expected } => {
             PeerRequest::Discard { base: Generation(base), expected: Generation(expected) }
         }
         wire::Request::Checksum { offset, len, unit_bytes } => {
@@ -105,11 +105,11 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
 }
 
 pub(crate) fn order_to_wire(order: WriteOrder) -> wire::Order {
-    wire::Order { number: order.number, beside: order.concurrent }
+    wire::Order { number: order.number, concurrent: order.concurrent }
 }
 
 pub(crate) fn order_from_wire(order: wire::Order) -> WriteOrder {
-    WriteOrder { number: order.number, concurrent: order.beside }
+    WriteOrder { number: order.number, concurrent: order.concurrent }
 }
 
 /// Writes a reply into `buffer`, which has the size that the request specifies; false when it does
@@ -138,7 +138,7 @@ fn put_words(words: &[u64], buffer: &mut [u8]) -> bool {
 pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
     let words = || data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
     Some(match request {
-        wire::Request::Identify { .. } => identity_reply(wire::About::view(data)?)?,
+        wire::Request::Identify { .. } => identity_reply(wire::IdentifyReplica::view(data)?)?,
         wire::Request::Bitmap { .. } => {
             let mut page = Box::new([0; WORDS]);
             if words().len() != WORDS {
@@ -155,10 +155,10 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
 /// The codecs that the replica supports, from the data of an identity reply.
 pub(crate) fn codecs(reply: &PeerReply, data: &[u8]) -> Option<u8> {
     let known = matches!(reply, PeerReply::Identity(_));
-    wire::About::view(data).filter(|_| known).map(|encoded| encoded.codecs)
+    wire::IdentifyReplica::view(data).filter(|_| known).map(|encoded| encoded.codecs)
 }
 
-fn identity_to_wire(identity: &ReplicaIdentity) -> wire::About {
+fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
     let ReplicaView {
         volume,
         replica,
@@ -174,15 +174,15 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::About {
         ReplicaRole::Source => wire::Role::Source,
     };
     let flags = [
-        (identity.view.serving, wire::About::SERVING),
-        (identity.view.crashed, wire::About::CRASHED),
-        (identity.view.inconsistent, wire::About::INCONSISTENT),
-        (identity.view.dirty, wire::About::DIRTY),
-        (identity.is_serving, wire::About::ACTIVE),
-        (identity.volatile_cache, wire::About::VOLATILE_CACHE),
+        (identity.view.serving, wire::IdentifyReplica::SERVING),
+        (identity.view.crashed, wire::IdentifyReplica::CRASHED),
+        (identity.view.inconsistent, wire::IdentifyReplica::INCONSISTENT),
+        (identity.view.dirty, wire::IdentifyReplica::DIRTY),
+        (identity.is_serving, wire::IdentifyReplica::ACTIVE),
+        (identity.volatile_cache, wire::IdentifyReplica::VOLATILE_CACHE),
     ];
     let versions = identity.versions.lowest().0..=identity.versions.highest().0;
-    let mut encoded = wire::About::new(role, versions);
+    let mut encoded = wire::IdentifyReplica::new(role, versions);
     encoded.flags = flags.iter().filter(|(is, _)| *is).fold(0, |all, (_, flag)| all | flag);
     encoded.bit_bytes = U32::new(bit_bytes);
     encoded.usable_bytes = U64::new(usable_bytes);
@@ -209,8 +209,8 @@ pub(crate) fn with_blocks(reply: PeerReply, block_bytes: u32) -> PeerReply {
 }
 
 /// Decodes a replica's identity; `None` when it is invalid.
-fn identity_reply(encoded: &wire::About) -> Option<PeerReply> {
-    let warn = |error: wire::AboutError| tracing::warn!("{error}");
+fn identity_reply(encoded: &wire::IdentifyReplica) -> Option<PeerReply> {
+    let warn = |error: wire::IdentifyError| tracing::warn!("{error}");
     let range = encoded.versions().map_err(warn).ok()?;
     let versions = LinkVersions::new(*range.start(), *range.end())?;
     if LinkVersions::SPOKEN.highest_common(versions).is_err() {
@@ -224,7 +224,7 @@ fn identity_reply(encoded: &wire::About) -> Option<PeerReply> {
 }
 
 fn identity_from_wire(
-    encoded: &wire::About,
+    encoded: &wire::IdentifyReplica,
     role: ReplicaRole,
     versions: LinkVersions,
 ) -> ReplicaIdentity {
@@ -243,52 +243,54 @@ fn identity_from_wire(
             history: GenerationList(encoded.history.map(generation)),
         },
         epoch: encoded.epoch.get(),
-        serving: encoded.has(wire::About::SERVING),
-        crashed: encoded.has(wire::About::CRASHED),
-        inconsistent: encoded.has(wire::About::INCONSISTENT),
-        dirty: encoded.has(wire::About::DIRTY),
+        serving: encoded.has(wire::IdentifyReplica::SERVING),
+        crashed: encoded.has(wire::IdentifyReplica::CRASHED),
+        inconsistent: encoded.has(wire::IdentifyReplica::INCONSISTENT),
+        dirty: encoded.has(wire::IdentifyReplica::DIRTY),
     };
-    let is_serving = encoded.has(wire::About::ACTIVE);
+    let is_serving = encoded.has(wire::IdentifyReplica::ACTIVE);
     ReplicaIdentity {
         view,
         role,
         is_serving,
-        volatile_cache: encoded.has(wire::About::VOLATILE_CACHE),
+        volatile_cache: encoded.has(wire::IdentifyReplica::VOLATILE_CACHE),
         versions,
     }
 }
 
-/// Encodes a refusal as a completion.
+/// Encodes a refusal as the status and the result of a completion.
 pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
-    let refusal = match refusal {
-        PeerRefusal::Unrelated => wire::Refusal::Unrelated,
-        PeerRefusal::Serving => wire::Refusal::Active,
-        PeerRefusal::Fenced(epoch) => wire::Refusal::Fenced(epoch),
-        PeerRefusal::Changed => wire::Refusal::Changed,
-        PeerRefusal::NotAttached => wire::Refusal::NotAttached,
-        PeerRefusal::Inconsistent => wire::Refusal::Inconsistent,
-        PeerRefusal::Range => wire::Refusal::Range,
-        PeerRefusal::Failed => wire::Refusal::Failed,
-        PeerRefusal::NotNow => wire::Refusal::NotNow,
-        PeerRefusal::Version => wire::Refusal::Version,
+    let (code, result) = match refusal {
+        PeerRefusal::Unrelated => (wire::Refusal::UNRELATED, 0),
+        PeerRefusal::Serving => (wire::Refusal::SERVING, 0),
+        PeerRefusal::Fenced(epoch) => (wire::Refusal::FENCED, epoch),
+        PeerRefusal::Changed => (wire::Refusal::CHANGED, 0),
+        PeerRefusal::NotAttached => (wire::Refusal::NOT_ATTACHED, 0),
+        PeerRefusal::Inconsistent => (wire::Refusal::INCONSISTENT, 0),
+        PeerRefusal::Range => (wire::Refusal::RANGE, 0),
+        PeerRefusal::Failed => (wire::Refusal::FAILED, 0),
+        PeerRefusal::NotNow => (wire::Refusal::NOT_NOW, 0),
+        PeerRefusal::Version => (wire::Refusal::VERSION, 0),
     };
-    refusal.completion()
+    (code.status(), result)
 }
 
 /// Decodes the refusal in a completion, if there is one.
 pub(crate) fn refusal(status: Status, result: u64) -> Option<PeerRefusal> {
-    Some(match wire::Refusal::of(status, result)? {
-        wire::Refusal::Unrelated => PeerRefusal::Unrelated,
-        wire::Refusal::Active => PeerRefusal::Serving,
-        wire::Refusal::Fenced(epoch) => PeerRefusal::Fenced(epoch),
-        wire::Refusal::Changed => PeerRefusal::Changed,
-        wire::Refusal::NotAttached => PeerRefusal::NotAttached,
-        wire::Refusal::Inconsistent => PeerRefusal::Inconsistent,
-        wire::Refusal::Range => PeerRefusal::Range,
-        wire::Refusal::Failed => PeerRefusal::Failed,
-        wire::Refusal::NotNow => PeerRefusal::NotNow,
-        wire::Refusal::Version => PeerRefusal::Version,
-    })
+    use PeerRefusal::*;
+    let all = [
+        Unrelated,
+        Serving,
+        Fenced(result),
+        Changed,
+        NotAttached,
+        Inconsistent,
+        Range,
+        Failed,
+        NotNow,
+        Version,
+    ];
+    all.into_iter().find(|refusal| refusal_to_wire(*refusal).0.code() == status.code())
 }
 
 #[cfg(test)]
@@ -318,5 +320,19 @@ mod tests {
         for (lowest, highest) in [(2, 3), (2, 0), (3, 9), (0, 0), (0, 3), (3, 2), (u16::MAX, 1)] {
             assert_eq!(answered(lowest, highest), None, "{lowest} to {highest}");
         }
+    }
+
+    #[test]
+    fn refusals_round_trip() {
+        let all: Vec<_> = (0..=u8::MAX)
+            .filter_map(|code| refusal(wire::Refusal(code).status(), u64::MAX))
+            .map(|refusal| (refusal, refusal_to_wire(refusal)))
+            .collect();
+        assert_eq!(all.len(), 10);
+        for (expected, (status, result)) in all {
+            assert!(status.is_dnr());
+            assert_eq!(refusal(status, result), Some(expected));
+        }
+        assert_eq!(refusal(Status::INVALID_FIELD, 0), None);
     }
 }

@@ -9,7 +9,7 @@ use flagstone_mirror::peer::{
 };
 use flagstone_mirror::reorder::WriteOrder;
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{AdminData, HostOptions, RemoteSession};
+use flagstone_nvmf_host::{CommandData, HostOptions, RemoteSession};
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::address::PeerAddress;
@@ -91,15 +91,15 @@ impl PeerSession for NvmeSession {
         let Some(request) = convert::to_wire(&request) else {
             return IoFuture::ready(Ok(Err(PeerRefusal::Range)));
         };
-        let (command, sent) = request.command(0, self.session.nsid());
-        let data = match (sent, request.reply_bytes()) {
-            (Some(sent), _) => {
-                let mut data = buf::alloc_small(sent.bytes().len());
-                data.copy_from_slice(sent.bytes());
-                AdminData::Out(data.freeze())
+        let command = request.command(0, self.session.nsid());
+        let data = match (request.data(), request.reply_bytes()) {
+            ([], 0) => CommandData::None,
+            ([], bytes) => CommandData::In(buf::alloc_small(bytes)),
+            (sent, _) => {
+                let mut data = buf::alloc_small(sent.len());
+                data.copy_from_slice(sent);
+                CommandData::Out(data.freeze())
             }
-            (None, 0) => AdminData::None,
-            (None, bytes) => AdminData::In(buf::alloc_small(bytes)),
         };
         let (answer, session) = (self.session.admin(command, data), self.session.clone());
         let (link, block_bytes) = (self.link.clone(), self.session.geometry().block_bytes);

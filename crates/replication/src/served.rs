@@ -11,8 +11,8 @@ use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
 use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf_target::{
-    Charge, NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands, VendorHandler,
-    VendorHost, VendorReply, VendorSession,
+    Charge, CommandReply, NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands,
+    VendorHandler, VendorHost, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut, buf};
 use parking_lot::Mutex;
@@ -190,10 +190,10 @@ impl VendorSession for ControllerSession {
         }
     }
 
-    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply> {
+    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply> {
         let request = match Request::parse(command, data) {
             Ok(request) => convert::from_wire(request),
-            Err(status) => return IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+            Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };
         let answer = self.session.ask(request);
         IoFuture::later(async move {
@@ -201,29 +201,29 @@ impl VendorSession for ControllerSession {
                 Ok(reply) => {
                     let mut place = place;
                     match convert::put_reply(&reply, place.as_deref_mut().unwrap_or_default()) {
-                        true => VendorReply::success(place),
-                        false => VendorReply::failure(Status::INTERNAL_ERROR.dnr(), 0),
+                        true => CommandReply::success(place),
+                        false => CommandReply::failure(Status::INTERNAL_ERROR.dnr(), 0),
                     }
                 }
                 Err(refusal) => {
                     let (status, result) = convert::refusal_to_wire(refusal);
-                    VendorReply::failure(status, result)
+                    CommandReply::failure(status, result)
                 }
             })
         })
     }
 
-    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<VendorReply> {
+    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<CommandReply> {
         let begun = match IoOpcode(command.opcode) {
             io::WRITE => self.ordered_write(command, data, charge),
             io::COMPRESSED_WRITE => self.compressed_write(command, data, charge),
             _ => self.ordered_zeroes(command, charge),
         };
         match begun {
-            Err(status) => IoFuture::ready(Ok(VendorReply::failure(status, 0))),
+            Err(status) => IoFuture::ready(Ok(CommandReply::failure(status, 0))),
             Ok(done) => IoFuture::later(async move {
                 done.await?;
-                Ok(VendorReply::success(None))
+                Ok(CommandReply::success(None))
             }),
         }
     }

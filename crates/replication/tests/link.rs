@@ -15,7 +15,7 @@ use flagstone_mirror::state::MirrorState;
 use flagstone_mirror::{LinkVersions, Mirror, Mode, PeerOptions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::{Nqn, Wire};
-use flagstone_nvmf_host::{AdminData, Compressed, HostOptions, RemoteSession};
+use flagstone_nvmf_host::{CommandData, Compressed, HostOptions, RemoteSession};
 use flagstone_nvmf_target::{SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_replication::{
     Bandwidth, Codec, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
@@ -448,18 +448,18 @@ async fn attached(address: Address) -> Arc<RemoteSession> {
         .expect("the node serves");
     let source = [3; 16];
     let asked = wire::Request::Identify { asker: source };
-    let (command, _) = asked.command(0, session.nsid());
-    let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
+    let command = asked.command(0, session.nsid());
+    let place = CommandData::In(buf::alloc_small(asked.reply_bytes()));
     let said =
         session.admin(command, place).await.expect("the peer answers").data.expect("success");
     let number = |at: usize| u64::from_le_bytes(said[at..at + 8].try_into().expect("8 bytes"));
     let (epoch, generation) = (number(48), number(56));
     let attach = wire::Attach::new([7; 16], source, epoch + 1, generation, true);
-    let (command, _) = wire::Request::Attach(attach).command(0, session.nsid());
+    let command = wire::Request::Attach(attach).command(0, session.nsid());
     let mut data = buf::alloc_small(attach.bytes().len());
     data.copy_from_slice(attach.bytes());
     let answer =
-        session.admin(command, AdminData::Out(data.freeze())).await.expect("the peer answers");
+        session.admin(command, CommandData::Out(data.freeze())).await.expect("the peer answers");
     assert!(answer.status.is_success(), "{}", answer.status);
     session
 }
@@ -477,7 +477,7 @@ fn unattached_session_fails_immediately() {
         let began = time::now();
         let read = session.read(0, buf::alloc_small(4096)).await.map(drop);
         let write = session.write(0, buf::zeroes(4096), false).await;
-        let order = wire::Order { number: 1, beside: 0 };
+        let order = wire::Order { number: 1, concurrent: 0 };
         let ordered = session.write_ordered(0, buf::zeroes(4096), false, order).await;
         let flush = session.flush().await;
         assert_eq!([read, write, ordered, flush], [Err(IoError::Unreachable); 4]);
@@ -554,7 +554,7 @@ fn ordered_writes_inflate_without_free_memory() {
         // One sent write has a buffer, and that is all.
         taken.pop();
         for index in 0..16 {
-            let order = wire::Order { number: index + 1, beside: 0 };
+            let order = wire::Order { number: index + 1, concurrent: 0 };
             let (offset, data) = (u64::from(index) * 8192, eight_kib_of(index as u8 + 1));
             let write = session.write_compressed(offset, 8192, data, false, Some(order));
             let ended = time::timeout(TIMEOUT, write).await;
@@ -598,7 +598,7 @@ fn link_writes_are_received_without_free_memory() {
                 0 | 1 => session.write(offset, data, false),
                 // Numbers start at 1.
                 second => {
-                    let order = wire::Order { number: index / 4 * 2 + second - 1, beside: 0 };
+                    let order = wire::Order { number: index / 4 * 2 + second - 1, concurrent: 0 };
                     session.write_ordered(offset, data, false, order)
                 }
             }));
@@ -725,14 +725,14 @@ fn has_no_handshake(world: &World, index: usize) -> bool {
 fn source_without_version_range_is_served() {
     with_attached(Memory::shared(), async |session| {
         let asked = wire::Request::Identify { asker: [3; 16] };
-        let (command, _) = asked.command(0, session.nsid());
-        let place = AdminData::In(buf::alloc_small(asked.reply_bytes()));
+        let command = asked.command(0, session.nsid());
+        let place = CommandData::In(buf::alloc_small(asked.reply_bytes()));
         let said =
             session.admin(command, place).await.expect("the peer answers").data.expect("success");
         assert_eq!(said[..2], [2, 0], "the only bytes it reads");
-        let clear = wire::Request::ClearRoom { usable_bytes: 4096 };
-        let (command, _) = clear.command(0, session.nsid());
-        let answer = session.admin(command, AdminData::None).await.expect("the peer answers");
+        let clear = wire::Request::ZeroNewSpace { usable_bytes: 4096 };
+        let command = clear.command(0, session.nsid());
+        let answer = session.admin(command, CommandData::None).await.expect("the peer answers");
         assert!(answer.status.is_success(), "{}", answer.status);
     });
 }
@@ -744,13 +744,13 @@ fn source_with_unsupported_version_is_refused() {
     with_attached(Memory::shared(), async |session| {
         for version in [1, 4, 0x200, u16::MAX] {
             let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
-            let (command, _) = wire::Request::Attach(attach).command(0, session.nsid());
+            let command = wire::Request::Attach(attach).command(0, session.nsid());
             let mut data = buf::alloc_small(attach.bytes().len());
             data.copy_from_slice(attach.bytes());
-            let data = AdminData::Out(data.freeze());
+            let data = CommandData::Out(data.freeze());
             let answer = session.admin(command, data).await.expect("the peer answers");
-            let refused = wire::Refusal::of(answer.status, answer.result);
-            assert_eq!(refused, Some(wire::Refusal::Version), "version {version}");
+            let refusal = wire::Refusal::VERSION.status().more();
+            assert_eq!(answer.status, refusal, "version {version}");
         }
         // It is still attached.
         session.flush().await.expect("the session stays attached");

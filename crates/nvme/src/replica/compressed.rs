@@ -24,33 +24,21 @@ pub const COMPRESSED_ALIGN_BYTES: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
     /// LZ4 block format, without a length prefix (1).
-    Lz4,
+    Lz4 = 1,
     /// A Zstandard frame, RFC 8878 (2).
-    Zstd,
+    Zstd = 2,
 }
 
 impl Codec {
     /// All codecs.
     pub const ALL: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
 
-    const fn code(self) -> u32 {
-        match self {
-            Codec::Lz4 => 1,
-            Codec::Zstd => 2,
-        }
-    }
-
     /// Its bit in the data of Replica Identify.
-    #[must_use]
     pub const fn bit(self) -> u8 {
-        match self {
-            Codec::Lz4 => 1 << 0,
-            Codec::Zstd => 1 << 1,
-        }
+        1 << (self as u8 - 1)
     }
 
     /// Its name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Codec::Lz4 => "lz4",
@@ -76,18 +64,16 @@ pub struct CompressedWrite {
 
 impl CompressedWrite {
     /// Transferred length in bytes, with padding. `None` if it exceeds 32 bits.
-    #[must_use]
     pub const fn sent_bytes(&self) -> Option<u32> {
         self.compressed_bytes.checked_next_multiple_of(COMPRESSED_ALIGN_BYTES as u32)
     }
 
     /// The command; `data` says whether its data is in the capsule.
-    #[must_use]
     pub fn command(&self, cid: u16, nsid: u32, data: SglDescriptor) -> Sqe {
         let mut command = Sqe::write(cid, nsid, self.range, self.fua, data);
         command.opcode = io::COMPRESSED_WRITE.0;
         let ordered = if self.order.is_some() { ORDERED } else { 0 };
-        command.cdw2 = U32::new(self.codec.code() | ordered);
+        command.cdw2 = U32::new(self.codec as u32 | ordered);
         command.cdw3 = U32::new(self.compressed_bytes);
         if let Some(order) = self.order {
             order.put(&mut command);
@@ -101,14 +87,14 @@ impl CompressedWrite {
     /// Invalid Field, with do not retry, for an unknown codec, empty data or a reserved bit.
     pub fn parse(command: &Sqe) -> Result<CompressedWrite, Status> {
         let code = command.cdw2.get() & !ORDERED;
-        let codec = Codec::ALL.into_iter().find(|codec| codec.code() == code).ok_or(INVALID)?;
+        let codec = Codec::ALL.into_iter().find(|codec| *codec as u32 == code).ok_or(INVALID)?;
         let compressed_bytes = command.cdw3.get();
         if command.cdw12.get() & !(FUA | 0xffff) != 0 || compressed_bytes == 0 {
             return Err(INVALID);
         }
         let order = match command.cdw2.get() & ORDERED != 0 {
             true => Some(Order::parse(command)),
-            false if Order::parse(command) == (Order { number: 0, beside: 0 }) => None,
+            false if Order::parse(command) == (Order { number: 0, concurrent: 0 }) => None,
             false => return Err(INVALID),
         };
         let fields = BlockCommand::parse(command);
@@ -130,7 +116,7 @@ mod tests {
 
     fn any_order() -> impl Strategy<Value = Option<Order>> {
         let any = (any::<u32>(), any::<u128>());
-        proptest::option::of(any.prop_map(|(number, beside)| Order { number, beside }))
+        proptest::option::of(any.prop_map(|(number, concurrent)| Order { number, concurrent }))
     }
 
     #[test]
@@ -140,7 +126,7 @@ mod tests {
             fua: true,
             codec: Codec::Zstd,
             compressed_bytes: 321,
-            order: Some(Order { number: 7, beside: 0x8_0000_0005_0000_0006 }),
+            order: Some(Order { number: 7, concurrent: 0x8_0000_0005_0000_0006 }),
         };
         assert_eq!(write.sent_bytes(), Some(324));
         let command = write.command(1, 1, SglDescriptor::transport(324));

@@ -21,8 +21,8 @@ pub mod request;
 
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{Order, OrderedWrite, OrderedZeroes};
-pub use reply::{About, AboutError, Refusal, Role};
-pub use request::{Ancestors, Attach, Request, Sent, State};
+pub use reply::{IdentifyError, IdentifyReplica, Refusal, Role};
+pub use request::{Ancestors, Attach, Request, State};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;
@@ -67,17 +67,26 @@ pub mod admin {
     pub const CHECKSUM: AdminOpcode = AdminOpcode(0xca);
     /// Replica Hand Over.
     pub const HAND_OVER: AdminOpcode = AdminOpcode(0xcc);
-    /// Replica Go Alone.
-    pub const GO_ALONE: AdminOpcode = AdminOpcode(0xd0);
-    /// Replica Surrender.
-    pub const SURRENDER: AdminOpcode = AdminOpcode(0xd4);
-    /// Replica Clear Room.
-    pub const CLEAR_ROOM: AdminOpcode = AdminOpcode(0xd8);
+    /// Replica Run Degraded.
+    pub const RUN_DEGRADED: AdminOpcode = AdminOpcode(0xd0);
+    /// Replica Discard.
+    pub const DISCARD: AdminOpcode = AdminOpcode(0xd4);
+    /// Replica Zero New Space.
+    pub const ZERO_NEW_SPACE: AdminOpcode = AdminOpcode(0xd8);
 
     /// All of them, ascending.
     pub const ALL: [AdminOpcode; 11] = [
-        ATTACH, IDENTIFY, SET_STATE, ANCESTORS, BITMAP, PROMOTE, CHECKSUM, HAND_OVER, GO_ALONE,
-        SURRENDER, CLEAR_ROOM,
+        ATTACH,
+        IDENTIFY,
+        SET_STATE,
+        ANCESTORS,
+        BITMAP,
+        PROMOTE,
+        CHECKSUM,
+        HAND_OVER,
+        RUN_DEGRADED,
+        DISCARD,
+        ZERO_NEW_SPACE,
     ];
 }
 

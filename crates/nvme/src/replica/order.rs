@@ -19,7 +19,7 @@ pub struct Order {
     /// Number, modulo 2^32; the first of an attachment is 1.
     pub number: u32,
     /// Earlier writes that it need not wait for: bit `i` is number `number - 1 - i`.
-    pub beside: u128,
+    pub concurrent: u128,
 }
 
 /// Force unit access.
@@ -31,24 +31,23 @@ pub(super) const INVALID: Status = Status::INVALID_FIELD.dnr();
 impl Order {
     pub(super) fn parse(command: &Sqe) -> Order {
         let near = u64::from(command.cdw14.get()) | u64::from(command.cdw15.get()) << 32;
-        let beside = u128::from(near) | u128::from(command.metadata.get()) << 64;
-        Order { number: command.cdw13.get(), beside }
+        let concurrent = u128::from(near) | u128::from(command.metadata.get()) << 64;
+        Order { number: command.cdw13.get(), concurrent }
     }
 
     pub(super) fn put(self, command: &mut Sqe) {
         command.cdw13 = U32::new(self.number);
-        command.cdw14 = U32::new(self.beside as u32);
-        command.cdw15 = U32::new((self.beside >> 32) as u32);
-        command.metadata = U64::new((self.beside >> 64) as u64);
+        command.cdw14 = U32::new(self.concurrent as u32);
+        command.cdw15 = U32::new((self.concurrent >> 32) as u32);
+        command.metadata = U64::new((self.concurrent >> 64) as u64);
     }
 
     /// Position of the `index`-th command of a write that is split into several: concurrent with
     /// all its earlier parts.
-    #[must_use]
     pub fn part(self, index: u32) -> Order {
         let own = 1u128.checked_shl(index).map_or(u128::MAX, |next| next - 1);
-        let earlier = self.beside.checked_shl(index).unwrap_or(0);
-        Order { number: self.number.wrapping_add(index), beside: earlier | own }
+        let earlier = self.concurrent.checked_shl(index).unwrap_or(0);
+        Order { number: self.number.wrapping_add(index), concurrent: earlier | own }
     }
 }
 
@@ -65,7 +64,6 @@ pub struct OrderedWrite {
 
 impl OrderedWrite {
     /// The command; `data` says whether its data is in the capsule.
-    #[must_use]
     pub fn command(&self, cid: u16, nsid: u32, data: SglDescriptor) -> Sqe {
         let mut command = Sqe::write(cid, nsid, self.range, self.fua, data);
         command.opcode = io::WRITE.0;
@@ -104,7 +102,6 @@ pub struct OrderedZeroes {
 
 impl OrderedZeroes {
     /// The command.
-    #[must_use]
     pub fn command(&self, cid: u16, nsid: u32) -> Sqe {
         let opcode: IoOpcode = io::WRITE_ZEROES;
         let mut command = Sqe::new(opcode.0, cid, nsid, SglDescriptor::transport(0));
@@ -153,12 +150,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_order() -> impl Strategy<Value = Order> {
-        (any::<u32>(), any::<u128>()).prop_map(|(number, beside)| Order { number, beside })
+        (any::<u32>(), any::<u128>()).prop_map(|(number, concurrent)| Order { number, concurrent })
     }
 
     #[test]
     fn bits_match_document() {
-        let order = Order { number: 7, beside: 0x9_0000_0008_0000_0005_0000_0006 };
+        let order = Order { number: 7, concurrent: 0x9_0000_0008_0000_0005_0000_0006 };
         let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
         let write = OrderedWrite { range, fua: true, order };
         let command = write.command(1, 1, SglDescriptor::transport(4096));
@@ -177,12 +174,16 @@ mod tests {
 
     #[test]
     fn parts_of_write_may_run_concurrently() {
-        let whole = Order { number: u32::MAX, beside: 0b10 };
+        let whole = Order { number: u32::MAX, concurrent: 0b10 };
         assert_eq!(whole.part(0), whole);
-        assert_eq!(whole.part(1), Order { number: 0, beside: 0b101 });
-        assert_eq!(whole.part(3), Order { number: 2, beside: 0b1_0111 });
-        assert_eq!(whole.part(128), Order { number: 127, beside: u128::MAX });
-        assert_eq!(whole.part(127).beside, u128::MAX >> 1, "what it was beside is out of sight");
+        assert_eq!(whole.part(1), Order { number: 0, concurrent: 0b101 });
+        assert_eq!(whole.part(3), Order { number: 2, concurrent: 0b1_0111 });
+        assert_eq!(whole.part(128), Order { number: 127, concurrent: u128::MAX });
+        assert_eq!(
+            whole.part(127).concurrent,
+            u128::MAX >> 1,
+            "what it was concurrent is out of sight"
+        );
     }
 
     proptest! {

@@ -220,7 +220,8 @@ fn rule_20_in_sync_target_adopts_the_new_generation() {
 fn rule_20_crashed_source_does_not_start_degraded() {
     let trio = trio(20);
     trio.isolate(2);
-    let renames = fate(&trio, Fate::Lost, |request| matches!(request, PeerRequest::Rename { .. }));
+    let renames =
+        fate(&trio, Fate::Lost, |request| matches!(request, PeerRequest::NewGeneration { .. }));
     begin_write(&trio, 0, 7, 3);
     until(&trio, || renames.get() > 0);
     trio.end(0, false);
