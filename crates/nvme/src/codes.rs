@@ -23,7 +23,6 @@ macro_rules! codes {
             )*
 
             /// The name in the specification; `None` for a reserved or vendor specific value.
-            #[must_use]
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $( $value => Some($text), )*
@@ -72,14 +71,12 @@ macro_rules! bits {
             $(
                 $(#[$fmeta])*
                 #[doc = concat!("\n\nLowest bit ", stringify!($shift), ", ", stringify!($width), " bits.")]
-                #[must_use]
                 #[inline]
                 pub const fn $get(self) -> $repr {
                     (self.0 >> $shift) & (<$repr>::MAX >> (<$repr>::BITS - $width))
                 }
 
                 #[doc = concat!("Sets [`Self::", stringify!($get), "`] to the low ", stringify!($width), " bits of `value`.")]
-                #[must_use]
                 #[inline]
                 pub const fn $with(self, value: $repr) -> Self {
                     let mask = (<$repr>::MAX >> (<$repr>::BITS - $width)) << $shift;

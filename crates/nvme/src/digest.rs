@@ -8,7 +8,6 @@ use crate::limits::DIGEST_BYTES;
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// The CRC32C of `bytes`.
-#[must_use]
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
@@ -30,7 +29,6 @@ impl Default for Crc32c {
 
 impl Crc32c {
     /// The state before the first byte.
-    #[must_use]
     pub const fn new() -> Self {
         Self { state: u32::MAX }
     }
@@ -46,14 +44,12 @@ impl Crc32c {
     }
 
     /// The CRC32C of all pieces so far.
-    #[must_use]
     #[inline]
     pub const fn value(self) -> u32 {
         !self.state
     }
 
     /// [`Crc32c::value`] in wire format.
-    #[must_use]
     #[inline]
     pub const fn wire(self) -> [u8; DIGEST_BYTES] {
         self.value().to_le_bytes()
@@ -61,7 +57,6 @@ impl Crc32c {
 }
 
 /// The digest of `bytes` in wire format.
-#[must_use]
 #[inline]
 pub fn wire_digest(bytes: &[u8]) -> [u8; DIGEST_BYTES] {
     crc32c(bytes).to_le_bytes()

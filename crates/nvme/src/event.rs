@@ -1,6 +1,5 @@
 //! Asynchronous events: results of Asynchronous Event Requests (Base 5.1.2).
 
-use crate::codes::bits;
 use crate::log::LogId;
 
 /// An event: type, information and the log page with details. Reading that log page without "retain
@@ -19,27 +18,13 @@ pub struct AsyncEvent {
 pub mod event_type {
     /// Error status.
     pub const ERROR: u8 = 0;
-    /// SMART / health status.
-    pub const HEALTH: u8 = 1;
     /// Notice.
     pub const NOTICE: u8 = 2;
-    /// Immediate.
-    pub const IMMEDIATE: u8 = 3;
-    /// One-shot.
-    pub const ONE_SHOT: u8 = 4;
-    /// I/O command specific status.
-    pub const IO_COMMAND: u8 = 6;
-    /// Vendor specific.
-    pub const VENDOR: u8 = 7;
 }
 
 impl AsyncEvent {
     /// Error status: a persistent internal error.
     pub const PERSISTENT_INTERNAL_ERROR: Self = Self::of(event_type::ERROR, 3, LogId::ERROR);
-    /// Error status: a transient internal error.
-    pub const TRANSIENT_INTERNAL_ERROR: Self = Self::of(event_type::ERROR, 4, LogId::ERROR);
-    /// Health: reliability of the NVM subsystem is compromised.
-    pub const RELIABILITY: Self = Self::of(event_type::HEALTH, 0, LogId::SMART);
     /// Notice: Identify Namespace data, or the list of namespaces, changed.
     pub const NAMESPACE_CHANGED: Self =
         Self::of(event_type::NOTICE, 0x00, LogId::CHANGED_NAMESPACES);
@@ -55,19 +40,16 @@ impl AsyncEvent {
     }
 
     /// Dword 0 of the completion.
-    #[must_use]
     pub const fn to_result(self) -> u32 {
         (self.event_type & 7) as u32 | (self.information as u32) << 8 | (self.log.0 as u32) << 16
     }
 
     /// Parses dword 0 of the completion; any value is valid.
-    #[must_use]
     pub const fn from_result(dw0: u32) -> Self {
         Self::of(dw0 as u8 & 7, (dw0 >> 8) as u8, LogId((dw0 >> 16) as u8))
     }
 
     /// The bit of [`EventMask`] that enables it; `None` if it cannot be disabled.
-    #[must_use]
     pub const fn mask(self) -> Option<EventMask> {
         match self {
             Self::NAMESPACE_CHANGED => Some(EventMask::NAMESPACE_ATTRIBUTE),
@@ -79,35 +61,14 @@ impl AsyncEvent {
     }
 }
 
-bits! {
-    /// Asynchronous Event Configuration, the events enabled by a host (feature 0Bh, Base 5.1.25),
-    /// and OAES of Identify Controller, the events supported by a controller: the same bits from 8
-    /// up.
-    pub struct EventMask(u32) {
-        /// SMART / health critical warnings, as in the log page's byte 0.
-        critical_warnings, with_critical_warnings: 0, 8;
-        /// Namespace attribute notices.
-        namespace_attribute, with_namespace_attribute: 8, 1;
-        /// Firmware activation notices.
-        firmware_activation, with_firmware_activation: 9, 1;
-        /// Telemetry log notices; reserved in OAES.
-        telemetry, with_telemetry: 10, 1;
-        /// Asymmetric namespace access change notices.
-        ana, with_ana: 11, 1;
-        /// Predictable latency event aggregate log change notices.
-        predictable_latency, with_predictable_latency: 12, 1;
-        /// LBA status information notices.
-        lba_status, with_lba_status: 13, 1;
-        /// Endurance group event aggregate log change notices.
-        endurance_group, with_endurance_group: 14, 1;
-        /// Normal NVM subsystem shutdown notices.
-        normal_shutdown, with_normal_shutdown: 15, 1;
-        /// Discovery log page change notices.
-        discovery, with_discovery: 31, 1;
-    }
-}
+/// Asynchronous Event Configuration, the events enabled by a host (feature 0Bh, Base 5.1.25), and
+/// OAES of Identify Controller, the events supported by a controller: the same bits from 8 up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventMask(pub u32);
 
 impl EventMask {
+    /// SMART / health critical warnings, as in the log page's byte 0.
+    pub const CRITICAL_WARNINGS: Self = Self(0xff);
     /// Namespace attribute notices.
     pub const NAMESPACE_ATTRIBUTE: Self = Self(1 << 8);
     /// Firmware activation notices.
@@ -118,13 +79,11 @@ impl EventMask {
     pub const DISCOVERY: Self = Self(1 << 31);
 
     /// Whether all bits of `other` are set.
-    #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Union of the bits.
-    #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -156,7 +115,7 @@ mod tests {
             assert!(!EventMask(!(1 << bit)).contains(mask));
         }
         assert_eq!(AsyncEvent::PERSISTENT_INTERNAL_ERROR.mask(), None);
-        assert_eq!(EventMask::ANA.union(EventMask::DISCOVERY).ana(), 1);
+        assert!(EventMask::ANA.union(EventMask::DISCOVERY).contains(EventMask::ANA));
     }
 
     proptest! {

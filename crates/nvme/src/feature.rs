@@ -63,7 +63,6 @@ impl NumberOfQueues {
     /// Parses the request of a host in dword 11, both numbers 0's based.
     ///
     /// # Errors
-    ///
     /// Invalid Field, with do not retry, for 65,535 (which means 65,536 queues).
     pub const fn from_request(value: u32) -> Result<Self, Status> {
         match ((value as u16).checked_add(1), ((value >> 16) as u16).checked_add(1)) {
@@ -74,7 +73,6 @@ impl NumberOfQueues {
 
     /// Parses the grant of a controller in dword 0 of the completion. An invalid number becomes the
     /// largest valid one.
-    #[must_use]
     pub const fn from_result(dw0: u32) -> Self {
         Self {
             submission: (dw0 as u16).saturating_add(1),
@@ -84,35 +82,19 @@ impl NumberOfQueues {
 
     /// Dword 11 of a request and dword 0 of its completion. 0 queues cannot be encoded, and become
     /// 1.
-    #[must_use]
     pub const fn to_dword(self) -> u32 {
         self.submission.saturating_sub(1) as u32 | (self.completion.saturating_sub(1) as u32) << 16
     }
 }
 
-bits! {
-    /// Arbitration, feature 01h.
-    pub struct Arbitration(u32) {
-        /// AB: commands per burst, 2^this; 7 is no limit.
-        burst_exponent, with_burst_exponent: 0, 3;
-        /// LPW: low priority weight, 0's based.
-        low_weight, with_low_weight: 8, 8;
-        /// MPW: medium priority weight, 0's based.
-        medium_weight, with_medium_weight: 16, 8;
-        /// HPW: high priority weight, 0's based.
-        high_weight, with_high_weight: 24, 8;
-    }
-}
-
-bits! {
-    /// Power Management, feature 02h.
-    pub struct PowerManagement(u32) {
-        /// PS: power state.
-        state, with_state: 0, 5;
-        /// WH: workload hint.
-        workload, with_workload: 5, 3;
-    }
-}
+/// Power Management, feature 02h: PS, power state.
+pub const POWER_STATE: u32 = 0x1f;
+/// Error Recovery, feature 05h: DULBE, reads of deallocated blocks fail.
+pub const DEALLOCATED_ERROR: u32 = 1 << 16;
+/// Volatile Write Cache, feature 06h: WCE, the cache is in use.
+pub const WRITE_CACHE_ENABLED: u32 = 1 << 0;
+/// Host Identifier, feature 81h, dword 11: EXHID, 128 bits, as always over fabrics; else 64.
+pub const EXTENDED_HOST_ID: u32 = 1 << 0;
 
 bits! {
     /// Temperature Threshold, feature 04h.
@@ -123,32 +105,6 @@ bits! {
         sensor, with_sensor: 16, 4;
         /// THSEL: 0 over, 1 under.
         threshold_type, with_threshold_type: 20, 2;
-    }
-}
-
-bits! {
-    /// Error Recovery, feature 05h.
-    pub struct ErrorRecovery(u32) {
-        /// TLER: time limit of retries, units of 100 ms; 0 is none.
-        time_limit_100ms, with_time_limit_100ms: 0, 16;
-        /// DULBE: reads of deallocated blocks fail.
-        deallocated_error, with_deallocated_error: 16, 1;
-    }
-}
-
-bits! {
-    /// Volatile Write Cache, feature 06h.
-    pub struct VolatileWriteCache(u32) {
-        /// WCE: the cache is in use.
-        enable, with_enable: 0, 1;
-    }
-}
-
-bits! {
-    /// Host Identifier, feature 81h, dword 11.
-    pub struct HostIdentifier(u32) {
-        /// EXHID: 128 bits, as always over fabrics; else 64.
-        extended, with_extended: 0, 1;
     }
 }
 
@@ -165,7 +121,6 @@ wire! {
         3 => pub dispersed_namespaces: u8,
         /// CDFE: copy descriptor formats that the host enables.
         4 => pub copy_formats: U16,
-        #[doc(hidden)]
         6 => pub _reserved6: [u8; 506],
     }
 }
@@ -174,7 +129,6 @@ impl HostBehavior {
     /// Checks the fields that are 0 or 1.
     ///
     /// # Errors
-    ///
     /// Invalid Field if one of them has another value.
     pub const fn check(&self) -> Result<(), Status> {
         let flags = self.retry_delay

@@ -1,5 +1,7 @@
 //! NVMe Qualified Names: the names of hosts and subsystems (Base 4.7).
 
+use uuid::Uuid;
+
 use crate::limits::{NQN_BYTES, NQN_FIELD_BYTES, NQN_MIN_BYTES};
 
 /// The well-known name of the discovery subsystem (Base 3.1.3.3).
@@ -43,43 +45,29 @@ impl Nqn {
     /// `nqn.2014-08.org.nvmexpress:uuid:` and a UUID; at most 223 bytes of UTF-8.
     ///
     /// # Errors
-    ///
     /// The reason that the name is invalid.
     pub fn new(name: &str) -> Result<Self, NqnError> {
         Self::from_bytes(name.as_bytes())
     }
 
     /// The name made from `uuid`, which hosts without a configured name use.
-    #[must_use]
     pub fn from_uuid(uuid: [u8; 16]) -> Self {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut bytes = [0; NQN_BYTES];
-        bytes[..UUID_PREFIX.len()].copy_from_slice(UUID_PREFIX.as_bytes());
-        let mut at = UUID_PREFIX.len();
-        for (index, byte) in uuid.into_iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                bytes[at] = b'-';
-                at += 1;
-            }
-            bytes[at] = HEX[usize::from(byte >> 4)];
-            bytes[at + 1] = HEX[usize::from(byte & 15)];
-            at += 2;
-        }
-        Self { bytes, len: at as u8 }
+        let (prefix, rest) = bytes.split_at_mut(UUID_PREFIX.len());
+        prefix.copy_from_slice(UUID_PREFIX.as_bytes());
+        let uuid = Uuid::from_bytes(uuid).hyphenated().encode_lower(rest);
+        let len = UUID_PREFIX.len() + uuid.len();
+        Self { bytes, len: len as u8 }
     }
 
     /// The name of the discovery subsystem, [`DISCOVERY`].
-    #[must_use]
     pub fn discovery() -> Self {
-        let mut bytes = [0; NQN_BYTES];
-        bytes[..DISCOVERY.len()].copy_from_slice(DISCOVERY.as_bytes());
-        Self { bytes, len: DISCOVERY.len() as u8 }
+        Self::from_valid(DISCOVERY.as_bytes())
     }
 
     /// The name in a wire field: the bytes before its first 0 byte.
     ///
     /// # Errors
-    ///
     /// The errors of [`Nqn::new`], and [`NqnError::TooLong`] for a field without a 0 byte.
     pub fn from_field(field: &[u8; NQN_FIELD_BYTES]) -> Result<Self, NqnError> {
         let len = field.iter().position(|&byte| byte == 0).ok_or(NqnError::TooLong)?;
@@ -87,7 +75,6 @@ impl Nqn {
     }
 
     /// The wire field: the name and 0 bytes.
-    #[must_use]
     pub fn to_field(&self) -> [u8; NQN_FIELD_BYTES] {
         let mut field = [0; NQN_FIELD_BYTES];
         field[..NQN_BYTES].copy_from_slice(&self.bytes);
@@ -95,23 +82,25 @@ impl Nqn {
     }
 
     /// The name as text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         // It was checked by the constructor: the fallback is never used.
         core::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
     }
 
     /// Whether it names the well-known discovery subsystem.
-    #[must_use]
     pub fn is_discovery(&self) -> bool {
         self.as_str() == DISCOVERY
     }
 
     fn from_bytes(name: &[u8]) -> Result<Self, NqnError> {
         check(name)?;
+        Ok(Self::from_valid(name))
+    }
+
+    fn from_valid(name: &[u8]) -> Self {
         let mut bytes = [0; NQN_BYTES];
         bytes[..name.len()].copy_from_slice(name);
-        Ok(Self { bytes, len: name.len() as u8 })
+        Self { bytes, len: name.len() as u8 }
     }
 }
 
@@ -130,7 +119,8 @@ fn check(name: &[u8]) -> Result<(), NqnError> {
         return Err(NqnError::NotQualified);
     }
     match text.strip_prefix(UUID_PREFIX) {
-        Some(uuid) if !is_uuid(uuid.as_bytes()) => Err(NqnError::BadUuid),
+        // The only form of 36 characters is the one with hyphens.
+        Some(uuid) if uuid.len() != 36 || Uuid::try_parse(uuid).is_err() => Err(NqnError::BadUuid),
         _ => Ok(()),
     }
 }
@@ -144,14 +134,6 @@ fn starts_with_date(name: &[u8]) -> bool {
     let month =
         (date[5].wrapping_sub(b'0')).wrapping_mul(10).wrapping_add(date[6].wrapping_sub(b'0'));
     digits && date[4] == b'-' && date[7] == b'.' && (1..=12).contains(&month)
-}
-
-fn is_uuid(text: &[u8]) -> bool {
-    text.len() == 36
-        && text.iter().enumerate().all(|(at, &byte)| match at {
-            8 | 13 | 18 | 23 => byte == b'-',
-            _ => byte.is_ascii_hexdigit(),
-        })
 }
 
 impl core::fmt::Display for Nqn {

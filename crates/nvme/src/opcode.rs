@@ -17,7 +17,6 @@ pub enum DataDirection {
 
 impl DataDirection {
     /// The direction in bits 1:0 of an opcode or of a fabrics command type.
-    #[must_use]
     #[inline]
     pub const fn of(opcode: u8) -> Self {
         match opcode & 3 {
@@ -91,7 +90,6 @@ codes! {
 
 impl IoOpcode {
     /// Whether it is in the vendor specific range, 80h to FFh.
-    #[must_use]
     pub const fn is_vendor_specific(self) -> bool {
         self.0 >= 0x80
     }
@@ -99,7 +97,6 @@ impl IoOpcode {
 
 impl AdminOpcode {
     /// Whether it is in the vendor specific range, C0h to FFh.
-    #[must_use]
     pub const fn is_vendor_specific(self) -> bool {
         self.0 >= 0xc0
     }

@@ -18,7 +18,6 @@ codes! {
 
 impl Property {
     /// Its size in bytes, 4 or 8; `None` for a property that a fabrics controller does not have.
-    #[must_use]
     pub const fn size_bytes(self) -> Option<u8> {
         match self {
             Self::CAP => Some(8),
@@ -28,7 +27,6 @@ impl Property {
     }
 
     /// Whether Property Set is permitted.
-    #[must_use]
     pub const fn is_writable(self) -> bool {
         matches!(self, Self::CC | Self::NSSR)
     }
@@ -36,7 +34,6 @@ impl Property {
     /// Checks a Property Get of this property with size code `size` (ATTRIB bits 2:0).
     ///
     /// # Errors
-    ///
     /// Invalid Field for a property that does not exist, or a wrong size.
     pub const fn check_get(self, size: PropertySize) -> Result<(), Status> {
         match (self.size_bytes(), size.bytes()) {
@@ -48,7 +45,6 @@ impl Property {
     /// Checks a Property Set of this property with size code `size` (ATTRIB bits 2:0).
     ///
     /// # Errors
-    ///
     /// Invalid Field as in [`Property::check_get`], and for a read-only property.
     pub const fn check_set(self, size: PropertySize) -> Result<(), Status> {
         if self.is_writable() { self.check_get(size) } else { Err(Status::INVALID_FIELD) }
@@ -66,7 +62,6 @@ impl PropertySize {
     pub const EIGHT: Self = Self(1);
 
     /// Size in bytes; `None` if reserved.
-    #[must_use]
     pub const fn bytes(self) -> Option<u8> {
         match self.0 {
             0 => Some(4),
@@ -93,20 +88,10 @@ bits! {
         subsystem_reset, with_subsystem_reset: 36, 1;
         /// CSS: bit 0 NVM command set, bit 6 several command sets, bit 7 none.
         command_sets, with_command_sets: 37, 8;
-        /// BPS: boot partitions.
-        boot_partitions, with_boot_partitions: 45, 1;
-        /// CPS: scope of controller power.
-        power_scope, with_power_scope: 46, 2;
         /// MPSMIN: smallest memory page, 2^(12 + this) bytes.
         min_page_exponent, with_min_page_exponent: 48, 4;
         /// MPSMAX: largest memory page, 2^(12 + this) bytes.
         max_page_exponent, with_max_page_exponent: 52, 4;
-        /// PMRS: persistent memory region.
-        persistent_memory, with_persistent_memory: 56, 1;
-        /// CMBS: controller memory buffer.
-        memory_buffer, with_memory_buffer: 57, 1;
-        /// NSSS: NVM subsystem shutdown.
-        subsystem_shutdown, with_subsystem_shutdown: 58, 1;
         /// CRMS: ready modes; bit 0 with media, bit 1 independent of media.
         ready_modes, with_ready_modes: 59, 2;
     }
@@ -115,8 +100,6 @@ bits! {
 bits! {
     /// Version (Base 3.1.4.2).
     pub struct Version(u32) {
-        /// Tertiary version number.
-        tertiary, with_tertiary: 0, 8;
         /// Minor version number.
         minor, with_minor: 8, 8;
         /// Major version number.
@@ -150,8 +133,6 @@ bits! {
         sqe_exponent, with_sqe_exponent: 16, 4;
         /// IOCQES: I/O completion queue entry, 2^this bytes; 4.
         cqe_exponent, with_cqe_exponent: 20, 4;
-        /// CRIME: ready independent of media.
-        ready_without_media, with_ready_without_media: 24, 1;
     }
 }
 
@@ -184,17 +165,8 @@ bits! {
         fatal, with_fatal: 1, 1;
         /// SHST: shutdown status; see [`shutdown_status`].
         shutdown_status, with_shutdown_status: 2, 2;
-        /// NSSRO: an NVM subsystem reset occurred.
-        subsystem_reset_occurred, with_subsystem_reset_occurred: 4, 1;
-        /// PP: processing paused.
-        paused, with_paused: 5, 1;
-        /// ST: the shutdown applies to the subsystem.
-        subsystem_shutdown, with_subsystem_shutdown: 6, 1;
     }
 }
-
-/// Value that resets the NVM subsystem when written to NSSR: "NVMe" (Base 3.1.4.7).
-pub const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
 
 #[cfg(test)]
 mod tests {

@@ -17,7 +17,6 @@ wire! {
         0 => pub address: U64,
         /// Length of the data, in bytes.
         8 => pub data_bytes: U32,
-        #[doc(hidden)]
         12 => pub _reserved12: [u8; 3],
         /// SGL identifier: type in bits 7:4, subtype in bits 3:0.
         15 => pub identifier: u8,
@@ -31,14 +30,12 @@ const TRANSPORT: u8 = 0x5a;
 
 impl SglDescriptor {
     /// Data of `data_bytes` bytes in the capsule, at offset 0, the only offset that TCP permits.
-    #[must_use]
     #[inline]
     pub const fn in_capsule(data_bytes: u32) -> Self {
         Self::of(IN_CAPSULE, data_bytes)
     }
 
     /// Data of `data_bytes` bytes in data PDUs.
-    #[must_use]
     #[inline]
     pub const fn transport(data_bytes: u32) -> Self {
         Self::of(TRANSPORT, data_bytes)
@@ -85,7 +82,6 @@ pub enum SglError {
 
 impl SglError {
     /// The status that completes the command, if the connection can continue.
-    #[must_use]
     pub const fn status(self) -> Status {
         match self {
             Self::Type(_) => Status::SGL_TYPE_INVALID,
@@ -97,7 +93,6 @@ impl SglError {
     /// The error that ends the connection, if the data that follows cannot be distinguished from
     /// the next PDU: unsupported parameter with its field in the `CapsuleCmd`, or, for a length
     /// that differs from the PDU, an invalid PDU length.
-    #[must_use]
     pub const fn fatal(self) -> Fatal {
         let descriptor = (COMMON_HEADER_BYTES + core::mem::offset_of!(Sqe, data)) as u32;
         match self {
@@ -119,7 +114,6 @@ impl DataPointer {
     /// the data.
     ///
     /// # Errors
-    ///
     /// The reason that the descriptor is invalid.
     #[inline]
     pub fn parse(descriptor: &SglDescriptor, in_capsule_bytes: u32) -> Result<Self, SglError> {
@@ -134,7 +128,6 @@ impl DataPointer {
     }
 
     /// Length of the data, bytes.
-    #[must_use]
     #[inline]
     pub const fn data_bytes(self) -> u32 {
         match self {

@@ -33,83 +33,65 @@ const DO_NOT_RETRY: u16 = 1 << 14;
 
 impl Status {
     /// The status of type `sct` (its low 3 bits) and code `sc`.
-    #[must_use]
     pub const fn new(sct: u8, sc: u8) -> Self {
         Self(((sct as u16 & 7) << 8) | sc as u16)
     }
 
     /// The status in the last word of a completion queue entry.
-    #[must_use]
     #[inline]
     pub const fn from_cqe(word: u16) -> Self {
         Self(word >> 1)
     }
 
     /// The last word of a completion queue entry. Over fabrics the phase tag is always 0.
-    #[must_use]
     #[inline]
     pub const fn to_cqe(self) -> u16 {
         self.0 << 1
     }
 
     /// Status code type, 0 to 7; see [`sct`].
-    #[must_use]
     pub const fn sct(self) -> u8 {
         (self.0 >> 8) as u8 & 7
     }
 
     /// Status code.
-    #[must_use]
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
 
     /// Type and code only, for comparison with the constants.
-    #[must_use]
     #[inline]
     pub const fn code(self) -> Self {
         Self(self.0 & CODE_MASK)
     }
 
     /// Whether the command succeeded.
-    #[must_use]
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 & CODE_MASK == 0
     }
 
     /// Sets do not retry: the command would fail again.
-    #[must_use]
     pub const fn dnr(self) -> Self {
         Self(self.0 | DO_NOT_RETRY)
     }
 
     /// Whether do not retry is set: the command would fail again.
-    #[must_use]
     pub const fn is_dnr(self) -> bool {
         self.0 & DO_NOT_RETRY != 0
     }
 
     /// Sets more: the error log has details.
-    #[must_use]
     pub const fn more(self) -> Self {
         Self(self.0 | MORE)
     }
 
     /// Whether more is set: the error log has details.
-    #[must_use]
     pub const fn is_more(self) -> bool {
         self.0 & MORE != 0
     }
 
-    /// Index of the command retry delay before a retry, 0 (none) to 3.
-    #[must_use]
-    pub const fn retry_delay_index(self) -> u8 {
-        (self.0 >> 11) as u8 & 3
-    }
-
     /// Whether it concerns the path rather than the command: another path may succeed.
-    #[must_use]
     pub const fn is_path_error(self) -> bool {
         self.sct() == sct::PATH
     }
@@ -118,7 +100,6 @@ impl Status {
     ///
     /// Command specific codes from 80h belong to the command set; [`Status::fabrics_name`] names
     /// them for fabrics commands.
-    #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self.sct() {
             sct::GENERIC => generic_name(self.sc()),
@@ -133,7 +114,6 @@ impl Status {
     }
 
     /// The name of the status of a fabrics command.
-    #[must_use]
     pub const fn fabrics_name(self) -> Option<&'static str> {
         if self.sct() == sct::COMMAND_SPECIFIC && self.sc() >= 0x80 {
             fabrics_name(self.sc())
@@ -336,7 +316,6 @@ mod tests {
         assert_eq!(Status::CONNECT_INVALID_PARAMETERS.dnr().to_cqe() >> 1, 0x4182);
         assert_eq!(Status::from_cqe(0x0001), Status::SUCCESS);
         assert!(Status::from_cqe(0x8000).is_success() && Status::from_cqe(0x8000).is_dnr());
-        assert_eq!(Status::from_cqe(0x3000).retry_delay_index(), 3);
         assert!(Status::from_cqe(0x4000).is_more());
         assert!(Status::HOST_PATHING_ERROR.is_path_error());
     }

@@ -13,6 +13,9 @@
 //! ```
 //!
 //! The compiler checks each offset and the size, so there is no padding, and no misplaced field.
+//! A field named `_reserved` is reserved by the specification. One named `_unused` covers fields that
+//! the specification defines and this project does not read or set; they are 0.
+//!
 //! All fields are bytes or little-endian integers of alignment 1: a structure can be viewed at any
 //! address, on any machine.
 
@@ -29,21 +32,18 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
 
     /// The structure at the start of `bytes`, in place; `None` if `bytes` is shorter.
     #[inline]
-    #[must_use]
     fn view(bytes: &[u8]) -> Option<&Self> {
         Self::ref_from_prefix(bytes).ok().map(|(structure, _rest)| structure)
     }
 
     /// Mutable form of [`Wire::view`].
     #[inline]
-    #[must_use]
     fn view_mut(bytes: &mut [u8]) -> Option<&mut Self> {
         Self::mut_from_prefix(bytes).ok().map(|(structure, _rest)| structure)
     }
 
     /// All whole structures in `bytes`, in place. Trailing bytes are ignored.
     #[inline]
-    #[must_use]
     fn view_list(bytes: &[u8]) -> &[Self] {
         const { assert!(Self::BYTES > 0, "a list of nothing has no length") };
         let count = bytes.len() / Self::BYTES;
@@ -52,14 +52,12 @@ pub trait Wire: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Si
 
     /// The structure with every bit 0.
     #[inline]
-    #[must_use]
     fn zeroed() -> Self {
         Self::new_zeroed()
     }
 
     /// Its bytes in wire format.
     #[inline]
-    #[must_use]
     fn bytes(&self) -> &[u8] {
         self.as_bytes()
     }
@@ -86,7 +84,6 @@ pub fn fill_ascii(field: &mut [u8], text: &str) {
 
 /// The text of a space-padded or NUL-terminated ASCII field, without its padding; `None` if it
 /// contains a byte that is not printable ASCII.
-#[must_use]
 pub fn ascii(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     let text = core::str::from_utf8(&field[..end]).ok()?.trim_end_matches(' ');

@@ -18,43 +18,33 @@ pub struct Identify {
     pub nsid: u32,
     /// Controller identifier, for structures of a controller.
     pub controller_id: u16,
-    /// CNS specific identifier.
-    pub specific_id: u16,
     /// Command set identifier, see [`crate::identify::csi`].
     pub csi: u8,
-    /// UUID index.
-    pub uuid_index: u8,
 }
 
 impl Identify {
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
         Self {
             cns: Cns(cdw10 as u8),
             nsid: command.nsid.get(),
             controller_id: (cdw10 >> 16) as u16,
-            specific_id: cdw11 as u16,
             csi: (cdw11 >> 24) as u8,
-            uuid_index: command.cdw14.get() as u8 & 0x7f,
         }
     }
 
     /// Identify with structure `cns` of namespace `nsid`; the other fields are 0.
-    #[must_use]
     pub const fn new(cns: Cns, nsid: u32) -> Self {
-        Self { cns, nsid, controller_id: 0, specific_id: 0, csi: 0, uuid_index: 0 }
+        Self { cns, nsid, controller_id: 0, csi: 0 }
     }
 
     /// The command, with a transfer of 4096 bytes.
-    #[must_use]
     pub fn command(self, cid: u16) -> Sqe {
         let data = SglDescriptor::transport(crate::limits::IDENTIFY_BYTES as u32);
         let mut command = Sqe::new(AdminOpcode::IDENTIFY.0, cid, self.nsid, data);
         command.cdw10 = U32::new(u32::from(self.cns.0) | u32::from(self.controller_id) << 16);
-        command.cdw11 = U32::new(u32::from(self.specific_id) | u32::from(self.csi) << 24);
-        command.cdw14 = U32::new(u32::from(self.uuid_index & 0x7f));
+        command.cdw11 = U32::new(u32::from(self.csi) << 24);
         command
     }
 }
@@ -72,8 +62,6 @@ pub struct GetLogPage {
     pub retain_event: bool,
     /// Requested length in bytes: 4 to 2^34 in steps of 4.
     pub data_bytes: u64,
-    /// Log specific identifier.
-    pub specific_id: u16,
     /// Start: bytes, or an index if `offset_is_index`.
     pub offset: u64,
     /// OT: `offset` is an index of entries.
@@ -84,7 +72,6 @@ pub struct GetLogPage {
 
 impl GetLogPage {
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let (cdw10, cdw11) = (command.cdw10.get(), command.cdw11.get());
         let cdw14 = command.cdw14.get();
@@ -95,7 +82,6 @@ impl GetLogPage {
             specific: (cdw10 >> 8) as u8 & 0x7f,
             retain_event: cdw10 & (1 << 15) != 0,
             data_bytes: (dwords_0based as u64 + 1) * 4,
-            specific_id: (cdw11 >> 16) as u16,
             offset: command.cdw12.get() as u64 | (command.cdw13.get() as u64) << 32,
             offset_is_index: cdw14 & (1 << 23) != 0,
             csi: (cdw14 >> 24) as u8,
@@ -103,7 +89,6 @@ impl GetLogPage {
     }
 
     /// `data_bytes` of log page `log` from byte `offset`, the other fields 0.
-    #[must_use]
     pub const fn new(log: LogId, nsid: u32, offset: u64, data_bytes: u32) -> Self {
         Self {
             log,
@@ -111,7 +96,6 @@ impl GetLogPage {
             specific: 0,
             retain_event: false,
             data_bytes: data_bytes as u64,
-            specific_id: 0,
             offset,
             offset_is_index: false,
             csi: 0,
@@ -119,7 +103,6 @@ impl GetLogPage {
     }
 
     /// The command; `None` unless `data_bytes` is 4 to 2^32 - 4 and a multiple of 4.
-    #[must_use]
     pub fn command(self, cid: u16) -> Option<Sqe> {
         let data_bytes = u32::try_from(self.data_bytes).ok()?;
         if data_bytes == 0 || !data_bytes.is_multiple_of(4) {
@@ -134,7 +117,7 @@ impl GetLogPage {
                 | u32::from(self.retain_event) << 15
                 | dwords_0based << 16,
         );
-        command.cdw11 = U32::new(dwords_0based >> 16 | u32::from(self.specific_id) << 16);
+        command.cdw11 = U32::new(dwords_0based >> 16);
         command.cdw12 = U32::new(self.offset as u32);
         command.cdw13 = U32::new((self.offset >> 32) as u32);
         command.cdw14 = U32::new(u32::from(self.offset_is_index) << 23 | u32::from(self.csi) << 24);
@@ -172,7 +155,6 @@ pub struct GetFeatures {
 
 impl GetFeatures {
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
         let select = match (cdw10 >> 8) as u8 & 7 {
@@ -206,7 +188,6 @@ pub struct SetFeatures {
 
 impl SetFeatures {
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
         Self {
@@ -232,7 +213,6 @@ impl Abort {
     pub const NOT_ABORTED: u32 = 1;
 
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         let cdw10 = command.cdw10.get();
         Self { sqid: cdw10 as u16, cid: (cdw10 >> 16) as u16 }
@@ -241,7 +221,6 @@ impl Abort {
 
 impl Sqe {
     /// Get Features of the current value of `feature`, with a transfer of `data_bytes`.
-    #[must_use]
     pub fn get_features(cid: u16, feature: FeatureId, parameter: u32, data_bytes: u32) -> Self {
         let data = SglDescriptor::transport(data_bytes);
         let mut command = Self::new(AdminOpcode::GET_FEATURES.0, cid, 0, data);
@@ -251,7 +230,6 @@ impl Sqe {
     }
 
     /// Set Features of `feature` to `value`, not saved, without data.
-    #[must_use]
     pub fn set_features(cid: u16, feature: FeatureId, value: u32) -> Self {
         let data = SglDescriptor::transport(0);
         let mut command = Self::new(AdminOpcode::SET_FEATURES.0, cid, 0, data);
@@ -261,7 +239,6 @@ impl Sqe {
     }
 
     /// Abort of command `of.cid` on queue `of.sqid`.
-    #[must_use]
     pub fn abort(cid: u16, of: Abort) -> Self {
         let data = SglDescriptor::transport(0);
         let mut command = Self::new(AdminOpcode::ABORT.0, cid, 0, data);
@@ -270,13 +247,11 @@ impl Sqe {
     }
 
     /// Keep Alive.
-    #[must_use]
     pub fn keep_alive(cid: u16) -> Self {
         Self::new(AdminOpcode::KEEP_ALIVE.0, cid, 0, SglDescriptor::transport(0))
     }
 
     /// Asynchronous Event Request; it completes with an [`AsyncEvent`] when one occurs.
-    #[must_use]
     pub fn async_event_request(cid: u16) -> Self {
         Self::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, cid, 0, SglDescriptor::transport(0))
     }
@@ -284,7 +259,6 @@ impl Sqe {
 
 impl super::Cqe {
     /// The event that completes an Asynchronous Event Request.
-    #[must_use]
     pub const fn async_event(&self) -> AsyncEvent {
         AsyncEvent::from_result(self.dw0.get())
     }
@@ -329,11 +303,11 @@ mod tests {
     proptest! {
         #[test]
         fn host_and_target_codecs_agree(
-            code: u8, nsid: u32, id: u16, specific_id: u16, csi: u8, small in 0u8..128,
+            code: u8, nsid: u32, id: u16, sqid: u16, csi: u8, small in 0u8..128,
             dwords in 1u32..0x4000_0000, offset: u64, flag: bool, index: bool,
         ) {
             let identify = Identify {
-                cns: Cns(code), nsid, controller_id: id, specific_id, csi, uuid_index: small,
+                cns: Cns(code), nsid, controller_id: id, csi,
             };
             let command = identify.command(id);
             prop_assert_eq!(Identify::parse(Sqe::view(command.bytes()).unwrap()), identify);
@@ -341,12 +315,12 @@ mod tests {
 
             let log = GetLogPage {
                 log: LogId(code), nsid, specific: small, retain_event: flag,
-                data_bytes: u64::from(dwords) * 4, specific_id, offset,
+                data_bytes: u64::from(dwords) * 4, offset,
                 offset_is_index: index, csi,
             };
             prop_assert_eq!(GetLogPage::parse(&log.command(id).unwrap()), log);
 
-            let abort = Abort { sqid: specific_id, cid: id };
+            let abort = Abort { sqid, cid: id };
             prop_assert_eq!(Abort::parse(&Sqe::abort(1, abort)), abort);
         }
     }

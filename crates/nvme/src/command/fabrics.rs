@@ -12,9 +12,6 @@ use core::mem::offset_of;
 
 /// Connect: any controller of the subsystem, created for this host (dynamic controller model).
 pub const CONTROLLER_ID_DYNAMIC: u16 = 0xffff;
-/// Connect: any controller of the subsystem, with the state that the host left there (static
-/// model).
-pub const CONTROLLER_ID_STATIC: u16 = 0xfffe;
 /// The largest identifier of a controller: FFF0h and above are reserved.
 pub const CONTROLLER_ID_MAX: u16 = 0xffef;
 
@@ -29,7 +26,6 @@ wire! {
         2 => pub cid: U16,
         /// 01h.
         4 => pub fabrics_type: u8,
-        #[doc(hidden)]
         5 => pub _reserved5: [u8; 19],
         /// Location of its data: in the capsule.
         24 => pub data: SglDescriptor,
@@ -41,11 +37,9 @@ wire! {
         44 => pub sqsize_0based: U16,
         /// CATTR: bit 2 disables flow control of the submission queue.
         46 => pub attributes: u8,
-        #[doc(hidden)]
         47 => pub _reserved47: u8,
         /// KATO: keep alive timeout, milliseconds; 0 is none. Valid for the admin queue only.
         48 => pub keep_alive_ms: U32,
-        #[doc(hidden)]
         52 => pub _reserved52: [u8; 12],
     }
 
@@ -55,13 +49,11 @@ wire! {
         0 => pub host_id: [u8; 16],
         /// CNTLID: requested controller.
         16 => pub controller_id: U16,
-        #[doc(hidden)]
         18 => pub _reserved18: [u8; 238],
         /// SUBNQN: subsystem.
         256 => pub subnqn: [u8; 256],
         /// HOSTNQN: host.
         512 => pub hostnqn: [u8; 256],
-        #[doc(hidden)]
         768 => pub _reserved768: [u8; 256],
     }
 
@@ -75,53 +67,20 @@ wire! {
         2 => pub cid: U16,
         /// 04h get, 00h set.
         4 => pub fabrics_type: u8,
-        #[doc(hidden)]
         5 => pub _reserved5: [u8; 35],
         /// ATTRIB: size code in bits 2:0.
         40 => pub attributes: u8,
-        #[doc(hidden)]
         41 => pub _reserved41: [u8; 3],
         /// OFST: byte offset of the property.
         44 => pub offset: U32,
         /// VALUE of a set; in its low 4 bytes if the property has 4.
         48 => pub value: U64,
-        #[doc(hidden)]
         56 => pub _reserved56: [u8; 8],
-    }
-
-    /// Authentication Send and Receive (Base 6.1, 6.2).
-    pub struct AuthenticationCommand [64] {
-        /// 7Fh.
-        0 => pub opcode: u8,
-        /// Bits 7:6 01b, the rest reserved.
-        1 => pub flags: u8,
-        /// Command identifier.
-        2 => pub cid: U16,
-        /// 05h send, 06h receive.
-        4 => pub fabrics_type: u8,
-        #[doc(hidden)]
-        5 => pub _reserved5: [u8; 19],
-        /// Location of its data.
-        24 => pub data: SglDescriptor,
-        #[doc(hidden)]
-        40 => pub _reserved40: u8,
-        /// SPSP0: 01h.
-        41 => pub specific0: u8,
-        /// SPSP1: 01h.
-        42 => pub specific1: u8,
-        /// SECP: security protocol, E9h.
-        43 => pub protocol: u8,
-        /// TL or AL: length sent, or length of the receive buffer, bytes.
-        44 => pub data_bytes: U32,
-        #[doc(hidden)]
-        48 => pub _reserved48: [u8; 16],
     }
 }
 
 /// Connect: CATTR bit 2, no flow control of the submission queue.
 const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
-/// Security protocol of NVMe in Authentication Send and Receive.
-pub const AUTHENTICATION_PROTOCOL: u8 = 0xe9;
 
 /// A field of Connect with an invalid value, for Connect Invalid Parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +106,6 @@ pub enum ConnectField {
 impl ConnectField {
     /// Result of the completion, dword 0: IPO, the byte offset of the field, in bits 15:0, and
     /// IATTR, whether it is in the data, in bit 16.
-    #[must_use]
     pub const fn result(self) -> u32 {
         const IN_DATA: u32 = 1 << 16;
         match self {
@@ -163,7 +121,6 @@ impl ConnectField {
     }
 
     /// The completion of command `cid` that reports the field.
-    #[must_use]
     pub fn completion(self, cid: u16) -> Cqe {
         let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
         Cqe::with_result(cid, status, u64::from(self.result()))
@@ -172,7 +129,6 @@ impl ConnectField {
 
 impl ConnectCommand {
     /// Views the command as a Connect. The caller checks its opcode and type.
-    #[must_use]
     pub fn of(command: &Sqe) -> &Self {
         zerocopy::transmute_ref!(command)
     }
@@ -180,7 +136,6 @@ impl ConnectCommand {
     /// Connect of queue `qid` with `entries` entries (2 to 65,536), with 1024 bytes of data in the
     /// capsule. Flow control of the submission queue is off unless `flow_control`. `keep_alive_ms`
     /// is for the admin queue, 0 is none. `None` if `entries` is out of range.
-    #[must_use]
     pub fn new(
         cid: u16,
         qid: u16,
@@ -206,14 +161,12 @@ impl ConnectCommand {
     }
 
     /// The command in the common format.
-    #[must_use]
     pub fn command(self) -> Sqe {
         zerocopy::transmute!(self)
     }
 
     /// Whether the host ignores the free entries of the submission queue: SQHD of completions is
     /// then reserved.
-    #[must_use]
     pub const fn disables_flow_control(&self) -> bool {
         self.attributes & DISABLE_FLOW_CONTROL != 0
     }
@@ -222,7 +175,6 @@ impl ConnectCommand {
     /// size.
     ///
     /// # Errors
-    ///
     /// The completion that refuses the command.
     pub fn check(&self) -> Result<(), Cqe> {
         if self.record_format.get() != 0 {
@@ -239,7 +191,6 @@ impl ConnectCommand {
 impl ConnectData {
     /// Data of a Connect of host `hostnqn` with `host_id` to controller `controller_id` of
     /// `subnqn`.
-    #[must_use]
     pub fn new(host_id: [u8; 16], controller_id: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
         Self {
             host_id,
@@ -253,7 +204,6 @@ impl ConnectData {
     /// Name of the subsystem.
     ///
     /// # Errors
-    ///
     /// The field is not a valid name: Connect Invalid Parameters, [`ConnectField::SubNqn`].
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
@@ -262,7 +212,6 @@ impl ConnectData {
     /// Name of the host.
     ///
     /// # Errors
-    ///
     /// The field is not a valid name: Connect Invalid Parameters, [`ConnectField::HostNqn`].
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.hostnqn)
@@ -271,7 +220,6 @@ impl ConnectData {
     /// Checks names and host identifier, and returns the names: subsystem, host.
     ///
     /// # Errors
-    ///
     /// The first invalid field, in the order of the structure.
     pub fn check(&self) -> Result<(Nqn, Nqn), ConnectField> {
         if self.host_id == [0; 16] {
@@ -296,7 +244,6 @@ pub struct ConnectResult {
 
 impl ConnectResult {
     /// Dword 0 of the completion.
-    #[must_use]
     pub const fn to_dw0(self) -> u32 {
         self.controller_id as u32
             | (self.authentication_required as u32) << 17
@@ -304,7 +251,6 @@ impl ConnectResult {
     }
 
     /// Parses dword 0 of the completion.
-    #[must_use]
     pub const fn from_dw0(dw0: u32) -> Self {
         Self {
             controller_id: dw0 as u16,
@@ -316,13 +262,11 @@ impl ConnectResult {
 
 impl PropertyCommand {
     /// Views the command as a Property Get or Set. The caller checks its opcode and type.
-    #[must_use]
     pub fn of(command: &Sqe) -> &Self {
         zerocopy::transmute_ref!(command)
     }
 
     /// Property Get.
-    #[must_use]
     pub fn get(cid: u16, property: Property, size: PropertySize) -> Self {
         Self {
             opcode: FabricsType::OPCODE,
@@ -336,7 +280,6 @@ impl PropertyCommand {
     }
 
     /// Property Set.
-    #[must_use]
     pub fn set(cid: u16, property: Property, size: PropertySize, value: u64) -> Self {
         Self {
             fabrics_type: FabricsType::PROPERTY_SET.0,
@@ -346,25 +289,21 @@ impl PropertyCommand {
     }
 
     /// The command in the common format.
-    #[must_use]
     pub fn command(self) -> Sqe {
         zerocopy::transmute!(self)
     }
 
     /// Property of the command.
-    #[must_use]
     pub const fn property(&self) -> Property {
         Property(self.offset.get())
     }
 
     /// Its size code.
-    #[must_use]
     pub const fn size(&self) -> PropertySize {
         PropertySize(self.attributes & 7)
     }
 
     /// Value of a set, truncated to the size of the command.
-    #[must_use]
     pub const fn set_value(&self) -> u64 {
         match self.size().bytes() {
             Some(4) => self.value.get() & 0xffff_ffff,
@@ -373,17 +312,8 @@ impl PropertyCommand {
     }
 }
 
-impl AuthenticationCommand {
-    /// Views the command as Authentication Send or Receive. The caller checks opcode and type.
-    #[must_use]
-    pub fn of(command: &Sqe) -> &Self {
-        zerocopy::transmute_ref!(command)
-    }
-}
-
 impl Sqe {
     /// Disconnect of the I/O queue on which it is sent (Base 6.4).
-    #[must_use]
     pub fn disconnect(cid: u16) -> Self {
         let nsid = u32::from(FabricsType::DISCONNECT.0);
         Self::new(FabricsType::OPCODE, cid, nsid, SglDescriptor::transport(0))

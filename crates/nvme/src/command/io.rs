@@ -17,7 +17,6 @@ pub struct BlockRange {
 impl BlockRange {
     /// `blocks` logical blocks from block `start`; `None` unless they are 1 to 65,536 and end below
     /// 2^64.
-    #[must_use]
     #[inline]
     pub const fn new(start: u64, blocks: u32) -> Option<Self> {
         if blocks == 0 || blocks > IO_BLOCKS || start.checked_add(blocks as u64).is_none() {
@@ -27,14 +26,12 @@ impl BlockRange {
     }
 
     /// SLBA: the first block.
-    #[must_use]
     #[inline]
     pub const fn start(self) -> u64 {
         self.start
     }
 
     /// Number of blocks, 1 to 65,536.
-    #[must_use]
     #[inline]
     pub const fn blocks(self) -> u32 {
         self.blocks
@@ -43,7 +40,6 @@ impl BlockRange {
     /// Checks the range against a namespace of `namespace_blocks` blocks.
     ///
     /// # Errors
-    ///
     /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
     #[inline]
     pub const fn check_within(self, namespace_blocks: u64) -> Result<(), Status> {
@@ -56,8 +52,6 @@ impl BlockRange {
 
 /// Force unit access.
 const FUA: u32 = 1 << 30;
-/// Limited retry.
-const LIMITED_RETRY: u32 = 1 << 31;
 /// Protection information action and checks.
 const PROTECTION: u32 = 0xf << 26;
 /// Storage tag check.
@@ -80,7 +74,6 @@ pub struct BlockCommand {
 
 impl BlockCommand {
     /// Parses the fields of `command`, for any opcode; all bit patterns are valid.
-    #[must_use]
     #[inline]
     pub const fn parse(command: &Sqe) -> Self {
         let start = command.cdw10.get() as u64 | (command.cdw11.get() as u64) << 32;
@@ -92,40 +85,24 @@ impl BlockCommand {
 
     /// Force unit access: complete when the data is on media that survives power loss; for Read and
     /// Verify, read from that media.
-    #[must_use]
     #[inline]
     pub const fn fua(self) -> bool {
         self.options & FUA != 0
     }
 
-    /// Limited retry: a hint to fail early.
-    #[must_use]
-    pub const fn limited_retry(self) -> bool {
-        self.options & LIMITED_RETRY != 0
-    }
-
     /// Whether protection information is requested, which is not possible on a namespace without
     /// it.
-    #[must_use]
     #[inline]
     pub const fn wants_protection(self) -> bool {
         self.options & (PROTECTION | STORAGE_TAG_CHECK) != 0
     }
 
-    /// Write: directive type, 0 without directives. The bits have other meanings in Write Zeroes.
-    #[must_use]
-    pub const fn directive_type(self) -> u8 {
-        (self.options >> 20) as u8 & 0xf
-    }
-
     /// Write Zeroes: the blocks may be deallocated if they then read as zeroes.
-    #[must_use]
     pub const fn deallocate(self) -> bool {
         self.options & DEALLOCATE != 0
     }
 
     /// Write Zeroes: the whole namespace, if the controller supports that.
-    #[must_use]
     pub const fn namespace_zeroes(self) -> bool {
         self.options & NAMESPACE_ZEROES != 0
     }
@@ -145,7 +122,6 @@ wire! {
 
 impl DsmRange {
     /// A range of `blocks` blocks from block `start`.
-    #[must_use]
     pub const fn new(start: u64, blocks: u32) -> Self {
         Self { attributes: U32::ZERO, blocks: U32::new(blocks), start: U64::new(start) }
     }
@@ -153,7 +129,6 @@ impl DsmRange {
     /// Checks the range against a namespace of `namespace_blocks` blocks.
     ///
     /// # Errors
-    ///
     /// LBA Out of Range, with do not retry, also when its end exceeds 64 bits.
     pub const fn check_within(&self, namespace_blocks: u64) -> Result<(), Status> {
         match self.start.get().checked_add(self.blocks.get() as u64) {
@@ -174,7 +149,6 @@ pub struct DatasetManagement {
 
 impl DatasetManagement {
     /// Parses `command`; all bit patterns are valid.
-    #[must_use]
     pub const fn parse(command: &Sqe) -> Self {
         Self {
             ranges: (command.cdw10.get() & 0xff) as u16 + 1,
@@ -183,7 +157,6 @@ impl DatasetManagement {
     }
 
     /// Length of its data, bytes: 16 to 4096.
-    #[must_use]
     pub const fn data_bytes(self) -> u32 {
         self.ranges as u32 * size_of::<DsmRange>() as u32
     }
@@ -200,7 +173,6 @@ pub struct IoOptions {
 
 impl Sqe {
     /// A command with a range of blocks: Read, Write, Compare, Verify or Write Zeroes.
-    #[must_use]
     #[inline]
     pub fn block_io(
         opcode: IoOpcode,
@@ -220,7 +192,6 @@ impl Sqe {
     }
 
     /// Read, with a transfer of `data_bytes` in data PDUs.
-    #[must_use]
     #[inline]
     pub fn read(cid: u16, nsid: u32, range: BlockRange, data_bytes: u32) -> Self {
         let data = SglDescriptor::transport(data_bytes);
@@ -228,7 +199,6 @@ impl Sqe {
     }
 
     /// Write; `data` says whether its data is in the capsule.
-    #[must_use]
     #[inline]
     pub fn write(cid: u16, nsid: u32, range: BlockRange, fua: bool, data: SglDescriptor) -> Self {
         let options = IoOptions { fua, deallocate: false };
@@ -236,34 +206,29 @@ impl Sqe {
     }
 
     /// Write Zeroes.
-    #[must_use]
     pub fn write_zeroes(cid: u16, nsid: u32, range: BlockRange, options: IoOptions) -> Self {
         let data = SglDescriptor::transport(0);
         Self::block_io(IoOpcode::WRITE_ZEROES, cid, nsid, range, options, data)
     }
 
     /// Compare; `data` says whether its data is in the capsule.
-    #[must_use]
     pub fn compare(cid: u16, nsid: u32, range: BlockRange, data: SglDescriptor) -> Self {
         Self::block_io(IoOpcode::COMPARE, cid, nsid, range, IoOptions::default(), data)
     }
 
     /// Verify.
-    #[must_use]
     pub fn verify(cid: u16, nsid: u32, range: BlockRange) -> Self {
         let data = SglDescriptor::transport(0);
         Self::block_io(IoOpcode::VERIFY, cid, nsid, range, IoOptions::default(), data)
     }
 
     /// Flush of namespace `nsid`, or of all with [`crate::limits::NAMESPACE_ID_ALL`].
-    #[must_use]
     pub fn flush(cid: u16, nsid: u32) -> Self {
         Self::new(IoOpcode::FLUSH.0, cid, nsid, SglDescriptor::transport(0))
     }
 
     /// Dataset Management with attribute deallocate of `ranges` ranges, whose list `data`
     /// describes; `None` unless they are 1 to 256.
-    #[must_use]
     pub fn deallocate(cid: u16, nsid: u32, ranges: usize, data: SglDescriptor) -> Option<Self> {
         if ranges == 0 || ranges > DSM_RANGES {
             return None;
@@ -312,9 +277,8 @@ mod tests {
         let mut other = write;
         other.cdw12 = U32::new(0x8480_0000);
         let parsed = BlockCommand::parse(&other);
-        assert!(parsed.limited_retry() && parsed.wants_protection() && parsed.namespace_zeroes());
+        assert!(parsed.wants_protection() && parsed.namespace_zeroes());
         assert!(!parsed.fua() && !parsed.deallocate());
-        assert_eq!(parsed.directive_type(), 8);
     }
 
     #[test]
@@ -343,7 +307,7 @@ mod tests {
             prop_assert_eq!(parsed.range, range);
             prop_assert_eq!(parsed.fua(), fua);
             prop_assert_eq!(parsed.deallocate(), deallocate);
-            prop_assert!(!parsed.wants_protection() && !parsed.limited_retry());
+            prop_assert!(!parsed.wants_protection());
         }
 
         #[test]

@@ -73,7 +73,6 @@ const FLAGS_FUSED: u8 = 0x03;
 impl Sqe {
     /// A command with `opcode`, identifier `cid` and the data that `data` describes; everything
     /// else 0.
-    #[must_use]
     #[inline]
     pub fn new(opcode: u8, cid: u16, nsid: u32, data: SglDescriptor) -> Self {
         Self {
@@ -89,7 +88,6 @@ impl Sqe {
     /// Checks the requirements of every command over fabrics: not fused, and an SGL descriptor.
     ///
     /// # Errors
-    ///
     /// Invalid Field. A fabrics command (opcode 7Fh) has no fused bits and its bits 7:6 are 01b
     /// too (Base 6).
     #[inline]
@@ -101,19 +99,16 @@ impl Sqe {
     }
 
     /// Command dwords 10 to 15, as bytes: the parameters of the command.
-    #[must_use]
     pub fn parameters(&self) -> &[u8; 24] {
         self.bytes().last_chunk().expect("an entry has 64 bytes")
     }
 
     /// Mutable form of [`Sqe::parameters`].
-    #[must_use]
     pub fn parameters_mut(&mut self) -> &mut [u8; 24] {
         zerocopy::IntoBytes::as_mut_bytes(self).last_chunk_mut().expect("an entry has 64 bytes")
     }
 
     /// Type of a fabrics command; `None` for other commands.
-    #[must_use]
     #[inline]
     pub const fn fabrics_type(&self) -> Option<FabricsType> {
         if self.opcode == FabricsType::OPCODE {
@@ -131,14 +126,12 @@ impl FabricsType {
 
 impl Cqe {
     /// Completion of command `cid` with `status` and no result.
-    #[must_use]
     #[inline]
     pub fn new(cid: u16, status: Status) -> Self {
         Self::with_result(cid, status, 0)
     }
 
     /// Completion of command `cid` with `status` and `result` (dword 0 in its low half).
-    #[must_use]
     #[inline]
     pub fn with_result(cid: u16, status: Status, result: u64) -> Self {
         Self {
@@ -152,14 +145,12 @@ impl Cqe {
     }
 
     /// Its status.
-    #[must_use]
     #[inline]
     pub const fn status(&self) -> Status {
         Status::from_cqe(self.status_phase.get())
     }
 
     /// Its result, dword 1 in the upper half.
-    #[must_use]
     #[inline]
     pub const fn result(&self) -> u64 {
         self.dw0.get() as u64 | (self.dw1.get() as u64) << 32
@@ -200,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_completion_round_trips(cid: u16, word: u16, result: u64) {
+        fn completion_round_trips(cid: u16, word: u16, result: u64) {
             let status = Status::from_cqe(word);
             let sent = Cqe::with_result(cid, status, result);
             let received = Cqe::view(sent.bytes()).unwrap();

@@ -59,7 +59,6 @@ pub struct DescriptorWriter<'a> {
 
 impl<'a> DescriptorWriter<'a> {
     /// Starts an empty list, which a descriptor of length 0 ends.
-    #[must_use]
     pub fn new(out: &'a mut [u8; IDENTIFY_BYTES]) -> Self {
         out.fill(0);
         Self { out, at: 0 }

@@ -7,7 +7,7 @@ pub mod controller;
 pub mod descriptor;
 pub mod namespace;
 
-pub use controller::{IdentifyController, NvmController, PowerState};
+pub use controller::{IdentifyController, NvmController};
 pub use descriptor::{DescriptorWriter, NamespaceDescriptor, descriptors};
 pub use namespace::{IdentifyNamespace, IndependentNamespace, LbaFormat, NvmNamespace};
 
@@ -46,10 +46,6 @@ codes! {
 pub mod csi {
     /// NVM command set.
     pub const NVM: u8 = 0;
-    /// Key value command set.
-    pub const KEY_VALUE: u8 = 1;
-    /// Zoned namespace command set.
-    pub const ZONED: u8 = 2;
 }
 
 wire! {
@@ -112,7 +108,6 @@ impl ControllerList {
 
 impl CommandSets {
     /// The single combination of a controller that only has the NVM command set.
-    #[must_use]
     pub fn nvm_alone() -> Self {
         let mut sets = Self::default();
         sets.combinations[0] = U64::new(1 << csi::NVM);

@@ -18,7 +18,6 @@ codes! {
 
 impl AnaState {
     /// The status of an I/O command in a group of this state: success if it can be executed.
-    #[must_use]
     #[inline]
     pub const fn io_status(self) -> Status {
         match self {
@@ -37,7 +36,6 @@ wire! {
         0 => pub change_count: U64,
         /// Number of group descriptors that follow.
         8 => pub groups: U16,
-        #[doc(hidden)]
         10 => pub _reserved10: [u8; 6],
     }
 
@@ -51,7 +49,6 @@ wire! {
         8 => pub change_count: U64,
         /// [`AnaState`] in bits 3:0.
         16 => pub state: u8,
-        #[doc(hidden)]
         17 => pub _reserved17: [u8; 15],
     }
 }
@@ -61,7 +58,6 @@ pub const GROUPS_ONLY: u8 = 1;
 
 impl AnaGroup {
     /// Its state.
-    #[must_use]
     pub const fn state(&self) -> AnaState {
         AnaState(self.state & 15)
     }

@@ -46,13 +46,9 @@ wire! {
         8 => pub entries: U64,
         /// RECFMT: format of the entries, 0.
         16 => pub record_format: U16,
-        /// DLPF: applied filters.
-        18 => pub filters: u8,
-        #[doc(hidden)]
-        19 => pub _reserved19: u8,
+        18 => pub _unused18: [u8; 2],
         /// TDLPL: length of the log page with extended entries, bytes.
         20 => pub total_bytes: U32,
-        #[doc(hidden)]
         24 => pub _reserved24: [u8; 1000],
     }
 
@@ -76,11 +72,9 @@ wire! {
         8 => pub admin_queue_entries: U16,
         /// EFLAGS: see [`entry_flags`].
         10 => pub flags: U16,
-        #[doc(hidden)]
         12 => pub _reserved12: [u8; 20],
         /// TRSVCID: port number, decimal ASCII.
         32 => pub service: [u8; 32],
-        #[doc(hidden)]
         64 => pub _reserved64: [u8; 192],
         /// SUBNQN: name of the subsystem.
         256 => pub subnqn: [u8; 256],
@@ -93,12 +87,8 @@ wire! {
 
 /// EFLAGS, bits.
 pub mod entry_flags {
-    /// DUPRETINFO: other entries have the same content.
-    pub const DUPLICATE: u16 = 1 << 0;
     /// EPCSD: persistent connections to this discovery subsystem are supported.
     pub const PERSISTENT: u16 = 1 << 1;
-    /// NCC: no discovery client is connected to a central discovery controller.
-    pub const NO_CDC: u16 = 1 << 2;
 }
 
 /// TREQ bit 2: flow control of submission queues can be disabled.
@@ -109,7 +99,6 @@ pub const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 impl DiscoveryEntry {
     /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, in the
     /// dynamic controller model, with optional flow control and no secure channel.
-    #[must_use]
     pub fn tcp(kind: SubsystemType, subnqn: &Nqn, at: SocketAddr, port_id: u16) -> Self {
         let family = match at.ip() {
             IpAddr::V4(_) => AddressFamily::IPV4,
@@ -134,7 +123,6 @@ impl DiscoveryEntry {
     /// Name of the subsystem.
     ///
     /// # Errors
-    ///
     /// The field is not a valid name.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
@@ -142,7 +130,6 @@ impl DiscoveryEntry {
 
     /// TCP address and port of an entry for TCP over IPv4 or IPv6; `None` for other transports and
     /// invalid addresses.
-    #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         let address: IpAddr = ascii(&self.address)?.parse().ok()?;
         let family = match address {

@@ -17,7 +17,6 @@ wire! {
         0 => pub admin: [U32; 256],
         /// Of I/O commands, by opcode.
         1024 => pub io: [U32; 256],
-        #[doc(hidden)]
         2048 => pub _reserved2048: [u8; 2048],
     }
 }
@@ -31,8 +30,6 @@ impl Effects {
     pub const SUPPORTED: Self = Self(1 << 0);
     /// LBCC: supported, and changes the content of blocks.
     pub const CHANGES_BLOCKS: Self = Self(1 << 0 | 1 << 1);
-    /// NCC: supported, and may change namespace capabilities.
-    pub const CHANGES_NAMESPACE: Self = Self(1 << 0 | 1 << 2);
     /// NIC: supported, and may change the inventory of namespaces.
     pub const CHANGES_INVENTORY: Self = Self(1 << 0 | 1 << 3);
 }

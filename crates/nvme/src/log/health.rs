@@ -20,8 +20,7 @@ wire! {
         16 => pub block: U64,
         /// Namespace.
         24 => pub nsid: U32,
-        /// Vendor specific log page with details, or 0.
-        28 => pub vendor_log: u8,
+        28 => pub _unused28: u8,
         /// TRTYPE: transport, as in a discovery entry.
         29 => pub transport: u8,
         /// CSI: command set.
@@ -32,7 +31,6 @@ wire! {
         32 => pub command_specific: U64,
         /// Transport specific information.
         40 => pub transport_specific: U16,
-        #[doc(hidden)]
         42 => pub _reserved42: [u8; 21],
         /// Version of the entry; 1 if bytes 30 and 31 are valid.
         63 => pub version: u8,
@@ -40,20 +38,14 @@ wire! {
 
     /// SMART / Health Information.
     pub struct SmartHealth [512] {
-        /// Critical warning; see [`SmartHealth::WARNING_SPARE`] and the following constants.
+        /// Critical warning: bit 0 spare, 1 temperature, 2 reliability, 3 read only; 0 is none.
         0 => pub critical_warning: u8,
-        /// Composite temperature, kelvins.
-        1 => pub temperature_kelvins: U16,
+        1 => pub _unused1: [u8; 2],
         /// Available spare, percent.
         3 => pub available_spare: u8,
         /// Threshold of available spare for a warning, percent.
         4 => pub spare_threshold: u8,
-        /// Percentage used; may exceed 100, and 255 includes larger values.
-        5 => pub percentage_used: u8,
-        /// Endurance group critical warning summary.
-        6 => pub endurance_warning: u8,
-        #[doc(hidden)]
-        7 => pub _reserved7: [u8; 25],
+        5 => pub _unused5: [u8; 27],
         /// Data units read: thousands of 512 bytes, rounded up.
         32 => pub data_units_read: U128,
         /// Data units written: thousands of 512 bytes, rounded up.
@@ -62,45 +54,21 @@ wire! {
         64 => pub host_reads: U128,
         /// Write commands.
         80 => pub host_writes: U128,
-        /// Controller busy, minutes.
-        96 => pub busy_minutes: U128,
-        /// Power cycles.
-        112 => pub power_cycles: U128,
-        /// Power on, hours.
-        128 => pub power_on_hours: U128,
-        /// Unsafe shutdowns.
-        144 => pub unsafe_shutdowns: U128,
+        96 => pub _unused96: [u8; 64],
         /// Media and data integrity errors.
         160 => pub media_errors: U128,
         /// Total number of entries of the error log.
         176 => pub error_entries: U128,
-        /// Above the warning temperature, minutes.
-        192 => pub warning_minutes: U32,
-        /// Above the critical temperature, minutes.
-        196 => pub critical_minutes: U32,
-        /// Temperature sensors, kelvins; 0 is none.
-        200 => pub sensors_kelvins: [U16; 8],
-        /// Transitions to thermal management temperature 1.
-        216 => pub thermal1_transitions: U32,
-        /// Transitions to thermal management temperature 2.
-        220 => pub thermal2_transitions: U32,
-        /// Time in thermal management 1, seconds.
-        224 => pub thermal1_s: U32,
-        /// Time in thermal management 2, seconds.
-        228 => pub thermal2_s: U32,
-        #[doc(hidden)]
-        232 => pub _reserved232: [u8; 280],
+        192 => pub _unused192: [u8; 320],
     }
 
     /// Firmware Slot Information.
     pub struct FirmwareSlots [512] {
         /// AFI: bits 2:0 the slot that runs, bits 6:4 the slot after the next reset.
         0 => pub active: u8,
-        #[doc(hidden)]
         1 => pub _reserved1: [u8; 7],
         /// FRS1 to FRS7: revision in each slot, ASCII padded with spaces; 0 when empty.
         8 => pub revisions: [[u8; 8]; 7],
-        #[doc(hidden)]
         64 => pub _reserved64: [u8; 448],
     }
 }
@@ -113,24 +81,13 @@ impl ErrorEntry {
     pub const NONE: u16 = 0xffff;
 
     /// Its status.
-    #[must_use]
     pub const fn status(&self) -> Status {
         Status::from_cqe(self.status_phase.get())
     }
 }
 
 impl SmartHealth {
-    /// Critical warning: available spare is below its threshold.
-    pub const WARNING_SPARE: u8 = 1 << 0;
-    /// Critical warning: temperature.
-    pub const WARNING_TEMPERATURE: u8 = 1 << 1;
-    /// Critical warning: reliability is degraded.
-    pub const WARNING_RELIABILITY: u8 = 1 << 2;
-    /// Critical warning: the media is read only.
-    pub const WARNING_READ_ONLY: u8 = 1 << 3;
-
     /// Data units of `bytes`, rounded up as the specification requires.
-    #[must_use]
     pub const fn data_units(bytes: u128) -> U128 {
         U128::new(bytes.div_ceil(DATA_UNIT_BYTES))
     }
@@ -138,7 +95,6 @@ impl SmartHealth {
 
 impl FirmwareSlots {
     /// One slot, which runs `revision`: at most 8 characters.
-    #[must_use]
     pub fn one(revision: &str) -> Self {
         let mut slots = Self { active: 1, ..Self::default() };
         fill_ascii(&mut slots.revisions[0], revision);

@@ -39,7 +39,6 @@ codes! {
 
 impl LogId {
     /// Whether it is in the vendor specific range, C0h to FFh.
-    #[must_use]
     pub const fn is_vendor_specific(self) -> bool {
         self.0 >= 0xc0
     }
@@ -53,7 +52,6 @@ pub const CHANGED_TOO_MANY: u32 = 0xffff_ffff;
 /// `offset`, at most `asked_bytes`. The rest of the request is filled with 0.
 ///
 /// # Errors
-///
 /// Invalid Field, with do not retry: an offset that is not a multiple of 4, or beyond the end.
 pub const fn window(log_bytes: u64, offset: u64, asked_bytes: u64) -> Result<u64, Status> {
     match log_bytes.checked_sub(offset) {

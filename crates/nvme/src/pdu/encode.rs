@@ -11,6 +11,7 @@ use crate::limits::{
     TERM_REQ_DATA_BYTES,
 };
 use crate::wire::{U16, U32, Wire};
+use core::mem::offset_of;
 
 /// Flags of a data PDU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,6 @@ pub struct Encoder {
 impl Encoder {
     /// An encoder for a connection with `digests`, to a peer whose `ICReq` or `ICResp` had HPDA or
     /// CPDA `alignment` (0 to 31).
-    #[must_use]
     pub const fn new(digests: Digests, alignment: u8) -> Self {
         // Only the low 5 bits: an alignment over 31 was refused with its ICReq or ICResp.
         let alignment = ((alignment & 31) as usize + 1) * 4;
@@ -50,13 +50,11 @@ impl Encoder {
     }
 
     /// The digests of the connection.
-    #[must_use]
     pub const fn digests(&self) -> Digests {
         self.digests
     }
 
     /// Length of the digest that follows data, bytes: 4 or 0.
-    #[must_use]
     pub const fn data_digest_bytes(&self) -> usize {
         if self.digests.data { DIGEST_BYTES } else { 0 }
     }
@@ -194,12 +192,14 @@ impl Encoder {
         })
     }
 
-    /// Writes the header, its digest, and 0 bytes up to the data offset.
+    /// Writes the header, which starts with the common one, its digest, and 0 bytes up to the data
+    /// offset.
     #[inline]
-    fn write<H: Wire + AsCommon>(&self, out: &mut [u8], header: &H) -> Option<usize> {
+    fn write<H: Wire>(&self, out: &mut [u8], header: &H) -> Option<usize> {
         let digest_bytes = if self.digests.header { DIGEST_BYTES } else { 0 };
         let header_end = H::BYTES + digest_bytes;
-        let end = header_end.max(usize::from(header.common().data_offset));
+        let end =
+            header_end.max(usize::from(header.bytes()[offset_of!(CommonHeader, data_offset)]));
         let out = out.get_mut(..end)?;
         header.encode(out)?;
         if self.digests.header {
@@ -209,24 +209,6 @@ impl Encoder {
         Some(end)
     }
 }
-
-/// A header that starts with the common header.
-trait AsCommon {
-    fn common(&self) -> &CommonHeader;
-}
-
-macro_rules! as_common {
-    ($($name:ty),*) => {$(
-        impl AsCommon for $name {
-            #[inline]
-            fn common(&self) -> &CommonHeader {
-                &self.common
-            }
-        }
-    )*};
-}
-
-as_common!(CapsuleCmd, CapsuleResp, DataHeader, R2tHeader);
 
 const fn initialize(kind: PduType) -> CommonHeader {
     CommonHeader {
@@ -241,7 +223,6 @@ const fn initialize(kind: PduType) -> CommonHeader {
 impl InitializeRequest {
     /// `ICReq` that requests `digests` and data alignment HPDA `alignment` (0 to 31), and permits
     /// `max_r2t` R2Ts per command at a time (0 means 1).
-    #[must_use]
     pub fn new(digests: Digests, alignment: u8, max_r2t: u32) -> Self {
         Self {
             common: initialize(PduType::IC_REQ),
@@ -256,7 +237,6 @@ impl InitializeRequest {
 impl InitializeResponse {
     /// `ICResp` that enables `digests`, requests data alignment CPDA `alignment` (0 to 31), and
     /// accepts `max_h2c_data_bytes` per `H2CData`.
-    #[must_use]
     pub fn new(digests: Digests, alignment: u8, max_h2c_data_bytes: u32) -> Self {
         Self {
             common: initialize(PduType::IC_RESP),

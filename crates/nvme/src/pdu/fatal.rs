@@ -46,19 +46,16 @@ impl Fatal {
         Self::field(offset_of!(CapsuleResp, completion) + offset_of!(Cqe, cid));
 
     /// The field at byte `offset` of the header has an invalid value.
-    #[must_use]
     pub const fn field(offset: usize) -> Self {
         Self { status: FatalStatus::INVALID_HEADER_FIELD, information: offset as u32 }
     }
 
     /// The field at byte `offset` of the header requests an unsupported feature.
-    #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
         Self { status: FatalStatus::UNSUPPORTED_PARAMETER, information: offset }
     }
 
     /// The header digest `received` does not match the header.
-    #[must_use]
     pub const fn header_digest(received: u32) -> Self {
         Self { status: FatalStatus::HEADER_DIGEST_ERROR, information: received }
     }

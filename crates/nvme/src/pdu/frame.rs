@@ -60,14 +60,12 @@ pub struct Frame {
 
 impl Frame {
     /// Length of header and digest, which must have arrived before the header is parsed.
-    #[must_use]
     #[inline]
     pub const fn header_end(&self) -> usize {
         self.header_bytes as usize + self.header_digest_bytes as usize
     }
 
     /// Length of the whole PDU, bytes: PLEN.
-    #[must_use]
     #[inline]
     pub const fn pdu_bytes(&self) -> u64 {
         self.data_offset as u64 + self.data_bytes as u64 + self.data_digest_bytes as u64
@@ -76,7 +74,6 @@ impl Frame {
     /// Checks the header digest of the PDU at the start of `bytes`, if the connection has one.
     ///
     /// # Errors
-    ///
     /// Header digest error with the received digest. Fewer than [`Frame::header_end`] bytes are an
     /// error too, with a digest of 0.
     #[inline]
@@ -121,7 +118,6 @@ const fn wrong(field: usize) -> Violation {
 
 impl Rules {
     /// Rules of a new connection: `ICReq` or `ICResp` comes first.
-    #[must_use]
     pub const fn initial(receiver: Receiver) -> Self {
         Self {
             receiver,
@@ -136,7 +132,6 @@ impl Rules {
 
     /// Rules of a target whose `ICResp` had `digests`, CPDA `alignment` (0 to 31) and MAXH2CDATA,
     /// and whose queue accepts `max_in_capsule_bytes` of data in a capsule.
-    #[must_use]
     pub const fn of_controller(
         digests: Digests,
         alignment: u8,
@@ -153,7 +148,6 @@ impl Rules {
 
     /// Rules of a host that received `ICResp` with `digests`, whose `ICReq` had HPDA `alignment` (0
     /// to 31), and whose commands request at most `max_data_bytes`.
-    #[must_use]
     pub const fn of_host(digests: Digests, alignment: u8, max_data_bytes: u32) -> Self {
         Self { max_data_bytes, ..Self::agreed(Receiver::Host, digests, alignment) }
     }
@@ -171,7 +165,6 @@ impl Rules {
 
     /// The same rules for a queue with `max_in_capsule_bytes` of in-capsule data, which is known
     /// when Connect names the queue.
-    #[must_use]
     pub const fn with_max_in_capsule_bytes(self, max_in_capsule_bytes: u32) -> Self {
         Self { max_in_capsule_bytes, ..self }
     }
@@ -179,7 +172,6 @@ impl Rules {
     /// Checks the common header of a PDU.
     ///
     /// # Errors
-    ///
     /// [`Violation::Terminate`], in this order:
     ///
     /// - invalid header field, with the first wrong one: an unknown type or a type for the other

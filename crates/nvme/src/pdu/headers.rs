@@ -33,7 +33,6 @@ wire! {
         11 => pub digests: u8,
         /// MAXR2T: outstanding R2Ts per command, 0's based.
         12 => pub max_r2t_0based: U32,
-        #[doc(hidden)]
         16 => pub _reserved16: [u8; 112],
     }
 
@@ -50,7 +49,6 @@ wire! {
         11 => pub digests: u8,
         /// MAXH2CDATA: most data per `H2CData`, bytes; at least 4096, a multiple of 4.
         12 => pub max_h2c_data_bytes: U32,
-        #[doc(hidden)]
         16 => pub _reserved16: [u8; 112],
     }
 
@@ -62,7 +60,6 @@ wire! {
         8 => pub status: U16,
         /// FEI: fatal error information, at an odd half of a dword.
         10 => pub information: U32,
-        #[doc(hidden)]
         14 => pub _reserved14: [u8; 10],
     }
 
@@ -94,7 +91,6 @@ wire! {
         12 => pub offset: U32,
         /// DATAL: length of the data, bytes.
         16 => pub data_bytes: U32,
-        #[doc(hidden)]
         20 => pub _reserved20: [u8; 4],
     }
 
@@ -110,7 +106,6 @@ wire! {
         12 => pub offset: U32,
         /// R2TL: length, bytes.
         16 => pub data_bytes: U32,
-        #[doc(hidden)]
         20 => pub _reserved20: [u8; 4],
     }
 }
@@ -119,7 +114,6 @@ impl InitializeRequest {
     /// Performs the checks of a target.
     ///
     /// # Errors
-    ///
     /// Invalid header field: format version other than 0, alignment over 31.
     pub const fn check(&self) -> Result<(), Fatal> {
         if self.format_version.get() != 0 {
@@ -132,13 +126,11 @@ impl InitializeRequest {
     }
 
     /// Digests that the host requests.
-    #[must_use]
     pub const fn digests(&self) -> Digests {
         Digests::from_dgst(self.digests)
     }
 
     /// Outstanding R2Ts per command, 1 to 2^32.
-    #[must_use]
     pub const fn max_r2t(&self) -> u64 {
         self.max_r2t_0based.get() as u64 + 1
     }
@@ -148,7 +140,6 @@ impl InitializeResponse {
     /// Performs the checks of a host that `wanted` these digests.
     ///
     /// # Errors
-    ///
     /// Invalid header field: format version other than 0, alignment over 31, a digest that was not
     /// requested, MAXH2CDATA below 4096 or not a multiple of 4.
     pub const fn check(&self, wanted: Digests) -> Result<(), Fatal> {
@@ -170,7 +161,6 @@ impl InitializeResponse {
     }
 
     /// Digests of the connection.
-    #[must_use]
     pub const fn digests(&self) -> Digests {
         Digests::from_dgst(self.digests)
     }
@@ -178,7 +168,6 @@ impl InitializeResponse {
 
 impl TermReqHeader {
     /// The reported error; any status, defined or not, is valid.
-    #[must_use]
     pub const fn fatal(&self) -> Fatal {
         Fatal { status: FatalStatus(self.status.get()), information: self.information.get() }
     }
@@ -188,7 +177,6 @@ impl DataHeader {
     /// Checks it against the [`Frame`] of its PDU, for both directions.
     ///
     /// # Errors
-    ///
     /// Invalid header field: a length of 0, or a length that contradicts PLEN. Out of range: an end
     /// beyond 32 bits.
     #[inline]
@@ -204,7 +192,6 @@ impl DataHeader {
     }
 
     /// Its flags `LAST_PDU` and SUCCESS.
-    #[must_use]
     #[inline]
     pub const fn data_flags(&self) -> DataFlags {
         DataFlags {
@@ -218,7 +205,6 @@ impl R2tHeader {
     /// Checks it against a command that sends `command_bytes`, which may be 0.
     ///
     /// # Errors
-    ///
     /// Invalid header field: a length of 0. Out of range: outside the data of the command.
     pub const fn check(&self, command_bytes: u32) -> Result<(), Fatal> {
         if self.data_bytes.get() == 0 {

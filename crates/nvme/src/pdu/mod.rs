@@ -89,19 +89,16 @@ pub struct Digests {
 impl Digests {
     /// Parses DGST of `ICReq` and `ICResp`: bit 0 header, bit 1 data; the reserved bits are
     /// ignored.
-    #[must_use]
     pub const fn from_dgst(dgst: u8) -> Self {
         Self { header: dgst & 1 != 0, data: dgst & 2 != 0 }
     }
 
     /// The DGST byte.
-    #[must_use]
     pub const fn to_dgst(self) -> u8 {
         self.header as u8 | (self.data as u8) << 1
     }
 
     /// Digests that both sides have.
-    #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { header: self.header && other.header, data: self.data && other.data }
     }

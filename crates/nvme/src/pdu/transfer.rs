@@ -31,7 +31,6 @@ pub struct Piece {
 impl Transfer {
     /// The transfer requested by an R2T of `data_bytes` bytes from `offset`; `None` if it is empty
     /// or its end exceeds 32 bits.
-    #[must_use]
     pub const fn of_r2t(cid: u16, tag: u16, offset: u32, data_bytes: u32) -> Option<Self> {
         match offset.checked_add(data_bytes) {
             Some(end) if data_bytes > 0 => {
@@ -42,13 +41,11 @@ impl Transfer {
     }
 
     /// The transfer of all `data_bytes` of a command to the host. With 0 bytes, no PDU is accepted.
-    #[must_use]
     pub const fn of_command(cid: u16, data_bytes: u32) -> Self {
         Self { cid, tag: None, start: 0, next: 0, end: data_bytes }
     }
 
     /// Remaining bytes.
-    #[must_use]
     #[inline]
     pub const fn remaining_bytes(&self) -> u32 {
         self.end - self.next
@@ -58,7 +55,6 @@ impl Transfer {
     /// unchanged.
     ///
     /// # Errors
-    ///
     /// Invalid header field: another command or transfer tag. Out of range: outside the transfer.
     /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end or missing at
     /// the end. For SUCCESS without `LAST_PDU` towards a host, invalid header field.
