@@ -11,46 +11,12 @@ use flagstone_nvme::opcode::AdminOpcode;
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::status::Status;
 use flagstone_runtime::limits::BUF_MIN_BYTES;
-use flagstone_runtime::{Buf, BufMut, buf};
+use flagstone_runtime::{BufMut, buf};
 
 use super::controller::Controller;
 use super::error_log::NO_LOCATION;
 use super::feature;
-
-/// Reply to an admin command.
-#[derive(Debug)]
-pub(crate) enum AdminReply {
-    /// Completion, preceded by data if there is any.
-    Now {
-        /// Dwords 0 and 1 of the completion.
-        cqe_result: u64,
-        /// Status of the completion.
-        status: Status,
-        /// Data for the host, no longer than the command's SGL describes.
-        data: Option<Buf>,
-    },
-    /// Asynchronous Event Request: [`Controller::wait_event`] returns its completion later.
-    Parked,
-}
-
-/// Result of a successful admin command.
-#[derive(Debug, Default)]
-pub(super) struct Done {
-    pub(super) result: u32,
-    pub(super) data: Option<Buf>,
-}
-
-impl Done {
-    /// Success with dword 0 set to `result`.
-    pub(super) fn result(result: u32) -> Done {
-        Done { result, data: None }
-    }
-
-    /// Success with data.
-    pub(super) fn data(data: BufMut) -> Done {
-        Done { result: 0, data: Some(data.freeze()) }
-    }
-}
+use super::vendor::CommandReply;
 
 /// Bytes that an admin command transfers from the host, at most 4,096. If the data is not in the
 /// capsule, the caller fetches it with an R2T before it calls [`Controller::admin`]. 0 for a
@@ -65,30 +31,34 @@ pub(crate) fn admin_data_bytes(command: &Sqe) -> u32 {
 
 impl Controller {
     /// Answers an admin command. `data` is the host's data; bytes beyond [`admin_data_bytes`] are
-    /// ignored. Fabrics commands go to [`Controller::fabrics`].
-    pub(crate) fn admin(&self, command: &Sqe, data: &[u8]) -> AdminReply {
+    /// ignored. Fabrics commands go to [`Controller::fabrics`]. `None` for a parked Asynchronous Event
+    /// Request: [`Controller::wait_event`] returns its completion later.
+    pub(crate) fn admin(&self, command: &Sqe, data: &[u8]) -> Option<CommandReply> {
         self.saw_traffic();
         if self.is_ready() && command.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
-            let parked = command.check_flags().map_err(Status::dnr);
-            match parked.and_then(|()| self.events.park(command.cid.get())) {
-                Ok(()) => return AdminReply::Parked,
-                Err(status) => return self.failed(command, status),
-            }
+            let checked = command.check_flags().map_err(Status::dnr);
+            let parked = checked.and_then(|()| self.events.park(command.cid.get()));
+            return parked.err().map(|status| self.reply(0, command, Err(status)));
         }
-        match self.admin_outcome(command, data) {
-            Ok(Done { result, data }) => {
-                AdminReply::Now { cqe_result: u64::from(result), status: Status::SUCCESS, data }
-            }
-            Err(status) => self.failed(command, status),
-        }
+        Some(self.reply(0, command, self.admin_outcome(command, data)))
     }
 
-    fn failed(&self, command: &Sqe, status: Status) -> AdminReply {
-        self.record_error(0, command, status, NO_LOCATION, 0, 0);
-        AdminReply::Now { cqe_result: 0, status: status.more(), data: None }
+    /// Reply to a command of queue `qid`. A failure is recorded in the error log, and says so.
+    pub(crate) fn reply(
+        &self,
+        qid: u16,
+        command: &Sqe,
+        outcome: Result<CommandReply, Status>,
+    ) -> CommandReply {
+        let mut reply = outcome.unwrap_or_else(|status| CommandReply::failure(status, 0));
+        if !reply.status.is_success() {
+            self.record_error(qid, command, reply.status, NO_LOCATION, 0, reply.result);
+            reply.status = reply.status.more();
+        }
+        reply
     }
 
-    fn admin_outcome(&self, command: &Sqe, data: &[u8]) -> Result<Done, Status> {
+    fn admin_outcome(&self, command: &Sqe, data: &[u8]) -> Result<CommandReply, Status> {
         if !self.is_ready() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
@@ -98,18 +68,18 @@ impl Controller {
             AdminOpcode::GET_LOG_PAGE => self.get_log_page(command),
             AdminOpcode::GET_FEATURES => self.get_features(command),
             AdminOpcode::SET_FEATURES => self.set_features(command, data),
-            AdminOpcode::KEEP_ALIVE => Ok(Done::default()),
+            AdminOpcode::KEEP_ALIVE => Ok(CommandReply::success(None)),
             AdminOpcode::ABORT if !self.is_discovery() => Ok(self.abort(Abort::parse(command))),
-            // // Connect creates queues, and vendor specific commands complete asynchronously.
+            // Connect creates queues, and vendor specific commands complete asynchronously.
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }
     }
 
     /// Abort is best effort (Base 5.1.1). A parked Asynchronous Event Request is aborted. Any other
     /// command has already started, so the reply says that it was not aborted.
-    fn abort(&self, abort: Abort) -> Done {
+    fn abort(&self, abort: Abort) -> CommandReply {
         let aborted = abort.sqid == 0 && self.events.abort(abort.cid);
-        Done::result(if aborted { 0 } else { Abort::NOT_ABORTED })
+        CommandReply::result(if aborted { 0 } else { Abort::NOT_ABORTED })
     }
 }
 
@@ -134,9 +104,9 @@ pub(super) fn reply_data(command: &Sqe, bytes: usize) -> Result<BufMut, Status> 
 }
 
 /// Reply data of an Identify command: `structure`, 4,096 bytes.
-pub(super) fn identify_data(command: &Sqe, structure: &[u8]) -> Result<Done, Status> {
+pub(super) fn identify_data(command: &Sqe, structure: &[u8]) -> Result<CommandReply, Status> {
     let mut data = reply_data(command, IDENTIFY_BYTES)?;
     let bytes = structure.len().min(IDENTIFY_BYTES);
     data[..bytes].copy_from_slice(&structure[..bytes]);
-    Ok(Done::data(data))
+    Ok(CommandReply::success(Some(data)))
 }

@@ -106,9 +106,31 @@ impl TargetConfig {
     /// # Errors
     /// The first field that is out of its range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.check_transfers()?;
         let entries = FABRICS_ADMIN_QUEUE_MIN_ENTRIES..=u16::MAX;
+        let mdts = MDTS_MIN_BYTES..=MDTS_MAX_BYTES;
         let rules = [
+            (
+                mdts.contains(&self.mdts_bytes) && self.mdts_bytes.is_power_of_two(),
+                "mdts_bytes",
+                "a power of two from 8192 to 33554432",
+            ),
+            (
+                self.in_capsule_bytes <= self.mdts_bytes
+                    && self.in_capsule_bytes.is_multiple_of(CAPSULE_UNIT_BYTES),
+                "in_capsule_bytes",
+                "a multiple of 16, at most mdts_bytes",
+            ),
+            (
+                self.max_h2c_data_bytes >= MAXH2CDATA_MIN_BYTES
+                    && self.max_h2c_data_bytes.is_multiple_of(4),
+                "max_h2c_data_bytes",
+                "a multiple of 4 from 4096",
+            ),
+            (
+                self.connection_payload_bytes >= self.mdts_bytes as usize,
+                "connection_payload_bytes",
+                "at least mdts_bytes",
+            ),
             ((1..=1024).contains(&self.max_io_queues), "max_io_queues", "1 to 1024"),
             (entries.contains(&self.max_queue_entries), "max_queue_entries", "32 to 65535"),
             (!self.slow_peer_timeout.is_zero(), "slow_peer_timeout", "more than 0"),
@@ -140,43 +162,10 @@ impl TargetConfig {
             (is_text(&self.model, 40), "model", "1 to 40 printable ASCII characters"),
             (is_text(&self.firmware, 8), "firmware", "1 to 8 printable ASCII characters"),
         ];
-        first_broken(&rules)
-    }
-
-    fn check_transfers(&self) -> Result<(), ConfigError> {
-        let mdts = MDTS_MIN_BYTES..=MDTS_MAX_BYTES;
-        let rules = [
-            (
-                mdts.contains(&self.mdts_bytes) && self.mdts_bytes.is_power_of_two(),
-                "mdts_bytes",
-                "a power of two from 8192 to 33554432",
-            ),
-            (
-                self.in_capsule_bytes <= self.mdts_bytes
-                    && self.in_capsule_bytes.is_multiple_of(CAPSULE_UNIT_BYTES),
-                "in_capsule_bytes",
-                "a multiple of 16, at most mdts_bytes",
-            ),
-            (
-                self.max_h2c_data_bytes >= MAXH2CDATA_MIN_BYTES
-                    && self.max_h2c_data_bytes.is_multiple_of(4),
-                "max_h2c_data_bytes",
-                "a multiple of 4 from 4096",
-            ),
-            (
-                self.connection_payload_bytes >= self.mdts_bytes as usize,
-                "connection_payload_bytes",
-                "at least mdts_bytes",
-            ),
-        ];
-        first_broken(&rules)
-    }
-}
-
-fn first_broken(rules: &[(bool, &'static str, &'static str)]) -> Result<(), ConfigError> {
-    match rules.iter().find(|(kept, ..)| !kept) {
-        Some(&(_, field, expected)) => Err(ConfigError { field, expected }),
-        None => Ok(()),
+        match rules.iter().find(|(kept, ..)| !kept) {
+            Some(&(_, field, expected)) => Err(ConfigError { field, expected }),
+            None => Ok(()),
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use flagstone_nvme::property::{
 use flagstone_nvme::status::Status;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::Target;
 use super::error_log::ErrorLog;
 use super::event::Events;
 use super::feature::Features;
@@ -31,7 +32,6 @@ use super::namespace::NamespaceTable;
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::subsystem::{Subsystem, SubsystemKind};
 use super::vendor::Vendor;
-use super::{Target, lock};
 use crate::limits::READY_TIMEOUT_500MS;
 
 /// Host identity, as given by Connect.
@@ -168,7 +168,7 @@ impl Controller {
         block: u64,
         result: u64,
     ) {
-        lock(&self.errors).add(qid, command, status, location, block, result);
+        self.errors.lock().add(qid, command, status, location, block, result);
     }
 
     /// True for a discovery controller.
@@ -194,7 +194,7 @@ impl Controller {
 
     /// CC and CSTS.
     pub(super) fn registers(&self) -> Registers {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock();
         self.update_ready(&mut registers);
         *registers
     }
@@ -215,7 +215,7 @@ impl Controller {
     /// Applies a new CC value: enable, reset or shutdown. Returns true when a shutdown has started,
     /// which [`Controller::finish_shutdown`] completes.
     pub(super) fn configure(&self, new: Configuration) -> bool {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock();
         if self.gone.load(Ordering::Acquire) {
             return false;
         }
@@ -255,7 +255,7 @@ impl Controller {
 
     /// Sets CSTS.SHST to shutdown complete.
     pub(super) fn finish_shutdown(&self) {
-        let mut registers = lock(&self.registers);
+        let mut registers = self.registers.lock();
         if registers.status.shutdown_status() == shutdown_status::OCCURRING {
             registers.status = registers.status.with_shutdown_status(shutdown_status::COMPLETE);
         }
@@ -267,7 +267,7 @@ impl Controller {
         self.cut_queues(1);
         self.end_vendor_sessions();
         self.events.reset();
-        *lock(&self.features) = Features::new(self.target.config());
+        *self.features.lock() = Features::new(self.target.config());
         self.set_write_through(false);
     }
 
@@ -277,7 +277,7 @@ impl Controller {
             return;
         }
         {
-            let mut registers = lock(&self.registers);
+            let mut registers = self.registers.lock();
             registers.status = registers.status.with_ready(0).with_fatal(1);
             self.ready.store(false, Ordering::Release);
         }
@@ -301,7 +301,7 @@ impl Controller {
 
     /// Vendor sessions; `None` once the controller is gone.
     pub(super) fn vendor_sessions(&self) -> Option<MutexGuard<'_, BTreeMap<u32, Vendor>>> {
-        let sessions = lock(&self.vendor);
+        let sessions = self.vendor.lock();
         // Checked under the lock: a later end finds the sessions added here.
         (!self.gone.load(Ordering::Acquire)).then_some(sessions)
     }
@@ -309,7 +309,7 @@ impl Controller {
     /// Drops the vendor sessions. Commands that wait in them for further commands of this host stop
     /// waiting.
     pub(crate) fn end_vendor_sessions(&self) {
-        let ended = std::mem::take(&mut *lock(&self.vendor));
+        let ended = std::mem::take(&mut *self.vendor.lock());
         // Dropped outside the lock.
         drop(ended);
     }
@@ -318,7 +318,7 @@ impl Controller {
     /// until their connections have finished.
     fn cut_queues(&self, first: u16) {
         let cut = {
-            let mut queues = lock(&self.queues);
+            let mut queues = self.queues.lock();
             let cut = queues.split_off(&first);
             // Counted under the lock: a connection that then finds its queue gone decrements the
             // count. Admin commands complete immediately, so they leave nothing in flight.
@@ -337,7 +337,7 @@ impl Controller {
     /// Command Sequence Error when the queue identifier is in use, when the controller is gone, or
     /// when an I/O queue is added before the controller is ready.
     pub(super) fn attach(&self, queue: Arc<ControllerQueue>) -> Result<(), Status> {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         // Checked under the lock: a later reset or end finds the queue here.
         let ready = queue.qid == 0 || self.is_ready();
         if !ready || self.gone.load(Ordering::Acquire) || queues.contains_key(&queue.qid) {
@@ -357,7 +357,7 @@ impl Controller {
             self.destroy("its admin queue ended");
             return;
         }
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         // After a reset, another connection may use the identifier.
         if queues.get(&queue.qid).is_some_and(|now| Arc::ptr_eq(now, queue)) {
             queues.remove(&queue.qid);
@@ -370,18 +370,18 @@ impl Controller {
 
     /// True if it has I/O queues.
     pub(super) fn has_io_queues(&self) -> bool {
-        lock(&self.queues).keys().any(|&qid| qid != 0)
+        self.queues.lock().keys().any(|&qid| qid != 0)
     }
 
     /// Queue identifiers, ascending.
     pub(super) fn queue_ids(&self) -> Vec<u16> {
-        lock(&self.queues).keys().copied().collect()
+        self.queues.lock().keys().copied().collect()
     }
 
     /// I/O totals of its present queues.
     pub(super) fn queue_totals(&self) -> IoTotals {
         let mut totals = IoTotals::default();
-        for queue in lock(&self.queues).values() {
+        for queue in self.queues.lock().values() {
             totals += queue.counters.totals();
         }
         totals

@@ -10,8 +10,8 @@ use flagstone_nvme::log::{DiscoveryEntry, DiscoveryHeader};
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U16, U32, U64, Wire};
 
-use super::admin::Done;
 use super::controller::Controller;
+use super::vendor::CommandReply;
 use super::{Listener, Target};
 
 /// Contents of the log for one host at one time.
@@ -23,7 +23,11 @@ struct View {
 }
 
 impl Controller {
-    pub(super) fn discovery_log(&self, command: &Sqe, get: &GetLogPage) -> Result<Done, Status> {
+    pub(super) fn discovery_log(
+        &self,
+        command: &Sqe,
+        get: &GetLogPage,
+    ) -> Result<CommandReply, Status> {
         let view = self.target.discovery_view(&self.host.nqn, self.local);
         let entries = (view.ports.len() * view.subsystems.len()) as u64;
         let entry_bytes = DiscoveryEntry::BYTES as u64;

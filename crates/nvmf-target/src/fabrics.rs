@@ -9,32 +9,10 @@ use flagstone_nvme::property::{Configuration, Property, Version, shutdown};
 use flagstone_nvme::status::Status;
 
 use super::controller::Controller;
-use super::error_log::NO_LOCATION;
-use super::lock;
 use super::namespace::Namespace;
 use super::queue::ControllerQueue;
+use super::vendor::CommandReply;
 use crate::limits::READY_TIMEOUT_500MS;
-
-/// Reply to a fabrics command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FabricsReply {
-    /// Dwords 0 and 1 of the completion.
-    pub(crate) result: u64,
-    /// Status of the completion.
-    pub(crate) status: Status,
-    /// Close the connection after the completion has been sent.
-    pub(crate) disconnect: bool,
-}
-
-impl FabricsReply {
-    fn new(outcome: Result<u64, Status>) -> FabricsReply {
-        let (result, status) = match outcome {
-            Ok(result) => (result, Status::SUCCESS),
-            Err(status) => (0, status),
-        };
-        FabricsReply { result, status, disconnect: false }
-    }
-}
 
 impl Controller {
     /// Answers a fabrics command (opcode 7Fh) on `queue`, which is already connected; a second
@@ -44,16 +22,11 @@ impl Controller {
         self: &Arc<Self>,
         queue: &ControllerQueue,
         command: &Sqe,
-    ) -> FabricsReply {
+    ) -> CommandReply {
         self.saw_traffic();
-        let mut reply = FabricsReply::new(self.fabrics_outcome(queue, command));
-        if !reply.status.is_success() {
-            self.record_error(queue.qid, command, reply.status, NO_LOCATION, 0, 0);
-            reply.status = reply.status.more();
-        }
-        reply.disconnect =
-            reply.status.is_success() && command.fabrics_type() == Some(FabricsType::DISCONNECT);
-        reply
+        let outcome = self.fabrics_outcome(queue, command);
+        let success = |result| CommandReply { result, ..CommandReply::success(None) };
+        self.reply(queue.qid, command, outcome.map(success))
     }
 
     fn fabrics_outcome(
@@ -136,6 +109,6 @@ impl Controller {
 
     /// Failed commands recorded so far.
     pub(super) fn error_count(&self) -> u64 {
-        lock(&self.errors).count()
+        self.errors.lock().count()
     }
 }

@@ -9,18 +9,18 @@ use flagstone_nvme::command::Sqe;
 use flagstone_nvme::command::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use flagstone_nvme::event::EventMask;
 use flagstone_nvme::feature::{
-    ErrorRecovery, FeatureId, HostBehavior, HostIdentifier, NumberOfQueues, PowerManagement,
-    TemperatureThreshold, VolatileWriteCache, capability,
+    DEALLOCATED_ERROR, EXTENDED_HOST_ID, FeatureId, HostBehavior, NumberOfQueues, POWER_STATE,
+    TemperatureThreshold, WRITE_CACHE_ENABLED, capability,
 };
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::Wire;
 
-use super::admin::{Done, reply_data};
+use super::admin::reply_data;
 use super::config::TargetConfig;
 use super::controller::Controller;
 use super::identify::{DISCOVERY_EVENTS, IO_EVENTS};
-use super::lock;
+use super::vendor::CommandReply;
 
 /// Features of I/O controllers, in addition to the volatile write cache if there is one.
 pub(super) const IO_FEATURES: [FeatureId; 12] = [
@@ -105,11 +105,11 @@ impl Controller {
         }
     }
 
-    pub(super) fn get_features(&self, command: &Sqe) -> Result<Done, Status> {
+    pub(super) fn get_features(&self, command: &Sqe) -> Result<CommandReply, Status> {
         let get = GetFeatures::parse(command);
         let able = self.feature_capability(get.feature).ok_or(Status::INVALID_FIELD.dnr())?;
         match get.select {
-            FeatureSelect::Supported => Ok(Done::result(able)),
+            FeatureSelect::Supported => Ok(CommandReply::result(able)),
             FeatureSelect::Reserved(_) => Err(Status::INVALID_FIELD.dnr()),
             FeatureSelect::Current => self.current(command, &get),
             // A feature without a saved value reports its default.
@@ -117,43 +117,45 @@ impl Controller {
         }
     }
 
-    fn default_value(&self, command: &Sqe, get: &GetFeatures) -> Result<Done, Status> {
+    fn default_value(&self, command: &Sqe, get: &GetFeatures) -> Result<CommandReply, Status> {
         match get.feature {
-            FeatureId::HOST_BEHAVIOR => Ok(Done::data(reply_data(command, HostBehavior::BYTES)?)),
+            FeatureId::HOST_BEHAVIOR => {
+                Ok(CommandReply::success(Some(reply_data(command, HostBehavior::BYTES)?)))
+            }
             FeatureId::HOST_IDENTIFIER | FeatureId::KEEP_ALIVE_TIMER => self.current(command, get),
-            FeatureId::VOLATILE_WRITE_CACHE => Ok(Done::result(1)),
-            FeatureId::ASYNC_EVENTS => Ok(Done::result(0)),
+            FeatureId::VOLATILE_WRITE_CACHE => Ok(CommandReply::result(1)),
+            FeatureId::ASYNC_EVENTS => Ok(CommandReply::result(0)),
             _ => self.kept(get, &Features::new(self.target.config())),
         }
     }
 
-    fn current(&self, command: &Sqe, get: &GetFeatures) -> Result<Done, Status> {
+    fn current(&self, command: &Sqe, get: &GetFeatures) -> Result<CommandReply, Status> {
         match get.feature {
             FeatureId::VOLATILE_WRITE_CACHE => {
-                Ok(Done::result(u32::from(!self.is_write_through())))
+                Ok(CommandReply::result(u32::from(!self.is_write_through())))
             }
-            FeatureId::ASYNC_EVENTS => Ok(Done::result(self.events.enabled().0)),
-            FeatureId::KEEP_ALIVE_TIMER => Ok(Done::result(self.keep_alive.timeout_ms())),
+            FeatureId::ASYNC_EVENTS => Ok(CommandReply::result(self.events.enabled().0)),
+            FeatureId::KEEP_ALIVE_TIMER => Ok(CommandReply::result(self.keep_alive.timeout_ms())),
             FeatureId::HOST_IDENTIFIER => {
                 // Host identifiers have 128 bits over fabrics.
-                if HostIdentifier(get.parameter).extended() == 0 {
+                if get.parameter & EXTENDED_HOST_ID == 0 {
                     return Err(Status::INVALID_FIELD.dnr());
                 }
                 let mut data = reply_data(command, self.host.id.len())?;
                 data.copy_from_slice(&self.host.id);
-                Ok(Done::data(data))
+                Ok(CommandReply::success(Some(data)))
             }
             FeatureId::HOST_BEHAVIOR => {
                 let mut data = reply_data(command, HostBehavior::BYTES)?;
-                data.copy_from_slice(lock(&self.features).behavior.bytes());
-                Ok(Done::data(data))
+                data.copy_from_slice(self.features.lock().behavior.bytes());
+                Ok(CommandReply::success(Some(data)))
             }
-            _ => self.kept(get, &lock(&self.features)),
+            _ => self.kept(get, &self.features.lock()),
         }
     }
 
     /// Value of a feature that the controller only stores.
-    fn kept(&self, get: &GetFeatures, features: &Features) -> Result<Done, Status> {
+    fn kept(&self, get: &GetFeatures, features: &Features) -> Result<CommandReply, Status> {
         let value = match get.feature {
             FeatureId::ARBITRATION => features.arbitration,
             FeatureId::POWER_MANAGEMENT => features.power,
@@ -173,10 +175,10 @@ impl Controller {
             FeatureId::COMMAND_SET_PROFILE => 0,
             _ => return Err(Status::INVALID_FIELD.dnr()),
         };
-        Ok(Done::result(value))
+        Ok(CommandReply::result(value))
     }
 
-    pub(super) fn set_features(&self, command: &Sqe, data: &[u8]) -> Result<Done, Status> {
+    pub(super) fn set_features(&self, command: &Sqe, data: &[u8]) -> Result<CommandReply, Status> {
         let set = SetFeatures::parse(command);
         let able = self.feature_capability(set.feature).ok_or(Status::INVALID_FIELD.dnr())?;
         if set.save {
@@ -194,25 +196,25 @@ impl Controller {
             FeatureId::ASYNC_EVENTS => self.set_events(EventMask(set.value))?,
             FeatureId::KEEP_ALIVE_TIMER => self.keep_alive.set_timeout_ms(set.value),
             FeatureId::VOLATILE_WRITE_CACHE => {
-                self.set_write_through(VolatileWriteCache(set.value).enable() == 0);
+                self.set_write_through(set.value & WRITE_CACHE_ENABLED == 0);
             }
             FeatureId::NUMBER_OF_QUEUES => return self.set_number_of_queues(set.value),
             FeatureId::HOST_BEHAVIOR => {
                 let behavior =
                     HostBehavior::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 behavior.check()?;
-                lock(&self.features).behavior = *behavior;
+                self.features.lock().behavior = *behavior;
             }
             FeatureId::ERROR_RECOVERY => self.set_error_recovery(set.nsid, set.value)?,
-            _ => lock(&self.features).keep(&set)?,
+            _ => self.features.lock().keep(&set)?,
         }
-        Ok(Done::default())
+        Ok(CommandReply::success(None))
     }
 
     fn set_events(&self, wanted: EventMask) -> Result<(), Status> {
         let ours = if self.is_discovery() { DISCOVERY_EVENTS } else { IO_EVENTS };
         // Critical warnings may be enabled, but this controller never raises one.
-        let ours = ours.with_critical_warnings(0xff);
+        let ours = ours.union(EventMask::CRITICAL_WARNINGS);
         if !ours.contains(wanted) {
             return Err(Status::INVALID_FIELD.dnr());
         }
@@ -221,24 +223,24 @@ impl Controller {
     }
 
     /// Queues come in pairs, so both counts are equal.
-    fn set_number_of_queues(&self, value: u32) -> Result<Done, Status> {
+    fn set_number_of_queues(&self, value: u32) -> Result<CommandReply, Status> {
         let asked = NumberOfQueues::from_request(value)?;
         if self.has_io_queues() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
         let pairs = asked.submission.min(asked.completion).min(self.target.config().max_io_queues);
         let given = NumberOfQueues { submission: pairs, completion: pairs };
-        lock(&self.features).queues = given;
-        Ok(Done::result(given.to_dword()))
+        self.features.lock().queues = given;
+        Ok(CommandReply::result(given.to_dword()))
     }
 
     fn set_error_recovery(&self, nsid: u32, value: u32) -> Result<(), Status> {
         // No namespace reports support for failing reads of deallocated blocks.
-        if ErrorRecovery(value).deallocated_error() != 0 {
+        if value & DEALLOCATED_ERROR != 0 {
             return Err(Status::INVALID_FIELD.dnr());
         }
         let table = self.snapshot();
-        let mut features = lock(&self.features);
+        let mut features = self.features.lock();
         // Forget namespaces that are gone: at most one value is kept per namespace.
         features.error_recovery.retain(|kept, _| table.get(*kept).is_some());
         if nsid == NAMESPACE_ID_ALL {
@@ -259,7 +261,7 @@ impl Features {
             FeatureId::ARBITRATION => self.arbitration = set.value,
             FeatureId::POWER_MANAGEMENT => {
                 // There is only one power state.
-                if PowerManagement(set.value).state() != 0 {
+                if set.value & POWER_STATE != 0 {
                     return Err(Status::INVALID_FIELD.dnr());
                 }
                 self.power = set.value;

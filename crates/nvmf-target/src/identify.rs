@@ -8,7 +8,7 @@ use flagstone_nvme::identify::controller::{
     multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
-    DeallocateFeatures, NamespaceFeatures, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED,
+    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED, ZEROES_DEALLOCATE,
 };
 use flagstone_nvme::identify::{
     Cns, CommandSets, ControllerList, DescriptorWriter, IdentifyController, IdentifyNamespace,
@@ -20,10 +20,11 @@ use flagstone_nvme::property::Version;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U16, U32, U64, U128, Wire};
 
-use super::admin::{Done, identify_data};
+use super::admin::identify_data;
 use super::config::TargetConfig;
 use super::controller::Controller;
 use super::namespace::Namespace;
+use super::vendor::CommandReply;
 use crate::limits::{
     ABORT_REQUESTS, ANA_TRANSITION_S, ERROR_LOG_ENTRIES, EVENT_REQUESTS, KEEP_ALIVE_UNIT_MS,
     PAGE_BYTES,
@@ -54,7 +55,7 @@ pub(super) const IO_EVENTS: EventMask = EventMask::NAMESPACE_ATTRIBUTE.union(Eve
 pub(super) const DISCOVERY_EVENTS: EventMask = EventMask::DISCOVERY;
 
 impl Controller {
-    pub(super) fn identify(&self, command: &Sqe) -> Result<Done, Status> {
+    pub(super) fn identify(&self, command: &Sqe) -> Result<CommandReply, Status> {
         let identify = Identify::parse(command);
         if self.is_discovery() && identify.cns != Cns::CONTROLLER {
             return Err(Status::INVALID_FIELD.dnr());
@@ -224,17 +225,16 @@ impl Controller {
         };
         let write_granularity = in_blocks_0based(geometry.physical_block_bytes);
         let optimal_bytes = geometry.optimal_io_bytes.max(geometry.physical_block_bytes);
-        let deallocate = DeallocateFeatures::default()
-            // The other behavior, zeroes or old data, has no code of its own.
-            .with_reads_as(if geometry.discard_zeroes { READS_AS_ZEROES } else { 0 })
-            .with_write_zeroes(u8::from(geometry.can_discard));
+        // The other behavior, zeroes or old data, has no code of its own.
+        let reads_as = if geometry.discard_zeroes { READS_AS_ZEROES } else { 0 };
+        let deallocate = if geometry.can_discard { ZEROES_DEALLOCATE } else { 0 };
         let mut structure = IdentifyNamespace {
             size_blocks: blocks,
             capacity_blocks: blocks,
             used_blocks: blocks,
-            features: NamespaceFeatures::default().with_optimal_sizes(1).0,
+            features: OPTIMAL_SIZES,
             sharing: SHARED,
-            deallocate_features: deallocate.0,
+            deallocate_features: reads_as | deallocate,
             capacity_bytes: U128::new(u128::from(geometry.size_bytes)),
             write_granularity_0based: write_granularity,
             write_alignment_0based: write_granularity,

@@ -35,8 +35,6 @@ mod subsystem;
 pub mod vendor;
 
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
@@ -49,12 +47,12 @@ use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{cores, time};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
 use flagstone_transport::grace_period;
 
-pub(crate) use admin::{AdminReply, admin_data_bytes};
+pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
 pub(crate) use connect::{Connected, connect};
 pub use connection::serve;
@@ -66,7 +64,7 @@ pub use queue::IoTotals;
 pub use subsystem::SubsystemConfig;
 use subsystem::{Subsystem, SubsystemKind};
 pub use vendor::{
-    Charge, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession,
+    Charge, CommandReply, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorSession,
 };
 
 /// Error of a change to the target's configuration.
@@ -190,7 +188,7 @@ impl Target {
     fn add(&self, subsystem: Subsystem) -> Result<(), TargetError> {
         let (nqn, subsystem) = (subsystem.nqn, Arc::new(subsystem));
         {
-            let mut served = lock(&self.served);
+            let mut served = self.served.lock();
             if nqn.is_discovery() || served.subsystems.contains_key(&nqn) {
                 return Err(TargetError::SubsystemExists(Box::new(nqn)));
             }
@@ -208,7 +206,7 @@ impl Target {
     /// # Errors
     /// [`TargetError::NoSubsystem`].
     pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), TargetError> {
-        let removed = lock(&self.served).subsystems.remove(nqn);
+        let removed = self.served.lock().subsystems.remove(nqn);
         let subsystem = removed.ok_or_else(|| no_subsystem(nqn))?;
         subsystem.close("subsystem removed");
         self.discovery_changed(|host| subsystem.is_discovered_by(host));
@@ -334,7 +332,7 @@ impl Target {
             return Err(TargetError::NotTcp(address.to_string()));
         };
         {
-            let mut served = lock(&self.served);
+            let mut served = self.served.lock();
             if served.listeners.iter().any(|listener| listener.address == address) {
                 return Ok(());
             }
@@ -349,20 +347,6 @@ impl Target {
         }
         self.discovery_changed(|_| true);
         Ok(())
-    }
-
-    /// Removes an address from the discovery log. An unknown address is ignored.
-    pub fn remove_listener(&self, address: &Address) {
-        let Address::Tcp(address) = *address else { return };
-        let removed = {
-            let mut served = lock(&self.served);
-            let before = served.listeners.len();
-            served.listeners.retain(|listener| listener.address != address);
-            served.listeners.len() < before
-        };
-        if removed {
-            self.discovery_changed(|_| true);
-        }
     }
 
     /// Refuses further Connects with Connect Controller Busy, which hosts retry later. Existing
@@ -405,19 +389,19 @@ impl Target {
         if nqn.is_discovery() {
             return Some(self.discovery.clone());
         }
-        lock(&self.served).subsystems.get(nqn).cloned()
+        self.served.lock().subsystems.get(nqn).cloned()
     }
 
     fn subsystem_named(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
-        lock(&self.served).subsystems.get(nqn).cloned().ok_or_else(|| no_subsystem(nqn))
+        self.served.lock().subsystems.get(nqn).cloned().ok_or_else(|| no_subsystem(nqn))
     }
 
     fn subsystems(&self) -> Vec<Arc<Subsystem>> {
-        lock(&self.served).subsystems.values().cloned().collect()
+        self.served.lock().subsystems.values().cloned().collect()
     }
 
     fn listeners(&self) -> Vec<Listener> {
-        lock(&self.served).listeners.clone()
+        self.served.lock().listeners.clone()
     }
 
     /// Counts a change of the discovery log, and notifies the hosts that can see it.
@@ -433,10 +417,4 @@ impl Target {
 
 fn no_subsystem(nqn: &Nqn) -> TargetError {
     TargetError::NoSubsystem(Box::new(*nqn))
-}
-
-/// Locks a mutex that is held only for a few instructions. A panic in between leaves no partial
-/// update, so poisoning is ignored.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

@@ -20,13 +20,13 @@ use flagstone_nvme::wire::{U16, U32, U64, U128, Wire};
 
 use flagstone_runtime::BufMut;
 
-use super::admin::{Done, reply_data};
+use super::admin::reply_data;
 use super::config::ana_log_bytes;
 use super::controller::Controller;
 use super::feature::{DISCOVERY_FEATURES, IO_FEATURES};
 use super::identify::ANA_GROUP;
-use super::lock;
 use super::namespace::NamespaceTable;
+use super::vendor::CommandReply;
 use crate::limits::ERROR_LOG_ENTRIES;
 
 /// Log pages of I/O controllers.
@@ -113,13 +113,13 @@ impl Window {
     }
 
     /// Finishes the reply.
-    pub(super) fn done(self) -> Done {
-        Done::data(self.data)
+    pub(super) fn done(self) -> CommandReply {
+        CommandReply::success(Some(self.data))
     }
 }
 
 impl Controller {
-    pub(super) fn get_log_page(&self, command: &Sqe) -> Result<Done, Status> {
+    pub(super) fn get_log_page(&self, command: &Sqe) -> Result<CommandReply, Status> {
         let get = GetLogPage::parse(command);
         let logs: &[LogId] = if self.is_discovery() { &DISCOVERY_LOGS } else { &IO_LOGS };
         if !logs.contains(&get.log) {
@@ -168,16 +168,16 @@ impl Controller {
         Window::new(command, get, page_bytes, self.target.config().mdts_bytes)
     }
 
-    fn page(&self, command: &Sqe, get: &GetLogPage, page: &[u8]) -> Result<Done, Status> {
+    fn page(&self, command: &Sqe, get: &GetLogPage, page: &[u8]) -> Result<CommandReply, Status> {
         let mut window = self.window(command, get, page.len() as u64)?;
         window.push(page);
         Ok(window.done())
     }
 
-    fn error_log(&self, command: &Sqe, get: &GetLogPage) -> Result<Done, Status> {
+    fn error_log(&self, command: &Sqe, get: &GetLogPage) -> Result<CommandReply, Status> {
         let page_bytes = (ERROR_LOG_ENTRIES * ErrorEntry::BYTES) as u64;
         let mut window = self.window(command, get, page_bytes)?;
-        lock(&self.errors).iter().for_each(|entry| window.push(entry.bytes()));
+        self.errors.lock().iter().for_each(|entry| window.push(entry.bytes()));
         Ok(window.done())
     }
 
@@ -196,7 +196,7 @@ impl Controller {
         }
     }
 
-    fn changed_namespaces(&self, command: &Sqe, get: &GetLogPage) -> Result<Done, Status> {
+    fn changed_namespaces(&self, command: &Sqe, get: &GetLogPage) -> Result<CommandReply, Status> {
         let mut window = self.window(command, get, NamespaceList::BYTES as u64)?;
         for nsid in self.events.changed_namespaces(get.retain_event) {
             window.push(U32::new(nsid).bytes());
@@ -204,7 +204,7 @@ impl Controller {
         Ok(window.done())
     }
 
-    fn ana_log(&self, command: &Sqe, get: &GetLogPage) -> Result<Done, Status> {
+    fn ana_log(&self, command: &Sqe, get: &GetLogPage) -> Result<CommandReply, Status> {
         let table = self.snapshot();
         let change_count = self.subsystem.ana_changes();
         let groups_only = get.specific & ana::GROUPS_ONLY != 0;

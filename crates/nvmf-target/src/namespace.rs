@@ -25,6 +25,7 @@ pub struct NamespaceConfig {
 }
 
 /// Device served as a namespace of a subsystem.
+#[derive(Clone)]
 pub struct Namespace {
     /// Namespace identifier, from 1.
     pub nsid: u32,
@@ -74,32 +75,12 @@ impl Namespace {
         let size_bytes = self.device.geometry().size_bytes;
         let geometry = Geometry { size_bytes, ..self.geometry };
         let blocks = geometry.blocks();
-        (blocks > 0).then(|| Namespace {
-            nsid: self.nsid,
-            device: self.device.clone(),
-            geometry,
-            block_shift: self.block_shift,
-            blocks,
-            read_only: self.read_only,
-            uuid: self.uuid,
-            vendor: self.vendor.clone(),
-            session: self.session.clone(),
-        })
+        (blocks > 0).then(|| Namespace { geometry, blocks, ..self.clone() })
     }
 
     /// Copy as seen by the controller of `session`.
     pub(crate) fn of_session(&self, session: Arc<dyn VendorSession>) -> Namespace {
-        Namespace {
-            nsid: self.nsid,
-            device: session.device(),
-            geometry: self.geometry,
-            block_shift: self.block_shift,
-            blocks: self.blocks,
-            read_only: self.read_only,
-            uuid: self.uuid,
-            vendor: self.vendor.clone(),
-            session: Some(session),
-        }
+        Namespace { device: session.device(), session: Some(session), ..self.clone() }
     }
 }
 
@@ -219,7 +200,7 @@ impl NamespaceTable {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::null_device;
+    use super::super::tests::support::null_device;
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;

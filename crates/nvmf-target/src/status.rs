@@ -75,11 +75,6 @@ impl Target {
     pub fn subsystem_status(&self, nqn: &Nqn) -> Result<SubsystemStatus, TargetError> {
         Ok(self.subsystem_named(nqn)?.status())
     }
-
-    /// Hosts connected to the discovery subsystem.
-    pub fn discovery_status(&self) -> Vec<ControllerStatus> {
-        self.discovery.controllers().iter().map(|controller| controller.status()).collect()
-    }
 }
 
 impl Subsystem {

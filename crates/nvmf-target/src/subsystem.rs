@@ -10,11 +10,11 @@ use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::TargetError;
 use super::controller::{Controller, HostIdentity};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::vendor::VendorHandler;
-use super::{TargetError, lock};
 use crate::limits::ALLOWED_HOSTS;
 
 /// Configuration of a subsystem.
@@ -127,7 +127,7 @@ impl Subsystem {
 
     /// True if `host` may connect.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let hosts = lock(&self.hosts);
+        let hosts = self.hosts.lock();
         hosts.is_empty() || hosts.contains(host)
     }
 
@@ -143,12 +143,12 @@ impl Subsystem {
 
     /// Allow-list; empty allows all hosts.
     pub(super) fn allowed_hosts(&self) -> Vec<Nqn> {
-        lock(&self.hosts).iter().copied().collect()
+        self.hosts.lock().iter().copied().collect()
     }
 
     /// Sets the allow-list, and disconnects hosts that are no longer on it.
     pub(super) fn set_allowed_hosts(&self, hosts: Vec<Nqn>) -> Result<(), TargetError> {
-        *lock(&self.hosts) = host_set(hosts)?;
+        *self.hosts.lock() = host_set(hosts)?;
         for controller in self.controllers() {
             if !self.allows(&controller.host.nqn) {
                 controller.destroy("host no longer allowed");
@@ -174,7 +174,7 @@ impl Subsystem {
     }
 
     fn namespaces(&self) -> MutexGuard<'_, Namespaces> {
-        lock(&self.namespaces)
+        self.namespaces.lock()
     }
 
     /// Adds a namespace and notifies hosts. If it is the first with a volatile write cache,
@@ -282,7 +282,7 @@ impl Subsystem {
         ids: &RangeInclusive<u16>,
         make: impl FnOnce(u16) -> Controller,
     ) -> Option<Arc<Controller>> {
-        let mut controllers = lock(&self.controllers);
+        let mut controllers = self.controllers.lock();
         if controllers.closed {
             return None;
         }
@@ -297,7 +297,7 @@ impl Subsystem {
 
     /// Registers an I/O queue for [`Subsystem::busy_queues`].
     pub(super) fn add_queue(&self, queue: &Arc<ControllerQueue>) {
-        let mut queues = lock(&self.queues);
+        let mut queues = self.queues.lock();
         // Prune only when full, for an amortized constant cost per queue.
         if queues.len() == queues.capacity() {
             queues.retain(|queue| queue.strong_count() > 0);
@@ -309,25 +309,25 @@ impl Subsystem {
     pub(super) fn busy_queues(&self) -> Vec<Weak<ControllerQueue>> {
         let busy =
             |queue: &Weak<ControllerQueue>| queue.upgrade().is_some_and(|queue| !queue.is_idle());
-        lock(&self.queues).iter().filter(|queue| busy(queue)).cloned().collect()
+        self.queues.lock().iter().filter(|queue| busy(queue)).cloned().collect()
     }
 
     pub(super) fn remove_controller(&self, id: u16) {
-        lock(&self.controllers).live.remove(&id);
+        self.controllers.lock().live.remove(&id);
     }
 
     pub(super) fn controller(&self, id: u16) -> Option<Arc<Controller>> {
-        lock(&self.controllers).live.get(&id).cloned()
+        self.controllers.lock().live.get(&id).cloned()
     }
 
     /// Live controllers, by ascending identifier.
     pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
-        lock(&self.controllers).live.values().cloned().collect()
+        self.controllers.lock().live.values().cloned().collect()
     }
 
     /// Refuses all Connects from now on, and disconnects all hosts.
     pub(super) fn close(&self, why: &'static str) {
-        lock(&self.controllers).closed = true;
+        self.controllers.lock().closed = true;
         self.disconnect(why);
     }
 
@@ -340,7 +340,7 @@ impl Subsystem {
 
     /// Closed queues of `host`, shared by all its controllers.
     pub(super) fn orphaned_queues_of(&self, host: &HostIdentity) -> Arc<OrphanedQueues> {
-        let mut hosts = lock(&self.orphaned);
+        let mut hosts = self.orphaned.lock();
         hosts.retain(|_, orphaned| orphaned.strong_count() > 0);
         let known = hosts.entry((host.nqn, host.id)).or_default();
         known.upgrade().unwrap_or_else(|| {
@@ -351,12 +351,12 @@ impl Subsystem {
     }
 
     pub(super) fn add_totals(&self, more: IoTotals) {
-        *lock(&self.totals) += more;
+        *self.totals.lock() += more;
     }
 
     /// I/O totals of all queues, past and present.
     pub(super) fn totals(&self) -> IoTotals {
-        let mut totals = *lock(&self.totals);
+        let mut totals = *self.totals.lock();
         for controller in self.controllers() {
             totals += controller.queue_totals();
         }

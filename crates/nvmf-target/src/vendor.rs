@@ -62,11 +62,11 @@ pub trait VendorSession: Send + Sync + 'static {
     /// Executes an admin command with `data` from the host. `place` has the length that
     /// [`VendorSession::reply_bytes`] returned, is zeroed, and comes back with the reply on
     /// success.
-    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<VendorReply>;
+    fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply>;
 
     /// Executes an I/O command. A command that waits for other commands of its host must park
     /// itself with `charge`.
-    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<VendorReply>;
+    fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<CommandReply>;
 }
 
 /// Share of an in-flight command in its connection's budget.
@@ -121,9 +121,9 @@ pub struct VendorHost {
     pub controller: u16,
 }
 
-/// Outcome of a vendor specific command.
+/// Outcome of an admin command or of a vendor specific one.
 #[derive(Debug)]
-pub struct VendorReply {
+pub struct CommandReply {
     /// Status.
     pub status: Status,
     /// Dwords 0 and 1 of the completion. Those of a refusal also go to the error log as command
@@ -133,15 +133,20 @@ pub struct VendorReply {
     pub data: Option<BufMut>,
 }
 
-impl VendorReply {
+impl CommandReply {
     /// Success with a result of 0.
-    pub fn success(data: Option<BufMut>) -> VendorReply {
-        VendorReply { status: Status::SUCCESS, result: 0, data }
+    pub fn success(data: Option<BufMut>) -> CommandReply {
+        CommandReply { status: Status::SUCCESS, result: 0, data }
+    }
+
+    /// Success with dword 0 set to `result`.
+    pub(crate) fn result(result: u32) -> CommandReply {
+        CommandReply { result: result.into(), ..CommandReply::success(None) }
     }
 
     /// A refusal.
-    pub fn failure(status: Status, result: u64) -> VendorReply {
-        VendorReply { status, result, data: None }
+    pub fn failure(status: Status, result: u64) -> CommandReply {
+        CommandReply { status, result, data: None }
     }
 }
 
@@ -183,7 +188,7 @@ impl Controller {
         &self,
         command: &Sqe,
         data: &[u8],
-    ) -> Result<IoFuture<VendorReply>, Status> {
+    ) -> Result<IoFuture<CommandReply>, Status> {
         self.saw_traffic();
         if !self.is_ready() {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());

@@ -15,7 +15,7 @@ use flagstone_nvme::property::{shutdown, shutdown_status};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
 use flagstone_nvmf_target::{
-    Charge, NamespaceConfig, VendorCommands, VendorHandler, VendorHost, VendorReply, VendorSession,
+    Charge, CommandReply, NamespaceConfig, VendorCommands, VendorHandler, VendorHost, VendorSession,
 };
 use flagstone_runtime::{Buf, BufMut};
 use support::client::enabled;
@@ -62,13 +62,13 @@ impl VendorSession for Session {
         Ok(0)
     }
 
-    fn admin(&self, _: &Sqe, _: &[u8], _: Option<BufMut>) -> IoFuture<VendorReply> {
-        IoFuture::ready(Ok(VendorReply::failure(REFUSAL, RESULT)))
+    fn admin(&self, _: &Sqe, _: &[u8], _: Option<BufMut>) -> IoFuture<CommandReply> {
+        IoFuture::ready(Ok(CommandReply::failure(REFUSAL, RESULT)))
     }
 
-    fn io(&self, _: &Sqe, _: Option<Buf>, _: Charge) -> IoFuture<VendorReply> {
+    fn io(&self, _: &Sqe, _: Option<Buf>, _: Charge) -> IoFuture<CommandReply> {
         let flush = self.device.flush();
-        IoFuture::later(async move { flush.await.map(|()| VendorReply::success(None)) })
+        IoFuture::later(async move { flush.await.map(|()| CommandReply::success(None)) })
     }
 }
 

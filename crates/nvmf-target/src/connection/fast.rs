@@ -51,9 +51,7 @@ impl Connection {
             return 0;
         }
         let entries = queue.entries;
-        if session.table.generation() != controller.generation() {
-            session.table = controller.snapshot();
-        }
+        session.refresh();
         let mut any = false;
         let mut awaited = 1;
         while self.has_room(entries)

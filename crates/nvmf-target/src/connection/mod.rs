@@ -42,9 +42,8 @@ use super::queue::Admitted;
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
 use crate::limits::{TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
-use flagstone_transport::Tx;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
-use flagstone_transport::{Rx, RxError};
+use flagstone_transport::{Rx, RxError, Tx};
 use transfer::Transfers;
 use waiting::WaitingCommand;
 
@@ -124,6 +123,15 @@ pub(crate) struct QueueSession {
 }
 
 impl QueueSession {
+    /// Takes a new namespace snapshot if there is one.
+    #[inline]
+    fn refresh(&mut self) {
+        let controller = &self.connected.controller;
+        if self.table.generation() != controller.generation() {
+            self.table = controller.snapshot();
+        }
+    }
+
     /// Submission queue head after taking one more entry.
     #[inline]
     fn next_sq_head(&self) -> u16 {
@@ -312,11 +320,7 @@ impl Connection {
     /// open.
     fn refresh(&self) {
         let mut session = self.session.borrow_mut();
-        let Some(session) = session.as_mut() else { return };
-        let controller = &session.connected.controller;
-        if session.table.generation() != controller.generation() {
-            session.table = controller.snapshot();
-        }
+        session.as_mut().map(QueueSession::refresh);
     }
 
     /// Counts a command with `payload` bytes as in flight.
@@ -366,10 +370,8 @@ impl Connection {
     pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, Status> {
         let mut session = self.session.borrow_mut();
         let session = session.as_mut().ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        session.refresh();
         let controller = &session.connected.controller;
-        if session.table.generation() != controller.generation() {
-            session.table = controller.snapshot();
-        }
         match session.table.get(nsid) {
             Some(namespace) => match session.table.ana().io_status() {
                 Status::SUCCESS => {

@@ -7,7 +7,10 @@ use std::rc::Rc;
 
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
-use flagstone_nvme::limits::{ADMIN_IN_CAPSULE_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::limits::{
+    ADMIN_IN_CAPSULE_BYTES, COMMON_HEADER_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES,
+    TERM_REQ_MAX_BYTES,
+};
 use flagstone_nvme::opcode::DataDirection;
 use flagstone_nvme::pdu::{
     CapsuleCmd, CommonHeader, DataHeader, Digests, Encoder, Fatal, Frame, InitializeRequest,
@@ -21,7 +24,6 @@ use flagstone_runtime::{Buf, BufMut, buf};
 use super::{Awaits, Connection, ConnectionEnd};
 use crate::limits::{CONTROLLER_DATA_ALIGNMENT, TX_HEADERS_BYTES, VENDOR_DATA_BYTES};
 use crate::{admin_data_bytes, connect};
-use flagstone_nvme::limits::{COMMON_HEADER_BYTES, TERM_REQ_MAX_BYTES};
 use flagstone_transport::limits::DIRECT_BYTES;
 use flagstone_transport::{MessageShape, Rx, ShapePredictor};
 

@@ -3,7 +3,7 @@
 use flagstone_nvme::command::admin::Abort;
 use flagstone_nvme::command::{FLAGS_SGL, Sqe};
 use flagstone_nvme::feature::{FeatureId, HostBehavior, NumberOfQueues, capability};
-use flagstone_nvme::opcode::AdminOpcode;
+use flagstone_nvme::opcode::{AdminOpcode, FabricsType};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U32, Wire};
@@ -318,15 +318,15 @@ proptest! {
         for command in commands {
             prop_assert!(admin_data_bytes(&command) <= 4096);
             match host.controller().admin(&command, &data) {
-                AdminReply::Parked => parked += 1,
-                AdminReply::Now { status, data: Some(data), .. } => {
+                None => parked += 1,
+                Some(CommandReply { status, data: Some(data), .. }) => {
                     prop_assert!(status.is_success());
                     prop_assert!(data.len() <= command.data.data_bytes.get() as usize);
                     prop_assert!(data.len() <= target.config().mdts_bytes as usize);
                 }
-                AdminReply::Now { cqe_result, status, data: None } => {
+                Some(CommandReply { status, result, data: None }) => {
                     prop_assert!(status.fabrics_name().is_some() || status.name().is_some());
-                    prop_assert!(status.is_success() || cqe_result == 0);
+                    prop_assert!(status.is_success() || result == 0);
                 }
             }
             prop_assert!(parked <= 20 && host.controller().is_ready());
@@ -355,7 +355,8 @@ proptest! {
         let queue = if admin { &host.connected.queue } else { &io.queue };
         let reply = host.controller().fabrics(queue, &command);
         prop_assert!(reply.status.fabrics_name().is_some());
-        prop_assert!(!reply.disconnect || !admin);
+        let disconnects = command.fabrics_type() == Some(FabricsType::DISCONNECT);
+        prop_assert!(!admin || !disconnects || !reply.status.is_success());
         prop_assert!(reply.status.is_success() || reply.result == 0);
     }
 

@@ -6,7 +6,8 @@ mod events;
 mod identify;
 mod life;
 mod logs;
+pub(super) mod support;
 
 use super::connect::ConnectRefusal;
-use super::testing::*;
 use super::*;
+use support::*;

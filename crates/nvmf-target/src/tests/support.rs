@@ -12,9 +12,9 @@ use flagstone_nvme::property::{Configuration, Property, PropertySize};
 use flagstone_nvme::{Nqn, Status};
 use flagstone_runtime::{Buf, BufMut};
 
-use super::connect::ConnectRefusal;
-use super::queue::Hangup;
-use super::*;
+use crate::connect::ConnectRefusal;
+use crate::queue::Hangup;
+use crate::*;
 
 /// Device without contents.
 struct Null {
@@ -44,12 +44,12 @@ impl BlockDevice for Null {
     }
 }
 
-pub(super) fn null_device(geometry: Geometry) -> SharedDevice {
+pub(crate) fn null_device(geometry: Geometry) -> SharedDevice {
     Arc::new(Null { geometry, flushes: Arc::default() })
 }
 
 /// Device with a volatile write cache, and its flush count.
-pub(super) fn cached_device() -> (SharedDevice, Arc<AtomicU32>) {
+pub(crate) fn cached_device() -> (SharedDevice, Arc<AtomicU32>) {
     let flushes = Arc::new(AtomicU32::new(0));
     let geometry = Geometry { volatile_cache: true, ..Geometry::new(1 << 20, 512) };
     (Arc::new(Null { geometry, flushes: flushes.clone() }), flushes)
@@ -57,7 +57,7 @@ pub(super) fn cached_device() -> (SharedDevice, Arc<AtomicU32>) {
 
 /// Counts calls of `hang_up`.
 #[derive(Clone, Default)]
-pub(super) struct HangupCounter(Arc<AtomicU32>);
+pub(crate) struct HangupCounter(Arc<AtomicU32>);
 
 impl Hangup for HangupCounter {
     fn hang_up(&self) {
@@ -66,40 +66,40 @@ impl Hangup for HangupCounter {
 }
 
 impl HangupCounter {
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
     }
 }
 
-pub(super) fn volume() -> Nqn {
+pub(crate) fn volume() -> Nqn {
     Nqn::new("nqn.2026-01.io.flagstone:db").unwrap()
 }
 
-pub(super) fn host() -> Nqn {
+pub(crate) fn host() -> Nqn {
     Nqn::from_uuid([7; 16])
 }
 
-pub(super) const HOST_ID: [u8; 16] = [9; 16];
+pub(crate) const HOST_ID: [u8; 16] = [9; 16];
 
 /// A target with one subsystem, [`volume`], with namespace 1 of 256 blocks of 4 KiB.
-pub(super) fn target() -> Arc<Target> {
+pub(crate) fn target() -> Arc<Target> {
     target_of(TargetConfig::default())
 }
 
-pub(super) fn target_of(config: TargetConfig) -> Arc<Target> {
+pub(crate) fn target_of(config: TargetConfig) -> Arc<Target> {
     let target = Target::new(config).unwrap();
     add_subsystem(&target, volume(), Vec::new());
     add_namespace(&target, Some(1)).unwrap();
     target
 }
 
-pub(super) fn add_subsystem(target: &Target, nqn: Nqn, allow_hosts: Vec<Nqn>) {
+pub(crate) fn add_subsystem(target: &Target, nqn: Nqn, allow_hosts: Vec<Nqn>) {
     let config = SubsystemConfig { nqn, serial: "SN-1".to_owned(), allow_hosts };
     target.add_subsystem(config).unwrap();
 }
 
 /// Adds a namespace of 1 MiB with a unique UUID.
-pub(super) fn add_namespace(target: &Target, nsid: Option<u32>) -> Result<u32, TargetError> {
+pub(crate) fn add_namespace(target: &Target, nsid: Option<u32>) -> Result<u32, TargetError> {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let mut uuid = [0xab; 16];
     uuid[..4].copy_from_slice(&NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes());
@@ -108,16 +108,16 @@ pub(super) fn add_namespace(target: &Target, nsid: Option<u32>) -> Result<u32, T
 }
 
 /// Connect command that a test may alter before sending it.
-pub(super) struct Attempt {
-    pub(super) command: ConnectCommand,
-    pub(super) data: ConnectData,
-    pub(super) local: Option<SocketAddr>,
-    pub(super) line: HangupCounter,
+pub(crate) struct Attempt {
+    pub(crate) command: ConnectCommand,
+    pub(crate) data: ConnectData,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) line: HangupCounter,
 }
 
 impl Attempt {
     /// Connect of the admin queue to `subnqn`.
-    pub(super) fn admin(subnqn: &Nqn) -> Attempt {
+    pub(crate) fn admin(subnqn: &Nqn) -> Attempt {
         Attempt {
             command: ConnectCommand::new(1, 0, 32, 15_000, false).unwrap(),
             data: ConnectData::new(HOST_ID, CONTROLLER_ID_DYNAMIC, subnqn, &host()),
@@ -127,7 +127,7 @@ impl Attempt {
     }
 
     /// Connect of I/O queue `qid` of controller `id` of [`volume`].
-    pub(super) fn io(id: u16, qid: u16) -> Attempt {
+    pub(crate) fn io(id: u16, qid: u16) -> Attempt {
         Attempt {
             command: ConnectCommand::new(1, qid, 128, 0, true).unwrap(),
             data: ConnectData::new(HOST_ID, id, &volume(), &host()),
@@ -135,20 +135,20 @@ impl Attempt {
         }
     }
 
-    pub(super) fn send(&self, target: &Arc<Target>) -> Result<Connected, ConnectRefusal> {
+    pub(crate) fn send(&self, target: &Arc<Target>) -> Result<Connected, ConnectRefusal> {
         let line = Box::new(self.line.clone());
         connect(target, &self.command, &self.data, self.local, line)
     }
 }
 
 /// Connected and enabled controller.
-pub(super) struct TestHost {
-    pub(super) connected: Connected,
-    pub(super) line: HangupCounter,
+pub(crate) struct TestHost {
+    pub(crate) connected: Connected,
+    pub(crate) line: HangupCounter,
 }
 
 impl TestHost {
-    pub(super) fn connect(target: &Arc<Target>, subnqn: &Nqn) -> TestHost {
+    pub(crate) fn connect(target: &Arc<Target>, subnqn: &Nqn) -> TestHost {
         let attempt = Attempt::admin(subnqn);
         let connected = attempt.send(target).unwrap();
         let host = TestHost { connected, line: attempt.line };
@@ -157,26 +157,26 @@ impl TestHost {
         host
     }
 
-    pub(super) fn controller(&self) -> &Arc<Controller> {
+    pub(crate) fn controller(&self) -> &Arc<Controller> {
         &self.connected.controller
     }
 
-    pub(super) fn id(&self) -> u16 {
+    pub(crate) fn id(&self) -> u16 {
         ConnectResult::from_dw0(self.connected.result).controller_id
     }
 
-    pub(super) fn enable(&self) {
+    pub(crate) fn enable(&self) {
         self.set_cc(enabled());
     }
 
-    pub(super) fn set_cc(&self, configuration: Configuration) {
+    pub(crate) fn set_cc(&self, configuration: Configuration) {
         let value = u64::from(configuration.0);
         let set = PropertyCommand::set(1, Property::CC, PropertySize::FOUR, value);
         let reply = self.controller().fabrics(&self.connected.queue, &set.command());
         assert_eq!(reply.status, Status::SUCCESS);
     }
 
-    pub(super) fn property(&self, property: Property) -> u64 {
+    pub(crate) fn property(&self, property: Property) -> u64 {
         let size = if property == Property::CAP { PropertySize::EIGHT } else { PropertySize::FOUR };
         let get = PropertyCommand::get(1, property, size);
         let reply = self.controller().fabrics(&self.connected.queue, &get.command());
@@ -185,27 +185,24 @@ impl TestHost {
     }
 
     /// Result and data of a command, or its status with More cleared.
-    pub(super) fn send(&self, command: &Sqe, data: &[u8]) -> Result<(u64, Vec<u8>), Status> {
-        match self.controller().admin(command, data) {
-            AdminReply::Now { cqe_result, status, data } if status.is_success() => {
-                Ok((cqe_result, data.map_or(Vec::new(), |data| data.to_vec())))
-            }
-            AdminReply::Now { status, data, .. } => {
-                assert!(data.is_none() && status.is_more(), "{status}");
-                Err(if status.is_dnr() { status.code().dnr() } else { status.code() })
-            }
-            AdminReply::Parked => panic!("parked"),
+    pub(crate) fn send(&self, command: &Sqe, data: &[u8]) -> Result<(u64, Vec<u8>), Status> {
+        let reply = self.controller().admin(command, data).expect("not parked");
+        let CommandReply { status, result, data } = reply;
+        if status.is_success() {
+            return Ok((result, data.map_or(Vec::new(), |data| data.to_vec())));
         }
+        assert!(data.is_none() && status.is_more(), "{status}");
+        Err(if status.is_dnr() { status.code().dnr() } else { status.code() })
     }
 
     /// Sends an Asynchronous Event Request.
-    pub(super) fn wait_for_event(&self, cid: u16) {
+    pub(crate) fn wait_for_event(&self, cid: u16) {
         let reply = self.controller().admin(&Sqe::async_event_request(cid), &[]);
-        assert!(matches!(reply, AdminReply::Parked), "{reply:?}");
+        assert!(reply.is_none(), "{reply:?}");
     }
 }
 
 /// CC value with which Linux enables a controller.
-pub(super) fn enabled() -> Configuration {
+pub(crate) fn enabled() -> Configuration {
     Configuration::default().with_enable(1).with_sqe_exponent(6).with_cqe_exponent(4)
 }
