@@ -8,13 +8,13 @@ use flagstone_runtime::{Buf, BufMut};
 
 /// Data of a command.
 #[derive(Debug, Default)]
-pub(super) enum CommandData {
+pub enum CommandData {
     /// No data.
     #[default]
     None,
     /// Data to the target.
     Out(Buf),
-    /// Buffer for data from the target.
+    /// Buffer for data from the target, which must fill it.
     In(BufMut),
 }
 
@@ -263,13 +263,6 @@ impl CommandSlots {
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
-
-    #[cfg(test)]
-    /// True if every slot is in use.
-    #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        self.free.is_empty()
-    }
 }
 
 #[cfg(test)]
@@ -295,7 +288,7 @@ mod tests {
         assert_eq!(data.bytes(), 512, "the data of a refused command stays with its caller");
         assert!(poll(&mut slots, cid).is_pending());
         slots.end(cid, CommandOutcome::Completed(Cqe::new(cid, Status::SUCCESS)));
-        assert!(slots.is_full());
+        assert!(!slots.has_room());
         let Poll::Ready((CommandOutcome::Completed(_), CommandData::In(_))) = poll(&mut slots, cid)
         else {
             panic!("the outcome and the place come back");
@@ -329,9 +322,9 @@ mod tests {
         let mut slots = CommandSlots::new(1);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         assert!(!slots.orphan(cid));
-        assert!(slots.is_full());
+        assert!(!slots.has_room());
         assert!(slots.end(cid, CommandOutcome::Lost), "now it is free");
-        assert!(!slots.is_full());
+        assert!(slots.has_room());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use flagstone_runtime::{buf, random_u64, sync, time};
 
 use super::admission::Admission;
 use super::command::{CommandData, CommandOutcome};
-use super::initialize::initialize;
+use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
 use super::shape::{ControllerLimits, NamespaceShape};
 use super::{HostError, HostOptions};
@@ -60,10 +60,7 @@ impl ConnectParams {
 /// Random UUID, version 4.
 fn random_uuid() -> [u8; 16] {
     let bits = u128::from(random_u64()) << 64 | u128::from(random_u64());
-    let mut uuid = bits.to_be_bytes();
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    uuid
+    uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid().into_bytes()
 }
 
 /// Cause of the end of an association: the first failure of any of its parts.
@@ -122,7 +119,7 @@ impl Drop for AdminController {
 }
 
 /// Sends an admin command that must succeed.
-async fn ask(
+pub(super) async fn ask(
     queue: &Rc<HostQueue>,
     what: &'static str,
     command: Sqe,
@@ -150,7 +147,8 @@ async fn connect_queue(
     let connection = initialize(&params.address, params.options.digests).await?;
     let patience = params.options.end_patience();
     let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
-    let guard = CloseOnDrop(Some(queue.clone()));
+    let unused = queue.clone();
+    let guard = OnDrop::new(move || unused.close());
     // Only the admin queue has a keep alive timeout.
     let keep_alive_ms = if qid == 0 { params.options.keep_alive.as_millis() as u32 } else { 0 };
     let command = ConnectCommand::new(0, qid, entries.into(), keep_alive_ms, false)
@@ -166,23 +164,6 @@ async fn connect_queue(
     }
     guard.disarm();
     Ok((queue, result))
-}
-
-/// Closes a queue whose Connect failed.
-struct CloseOnDrop(Option<Rc<HostQueue>>);
-
-impl CloseOnDrop {
-    fn disarm(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for CloseOnDrop {
-    fn drop(&mut self) {
-        if let Some(queue) = &self.0 {
-            queue.close();
-        }
-    }
 }
 
 impl AdminController {
@@ -211,14 +192,17 @@ impl AdminController {
     async fn enable(&mut self) -> Result<(), HostError> {
         self.capabilities = Capabilities(self.get(Property::CAP, PropertySize::EIGHT).await?);
         self.version = Version(self.get(Property::VS, PropertySize::FOUR).await? as u32);
-        let page_exponent = self.capabilities.min_page_exponent() as u32;
-        let configuration = Configuration::default()
-            .with_enable(1)
-            .with_page_exponent(page_exponent)
-            .with_sqe_exponent(6)
-            .with_cqe_exponent(4);
-        self.set(Property::CC, configuration.0).await?;
+        self.set(Property::CC, self.enabled().0).await?;
         self.until(|status| status.ready() == 1).await
+    }
+
+    /// CC of an enabled controller.
+    fn enabled(&self) -> Configuration {
+        Configuration::default()
+            .with_enable(1)
+            .with_page_exponent(self.capabilities.min_page_exponent() as u32)
+            .with_sqe_exponent(6)
+            .with_cqe_exponent(4)
     }
 
     /// Waits for a controller status, bounded by the caller's timeout.
@@ -249,12 +233,7 @@ impl AdminController {
 
     /// Shuts the controller down, which makes its cached data durable.
     pub(super) async fn shut_down(&self) -> Result<(), HostError> {
-        let configuration = Configuration::default()
-            .with_enable(1)
-            .with_page_exponent(self.capabilities.min_page_exponent() as u32)
-            .with_sqe_exponent(6)
-            .with_cqe_exponent(4)
-            .with_shutdown(shutdown::NORMAL);
+        let configuration = self.enabled().with_shutdown(shutdown::NORMAL);
         self.set(Property::CC, configuration.0).await?;
         self.until(|status| status.shutdown_status() == shutdown_status::COMPLETE).await
     }
@@ -323,7 +302,7 @@ impl AdminController {
 
     /// Enables events for changed namespaces. Returns whether the controller supports them.
     pub(super) async fn subscribe(&self, events: u32) -> Result<bool, HostError> {
-        if EventMask(events).namespace_attribute() == 0 {
+        if !EventMask(events).contains(EventMask::NAMESPACE_ATTRIBUTE) {
             return Ok(false);
         }
         let mask = EventMask::NAMESPACE_ATTRIBUTE.0;

@@ -208,7 +208,7 @@ impl RemoteIo {
 
     async fn write_pieces(self, offset: u64, data: Buf, fua: bool) -> Result<(), IoError> {
         let transfer = u64::from(self.shape.transfer_bytes);
-        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
+        let mut pieces = pieces(offset, data.len() as u64, transfer);
         let next = || {
             let (at, len) = pieces.next()?;
             let start = (at - offset) as usize;
@@ -222,7 +222,7 @@ impl RemoteIo {
         let unit = u64::from(shape.zero_blocks) << shape.block_shift;
         let deallocate = flags.may_deallocate && shape.zero_deallocates;
         let options = IoOptions { fua: flags.fua, deallocate };
-        let mut pieces = Pieces::new(offset, len, unit);
+        let mut pieces = pieces(offset, len, unit);
         let next = || {
             let (at, len) = pieces.next()?;
             let command = Sqe::write_zeroes(0, shape.nsid, self.range(at, len), options);
@@ -239,7 +239,7 @@ impl RemoteIo {
         fua: bool,
     ) -> Result<(), IoError> {
         let unit = u64::from(self.shape.transfer_bytes.min(ZERO_BYTES));
-        let mut pieces = Pieces::new(offset, len, unit);
+        let mut pieces = pieces(offset, len, unit);
         let next = || {
             let (at, len) = pieces.next()?;
             Some(self.write(at, buf::zeroes(len as usize), fua))
@@ -251,7 +251,7 @@ impl RemoteIo {
     async fn discard(self, offset: u64, len: u64) -> Result<(), IoError> {
         let limits = self.shape.discard;
         let shift = self.shape.block_shift;
-        let mut pieces = Pieces::new(offset >> shift, len >> shift, limits.range_blocks.into());
+        let mut pieces = pieces(offset >> shift, len >> shift, limits.range_blocks.into());
         let mut more = true;
         while more {
             let mut list = buf::alloc(limits.ranges * DsmRange::BYTES).await;
@@ -288,24 +288,10 @@ pub struct Compressed {
     pub codec: Codec,
 }
 
-/// Splits a range into parts of at most one unit, in order.
-struct Pieces {
-    at: u64,
-    end: u64,
-    unit: u64,
-}
-
-impl Pieces {
-    fn new(offset: u64, len: u64, unit: u64) -> Pieces {
-        Pieces { at: offset, end: offset + len, unit }
-    }
-
-    /// Offset and length of the next part.
-    fn next(&mut self) -> Option<(u64, u64)> {
-        let (at, len) = (self.at, (self.end - self.at).min(self.unit));
-        self.at += len;
-        (len > 0).then_some((at, len))
-    }
+/// Offset and length of the parts, of at most `unit`, of a range.
+fn pieces(offset: u64, len: u64, unit: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = offset + len;
+    (offset..end).step_by(unit as usize).map(move |at| (at, (end - at).min(unit)))
 }
 
 impl BlockDevice for RemoteDevice {
@@ -428,12 +414,11 @@ impl RemoteIo {
         order: Order,
     ) -> Result<(), IoError> {
         let transfer = u64::from(self.shape.transfer_bytes);
-        let mut pieces = Pieces::new(offset, data.len() as u64, transfer);
-        let mut parts = 0..;
+        let mut pieces = (0..).zip(pieces(offset, data.len() as u64, transfer));
         run_at_once(|| {
-            let (at, len) = pieces.next()?;
+            let (part, (at, len)) = pieces.next()?;
             let start = (at - offset) as usize;
-            let order = order.part(parts.next()?);
+            let order = order.part(part);
             Some(self.ordered(at, data.slice(start..start + len as usize), fua, order))
         })
         .await

@@ -2,17 +2,17 @@
 
 use std::rc::Rc;
 
+use flagstone_nvme::Nqn;
 use flagstone_nvme::command::admin::GetLogPage;
 use flagstone_nvme::log::discovery::SubsystemType;
 use flagstone_nvme::log::{DiscoveryEntry, DiscoveryHeader, LogId};
 use flagstone_nvme::wire::Wire;
-use flagstone_nvme::{Cqe, Nqn};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{BufMut, buf, time};
 
 use super::admission::Admission;
-use super::command::{CommandData, CommandOutcome};
-use super::connect::{AdminController, ConnectParams};
+use super::command::CommandData;
+use super::connect::{AdminController, ConnectParams, ask};
 use super::{HostError, HostOptions};
 use crate::limits::{DISCOVERY_ATTEMPTS, DISCOVERY_ENTRIES};
 
@@ -112,15 +112,8 @@ async fn read_log(admin: &AdminController, offset: u64, bytes: usize) -> Result<
     let log = GetLogPage::new(LogId::DISCOVERY, 0, offset, bytes as u32);
     let command = log.command(0).expect("a multiple of 4 bytes");
     let place = CommandData::In(buf::alloc_small(bytes));
-    match admin.queue.run(&command, place).await {
-        (CommandOutcome::Completed(cqe), CommandData::In(page)) if cqe.status().is_success() => {
-            Ok(page)
-        }
-        (CommandOutcome::Completed(cqe), _) => Err(refused(&cqe)),
-        (CommandOutcome::Lost, _) => Err(HostError::Closed),
+    match ask(&admin.queue, "the discovery log", command, place).await?.1 {
+        CommandData::In(page) => Ok(page),
+        CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
     }
-}
-
-fn refused(cqe: &Cqe) -> HostError {
-    HostError::Refused { what: "the discovery log", status: cqe.status() }
 }

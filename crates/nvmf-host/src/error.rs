@@ -29,7 +29,7 @@ pub enum HostError {
     Damaged,
     /// The target violated the protocol.
     #[error("the target violated the NVMe/TCP protocol: {0}")]
-    Protocol(Fatal),
+    Protocol(#[from] Fatal),
     /// The target reported a protocol violation by this host.
     #[error("the target terminated the connection: {0}")]
     Terminated(String),
@@ -110,12 +110,6 @@ impl From<RxError> for HostError {
 impl From<Elapsed> for HostError {
     fn from(_: Elapsed) -> HostError {
         HostError::TimedOut
-    }
-}
-
-impl From<Fatal> for HostError {
-    fn from(fatal: Fatal) -> HostError {
-        HostError::Protocol(fatal)
     }
 }
 

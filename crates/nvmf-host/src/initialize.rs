@@ -1,7 +1,7 @@
 //! Connection initialization: TCP connect, ICReq and ICResp.
 
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
-use flagstone_nvme::limits::{COMMON_HEADER_BYTES, INITIALIZE_BYTES};
+use flagstone_nvme::limits::{COMMON_HEADER_BYTES, INITIALIZE_BYTES, TERM_REQ_MAX_BYTES};
 use flagstone_nvme::pdu::{
     CommonHeader, Digests, Encoder, Fatal, InitializeRequest, InitializeResponse, PduKind,
     Receiver, Rules, TermReqHeader, Violation, encode_term_req,
@@ -12,7 +12,6 @@ use flagstone_runtime::{buf, time};
 
 use super::HostError;
 use super::queue::{Agreement, InitializedConnection};
-use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::Rx;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 
@@ -27,7 +26,8 @@ pub(super) async fn initialize(
     wanted: Digests,
 ) -> Result<InitializedConnection, HostError> {
     let stream = Stream::connect(address).await.map_err(HostError::Connect)?;
-    let guard = Shutdown(Some(stream.clone()));
+    let unused = stream.clone();
+    let guard = OnDrop::new(move || unused.shutdown());
     let request = InitializeRequest::new(wanted, HOST_DATA_ALIGNMENT, R2TS);
     let mut out = buf::alloc_small(INITIALIZE_BYTES);
     out.copy_from_slice(request.bytes());
@@ -98,19 +98,23 @@ async fn terminate(stream: &Stream, rx: &mut Rx, fatal: Fatal, offending: &[u8])
     }
 }
 
-/// Shuts down a connection that does not become a queue.
-struct Shutdown(Option<Stream>);
+/// Runs a closure when it is dropped, unless it is disarmed before.
+pub(super) struct OnDrop<F: FnMut()>(Option<F>);
 
-impl Shutdown {
-    fn disarm(mut self) {
+impl<F: FnMut()> OnDrop<F> {
+    pub(super) fn new(run: F) -> OnDrop<F> {
+        OnDrop(Some(run))
+    }
+
+    pub(super) fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Shutdown {
+impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        if let Some(stream) = &self.0 {
-            stream.shutdown();
+        if let Some(run) = &mut self.0 {
+            run();
         }
     }
 }

@@ -50,12 +50,13 @@ mod shape;
 mod supervisor;
 mod window;
 
+pub use command::CommandData;
 pub use device::{Compressed, RemoteDevice};
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
 pub use options::HostOptions;
 pub use paths::MultipathDevice;
-pub use session::{AdminCompletion, AdminData, RemoteSession};
+pub use session::{AdminCompletion, RemoteSession};
 
 #[cfg(doc)]
 use flagstone_blockdev::{BlockDevice, IoError};

@@ -14,7 +14,7 @@ use flagstone_runtime::{buf, spawn, time};
 use super::HostError;
 use super::admission::Admission;
 use super::command::{CommandData, CommandOutcome};
-use super::connect::{AdminController, ConnectParams, IoQueues};
+use super::connect::{AdminController, ConnectParams, IoQueues, ask};
 use super::queue::HostQueue;
 use super::shape::{ControllerLimits, NamespaceShape};
 use crate::limits::{SCAN_PERIOD_MAX, TIMEOUT_TICKS};
@@ -106,16 +106,12 @@ async fn keep_alive(admin: Rc<AdminController>, interval: Duration) {
     loop {
         time::sleep(interval).await;
         let command = Sqe::keep_alive(0);
-        let error =
-            match time::timeout(interval, admin.queue.run(&command, CommandData::None)).await {
-                Ok((CommandOutcome::Completed(cqe), _)) if cqe.status().is_success() => continue,
-                Ok((CommandOutcome::Completed(cqe), _)) => {
-                    HostError::Refused { what: "Keep Alive", status: cqe.status() }
-                }
-                Ok((CommandOutcome::Lost, _)) => HostError::Closed,
-                Err(elapsed) => elapsed.into(),
-            };
-        return admin.end.set(error);
+        let answer = ask(&admin.queue, "Keep Alive", command, CommandData::None);
+        match time::timeout(interval, answer).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return admin.end.set(error),
+            Err(elapsed) => return admin.end.set(elapsed.into()),
+        }
     }
 }
 

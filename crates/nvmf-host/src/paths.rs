@@ -1,5 +1,6 @@
 //! Multipath: several paths to one namespace with Asymmetric Namespace Access (Base 8.1.1).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -84,6 +85,14 @@ impl MultipathDevice {
         }
         Ok(Arc::new(MultipathDevice(inner)))
     }
+
+    fn call<T: 'static>(
+        &self,
+        make: impl AsyncFn(&RemoteDevice) -> Result<T, IoError> + 'static,
+    ) -> IoFuture<T> {
+        let paths = self.0.clone();
+        IoFuture::later(async move { paths.call(make).await })
+    }
 }
 
 /// True if a path leads to the same namespace, which may have grown.
@@ -153,44 +162,30 @@ impl BlockDevice for MultipathDevice {
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        let (paths, len) = (self.0.clone(), buf.len());
-        IoFuture::later(async move {
-            let first = std::cell::Cell::new(Some(buf));
-            let read = async |device: &RemoteDevice| {
-                let buf = match first.take() {
-                    Some(buf) => buf,
-                    // The failed call consumed the buffer.
-                    None => buf::acquire(len).await.map_err(|_| IoError::NoMemory)?,
-                };
-                device.read(offset, buf).await
+        let (len, first) = (buf.len(), Cell::new(Some(buf)));
+        self.call(async move |device: &RemoteDevice| {
+            let buf = match first.take() {
+                Some(buf) => buf,
+                // The failed call consumed the buffer.
+                None => buf::acquire(len).await.map_err(|_| IoError::NoMemory)?,
             };
-            paths.call(read).await
+            device.read(offset, buf).await
         })
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let paths = self.0.clone();
-        IoFuture::later(async move {
-            paths.call(async |device| device.write(offset, data.clone(), fua).await).await
-        })
+        self.call(async move |device| device.write(offset, data.clone(), fua).await)
     }
 
     fn flush(&self) -> IoFuture<()> {
-        let paths = self.0.clone();
-        IoFuture::later(async move { paths.call(async |device| device.flush().await).await })
+        self.call(async |device| device.flush().await)
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        let paths = self.0.clone();
-        IoFuture::later(async move {
-            paths.call(async |device| device.discard(offset, len).await).await
-        })
+        self.call(async move |device| device.discard(offset, len).await)
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        let paths = self.0.clone();
-        IoFuture::later(async move {
-            paths.call(async |device| device.write_zeroes(offset, len, flags).await).await
-        })
+        self.call(async move |device| device.write_zeroes(offset, len, flags).await)
     }
 }

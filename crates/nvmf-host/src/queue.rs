@@ -20,9 +20,8 @@ use super::admission::Admission;
 use super::command::{CommandData, CommandOutcome, CommandSlots};
 use super::connect::AssociationEnd;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
-use flagstone_transport::Rx;
-use flagstone_transport::Tx;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
+use flagstone_transport::{Rx, Tx};
 
 /// Parameters negotiated by ICReq and ICResp.
 #[derive(Clone, Copy)]

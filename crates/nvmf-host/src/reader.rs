@@ -40,20 +40,6 @@ impl Header {
     }
 }
 
-/// Reason why a PDU ends the connection.
-enum Stop {
-    /// Protocol violation by the target, answered with a TermReq.
-    Fatal(Fatal),
-    /// Any other error.
-    Other(HostError),
-}
-
-impl From<Fatal> for Stop {
-    fn from(fatal: Fatal) -> Stop {
-        Stop::Fatal(fatal)
-    }
-}
-
 /// Input that the parser needs to continue.
 enum Want {
     /// More bytes.
@@ -98,10 +84,11 @@ impl HostQueue {
             match self.next_pdu(rx, &mut header) {
                 Ok(None) => {}
                 Ok(Some(want)) => return Ok(want),
-                Err(Stop::Other(error)) => return Err(error),
-                Err(Stop::Fatal(fatal)) => {
-                    self.terminate(fatal, header.shown());
-                    return Err(HostError::Protocol(fatal));
+                Err(error) => {
+                    if let HostError::Protocol(fatal) = error {
+                        self.terminate(fatal, header.shown());
+                    }
+                    return Err(error);
                 }
             }
         }
@@ -109,7 +96,7 @@ impl HostQueue {
 
     /// Processes one PDU; `None` when it was complete.
     #[inline]
-    fn next_pdu(&self, rx: &mut Rx, header: &mut Header) -> Result<Option<Want>, Stop> {
+    fn next_pdu(&self, rx: &mut Rx, header: &mut Header) -> Result<Option<Want>, HostError> {
         let Some(frame) = self.frame(rx, header)? else { return Ok(Some(Want::More)) };
         match frame.kind {
             PduKind::Data => self.data(rx, &frame, header),
@@ -126,14 +113,14 @@ impl HostQueue {
             }
             _ => {
                 let said = header.view::<TermReqHeader>();
-                Err(Stop::Other(HostError::Terminated(said.fatal().to_string())))
+                Err(HostError::Terminated(said.fatal().to_string()))
             }
         }
     }
 
     /// Frame of the next PDU, once its header has arrived and is valid. Copies the header.
     #[inline]
-    fn frame(&self, rx: &Rx, header: &mut Header) -> Result<Option<Frame>, Stop> {
+    fn frame(&self, rx: &Rx, header: &mut Header) -> Result<Option<Frame>, HostError> {
         let available = rx.available();
         if available < COMMON_HEADER_BYTES {
             return Ok(None);
@@ -145,9 +132,9 @@ impl HostQueue {
         let frame =
             self.rules().check(header.view::<CommonHeader>()).map_err(
                 |violation| match violation {
-                    Violation::Terminate(fatal) => Stop::Fatal(fatal),
+                    Violation::Terminate(fatal) => HostError::Protocol(fatal),
                     Violation::Close => {
-                        Stop::Other(HostError::Terminated("with a malformed TermReq".to_owned()))
+                        HostError::Terminated("with a malformed TermReq".to_owned())
                     }
                 },
             )?;
@@ -159,7 +146,7 @@ impl HostQueue {
     }
 
     #[inline]
-    fn response(&self, completion: Cqe) -> Result<(), Stop> {
+    fn response(&self, completion: Cqe) -> Result<(), HostError> {
         {
             let mut slots = self.slots.borrow_mut();
             let pending = slots.get(completion.cid.get()).ok_or(Fatal::UNKNOWN_COMPLETION)?;
@@ -183,7 +170,7 @@ impl HostQueue {
 
     /// Data of a read.
     #[inline]
-    fn data(&self, rx: &mut Rx, frame: &Frame, header: &Header) -> Result<Option<Want>, Stop> {
+    fn data(&self, rx: &mut Rx, frame: &Frame, header: &Header) -> Result<Option<Want>, HostError> {
         let header = header.view::<DataHeader>();
         header.check(frame)?;
         let cid = header.cid.get();
@@ -231,11 +218,7 @@ impl HostQueue {
             while rx.available() < digest_bytes {
                 rx.more().await?;
             }
-            match check_digest(rx, computed) {
-                Ok(()) => {}
-                Err(Stop::Other(error)) => return Err(error),
-                Err(Stop::Fatal(fatal)) => return Err(fatal.into()),
-            }
+            check_digest(rx, computed)?;
         }
         self.arrived(cid, success);
         Ok(())
@@ -249,7 +232,7 @@ impl HostQueue {
         }
     }
 
-    fn r2t(&self, header: &R2tHeader) -> Result<(), Stop> {
+    fn r2t(&self, header: &R2tHeader) -> Result<(), HostError> {
         let data = {
             let mut slots = self.slots.borrow_mut();
             let pending = slots.get(header.cid.get()).ok_or(Fatal::UNKNOWN_COMMAND)?;
@@ -271,12 +254,12 @@ impl HostQueue {
 
 /// Consumes and checks the data digest. As with Linux hosts, a mismatch breaks the connection, and
 /// the command is resent over the next one.
-fn check_digest(rx: &mut Rx, computed: u32) -> Result<(), Stop> {
+fn check_digest(rx: &mut Rx, computed: u32) -> Result<(), HostError> {
     let mut scratch = [0; DIGEST_BYTES];
     let received = rx.peek(DIGEST_BYTES, &mut scratch).expect("the digest has arrived");
     let intact = received == computed.to_le_bytes();
     rx.skip(DIGEST_BYTES);
-    if intact { Ok(()) } else { Err(Stop::Other(HostError::Damaged)) }
+    if intact { Ok(()) } else { Err(HostError::Damaged) }
 }
 
 /// Fills `place[start..start + len]` from the stream.

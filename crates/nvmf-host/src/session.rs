@@ -138,17 +138,6 @@ pub struct AdminCompletion {
     pub data: Option<BufMut>,
 }
 
-/// Data of an admin command.
-#[derive(Debug)]
-pub enum AdminData {
-    /// No data.
-    None,
-    /// To the target.
-    Out(Buf),
-    /// From the target; must fill this buffer.
-    In(BufMut),
-}
-
 impl RemoteSession {
     /// Connects this core to subsystem `subnqn` at `address`. Data digests are enabled regardless
     /// of `options`.
@@ -248,14 +237,9 @@ impl RemoteSession {
 
     /// Sends a vendor specific admin command. It must be idempotent, because it is resent when the
     /// target asks for a retry. `data` must match bits 1:0 of the opcode.
-    pub fn admin(&self, command: Sqe, data: AdminData) -> IoFuture<AdminCompletion> {
+    pub fn admin(&self, command: Sqe, data: CommandData) -> IoFuture<AdminCompletion> {
         self.call(move |io| {
             IoFuture::later(async move {
-                let data = match data {
-                    AdminData::None => CommandData::None,
-                    AdminData::Out(data) => CommandData::Out(data),
-                    AdminData::In(place) => CommandData::In(place),
-                };
                 let (cqe, data) = io.association.admin_call(command, data).await?;
                 let data = match data {
                     CommandData::In(place) => Some(place),

@@ -5,7 +5,7 @@ use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_blockdev::limits::DEVICE_MAX_BYTES;
 use flagstone_nvme::identify::controller::{optional_io, write_cache};
 use flagstone_nvme::identify::namespace::{
-    DeallocateFeatures, NamespaceFeatures, READS_AS_ZEROES, WRITE_PROTECTED,
+    OPTIMAL_SIZES, READS_AS, READS_AS_ZEROES, WRITE_PROTECTED, ZEROES_DEALLOCATE,
 };
 use flagstone_nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
 use flagstone_nvme::limits::{DSM_RANGES, IO_BLOCKS};
@@ -149,7 +149,7 @@ impl ControllerLimits {
             return Err(HostError::InvalidProperties("transfers smaller than a block (MDTS)"));
         }
         let geometry = self.geometry(identify, size_bytes, block_bytes);
-        let deallocated = DeallocateFeatures(identify.deallocate_features);
+        let deallocated = identify.deallocate_features;
         let shift = u32::from(exponent);
         Ok(NamespaceShape {
             nsid,
@@ -157,8 +157,8 @@ impl ControllerLimits {
             block_shift: shift,
             transfer_bytes,
             zero_blocks: self.blocks_of_exponent(limits.write_zeroes_exponent, shift),
-            zero_deallocates: deallocated.write_zeroes() != 0
-                && deallocated.reads_as() == READS_AS_ZEROES,
+            zero_deallocates: deallocated & ZEROES_DEALLOCATE != 0
+                && deallocated & READS_AS == READS_AS_ZEROES,
             takes_discards: self.optional_io & optional_io::DATASET_MANAGEMENT != 0,
             discard: DiscardLimits::new(limits),
             identity: (identify.nguid, identify.eui64),
@@ -171,13 +171,13 @@ impl ControllerLimits {
         size_bytes: u64,
         block_bytes: u32,
     ) -> Geometry {
-        let told = NamespaceFeatures(identify.features).optimal_sizes() & 1 != 0;
+        let told = identify.features & OPTIMAL_SIZES != 0;
         // 0's based block counts: 65,536 blocks of 64 KiB do not fit 32 bits.
         let bytes = |blocks_0based: u16| {
             let blocks = u32::from(blocks_0based) + 1;
             if told { blocks.checked_mul(block_bytes) } else { None }
         };
-        let deallocated = DeallocateFeatures(identify.deallocate_features);
+        let deallocated = identify.deallocate_features & READS_AS;
         let does = |ability| self.optional_io & ability != 0;
         Geometry {
             physical_block_bytes: bytes(identify.write_granularity_0based.get())
@@ -188,8 +188,7 @@ impl ControllerLimits {
             read_only: identify.attributes & WRITE_PROTECTED != 0,
             // `discard` promises zeroes or old data, so deallocated blocks must not read as
             // anything else.
-            can_discard: does(optional_io::DATASET_MANAGEMENT)
-                && deallocated.reads_as() == READS_AS_ZEROES,
+            can_discard: does(optional_io::DATASET_MANAGEMENT) && deallocated == READS_AS_ZEROES,
             // Another path to the same namespace may leave the old data.
             discard_zeroes: false,
             can_write_zeroes: does(optional_io::WRITE_ZEROES),
