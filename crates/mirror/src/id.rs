@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use uuid::{Builder, Uuid};
+
 /// A random UUID that identifies a volume, a replica or a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MirrorId(pub [u8; 16]);
@@ -12,10 +14,7 @@ impl MirrorId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
         bytes[8..].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
-        // Version 4, variant 1 (RFC 9562), so that other tools recognize it.
-        bytes[6] = bytes[6] & 0x0F | 0x40;
-        bytes[8] = bytes[8] & 0x3F | 0x80;
-        MirrorId(bytes)
+        MirrorId(Builder::from_random_bytes(bytes).into_uuid().into_bytes())
     }
 
     /// True for the nil identifier.
@@ -26,13 +25,7 @@ impl MirrorId {
 
 impl fmt::Display for MirrorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, byte) in self.0.iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
+        Uuid::from_bytes(self.0).fmt(f)
     }
 }
 

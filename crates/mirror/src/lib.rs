@@ -34,6 +34,7 @@ mod log_area;
 pub mod log_device;
 mod memory;
 pub mod mirror;
+mod named;
 mod new_generation;
 mod new_space;
 pub mod options;

@@ -115,6 +115,7 @@ pub(crate) fn count(counter: &AtomicU64, amount: u64) {
 }
 
 /// State under the mirror's lock.
+#[derive(Default)]
 pub(crate) struct State {
     pub(crate) role: ReplicaRole,
     /// Hosts are being served here.
@@ -185,6 +186,7 @@ pub(crate) struct AttachedSource {
 }
 
 /// The part of a leg that is under the state's lock.
+#[derive(Default)]
 pub(crate) struct LegState {
     pub(crate) desired_state: DesiredState,
     pub(crate) phase: LegPhase,
@@ -232,29 +234,7 @@ pub(crate) struct LegState {
 
 impl LegState {
     fn new(desired_state: DesiredState) -> LegState {
-        LegState {
-            desired_state,
-            phase: LegPhase::Disconnected,
-            peer: MirrorId::default(),
-            session: None,
-            session_id: 0,
-            receives_writes: false,
-            generation_bumped: false,
-            calls_in_flight: 0,
-            unflushed_in_flight: [0; 2],
-            unflushed_half: 0,
-            has_unflushed: false,
-            numbering: Numbering::default(),
-            volatile_cache: true,
-            last_handshake: None,
-            versions: None,
-            attach_not_before_ns: 0,
-            reconnect_requests: 0,
-            full_resync: false,
-            handing_over: false,
-            inconsistent: false,
-            degraded_as: Generation::NONE,
-        }
+        LegState { desired_state, volatile_cache: true, ..LegState::default() }
     }
 
     /// True while this session takes writes and has not been lost.
@@ -297,36 +277,12 @@ impl Mirror {
             counters: LegCounters::default(),
         });
         let legs: Vec<Leg> = legs.collect();
+        let desired = superblock.desired_states[..peers.len()].iter();
         let state = State {
             role: superblock.role,
-            serving: false,
-            service_ends: 0,
-            admission_blocks: 0,
-            in_flight: 0,
-            blocked: 0,
-            legs: superblock.desired_states[..peers.len()]
-                .iter()
-                .copied()
-                .map(LegState::new)
-                .collect(),
-            local_device_failed: false,
+            legs: desired.copied().map(LegState::new).collect(),
             unverified: superblock.unverified,
-            bumping_generation: false,
-            generation_error: None,
-            changing_role: false,
-            degrading: false,
-            attached: None,
-            counted_in_sync: false,
-            reorder: None,
-            source_calls: 0,
-            closed: false,
-            migrating: false,
-            replacement: None,
-            requested_bytes: None,
-            zeroing: false,
-            zeroing_failed: false,
-            changes: 0,
-            wakers: Vec::new(),
+            ..State::default()
         };
         let inner = Arc::new(Inner {
             geometry: mirrored_geometry(local.geometry()),

@@ -1,155 +1,84 @@
 //! Options of a mirror, as set by its configuration.
 
-use serde::{Deserialize, Serialize};
-
 use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
+use crate::named::named;
 use crate::pace::PaceLimits;
 use crate::peer::SharedConnector;
 use crate::queue::QueueLimits;
 
-/// When a write completes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// When both legs have it.
-    #[default]
-    Sync,
-    /// When the local leg has it.
-    Async,
-}
-
-impl Mode {
-    /// All values, the default first.
-    pub const ALL: [Mode; 2] = [Mode::Sync, Mode::Async];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mode::Sync => "sync",
-            Mode::Async => "async",
-        }
+named! {
+    /// When a write completes.
+    #[derive(Default)]
+    pub enum Mode {
+        /// When both legs have it.
+        #[default]
+        Sync = "sync",
+        /// When the local leg has it.
+        Async = "async",
     }
 }
 
-/// When the peer counts as having a write, in synchronous mode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Ack {
-    /// When it is durable there.
-    #[default]
-    Disk,
-    /// When it is in the peer's memory. It becomes durable at the next flush.
-    Memory,
-}
-
-impl Ack {
-    /// All values, the default first.
-    pub const ALL: [Ack; 2] = [Ack::Disk, Ack::Memory];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Ack::Disk => "disk",
-            Ack::Memory => "memory",
-        }
+named! {
+    /// When the peer counts as having a write, in synchronous mode.
+    #[derive(Default)]
+    pub enum Ack {
+        /// When it is durable there.
+        #[default]
+        Disk = "disk",
+        /// When it is in the peer's memory. It becomes durable at the next flush.
+        Memory = "memory",
     }
 }
 
-/// What happens to writes when a peer is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnPeerLoss {
-    /// Durably record the peer as out of date, and continue.
-    #[default]
-    Degrade,
-    /// Block writes until the peer is back and up to date, or the operator breaks or pauses the
-    /// mirror.
-    Block,
-}
-
-impl OnPeerLoss {
-    /// All values, the default first.
-    pub const ALL: [OnPeerLoss; 2] = [OnPeerLoss::Degrade, OnPeerLoss::Block];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            OnPeerLoss::Degrade => "degrade",
-            OnPeerLoss::Block => "block",
-        }
+named! {
+    /// What happens to writes when a peer is lost.
+    #[derive(Default)]
+    pub enum OnPeerLoss {
+        /// Durably record the peer as out of date, and continue.
+        #[default]
+        Degrade = "degrade",
+        /// Block writes until the peer is back and up to date, or the operator breaks or pauses the
+        /// mirror.
+        Block = "block",
     }
 }
 
-/// What happens in a split brain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AfterSplitBrain {
-    /// The operator decides.
-    #[default]
-    Manual,
-    /// Discard the local data if the peer serves hosts and this side does not. The operator decides
-    /// in all other cases.
-    KeepServing,
-}
-
-impl AfterSplitBrain {
-    /// All values, the default first.
-    pub const ALL: [AfterSplitBrain; 2] = [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            AfterSplitBrain::Manual => "manual",
-            AfterSplitBrain::KeepServing => "keep-serving",
-        }
+named! {
+    /// What happens in a split brain.
+    #[derive(Default)]
+    pub enum AfterSplitBrain {
+        /// The operator decides.
+        #[default]
+        Manual = "manual",
+        /// Discard the local data if the peer serves hosts and this side does not. The operator decides
+        /// in all other cases.
+        KeepServing = "keep-serving",
     }
 }
 
-/// What happens when the queue of an asynchronous peer is full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnCongestion {
-    /// Throttle: writes wait, so hosts become as slow as the link.
-    #[default]
-    Throttle,
-    /// Detach the peer: only record what it lacks, and bring it up to date later.
-    Detach,
-}
-
-impl OnCongestion {
-    /// All values, the default first.
-    pub const ALL: [OnCongestion; 2] = [OnCongestion::Throttle, OnCongestion::Detach];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            OnCongestion::Throttle => "throttle",
-            OnCongestion::Detach => "detach",
-        }
+named! {
+    /// What happens when the queue of an asynchronous peer is full.
+    #[derive(Default)]
+    pub enum OnCongestion {
+        /// Throttle: writes wait, so hosts become as slow as the link.
+        #[default]
+        Throttle = "throttle",
+        /// Detach the peer: only record what it lacks, and bring it up to date later.
+        Detach = "detach",
     }
 }
 
-/// What the write-intent log writes before the data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IntentLogMode {
-    /// A record of all active regions whenever the set changes. Writes to active regions need no
-    /// record.
-    #[default]
-    ActiveRegions,
-    /// A separate record for each write, one after the other, as a log without active regions
-    /// needs. For measurements only; it is no safer.
-    EveryWrite,
-}
-
-impl IntentLogMode {
-    /// All values, the default first.
-    pub const ALL: [IntentLogMode; 2] = [IntentLogMode::ActiveRegions, IntentLogMode::EveryWrite];
-
-    /// Name in the configuration and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            IntentLogMode::ActiveRegions => "active-regions",
-            IntentLogMode::EveryWrite => "every-write",
-        }
+named! {
+    /// What the write-intent log writes before the data.
+    #[derive(Default)]
+    pub enum IntentLogMode {
+        /// A record of all active regions whenever the set changes. Writes to active regions need no
+        /// record.
+        #[default]
+        ActiveRegions = "active-regions",
+        /// A separate record for each write, one after the other, as a log without active regions
+        /// needs. For measurements only; it is no safer.
+        EveryWrite = "every-write",
     }
 }
 

@@ -3,56 +3,38 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use crate::decide::ResyncAmount;
 use crate::format::superblock::ReplicaRole;
 use crate::id::{Generation, MirrorId};
+use crate::named::named;
 use crate::peer::LinkStatus;
 use crate::versions::LinkVersions;
 
-/// The state of a mirror towards one peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MirrorState {
-    /// Both replicas are equal, and writes go to both.
-    Mirroring,
-    /// Writes go to both, and the differences are being copied.
-    Resynchronizing,
-    /// Writes are tracked, not sent: the operator paused the mirror.
-    Paused,
-    /// Writes are neither sent nor tracked: the operator broke the mirror. Everything is copied
-    /// when it continues.
-    Broken,
-    /// The peer is out of date and either unreachable or not asked yet. Writes are tracked.
-    ResyncPending,
-    /// Both replicas were written independently. The operator has to choose.
-    SplitBrain,
-    /// The peer is unreachable, and nothing was written since.
-    Disconnected,
-    /// The peer is not a replica of this volume; or its size, granularity or logical block size
-    /// does not fit; or it speaks no version of the link in common.
-    Mismatch,
-    /// No replica has consistent data, or none was made the source.
-    NoSource,
-    /// This side is a target: the source reports the state.
-    Target,
-}
-
-impl MirrorState {
-    /// The name used by commands and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            MirrorState::Mirroring => "mirroring",
-            MirrorState::Resynchronizing => "resynchronizing",
-            MirrorState::Paused => "paused",
-            MirrorState::Broken => "broken",
-            MirrorState::ResyncPending => "resync-pending",
-            MirrorState::SplitBrain => "split-brain",
-            MirrorState::Disconnected => "disconnected",
-            MirrorState::Mismatch => "mismatch",
-            MirrorState::NoSource => "no-source",
-            MirrorState::Target => "target",
-        }
+named! {
+    /// The state of a mirror towards one peer.
+    pub enum MirrorState {
+        /// Both replicas are equal, and writes go to both.
+        Mirroring = "mirroring",
+        /// Writes go to both, and the differences are being copied.
+        Resynchronizing = "resynchronizing",
+        /// Writes are tracked, not sent: the operator paused the mirror.
+        Paused = "paused",
+        /// Writes are neither sent nor tracked: the operator broke the mirror. Everything is copied
+        /// when it continues.
+        Broken = "broken",
+        /// The peer is out of date and either unreachable or not asked yet. Writes are tracked.
+        ResyncPending = "resync-pending",
+        /// Both replicas were written independently. The operator has to choose.
+        SplitBrain = "split-brain",
+        /// The peer is unreachable, and nothing was written since.
+        Disconnected = "disconnected",
+        /// The peer is not a replica of this volume; or its size, granularity or logical block size
+        /// does not fit; or it speaks no version of the link in common.
+        Mismatch = "mismatch",
+        /// No replica has consistent data, or none was made the source.
+        NoSource = "no-source",
+        /// This side is a target: the source reports the state.
+        Target = "target",
     }
 }
 
@@ -62,32 +44,18 @@ impl fmt::Display for MirrorState {
     }
 }
 
-/// What the operator asked for, for one peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DesiredState {
-    /// Keep the peer up to date.
-    #[default]
-    Connected,
-    /// Record what the peer lacks, without sending it.
-    Paused,
-    /// Do without the peer, and do not even record what it lacks.
-    Detached,
-}
-
-impl DesiredState {
-    /// Name in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DesiredState::Connected => "connected",
-            DesiredState::Paused => "paused",
-            DesiredState::Detached => "detached",
-        }
+named! {
+    /// What the operator asked for, for one peer.
+    #[derive(Default)]
+    pub enum DesiredState {
+        /// Keep the peer up to date.
+        #[default]
+        Connected = "connected",
+        /// Record what the peer lacks, without sending it.
+        Paused = "paused",
+        /// Do without the peer, and do not even record what it lacks.
+        Detached = "detached",
     }
-
-    /// All values, indexed by their number on disk.
-    pub(crate) const ALL: [DesiredState; 3] =
-        [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
 }
 
 /// Progress of a leg's connection.

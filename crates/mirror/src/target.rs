@@ -17,7 +17,7 @@ use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, buf};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::format::bitmap_page::WORDS;
 use crate::format::superblock::{ReplicaRole, Superblock};
@@ -57,10 +57,6 @@ impl Drop for TargetSession {
     fn drop(&mut self) {
         self.inner.detach(|attached| attached.session == self.number);
     }
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock()
 }
 
 /// A call in progress for the attached session.
@@ -115,15 +111,15 @@ impl TargetSession {
                 call.await
             }));
         };
-        if lock(&self.reorder).arrived(order).is_err() {
+        if self.reorder.lock().arrived(order).is_err() {
             return IoFuture::ready(Err(IoError::OutOfRange));
         }
         let (reorder, number) = (self.reorder.clone(), self.number);
         IoFuture::later(async move {
-            let early = !lock(&reorder).may_start(order, Waker::noop());
+            let early = !reorder.lock().may_start(order, Waker::noop());
             if early {
                 let Some(_parked) = park() else {
-                    lock(&reorder).withdrawn(order);
+                    reorder.lock().withdrawn(order);
                     return Err(IoError::NoMemory);
                 };
                 wait_in_order(&inner, &reorder, number, order).await?;
@@ -133,8 +129,8 @@ impl TargetSession {
             RunToCompletion::new(async move {
                 let _served = served;
                 call(inner.local.data()).await?;
-                let done = lock(&reorder).completed(order.number);
-                while let Some(waker) = { lock(&reorder).next_to_wake() } {
+                let done = reorder.lock().completed(order.number);
+                while let Some(waker) = { reorder.lock().next_to_wake() } {
                     waker.wake();
                 }
                 done.map_err(|_| IoError::OutOfRange)
@@ -196,7 +192,7 @@ impl TargetSession {
         let inner = &self.inner;
         match request {
             PeerRequest::Identify { asker } => {
-                *lock(&self.asker) = asker;
+                *self.asker.lock() = asker;
                 inner.peer_is_reachable(asker);
                 return Ok(PeerReply::Identity(inner.identity(asker)));
             }
@@ -205,7 +201,7 @@ impl TargetSession {
                 return inner.discard_data(base, expected).await;
             }
             PeerRequest::HandOver => {
-                let asker = *lock(&self.asker);
+                let asker = *self.asker.lock();
                 return inner.hand_over(asker).await;
             }
             PeerRequest::ZeroNewSpace { .. }
@@ -229,7 +225,9 @@ impl TargetSession {
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
-            PeerRequest::Rename { generation } => inner.adopt_generation(generation, false).await,
+            PeerRequest::NewGeneration { generation } => {
+                inner.adopt_generation(generation, false).await
+            }
             PeerRequest::RunDegraded { generation, lost: _ } => {
                 inner.adopt_generation(generation, false).await
             }
@@ -266,7 +264,7 @@ impl TargetSession {
         };
         // A connection of this mirror may be about to record another peer in the same slot.
         inner.update_peer(attach.source, admit).await.map_err(|_| PeerRefusal::Failed)?;
-        *lock(&self.reorder) = ReorderBuffer::default();
+        *self.reorder.lock() = ReorderBuffer::default();
         let attached = AttachedSource { session: self.number, source: attach.source };
         inner.change(|state| {
             (state.role, state.attached, state.counted_in_sync) =
@@ -305,7 +303,7 @@ impl Inner {
             state.reorder.take()
         });
         if let Some(reorder) = reorder {
-            let wakers = lock(&reorder).wake_all();
+            let wakers = reorder.lock().wake_all();
             wakers.into_iter().for_each(Waker::wake);
         }
     }
@@ -325,7 +323,7 @@ async fn wait_in_order(
     order: WriteOrder,
 ) -> Result<(), IoError> {
     poll_fn(|cx| {
-        if lock(reorder).may_start(order, cx.waker()) {
+        if reorder.lock().may_start(order, cx.waker()) {
             return Poll::Ready(Ok(()));
         }
         if inner.is_attached(number) {

@@ -43,26 +43,22 @@ impl LinkVersions {
 
     /// From `lowest` to `highest`; `None` for an invalid range: there is no version 0, and `lowest`
     /// must not exceed `highest`.
-    #[must_use]
     pub fn new(lowest: u16, highest: u16) -> Option<LinkVersions> {
         let sound = 0 < lowest && lowest <= highest;
         sound.then_some(LinkVersions { lowest: LinkVersion(lowest), highest: LinkVersion(highest) })
     }
 
     /// The lowest version.
-    #[must_use]
     pub const fn lowest(self) -> LinkVersion {
         self.lowest
     }
 
     /// The highest version.
-    #[must_use]
     pub const fn highest(self) -> LinkVersion {
         self.highest
     }
 
     /// Whether this version is in the range.
-    #[must_use]
     pub fn contains(self, version: LinkVersion) -> bool {
         (self.lowest..=self.highest).contains(&version)
     }
@@ -90,7 +86,11 @@ impl fmt::Display for LinkVersions {
 }
 
 /// Two nodes have no version in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the peer speaks {peers} of the replication link, and this node {ours}: upgrade Flagstone on {}",
+    if ours.highest < peers.lowest { "this node" } else { "the peer" }
+)]
 pub struct NoCommonVersion {
     /// Versions of this node.
     pub ours: LinkVersions,
@@ -98,25 +98,10 @@ pub struct NoCommonVersion {
     pub peers: LinkVersions,
 }
 
-impl std::error::Error for NoCommonVersion {}
-
 impl NoCommonVersion {
     /// True when this node has the older release and has to be upgraded, not the peer.
-    #[must_use]
     pub fn is_ours_older(&self) -> bool {
         self.ours.highest < self.peers.lowest
-    }
-}
-
-impl fmt::Display for NoCommonVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NoCommonVersion { ours, peers } = self;
-        let older = if self.is_ours_older() { "this node" } else { "the peer" };
-        write!(
-            f,
-            "the peer speaks {peers} of the replication link, and this node {ours}: upgrade \
-             Flagstone on {older}"
-        )
     }
 }
 

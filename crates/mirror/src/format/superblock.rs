@@ -1,12 +1,11 @@
 //! Superblock: the identity of a replica, and its knowledge about its data and its peers.
 
-use serde::{Deserialize, Serialize};
-
 use crate::format::{FormatError, Page, begin, open, put, seal};
 use crate::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
 use crate::layout::ReplicaGeometry;
 use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
+use crate::named::named;
 use crate::state::DesiredState;
 
 const MAGIC: &[u8; 8] = b"FSMIRSB\n";
@@ -25,24 +24,15 @@ const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
 const END: usize = DEVICE_AT + 16;
 const LOG_PROGRESS_AT: usize = END;
 
-/// Role of a replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReplicaRole {
-    /// Receives the source's writes.
-    #[default]
-    Target,
-    /// Serves hosts.
-    Source,
-}
-
-impl ReplicaRole {
-    /// Name in the command line and in status documents.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReplicaRole::Target => "target",
-            ReplicaRole::Source => "source",
-        }
+named! {
+    /// Role of a replica.
+    #[derive(Default)]
+    pub enum ReplicaRole {
+        /// Receives the source's writes.
+        #[default]
+        Target = "target",
+        /// Serves hosts.
+        Source = "source",
     }
 }
 
