@@ -3,17 +3,15 @@
 //! Input: the submission queue entry, 64 bytes, then the in-capsule data.
 
 use flagstone_nvme::command::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
-use flagstone_nvme::command::fabrics::{
-    ConnectCommand, ConnectData, PropertyCommand,
-};
+use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use flagstone_nvme::command::io::{BlockCommand, BlockRange, DatasetManagement, DsmRange};
 use flagstone_nvme::feature::{HostBehavior, NumberOfQueues};
 use flagstone_nvme::limits::{DSM_BYTES, IO_BLOCKS, NQN_BYTES};
 use flagstone_nvme::replica::{
-    IdentifyReplica, CompressedWrite, DATA_MAX_BYTES, OrderedWrite, OrderedZeroes, Request,
+    CompressedWrite, DATA_MAX_BYTES, IdentifyReplica, OrderedWrite, OrderedZeroes, Request,
 };
 use flagstone_nvme::sgl::DataPointer;
-use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Status, Wire};
+use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Wire};
 
 /// Namespaces of 1 GiB in 512-byte blocks, and of the maximum number of blocks.
 const NAMESPACES_BLOCKS: [u64; 2] = [1 << 21, u64::MAX];
