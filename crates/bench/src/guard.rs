@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_host::inspect::{InspectTarget as Kind, Use};
+use flagstone_host::inspect::{InspectTarget as Kind, Use, UseKind};
 use flagstone_host::{DeviceUse, inspect};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVe
 }
 
 fn is_in_progress(use_: &Use) -> bool {
-    !matches!(use_, Use::Partitions { .. } | Use::Signature { .. })
+    !matches!(use_.kind, UseKind::Partitions { .. } | UseKind::Signature { .. })
 }
 
 /// Data that would be lost.

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::apply::{ApplyError, ChangeOutcome, apply};
 use crate::checks::{self, CheckResults, Expectations, SettingChange};
-use crate::facts::{HostFacts, Selection, is_name};
+use crate::facts::{HostFacts, is_name};
 use crate::inspect::{DeviceUse, inspect};
 use crate::root::Root;
 
@@ -74,7 +74,7 @@ pub fn resolve(root: &Root, device: &str) -> Result<String, String> {
 
 /// Reads and checks a host. `expected.named` must come from [`resolve`].
 pub fn diagnose(root: &Root, expected: &Expectations) -> DoctorReport {
-    let mut facts = HostFacts::read(root, &Selection { disks: expected.named.clone() });
+    let mut facts = HostFacts::read(root, &expected.named);
     if root.is_this_host() {
         facts.uses = uses(&expected.named);
     }

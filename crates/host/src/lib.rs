@@ -1,18 +1,19 @@
 //! Host tuning: current use of disks ([`inspect()`]), settings that cost performance, and changes
 //! with undo.
 //!
-//! Three steps, each usable separately: [`facts`] reads a host, or a recorded tree of one, into
+//! Three steps, each usable separately: `facts` reads a host, or a recorded tree of one, into
 //! typed facts; [`checks`] judges them without side effects; [`apply`] writes the safe changes,
 //! with an undo journal. [`doctor`] combines them.
 
 pub mod apply;
 pub mod checks;
 pub mod doctor;
-pub mod facts;
+mod facts;
 pub mod inspect;
-pub mod limits;
-pub mod parse;
+mod limits;
+mod parse;
 pub mod report;
 pub mod root;
 
+pub use facts::Unread;
 pub use inspect::{DeviceUse, inspect};

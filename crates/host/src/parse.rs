@@ -5,28 +5,24 @@ use serde::Serialize;
 
 /// One line of `/proc/self/mountinfo` (proc(5)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Mount {
+pub(crate) struct Mount {
     /// Device number, `major:minor`; anonymous (`0:N`) for btrfs and others.
-    pub dev: String,
-    /// Mount point.
-    pub at: String,
-    /// File system type.
-    pub fs: String,
+    pub(crate) dev: String,
+    pub(crate) at: String,
+    pub(crate) fs: String,
     /// Mounted source, as named.
-    pub source: String,
+    pub(crate) source: String,
     /// Options of the mount and the file system.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
 }
 
 impl Mount {
-    /// Whether an option is set, such as `discard`.
-    pub fn has(&self, option: &str) -> bool {
+    pub(crate) fn has(&self, option: &str) -> bool {
         self.options.iter().any(|set| set == option)
     }
 }
 
-/// Mounts of a `mountinfo` text.
-pub fn mounts(text: &str) -> Vec<Mount> {
+pub(crate) fn mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
@@ -65,14 +61,13 @@ fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Files and devices of `/proc/swaps`.
-pub fn swaps(text: &str) -> Vec<String> {
+pub(crate) fn swaps(text: &str) -> Vec<String> {
     let lines = text.lines().skip(1);
     lines.filter_map(|line| line.split_whitespace().next()).map(unescape).collect()
 }
 
 /// A CPU list such as `0-3,8`; `None` if malformed. At most 65,536 numbers.
-pub fn cpu_list(text: &str) -> Option<Vec<u32>> {
+pub(crate) fn cpu_list(text: &str) -> Option<Vec<u32>> {
     let mut cpus = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -87,17 +82,15 @@ pub fn cpu_list(text: &str) -> Option<Vec<u32>> {
 
 /// A row of `/proc/interrupts` that belongs to a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InterruptRow {
-    /// Its number.
-    pub number: u32,
+pub(crate) struct InterruptRow {
+    pub(crate) number: u32,
     /// Occurrences on all CPUs.
-    pub count: u64,
+    pub(crate) count: u64,
     /// The device's name of the interrupt: `nvme0q1`, `virtio3-input.0`.
-    pub name: String,
+    pub(crate) name: String,
 }
 
-/// Numbered rows of `/proc/interrupts`.
-pub fn interrupts(text: &str) -> Vec<InterruptRow> {
+pub(crate) fn interrupts(text: &str) -> Vec<InterruptRow> {
     let cpus = text.lines().next().unwrap_or("").split_whitespace().count();
     text.lines().skip(1).filter_map(|line| interrupt(line, cpus)).collect()
 }
@@ -112,7 +105,7 @@ fn interrupt(line: &str, cpus: usize) -> Option<InterruptRow> {
 }
 
 /// The word in brackets of `mq-deadline [none]`, or a single word.
-pub fn chosen(text: &str) -> Option<&str> {
+pub(crate) fn chosen(text: &str) -> Option<&str> {
     if let Some((_, rest)) = text.split_once('[') {
         return rest.split_once(']').map(|(word, _)| word).filter(|word| !word.is_empty());
     }
@@ -121,19 +114,19 @@ pub fn chosen(text: &str) -> Option<&str> {
 }
 
 /// All words of `mq-deadline [none]`.
-pub fn choices(text: &str) -> Vec<String> {
+pub(crate) fn choices(text: &str) -> Vec<String> {
     let bracket = |c: char| c == '[' || c == ']';
     text.split_whitespace().map(|word| word.trim_matches(bracket).to_owned()).collect()
 }
 
 /// Major and minor version of a kernel release such as `6.1.0-18-cloud-amd64`.
-pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
+pub(crate) fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.trim().split(['.', '-', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 /// Features of `ethtool -k`: name, on, fixed.
-pub fn features(text: &str) -> Vec<(String, bool, bool)> {
+pub(crate) fn features(text: &str) -> Vec<(String, bool, bool)> {
     let lines = text.lines().filter_map(|line| line.trim().split_once(": "));
     lines
         .filter_map(|(name, state)| {

@@ -6,7 +6,6 @@ use crate::apply::ChangeOutcome;
 use crate::checks::{Severity, TuningFinding};
 use crate::doctor::DoctorReport;
 
-/// A severity, colored for a terminal.
 fn severity(severity: Severity, color: bool) -> String {
     let (word, code) = match severity {
         Severity::High => ("HIGH", "31"),

@@ -8,7 +8,7 @@ use std::process::Command;
 use flagstone_host::apply::{ChangeOutcome, apply, undo};
 use flagstone_host::checks::{Expectations, SettingChange, TuningGoal};
 use flagstone_host::doctor::diagnose;
-use flagstone_host::inspect::{InspectTarget, Use, inspect};
+use flagstone_host::inspect::{InspectTarget, Use, UseKind, inspect};
 use flagstone_host::root::Root;
 
 const SIZE_BYTES: u64 = 8 << 20;
@@ -45,8 +45,8 @@ fn blank(directory: &Path) -> PathBuf {
 
 fn kinds(uses: &[Use]) -> Vec<&'static str> {
     uses.iter()
-        .filter_map(|found| match found {
-            Use::Signature { signature, .. } => Some(signature.kind),
+        .filter_map(|found| match &found.kind {
+            UseKind::Signature { signature } => Some(signature.kind),
             _ => None,
         })
         .collect()
@@ -92,7 +92,7 @@ fn loop_device_uses() {
         InspectTarget::BlockDevice { name: name.clone(), size_bytes: Some(SIZE_BYTES) }
     );
     let of_file = inspect(&file).expect("it is there");
-    assert_eq!(of_file.uses, [Use::Loop { device: name.clone() }]);
+    assert_eq!(of_file.uses, [Use { device: name.clone(), kind: UseKind::Loop }]);
 
     let node = device.device.to_str().expect("UTF-8");
     if run(&["mkswap", node]).is_some() {
@@ -111,7 +111,7 @@ fn loop_device_uses() {
     run(&["umount", at.to_str().expect("UTF-8")]).expect("it was mounted");
     let found = found.expect("it is there");
     let at = at.display().to_string();
-    assert_eq!(found.uses[0], Use::Mounted { device: name, at });
+    assert_eq!(found.uses[0], Use { device: name, kind: UseKind::Mounted { at } });
     assert!(found.reasons()[0].contains("is mounted at"));
 }
 

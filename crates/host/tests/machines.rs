@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 
 use common::{TREES, lines, tree, unpack};
-use flagstone_host::apply::{ChangeOutcome, undo};
+use flagstone_host::apply::{ChangeResult, undo};
 use flagstone_host::checks::{Expectations, Severity, TuningFinding, TuningGoal};
 use flagstone_host::doctor::{DoctorReport, diagnose, resolve};
 use flagstone_host::report;
@@ -240,14 +240,17 @@ fn safe_changes_apply_and_undo_on_every_machine() {
         report.apply(&root, true).expect("it can");
         let outcomes = report.changes.take().expect("they were asked for");
         assert!(
-            outcomes.iter().all(|o| matches!(o, ChangeOutcome::Changed { .. })),
+            outcomes.iter().all(|o| matches!(o.result, ChangeResult::Changed { .. })),
             "{outcomes:?}"
         );
         assert!(outcomes.len() >= wanted.len());
         let after = diagnose(&root, &expected);
         assert!(after.safe_changes().is_empty(), "{name}: {:?}", after.safe_changes());
         assert!(
-            undo(&root).expect("it can").iter().all(|o| matches!(o, ChangeOutcome::Changed { .. }))
+            undo(&root)
+                .expect("it can")
+                .iter()
+                .all(|o| matches!(o.result, ChangeResult::Changed { .. }))
         );
         for change in wanted {
             let text = root.read(&change.file).expect("it is there");

@@ -22,7 +22,6 @@ pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
 /// let two programs write.
 const LOCK: &str = "/var/lib/flagstone/doctor.lock";
 
-/// One line of the journal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry", deny_unknown_fields)]
 pub(super) enum JournalEntry {
@@ -77,7 +76,6 @@ impl Journal {
         &self.entries
     }
 
-    /// Writes an entry to stable storage.
     pub(super) fn add(&mut self, entry: JournalEntry) -> Result<(), ApplyError> {
         if self.entries.len() >= JOURNAL_ENTRIES_MAX {
             return Err(ApplyError::Journal(io::Error::other(

@@ -44,14 +44,22 @@ pub enum ApplyError {
     Busy,
 }
 
+/// A setting or file, and the result of its change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChangeOutcome {
+    /// The file.
+    pub file: String,
+    /// Result.
+    #[serde(flatten)]
+    pub result: ChangeResult,
+}
+
 /// Result of one change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
-pub enum ChangeOutcome {
+pub enum ChangeResult {
     /// The setting has the new value.
     Changed {
-        /// The file.
-        file: String,
         /// Old value.
         before: String,
         /// New value.
@@ -59,15 +67,11 @@ pub enum ChangeOutcome {
     },
     /// The setting already had the value.
     Unchanged {
-        /// The file.
-        file: String,
         /// Current value.
         now: String,
     },
     /// Only for undo: another program has changed the setting since, so undo skipped it.
     ChangedSince {
-        /// The file.
-        file: String,
         /// Current value.
         now: String,
         /// Value before the doctor's change.
@@ -75,38 +79,45 @@ pub enum ChangeOutcome {
     },
     /// The change failed.
     Failed {
-        /// The file.
-        file: String,
         /// Reason.
         why: String,
     },
 }
 
+impl ChangeResult {
+    fn failed(why: impl ToString) -> ChangeResult {
+        ChangeResult::Failed { why: why.to_string() }
+    }
+
+    fn of(self, file: &str) -> ChangeOutcome {
+        ChangeOutcome { file: file.to_owned(), result: self }
+    }
+}
+
 impl ChangeOutcome {
     /// Whether the change failed.
     pub fn is_failure(&self) -> bool {
-        matches!(self, ChangeOutcome::Failed { .. })
+        matches!(self.result, ChangeResult::Failed { .. })
     }
 }
 
 impl std::fmt::Display for ChangeOutcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ChangeOutcome::Changed { file, before, now }
-                if file == UDEV_FILE || file == SYSCTL_FILE =>
-            {
+        let file = &self.file;
+        match &self.result {
+            ChangeResult::Changed { before, now } if file == UDEV_FILE || file == SYSCTL_FILE => {
                 let lines = |text: &String| text.lines().count();
                 write!(f, "changed    {file}: {} lines, {} before", lines(now), lines(before))
             }
-            ChangeOutcome::Changed { file, before, now } => {
+            ChangeResult::Changed { before, now } => {
                 write!(f, "changed    {file}: {before} -> {now}")
             }
-            ChangeOutcome::Unchanged { file, .. } => write!(f, "unchanged  {file}"),
-            ChangeOutcome::ChangedSince { file, now, before } => write!(
+            ChangeResult::Unchanged { .. } => write!(f, "unchanged  {file}"),
+            ChangeResult::ChangedSince { now, before } => write!(
                 f,
                 "left       {file}: somebody changed it to {now:?} since; before it was {before:?}"
             ),
-            ChangeOutcome::Failed { file, why } => write!(f, "failed     {file}: {why}"),
+            ChangeResult::Failed { why } => write!(f, "failed     {file}: {why}"),
         }
     }
 }
@@ -123,7 +134,7 @@ pub fn apply(
     let mut journal = Journal::open(root)?;
     let mut outcomes = Vec::new();
     for change in changes {
-        outcomes.push(change_setting(root, &mut journal, change)?);
+        outcomes.push(change_setting(root, &mut journal, change)?.of(&change.file));
     }
     if keep {
         outcomes.extend(persist::write(root, &mut journal)?);
@@ -135,42 +146,28 @@ pub fn apply(
 fn change_setting(
     root: &Root,
     journal: &mut Journal,
-    change: &SettingChange,
-) -> Result<ChangeOutcome, ApplyError> {
-    let file = change.file.clone();
-    if !is_setting(&file) {
-        return Ok(ChangeOutcome::Failed {
-            file,
-            why: "no setting that is changed here".to_owned(),
-        });
+    SettingChange { file, value, .. }: &SettingChange,
+) -> Result<ChangeResult, ApplyError> {
+    if !is_setting(file) {
+        return Ok(ChangeResult::failed("no setting that is changed here"));
     }
-    let before = match current(root, &file) {
+    let before = match current(root, file) {
+        Ok(now) if now == *value => return Ok(ChangeResult::Unchanged { now }),
         Ok(before) => before,
-        Err(error) => return Ok(ChangeOutcome::Failed { file, why: error.to_string() }),
+        Err(error) => return Ok(ChangeResult::failed(error)),
     };
-    if before == change.value {
-        return Ok(ChangeOutcome::Unchanged { file, now: before });
-    }
-    scheduler::note(root, journal, &file)?;
-    let entry = JournalEntry::Setting {
-        file: file.clone(),
-        before: before.clone(),
-        after: change.value.clone(),
-    };
-    journal.add(entry)?;
-    let written =
-        scheduler::write_keeping(root, &file, &change.value).and_then(|()| current(root, &file));
-    scheduler::note_taken(root, journal, &file)?;
+    scheduler::note(root, journal, file)?;
+    let (name, after) = (file.clone(), value.clone());
+    journal.add(JournalEntry::Setting { file: name, before: before.clone(), after })?;
+    let written = scheduler::write_keeping(root, file, value).and_then(|()| current(root, file));
+    scheduler::note_taken(root, journal, file)?;
     Ok(match written {
-        Err(error) => ChangeOutcome::Failed { file, why: format!("the kernel refuses: {error}") },
-        Ok(now) if now == change.value => ChangeOutcome::Changed { file, before, now },
+        Err(error) => ChangeResult::failed(format!("the kernel refuses: {error}")),
+        Ok(now) if now == *value => ChangeResult::Changed { before, now },
         Ok(now) => {
             // Undo must distinguish the kernel's choice from another program's.
             journal.add(JournalEntry::Took { file: file.clone(), value: now.clone() })?;
-            ChangeOutcome::Failed {
-                file,
-                why: format!("the kernel made {now:?} of {:?}", change.value),
-            }
+            ChangeResult::failed(format!("the kernel made {now:?} of {value:?}"))
         }
     })
 }
@@ -187,9 +184,9 @@ pub fn undo(root: &Root) -> Result<Vec<ChangeOutcome>, ApplyError> {
     let entries = journal.entries().to_vec();
     let (mut outcomes, mut remaining) = (Vec::new(), Vec::new());
     for (index, entry) in entries.iter().enumerate().rev() {
-        let outcome = match entry {
+        let (file, result) = match entry {
             JournalEntry::Took { .. } => continue,
-            JournalEntry::Setting { file, before, after, .. } => {
+            JournalEntry::Setting { file, before, after } => {
                 let took = entries[index..].iter().find_map(|later| match later {
                     JournalEntry::Took { file: of, value } if of == file => Some(value),
                     _ => None,
@@ -197,19 +194,20 @@ pub fn undo(root: &Root) -> Result<Vec<ChangeOutcome>, ApplyError> {
                 // An interrupted change's side effects have the kernel's values.
                 let is_cut_off = before == after && took.is_none();
                 let ours = (!is_cut_off).then_some([Some(after), took]);
-                undo_setting(root, file, before, ours)
+                (file, undo_setting(root, file, before, ours))
             }
             JournalEntry::File { file, before, after } => {
-                persist::undo(root, file, before.as_deref(), after)
+                (file, persist::undo(root, file, before.as_deref(), after))
             }
         };
+        let outcome = result.unwrap_or_else(ChangeResult::failed).of(file);
         if outcome.is_failure() {
             remaining.push(entry.clone());
         }
         // Side effects are reported only if something had to be restored.
         let is_beside =
             matches!(entry, JournalEntry::Setting { before, after, .. } if before == after);
-        if !is_beside || !matches!(outcome, ChangeOutcome::Unchanged { .. }) {
+        if !is_beside || !matches!(outcome.result, ChangeResult::Unchanged { .. }) {
             outcomes.push(outcome);
         }
     }
@@ -225,31 +223,26 @@ fn undo_setting(
     file: &str,
     before: &str,
     ours: Option<[Option<&String>; 2]>,
-) -> ChangeOutcome {
-    let file = file.to_owned();
-    let now = match current(root, &file) {
-        Ok(now) => now,
+) -> io::Result<ChangeResult> {
+    let now = match current(root, file) {
         // The disk is gone, and its setting with it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return ChangeOutcome::Unchanged { file, now: "no longer there".to_owned() };
+            return Ok(ChangeResult::Unchanged { now: "no longer there".to_owned() });
         }
-        Err(error) => return ChangeOutcome::Failed { file, why: error.to_string() },
+        now => now?,
     };
     if now == before {
-        return ChangeOutcome::Unchanged { file, now };
+        return Ok(ChangeResult::Unchanged { now });
     }
     if ours.is_some_and(|ours| !ours.iter().flatten().any(|our| **our == now)) {
-        return ChangeOutcome::ChangedSince { file, now, before: before.to_owned() };
+        return Ok(ChangeResult::ChangedSince { now, before: before.to_owned() });
     }
-    match scheduler::write_keeping(root, &file, before).and_then(|()| current(root, &file)) {
-        Ok(restored) if restored == before => {
-            ChangeOutcome::Changed { file, before: now, now: restored }
-        }
-        Ok(other) => {
-            ChangeOutcome::Failed { file, why: format!("the kernel made {other:?} of it") }
-        }
-        Err(error) => ChangeOutcome::Failed { file, why: format!("the kernel refuses: {error}") },
-    }
+    let restored = scheduler::write_keeping(root, file, before).and_then(|()| current(root, file));
+    Ok(match restored {
+        Ok(restored) if restored == before => ChangeResult::Changed { before: now, now: restored },
+        Ok(other) => ChangeResult::failed(format!("the kernel made {other:?} of it")),
+        Err(error) => ChangeResult::failed(format!("the kernel refuses: {error}")),
+    })
 }
 
 /// The value of a setting in the form in which it is written.

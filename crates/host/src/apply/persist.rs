@@ -7,7 +7,7 @@ use crate::checks::sysctl_name;
 use crate::root::Root;
 
 use super::journal::{Journal, JournalEntry, parent, replace_file, sync_directory};
-use super::{ApplyError, ChangeOutcome, current};
+use super::{ApplyError, ChangeOutcome, ChangeResult, current};
 
 /// Rules for disks and CPUs.
 pub const UDEV_FILE: &str = "/etc/udev/rules.d/99-flagstone-doctor.rules";
@@ -54,7 +54,7 @@ pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutc
     let mut outcomes = Vec::new();
     for (file, lines) in [(UDEV_FILE, udev), (SYSCTL_FILE, sysctl)] {
         if !lines.is_empty() {
-            outcomes.push(write_file(root, journal, file, &lines)?);
+            outcomes.push(write_file(root, journal, file, &lines)?.of(file));
         }
     }
     Ok(outcomes)
@@ -65,29 +65,23 @@ fn write_file(
     journal: &mut Journal,
     file: &str,
     lines: &BTreeMap<String, String>,
-) -> Result<ChangeOutcome, ApplyError> {
+) -> Result<ChangeResult, ApplyError> {
     let before = match read(root, file) {
         Ok(before) => before,
-        Err(error) => {
-            return Ok(ChangeOutcome::Failed { file: file.to_owned(), why: error.to_string() });
-        }
+        Err(error) => return Ok(ChangeResult::failed(error)),
     };
     let after = merge(before.as_deref().unwrap_or(HEADER), lines);
-    let file = file.to_owned();
     if before.as_ref() == Some(&after) {
-        return Ok(ChangeOutcome::Unchanged { file, now: after });
+        return Ok(ChangeResult::Unchanged { now: after });
     }
-    journal.add(JournalEntry::File {
-        file: file.clone(),
-        before: before.clone(),
-        after: after.clone(),
-    })?;
-    let path = root.locate(&file);
+    let (name, old, new) = (file.to_owned(), before.clone(), after.clone());
+    journal.add(JournalEntry::File { file: name, before: old, after: new })?;
+    let path = root.locate(file);
     let written =
         parent(&path).and_then(std::fs::create_dir_all).and_then(|()| replace_file(&path, &after));
     Ok(match written {
-        Ok(()) => ChangeOutcome::Changed { file, before: before.unwrap_or_default(), now: after },
-        Err(error) => ChangeOutcome::Failed { file, why: error.to_string() },
+        Ok(()) => ChangeResult::Changed { before: before.unwrap_or_default(), now: after },
+        Err(error) => ChangeResult::failed(error),
     })
 }
 
@@ -122,30 +116,24 @@ fn read(root: &Root, file: &str) -> io::Result<Option<String>> {
     std::fs::read_to_string(root.locate(file)).map(Some)
 }
 
-pub(super) fn undo(root: &Root, file: &str, before: Option<&str>, after: &str) -> ChangeOutcome {
-    let file = file.to_owned();
-    let now = match read(root, &file) {
-        Ok(now) => now,
-        Err(error) => return ChangeOutcome::Failed { file, why: error.to_string() },
-    };
+pub(super) fn undo(
+    root: &Root,
+    file: &str,
+    before: Option<&str>,
+    after: &str,
+) -> io::Result<ChangeResult> {
+    let now = read(root, file)?;
     let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
     if now.as_deref() == before {
-        return ChangeOutcome::Unchanged { file, now: text(before) };
+        return Ok(ChangeResult::Unchanged { now: text(before) });
     }
     if now.as_deref() != Some(after) {
-        return ChangeOutcome::ChangedSince {
-            file,
-            now: text(now.as_deref()),
-            before: text(before),
-        };
+        return Ok(ChangeResult::ChangedSince { now: text(now.as_deref()), before: text(before) });
     }
-    let path = root.locate(&file);
-    let restored = match before {
-        Some(before) => replace_file(&path, before),
-        None => std::fs::remove_file(&path).and_then(|()| sync_directory(parent(&path)?)),
-    };
-    match restored {
-        Ok(()) => ChangeOutcome::Changed { file, before: after.to_owned(), now: text(before) },
-        Err(error) => ChangeOutcome::Failed { file, why: error.to_string() },
+    let path = root.locate(file);
+    match before {
+        Some(before) => replace_file(&path, before)?,
+        None => std::fs::remove_file(&path).and_then(|()| sync_directory(parent(&path)?))?,
     }
+    Ok(ChangeResult::Changed { before: after.to_owned(), now: text(before) })
 }

@@ -14,11 +14,6 @@ use crate::root::Root;
 use super::journal::{Journal, JournalEntry};
 use super::{ApplyError, current, write_setting};
 
-/// The setting that a change of `file` affects.
-fn of(file: &str) -> Option<String> {
-    Some(format!("{}/nr_requests", file.strip_suffix("/scheduler")?))
-}
-
 /// Records the affected setting before a change.
 pub(super) fn note(root: &Root, journal: &mut Journal, file: &str) -> Result<(), ApplyError> {
     if let Some((beside, value)) = read(root, file) {
@@ -48,8 +43,9 @@ pub(super) fn write_keeping(root: &Root, file: &str, value: &str) -> io::Result<
     Ok(())
 }
 
+/// The setting that a change of `file` affects, and its value.
 fn read(root: &Root, file: &str) -> Option<(String, String)> {
-    let beside = of(file)?;
+    let beside = format!("{}/nr_requests", file.strip_suffix("/scheduler")?);
     let value = current(root, &beside).ok()?;
     Some((beside, value))
 }

@@ -37,7 +37,10 @@ fn value(root: &Root, file: &str) -> String {
 fn apply_persist_and_undo() {
     let (_directory, root) = host();
     let outcomes = apply(&root, &changes(), true).expect("it can");
-    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Changed { .. })), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|o| matches!(o.result, ChangeResult::Changed { .. })),
+        "{outcomes:?}"
+    );
     assert_eq!((value(&root, SCHEDULER), value(&root, BACKLOG)), ("none".into(), "1024".into()));
     let udev = root.read(UDEV_FILE).expect("written");
     let rule = r#"ACTION=="add|change", SUBSYSTEM=="block", ENV{DEVTYPE}=="disk", KERNEL=="sda", ATTR{queue/scheduler}="none""#;
@@ -46,11 +49,17 @@ fn apply_persist_and_undo() {
 
     // A second run changes nothing and keeps the undo information.
     let outcomes = apply(&root, &changes(), true).expect("it can");
-    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Unchanged { .. })), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|o| matches!(o.result, ChangeResult::Unchanged { .. })),
+        "{outcomes:?}"
+    );
 
     let outcomes = undo(&root).expect("it can");
     assert_eq!(outcomes.len(), 4);
-    assert!(outcomes.iter().all(|o| matches!(o, ChangeOutcome::Changed { .. })), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|o| matches!(o.result, ChangeResult::Changed { .. })),
+        "{outcomes:?}"
+    );
     assert_eq!(value(&root, SCHEDULER), "mq-deadline");
     assert_eq!(value(&root, BACKLOG), "128");
     assert!(!root.exists(UDEV_FILE) && !root.exists(SYSCTL_FILE) && !root.exists(JOURNAL));
@@ -135,7 +144,8 @@ fn undo_leaves_foreign_changes() {
     fs::write(root.locate(BACKLOG), "4096\n").expect("written");
     fs::write(root.locate(SYSCTL_FILE), "mine = 1\n").expect("written");
     let outcomes = undo(&root).expect("it can");
-    let left = outcomes.iter().filter(|o| matches!(o, ChangeOutcome::ChangedSince { .. })).count();
+    let left =
+        outcomes.iter().filter(|o| matches!(o.result, ChangeResult::ChangedSince { .. })).count();
     assert_eq!(left, 2, "{outcomes:?}");
     assert_eq!(value(&root, BACKLOG), "4096");
     assert_eq!(root.read(SYSCTL_FILE).expect("left"), "mine = 1");

@@ -6,7 +6,6 @@ use crate::facts::{HostFacts, Irq, Observed};
 
 use super::{
     CheckResults, Evidence, Expectations, GOOGLE, KERNEL, REASONED, SettingChange, Severity,
-    TuningFinding,
 };
 
 /// IOPS per free CPU, from Google's page: of reads, and of writes.
@@ -42,38 +41,32 @@ fn free(facts: &HostFacts, expected: &Expectations, out: &mut CheckResults) {
         true => Severity::Medium,
         false => Severity::High,
     };
-    let seen: [Option<Evidence>; 2] = [
-        facts.cpus.online.as_ref().map(Evidence::from),
-        facts.cpus.load.as_ref().map(Evidence::from),
-    ];
+    let seen = facts.cpus.online.as_ref().map(Evidence::from).into_iter();
+    let seen = seen.chain(facts.cpus.load.as_ref().map(Evidence::from));
     let what = format!(
         "{free:.1} of {count} CPUs are free; {iops} IOPS want {} to {} of them",
         wanted.0, wanted.1
     );
-    out.findings.push(
-        TuningFinding::advice(CHECK, severity, "host", what, seen.into_iter().flatten().collect())
-            .effect(format!("one free CPU for each 2,000 to 2,500 IOPS: {good_for} now"), GOOGLE)
-            .by_hand(
-                "take a machine with more CPUs, or move other work away: top -o %CPU",
-                "the machine as it was",
-                "costs money or another machine",
-            ),
-    );
+    out.found(CHECK, severity, "host", what, seen)
+        .effect(format!("one free CPU for each 2,000 to 2,500 IOPS: {good_for} now"), GOOGLE)
+        .by_hand(
+            "take a machine with more CPUs, or move other work away: top -o %CPU",
+            "the machine as it was",
+            "costs money or another machine",
+        );
 }
 
 /// Without an expected rate, no free CPU is still a finding.
 fn busy(facts: &HostFacts, free: f64, count: usize, out: &mut CheckResults) {
-    let evidence = facts.cpus.load.as_ref().map(Evidence::from).into_iter().collect();
+    let evidence = facts.cpus.load.as_ref().map(Evidence::from);
     let what = format!("{free:.1} of {count} CPUs are free: not one for I/O");
-    out.findings.push(
-        TuningFinding::advice("free CPUs", Severity::Medium, "host", what, evidence)
-            .effect("one free CPU for each 2,000 to 2,500 IOPS", GOOGLE)
-            .by_hand(
-                "top -o %CPU   # what takes them",
-                "nothing was changed",
-                "the load is the last minute's mean, and counts tasks that wait for disks too",
-            ),
-    );
+    out.found("free CPUs", Severity::Medium, "host", what, evidence)
+        .effect("one free CPU for each 2,000 to 2,500 IOPS", GOOGLE)
+        .by_hand(
+            "top -o %CPU   # what takes them",
+            "nothing was changed",
+            "the load is the last minute's mean, and counts tasks that wait for disks too",
+        );
 }
 
 fn governor(facts: &HostFacts, out: &mut CheckResults) {
@@ -100,26 +93,19 @@ fn governor(facts: &HostFacts, out: &mut CheckResults) {
         before: policy.governor.value.clone(),
         value: "performance".to_owned(),
     };
-    let changes: Vec<SettingChange> = slow.iter().map(change).collect();
-    let mut finding = TuningFinding::advice(
-        CHECK,
-        Severity::Medium,
-        "host",
-        what,
-        vec![(&first.governor).into()],
-    )
-    .effect(
-        "no wait for the clock to rise after each idle moment: latency at low depth",
-        format!("{KERNEL}admin-guide/pm/cpufreq.rst; not measured on this host"),
-    )
-    .by_writing(changes);
+    let finding = out
+        .found(CHECK, Severity::Medium, "host", what, [(&first.governor).into()])
+        .effect(
+            "no wait for the clock to rise after each idle moment: latency at low depth",
+            format!("{KERNEL}admin-guide/pm/cpufreq.rst; not measured on this host"),
+        )
+        .by_writing(slow.iter().map(change).collect());
     if facts.battery == Some(true) {
         finding.safe = false;
         finding.changes.clear();
         finding.caution =
             Some("this host has a battery, which it empties: by hand only".to_owned());
     }
-    out.findings.push(finding);
 }
 
 /// CPUs that receive a device's interrupts.
@@ -154,33 +140,27 @@ fn nvme_queues(facts: &HostFacts, out: &mut CheckResults) {
         };
         let (queue_count, cpu_count) = (of_device.len(), cpus.len());
         let evidence = of_device.iter().filter_map(|irq| irq.cpus.as_ref()).take(4);
-        let evidence: Vec<Evidence> = evidence.map(Evidence::from).collect();
+        let evidence = evidence.map(Evidence::from);
         if cpu_count * 2 <= queue_count.min(count) && count > 1 {
             let what = format!("{queue_count} queues interrupt {cpu_count} of {count} CPUs");
             let commands = spread(&of_device, count);
-            out.findings.push(
-                TuningFinding::advice(CHECK, Severity::High, &device, what, evidence)
-                    .effect("completions are handled where they were asked for", REASONED)
-                    .by_hand(
-                        commands,
-                        restore(&of_device),
-                        "a kernel that manages them itself (4.8 and later, most drivers) refuses; \
+            out.found(CHECK, Severity::High, &device, what, evidence)
+                .effect("completions are handled where they were asked for", REASONED)
+                .by_hand(
+                    commands,
+                    restore(&of_device),
+                    "a kernel that manages them itself (4.8 and later, most drivers) refuses; \
                          then look for isolcpus= or irqaffinity= on its command line",
-                    ),
-            );
+                );
         } else if queue_count * 2 <= count {
             let what = format!("{queue_count} queues for {count} CPUs: CPUs share a queue");
-            out.findings.push(
-                TuningFinding::advice(CHECK, Severity::Low, &device, what, evidence)
-                    .effect("CPUs do not wait for each other at a queue", REASONED)
-                    .by_hand(
-                        format!(
-                            "nvme get-feature /dev/{device} -f 7 -H   # what the device grants"
-                        ),
-                        "nothing was changed",
-                        "the device decides; some clouds give more queues to larger machines",
-                    ),
-            );
+            out.found(CHECK, Severity::Low, &device, what, evidence)
+                .effect("CPUs do not wait for each other at a queue", REASONED)
+                .by_hand(
+                    format!("nvme get-feature /dev/{device} -f 7 -H   # what the device grants"),
+                    "nothing was changed",
+                    "the device decides; some clouds give more queues to larger machines",
+                );
         } else {
             out.passed(CHECK, &device, format!("{queue_count} queues on {cpu_count} CPUs"));
         }
@@ -215,16 +195,13 @@ fn balance(facts: &HostFacts, out: &mut CheckResults) {
     if facts.processes.is_none() || count == 1 || busy().count() < 2 || cpus.len() > 1 {
         return out.passed(CHECK, "host", "not needed: no CPU has all of the interrupts");
     }
-    let evidence: Vec<Evidence> =
-        busy().filter_map(|irq| irq.cpus.as_ref()).take(4).map(Evidence::from).collect();
+    let evidence = busy().filter_map(|irq| irq.cpus.as_ref()).take(4).map(Evidence::from);
     let what = format!("one CPU of {count} gets the interrupts of all busy devices");
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::Medium, "host", what, evidence)
-            .effect("the CPU that gets them all is the first to be full", REASONED)
-            .by_hand(
-                "systemctl enable --now irqbalance",
-                "systemctl disable --now irqbalance",
-                "it starts a service that goes on moving interrupts",
-            ),
-    );
+    out.found(CHECK, Severity::Medium, "host", what, evidence)
+        .effect("the CPU that gets them all is the first to be full", REASONED)
+        .by_hand(
+            "systemctl enable --now irqbalance",
+            "systemctl disable --now irqbalance",
+            "it starts a service that goes on moving interrupts",
+        );
 }

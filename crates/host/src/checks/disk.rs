@@ -3,8 +3,8 @@
 use crate::facts::{DiskFacts, HostFacts, Media, Observed};
 
 use super::{
-    CheckResults, Evidence, Expectations, GOOGLE, REASONED, SettingChange, Severity, TuningFinding,
-    TuningGoal, node,
+    CheckResults, Evidence, Expectations, GOOGLE, REASONED, SettingChange, Severity, TuningGoal,
+    node,
 };
 
 /// Read-ahead for throughput: 8 MiB, from Google's page.
@@ -56,11 +56,9 @@ fn scheduler(disk: &DiskFacts, out: &mut CheckResults) {
     };
     let what = format!("the I/O scheduler is {current}; SSD, NVMe and cloud disks want {wanted}");
     let change = setting(seen, current.clone(), (*wanted).to_owned());
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
-            .effect("saves sorting and locking for each request; more with more IOPS", GOOGLE)
-            .by_writing(vec![change]),
-    );
+    out.found(CHECK, Severity::Medium, &disk.name, what, [seen.into()])
+        .effect("saves sorting and locking for each request; more with more IOPS", GOOGLE)
+        .by_writing(vec![change]);
 }
 
 fn read_ahead(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults) {
@@ -84,11 +82,9 @@ fn read_ahead(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults)
         Some(_) => return out.passed(CHECK, &disk.name, format!("{current} KiB")),
     };
     let change = setting(seen, current.to_string(), wanted.to_string());
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::Medium, &disk.name, what, vec![seen.into()])
-            .effect(effect, source)
-            .by_writing(vec![change]),
-    );
+    out.found(CHECK, Severity::Medium, &disk.name, what, [seen.into()])
+        .effect(effect, source)
+        .by_writing(vec![change]);
 }
 
 fn depth(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults) {
@@ -108,19 +104,14 @@ fn depth(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults) {
         let what = format!("{name} is {}; up to {wanted} are wanted in flight", seen.value);
         let change = setting(seen, seen.value.to_string(), wanted.to_string());
         let severity = if expected.iops.is_some() { Severity::High } else { Severity::Medium };
-        let mut finding =
-            TuningFinding::advice(CHECK, severity, &disk.name, what, vec![seen.into()])
-                .effect(
-                    format!(
-                        "one request in flight for each 400 to 800 IOPS: now at most {} to {} IOPS",
-                        seen.value.saturating_mul(400),
-                        seen.value.saturating_mul(800)
-                    ),
-                    GOOGLE,
-                )
-                .by_writing(vec![change]);
-        finding.caution = Some("a kernel refuses more than the device can take".to_owned());
-        out.findings.push(finding);
+        let effect = format!(
+            "one request in flight for each 400 to 800 IOPS: now at most {} to {} IOPS",
+            seen.value.saturating_mul(400),
+            seen.value.saturating_mul(800)
+        );
+        let finding = out.found(CHECK, severity, &disk.name, what, [seen.into()]);
+        finding.effect(effect, GOOGLE).by_writing(vec![change]).caution =
+            Some("a kernel refuses more than the device can take".to_owned());
     }
 }
 
@@ -131,23 +122,23 @@ fn blk_mq(facts: &HostFacts, disk: &DiskFacts, out: &mut CheckResults) {
     if queues > 0 || kernel.value >= SCSI_BLK_MQ_ALWAYS {
         return out.passed(CHECK, &disk.name, format!("blk-mq with {} queues", queues.max(1)));
     }
-    let mut evidence: Vec<Evidence> = vec![kernel.into()];
-    evidence.extend(facts.scsi_blk_mq.as_ref().map(Evidence::from));
-    let what = "SCSI goes through one queue of the old block layer".to_owned();
-    let finding = TuningFinding::advice(CHECK, Severity::High, &disk.name, what, evidence)
+    let scsi = facts.scsi_blk_mq.as_ref().map(Evidence::from);
+    let evidence = [Evidence::from(kernel)].into_iter().chain(scsi);
+    let what = "SCSI goes through one queue of the old block layer";
+    let finding = out
+        .found(CHECK, Severity::High, &disk.name, what, evidence)
         .effect("several CPUs send I/O at a time; wanted for SCSI local SSD", GOOGLE);
     let caution = "takes effect at the next start of the machine";
-    out.findings.push(match kernel.value >= SCSI_BLK_MQ_FROM {
-        true => finding.by_hand(
+    if kernel.value >= SCSI_BLK_MQ_FROM {
+        finding.by_hand(
             "add scsi_mod.use_blk_mq=Y to the kernel's command line (GRUB_CMDLINE_LINUX in \
              /etc/default/grub), then: update-grub; reboot",
             "take it away again, then: update-grub; reboot",
             caution,
-        ),
-        false => {
-            finding.by_hand("install a kernel of 3.19 or later", "start the old kernel", caution)
-        }
-    });
+        );
+    } else {
+        finding.by_hand("install a kernel of 3.19 or later", "start the old kernel", caution);
+    }
 }
 
 fn interface(disk: &DiskFacts, out: &mut CheckResults) {
@@ -156,20 +147,18 @@ fn interface(disk: &DiskFacts, out: &mut CheckResults) {
     if !disk.is_scsi() {
         return out.passed(CHECK, &disk.name, "local SSD over NVMe");
     }
-    let what = "local SSD over SCSI; the same SSD over NVMe does more".to_owned();
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::High, &disk.name, what, vec![model.into()])
-            .effect(
-                "of a machine with four: 680,000 read and 360,000 write IOPS over NVMe, against \
+    let what = "local SSD over SCSI; the same SSD over NVMe does more";
+    out.found(CHECK, Severity::High, &disk.name, what, [model.into()])
+        .effect(
+            "of a machine with four: 680,000 read and 360,000 write IOPS over NVMe, against \
                  400,000 and 280,000 over SCSI",
-                GOOGLE,
-            )
-            .by_hand(
-                "create the machine again with: --local-ssd interface=NVME",
-                "create the machine again with: --local-ssd interface=SCSI",
-                "a local SSD loses its data with its machine: copy it before",
-            ),
-    );
+            GOOGLE,
+        )
+        .by_hand(
+            "create the machine again with: --local-ssd interface=NVME",
+            "create the machine again with: --local-ssd interface=SCSI",
+            "a local SSD loses its data with its machine: copy it before",
+        );
 }
 
 fn alignment(disk: &DiskFacts, out: &mut CheckResults) {
@@ -186,19 +175,17 @@ fn alignment(disk: &DiskFacts, out: &mut CheckResults) {
             out.passed(CHECK, &partition.name, format!("begins at a multiple of {unit} bytes"));
             continue;
         }
-        let mut evidence: Vec<Evidence> = vec![seen.into()];
-        evidence.extend(disk.physical_block_bytes.as_ref().map(Evidence::from));
+        let physical = disk.physical_block_bytes.as_ref().map(Evidence::from);
+        let evidence = [Evidence::from(seen)].into_iter().chain(physical);
         let what = format!("begins at byte {start_bytes}, no multiple of {unit}");
         let disk_node = node(&disk.name);
-        out.findings.push(
-            TuningFinding::advice(CHECK, Severity::High, &partition.name, what, evidence)
-                .effect("aligned writes of a block touch one block of the disk, not two", REASONED)
-                .by_hand(
-                    format!("parted -a optimal {disk_node} mkpart … 1MiB 100%"),
-                    "none: restore the partition table and the data from a copy",
-                    "making the partition again destroys what is on it: copy it before",
-                ),
-        );
+        out.found(CHECK, Severity::High, &partition.name, what, evidence)
+            .effect("aligned writes of a block touch one block of the disk, not two", REASONED)
+            .by_hand(
+                format!("parted -a optimal {disk_node} mkpart … 1MiB 100%"),
+                "none: restore the partition table and the data from a copy",
+                "making the partition again destroys what is on it: copy it before",
+            );
     }
 }
 
@@ -227,15 +214,13 @@ fn out_of_use(
         return out.passed(CHECK, &disk.name, "not mounted, and nothing found on it");
     }
     let file = format!("/sys/block/{} and /proc/self/mountinfo", disk.name);
-    let evidence = vec![Evidence { file, value: uses.join("; ") }];
+    let evidence = [Evidence { file, value: uses.join("; ") }];
     let what = "it is in use: writing to it as a whole, as a benchmark does, destroys data";
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::Info, &disk.name, what.to_owned(), evidence)
-            .effect("a benchmark of it shares the disk with its users", REASONED)
-            .by_hand(
-                format!("use a file on it, or another disk; lsblk -f {}", node(&disk.name)),
-                "nothing was changed",
-                "flagstone never takes a disk out of use",
-            ),
-    );
+    out.found(CHECK, Severity::Info, &disk.name, what, evidence)
+        .effect("a benchmark of it shares the disk with its users", REASONED)
+        .by_hand(
+            format!("use a file on it, or another disk; lsblk -f {}", node(&disk.name)),
+            "nothing was changed",
+            "flagstone never takes a disk out of use",
+        );
 }

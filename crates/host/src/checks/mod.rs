@@ -15,7 +15,6 @@ use crate::facts::{HostFacts, Observed, Unread};
 /// Google's page, the source of most advice.
 pub(crate) const GOOGLE: &str =
     "Google Cloud, Optimizing persistent disk and local SSD performance (2019)";
-/// The kernel's documentation.
 pub(crate) const KERNEL: &str = "Linux kernel documentation, Documentation/";
 /// Reasoning without a published figure.
 pub(crate) const REASONED: &str = "by reasoning; not measured on this host";
@@ -45,7 +44,7 @@ pub struct Expectations {
 }
 
 /// Cost of a finding. The most costly sorts first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// A multiple, or the expected rate is out of reach.
@@ -55,6 +54,7 @@ pub enum Severity {
     /// Percents.
     Low,
     /// A choice with a trade-off.
+    #[default]
     Info,
 }
 
@@ -85,7 +85,7 @@ pub struct SettingChange {
 }
 
 /// A setting that costs performance.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TuningFinding {
     /// The check that found it.
     pub check: &'static str,
@@ -140,13 +140,31 @@ impl CheckResults {
         self.passed.push(PassedCheck { check, subject: subject.to_owned(), what: what.into() });
     }
 
+    /// Adds a finding that needs a person to act.
+    pub(crate) fn found(
+        &mut self,
+        check: &'static str,
+        severity: Severity,
+        subject: &str,
+        what: impl Into<String>,
+        evidence: impl IntoIterator<Item = Evidence>,
+    ) -> &mut TuningFinding {
+        self.findings.push_mut(TuningFinding {
+            check,
+            severity,
+            subject: subject.to_owned(),
+            what: what.into(),
+            evidence: evidence.into_iter().collect(),
+            ..TuningFinding::default()
+        })
+    }
+
     pub(crate) fn unknown(&mut self, what: &str, why: &str) {
         self.unread.push(Unread { file: what.to_owned(), why: why.to_owned() });
     }
 }
 
-/// Judges a host.
-pub fn judge(facts: &HostFacts, expected: &Expectations) -> CheckResults {
+pub(crate) fn judge(facts: &HostFacts, expected: &Expectations) -> CheckResults {
     let mut results = CheckResults { unread: facts.unread.clone(), ..CheckResults::default() };
     for disk in &facts.disks {
         disk::judge(facts, expected, disk, &mut results);
@@ -164,52 +182,27 @@ pub fn judge(facts: &HostFacts, expected: &Expectations) -> CheckResults {
 }
 
 impl TuningFinding {
-    /// A finding that needs a person to act.
-    pub(crate) fn advice(
-        check: &'static str,
-        severity: Severity,
-        subject: &str,
-        what: String,
-        evidence: Vec<Evidence>,
-    ) -> TuningFinding {
-        TuningFinding {
-            check,
-            severity,
-            subject: subject.to_owned(),
-            what,
-            evidence,
-            effect: String::new(),
-            source: String::new(),
-            command: String::new(),
-            undo: String::new(),
-            safe: false,
-            caution: None,
-            changes: Vec::new(),
-        }
-    }
-
     pub(crate) fn effect(
-        mut self,
+        &mut self,
         effect: impl Into<String>,
         source: impl Into<String>,
-    ) -> TuningFinding {
+    ) -> &mut TuningFinding {
         (self.effect, self.source) = (effect.into(), source.into());
         self
     }
 
     pub(crate) fn by_hand(
-        mut self,
+        &mut self,
         command: impl Into<String>,
         undo: impl Into<String>,
         caution: impl Into<String>,
-    ) -> TuningFinding {
+    ) {
         (self.command, self.undo) = (command.into(), undo.into());
         self.caution = Some(caution.into());
-        self
     }
 
     /// Makes the finding safe to apply: writes of settings, from which the commands follow.
-    pub(crate) fn by_writing(mut self, changes: Vec<SettingChange>) -> TuningFinding {
+    pub(crate) fn by_writing(&mut self, changes: Vec<SettingChange>) -> &mut TuningFinding {
         let write = |change: &SettingChange, value: &str| match sysctl_name(&change.file) {
             Some(name) => format!("sysctl -w {name}={}", quote(value)),
             None => format!("echo {} > {}", quote(value), quote(&change.file)),
@@ -226,7 +219,6 @@ impl TuningFinding {
     }
 }
 
-/// Quotes a word for the shell.
 pub(crate) fn quote(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:,=+@%".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_plain) {
@@ -235,7 +227,6 @@ pub(crate) fn quote(word: &str) -> String {
     }
 }
 
-/// Device node of a disk.
 pub(crate) fn node(name: &str) -> String {
     format!("/dev/{}", name.replace('!', "/"))
 }

@@ -2,7 +2,7 @@
 
 use crate::facts::{HostFacts, Interface, Observed};
 
-use super::{CheckResults, Evidence, KERNEL, REASONED, SettingChange, Severity, TuningFinding};
+use super::{CheckResults, Evidence, KERNEL, REASONED, SettingChange, Severity};
 
 /// Largest socket buffer to allow: 100 Gbit/s at a round trip of 1 ms need 12.5 MB.
 const SOCKET_BYTES: u64 = 16 << 20;
@@ -35,14 +35,7 @@ pub(super) fn fabrics(facts: &HostFacts, out: &mut CheckResults) {
         }
         let what = format!("{io_queues} I/O queues for {cpus} CPUs");
         let severity = if io_queues * 2 <= cpus { Severity::Medium } else { Severity::Low };
-        out.findings.push(
-            TuningFinding::advice(
-                "nvme-tcp queues",
-                severity,
-                &fabric.name,
-                what,
-                vec![queues.into()],
-            )
+        out.found("nvme-tcp queues", severity, &fabric.name, what, [queues.into()])
             .effect("a queue, and so a connection, for each CPU", REASONED)
             .by_hand(
                 format!(
@@ -51,8 +44,7 @@ pub(super) fn fabrics(facts: &HostFacts, out: &mut CheckResults) {
                 ),
                 format!("nvme connect … --nr-io-queues={io_queues}"),
                 "the device is gone between the two: unmount it before. A server may grant less",
-            ),
-        );
+            );
     }
 }
 
@@ -66,15 +58,13 @@ fn loss(name: &str, seen: &Observed<String>, out: &mut CheckResults) {
         return out.unknown(&seen.file, "not understood");
     };
     let what = format!("I/O fails, and the device goes, when the server is away for {seconds} s");
-    out.findings.push(
-        TuningFinding::advice(CHECK, Severity::Info, name, what, vec![seen.into()])
-            .effect("a server that comes back later is used again without a new connect", REASONED)
-            .by_hand(
-                format!("echo -1 > {}", seen.file),
-                format!("echo {seconds} > {}", seen.file),
-                "without a limit, programs hang rather than fail when a server never comes back",
-            ),
-    );
+    out.found(CHECK, Severity::Info, name, what, [seen.into()])
+        .effect("a server that comes back later is used again without a new connect", REASONED)
+        .by_hand(
+            format!("echo -1 > {}", seen.file),
+            format!("echo {seconds} > {}", seen.file),
+            "without a limit, programs hang rather than fail when a server never comes back",
+        );
 }
 
 pub(super) fn judge(facts: &HostFacts, out: &mut CheckResults) {
@@ -93,16 +83,14 @@ fn mtu(interface: &Interface, out: &mut CheckResults) {
     }
     let what = format!("packets of at most {} bytes", seen.value);
     let name = &interface.name;
-    out.findings.push(
-        TuningFinding::advice("MTU", Severity::Low, name, what, vec![seen.into()])
-            .effect("fewer packets for each block, so less CPU", REASONED)
-            .by_hand(
-                format!("ip link set dev {name} mtu 8896"),
-                format!("ip link set dev {name} mtu {}", seen.value),
-                "the whole path must take it, or connections hang: set it on the network first, \
+    out.found("MTU", Severity::Low, name, what, [seen.into()])
+        .effect("fewer packets for each block, so less CPU", REASONED)
+        .by_hand(
+            format!("ip link set dev {name} mtu 8896"),
+            format!("ip link set dev {name} mtu {}", seen.value),
+            "the whole path must take it, or connections hang: set it on the network first, \
                  then test with ping -M do -s 8868",
-            ),
-    );
+        );
 }
 
 fn offloads(interface: &Interface, out: &mut CheckResults) {
@@ -119,20 +107,18 @@ fn offloads(interface: &Interface, out: &mut CheckResults) {
         format!("ethtool -K {name} {}", words.join(" "))
     };
     let names: Vec<_> = off.iter().map(|(name, _)| format!("{name}: off")).collect();
-    let evidence = vec![Evidence { file: seen.file.clone(), value: names.join(", ") }];
+    let evidence = [Evidence { file: seen.file.clone(), value: names.join(", ") }];
     let what = format!("{} offloads that the interface has are off", off.len());
-    out.findings.push(
-        TuningFinding::advice("offloads", Severity::Medium, name, what, evidence)
-            .effect(
-                "the CPU handles segments of 64 KiB in place of packets",
-                format!("{KERNEL}networking/segmentation-offloads.rst"),
-            )
-            .by_hand(
-                set("on"),
-                set("off"),
-                "somebody may have turned them off for a fault of the driver",
-            ),
-    );
+    out.found("offloads", Severity::Medium, name, what, evidence)
+        .effect(
+            "the CPU handles segments of 64 KiB in place of packets",
+            format!("{KERNEL}networking/segmentation-offloads.rst"),
+        )
+        .by_hand(
+            set("on"),
+            set("off"),
+            "somebody may have turned them off for a fault of the driver",
+        );
 }
 
 fn receive_queues(facts: &HostFacts, interface: &Interface, out: &mut CheckResults) {
@@ -143,15 +129,13 @@ fn receive_queues(facts: &HostFacts, interface: &Interface, out: &mut CheckResul
         return out.passed("RSS", name, format!("{} receive queues for {cpus} CPUs", seen.value));
     }
     let what = format!("{} receive queues for {cpus} CPUs", seen.value);
-    out.findings.push(
-        TuningFinding::advice("RSS", Severity::Medium, name, what, vec![seen.into()])
-            .effect("several CPUs receive at a time", format!("{KERNEL}networking/scaling.rst"))
-            .by_hand(
-                format!("ethtool -L {name} combined {wanted}"),
-                format!("ethtool -L {name} combined {}", seen.value),
-                "connections pause while the interface starts again; it may have no more queues",
-            ),
-    );
+    out.found("RSS", Severity::Medium, name, what, [seen.into()])
+        .effect("several CPUs receive at a time", format!("{KERNEL}networking/scaling.rst"))
+        .by_hand(
+            format!("ethtool -L {name} combined {wanted}"),
+            format!("ethtool -L {name} combined {}", seen.value),
+            "connections pause while the interface starts again; it may have no more queues",
+        );
 }
 
 fn sockets(facts: &HostFacts, out: &mut CheckResults) {
@@ -181,13 +165,11 @@ fn sockets(facts: &HostFacts, out: &mut CheckResults) {
         let change = SettingChange { file, before, value };
         let what = format!("{last} is less than the {least} that a fast network fills");
         let source = format!("{KERNEL}networking/ip-sysctl.rst; not measured on this host");
-        out.findings.push(
-            TuningFinding::advice("socket limits", Severity::Low, name, what, vec![seen.into()])
-                .effect(
-                    "windows as large as 100 Gbit/s over 1 ms; no burst of connects refused",
-                    source,
-                )
-                .by_writing(vec![change]),
-        );
+        out.found("socket limits", Severity::Low, name, what, [seen.into()])
+            .effect(
+                "windows as large as 100 Gbit/s over 1 ms; no burst of connects refused",
+                source,
+            )
+            .by_writing(vec![change]);
     }
 }

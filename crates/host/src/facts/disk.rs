@@ -3,77 +3,66 @@
 use crate::limits::DISKS_MAX;
 use crate::parse::{self, Mount};
 
+use super::HostFacts;
 use super::reader::{FactReader, Observed};
-use super::{HostFacts, Selection};
 
 /// Kind of a disk, as far as its settings depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Media {
+pub(crate) enum Media {
     /// A cloud's network disk, identified by its model.
     CloudDisk,
     /// A cloud's local SSD, identified by its model; lost with its machine.
     LocalSsd,
     /// Not rotating, or a virtual disk of unknown kind.
     Ssd,
-    /// Rotating.
     Hdd,
     /// Built from other devices: device mapper, md, loop.
     Virtual,
 }
 
-/// A partition.
 #[derive(Debug, Clone)]
-pub struct Partition {
-    /// The kernel's name.
-    pub name: String,
+pub(crate) struct Partition {
+    pub(crate) name: String,
     /// `major:minor`.
-    pub dev: Option<String>,
+    pub(crate) dev: Option<String>,
     /// Start, in sectors of 512 bytes.
-    pub start_sectors: Option<Observed<u64>>,
+    pub(crate) start_sectors: Option<Observed<u64>>,
 }
 
 /// A disk as the kernel shows it. A setting that the kernel or the disk lacks is `None`.
 #[derive(Debug, Clone)]
-pub struct DiskFacts {
-    /// The kernel's name.
-    pub name: String,
-    /// Kind.
-    pub media: Media,
+pub(crate) struct DiskFacts {
+    pub(crate) name: String,
+    pub(crate) media: Media,
     /// `major:minor`.
-    pub dev: Option<String>,
-    /// Bytes.
-    pub size_bytes: Option<u64>,
+    pub(crate) dev: Option<String>,
+    pub(crate) size_bytes: Option<u64>,
     /// Manufacturer, for SCSI.
-    pub vendor: Option<Observed<String>>,
-    /// Model name.
-    pub model: Option<Observed<String>>,
+    pub(crate) vendor: Option<Observed<String>>,
+    pub(crate) model: Option<Observed<String>>,
     /// The I/O scheduler in force.
-    pub scheduler: Option<Observed<String>>,
-    /// Available schedulers.
-    pub schedulers: Vec<String>,
-    /// Read-ahead, in KiB.
-    pub read_ahead_kb: Option<Observed<u64>>,
+    pub(crate) scheduler: Option<Observed<String>>,
+    pub(crate) schedulers: Vec<String>,
+    pub(crate) read_ahead_kb: Option<Observed<u64>>,
     /// Requests kept for each queue.
-    pub nr_requests: Option<Observed<u64>>,
+    pub(crate) nr_requests: Option<Observed<u64>>,
     /// Requests in flight at the device, for SCSI.
-    pub queue_depth: Option<Observed<u64>>,
+    pub(crate) queue_depth: Option<Observed<u64>>,
     /// Hardware queues of blk-mq; 0 without blk-mq.
-    pub hardware_queues: Option<usize>,
-    /// Physical block size, in bytes.
-    pub physical_block_bytes: Option<Observed<u64>>,
+    pub(crate) hardware_queues: Option<usize>,
+    pub(crate) physical_block_bytes: Option<Observed<u64>>,
     /// Optimal I/O size, in bytes; 0 if unknown.
-    pub optimal_io_bytes: Option<Observed<u64>>,
+    pub(crate) optimal_io_bytes: Option<Observed<u64>>,
     /// Maximum bytes of one discard; 0 without discard.
-    pub discard_max_bytes: Option<Observed<u64>>,
-    /// Partitions.
-    pub partitions: Vec<Partition>,
+    pub(crate) discard_max_bytes: Option<Observed<u64>>,
+    pub(crate) partitions: Vec<Partition>,
     /// Devices built from the disk or its partitions.
-    pub holders: Vec<String>,
+    pub(crate) holders: Vec<String>,
 }
 
 impl DiskFacts {
     /// Whether a mount is on this disk or one of its partitions.
-    pub fn is_mounted_as(&self, mount: &Mount) -> bool {
+    pub(crate) fn is_mounted_as(&self, mount: &Mount) -> bool {
         let parts = self.partitions.iter().map(|part| (&part.name, &part.dev));
         std::iter::once((&self.name, &self.dev)).chain(parts).any(|(name, dev)| {
             dev.as_ref() == Some(&mount.dev)
@@ -82,7 +71,7 @@ impl DiskFacts {
     }
 
     /// Whether the kernel's SCSI layer drives the disk.
-    pub fn is_scsi(&self) -> bool {
+    pub(crate) fn is_scsi(&self) -> bool {
         self.name.starts_with("sd")
     }
 }
@@ -92,25 +81,25 @@ const UNASKED: [&str; 7] = ["loop", "ram", "zram", "sr", "fd", "nbd", "mtdblock"
 
 pub(super) fn read(
     reader: &mut FactReader<'_>,
-    selection: &Selection,
+    named: &[String],
     facts: &HostFacts,
 ) -> Vec<DiskFacts> {
-    let mut names = match selection.disks.is_empty() {
+    let mut names = match named.is_empty() {
         true => reader.names("/sys/block"),
-        false => selection.disks.clone(),
+        false => named.to_vec(),
     };
     if !reader.root.exists("/sys/block") {
         reader.fail("/sys/block", "there is none: sysfs is not mounted here");
         return Vec::new();
     }
-    if selection.disks.is_empty() {
+    if named.is_empty() {
         names.retain(|name| !UNASKED.iter().any(|prefix| name.starts_with(prefix)));
     }
     if names.len() > DISKS_MAX {
         reader.fail("/sys/block", format!("more than {DISKS_MAX} disks; the rest is left out"));
         names.truncate(DISKS_MAX);
     }
-    let is_present = |disk: &DiskFacts| disk.size_bytes != Some(0) || !selection.disks.is_empty();
+    let is_present = |disk: &DiskFacts| disk.size_bytes != Some(0) || !named.is_empty();
     names.iter().map(|name| disk(reader, name, facts)).filter(is_present).collect()
 }
 
@@ -166,7 +155,6 @@ fn partitions(reader: &mut FactReader<'_>, base: &str) -> Vec<Partition> {
         .collect()
 }
 
-/// Models of cloud disks.
 const MODELS: [(&str, Media); 6] = [
     ("PersistentDisk", Media::CloudDisk),
     ("nvme_card-pd", Media::CloudDisk),

@@ -33,7 +33,7 @@ fn cpus(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
         let available = reader.text(&available).map(|seen| parse::choices(&seen.value));
         if let Some(governor) = reader.text(&format!("{base}/{name}/scaling_governor")) {
             let available = available.unwrap_or_default();
-            facts.cpus.policies.push(Policy { name, governor, available });
+            facts.cpus.policies.push(Policy { governor, available });
         }
     }
     let supplies = "/sys/class/power_supply";
@@ -94,11 +94,10 @@ fn fabrics(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     let base = "/sys/class/nvme";
     for name in reader.names(base) {
         let transport = reader.text(&format!("{base}/{name}/transport"));
-        let Some(transport) = transport.filter(|transport| transport.value != "pcie") else {
+        if transport.is_none_or(|transport| transport.value == "pcie") {
             continue;
-        };
+        }
         facts.fabrics.push(Fabric {
-            transport,
             queue_count: reader.number(&format!("{base}/{name}/queue_count")),
             ctrl_loss_tmo: reader.text(&format!("{base}/{name}/ctrl_loss_tmo")),
             name,
@@ -106,7 +105,6 @@ fn fabrics(reader: &mut FactReader<'_>, facts: &mut HostFacts) {
     }
 }
 
-/// Network settings to check.
 const SYSCTLS: [&str; 5] = [
     "net.core.rmem_max",
     "net.core.wmem_max",

@@ -9,152 +9,117 @@ mod reader;
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-
 use crate::inspect::DeviceUse;
 use crate::parse::Mount;
 use crate::root::Root;
 
-pub use disk::{DiskFacts, Media, Partition};
+pub(crate) use disk::{DiskFacts, Media};
 use reader::FactReader;
+pub(crate) use reader::Observed;
+pub use reader::Unread;
 pub(crate) use reader::is_name;
-pub use reader::{Observed, Unread};
 
-/// Processors and their frequency policies.
 #[derive(Debug, Clone, Default)]
-pub struct Cpus {
-    /// CPUs online.
-    pub online: Option<Observed<Vec<u32>>>,
+pub(crate) struct Cpus {
+    pub(crate) online: Option<Observed<Vec<u32>>>,
     /// Mean number of runnable tasks in the last minute.
-    pub load: Option<Observed<f64>>,
-    /// Frequency policies.
-    pub policies: Vec<Policy>,
+    pub(crate) load: Option<Observed<f64>>,
+    pub(crate) policies: Vec<Policy>,
 }
 
-/// A frequency policy of one or more CPUs.
 #[derive(Debug, Clone)]
-pub struct Policy {
-    /// The kernel's name, `policy0`.
-    pub name: String,
-    /// The governor in force.
-    pub governor: Observed<String>,
-    /// Available governors.
-    pub available: Vec<String>,
+pub(crate) struct Policy {
+    pub(crate) governor: Observed<String>,
+    pub(crate) available: Vec<String>,
 }
 
-/// One interrupt of a device.
 #[derive(Debug, Clone)]
-pub struct Irq {
-    /// The device's name of the interrupt.
-    pub name: String,
+pub(crate) struct Irq {
+    pub(crate) name: String,
     /// Occurrences since boot.
-    pub count: u64,
-    /// CPUs that receive it.
-    pub cpus: Option<Observed<Vec<u32>>>,
+    pub(crate) count: u64,
+    pub(crate) cpus: Option<Observed<Vec<u32>>>,
 }
 
-/// Facts from process names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Processes {
-    /// irqbalance runs.
-    pub irqbalance: bool,
+pub(crate) struct Processes {
+    pub(crate) irqbalance: bool,
     /// The kernel thread that initializes ext4 tables after mkfs runs.
-    pub ext4_lazyinit: bool,
+    pub(crate) ext4_lazyinit: bool,
 }
 
 /// A controller of a remote NVMe device.
 #[derive(Debug, Clone)]
-pub struct Fabric {
-    /// The kernel's name, `nvme1`.
-    pub name: String,
-    /// `tcp`, `rdma`, `fc`, `loop`.
-    pub transport: Observed<String>,
+pub(crate) struct Fabric {
+    pub(crate) name: String,
     /// Queues including the admin queue.
-    pub queue_count: Option<Observed<u64>>,
+    pub(crate) queue_count: Option<Observed<u64>>,
     /// Seconds without connection until I/O fails; `off` for never.
-    pub ctrl_loss_tmo: Option<Observed<String>>,
+    pub(crate) ctrl_loss_tmo: Option<Observed<String>>,
 }
 
 /// A network interface with hardware, real or virtual.
 #[derive(Debug, Clone)]
-pub struct Interface {
-    /// The kernel's name, `eth0`.
-    pub name: String,
+pub(crate) struct Interface {
+    pub(crate) name: String,
     /// Largest packet, in bytes.
-    pub mtu: Option<Observed<u64>>,
-    /// Receive queues.
-    pub rx_queues: Option<Observed<u64>>,
+    pub(crate) mtu: Option<Observed<u64>>,
+    pub(crate) rx_queues: Option<Observed<u64>>,
     /// `ethtool -k`: name, on, fixed.
-    pub features: Option<Observed<Vec<(String, bool, bool)>>>,
+    pub(crate) features: Option<Observed<Vec<(String, bool, bool)>>>,
 }
 
-/// Facts of a host.
 #[derive(Debug, Clone, Default)]
-pub struct HostFacts {
-    /// Version of the kernel.
-    pub kernel: Option<Observed<(u32, u32)>>,
+pub(crate) struct HostFacts {
+    pub(crate) kernel: Option<Observed<(u32, u32)>>,
     /// `scsi_mod.use_blk_mq`, on kernels that have it.
-    pub scsi_blk_mq: Option<Observed<bool>>,
-    /// The host has a battery.
-    pub battery: Option<bool>,
-    /// Processors.
-    pub cpus: Cpus,
+    pub(crate) scsi_blk_mq: Option<Observed<bool>>,
+    pub(crate) battery: Option<bool>,
+    pub(crate) cpus: Cpus,
     /// Interrupts of devices; `None` if unreadable.
-    pub irqs: Option<Vec<Irq>>,
+    pub(crate) irqs: Option<Vec<Irq>>,
     /// Processes; `None` if unreadable.
-    pub processes: Option<Processes>,
+    pub(crate) processes: Option<Processes>,
     /// A timer or cron job runs `fstrim`.
-    pub fstrim: Option<Observed<bool>>,
-    /// Examined disks.
-    pub disks: Vec<DiskFacts>,
+    pub(crate) fstrim: Option<Observed<bool>>,
+    pub(crate) disks: Vec<DiskFacts>,
     /// Mounts; `None` if unreadable.
-    pub mounts: Option<Vec<Mount>>,
-    /// Controllers of remote NVMe devices.
-    pub fabrics: Vec<Fabric>,
+    pub(crate) mounts: Option<Vec<Mount>>,
+    pub(crate) fabrics: Vec<Fabric>,
     /// Network interfaces that are up.
-    pub interfaces: Vec<Interface>,
-    /// Kernel settings by sysctl name.
-    pub sysctls: BTreeMap<String, Observed<String>>,
+    pub(crate) interfaces: Vec<Interface>,
+    pub(crate) sysctls: BTreeMap<String, Observed<String>>,
     /// Uses of disks by name, if inspected.
     pub uses: BTreeMap<String, DeviceUse>,
-    /// Unreadable facts.
-    pub unread: Vec<Unread>,
-}
-
-/// Disks to examine.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct Selection {
-    /// Kernel names; if empty, all except loop, RAM and optical disks.
-    pub disks: Vec<String>,
+    pub(crate) unread: Vec<Unread>,
 }
 
 impl HostFacts {
-    /// Reads a host.
-    pub fn read(root: &Root, selection: &Selection) -> HostFacts {
+    /// Reads a host. `disks` are kernel names; if empty, all are examined except loop, RAM and optical
+    /// disks.
+    pub(crate) fn read(root: &Root, disks: &[String]) -> HostFacts {
         let mut reader = FactReader::new(root);
         let mut facts = HostFacts {
             kernel: reader.parsed("/proc/sys/kernel/osrelease", crate::parse::kernel_version),
             ..HostFacts::default()
         };
         host::read(&mut reader, &mut facts);
-        facts.disks = disk::read(&mut reader, selection, &facts);
+        facts.disks = disk::read(&mut reader, disks, &facts);
         facts.unread = reader.unread;
         facts
     }
 
-    /// Number of CPUs online.
-    pub fn cpu_count(&self) -> Option<usize> {
+    pub(crate) fn cpu_count(&self) -> Option<usize> {
         self.cpus.online.as_ref().map(|cpus| cpus.value.len()).filter(|&count| count > 0)
     }
 
     /// Idle CPUs in the last minute, if known.
-    pub fn cpus_free(&self) -> Option<f64> {
+    pub(crate) fn cpus_free(&self) -> Option<f64> {
         let load = self.cpus.load.as_ref()?.value;
         Some((self.cpu_count()? as f64 - load).max(0.0))
     }
 
-    /// Mounts of a disk and its partitions.
-    pub fn mounts_of<'a>(&'a self, disk: &'a DiskFacts) -> impl Iterator<Item = &'a Mount> {
+    pub(crate) fn mounts_of<'a>(&'a self, disk: &'a DiskFacts) -> impl Iterator<Item = &'a Mount> {
         self.mounts.iter().flatten().filter(move |mount| disk.is_mounted_as(mount))
     }
 }

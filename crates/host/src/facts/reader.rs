@@ -9,13 +9,12 @@ use crate::root::Root;
 
 /// A fact with its evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Observed<T> {
-    /// The fact.
-    pub value: T,
+pub(crate) struct Observed<T> {
+    pub(crate) value: T,
     /// The file, or the command before `:`.
-    pub file: String,
+    pub(crate) file: String,
     /// The contents, shortened and on one line.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// A fact that could not be read or parsed.
@@ -27,7 +26,6 @@ pub struct Unread {
     pub why: String,
 }
 
-/// Reader of a host's facts.
 pub(super) struct FactReader<'a> {
     pub(super) root: &'a Root,
     pub(super) unread: Vec<Unread>,

@@ -42,73 +42,64 @@ pub enum InspectTarget {
 
 /// A use of a device or of a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Use {
+    /// The device, partition or file.
+    pub device: String,
+    /// Its use.
+    #[serde(flatten)]
+    pub kind: UseKind,
+}
+
+/// Kind of a use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "use")]
-pub enum Use {
+pub enum UseKind {
     /// Mounted.
     Mounted {
-        /// The device or partition.
-        device: String,
         /// Mount point.
         at: String,
     },
     /// Swap space in use.
-    Swap {
-        /// The device, partition or file.
-        device: String,
-    },
+    Swap,
     /// Part of another device: device mapper (LVM, LUKS, multipath), md, bcache, DRBD.
     Holder {
-        /// The device or partition.
-        device: String,
         /// The device built from it.
         holder: String,
     },
-    /// A file behind a loop device.
-    Loop {
-        /// The loop device.
-        device: String,
-    },
+    /// A loop device, behind which the file is.
+    Loop,
     /// Partitions known to the kernel.
     Partitions {
-        /// The device.
-        device: String,
         /// Their names.
         partitions: Vec<String>,
     },
     /// A file system, a volume or a partition table.
     Signature {
-        /// The device or partition.
-        device: String,
         /// The signature.
         signature: DiskSignature,
     },
     /// Claimed in the kernel by an unknown user, such as a mount in another container.
-    Claimed {
-        /// The device.
-        device: String,
-    },
+    Claimed,
     /// Read-only.
-    ReadOnly {
-        /// The device.
-        device: String,
-    },
+    ReadOnly,
 }
 
 impl std::fmt::Display for Use {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Use::Mounted { device, at } => write!(f, "{device} is mounted at {at}"),
-            Use::Swap { device } => write!(f, "{device} is swap space in use"),
-            Use::Holder { device, holder } => write!(f, "{device} is a part of {holder}"),
-            Use::Loop { device } => write!(f, "it is the loop device {device}"),
-            Use::Partitions { device, partitions } => {
+        let device = &self.device;
+        match &self.kind {
+            UseKind::Mounted { at } => write!(f, "{device} is mounted at {at}"),
+            UseKind::Swap => write!(f, "{device} is swap space in use"),
+            UseKind::Holder { holder } => write!(f, "{device} is a part of {holder}"),
+            UseKind::Loop => write!(f, "it is the loop device {device}"),
+            UseKind::Partitions { partitions } => {
                 write!(f, "{device} has partitions: {}", partitions.join(", "))
             }
-            Use::Signature { device, signature } => {
-                write!(f, "{device} holds {} (at byte {})", signature.kind, signature.offset_bytes)
+            UseKind::Signature { signature: DiskSignature { kind, offset_bytes } } => {
+                write!(f, "{device} holds {kind} (at byte {offset_bytes})")
             }
-            Use::Claimed { device } => write!(f, "the kernel has {device} claimed for something"),
-            Use::ReadOnly { device } => write!(f, "{device} is read-only"),
+            UseKind::Claimed => write!(f, "the kernel has {device} claimed for something"),
+            UseKind::ReadOnly => write!(f, "{device} is read-only"),
         }
     }
 }
@@ -160,7 +151,6 @@ pub fn inspect(path: &Path) -> io::Result<DeviceUse> {
     Ok(DeviceUse { path: path.to_owned(), target, uses: look.uses, unknown: look.unknown })
 }
 
-/// An inspection in progress.
 struct Look {
     host: Root,
     mounts: Vec<parse::Mount>,
@@ -179,12 +169,23 @@ impl Look {
             unknown: Vec::new(),
         };
         look.mounts = parse::mounts(&look.text("/proc/self/mountinfo", "mounts"));
-        look.swaps = match look.host.exists("/proc/swaps") {
-            true => parse::swaps(&look.text("/proc/swaps", "swap space")),
-            // A kernel without swap support has no such file.
-            false => Vec::new(),
-        };
+        // A kernel without swap support has no such file.
+        if look.host.exists("/proc/swaps") {
+            look.swaps = parse::swaps(&look.text("/proc/swaps", "swap space"));
+        }
         look
+    }
+
+    /// Adds a use, unless it is known.
+    fn found(&mut self, device: &str, kind: UseKind) {
+        let found = Use { device: device.to_owned(), kind };
+        if !self.uses.contains(&found) {
+            self.uses.push(found);
+        }
+    }
+
+    fn cannot_open(&mut self, what: &str, error: &io::Error) {
+        self.unknown.push(format!("signatures: cannot open {what}: {error}"));
     }
 
     fn text(&mut self, path: &str, what: &str) -> String {
@@ -213,9 +214,7 @@ impl Look {
         self.claimed(path, &name);
         match root::open(path) {
             Ok(device) => self.signatures(device, &name),
-            Err(error) => {
-                self.unknown.push(format!("signatures: cannot open {}: {error}", path.display()));
-            }
+            Err(error) => self.cannot_open(&path.display().to_string(), &error),
         }
         let sectors = self.host.read(&format!("{directory}/size"));
         let sectors = sectors.ok().and_then(|text| text.parse::<u64>().ok());
@@ -225,23 +224,22 @@ impl Look {
 
     /// Mounts, swap and holders of one device or partition.
     fn in_use(&mut self, name: &str, number: &str) {
-        for mount in &self.mounts {
-            // btrfs has a separate number for each mount, and names one of its devices.
-            let is_named = mount.source.starts_with('/')
-                && std::fs::metadata(&mount.source).is_ok_and(|source| {
-                    source.file_type().is_block_device() && self::number(source.rdev()) == number
-                });
-            if mount.dev == number || is_named {
-                let at = mount.at.clone();
-                push(&mut self.uses, Use::Mounted { device: name.to_owned(), at });
-            }
+        let is_device = |path: &str| {
+            std::fs::metadata(path).is_ok_and(|found| {
+                found.file_type().is_block_device() && self::number(found.rdev()) == number
+            })
+        };
+        // btrfs has a separate number for each mount, and names one of its devices.
+        let is_here = |mount: &&parse::Mount| {
+            mount.dev == number || mount.source.starts_with('/') && is_device(&mount.source)
+        };
+        let mounts: Vec<_> = self.mounts.iter().filter(is_here).map(|one| one.at.clone()).collect();
+        let is_swap = self.swaps.iter().any(|swap| is_device(swap));
+        for at in mounts {
+            self.found(name, UseKind::Mounted { at });
         }
-        for swap in &self.swaps {
-            if std::fs::metadata(swap).is_ok_and(|swap| {
-                swap.file_type().is_block_device() && self::number(swap.rdev()) == number
-            }) {
-                push(&mut self.uses, Use::Swap { device: name.to_owned() });
-            }
+        if is_swap {
+            self.found(name, UseKind::Swap);
         }
         self.holders(name, &format!("/sys/dev/block/{number}/holders"), 0);
     }
@@ -252,15 +250,16 @@ impl Look {
             return;
         }
         for holder in self.host.list(directory).unwrap_or_default() {
-            let found = Use::Holder { device: name.to_owned(), holder: holder.clone() };
+            let kind = UseKind::Holder { holder: holder.clone() };
+            let found = Use { device: name.to_owned(), kind };
             if self.uses.contains(&found) {
                 continue;
             }
             self.uses.push(found);
             if let Ok(number) = self.host.read(&format!("/sys/block/{holder}/dev")) {
-                for mount in self.mounts.iter().filter(|mount| mount.dev == number) {
-                    let (device, at) = (holder.clone(), mount.at.clone());
-                    push(&mut self.uses, Use::Mounted { device, at });
+                let mounts = self.mounts.iter().filter(|mount| mount.dev == number);
+                for at in mounts.map(|mount| mount.at.clone()).collect::<Vec<_>>() {
+                    self.found(&holder, UseKind::Mounted { at });
                 }
             }
             self.holders(&holder, &format!("/sys/block/{holder}/holders"), level + 1);
@@ -284,7 +283,7 @@ impl Look {
                 self.signatures(device, partition);
             }
         }
-        push(&mut self.uses, Use::Partitions { device: name.to_owned(), partitions });
+        self.found(name, UseKind::Partitions { partitions });
     }
 
     /// A partition is also in use if its whole disk is, as part of a mapping or mounted.
@@ -307,11 +306,11 @@ impl Look {
         let is_busy = rustix::fs::open(path, flags, Mode::empty())
             .is_err_and(|error| error == rustix::io::Errno::BUSY);
         if is_busy && self.uses.is_empty() {
-            self.uses.push(Use::Claimed { device: name.to_owned() });
+            self.found(name, UseKind::Claimed);
         }
         let read_only = self.host.read(&format!("/sys/class/block/{name}/ro"));
         if read_only.is_ok_and(|text| text == "1") {
-            self.uses.push(Use::ReadOnly { device: name.to_owned() });
+            self.found(name, UseKind::ReadOnly);
         }
     }
 
@@ -319,10 +318,9 @@ impl Look {
         let size = device.seek(SeekFrom::End(0));
         match size.and_then(|size| signatures(&mut device, size)) {
             Ok(found) => {
-                let device = || name.to_owned();
-                let found = found.into_iter();
-                self.uses
-                    .extend(found.map(|signature| Use::Signature { device: device(), signature }));
+                for signature in found {
+                    self.found(name, UseKind::Signature { signature });
+                }
             }
             Err(error) => self.unknown.push(format!("signatures: cannot read {name}: {error}")),
         }
@@ -335,24 +333,18 @@ impl Look {
                 .is_ok_and(|o| o.dev() == metadata.dev() && o.ino() == metadata.ino())
         };
         if self.swaps.iter().any(|swap| is_same(swap)) {
-            self.uses.push(Use::Swap { device: name.clone() });
+            self.found(&name, UseKind::Swap);
         }
         for device in self.host.list("/sys/block").unwrap_or_default() {
             let backing = self.host.read(&format!("/sys/block/{device}/loop/backing_file"));
             if backing.is_ok_and(|backing| is_same(&backing)) {
-                self.uses.push(Use::Loop { device });
+                self.found(&device, UseKind::Loop);
             }
         }
         match root::open(path) {
             Ok(file) => self.signatures(file, &name),
-            Err(error) => self.unknown.push(format!("signatures: cannot open {name}: {error}")),
+            Err(error) => self.cannot_open(&name, &error),
         }
-    }
-}
-
-fn push(uses: &mut Vec<Use>, found: Use) {
-    if !uses.contains(&found) {
-        uses.push(found);
     }
 }
 

@@ -36,10 +36,6 @@ impl Window {
         self.at(offset, magic.len()) == Some(magic)
     }
 
-    fn le16(&self, offset: u64) -> Option<u16> {
-        Some(u16::from_le_bytes(self.at(offset, 2)?.try_into().ok()?))
-    }
-
     fn le32(&self, offset: u64) -> Option<u32> {
         Some(u32::from_le_bytes(self.at(offset, 4)?.try_into().ok()?))
     }
@@ -144,12 +140,9 @@ fn fixed(head: &Window, found: &mut Vec<DiskSignature>) {
 /// ext2, ext3 and ext4: a two-byte magic number at 0x38 of the superblock at 1 KiB.
 fn ext(head: &Window, found: &mut Vec<DiskSignature>) {
     const SUPERBLOCK: u64 = 1024;
-    if head.le16(SUPERBLOCK + 0x38) != Some(0xef53) {
-        return;
-    }
     let field = |offset| head.le32(SUPERBLOCK + offset).unwrap_or(u32::MAX);
     let plausible = field(0x18) <= 6 && field(0x4c) <= 1 && field(0x00) != 0;
-    if plausible {
+    if plausible && head.has(SUPERBLOCK + 0x38, b"\x53\xef") {
         let extents_or_64bit = field(0x60) & 0x02c0 != 0;
         let kind = match (extents_or_64bit, field(0x5c) & 0x4 != 0) {
             (true, _) => "ext4",
