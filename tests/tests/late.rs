@@ -38,8 +38,8 @@ fn serve(scratch: &Scratch, text: &str) -> Server {
     Server::start_with(&[], &LISTENERS, &[file])
 }
 
-fn waiting(api: &Path, volume: &str) -> Value {
-    get(api, &format!("/v1/volumes/{volume}"))["waiting"].clone()
+fn pending(api: &Path, volume: &str) -> Value {
+    get(api, &format!("/v1/volumes/{volume}"))["pending"].clone()
 }
 
 /// Value of a volume's metric.
@@ -52,7 +52,7 @@ fn metric(api: &Path, family: &str, volume: &str) -> u64 {
 
 fn wait_until_served(server: &Server, volume: &str) {
     let api = server.api();
-    let served = || waiting(&api, volume).is_null();
+    let served = || pending(&api, volume).is_null();
     until(&format!("{volume} is served"), served, || server.output());
 }
 
@@ -88,11 +88,11 @@ fn volume_appears_with_its_backing_server() {
         Load::start(&target, VERIFIED).wait().assert_complete();
     }
     for (name, device) in [("nvme", far.nvme_uri("db")), ("nbd", far.nbd_uri("log"))] {
-        let wait = waiting(&api, name);
+        let wait = pending(&api, name);
         let reason = wait["reason"].as_str().expect("it waits");
         assert!(reason.contains(name) && reason.contains(&device), "{reason}");
         assert!(wait["attempts"].as_u64() > Some(0), "{wait}");
-        assert_eq!(metric(&api, "flagstone_volume_waiting", name), 1);
+        assert_eq!(metric(&api, "flagstone_volume_pending", name), 1);
         assert!(metric(&api, "flagstone_volume_open_failures_total", name) > 0);
         assert!(status(&server, &[]).contains(&format!("{name} is not served yet")));
         assert!(status(&server, &[name]).contains(&format!("volume {name}: not served yet")));
@@ -102,14 +102,14 @@ fn volume_appears_with_its_backing_server() {
         let said = refusal(&server.nbd_uri(name));
         assert!(said.contains("not available yet"), "{said}");
     }
-    assert!(waiting(&api, "own").is_null());
-    assert_eq!(metric(&api, "flagstone_volume_waiting", "own"), 0);
+    assert!(pending(&api, "own").is_null());
+    assert_eq!(metric(&api, "flagstone_volume_pending", "own"), 0);
     assert!(server.output().contains("this is retried"), "{}", server.output());
 
     far.restart();
     for name in ["nvme", "nbd"] {
         wait_until_served(&server, name);
-        assert_eq!(metric(&api, "flagstone_volume_waiting", name), 0);
+        assert_eq!(metric(&api, "flagstone_volume_pending", name), 0);
         for target in [server.nvme_uri(name), server.nbd_uri(name)] {
             Load::start(&target, VERIFIED).wait().assert_complete();
         }
@@ -119,7 +119,7 @@ fn volume_appears_with_its_backing_server() {
         assert!(volume["io"]["write"]["count"].as_u64() >= Some(2000), "{volume:#}");
     }
     let limits = &get(&api, "/v1/volumes/nvme")["limits"];
-    assert!(limits[0]["passed"].as_u64() > Some(0), "{limits:#}");
+    assert!(limits[0]["immediate"].as_u64() > Some(0), "{limits:#}");
     assert!(status(&server, &["nvme"]).contains("16MiB"), "{}", status(&server, &["nvme"]));
 }
 
@@ -136,7 +136,7 @@ fn chained_servers_come_up_in_order() {
     ];
     let firsts = firsts.map(|(device, expected)| {
         let first = Server::start(&[&format!("db={device}")]);
-        let reason = waiting(&first.api(), "db");
+        let reason = pending(&first.api(), "db");
         assert!(reason["reason"].as_str().unwrap().contains(expected), "{reason}");
         first
     });
@@ -168,7 +168,7 @@ fn subsystem_shows_its_available_volumes() {
 }
 
 #[test]
-fn waiting_server_stops_on_request() {
+fn pending_server_stops_on_request() {
     let (far, _disks) = gone();
     let volumes = [format!("db={}", far.nvme_uri("db")), format!("log={}", far.nbd_uri("log"))];
     let mut server = Server::start(&volumes.each_ref().map(String::as_str));

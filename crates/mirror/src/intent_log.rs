@@ -26,6 +26,8 @@ use std::time::Duration;
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::active_regions::{ActiveSet, FailureStage, Plan, RegionTable};
 use crate::bitmap::Bitmap;
@@ -40,7 +42,7 @@ use crate::pages::{CLEARED, Pages, SET, page_of};
 use crate::write::RunToCompletion;
 
 /// Counters of the log since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct IntentLogStatistics {
     /// Calls whose regions were active, which needed no metadata write.
     pub activity_log_hits: u64,

@@ -42,7 +42,6 @@ impl Connections {
         Some(ConnectionGuard { id, connections: self.clone() })
     }
 
-    /// Number of connections.
     pub(crate) fn count(&self) -> usize {
         self.open.lock().streams.len()
     }

@@ -8,7 +8,6 @@
 mod announce;
 pub mod api;
 mod connections;
-mod exports;
 pub mod http;
 pub mod limits;
 mod mirrors;

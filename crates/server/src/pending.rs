@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
+use flagstone_nbd::Export;
 use flagstone_runtime::spawn;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::time::{self, Instant};
 
-use crate::exports::export;
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
 use crate::mirrors::remote_log;
 use crate::reload::Limits;
@@ -31,14 +31,12 @@ use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_stack::OpenError;
 
-/// The pending volumes of a server.
 pub(crate) struct PendingVolumes {
     pending: RefCell<BTreeMap<usize, PendingVolume>>,
     /// Failed attempts by volume index; kept after the volume has opened.
     failures: Vec<Cell<u64>>,
 }
 
-/// State of a pending volume.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingVolume {
     /// Failure of the last attempt.
@@ -50,28 +48,23 @@ pub(crate) struct PendingVolume {
 }
 
 impl PendingVolumes {
-    /// No pending volumes.
     pub(crate) fn new(volumes: usize) -> PendingVolumes {
         let failures = (0..volumes).map(|_| Cell::new(0)).collect();
         PendingVolumes { pending: RefCell::default(), failures }
     }
 
-    /// Indices of the pending volumes.
     pub(crate) fn volumes(&self) -> Vec<usize> {
         self.pending.borrow().keys().copied().collect()
     }
 
-    /// State of the volume at this index, if it is pending.
     pub(crate) fn get(&self, volume: usize) -> Option<PendingVolume> {
         self.pending.borrow().get(&volume).cloned()
     }
 
-    /// Failure of the last attempt, if the volume is pending.
     pub(crate) fn reason(&self, volume: usize) -> Option<String> {
         self.pending.borrow().get(&volume).map(|wait| wait.reason.clone())
     }
 
-    /// Number of failed attempts to open the volume.
     pub(crate) fn failures(&self, volume: usize) -> u64 {
         self.failures[volume].get()
     }
@@ -92,10 +85,6 @@ impl PendingVolumes {
                  {longest} s, or in the configuration of this server, followed by a restart"
             );
         }
-        self.record(volume, reason);
-    }
-
-    fn record(&self, volume: usize, reason: String) {
         let failures = &self.failures[volume];
         failures.set(failures.get() + 1);
         let mut pending = self.pending.borrow_mut();
@@ -115,10 +104,7 @@ impl PendingVolumes {
 }
 
 /// Opens all volumes, those with remote devices concurrently, because a timeout may take seconds.
-/// Transient errors are part of the result.
-///
-/// # Errors
-/// The first permanent error.
+/// Transient errors are part of the result; the first permanent one ends it.
 pub(crate) async fn open_all(
     config: &Rc<Config>,
     limits: &Limits,
@@ -213,7 +199,10 @@ impl Server {
         let device: SharedDevice = Arc::new(counted);
         // The NVMe namespace goes first, because it may be refused. Export names were checked before.
         add_volume(&self.target, &self.config, volume, &device, &self.machine)?;
-        let export = export(&self.config.volumes[volume], &device);
+        let config = &self.config.volumes[volume];
+        let export = Export::new(config.nbd_export.clone(), device.clone())
+            .described(format!("Flagstone volume {}", config.name))
+            .read_only(config.read_only);
         self.exports.add(export).map_err(unservable)?;
         let _ = self.volumes[volume].set(device);
         Ok(())

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use flagstone_limit::{Limit, Limiter};
 
+use crate::api::document::ReloadDocument;
 use flagstone_config::{Config, Diagnostics, Layer, Provisioned, Volume};
 
-/// The limiters of a running server.
 pub(crate) struct Limits {
     /// Limiters of [`Config::limits`], in its order.
     pub(crate) shared: Vec<Arc<Limiter>>,
@@ -16,25 +16,14 @@ pub(crate) struct Limits {
     pub(crate) own: Vec<Option<Arc<Limiter>>>,
 }
 
-/// Result of a reload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReloadResult {
-    /// Number of limits changed.
-    pub(crate) limits_changed: usize,
-    /// The configuration has other changes, which need a restart.
-    pub(crate) restart_needed: bool,
-}
-
 impl Limits {
     /// Applies the limits of `read` to a server that runs with `running`, and logs the result.
-    ///
-    /// # Errors
-    /// Errors in the configuration. Nothing is applied then.
+    /// Nothing is applied if the configuration has errors.
     pub(crate) fn reload(
         &self,
         running: &Config,
         read: Result<Config, Diagnostics>,
-    ) -> Result<ReloadResult, Diagnostics> {
+    ) -> Result<ReloadDocument, Diagnostics> {
         let read = read.inspect_err(|diagnostics| {
             let errors = diagnostics.render(false);
             tracing::error!("nothing was changed: the configuration has errors\n{errors}");
@@ -46,7 +35,7 @@ impl Limits {
         if restart_needed {
             tracing::warn!("other changes of the configuration need a restart");
         }
-        Ok(ReloadResult { limits_changed, restart_needed })
+        Ok(ReloadDocument { limits_changed, restart_needed })
     }
 
     /// Removes all limits, so that they do not delay the shutdown.
@@ -202,7 +191,7 @@ mod tests {
             assert_eq!(limits.shared[0].limit(), running.limits[0].limit.numbers);
             let read =
                 Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\niops = 1\n"));
-            let expected = ReloadResult { limits_changed: 1, restart_needed: true };
+            let expected = ReloadDocument { limits_changed: 1, restart_needed: true };
             assert_eq!(limits.reload(&running, read).ok(), Some(expected));
         })
         .unwrap();

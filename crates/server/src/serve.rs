@@ -10,16 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_nbd::{Drain, Exports, NbdServer};
+use flagstone_nbd::{Drain, Exports, NbdServer, ServerOptions};
 use flagstone_nvmf_target as target;
 use flagstone_nvmf_target::Target;
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
-use crate::announce::{ServedState, announcement};
+use crate::announce::announcement;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
-use crate::exports::{nbd_exports, nbd_server};
 use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::reload::Limits;
@@ -47,7 +46,7 @@ pub enum ServeError {
     #[error("{0}")]
     Open(#[from] OpenError),
     /// An address cannot be bound.
-    #[error("cannot listen on {listen}: {error}{hint}")]
+    #[error("cannot listen on {listen}: {error}; {hint}")]
     Listen {
         /// The address, as configured.
         listen: String,
@@ -74,12 +73,10 @@ impl ServeError {
     }
 }
 
-/// State of a running server.
 pub(crate) struct Server {
     pub(crate) config: Rc<Config>,
     /// Devices of the volumes; empty for [`Server::pending`] volumes.
     pub(crate) volumes: Vec<OnceCell<SharedDevice>>,
-    /// I/O counters of the volumes.
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) pending: PendingVolumes,
     /// Mirrors of the open mirrored volumes, in the order of the volumes.
@@ -89,9 +86,7 @@ pub(crate) struct Server {
     pub(crate) nvme: Arc<Connections>,
     pub(crate) exports: Arc<Exports>,
     pub(crate) nbd: Arc<NbdServer>,
-    /// Bandwidth limits of the mirrors, by peer.
     pub(crate) bandwidth_limits: BandwidthLimits,
-    /// Identity of this machine.
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
     bound: OnceCell<Vec<ListenSpec>>,
@@ -142,7 +137,7 @@ pub async fn serve(
         .collect();
     let reload_config: ReloadConfig = Rc::new(reload_config);
     let control = api::start(&server, &reload_config).await?;
-    announce(&announcement(&server.config, &bound, &control, &server.served()));
+    announce(&announcement(&server, &control));
     let signal = loop {
         match signals.next().await {
             // `reload` logs the result.
@@ -165,25 +160,32 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     let own = config.volumes.iter().map(own_limit).collect::<Result<_, _>>()?;
     let limits = Limits { shared: open_limits(&config.limits)?, own };
     let pending = PendingVolumes::new(config.volumes.len());
-    let counters: Vec<Arc<Counters>> =
-        config.volumes.iter().map(|_| Arc::new(Counters::default())).collect();
     // Unreachable devices take time to fail, so a signal may interrupt this.
     let Some(stacks) = signals.unless_stopped(open_all(&config, &limits)).await else {
         return Ok(None);
     };
     let stacks = stacks?;
     let machine = machine_id();
-    let exports = nbd_exports(&config)?;
+    let exports = Arc::new(Exports::default());
+    for volume in &config.volumes {
+        exports.expect(&volume.nbd_export).map_err(unservable)?;
+    }
+    let nbd = &config.server.nbd;
+    let nbd_options = ServerOptions {
+        handshake_timeout: nbd.handshake_timeout,
+        peer_timeout: nbd.stall_timeout,
+        max_connections: nbd.max_connections as usize,
+    };
     let nbd_drain = Drain::new();
     let server = Server {
         volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
-        counters,
+        counters: config.volumes.iter().map(|_| Arc::default()).collect(),
         pending,
         mirrors: RefCell::default(),
         limits,
         target: nvme_target(&config, &machine)?,
         nvme: Arc::default(),
-        nbd: nbd_server(&config, exports.clone(), nbd_drain.clone()),
+        nbd: NbdServer::new(exports.clone(), nbd_options, nbd_drain.clone()),
         exports,
         machine,
         bandwidth_limits: mirrors::bandwidth_limits(&config),
@@ -212,21 +214,36 @@ fn machine_id() -> Vec<u8> {
 }
 
 /// Binds, and retries an address in use: after a server is killed, the kernel closes its io_uring
-/// rings, and with them its sockets, some time after the process is gone.
+/// rings, and with them its sockets, some time after the process is gone. `listen` names the address
+/// in an error, and `busy` is the advice about an address in use.
 pub(crate) async fn bind(
     attempt: impl Fn() -> std::io::Result<Listener>,
-) -> std::io::Result<Listener> {
+    address: &Address,
+    listen: String,
+    busy: &'static str,
+) -> Result<Listener, ServeError> {
+    use std::io::ErrorKind;
     let begun = time::now();
     loop {
-        match attempt() {
-            Err(error)
-                if error.kind() == std::io::ErrorKind::AddrInUse
-                    && begun.elapsed() < BIND_PATIENCE =>
-            {
-                time::sleep(BIND_PAUSE).await;
-            }
-            result => return result,
+        let error = match attempt() {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < BIND_PATIENCE {
+            time::sleep(BIND_PAUSE).await;
+            continue;
         }
+        let hint = match (error.kind(), address) {
+            (ErrorKind::AddrInUse, _) => busy,
+            (ErrorKind::PermissionDenied, Address::Unix(_)) => {
+                "this user must be able to write to its directory"
+            }
+            (ErrorKind::PermissionDenied, _) => "ports below 1024 need privileges",
+            (ErrorKind::NotFound, _) => "the socket's directory must exist",
+            (ErrorKind::AddrNotAvailable, _) => "no interface of this machine has this address",
+            _ => "check the address",
+        };
+        return Err(ServeError::Listen { listen, error, hint });
     }
 }
 
@@ -235,23 +252,9 @@ async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError>
         ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
         ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
     };
-    let listener = bind(|| Listener::bind(&address)).await.map_err(|error| {
-        let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => {
-                "; another program uses it: choose another port, or 0 for any"
-            }
-            std::io::ErrorKind::PermissionDenied => match spec {
-                ListenSpec::NbdUnix(_) => "; this user must be able to write to its directory",
-                _ => "; ports below 1024 need privileges",
-            },
-            std::io::ErrorKind::NotFound => "; the socket's directory must exist",
-            std::io::ErrorKind::AddrNotAvailable => {
-                "; no interface of this machine has this address"
-            }
-            _ => "",
-        };
-        ServeError::Listen { listen: spec.to_string(), error, hint }
-    })?;
+    let busy = "another program uses it: choose another port, or 0 for any";
+    let attempt = || Listener::bind(&address);
+    let listener = bind(attempt, &address, spec.to_string(), busy).await?;
     let bound = match (listener.address(), spec) {
         (Address::Tcp(tcp), ListenSpec::NvmeTcp(_)) => ListenSpec::NvmeTcp(*tcp),
         (Address::Tcp(tcp), _) => ListenSpec::NbdTcp(*tcp),
@@ -264,22 +267,6 @@ impl Server {
     /// Addresses that volumes are served on, with the assigned ports.
     pub(crate) fn bound(&self) -> &[ListenSpec] {
         self.bound.get().map_or(&[], Vec::as_slice)
-    }
-
-    fn served(&self) -> Vec<ServedState> {
-        let without_replica = |volume: usize| {
-            self.mirror_of(volume).is_some_and(|mirrored| mirrored.mirror().is_none())
-        };
-        let missing = |volume: usize| {
-            self.mirror_of(volume).is_some_and(|mirrored| mirrored.missing().is_some())
-        };
-        let state = |(index, volume): (usize, &OnceCell<SharedDevice>)| match volume.get() {
-            None => ServedState::Pending { reason: self.pending.reason(index).unwrap_or_default() },
-            Some(device) if missing(index) => ServedState::NotFound(device.geometry()),
-            Some(device) if without_replica(index) => ServedState::NotCreated(device.geometry()),
-            Some(device) => ServedState::Serving(device.geometry()),
-        };
-        self.volumes.iter().enumerate().map(state).collect()
     }
 
     /// The mirror of the volume at `index`, if it has one and is open.

@@ -12,14 +12,12 @@ use flagstone_runtime::sync::Notify;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{signal, spawn};
 
-/// Signals received and not yet delivered.
 #[derive(Default)]
 struct SignalQueue {
     received: RefCell<VecDeque<i32>>,
     changed: Notify,
 }
 
-/// Handler of the process's signals.
 pub(crate) struct Signals {
     queue: Rc<SignalQueue>,
     _task: AbortOnDrop<()>,
@@ -27,9 +25,6 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Installs the handlers.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub(crate) fn catch() -> io::Result<Signals> {
         signal::catch_termination()?;
         signal::catch_reload()?;
@@ -46,7 +41,6 @@ impl Signals {
         Ok(Signals { queue, _task: task.abort_on_drop() })
     }
 
-    /// Waits for the next signal.
     pub(crate) async fn next(&self) -> i32 {
         self.queue.changed.wait_for(|| self.queue.received.borrow_mut().pop_front()).await
     }

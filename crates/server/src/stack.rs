@@ -12,9 +12,7 @@ use flagstone_stack::{OpenError, check_block_size, open_backing, over, within};
 
 use crate::mirrors::{MirroredVolume, OpenLocalDevice, connect_log};
 
-/// Device stack of a volume.
 pub(crate) struct Stack {
-    /// Top of the stack.
     pub(crate) device: SharedDevice,
     /// Its mirror, if any. It does not serve until started.
     pub(crate) mirrored: Option<Rc<MirroredVolume>>,
@@ -22,9 +20,6 @@ pub(crate) struct Stack {
 
 /// Opens the stack of a volume with existing limiters: `shared` for all volumes, `own` for this one.
 /// Cancel-safe, and may be repeated.
-///
-/// # Errors
-/// Errors of the devices, the layers and the mirror.
 pub(crate) async fn open_stack(
     config: &Config,
     index: usize,

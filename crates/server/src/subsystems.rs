@@ -43,30 +43,27 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
     })
     .map_err(unservable)?;
     for subsystem in &config.subsystems {
-        add_subsystem(&target, config, subsystem, machine)?;
+        let name = nqn(&subsystem.nqn)?;
+        let hosts = subsystem.allow_hosts.iter().flatten();
+        let added = target.add_subsystem(SubsystemConfig {
+            nqn: name,
+            serial: config.serial_number(subsystem, machine),
+            allow_hosts: hosts.map(|host| nqn(host)).collect::<Result<_, _>>()?,
+        });
+        added.map_err(unservable)?;
+        if !subsystem.namespaces.is_empty() {
+            target.suspend_connects(&name).map_err(unservable)?;
+        }
     }
     Ok(target)
 }
 
-fn add_subsystem(
-    target: &Arc<Target>,
-    config: &Config,
-    subsystem: &Subsystem,
-    machine: &[u8],
-) -> Result<(), ServeError> {
-    let nqn = nqn(&subsystem.nqn)?;
-    let hosts = subsystem.allow_hosts.as_deref().unwrap_or_default();
-    target
-        .add_subsystem(SubsystemConfig {
-            nqn,
-            serial: config.serial_number(subsystem, machine),
-            allow_hosts: hosts.iter().map(|host| self::nqn(host)).collect::<Result<_, _>>()?,
-        })
-        .map_err(unservable)?;
-    if !subsystem.namespaces.is_empty() {
-        target.suspend_connects(&nqn).map_err(unservable)?;
-    }
-    Ok(())
+/// The subsystem of a volume, and its namespace ID there.
+pub(crate) fn namespace_of(config: &Config, volume: usize) -> Option<(&Subsystem, u32)> {
+    config.subsystems.iter().find_map(|subsystem| {
+        let place = subsystem.namespaces.iter().position(|index| *index == volume)?;
+        Some((subsystem, place as u32 + 1))
+    })
 }
 
 /// Adds the volume at an index as its configured namespace, and admits hosts to its subsystem.
@@ -77,11 +74,7 @@ pub(crate) fn add_volume(
     device: &SharedDevice,
     machine: &[u8],
 ) -> Result<(), ServeError> {
-    let mut places = config.subsystems.iter().filter_map(|subsystem| {
-        let place = subsystem.namespaces.iter().position(|index| *index == volume)?;
-        Some((subsystem, place as u32 + 1))
-    });
-    let Some((subsystem, nsid)) = places.next() else { return Ok(()) };
+    let Some((subsystem, nsid)) = namespace_of(config, volume) else { return Ok(()) };
     let nqn = nqn(&subsystem.nqn)?;
     let namespace = NamespaceConfig {
         nsid: Some(nsid),

@@ -90,22 +90,12 @@ async fn watch_all(query: &QueryArgs) -> Result<Exit, ApiError> {
     let mut server = ApiClient::find(query.api.as_ref())?;
     loop {
         let volumes: VolumesDocument = server.get("/v1/volumes")?;
-        let told = volumes.volumes.into_iter().filter_map(|mut one| one.parts.remove("mirror"));
-        let told: Vec<_> = told.collect();
+        let mirrors = volumes.volumes.into_iter().filter_map(|volume| volume.mirror);
+        let mirrors: Vec<MirrorDocument> = mirrors.collect();
         let text = match query.json {
-            true if query.watch => format!("{}\n", serde_json::Value::Array(told)),
-            true => {
-                let text = serde_json::to_string_pretty(&told).expect("it came as JSON");
-                text + "\n"
-            }
-            false => {
-                let mirrors = told.into_iter().map(serde_json::from_value).collect();
-                let mirrors: Result<Vec<MirrorDocument>, serde_json::Error> = mirrors;
-                let mirrors = mirrors.map_err(|error| {
-                    ApiError(format!("cannot parse the server's answer: {error}"))
-                })?;
-                show_all::mirrors(&mirrors)
-            }
+            true if query.watch => serde_json::to_string(&mirrors).expect("it came as JSON") + "\n",
+            true => serde_json::to_string_pretty(&mirrors).expect("it came as JSON") + "\n",
+            false => show_all::mirrors(&mirrors),
         };
         if !shown(query, &text)? || !query.watch {
             return Ok(Exit::Success);

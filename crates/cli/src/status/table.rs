@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use flagstone_server::api::document::{
-    CallsDocument, ConnectionDocument, LimitDocument, ListenerDocument, ServerDocument,
-    VolumeDocument, WaitingDocument,
+    CallsDocument, ConnectionDocument, ListenerDocument, PendingDocument, ServerDocument,
+    VolumeDocument,
 };
 use flagstone_units::format_size;
 
@@ -46,7 +46,7 @@ pub(super) fn all(
             let io = &volume.io;
             let mut row = vec![
                 volume.name.clone(),
-                match waits(volume) {
+                match &volume.pending {
                     Some(_) => "-".to_owned(),
                     None => format_size(volume.size_bytes),
                 },
@@ -60,7 +60,7 @@ pub(super) fn all(
             let all = kinds(volume).map(|(_, calls)| calls);
             row.push(grouped(all.iter().map(|calls| calls.in_flight).sum()));
             row.push(grouped(all.iter().map(|calls| calls.errors).sum()));
-            row.push(grouped(limits(volume).iter().map(|limit| limit.waiting as u64).sum()));
+            row.push(grouped(volume.limits.iter().map(|limit| limit.waiting as u64).sum()));
             row
         })
         .collect();
@@ -68,9 +68,11 @@ pub(super) fn all(
         let _ = writeln!(text, "{line}");
     }
     let mut first = true;
-    for (volume, wait) in volumes.iter().filter_map(|volume| Some((volume, waits(volume)?))) {
+    for (volume, wait) in
+        volumes.iter().filter_map(|volume| Some((volume, volume.pending.as_ref()?)))
+    {
         let blank = if std::mem::take(&mut first) { "\n" } else { "" };
-        let _ = writeln!(text, "{blank}{} is {}", volume.name, waiting(&wait));
+        let _ = writeln!(text, "{blank}{} is {}", volume.name, waiting(wait));
     }
     for volume in volumes.iter().filter(|volume| volume.flush_failed) {
         let blank = if std::mem::take(&mut first) { "\n" } else { "" };
@@ -85,8 +87,8 @@ const FLUSH_FAILED: &str = "a flush of its device failed: it rejects writes, and
 /// Details of one volume.
 pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> String {
     let access = if volume.read_only { "read-only" } else { "read-write" };
-    let wait = waits(volume);
-    let shape = match &wait {
+    let wait = &volume.pending;
+    let shape = match wait {
         Some(wait) => waiting(wait),
         None => {
             let size = format_size(volume.size_bytes);
@@ -136,11 +138,11 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     for line in calls(volume, rates) {
         let _ = writeln!(text, "{line}");
     }
-    let limits = limits(volume);
+    let limits = &volume.limits;
     if !limits.is_empty() {
         text.push('\n');
     }
-    for limit in &limits {
+    for limit in limits {
         let name =
             limit.name.as_ref().map_or("its own limit".into(), |name| format!("limit {name}"));
         let _ = writeln!(
@@ -149,7 +151,7 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
             grouped(limit.waiting as u64),
             limit.waiting_connections,
             grouped(limit.delayed),
-            grouped(limit.passed),
+            grouped(limit.immediate),
         );
     }
     text
@@ -214,12 +216,7 @@ fn hosts(volume: &VolumeDocument) -> usize {
     volume.connections.len()
 }
 
-/// The volume's wait for its device, if it waits.
-fn waits(volume: &VolumeDocument) -> Option<WaitingDocument> {
-    serde_json::from_value(volume.parts.get("waiting")?.clone()).ok()
-}
-
-fn waiting(wait: &WaitingDocument) -> String {
+fn waiting(wait: &PendingDocument) -> String {
     let times = if wait.attempts == 1 { "attempt" } else { "attempts" };
     let next = match wait.next_seconds {
         Some(seconds) => format!(", the next in {}", span(seconds.ceil())),
@@ -231,10 +228,4 @@ fn waiting(wait: &WaitingDocument) -> String {
         span(wait.seconds),
         wait.reason
     )
-}
-
-/// The rate limits, if the server reports them in a known form.
-fn limits(volume: &VolumeDocument) -> Vec<LimitDocument> {
-    let told = volume.parts.get("limits").cloned();
-    told.and_then(|limits| serde_json::from_value(limits).ok()).unwrap_or_default()
 }

@@ -2,15 +2,28 @@
 //!
 //! Members may be added within a version, so readers ignore unknown members.
 
-use std::collections::BTreeMap;
-
-use crate::http::RouteInfo;
+use flagstone_blockdev::stats::latency::{BUCKETS, Histogram, bucket_of, end_ns};
+use flagstone_blockdev::stats::{CallTotals, Totals};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-use flagstone_blockdev::stats::latency::{BUCKETS, Histogram, end_ns};
-use flagstone_blockdev::stats::{CallTotals, Totals};
+use super::mirror_document::MirrorDocument;
+use super::names::named_enum;
+use crate::http::RouteInfo;
+
+named_enum! {
+    /// I/O engine in use.
+    #[derive(Default)]
+    pub enum IoEngineName {
+        /// io_uring.
+        IoUring = "io_uring",
+        /// poll(2) and worker threads.
+        Threads = "threads",
+        /// The simulator of the tests.
+        Simulation = "simulation",
+        _ => Unknown
+    }
+}
 
 /// `GET /v1/`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,8 +38,8 @@ pub struct ServerDocument {
     pub uptime_seconds: f64,
     /// Wall-clock time, in seconds since the Unix epoch.
     pub time_seconds: f64,
-    /// I/O engine: `io_uring` or `threads`.
-    pub io_engine: String,
+    /// I/O engine.
+    pub io_engine: IoEngineName,
     /// Number of executor threads.
     pub cores: usize,
     /// Number of volumes.
@@ -95,7 +108,6 @@ pub struct VolumeDocument {
     pub read_only: bool,
     /// A flush of its device has failed. Writes are rejected until the server restarts, and unflushed
     /// writes may be lost.
-    #[serde(default)]
     pub flush_failed: bool,
     /// UUID by which hosts identify the volume.
     pub uuid: String,
@@ -109,9 +121,14 @@ pub struct VolumeDocument {
     pub connections: Vec<ConnectionDocument>,
     /// I/O since the server started.
     pub io: IoDocument,
-    /// Members of the API's modules, such as `limits`.
-    #[serde(flatten)]
-    pub parts: BTreeMap<String, Value>,
+    /// Rate limits, from the host's side down.
+    pub limits: Vec<LimitDocument>,
+    /// Wait for the device of a pending volume; absent once the volume is open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingDocument>,
+    /// Its mirror; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<MirrorDocument>,
 }
 
 /// An address that a volume is served on.
@@ -220,7 +237,6 @@ pub struct LatencyDocument {
     pub buckets: Vec<(Option<f64>, u64)>,
 }
 
-/// Converts nanoseconds to microseconds.
 fn us(nanos: f64) -> f64 {
     (nanos.round()) / 1000.0
 }
@@ -261,9 +277,7 @@ impl LatencyDocument {
         for (end, count) in &self.buckets {
             let bucket = match end {
                 // The bound belongs to the next bucket.
-                Some(end) => flagstone_blockdev::stats::latency::bucket_of(
-                    ((end * 1000.0).round() as u64).max(1) - 1,
-                ),
+                Some(end) => bucket_of(((end * 1000.0).round() as u64).max(1) - 1),
                 None => BUCKETS - 1,
             };
             histogram.counts[bucket] += count;
@@ -273,9 +287,9 @@ impl LatencyDocument {
     }
 }
 
-/// Member `waiting` of a pending volume: its device is not open yet.
+/// Attempts to open the device of a pending volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct WaitingDocument {
+pub struct PendingDocument {
     /// Failure of the last attempt to open its device.
     pub reason: String,
     /// Number of failed attempts.
@@ -286,7 +300,7 @@ pub struct WaitingDocument {
     pub next_seconds: Option<f64>,
 }
 
-/// Element of the member `limits` of a volume.
+/// A rate limit of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LimitDocument {
     /// Name of a shared limit; `null` for the volume's own.
@@ -295,8 +309,8 @@ pub struct LimitDocument {
     pub waiting: usize,
     /// Connections with waiting commands.
     pub waiting_connections: usize,
-    /// Commands that passed without delay.
-    pub passed: u64,
+    /// Commands that a limit did not delay.
+    pub immediate: u64,
     /// Delayed commands.
     pub delayed: u64,
 }

@@ -2,64 +2,60 @@
 
 use std::rc::Rc;
 
-use crate::http::metrics::CONTENT_TYPE;
-use crate::http::{Exposition, Kind, Response, Router};
 use flagstone_runtime::{buf, task, time};
 
-use super::ApiModule;
+use super::{Api, limits, mirror, on, pending, volumes};
+use crate::http::{Exposition, Router};
 use crate::serve::Server;
 
-/// Adds the route of the metrics.
-pub(super) fn routes(modules: &Rc<[Rc<dyn ApiModule>]>, router: &mut Router) {
-    let modules = modules.clone();
-    let route = router.get("/metrics", "Metrics in the Prometheus text format.", move |_| {
-        let modules = modules.clone();
-        async move {
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    let description = "Metrics in the Prometheus text format.";
+    router.get(
+        "/metrics",
+        description,
+        on(api, async |api, _| {
             let mut out = Exposition::new();
-            for module in modules.iter() {
+            process(&api.server, &mut out);
+            for write in [volumes::metrics, pending::metrics, limits::metrics] {
                 // Let host I/O on this core proceed.
                 task::yield_now().await;
-                module.metrics(&mut out);
+                write(&api.server, &mut out);
             }
-            Ok(Response::text(CONTENT_TYPE, out.finish()))
-        }
-    });
-    route.answers_text(CONTENT_TYPE);
+            task::yield_now().await;
+            mirror::metrics(&api, &mut out);
+            Ok(out)
+        }),
+    );
 }
 
-/// API module of the process: its connections and buffers.
-pub(super) struct ProcessMetrics {
-    server: Rc<Server>,
-}
-
-impl ProcessMetrics {
-    pub(super) fn new(server: Rc<Server>) -> ProcessMetrics {
-        ProcessMetrics { server }
-    }
-}
-
-impl ApiModule for ProcessMetrics {
-    fn metrics(&self, out: &mut Exposition) {
-        let version = [("version", env!("CARGO_PKG_VERSION"))];
-        out.family("flagstone_build_info", Kind::Gauge, "1, with the version.").count(&version, 1);
-        let started =
-            time::wall_clock().as_secs_f64() - self.server.started.elapsed().as_secs_f64();
-        let help = "Start time of the server, since the Unix epoch.";
-        out.family("flagstone_start_time_seconds", Kind::Gauge, help).value(&[], started);
-        let help = "Connections; each NVMe/TCP queue is one.";
-        out.family("flagstone_connections", Kind::Gauge, help)
-            .count(&[("protocol", "nvme-tcp")], self.server.nvme.count() as u64)
-            .count(&[("protocol", "nbd")], self.server.nbd.connections() as u64);
-        let help = "Limit of the I/O buffer pool.";
-        out.family("flagstone_buffer_memory_limit_bytes", Kind::Gauge, help)
-            .count(&[], buf::memory_limit() as u64);
-        let help = "Memory held by the I/O buffer pool, in use and idle, including small buffers \
-                    above the limit.";
-        out.family("flagstone_buffer_memory_held_bytes", Kind::Gauge, help)
-            .count(&[], buf::memory_held() as u64);
-        let help =
-            "Memory held by the I/O buffer pool, without small buffers: bounded by the limit.";
-        out.family("flagstone_buffer_memory_bounded_bytes", Kind::Gauge, help)
-            .count(&[], buf::memory_under_limit() as u64);
+fn process(server: &Server, out: &mut Exposition) {
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    out.family("flagstone_build_info", "1, with the version.").count(&version, 1);
+    let started = time::wall_clock().as_secs_f64() - server.started.elapsed().as_secs_f64();
+    let help = "Start time of the server, since the Unix epoch.";
+    out.family("flagstone_start_time_seconds", help).value(&[], started);
+    out.family("flagstone_connections", "Connections; each NVMe/TCP queue is one.")
+        .count(&[("protocol", "nvme-tcp")], server.nvme.count() as u64)
+        .count(&[("protocol", "nbd")], server.nbd.connections() as u64);
+    let memory = [
+        (
+            "flagstone_buffer_memory_limit_bytes",
+            "Limit of the I/O buffer pool.",
+            buf::memory_limit(),
+        ),
+        (
+            "flagstone_buffer_memory_held_bytes",
+            "Memory held by the I/O buffer pool, in use and idle, including small buffers above the \
+             limit.",
+            buf::memory_held(),
+        ),
+        (
+            "flagstone_buffer_memory_bounded_bytes",
+            "Memory held by the I/O buffer pool, without small buffers: bounded by the limit.",
+            buf::memory_under_limit(),
+        ),
+    ];
+    for (name, help, bytes) in memory {
+        out.family(name, help).count(&[], bytes as u64);
     }
 }

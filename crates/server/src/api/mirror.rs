@@ -3,96 +3,76 @@
 //! An action runs to completion even if its client disconnects: a half-finished change of role would
 //! leave no node in charge.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::http::{Call, Exposition, Problem, Response, Router};
 use flagstone_mirror::format::superblock::ReplicaRole;
 use flagstone_mirror::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::state::DesiredState;
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::spawn;
-use serde_json::{Map, Value};
+use flagstone_units::format_size;
 
-use super::ApiModule;
-use super::mirror_action::{Action, ActionRequest};
+use super::mirror_action::{Action, ActionRequest, Body};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
 use super::mirror_preview::{ActionPreview, Effect, not_created, not_in_sync, preview};
-use super::mirror_status::{NamedMirror, document};
 use super::mirror_verify::Verify;
+use super::{Api, mirror_metrics, mirror_status, on};
+use crate::http::{Call, Exposition, Problem, Router};
 use crate::mirrors::{CreateError, MirroredVolume};
-use crate::serve::Server;
-use flagstone_units::format_size;
 
-/// API module of the mirrored volumes.
-pub(super) struct MirrorsApi {
-    server: Rc<Server>,
-    /// By volume index: the running verify, or the last one.
-    verifies: RefCell<BTreeMap<usize, Verify>>,
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    let description = "The mirror of a volume: its state, peers, log and verify.";
+    router.get(
+        "/v1/volumes/{name}/mirror",
+        description,
+        on(api, async |api, call| Ok(api.mirror_document(&*api.find_mirror(&call)?))),
+    );
+    let description = "Acts on the mirror of a volume, or previews the outcome.";
+    let path = "/v1/volumes/{name}/mirror/{action}";
+    router.post(path, description, on(api, Api::act)).takes::<Body>();
 }
 
-impl MirrorsApi {
-    pub(super) fn new(server: Rc<Server>) -> MirrorsApi {
-        MirrorsApi { server, verifies: RefCell::default() }
-    }
+pub(super) fn metrics(api: &Api, out: &mut Exposition) {
+    let mirrors = api.server.mirrors.borrow();
+    let documents: Vec<_> = mirrors.iter().map(|mirror| api.mirror_document(mirror)).collect();
+    mirror_metrics::write(&documents, out);
+}
 
-    fn named(&self, mirrored: &MirroredVolume) -> NamedMirror {
-        NamedMirror {
-            volume: self.server.config.volumes[mirrored.volume].name.clone(),
-            node: mirrored.node.clone(),
-            peers: mirrored.peers.clone(),
-            mirror: mirrored.mirror(),
-            missing: mirrored.missing(),
-            without_log: mirrored.is_without_log(),
-            reopening: mirrored.reopening(),
-            reopens: mirrored.reopens(),
-            flush_failed: mirrored.has_failed_flush(),
-        }
-    }
-
-    fn document(&self, mirrored: &MirroredVolume) -> MirrorDocument {
+impl Api {
+    pub(super) fn mirror_document(&self, mirrored: &MirroredVolume) -> MirrorDocument {
         let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
-        let mut document = document(&self.named(mirrored), verify);
-        if let Some(replica) = &mut document.replica {
-            replica.growing_to_bytes = mirrored.growing_to();
-        }
-        document
+        mirror_status::document(mirrored, verify)
     }
 
     /// The mirror of the volume named in a path.
-    fn find(&self, call: &Call) -> Result<Rc<MirroredVolume>, Problem> {
+    fn find_mirror(&self, call: &Call) -> Result<Rc<MirroredVolume>, Problem> {
         let name = call.text("name");
         let index = self.server.find_volume(name)?;
         if let Some(reason) = self.server.pending.reason(index) {
-            let detail =
-                format!("`{name}` is waiting for its device, and so is its mirror: {reason}");
-            return Err(Problem::conflict(detail));
+            return Err(Problem::conflict(format!(
+                "`{name}` is waiting for its device, and so is its mirror: {reason}"
+            )));
         }
         self.server.mirror_of(index).ok_or_else(|| {
             let mirrors = self.server.mirrors.borrow();
-            let names = mirrors.iter();
-            let names = names.map(|one| self.server.config.volumes[one.volume].name.as_str());
             let detail =
                 format!("`{name}` has no mirror: its configuration has no `mirror = {{ … }}`");
-            Problem::not_found(detail).accepting(names)
+            Problem::not_found(detail).accepting(mirrors.iter().map(|one| one.name.as_str()))
         })
     }
 
-    async fn act(self: Rc<Self>, call: Call) -> Result<Response, Problem> {
+    async fn act(self: Rc<Self>, call: Call) -> Result<ActionDocument, Problem> {
         call.without_query()?;
-        let mirrored = self.find(&call)?;
-        let body: Map<String, Value> = call.json()?;
+        let mirrored = self.find_mirror(&call)?;
+        let body = call.json()?;
         let action = MirrorAction::parse(call.text("action"))?;
         let request = ActionRequest::parse(action, body)?;
         let volume = call.text("name").to_owned();
-        tracing::info!(user = ?call.request.user, volume, ?request, "mirror action requested");
-        let this = self.clone();
+        tracing::info!(user = ?call.user, volume, ?request, "mirror action requested");
         let work = async move {
-            let (request, mirrored) = (request, mirrored);
-            let preview = this.execute(&mirrored, &request).await?;
+            let preview = self.execute(&mirrored, &request).await?;
             Ok(ActionDocument {
                 volume,
                 action,
@@ -100,14 +80,12 @@ impl MirrorsApi {
                 dry_run: request.dry_run,
                 outcome: preview.outcome,
                 data_loss: preview.data_loss,
-                mirror: this.document(&mirrored),
+                mirror: self.mirror_document(&mirrored),
             })
         };
-        let ended = spawn(work).await.unwrap_or_else(|_| {
-            let title = "The server is stopping";
-            Err(Problem::new(503, "busy", title, "the server is stopping: nothing was confirmed"))
-        });
-        Ok(Response::ok(&ended?))
+        spawn(work).await.unwrap_or_else(|_| {
+            Err(Problem::stopping("the server is stopping: nothing was confirmed"))
+        })
     }
 
     async fn execute(
@@ -116,15 +94,15 @@ impl MirrorsApi {
         request: &ActionRequest,
     ) -> Result<ActionPreview, Problem> {
         if let Action::Create { role, overwrite } = request.action {
-            return create(mirrored, role, overwrite, request.dry_run).await;
+            return Ok(create(mirrored, role, overwrite, request.dry_run).await?);
         }
         if let Action::Grow { size_bytes } = request.action {
-            return grow(mirrored, size_bytes, request.dry_run).await;
+            return Ok(grow(mirrored, size_bytes, request.dry_run).await?);
         }
         if request.action == (Action::Failover { force: false }) {
             mirrored.wait_for_source_loss().await;
         }
-        let now = self.document(mirrored);
+        let now = self.mirror_document(mirrored);
         let preview = preview(&now, request)?;
         let Some(effect) = preview.effect else { return Ok(preview) };
         if request.dry_run {
@@ -132,10 +110,14 @@ impl MirrorsApi {
         }
         match (effect, mirrored.mirror()) {
             (Effect::Delete { force }, _) => {
-                mirrored.delete(force, false).await.map_err(refused)?;
+                mirrored.delete(force, false).await?;
                 self.verifies.borrow_mut().remove(&mirrored.volume);
             }
-            (Effect::StopVerify, _) => self.stop_verify(mirrored.volume),
+            (Effect::StopVerify, _) => {
+                if let Some(verify) = self.verifies.borrow_mut().get_mut(&mirrored.volume) {
+                    verify.stop();
+                }
+            }
             (Effect::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {
                 let peer = now.peers[leg].name.clone();
                 let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
@@ -148,12 +130,6 @@ impl MirrorsApi {
             (_, None) => return Err(not_created(&now.volume)),
         }
         Ok(preview)
-    }
-
-    fn stop_verify(&self, volume: usize) {
-        if let Some(verify) = self.verifies.borrow_mut().get_mut(&volume) {
-            verify.stop();
-        }
     }
 }
 
@@ -169,15 +145,13 @@ async fn check(
             match mirror.check_resolve(leg, keep == ResolveKeep::Mine).await {
                 Ok(()) => Ok(preview),
                 Err(CommandError::NoSplitBrain) => {
-                    // Same outcome as in `resolved`.
-                    let outcome = "the split brain has already ended: nothing to do".to_owned();
-                    Ok(ActionPreview { changed: false, outcome, data_loss: None, effect: None })
+                    Ok(ActionPreview::unchanged("the split brain has already ended: nothing to do"))
                 }
                 Err(error) => Err(problem(now, effect, error)),
             }
         }
         (Effect::Delete { force }, _) => {
-            mirrored.delete(force, true).await.map_err(refused)?;
+            mirrored.delete(force, true).await?;
             Ok(preview)
         }
         _ => Ok(preview),
@@ -189,14 +163,15 @@ async fn create(
     role: ReplicaRole,
     overwrite: bool,
     dry_run: bool,
-) -> Result<ActionPreview, Problem> {
-    let created = mirrored.create(role, overwrite, dry_run).await.map_err(refused)?;
+) -> Result<ActionPreview, CreateError> {
+    let created = mirrored.create(role, overwrite, dry_run).await?;
     let usable = format_size(created.usable_bytes);
     let reserved = format_size(created.reserved_bytes);
     if created.already {
-        let outcome =
-            format!("this node already has a replica of {usable}, created as {}", role.name());
-        return Ok(ActionPreview { changed: false, outcome, data_loss: None, effect: None });
+        return Ok(ActionPreview::unchanged(format!(
+            "this node already has a replica of {usable}, created as {}",
+            role.name()
+        )));
     }
     let (outcome, data_loss) = match role {
         ReplicaRole::Source => (
@@ -215,8 +190,8 @@ async fn grow(
     mirrored: &Rc<MirroredVolume>,
     size_bytes: Option<u64>,
     dry_run: bool,
-) -> Result<ActionPreview, Problem> {
-    let grown = mirrored.grow(size_bytes, dry_run).await.map_err(refused)?;
+) -> Result<ActionPreview, CreateError> {
+    let grown = mirrored.grow(size_bytes, dry_run).await?;
     let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
     let older = grown.copied_to.join(" and ");
@@ -248,11 +223,12 @@ async fn grow(
     Ok(ActionPreview { changed, outcome, data_loss: None, effect: None })
 }
 
-/// Problem of a refused or failed create, delete or grow.
-fn refused(error: CreateError) -> Problem {
-    match error {
-        CreateError::Refused(why) => Problem::conflict(why),
-        CreateError::Failed(why) => failed(why),
+impl From<CreateError> for Problem {
+    fn from(error: CreateError) -> Problem {
+        match error {
+            CreateError::Refused(why) => Problem::conflict(why),
+            CreateError::Failed(why) => failed(why),
+        }
     }
 }
 
@@ -260,7 +236,6 @@ fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
-/// Applies the effect of an action to the mirror.
 async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
     match effect {
         Effect::SetDesiredState { leg, state } => mirror.set_desired_state(leg, state).await,
@@ -277,23 +252,20 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
         Effect::Switchover { leg } => mirror.switchover(leg).await,
         Effect::Failover { force: false } => Ok(mirror.failover().await?),
         Effect::Failover { force: true } => Ok(mirror.failover_unverified().await?),
-        Effect::Resolve { leg, keep: ResolveKeep::Mine } => {
-            resolved(mirror.resolve_keep_mine(leg).await)
-        }
-        Effect::Resolve { leg, keep: ResolveKeep::Peer } => {
-            resolved(mirror.resolve_keep_peers(leg).await)
+        Effect::Resolve { leg, keep } => {
+            let resolved = match keep {
+                ResolveKeep::Mine => mirror.resolve_keep_mine(leg).await,
+                ResolveKeep::Peer => mirror.resolve_keep_peers(leg).await,
+            };
+            // A split brain that has already ended is a success.
+            resolved.or_else(|error| match error {
+                CommandError::NoSplitBrain => Ok(()),
+                other => Err(other),
+            })
         }
         Effect::Demote => Ok(mirror.demote().await?),
         // `execute` applies these.
         Effect::Verify { .. } | Effect::StopVerify | Effect::Delete { .. } => Ok(()),
-    }
-}
-
-/// A split brain that has already ended is a success.
-fn resolved(result: Result<(), CommandError>) -> Result<(), CommandError> {
-    match result {
-        Err(CommandError::NoSplitBrain) => Ok(()),
-        other => other,
     }
 }
 
@@ -343,32 +315,5 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
              reachable"
         )),
         other => Problem::conflict(format!("nothing was changed: {other}")),
-    }
-}
-
-impl ApiModule for MirrorsApi {
-    fn routes(self: Rc<Self>, router: &mut Router) {
-        let this = self.clone();
-        let description = "The mirror of a volume: its state, peers, log and verify.";
-        let route = router.get("/v1/volumes/{name}/mirror", description, move |call: Call| {
-            let found = this.find(&call).map(|mirrored| this.document(&mirrored));
-            async move { Ok(Response::ok(&found?)) }
-        });
-        route.answers::<MirrorDocument>();
-        let description = "Acts on the mirror of a volume, or previews the outcome.";
-        let path = "/v1/volumes/{name}/mirror/{action}";
-        let route = router.post(path, description, move |call: Call| self.clone().act(call));
-        route.takes::<super::mirror_action::Body>().answers::<ActionDocument>();
-    }
-
-    fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
-        let document = self.document(&*self.server.mirror_of(index)?);
-        Some(("mirror", serde_json::to_value(document).expect("JSON keys are strings")))
-    }
-
-    fn metrics(&self, out: &mut Exposition) {
-        let documents: Vec<_> =
-            self.server.mirrors.borrow().iter().map(|mirrored| self.document(mirrored)).collect();
-        super::mirror_metrics::write(&documents, out);
     }
 }

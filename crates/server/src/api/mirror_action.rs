@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use super::mirror_document::{MirrorAction, ResolveKeep};
 use crate::http::Problem;
 
-/// An action with its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Create {
@@ -58,7 +57,7 @@ pub(super) struct ActionRequest {
 }
 
 impl MirrorAction {
-    /// Members of the action's body, without `dry_run`.
+    /// Members of the action's body, besides `dry_run`.
     pub(super) fn members(self) -> &'static [&'static str] {
         match self {
             MirrorAction::Create => &["role", "destroy_data", "anew"],
@@ -73,7 +72,6 @@ impl MirrorAction {
         }
     }
 
-    /// Parses the last part of a path.
     pub(super) fn parse(name: &str) -> Result<MirrorAction, Problem> {
         MirrorAction::ALL.into_iter().find(|action| action.name() == name).ok_or_else(|| {
             Problem::not_found(format!("a mirror has no action `{name}`"))
@@ -89,7 +87,7 @@ impl MirrorAction {
 pub(super) struct Body {
     peer: Option<String>,
     dry_run: bool,
-    role: Option<String>,
+    role: Option<ReplicaRole>,
     destroy_data: bool,
     anew: bool,
     full: bool,
@@ -99,12 +97,11 @@ pub(super) struct Body {
     repair: bool,
     bytes_per_second: Option<u64>,
     stop: bool,
-    keep: Option<String>,
+    keep: Option<ResolveKeep>,
     size_bytes: Option<u64>,
 }
 
 impl ActionRequest {
-    /// Parses the body of an action.
     pub(super) fn parse(
         name: MirrorAction,
         body: Map<String, Value>,
@@ -127,10 +124,8 @@ impl ActionRequest {
             MirrorAction::Failover => Action::Failover { force: body.force },
             MirrorAction::Verify => verify(&body)?,
             MirrorAction::Resolve => {
-                let sides = [ResolveKeep::Mine, ResolveKeep::Peer];
-                Action::Resolve {
-                    keep: one_of("keep", body.keep.as_deref(), sides, ResolveKeep::name)?,
-                }
+                let missing = || missing("keep", ResolveKeep::ALL.map(ResolveKeep::name));
+                Action::Resolve { keep: body.keep.ok_or_else(missing)? }
             }
             MirrorAction::Demote => Action::Demote,
             MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
@@ -140,24 +135,14 @@ impl ActionRequest {
     }
 }
 
-/// Parses a required member that has one of two values.
-fn one_of<T: Copy>(
-    member: &str,
-    given: Option<&str>,
-    values: [T; 2],
-    name: fn(T) -> &'static str,
-) -> Result<T, Problem> {
-    let invalid = |detail: String| Problem::invalid(detail).accepting(values.map(name));
-    let Some(given) = given else {
-        return Err(invalid(format!("`{member}` is missing")));
-    };
-    let found = values.into_iter().find(|value| name(*value) == given);
-    found.ok_or_else(|| invalid(format!("`{member}` cannot be `{given}`")))
+/// Problem of a body without a required member.
+fn missing(member: &str, values: [&str; 2]) -> Problem {
+    Problem::invalid(format!("`{member}` is missing")).accepting(values)
 }
 
 fn create(body: &Body) -> Result<Action, Problem> {
-    let roles = [ReplicaRole::Source, ReplicaRole::Target];
-    let role = one_of("role", body.role.as_deref(), roles, ReplicaRole::name)?;
+    let roles = [ReplicaRole::Source, ReplicaRole::Target].map(ReplicaRole::name);
+    let role = body.role.ok_or_else(|| missing("role", roles))?;
     let (overwrite, other) = match role {
         ReplicaRole::Source => (body.anew, body.destroy_data),
         ReplicaRole::Target => (body.destroy_data, body.anew),
@@ -263,11 +248,19 @@ mod tests {
         assert_eq!((problem.status, problem.accepted.len()), (404, MirrorAction::ALL.len()));
         for (action, body, part) in [
             ("create", json!({}), "`role` is missing"),
-            ("create", json!({ "role": "boss" }), "`role` cannot be `boss`"),
+            (
+                "create",
+                json!({ "role": "boss" }),
+                "unknown variant `boss`, expected `target` or `source`",
+            ),
             ("create", json!({ "role": "source", "destroy_data": true }), "`anew` the role"),
             ("create", json!({ "role": "target", "anew": true }), "`anew` the role `source`"),
             ("resolve", json!({}), "`keep` is missing"),
-            ("resolve", json!({ "keep": "both" }), "`keep` cannot be `both`"),
+            (
+                "resolve",
+                json!({ "keep": "both" }),
+                "unknown variant `both`, expected `mine` or `peer`",
+            ),
             ("resync", json!({ "full": "yes" }), "the body is invalid"),
             ("verify", json!({ "bytes_per_second": 0 }), "cannot be 0"),
             ("verify", json!({ "bytes_per_second": -1 }), "the body is invalid"),

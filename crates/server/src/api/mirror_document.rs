@@ -3,10 +3,9 @@
 //! Members may be added within a version, so readers ignore unknown members. A state unknown to the
 //! reader becomes [`ReportedState::Unknown`].
 
-use std::fmt;
-
 pub use flagstone_mirror::format::superblock::ReplicaRole;
 pub use flagstone_mirror::peer::LinkCompression;
+pub use flagstone_mirror::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::state::DesiredState;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
 
@@ -14,76 +13,39 @@ use flagstone_mirror::state::MirrorState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// State of a mirror: the states of an open mirror towards a peer, and those of a mirror without a
-/// replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReportedState {
-    /// See [`MirrorState::SplitBrain`].
-    SplitBrain,
-    /// See [`MirrorState::Mismatch`].
-    Mismatch,
-    /// See [`MirrorState::NoSource`].
-    NoSource,
-    /// See [`MirrorState::Broken`].
-    Broken,
-    /// See [`MirrorState::Paused`].
-    Paused,
-    /// See [`MirrorState::ResyncPending`].
-    ResyncPending,
-    /// See [`MirrorState::Disconnected`].
-    Disconnected,
-    /// See [`MirrorState::Resynchronizing`].
-    Resynchronizing,
-    /// See [`MirrorState::Target`].
-    Target,
-    /// See [`MirrorState::Mirroring`].
-    Mirroring,
-    /// The replica was not created yet.
-    NotCreated,
-    /// There are traces of a replica, but it cannot be found or opened.
-    NotFound,
-    /// A state of a later version.
-    #[default]
-    #[serde(other)]
-    Unknown,
-}
+use super::names::named_enum;
 
-impl ReportedState {
-    /// All states that this version reports. Those of an open mirror come first, the worst first: a
-    /// mirror with several peers reports the worst of their states.
-    pub const ALL: [ReportedState; 12] = [
-        ReportedState::SplitBrain,
-        ReportedState::Mismatch,
-        ReportedState::NoSource,
-        ReportedState::Broken,
-        ReportedState::Paused,
-        ReportedState::ResyncPending,
-        ReportedState::Disconnected,
-        ReportedState::Resynchronizing,
-        ReportedState::Target,
-        ReportedState::Mirroring,
-        ReportedState::NotCreated,
-        ReportedState::NotFound,
-    ];
-
-    /// Name in documents, metrics and the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReportedState::SplitBrain => MirrorState::SplitBrain.name(),
-            ReportedState::Mismatch => MirrorState::Mismatch.name(),
-            ReportedState::NoSource => MirrorState::NoSource.name(),
-            ReportedState::Broken => MirrorState::Broken.name(),
-            ReportedState::Paused => MirrorState::Paused.name(),
-            ReportedState::ResyncPending => MirrorState::ResyncPending.name(),
-            ReportedState::Disconnected => MirrorState::Disconnected.name(),
-            ReportedState::Resynchronizing => MirrorState::Resynchronizing.name(),
-            ReportedState::Target => MirrorState::Target.name(),
-            ReportedState::Mirroring => MirrorState::Mirroring.name(),
-            ReportedState::NotCreated => "not-created",
-            ReportedState::NotFound => "not-found",
-            ReportedState::Unknown => "unknown",
-        }
+named_enum! {
+    /// State of a mirror: the states of an open mirror towards a peer, and those of a mirror without
+    /// a replica. Those of an open mirror come first, the worst first: a mirror with several peers
+    /// reports the worst of their states.
+    #[derive(Default)]
+    pub enum ReportedState {
+        /// See [`MirrorState::SplitBrain`].
+        SplitBrain = "split-brain",
+        /// See [`MirrorState::Mismatch`].
+        Mismatch = "mismatch",
+        /// See [`MirrorState::NoSource`].
+        NoSource = "no-source",
+        /// See [`MirrorState::Broken`].
+        Broken = "broken",
+        /// See [`MirrorState::Paused`].
+        Paused = "paused",
+        /// See [`MirrorState::ResyncPending`].
+        ResyncPending = "resync-pending",
+        /// See [`MirrorState::Disconnected`].
+        Disconnected = "disconnected",
+        /// See [`MirrorState::Resynchronizing`].
+        Resynchronizing = "resynchronizing",
+        /// See [`MirrorState::Target`].
+        Target = "target",
+        /// See [`MirrorState::Mirroring`].
+        Mirroring = "mirroring",
+        /// The replica was not created yet.
+        NotCreated = "not-created",
+        /// There are traces of a replica, but it cannot be found or opened.
+        NotFound = "not-found",
+        _ => Unknown
     }
 }
 
@@ -104,101 +66,43 @@ impl From<MirrorState> for ReportedState {
     }
 }
 
-impl fmt::Display for ReportedState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+named_enum! {
+    /// Actions on a mirror: the last part of `POST /v1/volumes/{name}/mirror/{action}`.
+    pub enum MirrorAction {
+        /// Create this node's replica.
+        Create = "create",
+        /// Stop sending to a peer, and track what it lacks.
+        Pause = "pause",
+        /// Resume after pause or break.
+        Continue = "continue",
+        /// Bring a peer up to date now.
+        Resync = "resync",
+        /// Stop sending to a peer, and do not track what it lacks.
+        Break = "break",
+        /// Transfer the source role between connected nodes.
+        Switchover = "switchover",
+        /// Serve here without asking the source.
+        Failover = "failover",
+        /// Compare both replicas by checksums.
+        Verify = "verify",
+        /// End a split brain by choosing the data to keep.
+        Resolve = "resolve",
+        /// Stop serving here.
+        Demote = "demote",
+        /// Grow the volume.
+        Grow = "grow",
+        /// Remove the replica's metadata; its data stays.
+        Delete = "delete",
     }
 }
 
-/// Actions on a mirror: the last part of `POST /v1/volumes/{name}/mirror/{action}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum MirrorAction {
-    /// Create this node's replica.
-    Create,
-    /// Stop sending to a peer, and track what it lacks.
-    Pause,
-    /// Resume after pause or break.
-    Continue,
-    /// Bring a peer up to date now.
-    Resync,
-    /// Stop sending to a peer, and do not track what it lacks.
-    Break,
-    /// Transfer the source role between connected nodes.
-    Switchover,
-    /// Serve here without asking the source.
-    Failover,
-    /// Compare both replicas by checksums.
-    Verify,
-    /// End a split brain by choosing the data to keep.
-    Resolve,
-    /// Stop serving here.
-    Demote,
-    /// Grow the volume.
-    Grow,
-    /// Remove the replica's metadata; its data stays.
-    Delete,
-}
-
-impl MirrorAction {
-    /// All actions.
-    pub const ALL: [MirrorAction; 12] = [
-        MirrorAction::Create,
-        MirrorAction::Pause,
-        MirrorAction::Continue,
-        MirrorAction::Resync,
-        MirrorAction::Break,
-        MirrorAction::Switchover,
-        MirrorAction::Failover,
-        MirrorAction::Verify,
-        MirrorAction::Resolve,
-        MirrorAction::Demote,
-        MirrorAction::Grow,
-        MirrorAction::Delete,
-    ];
-
-    /// Name in paths, documents and the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            MirrorAction::Create => "create",
-            MirrorAction::Pause => "pause",
-            MirrorAction::Continue => "continue",
-            MirrorAction::Resync => "resync",
-            MirrorAction::Break => "break",
-            MirrorAction::Switchover => "switchover",
-            MirrorAction::Failover => "failover",
-            MirrorAction::Verify => "verify",
-            MirrorAction::Resolve => "resolve",
-            MirrorAction::Demote => "demote",
-            MirrorAction::Grow => "grow",
-            MirrorAction::Delete => "delete",
-        }
-    }
-}
-
-impl fmt::Display for MirrorAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Side whose data survives a split brain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ResolveKeep {
-    /// This node's data; the peer discards its own.
-    Mine,
-    /// The peer's data; this node discards its own.
-    Peer,
-}
-
-impl ResolveKeep {
-    /// Name in documents and the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ResolveKeep::Mine => "mine",
-            ResolveKeep::Peer => "peer",
-        }
+named_enum! {
+    /// Side whose data survives a split brain.
+    pub enum ResolveKeep {
+        /// This node's data; the peer discards its own.
+        Mine = "mine",
+        /// The peer's data; this node discards its own.
+        Peer = "peer",
     }
 }
 
@@ -221,10 +125,8 @@ pub struct MirrorDocument {
     /// The running verify, or the last one since the server started.
     pub verify: Option<VerifyDocument>,
     /// Progress of reopening the replica after a device failure; `null` otherwise.
-    #[serde(default)]
     pub reopening: Option<ReopeningDocument>,
     /// Times that the replica's devices were reopened since the server started.
-    #[serde(default)]
     pub reopens: u64,
 }
 
@@ -245,7 +147,6 @@ pub struct ReopeningDocument {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplicaDocument {
     /// Role of the replica.
-    #[schemars(with = "String")]
     pub role: ReplicaRole,
     /// This node serves hosts.
     pub serving: bool,
@@ -253,18 +154,15 @@ pub struct ReplicaDocument {
     pub has_source: bool,
     /// Name of the attached source; `null` without one, and until this node's own link to it has
     /// completed a handshake.
-    #[serde(default)]
     pub source: Option<String>,
     /// A resync to it has not completed, so its data is inconsistent.
     pub inconsistent: bool,
     /// A flush of its device failed before the device was reopened, and no resync has completed
     /// since. Its contents may not be durable.
-    #[serde(default)]
     pub unverified: bool,
     /// The local device has failed. The volume is served by a peer.
     pub local_device_failed: bool,
     /// A flush of its device or its log device failed, and the device was not reopened since.
-    #[serde(default)]
     pub flush_failed: bool,
     /// Highest role epoch seen.
     pub role_epoch: u64,
@@ -277,11 +175,9 @@ pub struct ReplicaDocument {
     /// Size that hosts see, in bytes.
     pub size_bytes: u64,
     /// Logical block that hosts see, in bytes.
-    #[serde(default)]
     pub block_bytes: u32,
     /// Size after the current growth, which waits until the new space is zeroed; `null` when the
     /// volume is not growing.
-    #[serde(default)]
     pub growing_to_bytes: Option<u64>,
     /// Host writes in progress, and reads that wait for one.
     pub in_flight: u64,
@@ -297,25 +193,6 @@ pub struct ReplicaDocument {
     pub intent_log: IntentLogDocument,
 }
 
-/// Costs and savings of the write-intent log.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct IntentLogDocument {
-    /// Active regions. Writes to them need no write of metadata.
-    pub active_regions: u64,
-    /// Writes to active regions.
-    pub activity_log_hits: u64,
-    /// Writes that had to wait for a write of metadata.
-    pub activity_log_misses: u64,
-    /// Activity log records written.
-    pub record_writes: u64,
-    /// Bitmap pages written.
-    pub page_writes: u64,
-    /// Flushes of the data device that the log needed.
-    pub data_flushes: u64,
-    /// Failed writes and flushes of the log.
-    pub failures: u64,
-}
-
 /// A peer of a mirror. Members that need an open replica are `null` or 0 without one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerDocument {
@@ -324,20 +201,14 @@ pub struct PeerDocument {
     /// State of the mirror towards it.
     pub state: ReportedState,
     /// State that the operator asked for.
-    #[schemars(with = "Option<String>")]
     pub desired_state: Option<DesiredState>,
     /// When a write completes.
-    #[schemars(with = "Option<String>")]
     pub mode: Option<Mode>,
     /// When the peer counts as having a write.
-    #[schemars(with = "Option<String>")]
     pub ack: Option<Ack>,
     /// Policy for its loss.
-    #[schemars(with = "Option<String>")]
     pub on_peer_loss: Option<OnPeerLoss>,
     /// Policy for a split brain.
-    #[serde(default)]
-    #[schemars(with = "Option<String>")]
     pub after_split_brain: Option<AfterSplitBrain>,
     /// A resync compares checksums first, and copies only the differences.
     pub compare: bool,
@@ -367,13 +238,10 @@ pub struct PeerDocument {
     /// Unexpected disconnects.
     pub disconnects: u64,
     /// Split brains in which this node discarded its data, as configured by `after_split_brain`.
-    #[serde(default)]
     pub discards: u64,
     /// Upper bound of the data discarded, in bytes.
-    #[serde(default)]
     pub discarded_bytes: u64,
     /// The link to it.
-    #[serde(default)]
     pub link: LinkDocument,
 }
 
@@ -381,7 +249,6 @@ pub struct PeerDocument {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkDocument {
     /// Configured compression.
-    #[schemars(with = "String")]
     pub compression: LinkCompression,
     /// The peer's version does not know that codec, so data is sent uncompressed.
     pub compression_declined: bool,
@@ -393,16 +260,12 @@ pub struct LinkDocument {
     pub sent_bytes: u64,
     /// Link version in use, the highest that both nodes support; `null` before the first handshake,
     /// and when there is none in common.
-    #[serde(default)]
     pub version: Option<u16>,
     /// Lowest and highest link version of this node.
-    #[serde(default)]
     pub node_versions: (u16, u16),
     /// Lowest and highest link version of the peer, from the last handshake; `null` before the first.
-    #[serde(default)]
     pub peer_versions: Option<(u16, u16)>,
     /// The peer's name has no known address, so the peer is unreachable.
-    #[serde(default)]
     pub name_unknown: bool,
 }
 
@@ -412,7 +275,6 @@ pub struct HandshakeDocument {
     /// UUID of its replica.
     pub replica_uuid: String,
     /// Its role.
-    #[schemars(with = "String")]
     pub role: ReplicaRole,
     /// It served hosts.
     pub serving: bool,
@@ -423,7 +285,6 @@ pub struct HandshakeDocument {
     /// Its data was inconsistent.
     pub inconsistent: bool,
     /// Its logical block size, in bytes; 0 if unknown.
-    #[serde(default)]
     pub block_bytes: u32,
 }
 
@@ -458,7 +319,6 @@ pub struct VerifyDocument {
     /// Differences are copied from the source when it ends.
     pub repair: bool,
     /// Requested rate limit; `null` for none.
-    #[serde(default)]
     pub bytes_per_second: Option<u64>,
     /// Bytes that differ; 0 until it has ended.
     pub differing_bytes: u64,

@@ -1,173 +1,128 @@
 //! Metrics of mirrors.
 
-use crate::http::{Exposition, Kind};
+use crate::http::Exposition;
 
 use super::mirror_document::{MirrorDocument, PeerDocument, ReplicaDocument, ReportedState};
 
 type ReplicaValue = fn(&ReplicaDocument) -> f64;
 type PeerValue = fn(&PeerDocument) -> f64;
 
-const REPLICA: [(&str, Kind, &str, ReplicaValue); 11] = [
-    ("flagstone_mirror_serving", Kind::Gauge, "1 while this node serves the volume.", |replica| {
-        boolean(replica.serving)
-    }),
+const REPLICA: [(&str, &str, ReplicaValue); 11] = [
+    ("flagstone_mirror_serving", "1 while this node serves the volume.", |r| boolean(r.serving)),
     (
         "flagstone_mirror_local_device_failed",
-        Kind::Gauge,
         "1 once the local device has failed and a peer serves the volume.",
-        |replica| boolean(replica.local_device_failed),
+        |r| boolean(r.local_device_failed),
     ),
     (
         "flagstone_mirror_flush_failed",
-        Kind::Gauge,
         "1 once a flush of the data or log device has failed, until the device is reopened.",
-        |replica| boolean(replica.flush_failed),
+        |r| boolean(r.flush_failed),
     ),
-    ("flagstone_mirror_role_epoch", Kind::Gauge, "Highest role epoch seen.", |replica| {
-        replica.role_epoch as f64
+    ("flagstone_mirror_role_epoch", "Highest role epoch seen.", |r| r.role_epoch as f64),
+    ("flagstone_mirror_in_flight", "Host writes in progress, and reads that wait for one.", |r| {
+        r.in_flight as f64
     }),
-    (
-        "flagstone_mirror_in_flight",
-        Kind::Gauge,
-        "Host writes in progress, and reads that wait for one.",
-        |replica| replica.in_flight as f64,
-    ),
     (
         "flagstone_mirror_blocked_writes",
-        Kind::Gauge,
         "Writes blocked by a lost peer or a change of role.",
-        |replica| replica.blocked as f64,
+        |r| r.blocked as f64,
     ),
-    ("flagstone_mirror_writes_total", Kind::Counter, "Host writes.", |replica| {
-        replica.writes as f64
+    ("flagstone_mirror_writes_total", "Host writes.", |r| r.writes as f64),
+    ("flagstone_mirror_local_seconds_total", "Total time of writes to the local device.", |r| {
+        r.local_us as f64 / 1e6
     }),
     (
-        "flagstone_mirror_local_seconds_total",
-        Kind::Counter,
-        "Total time of writes to the local device.",
-        |replica| replica.local_us as f64 / 1e6,
-    ),
-    (
         "flagstone_mirror_activity_log_hits_total",
-        Kind::Counter,
         "Writes to active regions, which need no write of metadata.",
-        |replica| replica.intent_log.activity_log_hits as f64,
+        |r| r.intent_log.activity_log_hits as f64,
     ),
     (
         "flagstone_mirror_activity_log_misses_total",
-        Kind::Counter,
         "Writes that had to wait for a write of metadata.",
-        |replica| replica.intent_log.activity_log_misses as f64,
+        |r| r.intent_log.activity_log_misses as f64,
     ),
-    ("flagstone_mirror_active_regions", Kind::Gauge, "Active regions.", |replica| {
-        replica.intent_log.active_regions as f64
-    }),
+    ("flagstone_mirror_active_regions", "Active regions.", |r| r.intent_log.active_regions as f64),
 ];
 
-const PEER: [(&str, Kind, &str, PeerValue); 16] = [
+const PEER: [(&str, &str, PeerValue); 16] = [
     (
         "flagstone_mirror_out_of_date_bytes",
-        Kind::Gauge,
         "Data that the peer lacks, rounded up to the bitmap's granularity.",
-        |peer| peer.out_of_date_bytes as f64,
+        |p| p.out_of_date_bytes as f64,
     ),
     (
         "flagstone_mirror_in_sync_timestamp_seconds",
-        Kind::Gauge,
         "When the peer was last in sync, since the Unix epoch; 0 if not since the replica was opened.",
-        |peer| peer.last_in_sync_seconds.unwrap_or_default() as f64,
+        |p| p.last_in_sync_seconds.unwrap_or_default() as f64,
     ),
     (
         "flagstone_mirror_lag_bytes",
-        Kind::Gauge,
         "Asynchronous mode: bytes not yet acknowledged by the peer.",
-        |peer| peer.lag_bytes as f64,
+        |p| p.lag_bytes as f64,
     ),
     (
         "flagstone_mirror_lag_seconds",
-        Kind::Gauge,
         "Asynchronous mode: age of the oldest unacknowledged write.",
-        |peer| peer.lag_us as f64 / 1e6,
+        |p| p.lag_us as f64 / 1e6,
     ),
-    (
-        "flagstone_mirror_resync_done_bytes",
-        Kind::Gauge,
-        "Current resync: bytes copied or found equal.",
-        |peer| peer.resync.map_or(0.0, |resync| resync.done_bytes as f64),
-    ),
+    ("flagstone_mirror_resync_done_bytes", "Current resync: bytes copied or found equal.", |p| {
+        p.resync.map_or(0.0, |resync| resync.done_bytes as f64)
+    }),
     (
         "flagstone_mirror_resync_total_bytes",
-        Kind::Gauge,
         "Current resync: bytes to process in all; 0 without a resync.",
-        |peer| peer.resync.map_or(0.0, |resync| resync.total_bytes as f64),
+        |p| p.resync.map_or(0.0, |resync| resync.total_bytes as f64),
     ),
-    ("flagstone_mirror_resync_bytes_per_second", Kind::Gauge, "Current resync: rate.", |peer| {
-        peer.resync.map_or(0.0, |resync| resync.bytes_per_second as f64)
+    ("flagstone_mirror_resync_bytes_per_second", "Current resync: rate.", |p| {
+        p.resync.map_or(0.0, |resync| resync.bytes_per_second as f64)
     }),
     (
         "flagstone_mirror_added_seconds_total",
-        Kind::Counter,
         "Total time that writes waited for the peer after the local write completed.",
-        |peer| peer.added_us as f64 / 1e6,
+        |p| p.added_us as f64 / 1e6,
     ),
     (
         "flagstone_mirror_added_writes_total",
-        Kind::Counter,
         "Writes sent to the peer before they completed.",
-        |peer| peer.added_writes as f64,
+        |p| p.added_writes as f64,
     ),
-    (
-        "flagstone_mirror_disconnects_total",
-        Kind::Counter,
-        "Unexpected disconnects of the peer.",
-        |peer| peer.disconnects as f64,
-    ),
+    ("flagstone_mirror_disconnects_total", "Unexpected disconnects of the peer.", |p| {
+        p.disconnects as f64
+    }),
     (
         "flagstone_mirror_discards_total",
-        Kind::Counter,
         "Split brains in which this node discarded its data, as configured by `after_split_brain`.",
-        |peer| peer.discards as f64,
+        |p| p.discards as f64,
     ),
-    (
-        "flagstone_mirror_discarded_bytes_total",
-        Kind::Counter,
-        "Upper bound of the data discarded.",
-        |peer| peer.discarded_bytes as f64,
-    ),
+    ("flagstone_mirror_discarded_bytes_total", "Upper bound of the data discarded.", |p| {
+        p.discarded_bytes as f64
+    }),
     (
         "flagstone_mirror_link_data_bytes_total",
-        Kind::Counter,
         "Data written to the peer, by hosts and resyncs.",
-        |peer| peer.link.data_bytes as f64,
+        |p| p.link.data_bytes as f64,
     ),
     (
         "flagstone_mirror_link_sent_bytes_total",
-        Kind::Counter,
         "Bytes sent for that data; fewer when it is compressed.",
-        |peer| peer.link.sent_bytes as f64,
+        |p| p.link.sent_bytes as f64,
     ),
-    (
-        "flagstone_mirror_peer_name_unknown",
-        Kind::Gauge,
-        "1 while the peer's name has no known address.",
-        |peer| boolean(peer.link.name_unknown),
-    ),
-    (
-        "flagstone_mirror_full_resync",
-        Kind::Gauge,
-        "1 while a full resync is running or due.",
-        |peer| boolean(peer.full_resync),
-    ),
+    ("flagstone_mirror_peer_name_unknown", "1 while the peer's name has no known address.", |p| {
+        boolean(p.link.name_unknown)
+    }),
+    ("flagstone_mirror_full_resync", "1 while a full resync is running or due.", |p| {
+        boolean(p.full_resync)
+    }),
 ];
 
 fn boolean(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
 
-/// Writes the metrics of all mirrors.
 pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
     let help = "1 for the state of the mirror towards the peer, 0 for all other states.";
-    let mut family = out.family("flagstone_mirror_state", Kind::Gauge, help);
+    let mut family = out.family("flagstone_mirror_state", help);
     let peers = || mirrors.iter().flat_map(|one| one.peers.iter().map(move |peer| (one, peer)));
     for (mirror, peer) in peers() {
         for state in ReportedState::ALL {
@@ -178,20 +133,20 @@ pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
     }
     let replicas =
         || mirrors.iter().filter_map(|one| one.replica.as_ref().map(|replica| (one, replica)));
-    for (name, kind, help, number) in REPLICA {
-        let mut family = out.family(name, kind, help);
+    for (name, help, number) in REPLICA {
+        let mut family = out.family(name, help);
         for (mirror, replica) in replicas() {
             family.value(&[("volume", &mirror.volume)], number(replica));
         }
     }
     let help = "Times that the replica's devices were reopened after a failure.";
-    let mut family = out.family("flagstone_mirror_reopens_total", Kind::Counter, help);
+    let mut family = out.family("flagstone_mirror_reopens_total", help);
     for mirror in mirrors {
         family.count(&[("volume", &mirror.volume)], mirror.reopens);
     }
     let help = "Operations of the write-intent log: activity log records, bitmap pages, flushes of \
                 the data device, and failures.";
-    let mut family = out.family("flagstone_mirror_log_operations_total", Kind::Counter, help);
+    let mut family = out.family("flagstone_mirror_log_operations_total", help);
     for (mirror, ReplicaDocument { intent_log, .. }) in replicas() {
         for (kind, count) in [
             ("record", intent_log.record_writes),
@@ -202,8 +157,8 @@ pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
             family.count(&[("volume", &mirror.volume), ("kind", kind)], count);
         }
     }
-    for (name, kind, help, number) in PEER {
-        let mut family = out.family(name, kind, help);
+    for (name, help, number) in PEER {
+        let mut family = out.family(name, help);
         for (mirror, peer) in peers().filter(|(mirror, _)| mirror.replica.is_some()) {
             family.value(&[("volume", &mirror.volume), ("peer", &peer.name)], number(peer));
         }

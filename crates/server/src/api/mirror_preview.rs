@@ -29,7 +29,6 @@ pub(super) enum Effect {
     Delete { force: bool },
 }
 
-/// Outcome of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ActionPreview {
     pub(super) changed: bool,
@@ -41,7 +40,7 @@ pub(super) struct ActionPreview {
 }
 
 impl ActionPreview {
-    fn unchanged(outcome: impl Into<String>) -> ActionPreview {
+    pub(super) fn unchanged(outcome: impl Into<String>) -> ActionPreview {
         ActionPreview { changed: false, outcome: outcome.into(), data_loss: None, effect: None }
     }
 
@@ -66,10 +65,7 @@ pub(super) fn not_created(volume: &str) -> Problem {
 
 /// Outcome of a request on a mirror in state `now`. Excludes [`Action::Create`] and
 /// [`Action::Grow`], whose outcome depends on the devices.
-pub(super) fn preview(
-    now: &MirrorDocument,
-    request: &ActionRequest,
-) -> Result<ActionPreview, Problem> {
+pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
         return match request.action {
@@ -80,25 +76,31 @@ pub(super) fn preview(
         };
     };
     let peer = || find_peer(now, request.peer.as_deref());
+    let open = (now, replica);
     match &request.action {
         Action::Create { .. } | Action::Grow { .. } => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
         }
-        Action::Pause => set_desired_state(now, replica, peer()?, DesiredState::Paused),
-        Action::Break => set_desired_state(now, replica, peer()?, DesiredState::Detached),
-        Action::Continue => set_desired_state(now, replica, peer()?, DesiredState::Connected),
-        Action::Resync { full, compare } => resync(now, replica, peer()?, *full, *compare),
-        Action::Switchover { to } => switchover(now, replica, request, to.as_deref()),
-        Action::Failover { force } => failover(now, replica, *force),
+        Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),
+        Action::Break => set_desired_state(open, peer()?, DesiredState::Detached),
+        Action::Continue => set_desired_state(open, peer()?, DesiredState::Connected),
+        Action::Resync { full, compare } => resync(open, peer()?, *full, *compare),
+        Action::Switchover { to } => switchover(open, request, to.as_deref()),
+        Action::Failover { force } => failover(open, *force),
         Action::Verify { stop: true, .. } => stop_verify(now, request.peer.as_deref()),
         Action::Verify { repair, bytes_per_second, .. } => {
-            verify(now, replica, peer()?, *repair, *bytes_per_second)
+            verify(open, peer()?, *repair, *bytes_per_second)
         }
         Action::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
-        Action::Demote => Ok(demote(now, replica)),
-        Action::Delete { force } => delete(now, replica, *force),
+        Action::Demote => Ok(demote(open)),
+        Action::Delete { force } => delete(open, *force),
     }
 }
+
+type Previewed = Result<ActionPreview, Problem>;
+
+/// A mirror with its open replica.
+type OpenMirror<'a> = (&'a MirrorDocument, &'a ReplicaDocument);
 
 type IndexedPeer<'a> = (usize, &'a PeerDocument);
 
@@ -129,7 +131,7 @@ fn source(now: &MirrorDocument) -> Option<IndexedPeer<'_>> {
     })
 }
 
-fn must_be_source(now: &MirrorDocument, replica: &ReplicaDocument) -> Result<(), Problem> {
+fn must_be_source((now, replica): OpenMirror<'_>) -> Result<(), Problem> {
     if replica.role == ReplicaRole::Source {
         return Ok(());
     }
@@ -141,11 +143,10 @@ fn must_be_source(now: &MirrorDocument, replica: &ReplicaDocument) -> Result<(),
 }
 
 fn set_desired_state(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
+    (now, replica): OpenMirror<'_>,
     (leg, peer): IndexedPeer<'_>,
     state: DesiredState,
-) -> Result<ActionPreview, Problem> {
+) -> Previewed {
     let (node, name) = (&now.node, &peer.name);
     if peer.desired_state == Some(state) {
         return Ok(ActionPreview::unchanged(match state {
@@ -157,7 +158,7 @@ fn set_desired_state(
         }));
     }
     if state != DesiredState::Connected {
-        must_be_source(now, replica)?;
+        must_be_source((now, replica))?;
     }
     let outcome = match state {
         DesiredState::Paused => format!(
@@ -179,13 +180,12 @@ fn set_desired_state(
 }
 
 fn resync(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
+    (now, replica): OpenMirror<'_>,
     (leg, peer): IndexedPeer<'_>,
     full: bool,
     compare: Option<bool>,
-) -> Result<ActionPreview, Problem> {
-    must_be_source(now, replica)?;
+) -> Previewed {
+    must_be_source((now, replica))?;
     let name = &peer.name;
     match peer.state {
         ReportedState::SplitBrain => return Err(split_brain(now, peer)),
@@ -229,11 +229,10 @@ fn resync(
 }
 
 fn switchover(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
+    (now, replica): OpenMirror<'_>,
     request: &ActionRequest,
     to: Option<&str>,
-) -> Result<ActionPreview, Problem> {
+) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
     let named = request.peer.as_deref().map(|name| find_peer(now, Some(name))).transpose()?;
     match to.filter(|to| *to != node.as_str()) {
@@ -246,7 +245,7 @@ fn switchover(
             );
             Ok(ActionPreview::unchanged(outcome))
         }
-        None => take_over(now, replica, named),
+        None => take_over((now, replica), named),
         Some(to) => match (find_node(now, to)?, named) {
             (found, Some((_, peer))) if found.1.name != peer.name => {
                 let detail = format!(
@@ -255,7 +254,7 @@ fn switchover(
                 );
                 Err(Problem::invalid(detail))
             }
-            (found, _) => hand_over(now, replica, found),
+            (found, _) => hand_over((now, replica), found),
         },
     }
 }
@@ -267,12 +266,7 @@ fn find_node<'a>(now: &'a MirrorDocument, to: &str) -> Result<IndexedPeer<'a>, P
     })
 }
 
-/// Switchover to this node.
-fn take_over(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
-    named: Option<IndexedPeer<'_>>,
-) -> Result<ActionPreview, Problem> {
+fn take_over((now, replica): OpenMirror<'_>, named: Option<IndexedPeer<'_>>) -> Previewed {
     if let (Some((_, peer)), Some(source)) = (named, &replica.source)
         && peer.name != *source
     {
@@ -313,12 +307,7 @@ fn no_source(now: &MirrorDocument, name: &str) -> Problem {
     ))
 }
 
-/// Switchover to a peer.
-fn hand_over(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
-    (leg, peer): IndexedPeer<'_>,
-) -> Result<ActionPreview, Problem> {
+fn hand_over((now, replica): OpenMirror<'_>, (leg, peer): IndexedPeer<'_>) -> Previewed {
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
     if !replica.serving {
         let serves = source(now).is_some_and(|(_, source)| source.name == *name);
@@ -369,11 +358,7 @@ fn split_brain(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
     ))
 }
 
-fn failover(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
-    force: bool,
-) -> Result<ActionPreview, Problem> {
+fn failover((now, replica): OpenMirror<'_>, force: bool) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
     if replica.serving {
         return Ok(ActionPreview::unchanged(format!("{node} already serves {volume}")));
@@ -414,7 +399,7 @@ fn failover(
     Ok(ActionPreview::with_effect(Effect::Failover { force }, outcome).losing(data_loss))
 }
 
-fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Result<ActionPreview, Problem> {
+fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Previewed {
     let named = peer.map(|name| find_peer(now, Some(name))).transpose()?;
     let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) else {
         return Ok(ActionPreview::unchanged("no verify is running"));
@@ -433,13 +418,12 @@ fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Result<ActionPreview
 }
 
 fn verify(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
+    (now, replica): OpenMirror<'_>,
     (leg, peer): IndexedPeer<'_>,
     repair: bool,
     bytes_per_second: Option<u64>,
-) -> Result<ActionPreview, Problem> {
-    must_be_source(now, replica)?;
+) -> Previewed {
+    must_be_source((now, replica))?;
     let name = &peer.name;
     if let Some(verify) = now.verify.as_ref().filter(|verify| verify.running) {
         let same = verify.repair == repair && verify.bytes_per_second == bytes_per_second;
@@ -494,7 +478,7 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
     }
 }
 
-fn demote(now: &MirrorDocument, replica: &ReplicaDocument) -> ActionPreview {
+fn demote((now, replica): OpenMirror<'_>) -> ActionPreview {
     let (volume, node) = (&now.volume, &now.node);
     if replica.role == ReplicaRole::Target && !replica.serving {
         return ActionPreview::unchanged(format!("{node} is already a target of {volume}"));
@@ -506,11 +490,7 @@ fn demote(now: &MirrorDocument, replica: &ReplicaDocument) -> ActionPreview {
     ActionPreview::with_effect(Effect::Demote, format!("{node} is a target of {volume}{stops}"))
 }
 
-fn delete(
-    now: &MirrorDocument,
-    replica: &ReplicaDocument,
-    force: bool,
-) -> Result<ActionPreview, Problem> {
+fn delete((now, replica): OpenMirror<'_>, force: bool) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
     if replica.serving && !force {
         return Err(Problem::conflict(format!(

@@ -1,6 +1,4 @@
-//! Mirror status: builds a mirror's document from the open mirror and its configured names.
-
-use std::rc::Rc;
+//! Mirror status: the document of a mirrored volume.
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::peer::ReplicaIdentity;
@@ -10,124 +8,79 @@ use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    HandshakeDocument, IntentLogDocument, LinkDocument, MirrorDocument, PeerDocument,
-    ReopeningDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+    HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument, ReopeningDocument,
+    ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
-use crate::mirrors::Reopening;
+use crate::mirrors::MirroredVolume;
 
-/// A mirror with its configured names.
-#[derive(Clone)]
-pub(super) struct NamedMirror {
-    pub(super) volume: String,
-    pub(super) node: String,
-    pub(super) peers: Vec<String>,
-    /// `None` without an open replica.
-    pub(super) mirror: Option<Mirror>,
-    /// Why there is no open replica, if there are traces of one.
-    pub(super) missing: Option<Rc<str>>,
-    /// The replica exists, but its log device is unusable.
-    pub(super) without_log: bool,
-    pub(super) reopening: Option<Reopening>,
-    pub(super) reopens: u64,
-    pub(super) flush_failed: bool,
-}
-
-/// The document of a mirror.
-pub(super) fn document(named: &NamedMirror, verify: Option<VerifyDocument>) -> MirrorDocument {
-    let mut document = match &named.mirror {
-        None => without_replica(named),
-        Some(mirror) => open_mirror(named, mirror, verify),
+/// The document of a mirror. `verify` is the running verify, or the last one.
+pub(super) fn document(
+    mirrored: &MirroredVolume,
+    verify: Option<VerifyDocument>,
+) -> MirrorDocument {
+    let missing = mirrored.missing();
+    let mut document = MirrorDocument {
+        volume: mirrored.name.clone(),
+        node: mirrored.node.clone(),
+        state: match missing {
+            Some(_) => ReportedState::NotFound,
+            None => ReportedState::NotCreated,
+        },
+        ..MirrorDocument::default()
     };
-    document.next = match &named.missing {
-        Some(missing) if named.without_log => vec![log_missing_advice(&document, missing)],
-        Some(missing) => vec![missing_advice(&document, missing)],
+    if let Some(mirror) = mirrored.mirror() {
+        let status = mirror.status();
+        let peers = mirrored.peers.iter().zip(&status.peers).enumerate();
+        document.peers =
+            peers.map(|(leg, (name, peer))| self::peer(&mirror, leg, name, peer)).collect();
+        let is_state =
+            |state: &ReportedState| document.peers.iter().any(|peer| peer.state == *state);
+        document.state = ReportedState::ALL.into_iter().find(is_state).unwrap_or_default();
+        document.replica = Some(replica(mirrored, &mirror, &status));
+        document.verify = verify;
+        document.reopening = mirrored.reopening().map(|reopening| ReopeningDocument {
+            reason: reopening.reason,
+            attempts: reopening.attempts,
+            next_seconds: reopening.next.map(|next| next.since(time::now()).as_secs_f64()),
+            abandoned: reopening.abandoned,
+        });
+        document.reopens = mirrored.reopens();
+    } else {
+        let state = document.state;
+        let peer = |name: &String| PeerDocument { name: name.clone(), state, ..Default::default() };
+        document.peers = mirrored.peers.iter().map(peer).collect();
+    }
+    document.next = match missing {
+        Some(missing) if mirrored.is_without_log() => vec![log_missing_advice(&document, &missing)],
+        Some(missing) => vec![missing_advice(&document, &missing)],
         None => next(&document),
     };
     document
 }
 
-fn without_replica(named: &NamedMirror) -> MirrorDocument {
-    let state = match named.missing {
-        Some(_) => ReportedState::NotFound,
-        None => ReportedState::NotCreated,
-    };
-    let peer =
-        |name: &String| PeerDocument { name: name.clone(), state, ..PeerDocument::default() };
-    MirrorDocument {
-        volume: named.volume.clone(),
-        node: named.node.clone(),
-        state,
-        peers: named.peers.iter().map(peer).collect(),
-        ..MirrorDocument::default()
-    }
-}
-
-fn open_mirror(
-    named: &NamedMirror,
-    mirror: &Mirror,
-    verify: Option<VerifyDocument>,
-) -> MirrorDocument {
-    let status = mirror.status();
-    let peers = named.peers.iter().zip(&status.peers).enumerate();
-    let peers: Vec<PeerDocument> =
-        peers.map(|(leg, (name, status))| peer(mirror, leg, name, status)).collect();
-    let worst =
-        ReportedState::ALL.into_iter().find(|state| peers.iter().any(|peer| peer.state == *state));
-    MirrorDocument {
-        volume: named.volume.clone(),
-        node: named.node.clone(),
-        state: worst.unwrap_or_default(),
-        next: Vec::new(),
-        peers,
-        replica: Some(replica(named, mirror, &status)),
-        verify,
-        reopening: named.reopening.as_ref().map(reopening),
-        reopens: named.reopens,
-    }
-}
-
-fn replica(named: &NamedMirror, mirror: &Mirror, status: &MirrorStatus) -> ReplicaDocument {
-    let log = mirror.log_statistics();
+fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) -> ReplicaDocument {
     ReplicaDocument {
         role: status.role,
         serving: status.serving,
         has_source: mirror.has_source(),
-        source: mirror.source().and_then(|leg| named.peers.get(leg).cloned()),
+        source: mirror.source().and_then(|leg| mirrored.peers.get(leg).cloned()),
         inconsistent: status.inconsistent,
         unverified: mirror.is_unverified(),
         local_device_failed: status.local_device_failed,
-        flush_failed: named.flush_failed,
+        flush_failed: mirrored.has_failed_flush(),
         role_epoch: status.role_epoch,
         generation: status.generation.to_string(),
         volume_uuid: status.volume.to_string(),
         replica_uuid: status.replica.to_string(),
         size_bytes: mirror.geometry().size_bytes,
         block_bytes: mirror.geometry().block_bytes,
-        growing_to_bytes: None,
+        growing_to_bytes: mirrored.growing_to(),
         in_flight: status.in_flight,
         waiting_for_range_lock: status.waiting_for_range_lock,
         blocked: status.blocked,
         writes: status.writes,
         local_us: status.local_us,
-        intent_log: IntentLogDocument {
-            active_regions: log.active_regions,
-            activity_log_hits: log.activity_log_hits,
-            activity_log_misses: log.activity_log_misses,
-            record_writes: log.record_writes,
-            page_writes: log.page_writes,
-            data_flushes: log.data_flushes,
-            failures: log.failures,
-        },
-    }
-}
-
-fn reopening(reopening: &Reopening) -> ReopeningDocument {
-    let next = reopening.next.map(|next| next.since(time::now()).as_secs_f64());
-    ReopeningDocument {
-        reason: reopening.reason.clone(),
-        attempts: reopening.attempts,
-        next_seconds: next,
-        abandoned: reopening.abandoned,
+        intent_log: mirror.log_statistics(),
     }
 }
 

@@ -19,7 +19,6 @@ pub(super) struct Verify {
 }
 
 impl Verify {
-    /// Starts a verify.
     pub(super) fn begin(
         mirror: Mirror,
         leg: usize,

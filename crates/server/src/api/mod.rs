@@ -1,21 +1,7 @@
 //! Control API of a server: documents, actions and metrics over HTTP, on a Unix socket.
 //! `docs/api.md` describes it; a test compares the two.
 //!
-//! The API is composed of modules. An [`ApiModule`] adds routes, a member of every volume's document,
-//! and metrics. A new feature adds one more to [`modules`], and nothing else here changes:
-//!
-//! ```text
-//! impl ApiModule for MirrorsApi {
-//!     fn routes(self: Rc<Self>, router: &mut Router) {
-//!         let description = "Acts on the mirror of a volume, or previews the outcome.";
-//!         router.post("/v1/volumes/{name}/mirror/{action}", description, move |call| {
-//!             self.clone().act(call)
-//!         });
-//!     }
-//!     fn volume(&self, index: usize) -> Option<(&'static str, Value)> { … }   // "mirror": { … }
-//!     fn metrics(&self, out: &mut Exposition) { … }                // flagstone_mirror_…
-//! }
-//! ```
+//! Each file adds its routes, its members of the documents, and its metrics; [`router`] lists them.
 //!
 //! Rules for paths: the version comes first; additions to a version (paths, members, and words where
 //! the document says so) break no client; actions are POST and idempotent.
@@ -32,101 +18,92 @@ mod mirror_metrics;
 mod mirror_preview;
 mod mirror_status;
 mod mirror_verify;
+mod names;
 mod pending;
 mod reload;
 mod volumes;
 
-use std::cell::OnceCell;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::Future;
 use std::rc::Rc;
 
-use crate::http::{Exposition, Response, Router};
+use flagstone_config::{Config, Diagnostics};
 use flagstone_runtime::{cores, io_engine_name, time};
 use serde_json::Value;
 
-pub(crate) use listen::{ApiServer, start};
-
+use crate::http::{Answer, Call, Problem, Router, openapi};
 use crate::serve::Server;
-use document::{BufferMemoryDocument, Resource, ServerDocument};
-use flagstone_config::{Config, Diagnostics};
+use document::{BufferMemoryDocument, IoEngineName, Resource, ServerDocument};
+use mirror_verify::Verify;
+
+pub(crate) use listen::{ApiServer, start};
 
 /// Reads the configuration again, for a reload.
 pub(crate) type ReloadConfig = Rc<dyn Fn() -> Result<Config, Diagnostics>>;
 
-/// A module of the API.
-pub(crate) trait ApiModule {
-    /// Adds the module's routes.
-    fn routes(self: Rc<Self>, router: &mut Router) {
-        let _ = router;
-    }
-
-    /// The module's member of the document of the volume at `index`, with its name.
-    fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
-        let _ = index;
-        None
-    }
-
-    /// Writes the module's metrics, each family once with all its samples.
-    fn metrics(&self, out: &mut Exposition) {
-        let _ = out;
-    }
+struct Api {
+    server: Rc<Server>,
+    reload_config: ReloadConfig,
+    /// By volume index: the running verify, or the last one.
+    verifies: RefCell<BTreeMap<usize, Verify>>,
 }
 
-/// The modules of a server.
-fn modules(server: &Rc<Server>, reload: ReloadConfig) -> Vec<Rc<dyn ApiModule>> {
-    vec![
-        Rc::new(metrics::ProcessMetrics::new(server.clone())),
-        Rc::new(volumes::VolumeMetrics::new(server.clone())),
-        Rc::new(pending::PendingApi::new(server.clone())),
-        Rc::new(limits::LimitsApi::new(server.clone())),
-        Rc::new(mirror::MirrorsApi::new(server.clone())),
-        Rc::new(reload::ReloadApi::new(server.clone(), reload)),
-    ]
+/// A route's handler with the state that it works on.
+fn on<S: 'static, T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
+    state: &Rc<S>,
+    handler: impl Fn(Rc<S>, Call) -> Fut + 'static,
+) -> impl Fn(Call) -> Fut + 'static {
+    let state = state.clone();
+    move |call| handler(state.clone(), call)
 }
 
-/// The routes of a server.
-pub(crate) fn router(server: &Rc<Server>, reload: ReloadConfig) -> Router {
-    let modules: Rc<[Rc<dyn ApiModule>]> = modules(server, reload).into();
+fn api(server: &Rc<Server>, reload_config: &ReloadConfig) -> Rc<Api> {
+    let (server, reload_config) = (server.clone(), reload_config.clone());
+    Rc::new(Api { server, reload_config, verifies: RefCell::default() })
+}
+
+pub(crate) fn router(server: &Rc<Server>, reload_config: &ReloadConfig) -> Router {
+    let api = api(server, reload_config);
     let mut router = Router::new();
     // Filled below, when the table is complete.
-    let resources: Rc<OnceCell<Vec<Resource>>> = Rc::default();
-    let openapi: Rc<OnceCell<Value>> = Rc::default();
-    let (own, listed) = (server.clone(), resources.clone());
-    let root = router.get("/v1/", "The server itself, and all resources of the API.", move |_| {
-        let document = server_document(&own, listed.get().cloned().unwrap_or_default());
-        async move { Ok(Response::ok(&document)) }
+    let listed: Rc<RefCell<(Vec<Resource>, Value)>> = Rc::default();
+    let (state, resources) = (api.clone(), listed.clone());
+    router.get("/v1/", "The server itself, and all resources of the API.", move |_| {
+        let document = server_document(&state.server, resources.borrow().0.clone());
+        async move { Ok(document) }
     });
-    root.answers::<ServerDocument>();
-    let served = openapi.clone();
-    let route = router.get("/v1/openapi.json", "This API as an OpenAPI 3.1 document.", move |_| {
-        let served = served.clone();
-        async move { Ok(Response::ok(&served.get())) }
-    });
-    route.answers::<Value>();
-    volumes::routes(server, &modules, &mut router);
-    for module in modules.iter() {
-        module.clone().routes(&mut router);
-    }
-    metrics::routes(&modules, &mut router);
+    let description = "This API as an OpenAPI 3.1 document.";
+    router.get(
+        "/v1/openapi.json",
+        description,
+        on(&listed, async |listed, _| Ok(listed.borrow().1.clone())),
+    );
+    volumes::routes(&api, &mut router);
+    mirror::routes(&api, &mut router);
+    reload::routes(&api, &mut router);
+    metrics::routes(&api, &mut router);
     let routes = router.routes();
-    let _ = openapi.set(crate::http::openapi::document(&routes));
-    let _ = resources.set(routes.into_iter().map(Into::into).collect());
+    let document = openapi::document(&routes);
+    *listed.borrow_mut() = (routes.into_iter().map(Into::into).collect(), document);
     router
 }
 
 /// The routes of the metrics' TCP address, which is open to every client.
-pub(crate) fn metrics_router(server: &Rc<Server>, reload: ReloadConfig) -> Router {
+pub(crate) fn metrics_router(server: &Rc<Server>, reload_config: &ReloadConfig) -> Router {
     let mut router = Router::new();
-    metrics::routes(&modules(server, reload).into(), &mut router);
+    metrics::routes(&api(server, reload_config), &mut router);
     router
 }
 
 fn server_document(server: &Server, resources: Vec<Resource>) -> ServerDocument {
+    let engine = IoEngineName::ALL.into_iter().find(|engine| engine.name() == io_engine_name());
     ServerDocument {
         product: "flagstone".into(),
         version: env!("CARGO_PKG_VERSION").into(),
         process_id: std::process::id(),
         uptime_seconds: server.started.elapsed().as_secs_f64(),
-        io_engine: io_engine_name().into(),
+        io_engine: engine.unwrap_or_default(),
         cores: cores().len(),
         volumes: server.config.volumes.len(),
         listen: server.bound().iter().map(ToString::to_string).collect(),
@@ -146,7 +123,6 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::http::openapi;
     use crate::signals::Signals;
 
     #[test]
@@ -156,7 +132,7 @@ mod tests {
             let config = Config::parse("f", text).unwrap_or_else(|error| panic!("{error}"));
             let server = crate::serve::open(config, &Signals::catch().unwrap()).await.unwrap();
             let reload: ReloadConfig = Rc::new(|| unreachable!("nothing is reloaded"));
-            let routes = router(&Rc::new(server.expect("it was not stopped")), reload).routes();
+            let routes = router(&Rc::new(server.expect("it was not stopped")), &reload).routes();
             openapi::document(&routes)
         });
         let text = serde_json::to_string_pretty(&served.unwrap()).unwrap() + "\n";

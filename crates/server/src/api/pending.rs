@@ -1,58 +1,47 @@
 //! Pending volumes of the API: volumes whose devices are not open yet.
 
-use std::rc::Rc;
-
-use crate::http::{Exposition, Kind};
 use flagstone_runtime::time;
-use serde_json::Value;
 
-use super::ApiModule;
-use super::document::WaitingDocument;
+use super::document::PendingDocument;
+use crate::http::Exposition;
 use crate::serve::Server;
 
-/// API module of the pending volumes.
-pub(super) struct PendingApi {
-    server: Rc<Server>,
+pub(super) fn document(server: &Server, volume: usize) -> Option<PendingDocument> {
+    let pending = server.pending.get(volume)?;
+    let now = time::now();
+    Some(PendingDocument {
+        reason: pending.reason,
+        attempts: server.pending.failures(volume),
+        seconds: now.since(pending.since).as_secs_f64(),
+        next_seconds: pending.next_attempt.map(|next| next.since(now).as_secs_f64()),
+    })
 }
 
-impl PendingApi {
-    pub(super) fn new(server: Rc<Server>) -> PendingApi {
-        PendingApi { server }
-    }
-}
+type VolumeCounter = fn(&Server, usize) -> u64;
 
-impl ApiModule for PendingApi {
-    fn volume(&self, index: usize) -> Option<(&'static str, Value)> {
-        let pending = self.server.pending.get(index)?;
-        let now = time::now();
-        let document = WaitingDocument {
-            reason: pending.reason,
-            attempts: self.server.pending.failures(index),
-            seconds: now.since(pending.since).as_secs_f64(),
-            next_seconds: pending.next_attempt.map(|next| next.since(now).as_secs_f64()),
-        };
-        Some(("waiting", serde_json::to_value(document).expect("JSON keys are strings")))
-    }
+const FAMILIES: [(&str, &str, VolumeCounter); 3] = [
+    (
+        "flagstone_volume_pending",
+        "1 while the volume is pending because its device is unreachable, else 0.",
+        |server, volume| server.pending.get(volume).is_some().into(),
+    ),
+    (
+        "flagstone_volume_flush_failed",
+        "1 once a flush of the volume's device has failed, until the server restarts.",
+        |server, volume| server.has_failed_flush(volume).into(),
+    ),
+    (
+        "flagstone_volume_open_failures_total",
+        "Failed attempts to open the volume's device.",
+        |server, volume| server.pending.failures(volume),
+    ),
+];
 
-    fn metrics(&self, out: &mut Exposition) {
-        let volumes = || self.server.config.volumes.iter().enumerate();
-        let help = "1 while the volume is pending because its device is unreachable, else 0.";
-        let mut waiting = out.family("flagstone_volume_waiting", Kind::Gauge, help);
-        for (index, volume) in volumes() {
-            let waits = self.server.pending.get(index).is_some();
-            waiting.count(&[("volume", &volume.name)], waits.into());
-        }
-        let help = "1 once a flush of the volume's device has failed, until the server restarts.";
-        let mut failed = out.family("flagstone_volume_flush_failed", Kind::Gauge, help);
-        for (index, volume) in volumes() {
-            failed.count(&[("volume", &volume.name)], self.server.has_failed_flush(index).into());
-        }
-        let help = "Failed attempts to open the volume's device.";
-        let family = "flagstone_volume_open_failures_total";
-        let mut failures = out.family(family, Kind::Counter, help);
-        for (index, volume) in volumes() {
-            let count = self.server.pending.failures(index);
-            failures.count(&[("volume", &volume.name)], count);
+pub(super) fn metrics(server: &Server, out: &mut Exposition) {
+    for (name, help, count) in FAMILIES {
+        let mut family = out.family(name, help);
+        for (index, volume) in server.config.volumes.iter().enumerate() {
+            family.count(&[("volume", &volume.name)], count(server, index));
         }
     }
 }

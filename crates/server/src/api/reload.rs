@@ -2,47 +2,23 @@
 
 use std::rc::Rc;
 
-use crate::http::{Call, Problem, Response, Router};
+use flagstone_config::Diagnostics;
 use serde_json::json;
 
 use super::document::ReloadDocument;
-use super::{ApiModule, ReloadConfig};
-use crate::serve::Server;
-use flagstone_config::Diagnostics;
+use super::{Api, on};
+use crate::http::{Call, Problem, Router};
 
-/// API module of the configuration reload.
-pub(super) struct ReloadApi {
-    server: Rc<Server>,
-    reload_config: ReloadConfig,
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    let description = "Reloads the configuration and applies changed limits, like SIGHUP.";
+    router.post("/v1/reload", description, on(api, async |api, call| reload(&api, &call)));
 }
 
-impl ReloadApi {
-    pub(super) fn new(server: Rc<Server>, reload_config: ReloadConfig) -> ReloadApi {
-        ReloadApi { server, reload_config }
-    }
-
-    fn run(&self, call: &Call) -> Result<Response, Problem> {
-        call.without_query()?;
-        tracing::info!(user = ?call.request.user, "configuration reload requested");
-        let read = (self.reload_config)();
-        let reloaded = self.server.limits.reload(&self.server.config, read);
-        let reloaded = reloaded.map_err(|diagnostics| problem(&diagnostics))?;
-        Ok(Response::ok(&ReloadDocument {
-            limits_changed: reloaded.limits_changed,
-            restart_needed: reloaded.restart_needed,
-        }))
-    }
-}
-
-impl ApiModule for ReloadApi {
-    fn routes(self: Rc<Self>, router: &mut Router) {
-        let description = "Reloads the configuration and applies changed limits, like SIGHUP.";
-        let route = router.post("/v1/reload", description, move |call| {
-            let result = self.run(&call);
-            async move { result }
-        });
-        route.answers::<ReloadDocument>();
-    }
+fn reload(api: &Api, call: &Call) -> Result<ReloadDocument, Problem> {
+    call.without_query()?;
+    tracing::info!(user = ?call.user, "configuration reload requested");
+    let reloaded = api.server.limits.reload(&api.server.config, (api.reload_config)());
+    reloaded.map_err(|diagnostics| problem(&diagnostics))
 }
 
 fn problem(diagnostics: &Diagnostics) -> Problem {

@@ -2,43 +2,35 @@
 
 use std::rc::Rc;
 
-use crate::http::{Call, Exposition, Kind, Problem, Response, Router};
+use flagstone_blockdev::stats::{Call as IoCall, CallTotals, Totals};
+use flagstone_config::limits::MAX_SUGGESTED_NAMES;
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::{Backing, Layer};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::status::ControllerStatus;
 use flagstone_runtime::task;
 
-use super::ApiModule;
 use super::document::{
     ConnectionDocument, IoDocument, ListenerDocument, VolumeDocument, VolumesDocument,
 };
+use super::{Api, limits, on, pending};
+use crate::http::{Exposition, Problem, Router};
 use crate::limits::API_BATCH;
 use crate::serve::Server;
-use flagstone_blockdev::stats::Totals;
-use flagstone_config::limits::MAX_SUGGESTED_NAMES;
-use flagstone_config::listen_spec::ListenSpec;
-use flagstone_config::{Backing, Layer};
+use crate::subsystems::namespace_of;
 
-type ApiModules = Rc<[Rc<dyn ApiModule>]>;
-
-/// Adds the routes of the volumes.
-pub(super) fn routes(server: &Rc<Server>, modules: &ApiModules, router: &mut Router) {
-    let (own, own_modules) = (server.clone(), modules.clone());
-    let route =
-        router.get("/v1/volumes", "All volumes, in the order of the configuration.", move |_| {
-            let (server, modules) = (own.clone(), own_modules.clone());
-            async move { Ok(Response::ok(&all(&server, &modules).await)) }
-        });
-    route.answers::<VolumesDocument>();
-    let (own, own_modules) = (server.clone(), modules.clone());
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    let description = "All volumes, in the order of the configuration.";
+    router.get("/v1/volumes", description, on(api, async |api, _| Ok(all(&api).await)));
     let description = "One volume: its properties, attached hosts and I/O.";
-    let route = router.get("/v1/volumes/{name}", description, move |call: Call| {
-        let (server, modules) = (own.clone(), own_modules.clone());
-        async move {
-            let index = server.find_volume(call.text("name"))?;
-            Ok(Response::ok(&document(&server, &modules, index)))
-        }
-    });
-    route.answers::<VolumeDocument>();
+    router.get(
+        "/v1/volumes/{name}",
+        description,
+        on(api, async |api, call| {
+            let index = api.server.find_volume(call.text("name"))?;
+            Ok(document(&api, index))
+        }),
+    );
 }
 
 impl Server {
@@ -51,9 +43,7 @@ impl Server {
                 .accepting(names.take(MAX_SUGGESTED_NAMES))
         })
     }
-}
 
-impl Server {
     /// A flush of the volume's device has failed, and the device was not reopened since. False for
     /// mirrored volumes: see the replica's `flush_failed`.
     pub(super) fn has_failed_flush(&self, volume: usize) -> bool {
@@ -61,19 +51,21 @@ impl Server {
     }
 }
 
-async fn all(server: &Server, modules: &ApiModules) -> VolumesDocument {
+async fn all(api: &Api) -> VolumesDocument {
+    let server = &api.server;
     let mut volumes = Vec::with_capacity(server.config.volumes.len());
     for index in 0..server.config.volumes.len() {
         if index % API_BATCH == API_BATCH - 1 {
             // Let host I/O on this core proceed.
             task::yield_now().await;
         }
-        volumes.push(document(server, modules, index));
+        volumes.push(document(api, index));
     }
     VolumesDocument { uptime_seconds: server.started.elapsed().as_secs_f64(), volumes }
 }
 
-fn document(server: &Server, modules: &ApiModules, index: usize) -> VolumeDocument {
+fn document(api: &Api, index: usize) -> VolumeDocument {
+    let server = &api.server;
     let volume = &server.config.volumes[index];
     // A pending volume has no device yet.
     let geometry = server.volumes[index].get().map(|device| device.geometry());
@@ -86,7 +78,6 @@ fn document(server: &Server, modules: &ApiModules, index: usize) -> VolumeDocume
         Layer::DiskModel(_) => "disk_model",
         Layer::Mirror(_) => "mirror",
     });
-    let members = modules.iter().filter_map(|module| module.volume(index));
     VolumeDocument {
         name: volume.name.clone(),
         size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
@@ -99,22 +90,19 @@ fn document(server: &Server, modules: &ApiModules, index: usize) -> VolumeDocume
         listeners: listeners(server, index),
         connections: connections(server, index),
         io: IoDocument::from(&server.counters[index].totals()),
-        parts: members.map(|(name, value)| (name.to_owned(), value)).collect(),
+        limits: limits::documents(server, index),
+        pending: pending::document(server, index),
+        mirror: server.mirror_of(index).map(|mirrored| api.mirror_document(&mirrored)),
     }
 }
 
 fn listeners(server: &Server, index: usize) -> Vec<ListenerDocument> {
-    let subsystem = server.config.subsystems.iter().find(|one| one.namespaces.contains(&index));
     let bound = server.bound();
     let listener = |spec: &ListenSpec| match spec {
         ListenSpec::NvmeTcp(_) => {
-            let subsystem = subsystem?;
-            let place = subsystem.namespaces.iter().position(|one| *one == index)?;
-            Some(ListenerDocument::NvmeTcp {
-                address: spec.to_string(),
-                nqn: subsystem.nqn.clone(),
-                namespace: place as u32 + 1,
-            })
+            let (subsystem, namespace) = namespace_of(&server.config, index)?;
+            let nqn = subsystem.nqn.clone();
+            Some(ListenerDocument::NvmeTcp { address: spec.to_string(), nqn, namespace })
         }
         ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => Some(ListenerDocument::Nbd {
             address: spec.to_string(),
@@ -124,11 +112,10 @@ fn listeners(server: &Server, index: usize) -> Vec<ListenerDocument> {
     bound.iter().filter_map(listener).collect()
 }
 
-/// The NVMe controllers of a volume's subsystem.
 fn controllers(server: &Server, index: usize) -> Vec<ControllerStatus> {
-    let subsystem = server.config.subsystems.iter().find(|one| one.namespaces.contains(&index));
-    let status = subsystem
-        .and_then(|subsystem| server.target.subsystem_status(&Nqn::new(&subsystem.nqn).ok()?).ok());
+    let status = namespace_of(&server.config, index).and_then(|(subsystem, _)| {
+        server.target.subsystem_status(&Nqn::new(&subsystem.nqn).ok()?).ok()
+    });
     status.map_or_else(Vec::new, |status| status.controllers)
 }
 
@@ -146,80 +133,40 @@ fn connections(server: &Server, index: usize) -> Vec<ConnectionDocument> {
     nvme.chain(attached.map(|one| ConnectionDocument::Nbd { peer: one.peer })).collect()
 }
 
-/// API module of the volume metrics.
-pub(super) struct VolumeMetrics {
-    server: Rc<Server>,
-}
-
-impl VolumeMetrics {
-    pub(super) fn new(server: Rc<Server>) -> VolumeMetrics {
-        VolumeMetrics { server }
-    }
-}
-
-/// A counter of one kind of calls.
-type CallCounter = fn(&flagstone_blockdev::stats::CallTotals) -> u64;
-
-const COUNTS: [(&str, Kind, &str, CallCounter); 4] = [
-    (
-        "flagstone_volume_ios_total",
-        Kind::Counter,
-        "Completed calls, including failed ones, by kind.",
-        |calls| calls.count,
-    ),
-    ("flagstone_volume_errors_total", Kind::Counter, "Failed calls, by kind.", |calls| {
-        calls.errors
+const COUNTS: [(&str, &str, fn(&CallTotals) -> u64); 4] = [
+    ("flagstone_volume_ios_total", "Completed calls, including failed ones, by kind.", |calls| {
+        calls.count
     }),
-    (
-        "flagstone_volume_bytes_total",
-        Kind::Counter,
-        "Bytes of successful calls, by kind.",
-        |calls| calls.bytes,
-    ),
-    ("flagstone_volume_in_flight", Kind::Gauge, "Calls in progress, by kind.", |calls| {
-        calls.in_flight
-    }),
+    ("flagstone_volume_errors_total", "Failed calls, by kind.", |calls| calls.errors),
+    ("flagstone_volume_bytes_total", "Bytes of successful calls, by kind.", |calls| calls.bytes),
+    ("flagstone_volume_in_flight", "Calls in progress, by kind.", |calls| calls.in_flight),
 ];
 
 /// Kinds of calls with latency histograms.
-const TIMED: [flagstone_blockdev::stats::Call; 3] = [
-    flagstone_blockdev::stats::Call::Read,
-    flagstone_blockdev::stats::Call::Write,
-    flagstone_blockdev::stats::Call::Flush,
-];
+const TIMED: [IoCall; 3] = [IoCall::Read, IoCall::Write, IoCall::Flush];
 
-impl ApiModule for VolumeMetrics {
-    fn metrics(&self, out: &mut Exposition) {
-        let server = &self.server;
-        let names: Vec<&str> =
-            server.config.volumes.iter().map(|volume| volume.name.as_str()).collect();
-        let totals: Vec<Totals> =
-            server.counters.iter().map(|counters| counters.totals()).collect();
-        let mut sizes =
-            out.family("flagstone_volume_size_bytes", Kind::Gauge, "Size of the volume.");
-        for (name, volume) in names.iter().zip(&server.volumes) {
-            if let Some(device) = volume.get() {
-                sizes.count(&[("volume", name)], device.geometry().size_bytes);
-            }
+pub(super) fn metrics(server: &Server, out: &mut Exposition) {
+    let names: Vec<&str> =
+        server.config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    let totals: Vec<Totals> = server.counters.iter().map(|counters| counters.totals()).collect();
+    let mut sizes = out.family("flagstone_volume_size_bytes", "Size of the volume.");
+    for (name, volume) in names.iter().zip(&server.volumes) {
+        if let Some(device) = volume.get() {
+            sizes.count(&[("volume", name)], device.geometry().size_bytes);
         }
-        for (family, kind, help, number) in COUNTS {
-            let mut family = out.family(family, kind, help);
-            for (name, totals) in names.iter().zip(&totals) {
-                for call in flagstone_blockdev::stats::Call::ALL {
-                    let labels = [("volume", *name), ("kind", call.name())];
-                    family.count(&labels, number(totals.of(call)));
-                }
-            }
-        }
-        latencies(out, &names, &totals);
-        self.attached(out, &names);
     }
-}
-
-fn latencies(out: &mut Exposition, names: &[&str], totals: &[Totals]) {
+    for (family, help, number) in COUNTS {
+        let mut family = out.family(family, help);
+        for (name, totals) in names.iter().zip(&totals) {
+            for call in IoCall::ALL {
+                let labels = [("volume", *name), ("kind", call.name())];
+                family.count(&labels, number(totals.of(call)));
+            }
+        }
+    }
     let help = "Latency of calls; immediate answers count as below a microsecond.";
-    let mut family = out.family("flagstone_volume_latency_seconds", Kind::Histogram, help);
-    for (name, totals) in names.iter().zip(totals) {
+    let mut family = out.histogram("flagstone_volume_latency_seconds", help);
+    for (name, totals) in names.iter().zip(&totals) {
         for call in TIMED {
             let latency = &totals.of(call).latency;
             let bounds = latency.doublings().map(|(end, below)| (end as f64 / 1e9, below));
@@ -227,20 +174,14 @@ fn latencies(out: &mut Exposition, names: &[&str], totals: &[Totals]) {
             family.histogram(&labels, bounds, latency.count(), latency.sum_ns as f64 / 1e9);
         }
     }
-}
-
-impl VolumeMetrics {
-    fn attached(&self, out: &mut Exposition, names: &[&str]) {
-        let server = &self.server;
-        let attached = server.nbd.attached();
-        let help = "Attached hosts: NVMe controllers and NBD connections.";
-        let mut family = out.family("flagstone_volume_hosts", Kind::Gauge, help);
-        for (index, name) in names.iter().enumerate() {
-            let export = &server.config.volumes[index].nbd_export;
-            let nbd = attached.iter().filter(|one| one.export == *export).count();
-            let nvme = controllers(server, index).len();
-            family.count(&[("volume", name), ("protocol", "nvme-tcp")], nvme as u64);
-            family.count(&[("volume", name), ("protocol", "nbd")], nbd as u64);
-        }
+    let attached = server.nbd.attached();
+    let help = "Attached hosts: NVMe controllers and NBD connections.";
+    let mut family = out.family("flagstone_volume_hosts", help);
+    for (index, name) in names.iter().enumerate() {
+        let export = &server.config.volumes[index].nbd_export;
+        let nbd = attached.iter().filter(|one| one.export == *export).count();
+        let nvme = controllers(server, index).len();
+        family.count(&[("volume", name), ("protocol", "nvme-tcp")], nvme as u64);
+        family.count(&[("volume", name), ("protocol", "nbd")], nbd as u64);
     }
 }

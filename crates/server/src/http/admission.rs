@@ -5,8 +5,8 @@
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
-use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, Version, header};
+use flagstone_runtime::net::PeerUser;
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
@@ -16,22 +16,24 @@ use crate::http::problem::Problem;
 /// Parameters of a query, decoded, in their order.
 pub(crate) type Query = Vec<(String, String)>;
 
-/// An admitted request: its head, parameters, and body.
+/// What a handler gets of a request besides its head: an extension of the request.
+#[derive(Clone, Debug)]
 pub(crate) struct Admitted {
-    pub(crate) parts: Parts,
+    pub(crate) user: Option<PeerUser>,
     pub(crate) query: Query,
     pub(crate) body: Bytes,
 }
 
-/// Checks a request and receives its body.
-pub(crate) async fn admit(request: Request) -> Result<Admitted, Problem> {
-    let (parts, body) = request.into_parts();
+/// Checks a request and receives its body, which becomes the extension [`Admitted`].
+pub(crate) async fn admit(request: Request, user: Option<PeerUser>) -> Result<Request, Problem> {
+    let (mut parts, body) = request.into_parts();
     if parts.version == Version::HTTP_11 {
         check_host(&parts.headers)?;
         check_expectation(&parts.headers)?;
     }
     let query = read_target(&parts.uri)?;
-    Ok(Admitted { body: whole(body).await?, parts, query })
+    parts.extensions.insert(Admitted { user, query, body: whole(body).await? });
+    Ok(Request::from_parts(parts, Body::empty()))
 }
 
 fn bad(detail: impl Into<String>) -> Problem {

@@ -122,7 +122,6 @@ where
     Ok(requests)
 }
 
-/// Receives the body of an answer.
 async fn complete(response: Response<Incoming>) -> Result<Reply, ClientError> {
     let (head, body) = response.into_parts();
     // Without a length, an early end would look like the end of the body.

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
-use axum::response::IntoResponse;
+use axum::http::header;
 use flagstone_runtime::net::PeerUser;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -24,14 +24,13 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
-use crate::http::admission::{Admitted, admit};
+use crate::http::admission::admit;
 use crate::http::limits::{
     LINGER_BYTES, LINGER_PATIENCE, MAX_HEAD_BYTES, MAX_HEADERS, SEND_PATIENCE,
 };
 use crate::http::problem::Problem;
-use crate::http::response::Response;
+use crate::http::response::{last_bytes, with};
 use crate::http::server::ServerOptions;
-use crate::http::service::Peer;
 
 /// Where a connection is, and when that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +148,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 }
 
-/// Serves a peer until its connection ends.
 pub(crate) async fn serve_connection<S>(
     stream: S,
     user: Option<PeerUser>,
@@ -163,14 +161,14 @@ pub(crate) async fn serve_connection<S>(
         let (clock, service) = (clock.clone(), service.clone());
         // hyper needs a future that can be moved.
         Box::pin(async move {
-            let response = match admit(request.map(Body::new)).await {
+            let response = match admit(request.map(Body::new), user).await {
                 Ok(admitted) => {
                     clock.request_complete();
-                    route(admitted, user, service).await
+                    service.oneshot(admitted).await.unwrap_or_else(|never| match never {})
                 }
+                // The rest of a refused request is not received.
                 Err(problem) => {
-                    // The rest of a refused request is not received.
-                    Response { close: true, ..problem.response() }.into_response()
+                    with(problem.response(), header::CONNECTION, "close").map(Body::from)
                 }
             };
             clock.handled();
@@ -206,7 +204,7 @@ pub(crate) async fn serve_connection<S>(
         let seconds = options.request_patience.as_secs();
         let detail = format!("the request was not complete within {seconds} s");
         let problem = Problem::new(408, "timeout", "The request took too long", detail);
-        let bytes = problem.response().last_bytes();
+        let bytes = last_bytes(problem.response());
         if !matches!(timeout(SEND_PATIENCE, stream.write_all(&bytes)).await, Ok(Ok(()))) {
             return;
         }
@@ -214,20 +212,6 @@ pub(crate) async fn serve_connection<S>(
         return;
     }
     let _ = timeout(LINGER_PATIENCE, linger(&mut stream)).await;
-}
-
-async fn route(
-    admitted: Admitted,
-    user: Option<PeerUser>,
-    service: axum::Router,
-) -> axum::response::Response {
-    let Admitted { mut parts, query, body } = admitted;
-    parts.extensions.insert(Peer { user, query });
-    let request = axum::extract::Request::from_parts(parts, Body::from(body));
-    match service.oneshot(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    }
 }
 
 /// Ends the sending side and discards what the peer still sends, so that its kernel does not drop

@@ -1,26 +1,14 @@
-//! Metrics as Prometheus reads them: text format 0.0.4, names and units as OpenMetrics asks for.
+//! Metrics in the Prometheus text format 0.0.4, with the names and units of OpenMetrics.
 //!
-//! A family is a name, a kind and a help text, and its samples follow each other: so what is asked
-//! of one volume after the other is gathered first. A counter's name ends with `_total`, a size's
-//! with `_bytes`, a time's with `_seconds`.
+//! The samples of a family follow each other, so all volumes are asked before it is written. The name
+//! of a counter ends with `_total`, of a size with `_bytes`, of a time with `_seconds`.
 
 use std::fmt::Write as _;
 
 /// Media type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What a family's samples are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows, until the process ends.
-    Counter,
-    /// Goes up and down.
-    Gauge,
-    /// How often values were at most so large.
-    Histogram,
-}
-
-/// A text of metrics that is being written.
+/// Metrics in the Prometheus text format, in the making.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exposition {
     text: String,
@@ -31,7 +19,6 @@ pub struct Exposition {
 #[derive(Debug)]
 pub struct Family<'a> {
     name: &'static str,
-    kind: Kind,
     text: &'a mut String,
 }
 
@@ -44,30 +31,31 @@ impl Exposition {
         Exposition::default()
     }
 
-    /// Begins a family. `help` is one line.
+    /// Begins a family: a counter if its name ends with `_total`, else a gauge. `help` is one line.
     ///
     /// # Panics
     /// For a name that is there already, or against the rules of the module: mistakes of the
     /// program.
-    pub fn family(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Family<'_> {
-        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-        assert!(name.bytes().all(legal) && !name.starts_with(|c: char| c.is_ascii_digit()));
-        assert_eq!(kind == Kind::Counter, name.ends_with("_total"), "{name} is a {kind:?}");
-        assert!(!self.families.contains(&name), "{name} is there already");
-        assert!(!help.contains(['\n', '\\']), "{name}: the help is one plain line");
-        self.families.push(name);
-        let kind_name = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-        };
-        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind_name}\n");
-        Family { name, kind, text: &mut self.text }
+    pub fn family(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
+        self.begin(name, if name.ends_with("_total") { "counter" } else { "gauge" }, help)
     }
 
-    /// The names of the families, in their order.
-    pub fn families(&self) -> &[&'static str] {
-        &self.families
+    /// Begins a family of histograms.
+    ///
+    /// # Panics
+    /// As [`Exposition::family`].
+    pub fn histogram(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
+        self.begin(name, "histogram", help)
+    }
+
+    fn begin(&mut self, name: &'static str, kind: &str, help: &'static str) -> Family<'_> {
+        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        assert!(name.bytes().all(legal) && !name.starts_with(|c: char| c.is_ascii_digit()));
+        assert!(!self.families.contains(&name), "{name} is a duplicate");
+        assert!(!help.contains(['\n', '\\']), "{name}: the help is one plain line");
+        self.families.push(name);
+        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        Family { name, text: &mut self.text }
     }
 
     /// The whole text.
@@ -96,7 +84,6 @@ impl Family<'_> {
         count: u64,
         sum: f64,
     ) -> &mut Self {
-        assert_eq!(self.kind, Kind::Histogram, "{} is no histogram", self.name);
         for (bound, at_most) in bounds {
             self.line("_bucket", labels, Some(&bound.to_string()), &at_most);
         }
@@ -128,7 +115,6 @@ impl Family<'_> {
     }
 }
 
-/// Values of labels may be any text; three characters are escaped.
 fn escape(value: &str, into: &mut String) {
     for character in value.chars() {
         match character {
@@ -145,20 +131,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_of_all_kinds() {
+    fn metrics_text_has_counters_gauges_and_histograms() {
         let mut text = Exposition::new();
-        text.family("a_reads_total", Kind::Counter, "Reads.")
+        text.family("a_reads_total", "Reads.")
             .count(&[("volume", "a \"b\"\\\n"), ("host", "h")], 7)
             .count(&[], u64::MAX);
-        text.family("a_size_bytes", Kind::Gauge, "Size.").value(&[], 0.5);
+        text.family("a_size_bytes", "Size.").value(&[], 0.5);
         let bounds = [(0.001, 1), (1.0, 3)];
-        text.family("a_latency_seconds", Kind::Histogram, "Latency.").histogram(
+        text.histogram("a_latency_seconds", "Latency.").histogram(
             &[("volume", "x")],
             bounds,
             4,
             2.25,
         );
-        assert_eq!(text.families(), ["a_reads_total", "a_size_bytes", "a_latency_seconds"]);
         let expected = r#"# HELP a_reads_total Reads.
 # TYPE a_reads_total counter
 a_reads_total{volume="a \"b\"\\\n",host="h"} 7
@@ -178,8 +163,10 @@ a_latency_seconds_count{volume="x"} 4
     }
 
     #[test]
-    #[should_panic(expected = "is a Gauge")]
-    fn counters_end_with_total() {
-        Exposition::new().family("a_total", Kind::Gauge, "A gauge.");
+    #[should_panic(expected = "is a duplicate")]
+    fn duplicate_metric_families_are_a_mistake() {
+        let mut text = Exposition::new();
+        text.family("a_bytes", "A gauge.");
+        text.family("a_bytes", "The same.");
     }
 }

@@ -4,10 +4,9 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use crate::http::problem::{self, ProblemDocument};
+use crate::http::problem::{self, Problem};
 use crate::http::router::RouteInfo;
 
-/// Where references to types point.
 const SCHEMAS: &str = "/components/schemas";
 
 /// Describes all routes.
@@ -18,13 +17,12 @@ pub fn document(routes: &[RouteInfo]) -> Value {
     let failure = json!({
         "description": "A problem document, RFC 9457.",
         "content": {
-            problem::CONTENT_TYPE: { "schema": answers.subschema_for::<ProblemDocument<'_>>() }
+            problem::CONTENT_TYPE: { "schema": answers.subschema_for::<Problem>() }
         },
     });
     let mut paths = Map::new();
     for route in routes {
-        let schema = route.answer.map(|schema| schema(&mut answers));
-        let schema = schema.map_or_else(|| json!({ "type": "string" }), Value::from);
+        let schema = Value::from((route.answer)(&mut answers));
         let mut operation = json!({
             "summary": route.about,
             "responses": {

@@ -1,53 +1,36 @@
 //! Problem document (RFC 9457): an error for people, and for programs by its `type`.
 
-use std::fmt;
-
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::http::response::Response;
+use crate::http::response::{self, Response};
 
 /// Media type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 
-/// Begins the `type` of every problem here.
-const TYPE_PREFIX: &str = "urn:flagstone:problem:";
-
-/// A problem. The title belongs to the kind, the detail to this occurrence.
-#[derive(Clone, Debug, PartialEq)]
+/// A problem document, RFC 9457. The title belongs to the kind, the detail to this occurrence.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Problem {
-    /// HTTP status, 400 to 599.
-    pub status: u16,
-    /// Kind, on which programs may rely: the end of its `type`.
+    /// The kind, on which programs may rely: `urn:flagstone:problem:` and a name.
+    #[serde(rename = "type", serialize_with = "as_urn")]
     pub kind: &'static str,
     /// The kind in a few words.
     pub title: &'static str,
+    /// HTTP status, 400 to 599.
+    pub status: u16,
     /// What happened.
     pub detail: String,
-    /// What would have been accepted; not in the document when empty.
+    /// What would have been accepted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub accepted: Vec<String>,
-    /// Further members.
+    /// Further members of some kinds.
+    #[serde(flatten)]
     pub members: Map<String, Value>,
 }
 
-/// A problem document, RFC 9457. Some kinds have further members.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "Problem")]
-pub(crate) struct ProblemDocument<'a> {
-    /// The kind: `urn:flagstone:problem:` and a name.
-    r#type: String,
-    /// The kind in a few words.
-    title: &'a str,
-    /// HTTP status.
-    status: u16,
-    /// What happened.
-    detail: &'a str,
-    /// What would have been accepted.
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    accepted: &'a [String],
-    #[serde(flatten)]
-    members: &'a Map<String, Value>,
+fn as_urn<S: Serializer>(kind: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("urn:flagstone:problem:{kind}"))
 }
 
 impl Problem {
@@ -77,6 +60,11 @@ impl Problem {
         Problem::new(409, "conflict", "The present state does not allow it", detail)
     }
 
+    /// 503: the server is about to stop.
+    pub fn stopping(detail: impl Into<String>) -> Problem {
+        Problem::new(503, "busy", "The server is stopping", detail)
+    }
+
     /// Adds what would have been accepted.
     #[must_use]
     pub fn accepting<T: Into<String>>(mut self, accepted: impl IntoIterator<Item = T>) -> Problem {
@@ -93,36 +81,24 @@ impl Problem {
 
     /// The response with the document.
     pub fn response(&self) -> Response {
-        let document = ProblemDocument {
-            r#type: format!("{TYPE_PREFIX}{}", self.kind),
-            title: self.title,
-            status: self.status,
-            detail: &self.detail,
-            accepted: &self.accepted,
-            members: &self.members,
-        };
-        Response { content_type: CONTENT_TYPE, ..Response::json(self.status, &document) }
+        response::json(self.status, CONTENT_TYPE, self)
     }
 }
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.title, self.detail)
-    }
-}
-
-impl std::error::Error for Problem {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::HeaderValue;
 
     #[test]
     fn document_has_the_members_of_rfc_9457() {
         let problem = Problem::not_found("there is no volume `x`").accepting(["db", "log"]);
         let response = problem.with("extra", 7).response();
-        assert_eq!((response.status, response.content_type), (404, CONTENT_TYPE));
-        let document: Value = serde_json::from_slice(&response.body).unwrap();
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["content-type"]),
+            (404, &HeaderValue::from_static(CONTENT_TYPE))
+        );
+        let document: Value = serde_json::from_slice(response.body()).unwrap();
         let expected = serde_json::json!({
             "type": "urn:flagstone:problem:not-found",
             "title": "Not found",

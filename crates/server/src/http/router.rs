@@ -5,7 +5,7 @@
 //! table. Handlers run on the core of the table, so they may use its state:
 //!
 //! ```
-//! use flagstone_server::http::{Problem, Response, Router};
+//! use flagstone_server::http::{Problem, Router};
 //!
 //! let mut router = Router::new();
 //! let about = "Acts on a mirror.";
@@ -14,32 +14,70 @@
 //!     if action != "pause" {
 //!         return Err(Problem::not_found("no such action").accepting(["pause"]));
 //!     }
-//!     Ok(Response::ok(&serde_json::json!({ "volume": volume })))
+//!     Ok(serde_json::json!({ "volume": volume }))
 //! });
 //! ```
 
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::str::FromStr;
 
+use axum::body::Bytes;
 use axum::http::Method;
+use flagstone_runtime::net::PeerUser;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::http::admission::Query;
+use crate::http::metrics::{self, Exposition};
 use crate::http::problem::Problem;
-use crate::http::request::Request;
-use crate::http::response::Response;
+use crate::http::response::{self, Response};
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response, Problem>>>>;
+type PendingResponse = Pin<Box<dyn Future<Output = Response>>>;
 
 struct Route {
     info: RouteInfo,
-    handler: Rc<dyn Fn(Call) -> Answer>,
+    handler: Rc<dyn Fn(Call) -> PendingResponse>,
 }
 
-/// Describes a type in the OpenAPI document.
 type Describe = fn(&mut SchemaGenerator) -> Schema;
+
+/// Answer of a handler: a JSON document, or the metrics.
+pub trait Answer: 'static {
+    /// Value of `Content-Type`.
+    const MEDIA_TYPE: &'static str;
+
+    /// Its schema in the OpenAPI document.
+    fn describe(schemas: &mut SchemaGenerator) -> Schema;
+
+    /// The response with status 200.
+    fn respond(self) -> Response;
+}
+
+impl<T: Serialize + JsonSchema + 'static> Answer for T {
+    const MEDIA_TYPE: &'static str = "application/json";
+
+    fn describe(schemas: &mut SchemaGenerator) -> Schema {
+        schemas.subschema_for::<T>()
+    }
+
+    fn respond(self) -> Response {
+        response::json(200, Self::MEDIA_TYPE, &self)
+    }
+}
+
+impl Answer for Exposition {
+    const MEDIA_TYPE: &'static str = metrics::CONTENT_TYPE;
+
+    fn describe(schemas: &mut SchemaGenerator) -> Schema {
+        schemas.subschema_for::<String>()
+    }
+
+    fn respond(self) -> Response {
+        response::complete(200, Self::MEDIA_TYPE, self.finish().into_bytes())
+    }
+}
 
 /// A route, for the documents that list it.
 #[derive(Clone, Debug)]
@@ -50,31 +88,15 @@ pub struct RouteInfo {
     pub pattern: &'static str,
     /// Its effect, in a sentence.
     pub about: &'static str,
-    /// Type of its answer.
     pub(crate) media_type: &'static str,
-    /// The document that it answers; `None` for any text.
-    pub(crate) answer: Option<Describe>,
-    /// The document that it takes.
+    pub(crate) answer: Describe,
     pub(crate) body: Option<Describe>,
 }
 
 impl RouteInfo {
-    /// Declares the document of the answer.
-    pub fn answers<T: JsonSchema>(&mut self) -> &mut RouteInfo {
-        self.answer = Some(|schemas| schemas.subschema_for::<T>());
-        self
-    }
-
-    /// Declares an answer that is not JSON, but a text.
-    pub fn answers_text(&mut self, media_type: &'static str) -> &mut RouteInfo {
-        self.media_type = media_type;
-        self
-    }
-
     /// Declares the document of the request's body.
-    pub fn takes<T: JsonSchema>(&mut self) -> &mut RouteInfo {
+    pub fn takes<T: JsonSchema>(&mut self) {
         self.body = Some(|schemas| schemas.subschema_for::<T>());
-        self
     }
 }
 
@@ -84,19 +106,18 @@ pub struct Router {
     routes: Vec<Route>,
 }
 
-/// A request with the values of its path's names.
+/// An admitted request, whose body has arrived in full.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The request.
-    pub request: Request,
-    names: Vec<(String, String)>,
+    /// The user at the other end of a Unix socket.
+    pub user: Option<PeerUser>,
+    pub(crate) query: Query,
+    pub(crate) content_type: Option<String>,
+    pub(crate) body: Bytes,
+    pub(crate) names: Vec<(String, String)>,
 }
 
 impl Call {
-    pub(crate) fn new(request: Request, names: Vec<(String, String)>) -> Call {
-        Call { request, names }
-    }
-
     /// The segment of the path under this name, decoded.
     ///
     /// # Panics
@@ -106,54 +127,13 @@ impl Call {
         &found.unwrap_or_else(|| panic!("the pattern has no {{{name}}}")).1
     }
 
-    /// The same, parsed.
-    ///
-    /// # Errors
-    /// 404, with the reason.
-    pub fn name<T: FromStr<Err: std::fmt::Display>>(&self, name: &str) -> Result<T, Problem> {
-        let text = self.text(name);
-        text.parse().map_err(|error| Problem::not_found(format!("`{text}`: {error}")))
-    }
-
-    /// A parameter of the query.
-    ///
-    /// # Errors
-    /// 422 if it is given twice or cannot be parsed.
-    pub fn query<T: FromStr<Err: std::fmt::Display>>(
-        &self,
-        name: &str,
-    ) -> Result<Option<T>, Problem> {
-        let mut given = self.request.query.iter().filter(|(other, _)| other == name);
-        let Some((_, text)) = given.next() else { return Ok(None) };
-        if given.next().is_some() {
-            return Err(Problem::invalid(format!("`{name}` is given twice")));
-        }
-        let value = text.parse();
-        value
-            .map(Some)
-            .map_err(|error| Problem::invalid(format!("`{name}` cannot be `{text}`: {error}")))
-    }
-
-    /// A boolean of the query: `?name` or `?name=true`; false when absent.
-    ///
-    /// # Errors
-    /// 422 for any other value.
-    pub fn flag(&self, name: &str) -> Result<bool, Problem> {
-        match self.query::<String>(name)?.as_deref() {
-            None | Some("false") => Ok(false),
-            Some("" | "true") => Ok(true),
-            Some(other) => Err(Problem::invalid(format!("`{name}` cannot be `{other}`"))
-                .accepting([format!("{name}=true"), format!("{name}=false")])),
-        }
-    }
-
     /// Refuses a query, for routes that take everything in the body. Otherwise `?dry_run` would be
     /// ignored and the action carried out.
     ///
     /// # Errors
     /// 422 if there is a query.
     pub fn without_query(&self) -> Result<(), Problem> {
-        match self.request.query.first() {
+        match self.query.first() {
             None => Ok(()),
             Some((name, _)) => Err(Problem::invalid(format!(
                 "`{name}` is in the query, which is not read here: put it into the body"
@@ -166,7 +146,7 @@ impl Call {
     /// # Errors
     /// 415 if its type is given and is not JSON, 422 if it is not the document.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        let given = self.request.content_type.as_deref();
+        let given = self.content_type.as_deref();
         let essence = given.and_then(|given| given.split(';').next()).map(str::trim);
         // curl's default for --data, which is no statement about the body.
         let default = "application/x-www-form-urlencoded";
@@ -179,7 +159,7 @@ impl Call {
                 Problem::new(415, "media-type", title, detail).accepting(["application/json"])
             );
         }
-        let body = if self.request.body.is_empty() { b"{}" } else { &self.request.body[..] };
+        let body = if self.body.is_empty() { b"{}" } else { &self.body[..] };
         serde_json::from_slice(body).map_err(|error| {
             Problem::invalid(format!("the body is not the expected document: {error}"))
         })
@@ -195,62 +175,50 @@ impl Router {
     /// Adds a route for GET and HEAD.
     ///
     /// # Panics
-    /// As [`Router::add`].
-    pub fn get<F, Fut>(
+    /// If the table has one of this method and pattern, or the pattern does not begin with `/`:
+    /// both are mistakes of the program.
+    pub fn get<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         pattern: &'static str,
         about: &'static str,
-        handler: F,
-    ) -> &mut RouteInfo
-    where
-        F: Fn(Call) -> Fut + 'static,
-        Fut: Future<Output = Result<Response, Problem>> + 'static,
-    {
+        handler: impl Fn(Call) -> Fut + 'static,
+    ) -> &mut RouteInfo {
         self.add(Method::GET, pattern, about, handler)
     }
 
     /// Adds a route for POST: an action, safe to repeat.
     ///
     /// # Panics
-    /// As [`Router::add`].
-    pub fn post<F, Fut>(
+    /// As [`Router::get`].
+    pub fn post<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         pattern: &'static str,
         about: &'static str,
-        handler: F,
-    ) -> &mut RouteInfo
-    where
-        F: Fn(Call) -> Fut + 'static,
-        Fut: Future<Output = Result<Response, Problem>> + 'static,
-    {
+        handler: impl Fn(Call) -> Fut + 'static,
+    ) -> &mut RouteInfo {
         self.add(Method::POST, pattern, about, handler)
     }
 
-    /// Adds a route.
-    ///
-    /// # Panics
-    /// If the table has one of this method and pattern, or the pattern does not begin with `/`:
-    /// both are mistakes of the program.
-    pub fn add<F, Fut>(
+    fn add<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         method: Method,
         pattern: &'static str,
         about: &'static str,
-        handler: F,
-    ) -> &mut RouteInfo
-    where
-        F: Fn(Call) -> Fut + 'static,
-        Fut: Future<Output = Result<Response, Problem>> + 'static,
-    {
+        handler: impl Fn(Call) -> Fut + 'static,
+    ) -> &mut RouteInfo {
         assert!(pattern.starts_with('/'), "{pattern} is not a path");
         let taken = |route: &Route| route.info.method == method && route.info.pattern == pattern;
         assert!(!self.routes.iter().any(taken), "{method} {pattern} is a duplicate");
-        let handler: Rc<dyn Fn(Call) -> Answer> = Rc::new(move |call| Box::pin(handler(call)));
-        let media_type = "application/json";
-        let info = RouteInfo { method, pattern, about, media_type, answer: None, body: None };
-        self.routes.push(Route { info, handler });
-        let route = self.routes.last_mut().expect("it was pushed");
-        &mut route.info
+        let handler = move |call| -> PendingResponse {
+            let answer = handler(call);
+            Box::pin(async move {
+                answer.await.map_or_else(|problem| problem.response(), Answer::respond)
+            })
+        };
+        let (media_type, answer) = (T::MEDIA_TYPE, T::describe as Describe);
+        let info = RouteInfo { method, pattern, about, media_type, answer, body: None };
+        self.routes.push(Route { info, handler: Rc::new(handler) });
+        &mut self.routes.last_mut().expect("it was pushed").info
     }
 
     /// The routes, in the order in which they were added.
@@ -258,14 +226,8 @@ impl Router {
         self.routes.iter().map(|route| route.info.clone()).collect()
     }
 
-    /// Handles a call of the route at `index`.
-    pub(crate) fn answer(
-        &self,
-        index: usize,
-        call: Call,
-    ) -> impl Future<Output = Response> + 'static {
-        let answer = (self.routes[index].handler)(call);
-        async move { answer.await.unwrap_or_else(|problem| problem.response()) }
+    pub(crate) fn answer(&self, index: usize, call: Call) -> PendingResponse {
+        (self.routes[index].handler)(call)
     }
 }
 
@@ -282,7 +244,7 @@ mod tests {
         let echo = |route: &'static str| {
             move |call: Call| async move {
                 let names: Vec<_> = call.names.iter().map(|(_, value)| value.clone()).collect();
-                Ok(Response::ok(&json!([route, names])))
+                Ok(json!([route, names]))
             }
         };
         router.get("/v1/", "The root.", echo("root"));
@@ -296,8 +258,8 @@ mod tests {
             struct Body {
                 number: u8,
             }
-            let (body, dry_run): (Body, _) = (call.json()?, call.flag("dry_run")?);
-            Ok(Response::ok(&json!([body.number, dry_run, call.query::<u8>("n")?])))
+            call.without_query()?;
+            Ok(json!(call.json::<Body>()?.number))
         });
         Rc::new(router)
     }
@@ -368,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_and_queries_are_parsed() {
+    fn bodies_are_parsed_and_queries_refused() {
         let post = |text: &str, kind: Option<&str>, query: &str| {
             let kind = kind.map(|kind| format!("Content-Type: {kind}\r\n")).unwrap_or_default();
             let length = text.len();
@@ -376,17 +338,14 @@ mod tests {
             send(format!("{head}Content-Length: {length}\r\n\r\n{text}").as_bytes())
         };
         let json = "{\"number\": 7}";
-        let good = post(json, Some("Application/JSON; charset=utf-8"), "?dry_run");
-        assert_eq!(good.body, json!([7, true, null]));
-        assert_eq!(post(json, None, "?n=3&dry_run=false").body, json!([7, false, 3]));
+        assert_eq!(post(json, Some("Application/JSON; charset=utf-8"), "").body, json!(7));
         for (text, kind, query, status) in [
             (json, Some("text/plain"), "", 415),
             ("{\"number\": 700}", None, "", 422),
             ("", None, "", 422),
             ("\u{0}", None, "", 422),
-            (json, None, "?dry_run=perhaps", 422),
-            (json, None, "?n=1&n=1", 422),
-            (json, None, "?n=-1", 422),
+            (json, None, "?dry_run", 422),
+            (json, None, "?dry_run=true", 422),
         ] {
             assert_eq!(post(text, kind, query).status, status, "{text} {query}");
         }
@@ -400,7 +359,7 @@ mod tests {
         };
         let chunked = |body: &str| format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
         let good = post("Transfer-Encoding: chunked", &chunked("{\"number\": 7}"));
-        assert_eq!(good.body, json!([7, false, null]));
+        assert_eq!(good.body, json!(7));
         let large = " ".repeat(MAX_BODY_BYTES + 1);
         for (fields, body, status) in [
             ("Transfer-Encoding: chunked".to_owned(), chunked(&large), 413),
@@ -440,7 +399,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "is a duplicate")]
     fn duplicate_routes_are_a_mistake() {
-        let handler = |_| async { Ok(Response::ok(&7)) };
+        let handler = |_| async { Ok(7) };
         let mut router = Router::new();
         router.get("/v1/volumes", "All.", handler);
         router.get("/v1/volumes", "Again.", handler);

@@ -28,6 +28,7 @@ use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_PATIENCE, MAX_CONNECTIONS, REQUEST_PATIENCE, STOP_PATIENCE,
 };
 use crate::http::problem::Problem;
+use crate::http::response::last_bytes;
 use crate::http::router::Router;
 use crate::http::service::{RoutedCall, service};
 
@@ -61,7 +62,6 @@ pub struct HttpServer {
     stop: Option<oneshot::Sender<()>>,
     /// Disconnected when the thread has ended.
     ended: std_mpsc::Receiver<()>,
-    /// The tasks of core 0 that start handlers.
     _handling: Vec<AbortOnDrop<()>>,
 }
 
@@ -127,7 +127,6 @@ enum Socket {
     Tcp(TcpListener),
 }
 
-/// A connected stream of either kind.
 trait Stream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
@@ -197,6 +196,6 @@ async fn accept(socket: Socket, service: axum::Router, options: ServerOptions) {
 async fn refuse(mut stream: Box<dyn Stream>, options: ServerOptions) {
     let detail = format!("{} connections are served at a time", options.max_connections);
     let problem = Problem::new(503, "busy", "Too many connections", detail);
-    let bytes = problem.response().last_bytes();
+    let bytes = last_bytes(problem.response());
     let _ = timeout(ACCEPT_PAUSE, stream.write_all(&bytes)).await;
 }

@@ -6,27 +6,16 @@
 
 use std::convert::Infallible;
 
-use axum::body::to_bytes;
+use axum::body::Body;
 use axum::extract::{RawPathParams, Request as AxumRequest};
 use axum::http::{Method, Uri, header};
-use axum::response::IntoResponse;
 use axum::routing::{MethodFilter, MethodRouter};
-use flagstone_runtime::net::PeerUser;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::http::admission::Query;
-use crate::http::limits::MAX_BODY_BYTES;
+use crate::http::admission::Admitted;
 use crate::http::problem::Problem;
-use crate::http::request::Request;
-use crate::http::response::Response;
+use crate::http::response::{Response, complete, with};
 use crate::http::router::{Call, RouteInfo};
-
-/// What a connection knows of a request beyond its head and body: an extension of the request.
-#[derive(Clone, Debug)]
-pub(crate) struct Peer {
-    pub(crate) user: Option<PeerUser>,
-    pub(crate) query: Query,
-}
 
 /// A call on its way to core 0.
 pub(crate) struct RoutedCall {
@@ -36,10 +25,8 @@ pub(crate) struct RoutedCall {
     pub(crate) response: oneshot::Sender<Response>,
 }
 
-/// Where calls go.
 pub(crate) type Calls = mpsc::Sender<RoutedCall>;
 
-/// Builds the service of a table of routes.
 pub(crate) fn service(routes: &[RouteInfo], calls: &Calls) -> axum::Router {
     let mut patterns: Vec<&'static str> = Vec::new();
     for route in routes {
@@ -62,7 +49,7 @@ pub(crate) fn service(routes: &[RouteInfo], calls: &Calls) -> axum::Router {
     }
     service.fallback(move |uri: Uri| async move {
         let problem = Problem::not_found(format!("there is no {}", uri.path()));
-        problem.accepting(patterns).response()
+        problem.accepting(patterns).response().map(Body::from)
     })
 }
 
@@ -82,13 +69,13 @@ fn methods<'a>(
             async move { send(index, names, request, calls).await }
         });
     }
-    let options = Response { status: 204, allow: Some(allow.clone()), ..Response::ok(&()) };
-    let options = Response { body: Vec::new(), ..options };
-    methods.options(|| async move { options }).fallback(|method: Method| async move {
+    let options = with(complete(204, "", Vec::new()), header::ALLOW, &allow);
+    let options = || async move { options.map(Body::from) };
+    methods.options(options).fallback(|method: Method| async move {
         let detail = format!("{method} is not supported here");
         let title = "The method is not supported here";
         let problem = Problem::new(405, "method", title, detail).accepting(allowed);
-        Response { allow: Some(allow), ..problem.response() }
+        with(problem.response(), header::ALLOW, &allow).map(Body::from)
     })
 }
 
@@ -103,28 +90,18 @@ fn allowed<'a>(methods: impl Iterator<Item = &'a Method> + Clone) -> Vec<String>
 async fn send(
     route: usize,
     names: RawPathParams,
-    request: AxumRequest,
+    mut request: AxumRequest,
     calls: Calls,
 ) -> axum::response::Response {
     let names = names.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    let (mut parts, body) = request.into_parts();
-    let peer = parts.extensions.remove::<Peer>();
-    let (user, query) = peer.map_or_else(Default::default, |peer| (peer.user, peer.query));
-    let content_type = parts.headers.get(header::CONTENT_TYPE);
+    let content_type = request.headers().get(header::CONTENT_TYPE);
     let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
-    // Admission has received and bounded it.
-    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else { return ending() };
-    let request = Request { method: parts.method, query, content_type, body: body.into(), user };
+    let admitted = request.extensions_mut().remove::<Admitted>();
+    let Admitted { user, query, body } = admitted.expect("admission precedes routing");
     let (response, answered) = oneshot::channel();
-    let call = Call::new(request, names);
-    if calls.send(RoutedCall { route, call, response }).await.is_err() {
-        return ending();
-    }
-    answered.await.map_or_else(|_| ending(), IntoResponse::into_response)
-}
-
-fn ending() -> axum::response::Response {
-    let title = "The server is stopping";
-    let problem = Problem::new(503, "busy", title, "the server is about to stop");
-    problem.response().into_response()
+    let call = Call { user, query, content_type, body, names };
+    // Both channels end with core 0.
+    let _ = calls.send(RoutedCall { route, call, response }).await;
+    let stopping = |_| Problem::stopping("the server is about to stop").response();
+    answered.await.unwrap_or_else(stopping).map(Body::from)
 }

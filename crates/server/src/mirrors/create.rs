@@ -5,11 +5,12 @@ use std::rc::Rc;
 use flagstone_mirror::format::superblock::ReplicaRole;
 use flagstone_mirror::id::MirrorId as Id;
 use flagstone_mirror::layout::ReplicaGeometry;
-use flagstone_mirror::peer::{ReplicaIdentity, identify};
+use flagstone_mirror::peer::ReplicaIdentity;
 use flagstone_mirror::replica::{CreateReplica, Replica};
 
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
+use super::open::MirrorFailure;
 use flagstone_units::format_size;
 
 /// A replica created, or to be created.
@@ -21,21 +22,25 @@ pub(crate) struct Created {
     pub reserved_bytes: u64,
     /// The replica existed before.
     pub already: bool,
-    /// ID of the volume; zero in a dry run.
-    pub volume: Id,
-    /// ID of the replica; zero in a dry run.
-    pub replica: Id,
 }
 
-/// Failure to create, delete or grow a replica.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CreateError {
     /// The request is unsafe or impossible; contains advice.
     #[error("{0}")]
     Refused(String),
-    /// A device or the peer failed.
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<MirrorFailure> for CreateError {
+    fn from(failure: MirrorFailure) -> CreateError {
+        CreateError::Failed(failure.problem)
+    }
+}
+
+pub(super) fn refuse<T>(why: impl Into<String>) -> Result<T, CreateError> {
+    Err(CreateError::Refused(why.into()))
 }
 
 pub(super) fn failed(error: impl ToString) -> CreateError {
@@ -83,7 +88,7 @@ impl MirroredVolume {
                 }
                 let shape = shape(&self.config, self.leg.geometry().size_bytes);
                 if let Some(why) = too_fine(&self.name, &self.config, &shape) {
-                    return Err(CreateError::Refused(why));
+                    return refuse(why);
                 }
                 (Id::random(), shape)
             }
@@ -92,11 +97,11 @@ impl MirroredVolume {
         let layout = flagstone_mirror::layout::layout(self.leg.geometry().size_bytes, &shape);
         let room = layout.map_or(0, |layout| layout.usable_bytes);
         if role == ReplicaRole::Target && room < shape.usable_bytes {
-            return Err(CreateError::Refused(format!(
+            return refuse(format!(
                 "the volume has {}, and this device has space for {}: use a larger device",
                 format_size(shape.usable_bytes),
                 format_size(room)
-            )));
+            ));
         }
         let usable_bytes = room.min(shape.usable_bytes);
         if usable_bytes != self.reported_bytes() {
@@ -106,21 +111,19 @@ impl MirroredVolume {
                  granularity was changed"
                     .to_owned()
             });
-            return Err(CreateError::Refused(format!(
+            return refuse(format!(
                 "the volume has {} B, and a replica on this device would have {} B: {advice}",
                 usable_bytes,
                 self.reported_bytes()
-            )));
+            ));
         }
         let reserved_bytes = self.leg.geometry().size_bytes - usable_bytes;
         let log_shape = ReplicaGeometry { usable_bytes, ..shape };
         self.check_log(&log_shape).await?;
         if dry_run {
-            let none = Id::default();
-            let (volume, replica) = (none, none);
-            return Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica });
+            return Ok(Created { usable_bytes, reserved_bytes, already: false });
         }
-        let log = self.open_log(&log_shape).await.map_err(|failure| failed(failure.problem))?;
+        let log = self.open_log(&log_shape).await?;
         let create =
             CreateReplica { volume, with_data: role == ReplicaRole::Source, geometry: shape };
         Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
@@ -128,15 +131,14 @@ impl MirroredVolume {
             .map_err(failed)?;
         let replica = Replica::open(self.leg.clone(), log.clone()).await.map_err(failed)?;
         *self.log.borrow_mut() = log;
-        self.keep_name(&replica).await.map_err(|failure| failed(failure.problem))?;
-        let id = replica.superblock().replica;
+        self.keep_name(&replica).await?;
         if let Err(failure) = self.run(replica).await {
             if self.has_ended() {
                 self.reopen_soon();
             }
-            return Err(failed(failure.problem));
+            return Err(failure.into());
         }
-        Ok(Created { usable_bytes, reserved_bytes, already: false, volume, replica: id })
+        Ok(Created { usable_bytes, reserved_bytes, already: false })
     }
 
     fn already(
@@ -147,70 +149,55 @@ impl MirroredVolume {
         let status = mirror.status();
         let holds_data = !status.generation.is_none();
         if role == ReplicaRole::Source && !holds_data {
-            return Err(CreateError::Refused(
-                "this node already has a replica, a target that holds no data yet: delete it first"
-                    .to_owned(),
-            ));
+            return refuse(
+                "this node already has a replica, a target that holds no data yet: delete it first",
+            );
         }
         if role == ReplicaRole::Target && status.role == ReplicaRole::Source {
-            return Err(CreateError::Refused(
+            return refuse(
                 "this node already has a replica, and it is the source: delete it first if its data is \
-                 not needed"
-                    .to_owned(),
-            ));
+                 not needed",
+            );
         }
         let usable_bytes = flagstone_blockdev::BlockDevice::geometry(mirror).size_bytes;
         Ok(Created {
             usable_bytes,
             reserved_bytes: self.leg.geometry().size_bytes.saturating_sub(usable_bytes),
             already: true,
-            volume: status.volume,
-            replica: status.replica,
         })
     }
 
     /// ID and geometry of the volume according to a peer. Checks that the local device may be
     /// overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, ReplicaGeometry), CreateError> {
-        let (peer, about) = self.ask_peers().await?;
-        let (usable_bytes, bit_bytes) = (about.view.usable_bytes, about.view.bit_bytes);
-        let (ours, theirs) = (self.leg.geometry().block_bytes, about.view.block_bytes);
+        let (peer, identity) = self.ask_peers().await?;
+        let (usable_bytes, bit_bytes) = (identity.view.usable_bytes, identity.view.bit_bytes);
+        let (ours, theirs) = (self.leg.geometry().block_bytes, identity.view.block_bytes);
         if theirs != 0 && ours != theirs {
             let (name, node) = (&self.name, &self.node);
-            let refused = block_size_mismatch(name, (node, ours), (peer, theirs));
-            return Err(CreateError::Refused(refused));
+            return refuse(block_size_mismatch(name, (node, ours), (peer, theirs)));
         }
         if !destroy_data {
             self.check_device_empty().await?;
         }
-        Ok((about.view.volume, with_bits(&self.config, bit_bytes, usable_bytes)))
+        Ok((identity.view.volume, with_bits(&self.config, bit_bytes, usable_bytes)))
     }
 
-    /// The first reachable peer, and its identity.
     async fn ask_peers(&self) -> Result<(&str, ReplicaIdentity), CreateError> {
         let mut problem = String::new();
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.connector(leg);
-            let answer = match way.connect().await {
-                Ok(session) => {
-                    let answer = identify(&session, Id::default(), self.versions.get()).await;
-                    session.close();
-                    answer.map_err(|error| error.to_string())
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            match answer {
-                Ok(about) => return Ok((name, about)),
+            match self.identify_peer(leg, Id::default(), self.versions.get()).await {
+                Ok(identity) => return Ok((name, identity)),
                 Err(error) => {
                     problem = format!("peer `{name}` at {}: {error}", self.links[leg].address)
                 }
             }
         }
-        Err(CreateError::Refused(format!(
+        refuse(format!(
             "no peer could be asked about the volume ({problem}): is the server there running, and does \
              its replica exist (`flagstone mirror create {} --source`)?",
             self.name
-        )))
+        ))
     }
 
     /// Deletes the replica's metadata; its data stays. A replica whose devices cannot be written is left
@@ -222,19 +209,16 @@ impl MirroredVolume {
             return Ok(());
         };
         if self.growing.get() {
-            return Err(CreateError::Refused(
-                "the volume is growing: repeat the command later".to_owned(),
-            ));
+            return refuse("the volume is growing: repeat the command later");
         }
         if mirror.is_serving() && !force {
-            return Err(CreateError::Refused(
+            return refuse(
                 "it serves hosts: first move the volume to the peer (flagstone mirror switchover), or \
-                 use --force"
-                    .to_owned(),
-            ));
+                 use --force",
+            );
         }
         if self.has_ended() || self.has_failed_flush() {
-            return Err(CreateError::Refused(self.not_writable()));
+            return refuse(self.not_writable());
         }
         if dry_run {
             return Ok(());
@@ -248,8 +232,7 @@ impl MirroredVolume {
         *self.reopening.borrow_mut() = None;
         // Its requests in flight must end before the devices are reused.
         mirror.abandon().await;
-        let target = self.target.borrow().clone();
-        if let Some(target) = target {
+        if let Ok(target) = self.target() {
             target.remove_subsystem(&self.replica_nqn).map_err(failed)?;
         }
         self.handle.set(None);

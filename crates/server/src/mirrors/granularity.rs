@@ -39,9 +39,9 @@ pub(super) fn with_bits(
     // Keep the region size if possible: it determines the log's write rate.
     let most = bit_bytes.saturating_mul(REGION_MAX_BITS);
     shape.region_bytes = shape.region_bytes.clamp(bit_bytes, most);
-    let hot = mirror.activity_log_bytes / u64::from(shape.region_bytes);
+    let regions = mirror.activity_log_bytes / u64::from(shape.region_bytes);
     shape.active_regions_max =
-        hot.clamp(ACTIVE_REGIONS_MIN.into(), ACTIVE_REGIONS_MAX.into()) as u32;
+        regions.clamp(ACTIVE_REGIONS_MIN.into(), ACTIVE_REGIONS_MAX.into()) as u32;
     shape
 }
 
@@ -84,13 +84,9 @@ pub(super) fn other_granularity(
 mod tests {
     use flagstone_mirror::layout::layout;
     use flagstone_mirror::limits::BIT_MIN_BYTES;
-    use flagstone_mirror::replica::read_superblock;
-    use flagstone_runtime::block_on;
 
-    use super::super::testing::{Node, listener, port};
     use super::*;
     use flagstone_config::Config;
-    use flagstone_mirror::format::superblock::ReplicaRole;
 
     const TIB: u64 = 1 << 40;
 
@@ -145,41 +141,5 @@ mod tests {
             let hot_bytes = u64::from(shape.active_regions_max) * u64::from(shape.region_bytes);
             assert_eq!(hot_bytes, 4 << 30, "bits of 2^{power}");
         }
-    }
-
-    /// A target with another configured granularity is refused with the one that it needs.
-    #[test]
-    fn target_takes_granularity_of_source() {
-        block_on(async {
-            let (a, b) = (listener(), listener());
-            let text = |name: &str, peer: &str, port: u16, granularity: &str| {
-                format!(
-                    "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{port}\"\n\
-                     [volume.db]\nmirror = {{ peer = \"{peer}\"{granularity} }}\n\
-                     device = \"memory:64MiB\"\n"
-                )
-            };
-            let fine = ", granularity = \"4KiB\"";
-            let other = text("b", "a", port(&a), "");
-            let texts = [text("a", "b", port(&b), fine), text("b", "a", port(&a), fine)];
-            let [a, b] = [Node::of(&texts[0], a).await, Node::of(&texts[1], b).await];
-            a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
-            let coarse = Node::of(&other, listener()).await;
-            let refused = coarse.mirrored.create(ReplicaRole::Target, false, false).await;
-            let refused = refused.unwrap_err().to_string();
-            for part in ["4KiB on the source and for 64KiB here", "granularity = \"4KiB\""] {
-                assert!(refused.contains(part), "no `{part}`: {refused}");
-            }
-            coarse.mirrored.end().await;
-            b.mirrored.create(ReplicaRole::Target, false, false).await.unwrap();
-            a.is_in_sync().await;
-            for node in [&a, &b] {
-                let found = read_superblock(&node.mirrored.leg).await.unwrap();
-                assert_eq!(found.geometry.bit_bytes, 4096);
-            }
-            a.mirrored.end().await;
-            b.mirrored.end().await;
-        })
-        .unwrap();
     }
 }

@@ -12,11 +12,10 @@ use std::rc::{Rc, Weak};
 use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::format::superblock::ReplicaRole;
 use flagstone_mirror::layout::{ReplicaGeometry, log_layout, usable_with_log};
-use flagstone_mirror::peer::identify;
 use flagstone_mirror::{LinkVersion, Mirror, ReplicaTransfer};
 use flagstone_runtime::{spawn, time};
 
-use super::create::failed;
+use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume};
 use crate::limits::GROW_PATIENCE;
 use flagstone_config::device_spec::DeviceSpec;
@@ -25,7 +24,6 @@ use flagstone_units::format_size;
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// Outcome of growing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grown {
     /// Size of the volume before, in bytes.
@@ -40,33 +38,6 @@ pub(crate) struct Grown {
     pub in_progress: bool,
 }
 
-/// Space for a volume on all nodes.
-struct Room {
-    room_bytes: u64,
-    /// The node with the least space.
-    smallest: String,
-    /// See [`Grown::copied_to`].
-    copied_to: Vec<String>,
-}
-
-/// Marks the mirror as being replaced, until dropped.
-struct Growing<'a>(&'a MirroredVolume);
-
-impl Drop for Growing<'_> {
-    fn drop(&mut self) {
-        self.0.growing.set(false);
-    }
-}
-
-/// Publishes the size after the current growth, until dropped.
-struct GrowingGuard(Rc<MirroredVolume>);
-
-impl Drop for GrowingGuard {
-    fn drop(&mut self) {
-        self.0.growing_to.set(None);
-    }
-}
-
 impl MirroredVolume {
     /// Size after the current growth, if the volume is growing.
     pub(crate) fn growing_to(&self) -> Option<u64> {
@@ -79,53 +50,53 @@ impl MirroredVolume {
         wanted: Option<u64>,
         dry_run: bool,
     ) -> Result<Grown, CreateError> {
-        let refused = |why: String| Err(CreateError::Refused(why));
         let name = &self.name;
         let Some(mirror) = self.mirror() else {
-            return refused(format!(
+            return refuse(format!(
                 "this node has no replica of `{name}`: if its device was just enlarged, and the metadata \
                  at its end is not found any more, restore its former size"
             ));
         };
         let status = mirror.status();
         if status.role != ReplicaRole::Source || !status.serving {
-            return refused(format!(
+            return refuse(format!(
                 "{} does not serve `{name}`: repeat the command on the node that does",
                 self.node
             ));
         }
         if status.local_device_failed {
-            return refused(format!("the device of `{name}` on {} has failed", self.node));
+            return refuse(format!("the device of `{name}` on {} has failed", self.node));
         }
         if let Some(bytes) = self.growing_to.get() {
-            return refused(format!(
+            return refuse(format!(
                 "`{name}` is already growing to {}: the new space is being zeroed on all nodes",
                 format_size(bytes)
             ));
         }
-        let Room { room_bytes, smallest, copied_to } = self.room(&mirror).await?;
-        let from_bytes = mirror.usable_bytes();
+        let mut grown = self.largest(&mirror).await?;
+        let (from_bytes, room_bytes) = (grown.from_bytes, grown.to_bytes);
         let to_bytes = wanted.unwrap_or(room_bytes);
         if to_bytes < from_bytes {
-            return refused(format!(
+            return refuse(format!(
                 "`{name}` has {}, and a mirrored volume does not shrink: data would be lost",
                 format_size(from_bytes)
             ));
         }
         if !to_bytes.is_multiple_of(PAGE_BYTES) {
-            return refused(format!("the size {to_bytes} B is not a multiple of 4 KiB"));
+            return refuse(format!("the size {to_bytes} B is not a multiple of 4 KiB"));
         }
         if to_bytes > room_bytes {
-            return refused(format!(
-                "{smallest} has space for just {}: first enlarge its device",
+            return refuse(format!(
+                "{} has space for just {}: first enlarge its device",
+                grown.smallest,
                 format_size(room_bytes)
             ));
         }
-        let mut in_progress = false;
+        grown.to_bytes = to_bytes;
         if to_bytes > from_bytes && !dry_run {
-            in_progress = self.start_growing(mirror, to_bytes).await.map_err(failed)?;
+            grown.in_progress = self.start_growing(mirror, to_bytes).await.map_err(failed)?;
         }
-        Ok(Grown { from_bytes, to_bytes, smallest, copied_to, in_progress })
+        Ok(grown)
     }
 
     /// Starts to grow the volume, and waits up to [`GROW_PATIENCE`]. True if it is still growing then.
@@ -134,10 +105,10 @@ impl MirroredVolume {
             return Err("the volume is already growing".to_owned());
         }
         self.growing_to.set(Some(bytes));
-        let growing = GrowingGuard(self.clone());
+        let this = self.clone();
         let grows = spawn(async move {
-            let GrowingGuard(this) = &growing;
             let grown = this.zero_and_resize(&mirror, bytes).await;
+            this.growing_to.set(None);
             if let Err(error) = &grown {
                 tracing::error!(volume = this.name, "the volume did not grow: {error}");
             }
@@ -171,42 +142,38 @@ impl MirroredVolume {
         self.resize(mirror, bytes).await
     }
 
-    /// Space on all nodes, and the peers that cannot zero it.
-    async fn room(&self, mirror: &Mirror) -> Result<Room, CreateError> {
-        let (room_bytes, smallest) = (mirror.room_bytes(), self.node.clone());
-        let mut least = Room { room_bytes, smallest, copied_to: Vec::new() };
+    /// Growth to the largest size that fits on all nodes.
+    async fn largest(&self, mirror: &Mirror) -> Result<Grown, CreateError> {
+        let mut grown = Grown {
+            from_bytes: mirror.usable_bytes(),
+            to_bytes: mirror.room_bytes(),
+            smallest: self.node.clone(),
+            copied_to: Vec::new(),
+            in_progress: false,
+        };
         let (volume, own) = (mirror.status().volume, mirror.status().replica);
         for (leg, name) in self.peers.iter().enumerate() {
-            let way = self.connector(leg);
-            let answer = match way.connect().await {
-                Ok(session) => {
-                    let answer = identify(&session, own, mirror.versions()).await;
-                    session.close();
-                    answer.map_err(|error| error.to_string())
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            let about = answer.map_err(|error| {
-                CreateError::Refused(format!(
+            let identity = self.identify_peer(leg, own, mirror.versions()).await.or_else(|error| {
+                refuse(format!(
                     "{name} does not report its space ({error}): a mirrored volume can grow when all its \
                      nodes are reachable"
                 ))
             })?;
-            if about.view.volume != volume || about.is_serving {
-                return Err(CreateError::Refused(format!(
+            if identity.view.volume != volume || identity.is_serving {
+                return refuse(format!(
                     "{name} has another volume, or serves hosts itself: see `flagstone mirror status {}`",
                     self.name
-                )));
+                ));
             }
-            if about.view.room_bytes < least.room_bytes {
-                (least.room_bytes, least.smallest) = (about.view.room_bytes, name.clone());
+            if identity.view.room_bytes < grown.to_bytes {
+                (grown.to_bytes, grown.smallest) = (identity.view.room_bytes, name.clone());
             }
-            let common = mirror.versions().highest_common(about.versions);
+            let common = mirror.versions().highest_common(identity.versions);
             if common.is_ok_and(|version| version < LinkVersion::ZEROES_NEW_SPACE) {
-                least.copied_to.push(name.clone());
+                grown.copied_to.push(name.clone());
             }
         }
-        Ok(least)
+        Ok(grown)
     }
 
     /// The largest volume that the log device has space for; `None` without a limit.
@@ -257,7 +224,12 @@ impl MirroredVolume {
         if self.growing.replace(true) {
             return Err("the volume is already growing".to_owned());
         }
-        let _growing = Growing(self);
+        let resized = self.resize_now(mirror, bytes).await;
+        self.growing.set(false);
+        resized
+    }
+
+    async fn resize_now(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
         let log = self.log.borrow().clone();
         if let Some(log) = &log {
             self.grow_log(
@@ -286,8 +258,7 @@ impl MirroredVolume {
             self.set_ana_state(now.is_serving());
         }
         self.follow(now.clone(), now.is_serving());
-        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
-        target
+        self.target()?
             .resize_namespace(&self.nqn, self.namespace_id)
             .map_err(|error| format!("cannot notify hosts: {error}"))?;
         match &resized {
@@ -308,7 +279,7 @@ impl MirroredVolume {
         log: Option<SharedDevice>,
         bytes: u64,
     ) -> Result<(), String> {
-        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        let target = self.target()?;
         target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
         let opened = begin_transfer.resize(&self.leg, log, bytes).await;
         let (replica, failed) = opened.map_err(|error| error.to_string())?;

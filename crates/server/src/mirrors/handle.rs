@@ -24,7 +24,6 @@ impl MirrorHandle {
         Arc::new(MirrorHandle { geometry, size_bytes, mirror: RwLock::default() })
     }
 
-    /// The mirror, if any.
     pub(super) fn mirror(&self) -> Option<Mirror> {
         self.mirror.read().clone()
     }

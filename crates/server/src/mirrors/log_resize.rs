@@ -16,7 +16,7 @@ use flagstone_mirror::format::log_header::LogHeader;
 use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::format::{FormatError, newest};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::log_layout;
+use flagstone_mirror::layout::{ReplicaGeometry, log_layout};
 use flagstone_mirror::limits::{LOG_PROBE_BYTES, PAGE_BYTES};
 use flagstone_mirror::log_device::may_become_log;
 
@@ -29,9 +29,7 @@ use flagstone_units::format_size;
 enum LogFileContents {
     /// Nothing, or probably remains of this replica's log.
     OwnOrEmpty,
-    /// The log of another replica.
     Others(MirrorId),
-    /// Other data.
     Other,
 }
 
@@ -90,15 +88,15 @@ impl MirroredVolume {
     pub(super) fn undersized_log_device(
         &self,
         device: &SharedDevice,
-        superblock: &Superblock,
+        shape: &ReplicaGeometry,
     ) -> Option<String> {
         let spec = self.config.intent_log.as_ref()?;
-        let needed = log_layout(&superblock.geometry).total_bytes;
+        let needed = log_layout(shape).total_bytes;
         let has = device.geometry().size_bytes;
         (has < needed).then(|| {
             format!(
-                "{} of volume `{}` has {}, and {} are needed: make it larger, or give `intent_log` another \
-                 device. Where the log that it had is not on that everything is compared or copied",
+                "{} of volume `{}` has {}, and needs {}: make it larger, or give `intent_log` another device. \
+                 A device without the replica's log makes everything be compared or copied",
                 log_on(spec),
                 self.name,
                 format_size(has),
@@ -133,7 +131,7 @@ mod tests {
     fn undersized_log_of_others_is_kept() {
         let replica = MirrorId([1; 16]);
         let header = |replica: MirrorId| {
-            let shape = flagstone_mirror::layout::ReplicaGeometry::for_size(64 << 20);
+            let shape = ReplicaGeometry::for_size(64 << 20);
             let log = MirrorId([7; 16]);
             LogHeader { sequence: 1, log, replica, incarnation: 1, geometry: shape }
                 .encode()

@@ -12,7 +12,6 @@
 //! nodes' configurations differ just in their roles.
 
 mod create;
-mod failure;
 mod granularity;
 mod grow;
 mod handle;
@@ -20,8 +19,6 @@ mod log_resize;
 mod open;
 mod overwrite_check;
 mod reopen;
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;
 mod traces;
@@ -33,9 +30,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::{ReopenableDevice, SharedDevice};
+use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::layout::layout;
 use flagstone_mirror::pace::PaceLimits;
-use flagstone_mirror::peer::SharedConnector;
+use flagstone_mirror::peer::{ReplicaIdentity, SharedConnector, identify};
 use flagstone_mirror::queue::QueueLimits;
 use flagstone_mirror::replica::{Replica, read_superblock};
 use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
@@ -51,7 +49,7 @@ use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 
-use crate::mirrors::failure::MirrorFailure;
+use crate::subsystems::namespace_of;
 use flagstone_config::names::Uuid;
 use flagstone_config::uri::{Host, HostPort};
 use flagstone_config::{self as config, Config, Peer};
@@ -60,8 +58,9 @@ use flagstone_stack::OpenError;
 pub(crate) use create::{CreateError, block_size_mismatch};
 use granularity::shape;
 use handle::MirrorHandle;
+use open::MirrorFailure;
 pub(crate) use open::{connect_log, remote_log};
-pub(crate) use reopen::Reopening;
+use reopen::Reopening;
 
 /// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
 const NODES: u16 = flagstone_config::limits::MAX_PEERS as u16 + 1;
@@ -69,7 +68,6 @@ const NODES: u16 = flagstone_config::limits::MAX_PEERS as u16 + 1;
 /// Bandwidth limits by peer name. All volumes mirrored to a peer share its limit.
 pub(crate) type BandwidthLimits = BTreeMap<String, Arc<Bandwidth>>;
 
-/// The configured bandwidth limits.
 pub(crate) fn bandwidth_limits(config: &Config) -> BandwidthLimits {
     let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
     config.peers.iter().filter_map(cap).collect()
@@ -79,24 +77,20 @@ pub(crate) fn bandwidth_limits(config: &Config) -> BandwidthLimits {
 pub(crate) type OpenLocalDevice =
     Rc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedDevice, OpenError>>>>>;
 
-/// A mirrored volume.
 pub(crate) struct MirroredVolume {
     /// Index in [`Config::volumes`].
     pub(crate) volume: usize,
     /// Names of its peers, in the order of the legs of [`Mirror`].
     pub(crate) peers: Vec<String>,
-    /// Name of this node.
     pub(crate) node: String,
-    name: String,
+    pub(crate) name: String,
     config: config::Mirror,
     links: Vec<Peer>,
     /// NQNs of the volume's subsystem, of its replica's subsystem, and of the nodes as hosts.
     nqn: Nqn,
-    /// Namespace ID in the volume's subsystem.
     namespace_id: u32,
     replica_nqn: Nqn,
-    /// Tag of the volume in the superblocks of its replicas.
-    called: u64,
+    volume_tag: u64,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
@@ -150,10 +144,9 @@ impl MirroredVolume {
             may_pass: false,
         };
         let mirror = volume.mirror().ok_or_else(|| failed("it has none".to_owned()))?;
-        let subsystem = config.subsystems.iter().find(|one| one.namespaces.contains(&index));
+        let namespace = namespace_of(config, index);
         let named = |text: &str| Nqn::new(text).map_err(|error| failed(format!("{text}: {error}")));
-        let place = subsystem.and_then(|one| one.namespaces.iter().position(|at| *at == index));
-        let nqn = named(subsystem.map_or("", |subsystem| &subsystem.nqn))?;
+        let nqn = named(namespace.map_or("", |(subsystem, _)| &subsystem.nqn))?;
         let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
         let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
         let node = config.server.node.clone().unwrap_or_default();
@@ -166,9 +159,9 @@ impl MirroredVolume {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let called = traces::called(&replica_nqn);
+        let volume_tag = traces::volume_tag(&replica_nqn);
         let found = read_superblock(&leg).await.ok();
-        let found = found.filter(|found| traces::is_own(found, called));
+        let found = found.filter(|found| traces::is_own(found, volume_tag));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.geometry.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
         let swap = ReopenableDevice::new(leg);
@@ -182,9 +175,9 @@ impl MirroredVolume {
             config: mirror.clone(),
             links,
             nqn,
-            namespace_id: place.map_or(1, |place| place as u32 + 1),
+            namespace_id: namespace.map_or(1, |(_, id)| id),
             replica_nqn,
-            called,
+            volume_tag,
             leg: swap.clone(),
             swap,
             open_local_device: RefCell::default(),
@@ -223,22 +216,17 @@ pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
 }
 
 impl MirroredVolume {
-    /// The device exported to hosts.
     pub(crate) fn device(&self) -> SharedDevice {
         self.handle.clone()
     }
 
-    /// The mirror, if its replica is open.
     pub(crate) fn mirror(&self) -> Option<Mirror> {
         self.handle.mirror()
     }
 
     /// Opens the replica, if there is one, and serves hosts if that is safe. `target` rejects hosts until
     /// then.
-    ///
-    /// # Errors
-    /// Mostly errors of the replica's devices. An error leaves nothing behind, so another
-    /// [`MirroredVolume`] may be started over them.
+    /// An error leaves nothing behind, so another volume may be started over its devices.
     pub(crate) async fn start(
         self: &Rc<Self>,
         target: &Arc<Target>,
@@ -262,12 +250,12 @@ impl MirroredVolume {
             tracing::error!(
                 "{missing}. This node does not serve the volume, and nothing was changed on its device"
             );
-            return Ok(());
+        } else {
+            tracing::warn!(
+                "volume `{name}` has no replica here yet: run `flagstone mirror create {name} --source` \
+                 on the node that has the data, and `--target` on the other"
+            );
         }
-        tracing::warn!(
-            "volume `{name}` has no replica here yet: run `flagstone mirror create {name} --source` on \
-             the node that has the data, and `--target` on the other"
-        );
         Ok(())
     }
 
@@ -277,7 +265,6 @@ impl MirroredVolume {
         self.handle.geometry().size_bytes
     }
 
-    /// Sets how to reopen the local device after a failed flush.
     pub(crate) fn set_reopen(&self, open_local_device: OpenLocalDevice) {
         *self.open_local_device.borrow_mut() = Some(open_local_device);
     }
@@ -309,7 +296,7 @@ impl MirroredVolume {
         let volume = replica.superblock().volume;
         let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
         let mirror = Mirror::speaking(self.versions.get(), replica, peers);
-        let target = self.target.borrow().clone().ok_or("the server is not up yet")?;
+        let target = self.target()?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
             serial: Uuid::derived(&[self.replica_nqn.to_string().as_bytes()]).serial(),
@@ -322,6 +309,11 @@ impl MirroredVolume {
             return Err(error.to_string());
         }
         Ok(mirror)
+    }
+
+    /// The target, once the volume was started.
+    fn target(&self) -> Result<Arc<Target>, String> {
+        self.target.borrow().clone().ok_or_else(|| "the server is not up yet".to_owned())
     }
 
     /// Makes the ANA state follow the mirror, and its size follow the source. `active` is the state last
@@ -346,7 +338,7 @@ impl MirroredVolume {
     /// other node.
     fn set_ana_state(&self, active: bool) {
         let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
-        let Some(target) = self.target.borrow().clone() else { return };
+        let Ok(target) = self.target() else { return };
         let known = target.subsystem_status(&self.nqn).is_ok_and(|status| status.ana == state);
         match target.set_ana_state(&self.nqn, state) {
             // Repeated attempts to start a mirror would repeat the message.
@@ -386,6 +378,19 @@ impl MirroredVolume {
         };
         let way = NvmePeer::new(self.peer_address(leg), self.replica_nqn, options);
         Arc::new(way.with_link(link))
+    }
+
+    /// Asks a peer for the identity of its replica. The error is the reason that it does not answer.
+    async fn identify_peer(
+        &self,
+        leg: usize,
+        own: MirrorId,
+        versions: LinkVersions,
+    ) -> Result<ReplicaIdentity, String> {
+        let session = self.connector(leg).connect().await.map_err(|error| error.to_string())?;
+        let identity = identify(&session, own, versions).await;
+        session.close();
+        identity.map_err(|error| error.to_string())
     }
 
     /// Address of a peer. A name is looked up for each connection, so an unavailable name server is

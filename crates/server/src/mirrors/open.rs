@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice, SharedDevice};
+use flagstone_blockdev::{FileDevice, FileOptions, IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::RoleError;
 use flagstone_mirror::format::FormatError;
 use flagstone_mirror::format::superblock::Superblock;
@@ -14,11 +14,29 @@ use flagstone_mirror::layout::{ReplicaGeometry, log_layout};
 use flagstone_mirror::replica::{Replica, ReplicaError};
 
 use super::MirroredVolume;
-use crate::mirrors::failure::MirrorFailure;
 use flagstone_config as config;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_stack::{OpenError, OpenOptions, layered, open_device};
-use flagstone_units::format_size;
+
+/// Failure of a mirrored volume to open or to take a role.
+pub(super) struct MirrorFailure {
+    /// The reason, with advice.
+    pub(super) problem: String,
+    /// The failure is transient: a retry may succeed.
+    pub(super) may_pass: bool,
+}
+
+impl From<String> for MirrorFailure {
+    fn from(problem: String) -> MirrorFailure {
+        MirrorFailure { problem, may_pass: false }
+    }
+}
+
+impl From<OpenError> for MirrorFailure {
+    fn from(error: OpenError) -> MirrorFailure {
+        MirrorFailure { problem: error.to_string(), may_pass: error.may_pass }
+    }
+}
 
 impl From<ReplicaError> for MirrorFailure {
     fn from(error: ReplicaError) -> MirrorFailure {
@@ -35,21 +53,16 @@ impl From<ReplicaError> for MirrorFailure {
             }
             _ => "",
         };
-        let may_pass = matches!(&error, ReplicaError::Io(error) if passes(*error));
+        let may_pass = matches!(error, ReplicaError::Io(IoError::Unreachable));
         MirrorFailure { problem: format!("{error}{hint}"), may_pass }
     }
 }
 
 impl From<RoleError> for MirrorFailure {
     fn from(error: RoleError) -> MirrorFailure {
-        let may_pass = matches!(&error, RoleError::Io(error) if passes(*error));
+        let may_pass = matches!(error, RoleError::Io(IoError::Unreachable));
         MirrorFailure { problem: error.to_string(), may_pass }
     }
-}
-
-/// The error of an unreachable remote device.
-fn passes(error: flagstone_blockdev::IoError) -> bool {
-    error == flagstone_blockdev::IoError::Unreachable
 }
 
 /// The device of a mirror's log, if it is remote.
@@ -58,16 +71,16 @@ pub(crate) fn remote_log(mirror: &config::Mirror) -> Option<&DeviceSpec> {
 }
 
 /// Connects to a remote log device in advance.
-///
-/// # Errors
-/// See [`open_device`].
 pub(crate) async fn connect_log(
     mirror: &config::Mirror,
 ) -> Result<Option<SharedDevice>, OpenError> {
     let Some(spec) = remote_log(mirror) else { return Ok(None) };
+    Ok(Some(open_log_spec(spec).await?))
+}
+
+pub(super) async fn open_log_spec(spec: &DeviceSpec) -> Result<SharedDevice, OpenError> {
     let opened = open_device(spec, &OpenOptions::default()).await;
-    let about = |error: OpenError| OpenError { device: log_on(spec), ..error };
-    opened.map(Some).map_err(about)
+    opened.map_err(|error| OpenError { device: log_on(spec), ..error })
 }
 
 pub(super) fn log_on(spec: &DeviceSpec) -> String {
@@ -81,18 +94,9 @@ impl MirroredVolume {
         &self,
         shape: &ReplicaGeometry,
     ) -> Result<Option<SharedDevice>, MirrorFailure> {
-        let Some(spec) = &self.config.intent_log else { return Ok(None) };
-        let Some(device) = self.open_log_device(shape).await? else { return Ok(None) };
-        let (has, needed) = (device.geometry().size_bytes, log_layout(shape).total_bytes);
-        if has < needed {
-            return Err(MirrorFailure::from(format!(
-                "{} has {}, and needs {}: enlarge it",
-                log_on(spec),
-                format_size(has),
-                format_size(needed)
-            )));
-        }
-        Ok(Some(device))
+        let device = self.open_log_device(shape).await?;
+        let undersized = device.as_ref().and_then(|one| self.undersized_log_device(one, shape));
+        undersized.map_or(Ok(device), |why| Err(why.into()))
     }
 
     /// The same without a check of the size.
@@ -101,7 +105,10 @@ impl MirroredVolume {
         shape: &ReplicaGeometry,
     ) -> Result<Option<SharedDevice>, MirrorFailure> {
         let Some(spec) = &self.config.intent_log else { return Ok(None) };
-        let device = match self.open_log_again(spec) {
+        // The local log device of the previous mirror cannot be opened twice, and memory would be lost.
+        // Remote devices are connected again.
+        let held = self.log.borrow().clone().filter(|_| !spec.is_remote());
+        let device = match held {
             Some(device) => device,
             None => self.open_log_anew(spec, shape).await?,
         };
@@ -121,20 +128,10 @@ impl MirroredVolume {
         if let Some(why) = self.recreate_log_file(superblock)? {
             return Ok(Err(why));
         }
-        let Some(device) = self.open_log_device(&superblock.geometry).await? else {
-            return Ok(Ok(None));
-        };
-        if let Some(why) = self.undersized_log_device(&device, superblock) {
-            return Ok(Err(why));
-        }
-        Ok(Ok(Some(device)))
-    }
-
-    /// The local log device of the previous mirror: it cannot be opened twice, and memory would be lost.
-    /// Remote devices are connected again.
-    fn open_log_again(&self, spec: &DeviceSpec) -> Option<SharedDevice> {
-        let held = self.log.borrow().clone();
-        held.filter(|_| !spec.is_remote())
+        let shape = &superblock.geometry;
+        let device = self.open_log_device(shape).await?;
+        let undersized = device.as_ref().and_then(|one| self.undersized_log_device(one, shape));
+        Ok(undersized.map_or(Ok(device), Err))
     }
 
     async fn open_log_anew(
@@ -153,12 +150,7 @@ impl MirroredVolume {
         let reached = self.connected_log.take();
         let device = match reached {
             Some(device) => device,
-            None => {
-                open_device(spec, &OpenOptions::default()).await.map_err(|error| MirrorFailure {
-                    problem: format!("{}: {}", log_on(spec), error.problem),
-                    may_pass: error.may_pass,
-                })?
-            }
+            None => open_log_spec(spec).await?,
         };
         let mut layers = self.config.intent_log_layers.iter().rev();
         let device = layers.try_fold(device, layered);
@@ -175,26 +167,16 @@ impl MirroredVolume {
     pub(super) async fn open(&self) -> Result<Option<Replica>, MirrorFailure> {
         let superblock = match self.look().await? {
             Ok(superblock) => superblock,
-            Err(missing) => {
-                self.without_log.set(false);
-                *self.missing.borrow_mut() = missing.map(Rc::from);
-                return Ok(None);
-            }
+            Err(missing) => return Ok(self.not_opened(false, missing)),
         };
         let log = match self.open_own_log(&superblock).await? {
             Ok(log) => log,
-            Err(why) => {
-                self.without_log.set(true);
-                *self.missing.borrow_mut() = Some(Rc::from(why));
-                return Ok(None);
-            }
+            Err(why) => return Ok(self.not_opened(true, Some(why))),
         };
         let opened = Replica::open(self.leg.clone(), log.clone()).await;
         if let (Err(ReplicaError::LogDeviceInUse), Some(log)) = (&opened, &log) {
-            self.without_log.set(true);
             let why = self.log_device_in_use(log).await;
-            *self.missing.borrow_mut() = Some(Rc::from(why));
-            return Ok(None);
+            return Ok(self.not_opened(true, Some(why)));
         }
         let replica = opened?;
         *self.log.borrow_mut() = log;
@@ -208,6 +190,13 @@ impl MirroredVolume {
         Ok(Some(replica))
     }
 
+    /// Records why there is no open replica.
+    fn not_opened(&self, without_log: bool, why: Option<String>) -> Option<Replica> {
+        self.without_log.set(without_log);
+        *self.missing.borrow_mut() = why.map(Rc::from);
+        None
+    }
+
     /// Abandons the volume as a crash would: the replica may be opened again when this returns.
     pub(crate) async fn abandon(&self) {
         self.watch.borrow_mut().take();
@@ -217,8 +206,7 @@ impl MirroredVolume {
     /// Abandons the mirror, if any. Attempts to reopen the replica continue.
     pub(super) async fn abandon_mirror(&self) {
         let Some(mirror) = self.mirror() else { return };
-        let target = self.target.borrow().clone();
-        if let Some(target) = target {
+        if let Ok(target) = self.target() {
             // The subsystem is missing if the mirror was never served.
             let _ = target.remove_subsystem(&self.replica_nqn);
         }

@@ -9,7 +9,7 @@ use flagstone_mirror::limits::LOG_PROBE_BYTES;
 use flagstone_mirror::log_device::may_become_log;
 use flagstone_runtime::buf;
 
-use super::create::failed;
+use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume, connect_log};
 use flagstone_config::device_spec::DeviceSpec;
 
@@ -20,11 +20,11 @@ impl MirroredVolume {
         if is_zero(&begin) {
             return Ok(());
         }
-        Err(CreateError::Refused(format!(
+        refuse(format!(
             "the device of volume `{}` is not empty, and would be overwritten: check its contents; if they \
              are not needed, use --destroy-data",
             self.name
-        )))
+        ))
     }
 
     /// Refuses to create a log over other data, because a mistyped path may name any disk. Does not
@@ -37,13 +37,12 @@ impl MirroredVolume {
         // A remote device stays connected until used. A local one is closed again, because its file may
         // be removed before the replica is created.
         if spec.is_remote() && self.connected_log.borrow().is_none() {
-            let reached = connect_log(&self.config).await.map_err(|error| failed(error.problem))?;
-            *self.connected_log.borrow_mut() = reached;
+            *self.connected_log.borrow_mut() = connect_log(&self.config).await.map_err(failed)?;
         }
         let reached = self.connected_log.borrow().clone();
         let log = match reached {
             Some(log) => Some(log),
-            None => self.open_log(shape).await.map_err(|failure| failed(failure.problem))?,
+            None => self.open_log(shape).await?,
         };
         let Some(log) = log else { return Ok(()) };
         let begin = beginning(&log).await.map_err(failed)?;
@@ -53,10 +52,10 @@ impl MirroredVolume {
             return Ok(());
         }
         let (what, wipe) = (describe_contents(&begin, size_bytes), wipe_hint(spec));
-        Err(CreateError::Refused(format!(
+        refuse(format!(
             "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it \
              is not needed, {wipe}, or give `intent_log` another device and start this server again"
-        )))
+        ))
     }
 
     /// Advice about the log device of an existing replica that holds other data.

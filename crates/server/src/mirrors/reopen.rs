@@ -21,15 +21,12 @@ use flagstone_mirror::Mirror;
 use flagstone_runtime::time::{self, Instant};
 use flagstone_runtime::{spawn, spawn_detached};
 
-use super::MirroredVolume;
-use crate::mirrors::failure::MirrorFailure;
+use super::{MirrorFailure, MirroredVolume};
 
 /// Pause before the first attempt; it doubles each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// How often the devices are checked.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
 /// A device that has worked for this long is healthy: earlier failures do not count.
@@ -39,7 +36,6 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(600);
 /// to about two minutes.
 const REOPENS_MAX: u32 = 8;
 
-/// Progress of reopening a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reopening {
     /// Reason for it, or failure of the last attempt.
@@ -50,9 +46,7 @@ pub(crate) struct Reopening {
     pub(crate) next: Option<Instant>,
     /// The devices failed too often, and stay closed.
     pub(crate) abandoned: bool,
-    /// The devices are open.
     open: bool,
-    /// Time of the last attempt.
     at: Instant,
 }
 
@@ -68,19 +62,16 @@ impl Reopening {
         self.open && !self.abandoned && now.since(self.at) >= HEALTHY_AFTER
     }
 
-    /// Records a successful attempt.
     fn opened(&mut self, now: Instant) {
         (self.next, self.at, self.open) = (None, now, true);
         self.attempts += 1;
     }
 
-    /// Records a failed attempt.
     fn failed(&mut self, problem: &str, next: Option<Instant>, now: Instant) {
         (self.next, self.at) = (next, now);
         problem.clone_into(&mut self.reason);
     }
 
-    /// Decides what to do about another failure.
     fn decide(&mut self, now: Instant) -> ReopenDecision {
         if self.abandoned {
             return ReopenDecision::Abandoned;
@@ -93,10 +84,8 @@ impl Reopening {
     }
 }
 
-/// Decision about failed devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReopenDecision {
-    /// Reopen them.
     Open,
     /// They failed too often: abandon them, and log it.
     Abandon,
@@ -115,7 +104,6 @@ impl MirroredVolume {
         self.reopening.borrow().clone().filter(|reopening| !reopening.open || reopening.abandoned)
     }
 
-    /// Number of reopens since the server started.
     pub(crate) fn reopens(&self) -> u64 {
         self.reopens.get()
     }
@@ -126,7 +114,6 @@ impl MirroredVolume {
         self.leg.must_reopen() || log.as_ref().is_some_and(|log| log.must_reopen())
     }
 
-    /// Starts a task that reopens the replica.
     pub(super) fn reopen_soon(self: &Rc<Self>) {
         self.set_ana_state(false);
         let first = self.reopening.borrow().as_ref().map_or(0, |reopening| reopening.attempts);
@@ -164,7 +151,6 @@ impl MirroredVolume {
         self.reopen_soon();
     }
 
-    /// The devices have not failed too often.
     fn may_reopen(&self) -> bool {
         let mut reopening = self.reopening.borrow_mut();
         let Some(was) = reopening.as_mut() else { return true };
@@ -190,10 +176,7 @@ impl MirroredVolume {
         }
         let Some(open) = self.open_local_device.borrow().clone() else { return Ok(()) };
         self.swap.close();
-        let leg = open().await.map_err(|error| MirrorFailure {
-            problem: error.to_string(),
-            may_pass: error.may_pass,
-        })?;
+        let leg = open().await?;
         self.swap.set(leg).map_err(|other| {
             MirrorFailure::from(format!(
                 "the reopened device has blocks of {} B, or is read-only",
@@ -208,9 +191,7 @@ impl MirroredVolume {
             // It was deleted meanwhile.
             return Ok(());
         }
-        let text = |problem: &str| problem.to_owned();
-        let target =
-            self.target.borrow().clone().ok_or_else(|| text("the server is not up yet"))?;
+        let target = self.target()?;
         // Its requests in flight must end before the devices are reused.
         self.abandon_mirror().await;
         if self.unverified.get() {
@@ -232,7 +213,6 @@ impl MirroredVolume {
             .map_err(|error| format!("cannot notify hosts of the size: {error}").into())
     }
 
-    /// Records an attempt to reopen the replica.
     fn attempted(&self, next: Option<Instant>, problem: Option<&str>) {
         let mut reopening = self.reopening.borrow_mut();
         let Some(reopening) = reopening.as_mut() else { return };
@@ -246,7 +226,6 @@ impl MirroredVolume {
     }
 }
 
-/// Pause before the next attempt.
 fn pause_after(attempts: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << attempts.min(5)).min(PAUSE_MAX)
 }
@@ -275,7 +254,6 @@ async fn retry(this: Weak<MirroredVolume>, mut pause: Duration) {
     }
 }
 
-/// Monitors the devices of a running mirror.
 pub(super) async fn monitor(this: Weak<MirroredVolume>, mirror: Mirror) {
     loop {
         time::sleep(CHECK_PERIOD).await;

@@ -16,19 +16,19 @@ use std::rc::Rc;
 use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::format::FormatError;
 use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::peer::{ReplicaIdentity, identify};
+use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::remnant::{LogOwner, Remnant, find_remnant};
 use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
 
-use super::{CreateError, MirroredVolume};
-use crate::mirrors::failure::MirrorFailure;
+use super::create::refuse;
+use super::open::open_log_spec;
+use super::{CreateError, MirrorFailure, MirroredVolume};
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::Uuid;
-use flagstone_stack::{OpenOptions, open_device};
 use flagstone_units::format_size;
 
-/// What a volume is called in the superblocks of its replicas: eight bytes of its name, never 0.
-pub(super) fn called(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
+/// Tag of a volume in the superblocks of its replicas: eight bytes of its name's UUID, never 0.
+pub(super) fn volume_tag(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
     let name = Uuid::derived(&[b"volume", replica_nqn.to_string().as_bytes()]).0;
     let mut eight = [0; 8];
     eight.copy_from_slice(&name[8..]);
@@ -36,8 +36,8 @@ pub(super) fn called(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
 }
 
 /// The replica belongs to this volume, or has no volume tag.
-pub(super) fn is_own(superblock: &Superblock, called: u64) -> bool {
-    superblock.volume_tag == 0 || superblock.volume_tag == called
+pub(super) fn is_own(superblock: &Superblock, volume_tag: u64) -> bool {
+    superblock.volume_tag == 0 || superblock.volume_tag == volume_tag
 }
 
 impl MirroredVolume {
@@ -45,7 +45,7 @@ impl MirroredVolume {
     /// replica, if any.
     pub(super) async fn look(&self) -> Result<Result<Superblock, Option<String>>, MirrorFailure> {
         match read_superblock(&self.leg).await {
-            Ok(superblock) if is_own(&superblock, self.called) => return Ok(Ok(superblock)),
+            Ok(superblock) if is_own(&superblock, self.volume_tag) => return Ok(Ok(superblock)),
             Ok(superblock) => return Ok(Err(Some(self.of_another_volume(&superblock)))),
             // Must not count as a device without a replica, which may be overwritten.
             Err(error @ ReplicaError::Superblock(FormatError::Version(_))) => {
@@ -71,11 +71,7 @@ impl MirroredVolume {
             _ if spec.is_in_memory() => return Ok(None),
             _ => {}
         }
-        let opened = open_device(spec, &OpenOptions::default()).await;
-        opened.map(Some).map_err(|error| MirrorFailure {
-            problem: format!("the write-intent log on {spec}: {}", error.problem),
-            may_pass: error.may_pass,
-        })
+        Ok(Some(open_log_spec(spec).await?))
     }
 
     fn of_another_volume(&self, superblock: &Superblock) -> String {
@@ -140,7 +136,7 @@ impl MirroredVolume {
 
     /// Refuses to create a replica over a possible earlier one.
     pub(super) async fn refuse_over_replica(&self, explicit: &str) -> Result<(), CreateError> {
-        let found = self.look().await.map_err(|failure| super::create::failed(failure.problem))?;
+        let found = self.look().await?;
         let found = match found {
             Ok(superblock) => format!(
                 "the device of `{}` has its replica {} already, which is not open: start this server \
@@ -150,50 +146,39 @@ impl MirroredVolume {
             Err(Some(found)) => found,
             Err(None) => return Ok(()),
         };
-        Err(CreateError::Refused(format!(
+        refuse(format!(
             "{found}. Nothing was changed. If that replica is not needed any more, say so with {explicit}"
-        )))
+        ))
     }
 
     /// Refuses to create the volume again if a peer has a replica of it. Unreachable peers are ignored.
     pub(super) async fn refuse_peer_replica(&self) -> Result<(), CreateError> {
         for leg in 0..self.peers.len() {
-            let Some(about) = self.about_of(leg).await else { continue };
+            let asked = self.identify_peer(leg, MirrorId::default(), self.versions.get()).await;
+            let Ok(identity) = asked else { continue };
             let (name, peer) = (&self.name, &self.peers[leg]);
-            return Err(CreateError::Refused(format!(
+            return refuse(format!(
                 "{peer} has replica {} of `{name}`, of {}: what is made here now would be another \
                  volume, to which that is no copy. To have a copy of it here: `flagstone mirror create \
                  {name} --target`. If what is on the device here is to be the volume, and what {peer} \
                  has is not needed: `--source --anew`",
-                about.view.replica,
-                format_size(about.view.usable_bytes)
-            )));
+                identity.view.replica,
+                format_size(identity.view.usable_bytes)
+            ));
         }
         Ok(())
-    }
-
-    /// Identity of a peer's replica, if it has one and is reachable.
-    async fn about_of(&self, leg: usize) -> Option<ReplicaIdentity> {
-        let session = self.connector(leg).connect().await.ok()?;
-        let about =
-            identify(&session, flagstone_mirror::id::MirrorId::default(), self.versions.get())
-                .await
-                .ok();
-        session.close();
-        about
     }
 
     /// Stores the volume tag in the replica, if missing.
     pub(super) async fn keep_name(&self, replica: &Replica) -> Result<(), MirrorFailure> {
         if replica.superblock().volume_tag == 0 {
-            let called = self.called;
-            let keep = move |superblock: &mut Superblock| superblock.volume_tag = called;
+            let volume_tag = self.volume_tag;
+            let keep = move |superblock: &mut Superblock| superblock.volume_tag = volume_tag;
             replica.update(keep).await.map_err(ReplicaError::Io)?;
         }
         Ok(())
     }
 
-    /// Traces of a missing replica, if any.
     pub(crate) fn missing(&self) -> Option<Rc<str>> {
         self.missing.borrow().clone().filter(|_| self.mirror().is_none())
     }

@@ -18,7 +18,7 @@ fn concurrent_creates_make_one_replica() {
             let (first, second) = (ask(), ask());
             let made = [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()];
             assert_eq!(made.map(|made| made.already), [false, true]);
-            assert_eq!(made[0].replica, made[1].replica);
+            assert_eq!(made[0].usable_bytes, made[1].usable_bytes);
         }
         a.is_in_sync().await;
         a.mirrored.end().await;
@@ -113,6 +113,42 @@ fn create_target_refuses_other_block_size() {
             target.mirrored.end().await;
             source.mirrored.end().await;
         }
+    })
+    .unwrap();
+}
+
+/// A target with another configured granularity is refused with the one that it needs.
+#[test]
+fn target_takes_granularity_of_source() {
+    block_on(async {
+        let (a, b) = (listener(), listener());
+        let text = |name: &str, peer: &str, port: u16, granularity: &str| {
+            format!(
+                "[server]\nnode = \"{name}\"\n[peer.{peer}]\naddress = \"127.0.0.1:{port}\"\n\
+                 [volume.db]\nmirror = {{ peer = \"{peer}\"{granularity} }}\n\
+                 device = \"memory:64MiB\"\n"
+            )
+        };
+        let fine = ", granularity = \"4KiB\"";
+        let other = text("b", "a", port(&a), "");
+        let texts = [text("a", "b", port(&b), fine), text("b", "a", port(&a), fine)];
+        let [a, b] = [Node::of(&texts[0], a).await, Node::of(&texts[1], b).await];
+        a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let coarse = Node::of(&other, listener()).await;
+        let refused = coarse.mirrored.create(ReplicaRole::Target, false, false).await;
+        let refused = refused.unwrap_err().to_string();
+        for part in ["4KiB on the source and for 64KiB here", "granularity = \"4KiB\""] {
+            assert!(refused.contains(part), "no `{part}`: {refused}");
+        }
+        coarse.mirrored.end().await;
+        b.mirrored.create(ReplicaRole::Target, false, false).await.unwrap();
+        a.is_in_sync().await;
+        for node in [&a, &b] {
+            let found = read_superblock(&node.mirrored.leg).await.unwrap();
+            assert_eq!(found.geometry.bit_bytes, 4096);
+        }
+        a.mirrored.end().await;
+        b.mirrored.end().await;
     })
     .unwrap();
 }

@@ -5,8 +5,9 @@ mod devices;
 mod grow;
 mod roles;
 mod start;
+mod testing;
 
-use super::testing::*;
+use self::testing::*;
 use super::*;
 
 #[test]

@@ -30,7 +30,8 @@ fn create_mirror_and_switch_over() {
         assert!(a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap().already);
 
         let target = b.mirrored.create(ReplicaRole::Target, false, false).await.unwrap();
-        assert_eq!((target.volume, target.usable_bytes), (made.volume, made.usable_bytes));
+        let volume = |node: &Node| node.mirrored.mirror().unwrap().status().volume;
+        assert_eq!((volume(&b), target.usable_bytes), (volume(&a), made.usable_bytes));
         a.is_in_sync().await;
         write(&hosts[0], 4096, 2).await.unwrap();
         assert_eq!(b.access(), AnaState::INACCESSIBLE);
