@@ -6,8 +6,8 @@
 
 use std::rc::Rc;
 
-use flagstone_server::http::duplex::converse;
 use flagstone_server::http::Router;
+use flagstone_server::http::duplex::converse;
 use serde_json::{Value, json};
 
 /// Status lines begin with the version of the request, and a space.

@@ -26,7 +26,6 @@ impl Drop for ApiServer {
     }
 }
 
-/// Starts the listeners that the configuration names.
 pub(crate) async fn start(
     server: &Rc<Server>,
     reload: &ReloadConfig,

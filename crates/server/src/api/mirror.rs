@@ -269,7 +269,6 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
     }
 }
 
-/// Problem of an effect that the mirror refused, with advice.
 fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem {
     let (volume, node) = (&now.volume, &now.node);
     let leg = match effect {

@@ -135,7 +135,6 @@ impl ActionRequest {
     }
 }
 
-/// Problem of a body without a required member.
 fn missing(member: &str, values: [&str; 2]) -> Problem {
     Problem::invalid(format!("`{member}` is missing")).accepting(values)
 }

@@ -7,7 +7,6 @@ use super::mirror_document::{
 };
 use super::mirror_status::peer_option;
 
-/// Advice about a missing replica that left traces.
 pub(super) fn missing_advice(document: &MirrorDocument, missing: &str) -> String {
     let (volume, node) = (&document.volume, &document.node);
     format!(
@@ -18,7 +17,6 @@ pub(super) fn missing_advice(document: &MirrorDocument, missing: &str) -> String
     )
 }
 
-/// Advice about a replica whose log device is unusable.
 pub(super) fn log_missing_advice(document: &MirrorDocument, missing: &str) -> String {
     format!(
         "{missing}. Then restart the server of {}: until then it does not serve {}. Nothing was changed \
@@ -114,7 +112,6 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
     Some(advice)
 }
 
-/// Advice about a peer that is unreachable because its name has no address.
 fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
     let (volume, name) = (&document.volume, &peer.name);
     let needed = match peer.state {
@@ -179,7 +176,6 @@ fn no_source_advice((document, replica, peer): OpenMirror<'_>) -> String {
     )
 }
 
-/// Advice for a target without an attached source.
 fn target_advice((document, replica, peer): OpenMirror<'_>) -> String {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
     if replica.inconsistent {

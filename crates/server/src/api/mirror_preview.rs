@@ -54,7 +54,6 @@ impl ActionPreview {
     }
 }
 
-/// Problem of a mirror without a replica.
 pub(super) fn not_created(volume: &str) -> Problem {
     Problem::conflict(format!(
         "this node has no replica of `{volume}` yet: run `flagstone mirror create {volume} --source` \
@@ -297,7 +296,6 @@ fn take_over((now, replica): OpenMirror<'_>, named: Option<IndexedPeer<'_>>) -> 
     Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
 }
 
-/// Problem of a switchover from a source that is not attached.
 fn no_source(now: &MirrorDocument, name: &str) -> Problem {
     let (volume, node) = (&now.volume, &now.node);
     Problem::conflict(format!(
@@ -333,7 +331,6 @@ fn hand_over((now, replica): OpenMirror<'_>, (leg, peer): IndexedPeer<'_>) -> Pr
     Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
 }
 
-/// Problem of an action that needs a peer in sync.
 pub(super) fn not_in_sync(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
     let next = match peer.state {
         ReportedState::Resynchronizing => {

@@ -133,7 +133,9 @@ fn connections(server: &Server, index: usize) -> Vec<ConnectionDocument> {
     nvme.chain(attached.map(|one| ConnectionDocument::Nbd { peer: one.peer })).collect()
 }
 
-const COUNTS: [(&str, &str, fn(&CallTotals) -> u64); 4] = [
+type CallCounter = fn(&CallTotals) -> u64;
+
+const COUNTS: [(&str, &str, CallCounter); 4] = [
     ("flagstone_volume_ios_total", "Completed calls, including failed ones, by kind.", |calls| {
         calls.count
     }),

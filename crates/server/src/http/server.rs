@@ -168,7 +168,6 @@ impl Socket {
     }
 }
 
-/// Accepts connections, each served by a task of its own.
 async fn accept(socket: Socket, service: axum::Router, options: ServerOptions) {
     let places = Arc::new(Semaphore::new(options.max_connections));
     loop {

@@ -17,7 +17,6 @@ use crate::http::problem::Problem;
 use crate::http::response::{Response, complete, with};
 use crate::http::router::{Call, RouteInfo};
 
-/// A call on its way to core 0.
 pub(crate) struct RoutedCall {
     /// Index of the route in its table.
     pub(crate) route: usize,
@@ -79,7 +78,6 @@ fn methods<'a>(
     })
 }
 
-/// The methods that `Allow` lists.
 fn allowed<'a>(methods: impl Iterator<Item = &'a Method> + Clone) -> Vec<String> {
     let head = methods.clone().any(|method| *method == Method::GET).then_some(&Method::HEAD);
     let all = methods.chain(head).chain([&Method::OPTIONS]);

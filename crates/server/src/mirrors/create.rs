@@ -245,7 +245,6 @@ impl MirroredVolume {
         })
     }
 
-    /// Why a replica with closed or failed devices cannot be deleted.
     fn not_writable(&self) -> String {
         let (name, node) = (&self.name, &self.node);
         let last = "if its device is lost, stop this server, and give the volume another device, or \

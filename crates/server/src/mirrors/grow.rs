@@ -39,7 +39,6 @@ pub(crate) struct Grown {
 }
 
 impl MirroredVolume {
-    /// Size after the current growth, if the volume is growing.
     pub(crate) fn growing_to(&self) -> Option<u64> {
         self.growing_to.get()
     }
@@ -123,7 +122,6 @@ impl MirroredVolume {
         }
     }
 
-    /// Zeroes the new space on all nodes, and then resizes the volume.
     async fn zero_and_resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
         mirror.zero_new_space(bytes).await.map_err(|error| {
             format!(

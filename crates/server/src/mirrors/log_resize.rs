@@ -84,7 +84,6 @@ impl MirroredVolume {
         )))
     }
 
-    /// Advice about a log device that is too small for the replica.
     pub(super) fn undersized_log_device(
         &self,
         device: &SharedDevice,

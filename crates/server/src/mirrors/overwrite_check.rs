@@ -14,7 +14,6 @@ use super::{CreateError, MirroredVolume, connect_log};
 use flagstone_config::device_spec::DeviceSpec;
 
 impl MirroredVolume {
-    /// Refuses to create a target on a device that is not empty.
     pub(super) async fn check_device_empty(&self) -> Result<(), CreateError> {
         let begin = beginning(&self.leg).await.map_err(failed)?;
         if is_zero(&begin) {
@@ -86,7 +85,6 @@ fn wipe_hint(spec: &DeviceSpec) -> &'static str {
     }
 }
 
-/// Describes the contents of a device by its first bytes.
 fn describe_contents(beginning: &[u8], size_bytes: u64) -> String {
     // Reading from memory cannot fail, except at its end.
     let found = signatures(&mut Cursor::new(beginning), size_bytes).unwrap_or_default();

@@ -134,7 +134,6 @@ impl MirroredVolume {
         }
     }
 
-    /// Refuses to create a replica over a possible earlier one.
     pub(super) async fn refuse_over_replica(&self, explicit: &str) -> Result<(), CreateError> {
         let found = self.look().await?;
         let found = match found {
@@ -183,7 +182,6 @@ impl MirroredVolume {
         self.missing.borrow().clone().filter(|_| self.mirror().is_none())
     }
 
-    /// The replica exists, but its log device is unusable.
     pub(crate) fn is_without_log(&self) -> bool {
         self.without_log.get()
     }
