@@ -1,34 +1,8 @@
 //! Blocking work, such as name resolution, on a thread of its own.
 
-use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
-use std::task::{Poll, Waker};
 
-use parking_lot::Mutex;
-
-/// State shared by the thread and the task that waits for it.
-struct Shared<T> {
-    result: Option<T>,
-    ended: bool,
-    waker: Option<Waker>,
-}
-
-/// Reports the end of the thread to the waiting task, also if the thread panics.
-struct Ending<T>(Arc<Mutex<Shared<T>>>);
-
-impl<T> Drop for Ending<T> {
-    fn drop(&mut self) {
-        let waker = {
-            let mut shared = self.0.lock();
-            shared.ended = true;
-            shared.waker.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
+use crate::sync::oneshot;
 
 /// Runs `work` on a new thread. Dropping the future does not stop the thread: it runs to its end
 /// and the result is discarded.
@@ -39,21 +13,9 @@ pub(crate) async fn spawn_blocking<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    let shared = Arc::new(Mutex::new(Shared { result: None, ended: false, waker: None }));
-    let ending = Ending(shared.clone());
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-        let result = work();
-        ending.0.lock().result = Some(result);
-    })?;
-    poll_fn(|cx| {
-        let mut shared = shared.lock();
-        if !shared.ended {
-            shared.waker = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        Poll::Ready(shared.result.take().ok_or_else(|| io::Error::other("its thread panicked")))
-    })
-    .await
+    let (sender, receiver) = oneshot();
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || sender.send(work()))?;
+    receiver.await.ok_or_else(|| io::Error::other("its thread panicked"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 
 use parking_lot::Mutex;
 
@@ -65,7 +65,7 @@ impl Shared {
         self.ring();
     }
 
-    fn wake(&self, slot: u32) {
+    fn wake_slot(&self, slot: u32) {
         self.inbox.lock().woken.push(slot);
         self.ring();
     }
@@ -109,6 +109,17 @@ impl Shared {
     }
 }
 
+/// The waker of the main future.
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        self.wake_main();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_main();
+    }
+}
+
 /// Waker of one task slot. It outlives the tasks that use the slot, so a late wake-up may poll the
 /// next task of the slot once without need.
 struct SlotWaker {
@@ -137,7 +148,7 @@ impl Wake for SlotWaker {
             }
         });
         if local != Ok(true) {
-            self.shared.wake(self.slot);
+            self.shared.wake_slot(self.slot);
         }
     }
 }
@@ -376,11 +387,7 @@ impl Executor {
     pub(crate) fn turn(&self) {
         self.read_mail();
         self.run_ready();
-        let wait = if self.is_idle() {
-            Wait::Until(self.timers.borrow().queue.keys().next().map(|key| key.0))
-        } else {
-            Wait::No
-        };
+        let wait = if self.is_idle() { Wait::Until(self.next_timer()) } else { Wait::No };
         self.drive(wait);
         self.fire_timers();
     }
@@ -391,7 +398,6 @@ impl Executor {
     }
 
     /// The time of the next timer.
-    #[cfg(feature = "sim")]
     pub(crate) fn next_timer(&self) -> Option<u64> {
         self.timers.borrow().queue.keys().next().map(|key| key.0)
     }
@@ -533,19 +539,5 @@ impl Drop for Entered {
     fn drop(&mut self) {
         let earlier = self.earlier.take();
         drop(CURRENT.with(|current| std::mem::replace(&mut *current.borrow_mut(), earlier)));
-    }
-}
-
-/// Resolves at the second poll, so that other tasks and I/O run first.
-pub(crate) struct YieldNow(pub(crate) bool);
-
-impl Future for YieldNow {
-    type Output = ();
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if std::mem::replace(&mut self.0, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 }

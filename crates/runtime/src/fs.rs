@@ -73,7 +73,7 @@ impl File {
         let node = executor.node();
         let mut driver = executor.driver();
         let (raw, info) = driver.open(path.as_ref(), options, node)?;
-        let kind = crate::net::kind_of(driver.name());
+        let kind = driver.kind();
         let locked = options.exclusive && !info.block_device;
         let adopt = if locked { Handle::adopt_locked } else { Handle::adopt };
         Ok(File { handle: Arc::new(adopt(raw, kind)), info })

@@ -1,9 +1,5 @@
 //! Memory bounds of this crate, with their arithmetic.
 
-/// Alignment of every pooled buffer, in bytes: the largest memory alignment that O_DIRECT requires
-/// on disks with 4 KiB blocks.
-pub const BUF_ALIGN_BYTES: usize = 4096;
-
 /// Smallest pooled block, in bytes.
 pub const BUF_MIN_BYTES: usize = 4096;
 

@@ -64,8 +64,7 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![Address::Tcp(SocketAddr::new(ip, port))]);
     }
-    let simulated = Executor::try_current().is_some_and(|ex| ex.driver().name() == "simulation");
-    if simulated {
+    if is_simulated() {
         return Err(io::Error::new(io::ErrorKind::NotFound, "simulated hosts have addresses only"));
     }
     Ok((host, port).to_socket_addrs()?.map(Address::Tcp).collect())
@@ -77,12 +76,15 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
 /// # Errors
 /// Errors of the resolver.
 pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<Address>> {
-    let simulated = Executor::try_current().is_some_and(|ex| ex.driver().name() == "simulation");
-    if simulated || host.parse::<IpAddr>().is_ok() {
+    if is_simulated() || host.parse::<IpAddr>().is_ok() {
         return resolve(host, port);
     }
     let host = host.to_owned();
     spawn_blocking("resolver", move || resolve(&host, port)).await?
+}
+
+fn is_simulated() -> bool {
+    Executor::try_current().is_some_and(|executor| executor.driver().kind() == Kind::Sim)
 }
 
 /// True if a failed connection may succeed later without any change here, because the listener is
@@ -182,7 +184,7 @@ impl Listener {
         let node = executor.node();
         let mut driver = executor.driver();
         let (raw, address) = driver.listen(address, private, node)?;
-        let kind = kind_of(driver.name());
+        let kind = driver.kind();
         Ok(Listener { handle: Arc::new(Handle::adopt(raw, kind)), address })
     }
 
@@ -214,10 +216,6 @@ impl Listener {
     }
 }
 
-pub(crate) fn kind_of(driver: &str) -> Kind {
-    if driver == "simulation" { Kind::Sim } else { Kind::Os }
-}
-
 /// A connected stream socket. One receiving and one sending task may use it at a time. It may move
 /// to another core while no operation is in flight.
 #[derive(Clone, Debug)]
@@ -236,7 +234,7 @@ impl Stream {
         let handle = {
             let mut driver = executor.driver();
             let raw = driver.socket(address, node)?;
-            let kind = kind_of(driver.name());
+            let kind = driver.kind();
             Arc::new(Handle::adopt(raw, kind))
         };
         let address = Box::new(RawAddress::new(address)?);
@@ -340,17 +338,13 @@ impl Stream {
 
     /// Ends the receiving direction: receives return 0 after the data that has already arrived.
     pub fn shutdown_receiving(&self) {
-        if let Some(executor) = Executor::try_current() {
-            executor.driver().shutdown(self.handle.raw(), Direction::Receive);
-        }
+        self.end(Direction::Receive);
     }
 
     /// Ends the sending direction. The peer sees the end after the sent data; later sends, and a
     /// send in flight, fail with `BrokenPipe`. Receives continue.
     pub fn shutdown_sending(&self) {
-        if let Some(executor) = Executor::try_current() {
-            executor.driver().shutdown(self.handle.raw(), Direction::Send);
-        }
+        self.end(Direction::Send);
     }
 
     /// Aborts the connection: both directions end as with [`Stream::shutdown`]. When the last clone
@@ -377,8 +371,12 @@ impl Stream {
 
     /// Ends both directions: a receive in flight returns 0, and the peer sees the end.
     pub fn shutdown(&self) {
+        self.end(Direction::Both);
+    }
+
+    fn end(&self, direction: Direction) {
         if let Some(executor) = Executor::try_current() {
-            executor.driver().shutdown(self.handle.raw(), Direction::Both);
+            executor.driver().shutdown(self.handle.raw(), direction);
         }
     }
 }

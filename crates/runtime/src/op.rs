@@ -77,21 +77,16 @@ enum State {
     Done { op: Op, result: io::Result<u32> },
 }
 
-#[derive(Debug)]
-struct Slot {
-    state: State,
-}
-
 /// The operations in flight of one executor.
 #[derive(Debug, Default)]
 pub(crate) struct Ops {
-    slots: Vec<Slot>,
+    slots: Vec<State>,
     free: Vec<OpId>,
 }
 
 impl Ops {
     pub(crate) fn insert(&mut self, op: Op) -> OpId {
-        let slot = Slot { state: State::InFlight { op, waker: None } };
+        let slot = State::InFlight { op, waker: None };
         if let Some(id) = self.free.pop() {
             self.slots[id as usize] = slot;
             return id;
@@ -102,7 +97,7 @@ impl Ops {
 
     /// The operation, while it is in flight.
     pub(crate) fn op_mut(&mut self, id: OpId) -> Option<&mut Op> {
-        match &mut self.slots.get_mut(id as usize)?.state {
+        match self.slots.get_mut(id as usize)? {
             State::InFlight { op, .. } | State::Detached { op } => Some(op),
             State::Free | State::Done { .. } => None,
         }
@@ -111,7 +106,7 @@ impl Ops {
     /// Operations that the driver has not completed, including detached ones, and whether each can
     /// be cancelled.
     pub(crate) fn with_driver(&self) -> impl Iterator<Item = (OpId, bool)> + '_ {
-        self.slots.iter().enumerate().filter_map(|(id, slot)| match &slot.state {
+        self.slots.iter().enumerate().filter_map(|(id, slot)| match slot {
             State::InFlight { op, .. } | State::Detached { op } => {
                 Some((id as OpId, op.cancellable()))
             }
@@ -129,9 +124,9 @@ impl Ops {
     #[must_use]
     pub(crate) fn complete(&mut self, id: OpId, result: io::Result<u32>) -> Option<Op> {
         let slot = &mut self.slots[id as usize];
-        match std::mem::replace(&mut slot.state, State::Free) {
+        match std::mem::replace(slot, State::Free) {
             State::InFlight { op, waker } => {
-                slot.state = State::Done { op, result };
+                *slot = State::Done { op, result };
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -151,14 +146,14 @@ impl Ops {
 
     fn take_done(&mut self, id: OpId, waker: &Waker) -> Poll<(io::Result<u32>, Op)> {
         let slot = &mut self.slots[id as usize];
-        if let State::InFlight { waker: stored, .. } = &mut slot.state {
+        if let State::InFlight { waker: stored, .. } = slot {
             match stored {
                 Some(stored) if stored.will_wake(waker) => {}
                 _ => *stored = Some(waker.clone()),
             }
             return Poll::Pending;
         }
-        match std::mem::replace(&mut slot.state, State::Free) {
+        match std::mem::replace(slot, State::Free) {
             State::Done { op, result } => {
                 self.free.push(id);
                 Poll::Ready((result, op))
@@ -200,10 +195,10 @@ impl Drop for OpFuture {
         let Some(id) = self.id else { return };
         let mut ops = self.executor.ops.borrow_mut();
         let slot = &mut ops.slots[id as usize];
-        match std::mem::replace(&mut slot.state, State::Free) {
+        match std::mem::replace(slot, State::Free) {
             State::InFlight { op, .. } => {
                 let cancel = op.cancellable();
-                slot.state = State::Detached { op };
+                *slot = State::Detached { op };
                 drop(ops);
                 if cancel {
                     self.executor.cancel(id);

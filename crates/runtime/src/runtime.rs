@@ -13,6 +13,7 @@ use crate::driver::uring::{Unusable, Uring, check_kernel};
 use crate::executor::{Executor, Shared};
 use crate::limits::DEFAULT_BUSY_POLL_NS;
 use crate::local_box::LocalBox;
+use crate::sync::{OneReceiver, oneshot};
 
 /// I/O engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +92,18 @@ impl CoreHandle {
             executor.as_node(node, || executor.spawn(LocalBox::new(make())));
             executor.set_flow(0);
         }));
+    }
+
+    /// Same as [`CoreHandle::spawn`], with the result: `None` if that core ended before.
+    pub fn call<T, F, Fut>(&self, make: F) -> OneReceiver<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (sender, receiver) = oneshot();
+        self.spawn(move || async move { sender.send(make().await) });
+        receiver
     }
 }
 
@@ -260,7 +273,7 @@ pub(crate) fn drive_to_end<T>(
     main: impl Future<Output = T>,
     mut after_turn: impl FnMut(),
 ) -> T {
-    let waker = std::task::Waker::from(Arc::new(MainWaker { shared: executor.shared.clone() }));
+    let waker = std::task::Waker::from(executor.shared.clone());
     let mut cx = std::task::Context::from_waker(&waker);
     let mut main = std::pin::pin!(main);
     executor.shared.wake_main();
@@ -272,20 +285,5 @@ pub(crate) fn drive_to_end<T>(
         }
         executor.turn();
         after_turn();
-    }
-}
-
-/// Wakes the main future of a thread.
-struct MainWaker {
-    shared: Arc<Shared>,
-}
-
-impl std::task::Wake for MainWaker {
-    fn wake(self: Arc<Self>) {
-        self.shared.wake_main();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.shared.wake_main();
     }
 }

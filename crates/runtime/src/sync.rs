@@ -1,12 +1,15 @@
-//! Synchronization of tasks on one core: notification, semaphore, one-shot channel. None of them is
-//! `Send`; between cores use [`crate::CoreHandle`].
+//! Synchronization of tasks: notification and semaphore on one core, and notification and a one-shot
+//! channel between any two tasks or threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
 
 /// A condition that tasks wait for. Each waiter checks its own state again after a wake-up.
 #[derive(Debug, Default)]
@@ -46,6 +49,40 @@ impl Notify {
                 waiting.push(cx.waker().clone());
             }
             Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Same as [`Notify`], between cores and threads.
+#[derive(Debug, Default)]
+pub struct SharedNotify {
+    waiting: Mutex<Vec<Waker>>,
+}
+
+impl SharedNotify {
+    /// Wakes every waiter.
+    pub fn notify(&self) {
+        let woken = std::mem::take(&mut *self.waiting.lock());
+        for waker in woken {
+            waker.wake();
+        }
+    }
+
+    /// Waits until `ready` returns a value. It is called now and after each
+    /// [`SharedNotify::notify`].
+    pub async fn wait_for<T>(&self, mut ready: impl FnMut() -> Option<T>) -> T {
+        poll_fn(|cx| {
+            if let Some(value) = ready() {
+                return Poll::Ready(value);
+            }
+            let mut waiting = self.waiting.lock();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            drop(waiting);
+            // It may have become ready before the waker was stored.
+            ready().map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
@@ -159,9 +196,9 @@ impl Drop for Permit {
     }
 }
 
-/// Creates a channel for one value between two tasks of the same core.
+/// Creates a channel for one value, between tasks of any cores or from another thread.
 pub fn oneshot<T>() -> (OneSender<T>, OneReceiver<T>) {
-    let cell = Rc::new(RefCell::new(One { value: None, closed: false, waker: None }));
+    let cell = Arc::new(Mutex::new(One { value: None, closed: false, waker: None }));
     (OneSender(cell.clone()), OneReceiver(cell))
 }
 
@@ -174,18 +211,18 @@ struct One<T> {
 
 /// Sending half of a [`oneshot`].
 #[derive(Debug)]
-pub struct OneSender<T>(Rc<RefCell<One<T>>>);
+pub struct OneSender<T>(Arc<Mutex<One<T>>>);
 
 impl<T> OneSender<T> {
     /// Sends. If the receiver is gone, the value is dropped.
     pub fn send(self, value: T) {
-        self.0.borrow_mut().value = Some(value);
+        self.0.lock().value = Some(value);
     }
 }
 
 impl<T> Drop for OneSender<T> {
     fn drop(&mut self) {
-        let mut one = self.0.borrow_mut();
+        let mut one = self.0.lock();
         one.closed = true;
         let waker = one.waker.take();
         drop(one);
@@ -195,15 +232,16 @@ impl<T> Drop for OneSender<T> {
     }
 }
 
-/// Receiving half of a [`oneshot`]: `None` if the sender was dropped without sending.
+/// Receiving half of a [`oneshot`]: `None` if the sender was dropped without sending, also by an
+/// abort or a panic.
 #[derive(Debug)]
-pub struct OneReceiver<T>(Rc<RefCell<One<T>>>);
+pub struct OneReceiver<T>(Arc<Mutex<One<T>>>);
 
 impl<T> Future for OneReceiver<T> {
     type Output = Option<T>;
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut one = self.0.borrow_mut();
-        if one.value.is_some() || one.closed {
+        let mut one = self.0.lock();
+        if one.closed {
             return Poll::Ready(one.value.take());
         }
         one.waker = Some(cx.waker().clone());

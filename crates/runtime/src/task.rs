@@ -1,13 +1,13 @@
 //! Tasks: independent work on one core.
 
 use std::cell::RefCell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{Executor, TaskId, YieldNow};
+use crate::executor::{Executor, TaskId};
 use crate::local_box::LocalBox;
 
 /// Starts a task without a result. Allocates nothing in the steady state.
@@ -30,7 +30,15 @@ pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandl
 
 /// Lets other tasks and I/O of this core run.
 pub async fn yield_now() {
-    YieldNow(false).await;
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// The next flow number, across all executors of this process; 0 means no flow.

@@ -98,6 +98,40 @@ impl Drop for Sleep {
     }
 }
 
+/// Pauses between attempts: each is twice the one before, up to a maximum.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    /// Starts with a pause of `min`.
+    pub const fn new(min: Duration, max: Duration) -> Backoff {
+        Backoff { min, max, next: min }
+    }
+
+    /// Starts over, after a success.
+    pub fn reset(&mut self) {
+        self.next = self.min;
+    }
+
+    /// The next pause.
+    pub fn advance(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.max);
+        pause
+    }
+
+    /// Sleeps for a random part of the next pause, at least half of it. The jitter keeps the clients
+    /// of a restarted server from reconnecting simultaneously.
+    pub async fn sleep_with_jitter(&mut self) {
+        let half = self.advance().as_nanos() as u64 / 2;
+        sleep(Duration::from_nanos(half + crate::random_u64() % (half + 1))).await;
+    }
+}
+
 /// The timeout expired first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("timed out")]

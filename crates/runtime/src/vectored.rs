@@ -78,6 +78,26 @@ impl SendList {
         self.bytes = 0;
     }
 
+    /// Moves the first bytes, at most `max`, to the end of `out`. Nothing may have been sent.
+    pub fn move_front(&mut self, max: usize, out: &mut SendList) {
+        debug_assert_eq!(self.head, 0, "a list that is being sent stays whole");
+        let mut left = max.min(self.bytes);
+        self.bytes -= left;
+        let whole = self.bufs.iter().take_while(|buf| match left.checked_sub(buf.len()) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        });
+        let whole = whole.count();
+        self.bufs.drain(..whole).for_each(|buf| out.push(buf));
+        if left > 0 {
+            out.push(self.bufs[0].slice(0..left));
+            self.bufs[0].advance(left);
+        }
+    }
+
     /// The buffers still to send.
     #[cfg(feature = "sim")]
     pub(crate) fn pending(&self) -> &[Buf] {
@@ -177,5 +197,27 @@ impl RecvList {
 impl std::fmt::Debug for RecvList {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "RecvList({} bytes in {} buffers)", self.bytes(), self.bufs.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn front_of_send_list_moves_in_order() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for max in [1, 99, 100, 101, 200, 255, 256, 1000] {
+            let (mut list, mut out) = (SendList::new(), SendList::new());
+            for part in bytes.chunks(100) {
+                list.push(Buf::copy_of(part).unwrap());
+            }
+            list.move_front(max, &mut out);
+            let moved = max.min(256);
+            assert_eq!((out.bytes(), list.bytes()), (moved, 256 - moved));
+            let content = |list: &SendList| list.bufs.iter().flat_map(|buf| buf.to_vec()).collect();
+            let (front, back): (Vec<u8>, Vec<u8>) = (content(&out), content(&list));
+            assert_eq!([front, back].concat(), bytes, "{max}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::quota::Holder;
 use super::system;
@@ -41,10 +41,6 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// The idle blocks of every core, for waiters at the limit.
 static CORES: Mutex<Vec<Weak<Mutex<Idle>>>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
 
 pub(super) fn set_limit(bytes: usize) {
     LIMIT_BYTES.store(bytes, SeqCst);
@@ -210,7 +206,7 @@ thread_local! {
 impl Core {
     fn new() -> Core {
         let idle = Arc::default();
-        let mut cores = lock(&CORES);
+        let mut cores = CORES.lock();
         cores.retain(|core| core.strong_count() > 0);
         cores.push(Arc::downgrade(&idle));
         Core { idle, ahead: Cell::new(0), ahead_reserved: Cell::new(0) }
@@ -225,10 +221,10 @@ impl Drop for Core {
 
 /// Frees idle blocks of all cores to the system, large ones first, until `enough`.
 fn clear_idle(mut enough: impl FnMut() -> bool) -> bool {
-    let cores: Vec<_> = lock(&CORES).iter().filter_map(Weak::upgrade).collect();
+    let cores: Vec<_> = CORES.lock().iter().filter_map(Weak::upgrade).collect();
     for core in cores {
         loop {
-            let mut idle = lock(&core);
+            let mut idle = core.lock();
             let largest = (0..BUF_CLASSES).rev().find(|class| !idle.classes[*class].is_empty());
             let Some(class) = largest else {
                 idle.small.clear();
@@ -301,9 +297,9 @@ fn hand_over(block: Rc<Block>) -> Option<Rc<Block>> {
     if block.is_small {
         return Some(block);
     }
-    let queue = lock(&QUEUE);
+    let queue = QUEUE.lock();
     let Some(first) = queue.front() else { return Some(block) };
-    let mut given = lock(&first.given);
+    let mut given = first.given.lock();
     if !first.wants(&given, block.class) {
         return Some(block);
     }
@@ -317,9 +313,9 @@ fn hand_over(block: Rc<Block>) -> Option<Rc<Block>> {
 /// Serves waiters in order while their requests fit.
 fn serve() {
     while WAITING.load(SeqCst) > 0 {
-        let mut queue = lock(&QUEUE);
+        let mut queue = QUEUE.lock();
         let Some(first) = queue.front() else { return };
-        let given: usize = lock(&first.given).iter().map(|IdleBlock(block)| block.bytes()).sum();
+        let given: usize = first.given.lock().iter().map(|IdleBlock(block)| block.bytes()).sum();
         if !charge(first.bytes() - given) {
             return;
         }
@@ -327,7 +323,7 @@ fn serve() {
         WAITING.fetch_sub(1, SeqCst);
         // Set under the lock of the waker: a thread that is about to store a waker checks it first.
         let waker = {
-            let mut waker = lock(&first.waker);
+            let mut waker = first.waker.lock();
             first.granted.store(true, SeqCst);
             waker.take()
         };
@@ -383,7 +379,7 @@ impl Wait {
             waker: Mutex::new(Some(waker)),
         });
         {
-            let mut queue = lock(&QUEUE);
+            let mut queue = QUEUE.lock();
             WAITING.fetch_add(1, SeqCst);
             queue.push_back(ticket.clone());
         }
@@ -397,7 +393,7 @@ impl Wait {
     /// The blocks of a granted ticket.
     fn collect(&mut self) -> Option<[Option<Rc<Block>>; PARTS]> {
         let ticket = self.ticket.take()?;
-        let mut given = std::mem::take(&mut *lock(&ticket.given));
+        let mut given = std::mem::take(&mut *ticket.given.lock());
         let mut blocks = [const { None }; PARTS];
         let mut is_whole = true;
         for (place, class) in blocks.iter_mut().zip(self.classes) {
@@ -420,7 +416,7 @@ impl Future for Wait {
         match &self.ticket {
             None => self.begin(cx.waker().clone()),
             Some(ticket) => {
-                let mut waker = lock(&ticket.waker);
+                let mut waker = ticket.waker.lock();
                 if !ticket.granted.load(SeqCst) {
                     *waker = Some(cx.waker().clone());
                 }
@@ -434,7 +430,7 @@ impl Future for Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         let Some(ticket) = &self.ticket else { return };
-        let mut queue = lock(&QUEUE);
+        let mut queue = QUEUE.lock();
         if ticket.granted.load(SeqCst) {
             drop(queue);
             // Returned blocks serve the next waiter.
@@ -447,7 +443,7 @@ impl Drop for Wait {
         queue.retain(|other| !Arc::ptr_eq(other, ticket));
         WAITING.fetch_sub(1, SeqCst);
         drop(queue);
-        let given = std::mem::take(&mut *lock(&ticket.given));
+        let given = std::mem::take(&mut *ticket.given.lock());
         for IdleBlock(block) in given {
             put(block);
         }

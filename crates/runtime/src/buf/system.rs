@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::limits::{BUF_MAPPED_BYTES, BUF_MIN_BYTES, BUF_SLAB_BYTES};
@@ -29,7 +29,7 @@ const MAP_WORDS: usize = BUF_SLAB_BYTES / BUF_MIN_BYTES / u64::BITS as usize;
 /// A zeroed block of `bytes`, a power of two from 4 KiB up. Its alignment is its size, up to 64
 /// KiB, and at least 4 KiB beyond. `None` if the system has no more memory.
 pub(super) fn give(bytes: usize) -> Option<NonNull<u8>> {
-    if bytes >= BUF_MAPPED_BYTES { map(bytes) } else { slabs().cut(bytes) }
+    if bytes >= BUF_MAPPED_BYTES { map(bytes) } else { TABLE.lock().cut(bytes) }
 }
 
 /// Returns a block to the system.
@@ -47,7 +47,7 @@ pub(super) unsafe fn take_back(block: NonNull<u8>, bytes: usize) {
     // resident anyway; the block then keeps old content, which users of blocks must expect. SAFETY:
     // `bytes` from `block` are an unused block of a slab.
     let _ = unsafe { madvise(block.as_ptr().cast(), bytes, Advice::LinuxDontNeed) };
-    slabs().put_back(block.as_ptr().addr(), bytes);
+    TABLE.lock().put_back(block.as_ptr().addr(), bytes);
 }
 
 fn map(bytes: usize) -> Option<NonNull<u8>> {
@@ -89,10 +89,6 @@ struct Table {
 
 static TABLE: Mutex<Table> =
     Mutex::new(Table { sizes: [const { BTreeMap::new() }; SLAB_SIZES], hints: [0; SLAB_SIZES] });
-
-fn slabs() -> MutexGuard<'static, Table> {
-    TABLE.lock()
-}
 
 fn size_index(bytes: usize) -> usize {
     (bytes / BUF_MIN_BYTES).trailing_zeros() as usize

@@ -28,7 +28,7 @@ const NEAR_BACKOFF: u32 = 4;
 const TIMER_SPAN: u64 = 16;
 
 /// Adaptive polling state of one executor.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
     max_ns: u64,
     /// The last budget was greater than 0.
@@ -47,19 +47,7 @@ pub(crate) struct BusyPoll {
 
 impl BusyPoll {
     pub(crate) fn new(max_ns: u64) -> BusyPoll {
-        let preemptions = os::preemptions();
-        BusyPoll {
-            max_ns,
-            tried: false,
-            failures: 0,
-            skip: 0,
-            quiet_until: 0,
-            checked_at: 0,
-            preemptions,
-            worked: 0,
-            usual: 0,
-            timer_until: 0,
-        }
+        BusyPoll { max_ns, preemptions: os::preemptions(), ..BusyPoll::default() }
     }
 
     /// How long to poll now, in nanoseconds, with the next timer at `deadline`; 0 for not at all,

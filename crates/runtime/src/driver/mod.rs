@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 
 use crate::fs::{FileInfo, OpenOptions};
+use crate::handle::Kind;
 use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
@@ -21,14 +22,21 @@ pub(crate) enum Wait {
     Until(Option<u64>),
 }
 
-/// Access of one executor to time, randomness, disks and sockets.
+/// Access of one executor to time, randomness, disks and sockets. The defaults are the system's;
+/// the simulation replaces all of them.
 pub(crate) trait Driver {
     /// Monotonic nanoseconds.
-    fn now(&self) -> u64;
+    fn now(&self) -> u64 {
+        os::now()
+    }
     /// Nanoseconds since the Unix epoch.
-    fn wall_clock(&self) -> u64;
+    fn wall_clock(&self) -> u64 {
+        os::wall_clock()
+    }
     /// 64 random bits.
-    fn random(&mut self) -> u64;
+    fn random(&mut self) -> u64 {
+        os::random()
+    }
     /// True if the executor should poll ready tasks in random order (simulation).
     fn shuffles(&self) -> bool {
         false
@@ -42,39 +50,51 @@ pub(crate) trait Driver {
     fn turn(&mut self, wait: Wait, ops: &mut Ops, garbage: &mut Vec<Op>);
 
     /// Opens a file or block device on `node`.
-    fn open(
-        &mut self,
-        path: &Path,
-        options: &OpenOptions,
-        node: u32,
-    ) -> io::Result<(i32, FileInfo)>;
+    fn open(&mut self, path: &Path, options: &OpenOptions, _: u32) -> io::Result<(i32, FileInfo)> {
+        os::open(path, options)
+    }
     /// Current size of an open file or block device, in bytes.
-    fn size(&mut self, raw: i32) -> io::Result<u64>;
+    fn size(&mut self, raw: i32) -> io::Result<u64> {
+        os::size(raw)
+    }
     /// Listens; returns the handle and the bound address. With `private` the file of a Unix socket
     /// has mode 0600.
-    fn listen(&mut self, address: &Address, private: bool, node: u32)
-    -> io::Result<(i32, Address)>;
+    fn listen(&mut self, address: &Address, private: bool, _: u32) -> io::Result<(i32, Address)> {
+        os::listen(address, private)
+    }
     /// Makes a socket that can connect to `address`.
-    fn socket(&mut self, address: &Address, node: u32) -> io::Result<i32>;
+    fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
+        os::socket(address)
+    }
     /// The peer of a connected socket, as text.
-    fn peer(&mut self, raw: i32) -> String;
+    fn peer(&mut self, raw: i32) -> String {
+        os::peer(raw)
+    }
     /// The local address of a connected TCP socket.
     fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
-        let _ = raw;
-        None
+        os::local(raw)
     }
     /// The peer process of a Unix socket, where the system reports it.
     fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
-        let _ = raw;
-        None
+        os::peer_user(raw)
     }
     /// Shuts down one direction of a connection, or both. Pending operations end, and the peer sees
     /// the end of the sending direction.
-    fn shutdown(&mut self, raw: i32, direction: Direction);
+    fn shutdown(&mut self, raw: i32, direction: Direction) {
+        os::shutdown(raw, direction);
+    }
     /// Shuts both directions down, and makes the following close drop unsent data.
-    fn abort(&mut self, raw: i32);
+    fn abort(&mut self, raw: i32) {
+        os::abort(raw);
+    }
     /// Enables TCP keep-alive.
-    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()>;
+    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
+        os::set_keep_alive(raw, keep_alive)
+    }
     /// Name of the I/O engine: `io_uring`, `threads` or `simulation`.
     fn name(&self) -> &'static str;
+    /// Namespace of the raw handles.
+    fn kind(&self) -> Kind {
+        Kind::Os
+    }
 }

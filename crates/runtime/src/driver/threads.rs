@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -14,9 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Driver, Wait, os};
 use crate::executor::Shared;
-use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::FILE_WORKERS;
-use crate::net::{Address, Direction, KeepAlive, PeerUser};
+use crate::net::Address;
 use crate::op::{Op, OpId, Ops, PunchMode};
 
 /// A socket operation that waits for readiness.
@@ -163,18 +161,6 @@ fn connect(raw: i32, address: &crate::net::RawAddress) -> io::Result<u32> {
 }
 
 impl Driver for Threads {
-    fn now(&self) -> u64 {
-        os::now()
-    }
-
-    fn wall_clock(&self) -> u64 {
-        os::wall_clock()
-    }
-
-    fn random(&mut self) -> u64 {
-        os::random()
-    }
-
     fn submit(&mut self, id: OpId, op: &mut Op, _node: u32) {
         let (raw, interest) = match op {
             Op::Recv { socket, .. } | Op::RecvVectored { socket, .. } | Op::Accept { socket } => {
@@ -211,51 +197,10 @@ impl Driver for Threads {
         self.workers.reap(ops, garbage);
     }
 
-    fn open(&mut self, path: &Path, options: &OpenOptions, _: u32) -> io::Result<(i32, FileInfo)> {
-        os::open(path, options)
-    }
-
-    fn size(&mut self, raw: i32) -> io::Result<u64> {
-        os::size(raw)
-    }
-
-    fn listen(
-        &mut self,
-        address: &Address,
-        private: bool,
-        _node: u32,
-    ) -> io::Result<(i32, Address)> {
+    fn listen(&mut self, address: &Address, private: bool, _: u32) -> io::Result<(i32, Address)> {
         let (raw, address) = os::listen(address, private)?;
         rustix::io::ioctl_fionbio(os::borrow(raw), true)?;
         Ok((raw, address))
-    }
-
-    fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
-        os::socket(address)
-    }
-
-    fn peer(&mut self, raw: i32) -> String {
-        os::peer(raw)
-    }
-
-    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
-        os::peer_user(raw)
-    }
-
-    fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
-        os::local(raw)
-    }
-
-    fn shutdown(&mut self, raw: i32, direction: Direction) {
-        os::shutdown(raw, direction);
-    }
-
-    fn abort(&mut self, raw: i32) {
-        os::abort(raw);
-    }
-
-    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
-        os::set_keep_alive(raw, keep_alive)
     }
 
     fn name(&self) -> &'static str {

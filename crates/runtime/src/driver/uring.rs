@@ -5,7 +5,6 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -13,9 +12,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::busy_poll::BusyPoll;
 use super::{Driver, Wait, os};
 use crate::executor::Shared;
-use crate::fs::{FileInfo, OpenOptions};
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
-use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 const ENTER_GETEVENTS: u32 = 1;
@@ -296,18 +293,6 @@ fn entry(op: &mut Op) -> squeue::Entry {
 }
 
 impl Driver for Uring {
-    fn now(&self) -> u64 {
-        os::now()
-    }
-
-    fn wall_clock(&self) -> u64 {
-        os::wall_clock()
-    }
-
-    fn random(&mut self) -> u64 {
-        os::random()
-    }
-
     fn submit(&mut self, id: OpId, op: &mut Op, _node: u32) {
         let entry = entry(op).user_data(u64::from(id));
         self.push(&entry);
@@ -338,51 +323,6 @@ impl Driver for Uring {
             Wait::Until(deadline) => self.wait(deadline),
         }
         self.reap(ops, garbage);
-    }
-
-    fn open(&mut self, path: &Path, options: &OpenOptions, _: u32) -> io::Result<(i32, FileInfo)> {
-        os::open(path, options)
-    }
-
-    fn size(&mut self, raw: i32) -> io::Result<u64> {
-        os::size(raw)
-    }
-
-    fn listen(
-        &mut self,
-        address: &Address,
-        private: bool,
-        _node: u32,
-    ) -> io::Result<(i32, Address)> {
-        os::listen(address, private)
-    }
-
-    fn socket(&mut self, address: &Address, _node: u32) -> io::Result<i32> {
-        os::socket(address)
-    }
-
-    fn peer(&mut self, raw: i32) -> String {
-        os::peer(raw)
-    }
-
-    fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
-        os::peer_user(raw)
-    }
-
-    fn local(&mut self, raw: i32) -> Option<std::net::SocketAddr> {
-        os::local(raw)
-    }
-
-    fn shutdown(&mut self, raw: i32, direction: Direction) {
-        os::shutdown(raw, direction);
-    }
-
-    fn abort(&mut self, raw: i32) {
-        os::abort(raw);
-    }
-
-    fn set_keep_alive(&mut self, raw: i32, keep_alive: KeepAlive) -> io::Result<()> {
-        os::set_keep_alive(raw, keep_alive)
     }
 
     fn name(&self) -> &'static str {

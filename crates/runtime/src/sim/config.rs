@@ -191,17 +191,10 @@ impl DiskFaults {
         self.unwritable.push(range);
         self
     }
-
-    pub(crate) fn fails_read(&self, offset: u64, len: u64) -> bool {
-        touches(&self.unreadable, offset, len)
-    }
-
-    pub(crate) fn fails_write(&self, offset: u64, len: u64) -> bool {
-        touches(&self.unwritable, offset, len)
-    }
 }
 
-fn touches(ranges: &[Range<u64>], offset: u64, len: u64) -> bool {
+/// True if a range touches one of `ranges`.
+pub(crate) fn touches(ranges: &[Range<u64>], offset: u64, len: u64) -> bool {
     ranges.iter().any(|range| range.start < offset.saturating_add(len) && offset < range.end)
 }
 

@@ -80,6 +80,7 @@ impl Pipe {
 }
 
 /// One end, seen from its own node.
+#[derive(Default)]
 pub(crate) struct End {
     pub(crate) node: u32,
     /// Its handle, while a program has it open.
@@ -107,20 +108,7 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn new(node: u32, raw: i32, peer: String) -> End {
-        End {
-            node,
-            raw: Some(raw),
-            peer,
-            deaf: false,
-            shut: false,
-            aborted: false,
-            keep_alive: None,
-            silent_since: None,
-            finished: false,
-            failed: None,
-            receiving: VecDeque::new(),
-            sending: VecDeque::new(),
-        }
+        End { node, raw: Some(raw), peer, ..End::default() }
     }
 
     /// True if no program can take data any more.

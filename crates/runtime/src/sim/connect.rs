@@ -98,8 +98,12 @@ impl State {
     }
 
     pub(crate) fn peer_of(&self, raw: i32) -> String {
-        let conn = self.conn_of(raw).and_then(|(conn, end)| Some((self.conns.get(&conn)?, end)));
-        conn.map_or_else(String::new, |(conn, end)| conn.ends[end].peer.clone())
+        self.end_of(raw).map_or_else(String::new, |end| end.peer.clone())
+    }
+
+    fn end_of(&self, raw: i32) -> Option<&End> {
+        let (conn, end) = self.conn_of(raw)?;
+        Some(&self.conns.get(&conn)?.ends[end])
     }
 
     pub(crate) fn conn_of(&self, raw: i32) -> Option<(u64, usize)> {
@@ -135,9 +139,7 @@ impl State {
     }
 
     fn begin_accept(&mut self, id: OpId, raw: i32) {
-        let Some(Entry::Listener(listening)) =
-            self.handles.get_mut(&raw).map(|owned| &mut owned.entry)
-        else {
+        let Some(listening) = self.listening(raw) else {
             return self.finish(id, Err(errno(libc::EINVAL)));
         };
         match listening.queue.pop_front() {
@@ -159,16 +161,16 @@ impl State {
         };
         let Some(target) = target else {
             // No node has this address: address resolution gives up after three seconds.
-            let at = self.now() + 3_000_000_000;
+            let at = self.now + 3_000_000_000;
             return self.schedule(at, Event::Refused(id, serial, libc::EHOSTUNREACH));
         };
         let delay = self.link(node, target).latency.sample(&mut self.rng);
-        self.schedule(self.now() + delay, Event::Knock(id, serial, 0));
+        self.schedule(self.now + delay, Event::Knock(id, serial, 0));
     }
 
     /// The first packet of a connection reaches the remote node.
     pub(crate) fn knock(&mut self, id: OpId, serial: u64, attempt: u32) {
-        let now = self.now();
+        let now = self.now;
         let Some(pending) = self.pending_as(id, serial) else { return };
         let (node, raw) = (pending.node, pending.raw);
         let Work::Connect { address } = &pending.work else { return };
@@ -180,7 +182,9 @@ impl State {
         let back = now + self.link(target, node).latency.sample(&mut self.rng);
         let lost = self.is_blocked(node, target) || self.is_blocked(target, node);
         let listener = self.find_listener(target, &address);
-        let full = listener.is_some_and(|raw| self.backlog_is_full(raw));
+        let full = listener.is_some_and(|raw| {
+            self.listening(raw).is_none_or(|listening| listening.queue.len() >= SIM_BACKLOG)
+        });
         if lost || full {
             if attempt + 1 == CONNECT_ATTEMPTS {
                 return self.finish(id, Err(errno(libc::ETIMEDOUT)));
@@ -195,10 +199,10 @@ impl State {
         self.schedule(back, Event::Connected(id, serial));
     }
 
-    fn backlog_is_full(&self, listener: i32) -> bool {
-        match self.handles.get(&listener).map(|owned| &owned.entry) {
-            Some(Entry::Listener(listening)) => listening.queue.len() >= SIM_BACKLOG,
-            _ => true,
+    fn listening(&mut self, raw: i32) -> Option<&mut Listening> {
+        match &mut self.handles.get_mut(&raw)?.entry {
+            Entry::Listener(listening) => Some(listening),
+            _ => None,
         }
     }
 
@@ -223,11 +227,7 @@ impl State {
             owned.entry = Entry::Socket(Some((number, 0)));
         }
         self.note(target, "connection", [number, u64::from(node)]);
-        let Some(Entry::Listener(listening)) =
-            self.handles.get_mut(&listener).map(|owned| &mut owned.entry)
-        else {
-            return;
-        };
+        let Some(listening) = self.listening(listener) else { return };
         match listening.waiting.pop_front() {
             Some(waiting) => self.finish(waiting, Ok(accepted as u32)),
             None => listening.queue.push_back(accepted),
@@ -237,8 +237,7 @@ impl State {
     pub(crate) fn connected(&mut self, id: OpId, serial: u64) {
         let Some(pending) = self.pending_as(id, serial) else { return };
         let raw = pending.raw;
-        let conn = self.conn_of(raw).and_then(|(conn, end)| Some((self.conns.get(&conn)?, end)));
-        match conn.map(|(conn, end)| conn.ends[end].failed) {
+        match self.end_of(raw).map(|end| end.failed) {
             Some(None) => self.finish(id, Ok(0)),
             Some(Some(number)) => self.finish(id, Err(errno(number))),
             None => self.finish(id, Err(errno(libc::ECONNREFUSED))),

@@ -12,7 +12,8 @@ use super::state::{Entry, State, Work, errno};
 use crate::driver::{Driver, Wait};
 use crate::executor::Shared;
 use crate::fs::{FileInfo, OpenOptions};
-use crate::net::{Address, Direction, KeepAlive};
+use crate::handle::Kind;
+use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
 /// Start of the simulated wall clock: 2025-01-01, in nanoseconds since the Unix epoch.
@@ -26,7 +27,7 @@ pub(crate) struct SimDriver {
 
 impl Driver for SimDriver {
     fn now(&self) -> u64 {
-        self.state.borrow().now()
+        self.state.borrow().now
     }
 
     fn wall_clock(&self) -> u64 {
@@ -51,7 +52,7 @@ impl Driver for SimDriver {
     }
 
     fn cancel(&mut self, id: OpId) {
-        self.state.borrow_mut().cancel(id);
+        self.state.borrow_mut().cancelled.push(id);
     }
 
     fn turn(&mut self, wait: Wait, ops: &mut Ops, garbage: &mut Vec<Op>) {
@@ -61,20 +62,20 @@ impl Driver for SimDriver {
         state.fire_due(ops);
         if let Wait::Until(deadline) = wait {
             let limit = nanos(state.config.time_limit);
-            while !state.has_done() && !self.shared.has_mail() && state.now() <= limit {
+            while state.done.is_empty() && !self.shared.has_mail() && state.now <= limit {
                 let next = match (state.next_event(), deadline) {
                     (Some(event), Some(deadline)) => event.min(deadline),
                     (Some(at), None) | (None, Some(at)) => at,
                     (None, None) => break,
                 };
-                state.advance_to(next);
+                state.now = state.now.max(next);
                 state.fire_due(ops);
-                if deadline.is_some_and(|deadline| state.now() >= deadline) {
+                if deadline.is_some_and(|deadline| state.now >= deadline) {
                     break;
                 }
             }
         }
-        for (id, result) in state.take_done() {
+        for (id, result) in std::mem::take(&mut state.done) {
             garbage.extend(ops.complete(id, result));
         }
     }
@@ -92,12 +93,7 @@ impl Driver for SimDriver {
         self.state.borrow().file_size(raw)
     }
 
-    fn listen(
-        &mut self,
-        address: &Address,
-        _private: bool,
-        node: u32,
-    ) -> io::Result<(i32, Address)> {
+    fn listen(&mut self, address: &Address, _: bool, node: u32) -> io::Result<(i32, Address)> {
         self.state.borrow_mut().listen(address, node)
     }
 
@@ -107,6 +103,14 @@ impl Driver for SimDriver {
 
     fn peer(&mut self, raw: i32) -> String {
         self.state.borrow().peer_of(raw)
+    }
+
+    fn local(&mut self, _raw: i32) -> Option<std::net::SocketAddr> {
+        None
+    }
+
+    fn peer_user(&mut self, _raw: i32) -> Option<PeerUser> {
+        None
     }
 
     fn shutdown(&mut self, raw: i32, direction: Direction) {
@@ -123,6 +127,10 @@ impl Driver for SimDriver {
 
     fn name(&self) -> &'static str {
         "simulation"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Sim
     }
 }
 

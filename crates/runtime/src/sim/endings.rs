@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::conn::{Cargo, Conn};
-use super::state::{Entry, Event, State, errno};
+use super::state::{Entry, Event, State, errno, keys_where};
 use crate::net::Direction;
 use crate::op::{OpId, Ops};
 
@@ -27,12 +27,10 @@ impl State {
                 }
             }
             Entry::Socket(Some((number, end))) => {
-                let unread = self
-                    .conns
-                    .get(&number)
-                    .is_some_and(|conn| !conn.pipes[1 - end].arrived.is_empty());
-                let aborted = self.conns.get(&number).is_some_and(|conn| conn.ends[end].aborted);
-                self.abandon(number, end, unread || aborted, ops);
+                let reset = self.conns.get(&number).is_some_and(|conn| {
+                    !conn.pipes[1 - end].arrived.is_empty() || conn.ends[end].aborted
+                });
+                self.abandon(number, end, reset, ops);
             }
             Entry::Socket(None) => {}
         }
@@ -80,7 +78,7 @@ impl State {
         if direction != Direction::Receive {
             self.finish_stream(number, end);
         }
-        self.schedule(self.now(), Event::Wake(number, end));
+        self.schedule(self.now, Event::Wake(number, end));
     }
 
     /// The program aborts the connection: both directions end, and the close resets the peer.
@@ -90,10 +88,6 @@ impl State {
         if let Some(conn) = self.conns.get_mut(&number) {
             conn.ends[end].aborted = true;
         }
-    }
-
-    pub(crate) fn reset_arrives(&mut self, number: u64, end: usize, ops: &mut Ops) {
-        self.fail_end(number, end, libc::ECONNRESET, ops);
     }
 
     /// Makes everything on this end fail from now on.
@@ -122,7 +116,7 @@ impl State {
         let (from, to) = (conn.ends[1 - to_end].node, conn.ends[to_end].node);
         if !self.is_blocked(from, to) {
             let delay = self.link(from, to).latency.sample(&mut self.rng);
-            self.schedule(self.now() + delay, Event::Reset(number, to_end));
+            self.schedule(self.now + delay, Event::Reset(number, to_end));
         }
     }
 
@@ -132,16 +126,10 @@ impl State {
             let nodes = [conn.ends[0].node, conn.ends[1].node];
             nodes == [a, b] || nodes == [b, a]
         };
-        let numbers: Vec<u64> = self
-            .conns
-            .iter()
-            .filter(|(_, conn)| between(conn))
-            .map(|(number, _)| *number)
-            .collect();
-        for number in numbers {
+        for number in keys_where(&self.conns, between) {
             for end in [0, 1] {
                 let delay = self.link(a, b).latency.sample(&mut self.rng);
-                self.schedule(self.now() + delay, Event::Reset(number, end));
+                self.schedule(self.now + delay, Event::Reset(number, end));
             }
         }
     }
@@ -161,13 +149,7 @@ impl State {
     /// The process of a node is gone: its sockets and files close. With `power_lost` the peers get
     /// no notice.
     pub(crate) fn drop_handles_of(&mut self, node: u32, power_lost: bool) {
-        let raws: Vec<i32> = self
-            .handles
-            .iter()
-            .filter(|(_, owned)| owned.node == node)
-            .map(|(raw, _)| *raw)
-            .collect();
-        for raw in raws {
+        for raw in keys_where(&self.handles, |owned| owned.node == node) {
             let Some(owned) = self.handles.remove(&raw) else { continue };
             match owned.entry {
                 Entry::Listener(listening) => {
@@ -202,7 +184,7 @@ impl State {
     /// The kernel closes the socket of a dead process: end of stream or reset.
     fn orphan(&mut self, number: u64, end: usize) {
         let reset = self.rng.chance(0.5);
-        let now = self.now();
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let unread = !conn.pipes[1 - end].arrived.is_empty();
         conn.pipes[1 - end].arrived.clear();
@@ -233,7 +215,7 @@ impl State {
             if let Some(conn) = self.conns.get_mut(&number) {
                 conn.pipes[end].arrive(u64::MAX, room, false);
             }
-            self.schedule(self.now(), Event::Wake(number, 1 - end));
+            self.schedule(self.now, Event::Wake(number, 1 - end));
         }
         if let Some(conn) = self.conns.get_mut(&number) {
             conn.pipes[end].wire.clear();

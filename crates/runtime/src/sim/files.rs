@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::config::DiskConfig;
+use super::config::{DiskConfig, touches};
 use super::disk::{Disk, Extent};
 use super::state::{Entry, Event, Power, State, Work, errno};
 use crate::fs::{FileInfo, OpenOptions};
@@ -75,7 +75,7 @@ impl State {
 
     /// Schedules a disk operation.
     pub(crate) fn begin_disk_op(&mut self, id: OpId) {
-        let now = self.now();
+        let now = self.now;
         let Some(pending) = self.pending(id) else { return };
         let (serial, disk) = (pending.serial, disk_of(&pending.work));
         let (durable, bytes) = match &pending.work {
@@ -133,13 +133,13 @@ impl State {
         let inside = !disk.config.block_device || offset.saturating_add(len) <= disk.size_bytes();
         inside
             && offset.saturating_add(len) <= i64::MAX as u64
-            && !disk.faults.fails_write(offset, len)
+            && !touches(&disk.faults.unwritable, offset, len)
             && disk.space_for(offset, len) == len
     }
 
     /// Completes a disk operation, unless the disk stalls.
     pub(crate) fn disk_done(&mut self, id: OpId, serial: u64, ops: &mut Ops) {
-        let now = self.now();
+        let now = self.now;
         let Some(pending) = self.pending_as(id, serial) else { return };
         let disk = disk_of(&pending.work);
         if self.disks[disk].stalled_until > now {
@@ -170,7 +170,8 @@ impl State {
         disk.stats.reads += 1;
         let left = disk.size_bytes().saturating_sub(offset);
         let len = (buf.len() as u64).min(left);
-        if disk.faults.fails_read(offset, len) || self.rng.chance(disk.faults.read_errors) {
+        if touches(&disk.faults.unreadable, offset, len) || self.rng.chance(disk.faults.read_errors)
+        {
             return Err(errno(libc::EIO));
         }
         disk.read(offset, &mut buf[..len as usize]);
@@ -193,7 +194,9 @@ impl State {
             let device = disk.config.block_device;
             return Err(errno(if device { libc::ENOSPC } else { libc::EFBIG }));
         }
-        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
+        if touches(&disk.faults.unwritable, offset, len)
+            || self.rng.chance(disk.faults.write_errors)
+        {
             data.truncate(len);
             disk.land_some(offset, &data, &mut self.rng);
             return Err(errno(libc::EIO));
@@ -241,7 +244,9 @@ impl State {
         }
         let len = len.min(disk.size_bytes().saturating_sub(offset));
         let zeroes = Extent::Zero(len);
-        if disk.faults.fails_write(offset, len) || self.rng.chance(disk.faults.write_errors) {
+        if touches(&disk.faults.unwritable, offset, len)
+            || self.rng.chance(disk.faults.write_errors)
+        {
             disk.land_some(offset, &zeroes, &mut self.rng);
             return Err(errno(libc::EIO));
         }
@@ -267,13 +272,9 @@ impl State {
             extent.truncate(self.disks[disk].space_for(offset, extent.len()));
             by_disk[disk].push((offset, extent));
         }
-        let own: Vec<usize> = self
-            .paths
-            .iter()
-            .filter(|((owner, _), _)| *owner == node)
-            .map(|(_, disk)| *disk)
-            .collect();
-        for disk in own {
+        for disk in
+            self.paths.iter().filter(|((owner, _), _)| *owner == node).map(|(_, disk)| *disk)
+        {
             let mut writes = std::mem::take(&mut by_disk[disk]);
             let disk = &mut self.disks[disk];
             disk.locked_by = None;

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use super::state::{Event, State, errno};
+use super::state::{Event, State, errno, keys_where};
 use crate::net::KeepAlive;
 use crate::op::Ops;
 
@@ -35,15 +35,10 @@ impl State {
 
     /// Paths or nodes have changed: checks every end with a watched peer.
     pub(crate) fn probe_all(&mut self) {
-        let watched: Vec<(u64, usize)> = self
-            .conns
-            .iter()
-            .flat_map(|(number, conn)| [0, 1].map(|end| (*number, end, conn)))
-            .filter(|(_, end, conn)| conn.ends[*end].keep_alive.is_some())
-            .map(|(number, end, _)| (number, end))
-            .collect();
-        for (number, end) in watched {
-            self.probe(number, end);
+        // `probe` skips ends without a watched peer.
+        for number in keys_where(&self.conns, |_| true) {
+            self.probe(number, 0);
+            self.probe(number, 1);
         }
     }
 
@@ -60,7 +55,7 @@ impl State {
 
     fn probe(&mut self, number: u64, end: usize) {
         let answer = self.answer(number, end);
-        let now = self.now();
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let own = &mut conn.ends[end];
         let Some(keep_alive) = own.keep_alive else { return };

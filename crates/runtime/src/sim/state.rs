@@ -138,7 +138,7 @@ pub(crate) struct State {
     /// The world is ending: every operation is cancelled.
     pub(crate) closing: bool,
     pub(crate) next_conn: u64,
-    now: u64,
+    pub(crate) now: u64,
     events: BTreeMap<(u64, u64), Event>,
     next_event: u64,
     next_serial: u64,
@@ -148,8 +148,15 @@ pub(crate) struct State {
     dropped: Vec<i32>,
     /// Operations to start at the next turn.
     fresh: Vec<OpId>,
-    cancelled: Vec<OpId>,
-    done: Vec<(OpId, io::Result<u32>)>,
+    /// Socket operations to end early, at the next turn.
+    pub(crate) cancelled: Vec<OpId>,
+    /// Results for the executor.
+    pub(crate) done: Vec<(OpId, io::Result<u32>)>,
+}
+
+/// The keys of the values that `wanted` selects, in order.
+pub(crate) fn keys_where<K: Copy, V>(map: &BTreeMap<K, V>, wanted: impl Fn(&V) -> bool) -> Vec<K> {
+    map.iter().filter(|(_, value)| wanted(value)).map(|(key, _)| *key).collect()
 }
 
 /// A system error with this number.
@@ -190,10 +197,6 @@ impl State {
         }
     }
 
-    pub(crate) fn now(&self) -> u64 {
-        self.now
-    }
-
     pub(crate) fn note(&mut self, node: u32, what: &'static str, details: [u64; 2]) {
         self.trace.note(self.now, node, what, details);
     }
@@ -220,11 +223,6 @@ impl State {
             return self.finish(id, Err(errno(libc::ECANCELED)));
         }
         self.fresh.push(id);
-    }
-
-    /// Ends a socket operation early, at the next turn.
-    pub(crate) fn cancel(&mut self, id: OpId) {
-        self.cancelled.push(id);
     }
 
     /// The operation, unless it has ended.
@@ -255,15 +253,6 @@ impl State {
         };
         self.note(0, "  done", [u64::from(id), code]);
         self.done.push((id, result));
-    }
-
-    /// The results since the last call.
-    pub(crate) fn take_done(&mut self) -> Vec<(OpId, io::Result<u32>)> {
-        std::mem::take(&mut self.done)
-    }
-
-    pub(crate) fn has_done(&self) -> bool {
-        !self.done.is_empty()
     }
 
     /// Closes dropped handles, starts submitted operations, ends cancelled ones.
@@ -334,7 +323,7 @@ impl State {
                 }
             }
             Event::Deliver(conn, direction) => self.deliver(conn, direction, ops),
-            Event::Reset(conn, end) => self.reset_arrives(conn, end, ops),
+            Event::Reset(conn, end) => self.fail_end(conn, end, libc::ECONNRESET, ops),
             Event::Wake(conn, end) => self.wake_end(conn, end, ops),
             Event::GiveUp(conn, direction) => self.give_up(conn, direction, ops),
             Event::Unanswered(conn, end, since) => self.unanswered(conn, end, since, ops),
@@ -344,11 +333,6 @@ impl State {
     /// The time of the next event.
     pub(crate) fn next_event(&self) -> Option<u64> {
         self.events.keys().next().map(|key| key.0)
-    }
-
-    /// Jumps forward to `at`.
-    pub(crate) fn advance_to(&mut self, at: u64) {
-        self.now = self.now.max(at);
     }
 
     /// True if no event is scheduled.
@@ -361,14 +345,8 @@ impl State {
 
     /// Ends every operation that a node had in flight. Returns the writes in transit to its disks.
     pub(crate) fn end_operations_of(&mut self, node: u32) -> Vec<(usize, u64, Extent)> {
-        let ids: Vec<OpId> = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| pending.node == node)
-            .map(|(id, _)| *id)
-            .collect();
         let mut writes = Vec::new();
-        for id in ids {
+        for id in keys_where(&self.pending, |pending| pending.node == node) {
             self.forget_waiting(id);
             let Some(pending) = self.pending.remove(&id) else { continue };
             match pending.work {
@@ -386,8 +364,7 @@ impl State {
     /// Cancels everything, now and from now on.
     pub(crate) fn close_world(&mut self) {
         self.closing = true;
-        let ids: Vec<OpId> = self.pending.keys().copied().collect();
-        for id in ids {
+        for id in keys_where(&self.pending, |_| true) {
             // Remove it first: destructors may act on its connection, which must not end it twice.
             self.forget_waiting(id);
             self.finish(id, Err(errno(libc::ECANCELED)));

@@ -8,7 +8,7 @@ use std::io;
 
 use super::config::{LinkConfig, nanos};
 use super::conn::{Cargo, Segment};
-use super::state::{Event, Power, State, Work, errno};
+use super::state::{Event, Power, State, Work, errno, keys_where};
 use crate::op::{Op, Ops};
 
 /// Shortest and longest pause between two retransmissions, in nanoseconds.
@@ -95,7 +95,7 @@ impl State {
         link: &LinkConfig,
     ) {
         let latency = link.latency.sample(&mut self.rng);
-        let now = self.now();
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let ends = (conn.ends[end].node, conn.ends[1 - end].node);
         let bytes = match &cargo {
@@ -114,7 +114,7 @@ impl State {
 
     /// Segments sent by `end` arrive, as far as the path and the receiver permit.
     pub(crate) fn deliver(&mut self, number: u64, end: usize, ops: &mut Ops) {
-        let now = self.now();
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (from, to) = (conn.ends[end].node, conn.ends[1 - end].node);
         let due = conn.pipes[end].wire.front().is_some_and(|segment| segment.at <= now);
@@ -148,7 +148,7 @@ impl State {
 
     /// Data or its acknowledgement does not pass: the sender retransmits until it times out.
     fn hold_back(&mut self, number: u64, end: usize) {
-        let now = self.now();
+        let now = self.now;
         let at = now.saturating_add(nanos(self.config.tcp_timeout));
         let Some(conn) = self.conns.get_mut(&number) else { return };
         if conn.pipes[end].blocked_since.is_none() {
@@ -159,7 +159,7 @@ impl State {
 
     pub(crate) fn give_up(&mut self, number: u64, end: usize, ops: &mut Ops) {
         let limit = nanos(self.config.tcp_timeout);
-        let now = self.now();
+        let now = self.now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
         if conn.pipes[end].blocked_since.is_some_and(|since| now >= since.saturating_add(limit)) {
             conn.pipes[end].blocked_since = None;
@@ -169,8 +169,8 @@ impl State {
 
     /// Paths may be open again: data held back is retransmitted after a while.
     pub(crate) fn retry_blocked(&mut self) {
-        let now = self.now();
-        let numbers: Vec<u64> = self.conns.keys().copied().collect();
+        let now = self.now;
+        let numbers = keys_where(&self.conns, |_| true);
         for (number, end) in numbers.into_iter().flat_map(|number| [(number, 0), (number, 1)]) {
             let Some(conn) = self.conns.get(&number) else { continue };
             let (from, to) = (conn.ends[end].node, conn.ends[1 - end].node);

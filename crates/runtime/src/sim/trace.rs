@@ -17,8 +17,10 @@ struct Happening {
 /// History of a run.
 #[derive(Debug)]
 pub(crate) struct Trace {
-    hash: u64,
-    count: u64,
+    /// Equal for equal histories.
+    pub(crate) hash: u64,
+    /// Number of events.
+    pub(crate) count: u64,
     latest: VecDeque<Happening>,
 }
 
@@ -54,14 +56,6 @@ impl Trace {
         for byte in rest {
             self.mix(u64::from(*byte));
         }
-    }
-
-    pub(crate) fn hash(&self) -> u64 {
-        self.hash
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.count
     }
 }
 

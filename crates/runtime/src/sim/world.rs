@@ -378,7 +378,7 @@ impl World {
 impl World {
     /// Simulated time.
     pub fn now(&self) -> Instant {
-        Instant::from_nanos(self.state.borrow().now())
+        Instant::from_nanos(self.state.borrow().now)
     }
 
     /// A number in `low..=high`, from the seed.
@@ -398,12 +398,12 @@ impl World {
 
     /// A hash of all events so far: equal for equal histories.
     pub fn history_hash(&self) -> u64 {
-        self.state.borrow().trace.hash()
+        self.state.borrow().trace.hash
     }
 
     /// Number of events so far.
     pub fn events(&self) -> u64 {
-        self.state.borrow().trace.count()
+        self.state.borrow().trace.count
     }
 
     /// Tasks alive on all nodes, and operations in flight: for leak tests.
@@ -419,7 +419,7 @@ impl World {
     /// Description of the world: time, nodes, operations in flight, and the latest events.
     pub fn report(&self) -> String {
         let state = self.state.borrow();
-        let mut text = format!("simulated time {:.6} s\n", state.now() as f64 / 1e9);
+        let mut text = format!("simulated time {:.6} s\n", state.now as f64 / 1e9);
         for (node, own) in state.nodes.iter().enumerate() {
             let tasks = self.executor.tasks_of(node as u32);
             text += &format!("{} (node {node}): {:?}, {tasks} tasks\n", own.name, own.power);
@@ -444,6 +444,6 @@ impl World {
 
     fn is_late(&self) -> bool {
         let state = self.state.borrow();
-        state.now() > nanos(state.config.time_limit)
+        state.now > nanos(state.config.time_limit)
     }
 }
