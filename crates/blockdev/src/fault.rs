@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use flagstone_runtime::{Buf, BufMut};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::FAULT_MAX_RANGES;
 use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
@@ -120,11 +120,11 @@ impl State {
         }
     }
 
-    fn read(&mut self, range: &Range<u64>) -> Result<(), IoError> {
+    fn read(&mut self, range: Range<u64>) -> Result<(), IoError> {
         self.counters.reads += 1;
         let error = if self.unreachable {
             IoError::Unreachable
-        } else if self.reads.strike(self.counters.reads, range, &mut self.rng) {
+        } else if self.reads.strike(self.counters.reads, &range, &mut self.rng) {
             IoError::ReadFault
         } else {
             return Ok(());
@@ -133,68 +133,52 @@ impl State {
         Err(error)
     }
 
-    fn write(&mut self, range: &Range<u64>) -> Result<(), IoError> {
+    fn write(&mut self, range: Range<u64>) -> Result<(), IoError> {
         self.counters.writes += 1;
-        let error = match self.refusal() {
-            Some(error) => error,
-            None if self.writes.strike(self.counters.writes, range, &mut self.rng) => {
-                IoError::WriteFault
-            }
-            None => return Ok(()),
-        };
-        self.counters.write_faults += 1;
-        Err(error)
+        let check = self.refusal().and_then(|()| {
+            let fails = self.writes.strike(self.counters.writes, &range, &mut self.rng);
+            if fails { Err(IoError::WriteFault) } else { Ok(()) }
+        });
+        self.counters.write_faults += u64::from(check.is_err());
+        check
     }
 
     fn discard(&mut self) -> Result<(), IoError> {
         self.counters.discards += 1;
-        let Some(error) = self.refusal() else { return Ok(()) };
-        self.counters.write_faults += 1;
-        Err(error)
+        let check = self.refusal();
+        self.counters.write_faults += u64::from(check.is_err());
+        check
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
         self.counters.flushes += 1;
-        let error = match self.refusal() {
-            Some(error) => error,
-            None if self.flushes.strike(self.counters.flushes, &(0..0), &mut self.rng) => {
-                self.poisoned = true;
-                IoError::WriteFault
-            }
-            None => return Ok(()),
-        };
-        self.counters.flush_faults += 1;
-        Err(error)
+        let check = self.refusal().and_then(|()| {
+            self.poisoned = self.flushes.strike(self.counters.flushes, &(0..0), &mut self.rng);
+            if self.poisoned { Err(IoError::WriteFault) } else { Ok(()) }
+        });
+        self.counters.flush_faults += u64::from(check.is_err());
+        check
     }
 
-    /// The error with which every change fails at present.
-    fn refusal(&self) -> Option<IoError> {
+    /// Fails while every change fails.
+    fn refusal(&self) -> Result<(), IoError> {
         match (self.unreachable, self.poisoned) {
-            (true, _) => Some(IoError::Unreachable),
-            (_, true) => Some(IoError::Poisoned),
-            _ => None,
+            (true, _) => Err(IoError::Unreachable),
+            (_, true) => Err(IoError::Poisoned),
+            _ => Ok(()),
         }
-    }
-}
-
-#[derive(Debug)]
-struct Shared(Mutex<State>);
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
     }
 }
 
 /// Layer that injects faults.
 pub struct FaultLayer {
     child: SharedDevice,
-    shared: Arc<Shared>,
+    state: Arc<Mutex<State>>,
 }
 
 /// Controls a [`FaultLayer`] while it is in use, from any core.
 #[derive(Clone, Debug)]
-pub struct FaultControl(Arc<Shared>);
+pub struct FaultControl(Arc<Mutex<State>>);
 
 impl FaultLayer {
     /// Wraps `child`.
@@ -208,8 +192,8 @@ impl FaultLayer {
         for rate in [config.read, config.write, config.flush] {
             rate.check()?;
         }
-        let shared = Arc::new(Shared(Mutex::new(State::new(&config))));
-        Ok((FaultLayer { child, shared: shared.clone() }, FaultControl(shared)))
+        let state = Arc::new(Mutex::new(State::new(&config)));
+        Ok((FaultLayer { child, state: state.clone() }, FaultControl(state)))
     }
 }
 
@@ -280,7 +264,7 @@ fn range_of(offset: u64, len: u64) -> Range<u64> {
 
 impl std::fmt::Debug for FaultLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FaultLayer({:?})", self.shared.lock())
+        write!(f, "FaultLayer({:?})", self.state.lock())
     }
 }
 
@@ -294,47 +278,32 @@ impl BlockDevice for FaultLayer {
     }
 
     fn must_reopen(&self) -> bool {
-        self.shared.lock().poisoned || self.child.must_reopen()
+        self.state.lock().poisoned || self.child.must_reopen()
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        let verdict = self.shared.lock().read(&range_of(offset, buf.len() as u64));
-        match verdict {
-            Ok(()) => self.child.read(offset, buf),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        let check = self.state.lock().read(range_of(offset, buf.len() as u64));
+        IoFuture::checked(check, || self.child.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let verdict = self.shared.lock().write(&range_of(offset, data.len() as u64));
-        match verdict {
-            Ok(()) => self.child.write(offset, data, fua),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        let check = self.state.lock().write(range_of(offset, data.len() as u64));
+        IoFuture::checked(check, || self.child.write(offset, data, fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        let verdict = self.shared.lock().flush();
-        match verdict {
-            Ok(()) => self.child.flush(),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        let check = self.state.lock().flush();
+        IoFuture::checked(check, || self.child.flush())
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        let verdict = self.shared.lock().discard();
-        match verdict {
-            Ok(()) => self.child.discard(offset, len),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        let check = self.state.lock().discard();
+        IoFuture::checked(check, || self.child.discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        let verdict = self.shared.lock().write(&range_of(offset, len));
-        match verdict {
-            Ok(()) => self.child.write_zeroes(offset, len, flags),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        let check = self.state.lock().write(range_of(offset, len));
+        IoFuture::checked(check, || self.child.write_zeroes(offset, len, flags))
     }
 }
 

@@ -23,6 +23,15 @@ impl<T> IoFuture<T> {
         IoFuture(State::Ready(Some(result)))
     }
 
+    /// The outcome of `call`, which is made only if the `check` before it succeeded.
+    #[inline]
+    pub fn checked(check: Result<(), IoError>, call: impl FnOnce() -> IoFuture<T>) -> IoFuture<T> {
+        match check {
+            Ok(()) => call(),
+            Err(error) => IoFuture::ready(Err(error)),
+        }
+    }
+
     /// The outcome of `future`, in pooled memory.
     pub fn later(future: impl Future<Output = Result<T, IoError>> + 'static) -> IoFuture<T> {
         IoFuture(State::Later(LocalBox::new(future)))

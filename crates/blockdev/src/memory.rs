@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flagstone_runtime::{Buf, BufMut};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 
 use crate::config::check_size;
 use crate::limits::{MEMORY_CHUNK_BYTES, MEMORY_CHUNKS_PER_PAGE, MEMORY_MAX_BYTES};
@@ -21,17 +21,7 @@ use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, ZeroFlag
 const PAGE_BYTES: u64 = MEMORY_CHUNK_BYTES * MEMORY_CHUNKS_PER_PAGE;
 
 /// Memory of a chunk, once written.
-struct Chunk(RwLock<Option<Box<[u8]>>>);
-
-impl Chunk {
-    fn read(&self) -> RwLockReadGuard<'_, Option<Box<[u8]>>> {
-        self.0.read()
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Box<[u8]>>> {
-        self.0.write()
-    }
-}
+type Chunk = RwLock<Option<Box<[u8]>>>;
 
 /// A device in memory.
 pub struct MemoryDevice {
@@ -91,7 +81,7 @@ impl MemoryDevice {
         let page = self.directory[number as usize].get_or_init(|| {
             let bytes = PAGE_BYTES.min(self.geometry.size_bytes - number * PAGE_BYTES);
             let chunks = bytes.div_ceil(MEMORY_CHUNK_BYTES);
-            (0..chunks).map(|_| Chunk(RwLock::new(None))).collect()
+            (0..chunks).map(|_| RwLock::new(None)).collect()
         });
         &page[(offset % PAGE_BYTES / MEMORY_CHUNK_BYTES) as usize]
     }
@@ -186,11 +176,11 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {
-        if let Err(error) = self.geometry.check_transfer(offset, buf.len()) {
-            return IoFuture::ready(Err(error));
-        }
-        self.copy_out(offset, &mut buf);
-        IoFuture::ready(Ok(buf))
+        let checked = self.geometry.check_transfer(offset, buf.len());
+        IoFuture::ready(checked.map(|()| {
+            self.copy_out(offset, &mut buf);
+            buf
+        }))
     }
 
     fn write(&self, offset: u64, data: Buf, _fua: bool) -> IoFuture<()> {

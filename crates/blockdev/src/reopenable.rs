@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use flagstone_runtime::{Buf, BufMut};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::RwLock;
 
 use crate::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
@@ -35,7 +35,7 @@ impl ReopenableDevice {
 
     /// Releases the inner device.
     pub fn close(&self) {
-        let mut held = self.write_held();
+        let mut held = self.0.write();
         if let Some(device) = held.device.take() {
             held.geometry = device.geometry();
             drop(held);
@@ -50,7 +50,7 @@ impl ReopenableDevice {
     /// one was writable (or the reverse). The inner device is then unchanged.
     pub fn set(&self, device: SharedDevice) -> Result<(), Geometry> {
         let geometry = device.geometry();
-        let mut held = self.write_held();
+        let mut held = self.0.write();
         let was = held.device.as_ref().map_or(held.geometry, |device| device.geometry());
         if (geometry.block_bytes, geometry.read_only) != (was.block_bytes, was.read_only) {
             return Err(geometry);
@@ -62,16 +62,8 @@ impl ReopenableDevice {
         Ok(())
     }
 
-    fn read_held(&self) -> RwLockReadGuard<'_, Held> {
-        self.0.read()
-    }
-
-    fn write_held(&self) -> RwLockWriteGuard<'_, Held> {
-        self.0.write()
-    }
-
     fn call<T>(&self, make: impl FnOnce(&SharedDevice) -> IoFuture<T>) -> IoFuture<T> {
-        match &self.read_held().device {
+        match &self.0.read().device {
             Some(device) => make(device),
             None => IoFuture::ready(Err(IoError::Unreachable)),
         }
@@ -80,22 +72,22 @@ impl ReopenableDevice {
 
 impl BlockDevice for ReopenableDevice {
     fn geometry(&self) -> Geometry {
-        let held = self.read_held();
+        let held = self.0.read();
         held.device.as_ref().map_or(held.geometry, |device| device.geometry())
     }
 
     fn refresh(&self) {
-        if let Some(device) = &self.read_held().device {
+        if let Some(device) = &self.0.read().device {
             device.refresh();
         }
     }
 
     fn must_reopen(&self) -> bool {
-        self.read_held().device.as_ref().is_none_or(|device| device.must_reopen())
+        self.0.read().device.as_ref().is_none_or(|device| device.must_reopen())
     }
 
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
-        self.read_held().device.as_ref()?.try_read_cached(offset, len)
+        self.0.read().device.as_ref()?.try_read_cached(offset, len)
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

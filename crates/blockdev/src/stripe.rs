@@ -165,19 +165,18 @@ impl StripeDevice {
         len: u64,
         call: impl Fn(&SharedDevice, Piece) -> IoFuture<()> + 'static,
     ) -> IoFuture<()> {
-        if let Err(error) = self.geometry.check_change(offset, len) {
-            return IoFuture::ready(Err(error));
-        }
-        if self.map.is_whole(offset, len) {
-            let (child, offset) = self.map.locate(offset);
-            return call(&self.children[child], Piece { offset, len });
-        }
-        let (children, map) = (self.children.clone(), self.map);
-        IoFuture::later(async move {
-            let calls = children.iter().zip(0..).filter_map(|(child, number)| {
-                map.extent(number, offset, len).map(|piece| call(child, piece))
-            });
-            run_all(calls, drop).await
+        IoFuture::checked(self.geometry.check_change(offset, len), || {
+            if self.map.is_whole(offset, len) {
+                let (child, offset) = self.map.locate(offset);
+                return call(&self.children[child], Piece { offset, len });
+            }
+            let (children, map) = (self.children.clone(), self.map);
+            IoFuture::later(async move {
+                let calls = children.iter().zip(0..).filter_map(|(child, number)| {
+                    map.extent(number, offset, len).map(|piece| call(child, piece))
+                });
+                run_all(calls, drop).await
+            })
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of discards and zeroes.
 
-use super::kit::{Kit, is_zero, mismatch};
+use super::kit::{Kit, is_zero, mismatch, zero_flags};
 use crate::{IoError, ZeroFlags};
 
 /// Ranges (offset, length) in bytes that leave a block free on either side.
@@ -53,12 +53,7 @@ pub(super) async fn zeroes_are_written_with_any_flags(kit: &mut Kit<'_>) {
         assert_eq!(zeroed, Ok(()));
         return assert!(is_zero(&kit.read(0, len).await));
     }
-    for bits in 0..8_u8 {
-        let flags = ZeroFlags {
-            fua: bits & 1 != 0,
-            may_deallocate: bits & 2 != 0,
-            fast_only: bits & 4 != 0,
-        };
+    for flags in (0..8).map(zero_flags) {
         for (offset, len) in ranges(kit) {
             zero_and_check(kit, offset, len, flags).await;
         }

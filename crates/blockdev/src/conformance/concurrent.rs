@@ -3,11 +3,9 @@
 use std::future::{Future, poll_fn};
 use std::ops::RangeInclusive;
 use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 
 use flagstone_runtime::{buf, cores, spawn, task};
-use parking_lot::{Mutex, MutexGuard};
 
 use super::kit::{Kit, fill, mismatch, patterned};
 use crate::{IoError, SharedDevice, ZeroFlags};
@@ -155,32 +153,6 @@ async fn flushes_from_all_cores_at_once(kit: &Kit<'_>) {
     }
 }
 
-/// A value on its way from one core to another, and the waker of the receiver.
-struct Mailbox<T> {
-    value: Option<T>,
-    closed: bool,
-    waiting: Option<Waker>,
-}
-
-/// Sending end: closes the mailbox when dropped, with or without a value in it.
-struct Sender<T>(Arc<Mutex<Mailbox<T>>>);
-
-impl<T> Sender<T> {
-    fn lock(&self) -> MutexGuard<'_, Mailbox<T>> {
-        self.0.lock()
-    }
-}
-
-impl<T> Drop for Sender<T> {
-    fn drop(&mut self) {
-        let mut mailbox = self.lock();
-        mailbox.closed = true;
-        if let Some(waker) = mailbox.waiting.take() {
-            waker.wake();
-        }
-    }
-}
-
 /// Starts a future on another core, at once.
 fn on_core<T, Fut>(
     core: usize,
@@ -190,21 +162,8 @@ where
     T: Send + 'static,
     Fut: Future<Output = T> + 'static,
 {
-    let mailbox = Arc::new(Mutex::new(Mailbox { value: None, closed: false, waiting: None }));
-    let sender = Sender(mailbox.clone());
-    cores()[core].spawn(move || async move {
-        let value = make().await;
-        sender.lock().value = Some(value);
-    });
-    poll_fn(move |cx| {
-        let mut mailbox = mailbox.lock();
-        if mailbox.closed {
-            let value = mailbox.value.take();
-            return Poll::Ready(value.expect("a check failed on another core"));
-        }
-        mailbox.waiting = Some(cx.waker().clone());
-        Poll::Pending
-    })
+    let value = cores()[core].call(make);
+    async { value.await.expect("a check failed on another core") }
 }
 
 pub(super) async fn dropped_calls_leave_device_usable(kit: &mut Kit<'_>) {

@@ -3,7 +3,7 @@
 use flagstone_runtime::{BufMut, buf};
 
 use super::Options;
-use crate::{Geometry, SharedDevice};
+use crate::{Geometry, SharedDevice, ZeroFlags};
 use flagstone_runtime::rng::{Rng, mix64};
 
 /// A device under test.
@@ -115,6 +115,12 @@ pub(super) fn mismatch(offset: u64, data: &[u8], stamp: u64) -> Option<u64> {
 
 pub(super) fn is_zero(data: &[u8]) -> bool {
     data.iter().all(|byte| *byte == 0)
+}
+
+/// One of the 8 combinations of flags.
+pub(super) fn zero_flags(bits: u64) -> ZeroFlags {
+    let [fua, may_deallocate, fast_only] = [1, 2, 4].map(|bit| bits & bit != 0);
+    ZeroFlags { fua, may_deallocate, fast_only }
 }
 
 fn word_at(offset: u64, stamp: u64) -> [u8; 8] {

@@ -2,7 +2,7 @@
 
 use flagstone_runtime::buf;
 
-use super::kit::{Kit, fill, is_zero};
+use super::kit::{Kit, fill, is_zero, zero_flags};
 use crate::{IoError, ZeroFlags};
 
 pub(super) async fn random_calls_match_model(kit: &mut Kit<'_>) {
@@ -80,12 +80,7 @@ impl Run<'_, '_> {
     }
 
     async fn zero(&mut self, offset: u64, len: u64) {
-        let bits = self.kit.rng.below(8);
-        let flags = ZeroFlags {
-            fua: bits & 1 != 0,
-            may_deallocate: bits & 2 != 0,
-            fast_only: bits & 4 != 0,
-        };
+        let flags = zero_flags(self.kit.rng.below(8));
         match self.kit.device.write_zeroes(offset, len, flags).await {
             Ok(()) => self.part(offset, len).fill(0),
             Err(IoError::Unsupported) if flags.fast_only => self.learn(offset, len).await,

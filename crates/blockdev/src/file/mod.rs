@@ -72,10 +72,19 @@ impl FileDevice {
     pub fn is_poisoned(&self) -> bool {
         self.0.sync.is_poisoned()
     }
+}
 
-    /// True if the page cache is bypassed.
-    pub fn is_direct(&self) -> bool {
-        self.0.file.info().direct
+impl FileDevice {
+    /// Makes a call if the `check` before it succeeded.
+    fn later<T: 'static>(
+        &self,
+        check: Result<(), IoError>,
+        call: impl AsyncFnOnce(&Inner) -> Result<T, IoError> + 'static,
+    ) -> IoFuture<T> {
+        IoFuture::checked(check, || {
+            let inner = self.0.clone();
+            IoFuture::later(async move { call(&inner).await })
+        })
     }
 }
 
@@ -209,46 +218,35 @@ impl BlockDevice for FileDevice {
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        if let Err(error) = self.0.geometry().check_transfer(offset, buf.len()) {
-            return IoFuture::ready(Err(error));
-        }
-        let inner = self.0.clone();
-        IoFuture::later(async move { inner.read(offset, buf).await })
+        self.later(self.0.geometry().check_transfer(offset, buf.len()), async move |inner| {
+            inner.read(offset, buf).await
+        })
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let bounded = self.0.geometry().check_transfer(offset, data.len());
-        if let Err(error) = bounded.and(self.0.check_change(offset, data.len() as u64)) {
-            return IoFuture::ready(Err(error));
-        }
-        let inner = self.0.clone();
-        IoFuture::later(async move { inner.write(offset, data, fua).await })
+        let check = bounded.and(self.0.check_change(offset, data.len() as u64));
+        self.later(check, async move |inner| inner.write(offset, data, fua).await)
     }
 
     fn flush(&self) -> IoFuture<()> {
         if self.0.opened.read_only {
             return IoFuture::ready(Ok(()));
         }
-        let inner = self.0.clone();
-        IoFuture::later(async move { inner.flush().await })
+        self.later(Ok(()), async |inner| inner.flush().await)
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        if let Err(error) = self.0.check_change(offset, len) {
-            return IoFuture::ready(Err(error));
+        let unable = self.0.no_deallocate.load(Ordering::Relaxed) && !self.0.opened.discard_zeroes;
+        match self.0.check_change(offset, len) {
+            Ok(()) if unable => IoFuture::ready(Ok(())),
+            check => self.later(check, async move |inner| inner.discard(offset, len).await),
         }
-        if self.0.no_deallocate.load(Ordering::Relaxed) && !self.0.opened.discard_zeroes {
-            return IoFuture::ready(Ok(()));
-        }
-        let inner = self.0.clone();
-        IoFuture::later(async move { inner.discard(offset, len).await })
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        if let Err(error) = self.0.check_change(offset, len) {
-            return IoFuture::ready(Err(error));
-        }
-        let inner = self.0.clone();
-        IoFuture::later(async move { inner.write_zeroes(offset, len, flags).await })
+        self.later(self.0.check_change(offset, len), async move |inner| {
+            inner.write_zeroes(offset, len, flags).await
+        })
     }
 }

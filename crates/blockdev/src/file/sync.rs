@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::IoError;
 
@@ -60,7 +60,7 @@ impl SyncGroup {
         if group.is_poisoned() {
             return Err(IoError::Poisoned);
         }
-        let (ticket, start) = group.lock().enter();
+        let (ticket, start) = group.state.lock().enter();
         if start {
             flagstone_runtime::spawn_detached(run(group.clone(), sync));
         }
@@ -68,7 +68,7 @@ impl SyncGroup {
     }
 
     fn poll(&self, ticket: u64, waker: &Waker) -> Poll<Result<(), IoError>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match state.failure {
             Some((failed, error)) if ticket == failed => return Poll::Ready(Err(error)),
             Some((failed, _)) if ticket > failed => return Poll::Ready(Err(IoError::Poisoned)),
@@ -86,7 +86,7 @@ impl SyncGroup {
 
     /// Records the end of a sync and wakes its waiters. True if another sync is needed.
     fn finish(&self, result: Result<(), IoError>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.ended = state.begun;
         if let Err(error) = result {
             self.poison();
@@ -101,15 +101,11 @@ impl SyncGroup {
         for waker in woken.drain(..) {
             waker.wake();
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.waiting.capacity() == 0 {
             state.waiting = woken;
         }
         again
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
