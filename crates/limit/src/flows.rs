@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::limits::FLOWS_MAX;
 use crate::meter::{CLASSES, DOMAINS, Ticks};
 use crate::waiting::Lane;
 
@@ -39,11 +38,8 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    pub(crate) fn new() -> Flows {
-        Flows::of(FLOWS_MAX)
-    }
-
-    fn of(max: usize) -> Flows {
+    /// Remembers at most `max` flows.
+    pub(crate) fn new(max: usize) -> Flows {
         Flows { index: BTreeMap::new(), slots: Vec::new(), free: Vec::new(), latest: None, max }
     }
 
@@ -122,7 +118,7 @@ mod tests {
 
     #[test]
     fn flow_table_is_bounded_and_keeps_waiters() {
-        let mut flows = Flows::of(8);
+        let mut flows = Flows::new(8);
         let now = [10; DOMAINS];
         let kept = flows.slot(1, &now);
         flows.get_mut(kept).waiting = 1;

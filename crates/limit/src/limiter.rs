@@ -14,9 +14,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use flagstone_runtime::time::{self, Sleep};
+use flagstone_runtime::time::{self, Backoff, Sleep};
 use flagstone_runtime::{spawn_detached, task};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX, WAKE_BATCH};
 use crate::meter::{Class, Ticks, nanos, ticks};
@@ -74,7 +74,7 @@ impl Limiter {
 
     /// The limit in force.
     pub fn limit(&self) -> Limit {
-        self.lock().limit
+        self.state.lock().limit
     }
 
     /// Changes the limit at once, on a core of the runtime: waiting commands are rescheduled. Debt
@@ -85,7 +85,7 @@ impl Limiter {
     pub fn set(&self, limit: Limit) -> Result<(), LimitError> {
         limit.check()?;
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.limit = limit;
         state.schedule.set(now, &limit);
         let timer = state.take_timer();
@@ -96,17 +96,13 @@ impl Limiter {
 
     /// Current statistics.
     pub fn status(&self) -> LimiterStatus {
-        let state = self.lock();
+        let state = self.state.lock();
         LimiterStatus {
-            waiting: state.schedule.waiting(),
-            waiting_flows: state.schedule.waiting_flows(),
+            waiting: state.schedule.waiting.count(),
+            waiting_flows: state.schedule.flows.waiting(),
             passed: state.passed,
             delayed: state.delayed,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 
     /// Lets a command of the current flow start now (`None`), or returns its place in the queue.
@@ -121,7 +117,7 @@ impl Limiter {
     /// queue.
     fn ask(self: &Arc<Self>, flow: u64, request: Request) -> Option<Option<Ticket>> {
         let now = now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let ticket = match state.schedule.enter(now, flow, request) {
             Entered::Go => {
                 state.passed += 1;
@@ -132,7 +128,7 @@ impl Limiter {
         };
         let mut woken = Woken::default();
         state.grant(now, &mut woken);
-        let goes = state.schedule.is_granted(ticket);
+        let goes = state.schedule.waiting.is_granted(ticket);
         if goes {
             state.schedule.leave(ticket, true);
             state.passed += 1;
@@ -187,7 +183,7 @@ impl State {
             && let Some(ticket) = self.schedule.next(now)
         {
             // A future that was not polled yet sees the grant when it is polled.
-            if let Some(waker) = self.schedule.take_waker(ticket) {
+            if let Some(waker) = self.schedule.waiting.take_waker(ticket) {
                 woken.wakers[woken.count] = Some(waker);
                 woken.count += 1;
             }
@@ -196,7 +192,7 @@ impl State {
 
     /// True if a timer must be started, which the caller then does.
     fn needs_timer(&mut self) -> bool {
-        let needed = self.schedule.waiting() > 0 && matches!(self.timer, Timer::None);
+        let needed = self.schedule.waiting.count() > 0 && matches!(self.timer, Timer::None);
         if needed {
             self.timer = Timer::Busy;
         }
@@ -244,7 +240,7 @@ impl Duty {
         let mut woken = Woken::default();
         loop {
             let now = now();
-            let mut state = self.limiter.lock();
+            let mut state = self.limiter.state.lock();
             state.grant(now, &mut woken);
             let Some(due) = state.schedule.due() else {
                 state.timer = Timer::None;
@@ -287,9 +283,9 @@ impl Drop for Duty {
             return;
         }
         // This core ends while others continue: a waiting command takes the timer over.
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.timer = Timer::None;
-        let heir = state.schedule.any_waker();
+        let heir = state.schedule.waiting.any_waker();
         drop(state);
         wake(heir);
     }
@@ -307,10 +303,9 @@ pub(crate) struct Place {
 impl Place {
     /// Waits for the turn of the command.
     pub(crate) async fn turn(mut self) {
-        let mut pause = OUTSIDE_PAUSE;
+        let mut pauses = Backoff::new(OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX);
         while self.ticket.is_none() {
-            time::sleep(pause).await;
-            pause = (pause * 2).min(OUTSIDE_PAUSE_MAX);
+            time::sleep(pauses.advance()).await;
             match self.limiter.ask(self.flow, self.request) {
                 None => return,
                 Some(ticket) => self.ticket = ticket,
@@ -321,13 +316,13 @@ impl Place {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(ticket) = self.ticket else { return Poll::Ready(()) };
-        let mut state = self.limiter.lock();
-        if state.schedule.is_granted(ticket) {
+        let mut state = self.limiter.state.lock();
+        if state.schedule.waiting.is_granted(ticket) {
             state.schedule.leave(ticket, true);
             self.ticket = None;
             return Poll::Ready(());
         }
-        state.schedule.wait(ticket, cx.waker());
+        state.schedule.waiting.wait(ticket, cx.waker());
         let start = state.needs_timer();
         drop(state);
         if start {
@@ -340,12 +335,12 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.schedule.leave(ticket, false);
         // The refund may let another command start earlier; or no command is left; or the core of
         // the timer has ended and this command was to take over.
         let alone = matches!(state.timer, Timer::None);
-        let woken = if alone { state.schedule.any_waker() } else { state.timer_if_early() };
+        let woken = if alone { state.schedule.waiting.any_waker() } else { state.timer_if_early() };
         drop(state);
         wake(woken);
     }

@@ -13,10 +13,9 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::task::Waker;
 
 use crate::flows::Flows;
-use crate::limits::{FLOW_WAITING_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
+use crate::limits::{FLOW_WAITING_MAX, FLOWS_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
 use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
 use crate::waiting::{Request, Ticket, Waiting};
@@ -43,8 +42,8 @@ pub(crate) struct Schedule {
     sizes: [IoSize; 2],
     /// Latest known time: calls of several cores may arrive out of order.
     now: Ticks,
-    flows: Flows,
-    waiting: Waiting,
+    pub(crate) flows: Flows,
+    pub(crate) waiting: Waiting,
     waiting_of: [usize; CLASSES.len()],
     /// Since when commands of a class have waited without interruption.
     waiting_since: [Ticks; CLASSES.len()],
@@ -64,7 +63,7 @@ impl Schedule {
             meters: meter::meters(limit),
             sizes: [limit.read_size, limit.write_size],
             now: Ticks::MIN / 4,
-            flows: Flows::new(),
+            flows: Flows::new(FLOWS_MAX),
             waiting: Waiting::new(),
             waiting_of: [0; CLASSES.len()],
             waiting_since: [0; CLASSES.len()],
@@ -194,32 +193,6 @@ impl Schedule {
                 self.queue(slot, class);
             }
         }
-    }
-
-    pub(crate) fn is_granted(&self, ticket: Ticket) -> bool {
-        self.waiting.is_granted(ticket)
-    }
-
-    pub(crate) fn wait(&mut self, ticket: Ticket, waker: &Waker) {
-        self.waiting.wait(ticket, waker);
-    }
-
-    pub(crate) fn take_waker(&mut self, ticket: Ticket) -> Option<Waker> {
-        self.waiting.take_waker(ticket)
-    }
-
-    pub(crate) fn any_waker(&mut self) -> Option<Waker> {
-        self.waiting.any_waker()
-    }
-
-    /// Number of waiting commands.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.count()
-    }
-
-    /// Number of flows with waiting commands.
-    pub(crate) fn waiting_flows(&self) -> usize {
-        self.flows.waiting()
     }
 
     /// Records the lateness of a command of a class that starts now. It is caused by the machine,

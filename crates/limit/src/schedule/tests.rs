@@ -404,7 +404,7 @@ fn changed_limit_applies_to_waiters() {
     // Unlimited: all start.
     run.schedule.set(ticks(run.now_ns), &Limit::default());
     run.grant();
-    assert_eq!(run.schedule.waiting(), 0);
+    assert_eq!(run.schedule.waiting.count(), 0);
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn cancelled_request_returns_its_charge() {
     };
     let [first, second, third] = [1, 1, 2].map(|flow| wait(&mut schedule, flow));
     schedule.leave(first, false);
-    assert_eq!(schedule.waiting(), 2);
+    assert_eq!(schedule.waiting.count(), 2);
     let due = schedule.due().unwrap();
     // A command is granted and then dropped: the next one need not wait for it.
     let granted = schedule.next(due).unwrap();
@@ -529,7 +529,7 @@ proptest! {
                 prop_assert!(waiting.iter().find(overtaken).is_none());
                 schedule.leave(ticket, true);
             }
-            prop_assert_eq!(schedule.waiting(), waiting.len());
+            prop_assert_eq!(schedule.waiting.count(), waiting.len());
             prop_assert_eq!(schedule.due().is_none(), waiting.is_empty());
             prop_assert!(schedule.due().is_none_or(|due| due > now));
         }
@@ -539,7 +539,7 @@ proptest! {
             schedule.leave(granted.unwrap(), true);
             now = due;
         }
-        prop_assert_eq!(schedule.waiting(), 0);
+        prop_assert_eq!(schedule.waiting.count(), 0);
         prop_assert!(now < ticks(3600 * SECOND_NS), "and soon");
     }
 
