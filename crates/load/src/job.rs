@@ -48,35 +48,17 @@ impl AccessPattern {
 
     /// True if offsets are random.
     pub fn is_random(self) -> bool {
-        matches!(
-            self,
-            AccessPattern::RandRead
-                | AccessPattern::RandWrite
-                | AccessPattern::RandRw
-                | AccessPattern::RandTrim
-        )
+        matches!(self, Self::RandRead | Self::RandWrite | Self::RandRw | Self::RandTrim)
     }
 
     /// True if some I/Os are reads.
     pub fn reads(self) -> bool {
-        matches!(
-            self,
-            AccessPattern::Read
-                | AccessPattern::RandRead
-                | AccessPattern::Rw
-                | AccessPattern::RandRw
-        )
+        matches!(self, Self::Read | Self::RandRead | Self::Rw | Self::RandRw)
     }
 
     /// True if some I/Os are writes.
     pub fn writes(self) -> bool {
-        matches!(
-            self,
-            AccessPattern::Write
-                | AccessPattern::RandWrite
-                | AccessPattern::Rw
-                | AccessPattern::RandRw
-        )
+        matches!(self, Self::Write | Self::RandWrite | Self::Rw | Self::RandRw)
     }
 
     /// True if the I/Os are discards.
@@ -331,22 +313,13 @@ impl LoadJob {
         let deepest = (DEPTH_MAX * self.cores) as u64;
         within("the depth", self.depth as u64, self.cores as u64, deepest)?;
         within("the percentage of reads", u64::from(self.read_percent), 0, 100)?;
-        within(
-            "the number of block sizes",
-            self.block_sizes.len() as u64,
-            1,
-            BLOCK_SIZES_MAX as u64,
-        )?;
+        let sizes = self.block_sizes.len() as u64;
+        within("the number of block sizes", sizes, 1, BLOCK_SIZES_MAX as u64)?;
         if let Some(rate) = self.rate_iops {
             within("the rate in IOPS", rate, self.cores as u64, 1_000_000_000)?;
         }
         if let Some(every) = self.flush_every {
-            within(
-                "the number of writes between flushes",
-                u64::from(every),
-                1,
-                u64::from(u32::MAX),
-            )?;
+            within("the number of writes between flushes", every.into(), 1, u32::MAX.into())?;
         }
         for (what, count) in [("the number of I/Os", self.ios), ("the number of bytes", self.bytes)]
         {
@@ -410,14 +383,8 @@ impl LoadJob {
         if state && self.cores > 1 {
             return Err(JobError::Conflict("a recorded state is kept by one core: use one"));
         }
-        let blocks = self.size_bytes.map_or_else(
-            || {
-                geometry
-                    .blocks()
-                    .saturating_sub(self.offset_bytes / u64::from(geometry.block_bytes))
-            },
-            |bytes| bytes / u64::from(geometry.block_bytes),
-        );
+        let rest = geometry.size_bytes.saturating_sub(self.offset_bytes);
+        let blocks = self.size_bytes.unwrap_or(rest) / u64::from(geometry.block_bytes);
         within("the number of verified blocks", blocks, 1, VERIFY_BLOCKS_MAX * self.cores as u64)
     }
 

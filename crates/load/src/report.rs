@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Formatter};
 
+use flagstone_units::{format_size, grouped};
+
 use crate::results::{JobSummary, LatencySummary, LoadResults, OpKind, VerifyResults};
 
 /// Writes the whole report.
@@ -23,7 +25,7 @@ pub(crate) fn write(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result
 fn headline(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     let JobSummary { pattern, depth, cores, seed, .. } = &results.job;
     let sizes: Vec<String> =
-        results.job.block_sizes.iter().map(|size| bytes(size.bytes as u64)).collect();
+        results.job.block_sizes.iter().map(|size| format_size(size.bytes as u64)).collect();
     write!(f, "{pattern} {}", sizes.join(", "))?;
     if let Some(percent) = results.job.read_percent {
         write!(f, ", {percent} % reads")?;
@@ -36,10 +38,10 @@ fn headline(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(
         f,
         "  range      {} at offset {}, of {} in blocks of {}",
-        bytes(results.job.size_bytes),
+        format_size(results.job.size_bytes),
         results.job.offset_bytes,
-        bytes(results.device.size_bytes),
-        bytes(results.device.block_bytes.into()),
+        format_size(results.device.size_bytes),
+        format_size(results.device.block_bytes.into()),
     )
 }
 
@@ -114,48 +116,4 @@ fn verified(verify: &VerifyResults, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "    and {untold} more")?;
     }
     Ok(())
-}
-
-/// A size in the largest binary unit that divides it.
-fn bytes(count: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let whole = |shift: u32| count >= 1 << shift && count.is_multiple_of(1 << shift);
-    match units.iter().find(|(shift, _)| whole(*shift)) {
-        Some((shift, unit)) => format!("{} {unit}", count >> shift),
-        None => format!("{count} B"),
-    }
-}
-
-/// A number with thousands separators.
-fn grouped(value: f64, decimals: usize) -> String {
-    let plain = format!("{value:.decimals$}");
-    let (whole, fraction) = plain.split_once('.').unwrap_or((&plain, ""));
-    let mut text = String::with_capacity(plain.len() + 8);
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    if !fraction.is_empty() {
-        text.push('.');
-        text.push_str(fraction);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_readable() {
-        assert_eq!(grouped(1_234_567.0, 0), "1,234,567");
-        assert_eq!(grouped(123.45, 1), "123.5");
-        assert_eq!(grouped(0.0, 2), "0.00");
-        assert_eq!(bytes(4096), "4 KiB");
-        assert_eq!(bytes(3 << 40), "3 TiB");
-        assert_eq!(bytes(1000), "1000 B");
-        assert_eq!(bytes(0), "0 B");
-    }
 }

@@ -1,15 +1,17 @@
 //! Run of a job: its cores, their supervision, and the combination of their results.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
+use flagstone_runtime::sync::{OneReceiver, oneshot};
 use flagstone_runtime::time::{self, Instant};
 use flagstone_runtime::{buf, cores, random_u64, spawn_detached};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::core_task::{CoreReport, CoreTask};
 use crate::job::{JobError, LoadJob, Range};
@@ -62,7 +64,7 @@ impl Stop {
     /// ended.
     pub fn stop(&self) {
         self.0.wanted.store(true, Ordering::SeqCst);
-        if let Some(watcher) = lock(&self.0.watcher).take() {
+        if let Some(watcher) = self.0.watcher.lock().take() {
             watcher.wake();
         }
     }
@@ -110,7 +112,7 @@ pub async fn run(
     let geometry = device.geometry();
     let range = job.validate(&geometry, cores().len(), buf::memory_limit())?;
     let started = time::now();
-    let team = Team::start(&device, job, range, started);
+    let mut team = Team::start(&device, job, range, started);
     let mut watch = Watch::new(job, started);
     loop {
         let until = watch.next_look().since(time::now());
@@ -124,108 +126,70 @@ pub async fn run(
     Ok(assemble(job, &geometry, range, reports, watch))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
-type Outcomes = Vec<Option<Result<CoreReport, RunError>>>;
-
-/// Collects the reports of the cores.
-struct Gather {
-    outcomes: Mutex<(usize, Outcomes)>,
-    watcher: Mutex<Option<Waker>>,
-}
-
-impl Gather {
-    fn put(&self, core: usize, outcome: Result<CoreReport, RunError>) {
-        let mut outcomes = lock(&self.outcomes);
-        // Ignore a second report of a core, or a report after the outcomes were taken.
-        let (open, all) = &mut *outcomes;
-        if let Some(known @ None) = all.get_mut(core) {
-            *known = Some(outcome);
-            *open -= 1;
-        }
-        drop(outcomes);
-        if let Some(watcher) = lock(&self.watcher).take() {
-            watcher.wake();
-        }
-    }
-}
-
-/// Reports a failure for a core whose task is dropped early.
-struct Reporter {
-    gather: Arc<Gather>,
-    core: usize,
-}
-
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        self.gather.put(self.core, Err(RunError::CoreLost));
-    }
-}
-
 #[derive(Debug, PartialEq, Eq)]
 enum Waited {
     Ended,
     Stopped,
 }
 
+/// Report of a core that still works, or its outcome.
+enum Report {
+    Pending(OneReceiver<Result<CoreReport, RunError>>),
+    Ended(Result<CoreReport, RunError>),
+}
+
+impl Report {
+    /// True if the core has ended.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Report::Pending(receiver) = self
+            && let Poll::Ready(outcome) = Pin::new(receiver).poll(cx)
+        {
+            *self = Report::Ended(outcome.unwrap_or(Err(RunError::CoreLost)));
+        }
+        matches!(self, Report::Ended(_))
+    }
+}
+
 /// The working cores. Dropping it ends them.
 struct Team {
-    gather: Arc<Gather>,
+    reports: Vec<Report>,
     signals: Arc<Signals>,
     links: Vec<Links>,
 }
 
 impl Team {
     fn start(device: &SharedDevice, job: &LoadJob, range: Range, started: Instant) -> Team {
-        let signals = Arc::new(Signals::default());
-        let outcomes = (0..job.cores).map(|_| None).collect();
-        let gather = Arc::new(Gather {
-            outcomes: Mutex::new((job.cores, outcomes)),
-            watcher: Mutex::new(None),
-        });
         let run_id = random_u64();
-        let measure_from = started + job.warm_up;
-        let mut links = Vec::new();
+        let mut team = Team { reports: Vec::new(), signals: Arc::default(), links: Vec::new() };
         for core in 0..job.cores {
-            let own = Links {
-                signals: signals.clone(),
+            let links = Links {
+                signals: team.signals.clone(),
                 gauge: Arc::new(Gauge::default()),
                 woken: Woken::new(split(job.depth as u64, core, job.cores) as usize),
             };
-            links.push(own.clone());
-            let reporter = Reporter { gather: gather.clone(), core };
-            let task = CoreTask {
-                device: device.clone(),
-                job: job.clone(),
-                range,
-                core,
-                run_id,
-                measure_from,
-                links: own,
-            };
-            let work = move || async move {
-                let outcome = task.run().await;
-                reporter.gather.put(reporter.core, outcome);
-            };
+            team.links.push(links.clone());
+            let (on_this_core, measure_from) = (job.cores == 1, started + job.warm_up);
+            let (device, job) = (device.clone(), job.clone());
+            let task = CoreTask { device, job, range, core, run_id, measure_from, links };
             // With one core the work stays on the caller's core, which in simulation is the
             // caller's node.
-            if job.cores == 1 {
-                spawn_detached(work());
+            let receiver = if on_this_core {
+                let (sender, receiver) = oneshot();
+                spawn_detached(async move { sender.send(task.run().await) });
+                receiver
             } else {
-                cores()[core].spawn(work);
-            }
+                cores()[core].call(move || task.run())
+            };
+            team.reports.push(Report::Pending(receiver));
         }
-        Team { gather, signals, links }
+        team
     }
 
     /// Waits until all cores have reported, or (unless already known) until a stop is requested.
-    async fn wait(&self, stop: &Stop, stop_is_known: bool) -> Waited {
+    async fn wait(&mut self, stop: &Stop, stop_is_known: bool) -> Waited {
         poll_fn(|cx| {
-            *lock(&self.gather.watcher) = Some(cx.waker().clone());
-            *lock(&stop.0.watcher) = Some(cx.waker().clone());
-            if lock(&self.gather.outcomes).0 == 0 {
+            *stop.0.watcher.lock() = Some(cx.waker().clone());
+            if self.reports.iter_mut().all(|report| report.poll(cx)) {
                 return Poll::Ready(Waited::Ended);
             }
             if stop.is_wanted() && !stop_is_known {
@@ -252,16 +216,17 @@ impl Team {
         }
     }
 
-    fn take(&self) -> Result<Vec<CoreReport>, RunError> {
-        let outcomes = std::mem::take(&mut lock(&self.gather.outcomes).1);
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or(Err(RunError::CoreLost))).collect()
+    fn take(&mut self) -> Result<Vec<CoreReport>, RunError> {
+        let outcomes = self.reports.drain(..).map(|report| match report {
+            Report::Ended(outcome) => outcome,
+            Report::Pending(_) => Err(RunError::CoreLost),
+        });
+        outcomes.collect()
     }
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
-        // The watcher is gone, and need not be woken.
-        lock(&self.gather.watcher).take();
         self.raise(&self.signals.stop);
         self.raise(&self.signals.abandon);
     }

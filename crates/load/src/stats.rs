@@ -144,44 +144,41 @@ pub(crate) struct Reading {
 }
 
 impl Gauge {
+    fn counters(&self) -> [&AtomicU64; 5] {
+        [&self.ios, &self.bytes, &self.latency_sum_ns, &self.errors, &self.violations]
+    }
+
     pub(crate) fn show(&self, reading: &Reading) {
-        self.ios.store(reading.ios, Ordering::Relaxed);
-        self.bytes.store(reading.bytes, Ordering::Relaxed);
-        self.latency_sum_ns.store(reading.latency_sum_ns, Ordering::Relaxed);
-        self.errors.store(reading.errors, Ordering::Relaxed);
-        self.violations.store(reading.violations, Ordering::Relaxed);
+        for (counter, value) in self.counters().into_iter().zip(reading.to_array()) {
+            counter.store(value, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn read(&self) -> Reading {
-        Reading {
-            ios: self.ios.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            latency_sum_ns: self.latency_sum_ns.load(Ordering::Relaxed),
-            errors: self.errors.load(Ordering::Relaxed),
-            violations: self.violations.load(Ordering::Relaxed),
-        }
+        Reading::of(self.counters().map(|counter| counter.load(Ordering::Relaxed)))
     }
 }
 
 impl Reading {
+    fn of([ios, bytes, latency_sum_ns, errors, violations]: [u64; 5]) -> Reading {
+        Reading { ios, bytes, latency_sum_ns, errors, violations }
+    }
+
+    fn to_array(self) -> [u64; 5] {
+        [self.ios, self.bytes, self.latency_sum_ns, self.errors, self.violations]
+    }
+
+    fn combine(self, other: Reading, with: fn(u64, u64) -> u64) -> Reading {
+        let (mine, theirs) = (self.to_array(), other.to_array());
+        Reading::of(std::array::from_fn(|index| with(mine[index], theirs[index])))
+    }
+
     pub(crate) fn plus(self, other: Reading) -> Reading {
-        Reading {
-            ios: self.ios + other.ios,
-            bytes: self.bytes + other.bytes,
-            latency_sum_ns: self.latency_sum_ns.saturating_add(other.latency_sum_ns),
-            errors: self.errors + other.errors,
-            violations: self.violations + other.violations,
-        }
+        self.combine(other, u64::saturating_add)
     }
 
     pub(crate) fn since(self, earlier: Reading) -> Reading {
-        Reading {
-            ios: self.ios.saturating_sub(earlier.ios),
-            bytes: self.bytes.saturating_sub(earlier.bytes),
-            latency_sum_ns: self.latency_sum_ns.saturating_sub(earlier.latency_sum_ns),
-            errors: self.errors.saturating_sub(earlier.errors),
-            violations: self.violations.saturating_sub(earlier.violations),
-        }
+        self.combine(earlier, u64::saturating_sub)
     }
 }
 

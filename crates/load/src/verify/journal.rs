@@ -39,6 +39,7 @@ use std::task::{Context, Poll, ready};
 use flagstone_runtime::fs::{File, OpenOptions};
 use flagstone_runtime::{Buf, LocalBox, buf};
 
+use super::{long, word};
 use crate::limits::{
     DEPTH_MAX, JOURNAL_CHUNK_BYTES, JOURNAL_MAX_BYTES, JOURNAL_PENDING_MAX_BYTES, VERIFY_BLOCKS_MAX,
 };
@@ -178,16 +179,6 @@ fn record_crc(run_id: u64, number: u64, record: &[u8]) -> u32 {
 
 fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    pair(word(bytes, at), word(bytes, at + 4))
 }
 
 /// Appends to a journal concurrently with the I/Os.

@@ -23,3 +23,15 @@ pub use stamp::StampReading;
 pub use verifier::{FlushTicket, ReadTicket, Verifier, VerifierConfig, WriteOutcome, WriteTicket};
 pub use version::{Content, Initial};
 pub use violation::{Expected, Violation, ViolationKind};
+
+/// The little-endian 32 bits at `at`.
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+/// The little-endian 64 bits at `at`.
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}

@@ -15,6 +15,8 @@ use std::fmt;
 
 use flagstone_runtime::rng::{Rng, split_mix64};
 
+use super::{long, word};
+
 /// Unit of stamps, in bytes: the smallest block size of any device.
 pub(crate) const SECTOR_BYTES: usize = 512;
 
@@ -253,21 +255,20 @@ fn generation_of(sector: &Sector) -> Option<u32> {
 }
 
 fn read_sector(sector: &[u8]) -> Sector {
-    let word = |at: usize| {
-        let mut bytes = [0; 4];
-        bytes.copy_from_slice(&sector[at..at + 4]);
-        u32::from_le_bytes(bytes)
-    };
-    let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
     if sector[..4] != MAGIC {
         let zeroes = sector.iter().all(|byte| *byte == 0);
         return if zeroes { Sector::Zeroes } else { Sector::Foreign };
     }
-    if crc_fast::crc32_iscsi(&sector[8..]) == word(4) {
-        let (offset, run_id) = (long(8), long(16));
-        return Sector::Stamp { offset, run_id, generation: word(24), writer: word(28) };
+    if crc_fast::crc32_iscsi(&sector[8..]) == word(sector, 4) {
+        let (offset, run_id) = (long(sector, 8), long(sector, 16));
+        return Sector::Stamp {
+            offset,
+            run_id,
+            generation: word(sector, 24),
+            writer: word(sector, 28),
+        };
     }
-    let (head, tail) = (word(24), word(TAIL_AT));
+    let (head, tail) = (word(sector, 24), word(sector, TAIL_AT));
     if head == tail { Sector::Corrupt } else { Sector::TornInside { head, tail } }
 }
 
