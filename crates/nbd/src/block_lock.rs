@@ -6,11 +6,9 @@
 //! holds it exclusively. Changes that reach the device other than through this server's exports are
 //! not covered.
 
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::{Poll, Waker};
 
-use parking_lot::Mutex;
+use flagstone_runtime::sync::SharedNotify;
 
 /// Set while an exclusive holder exists or waits.
 const EXCLUSIVE: u32 = 1 << 31;
@@ -20,7 +18,7 @@ const EXCLUSIVE: u32 = 1 << 31;
 pub(crate) struct BlockLock {
     /// [`EXCLUSIVE`] and the number of shared holders.
     state: AtomicU32,
-    waiting: Mutex<Vec<Waker>>,
+    released: SharedNotify,
 }
 
 impl BlockLock {
@@ -35,43 +33,25 @@ impl BlockLock {
     #[inline]
     pub(crate) fn unlock_shared(&self) {
         if self.state.fetch_sub(1, Ordering::Release) & EXCLUSIVE != 0 {
-            self.wake();
+            self.released.notify();
         }
     }
 
     /// Waits for shared access.
     pub(crate) async fn lock_shared(&self) {
-        self.wait_for(|| self.try_lock_shared()).await;
+        self.released.wait_for(|| self.try_lock_shared().then_some(())).await;
     }
 
     /// Waits for exclusive access; dropping the guard releases it.
     pub(crate) async fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
-        self.wait_for(|| self.state.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE == 0).await;
+        let begin = || self.state.fetch_or(EXCLUSIVE, Ordering::Acquire) & EXCLUSIVE == 0;
+        self.released.wait_for(|| begin().then_some(())).await;
         // Blocks new holders from here on. The guard releases the lock even if this future is
         // dropped.
         let guard = ExclusiveGuard(self);
-        self.wait_for(|| self.state.load(Ordering::Acquire) == EXCLUSIVE).await;
+        let alone = || self.state.load(Ordering::Acquire) == EXCLUSIVE;
+        self.released.wait_for(|| alone().then_some(())).await;
         guard
-    }
-
-    async fn wait_for(&self, mut entered: impl FnMut() -> bool) {
-        poll_fn(|cx| {
-            if entered() {
-                return Poll::Ready(());
-            }
-            self.waiting.lock().push(cx.waker().clone());
-            // The lock may have been released before the waker was stored.
-            if entered() { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-
-    #[cold]
-    fn wake(&self) {
-        let woken = std::mem::take(&mut *self.waiting.lock());
-        for waker in woken {
-            waker.wake();
-        }
     }
 }
 
@@ -82,6 +62,6 @@ pub(crate) struct ExclusiveGuard<'a>(&'a BlockLock);
 impl Drop for ExclusiveGuard<'_> {
     fn drop(&mut self) {
         self.0.state.fetch_and(!EXCLUSIVE, Ordering::Release);
-        self.0.wake();
+        self.0.released.notify();
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flagstone_blockdev::{Geometry, SharedDevice};
-use parking_lot::{Mutex, MutexGuard};
+use flagstone_blockdev::SharedDevice;
+use flagstone_transport::WaitGroup;
+use parking_lot::Mutex;
 
 use crate::block_lock::BlockLock;
-use crate::ended::EndedConnections;
 use crate::limits::{MAX_REQUEST_BYTES, MAX_STRING_BYTES};
 use crate::links::LinkTable;
 use crate::wire::transmission_flag as flag;
@@ -24,8 +24,11 @@ pub struct Export {
     pub read_only: bool,
     /// Serializes read-modify-write with other changes.
     pub(crate) block_lock: BlockLock,
-    /// Ended connections with device calls in flight.
-    pub(crate) ended_connections: EndedConnections,
+    /// Ended connections with device calls in flight. A client that lost its connection reconnects
+    /// and resends unanswered requests. A write of the old connection that is still in flight could
+    /// complete after newer writes and undo them. So a new connection starts only after all ended
+    /// ones have finished.
+    pub(crate) ended_connections: Arc<WaitGroup>,
     /// Client links, of which one connection at a time is active.
     pub(crate) links: LinkTable,
 }
@@ -50,7 +53,7 @@ impl Export {
             device,
             read_only: false,
             block_lock: BlockLock::default(),
-            ended_connections: EndedConnections::default(),
+            ended_connections: Arc::default(),
             links: LinkTable::default(),
         }
     }
@@ -94,16 +97,13 @@ impl Export {
 
     /// "Size constraints": minimum, preferred and maximum, in bytes.
     pub fn block_sizes(&self) -> [u32; 3] {
-        preferred_sizes(&self.device.geometry())
+        let geometry = self.device.geometry();
+        let minimum = geometry.block_bytes;
+        let best = geometry.physical_block_bytes.max(geometry.optimal_io_bytes).max(4096);
+        // A stripe width that is not a power of two is rounded up, within the maximum.
+        let preferred = best.max(minimum).min(MAX_REQUEST_BYTES / 2).next_power_of_two();
+        [minimum, preferred, MAX_REQUEST_BYTES]
     }
-}
-
-fn preferred_sizes(geometry: &Geometry) -> [u32; 3] {
-    let minimum = geometry.block_bytes;
-    let best = geometry.physical_block_bytes.max(geometry.optimal_io_bytes).max(4096);
-    // A stripe width that is not a power of two is rounded up, within the maximum.
-    let preferred = best.max(minimum).min(MAX_REQUEST_BYTES / 2).next_power_of_two();
-    [minimum, preferred, MAX_REQUEST_BYTES]
 }
 
 impl std::fmt::Debug for Export {
@@ -149,7 +149,7 @@ impl Exports {
     /// [`ExportError`].
     pub fn expect(&self, name: &str) -> Result<(), ExportError> {
         check_text(name, name)?;
-        let mut by_name = self.by_name();
+        let mut by_name = self.by_name.lock();
         if by_name.contains_key(name) {
             return Err(ExportError::Duplicate(name.to_owned()));
         }
@@ -164,7 +164,7 @@ impl Exports {
     pub fn add(&self, export: Export) -> Result<(), ExportError> {
         check_text(&export.name, &export.name)?;
         check_text(&export.name, &export.description)?;
-        let mut by_name = self.by_name();
+        let mut by_name = self.by_name.lock();
         if by_name.get(&export.name).is_some_and(Option::is_some) {
             return Err(ExportError::Duplicate(export.name));
         }
@@ -175,7 +175,7 @@ impl Exports {
     /// Finds an export. The empty name requests the default: the export with that name, or the only
     /// one. Several exports have no default, because the wrong disk would be worse than none.
     pub fn find(&self, name: &str) -> ExportLookup {
-        let by_name = self.by_name();
+        let by_name = self.by_name.lock();
         let only = || match name.is_empty() && by_name.len() == 1 {
             true => by_name.values().next(),
             false => None,
@@ -189,12 +189,7 @@ impl Exports {
 
     /// All existing exports, by name.
     pub fn all(&self) -> Vec<Arc<Export>> {
-        self.by_name().values().flatten().cloned().collect()
-    }
-
-    /// Held for a few instructions. A panic in between leaves no partial update.
-    fn by_name(&self) -> MutexGuard<'_, BTreeMap<String, Option<Arc<Export>>>> {
-        self.by_name.lock()
+        self.by_name.lock().values().flatten().cloned().collect()
     }
 }
 

@@ -16,17 +16,16 @@
 
 mod block_lock;
 pub mod client;
-mod ended;
 pub mod export;
 pub mod handshake;
 pub mod limits;
 mod links;
 #[cfg(test)]
-mod random_input;
+mod random_input_tests;
 pub mod server;
 pub mod session;
 #[cfg(test)]
-mod testing;
+mod test_device;
 pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};

@@ -6,11 +6,10 @@
 //! so none starts later.
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use flagstone_runtime::sync::SharedNotify;
+use parking_lot::Mutex;
 
 use crate::export::Export;
 use crate::server::Drain;
@@ -18,19 +17,10 @@ use crate::wire::link::LinkId;
 
 /// Links of one export, on all cores.
 #[derive(Debug, Default)]
-pub(crate) struct LinkTable(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
+pub(crate) struct LinkTable {
     /// Stop signals of the connections that own a link.
-    holders: BTreeMap<LinkId, Drain>,
-    waiting: Vec<Waker>,
-}
-
-impl LinkTable {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
+    owners: Mutex<BTreeMap<LinkId, Drain>>,
+    released: SharedNotify,
 }
 
 /// A connection's ownership of its link, until its requests have completed.
@@ -46,30 +36,24 @@ impl LinkOwner {
     /// Takes over a link, and waits for its previous owner to finish.
     pub(crate) async fn take(export: Arc<Export>, link: LinkId) -> LinkOwner {
         let stop = Drain::new();
-        poll_fn(|cx| {
-            let mut state = export.links.lock();
-            let Some(holder) = state.holders.get(&link).cloned() else {
-                state.holders.insert(link, stop.clone());
-                return Poll::Ready(());
+        let taken = || {
+            let mut owners = export.links.owners.lock();
+            let Some(owner) = owners.get(&link).cloned() else {
+                owners.insert(link, stop.clone());
+                return Some(());
             };
-            state.waiting.push(cx.waker().clone());
-            drop(state);
-            holder.begin();
-            Poll::Pending
-        })
-        .await;
+            drop(owners);
+            owner.begin();
+            None
+        };
+        export.links.released.wait_for(taken).await;
         LinkOwner { export, link, stop }
     }
 }
 
 impl Drop for LinkOwner {
     fn drop(&mut self) {
-        let mut state = self.export.links.lock();
-        state.holders.remove(&self.link);
-        let woken = std::mem::take(&mut state.waiting);
-        drop(state);
-        for waker in woken {
-            waker.wake();
-        }
+        self.export.links.owners.lock().remove(&self.link);
+        self.export.links.released.notify();
     }
 }

@@ -184,7 +184,7 @@ fn allowed_flags(kind: u16, structured: bool) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::NoData;
+    use crate::test_device::NoData;
     use crate::wire::request::Cookie;
 
     fn session(structured: bool, sized: bool) -> NbdSession {

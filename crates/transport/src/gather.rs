@@ -56,12 +56,16 @@ impl Gather {
         self.run == 0 && self.list.is_empty()
     }
 
-    /// Moves everything gathered into the empty list `out`.
+    /// Moves what was gathered, at most the first `max` bytes, into the empty list `out`.
     #[inline]
-    pub fn take_into(&mut self, out: &mut SendList) {
+    pub fn take_into(&mut self, out: &mut SendList, max: usize) {
         debug_assert!(out.is_empty(), "the list would be gathered into");
         self.close_run();
-        std::mem::swap(out, &mut self.list);
+        if self.list.bytes() > max {
+            self.list.move_front(max, out);
+        } else {
+            std::mem::swap(out, &mut self.list);
+        }
     }
 
     /// Drops everything gathered.

@@ -16,6 +16,7 @@ use crate::gather::Gather;
 /// Sending half of a connection.
 pub struct Tx {
     stream: Stream,
+    send_bytes_max: usize,
     out: RefCell<Gather>,
     more: sync::Notify,
     state: Cell<State>,
@@ -45,6 +46,7 @@ impl Tx {
     pub fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
         Tx {
             stream,
+            send_bytes_max: usize::MAX,
             out: RefCell::default(),
             more: sync::Notify::new(),
             state: Cell::new(State::Open),
@@ -55,6 +57,13 @@ impl Tx {
             sending_header_bytes: Cell::new(0),
             progress,
         }
+    }
+
+    /// Limits a send to `bytes`: [`Tx::sent_bytes`] shows the progress of a slow peer in such steps.
+    #[must_use]
+    pub fn with_send_limit(mut self, bytes: usize) -> Tx {
+        self.send_bytes_max = bytes;
+        self
     }
 
     /// Queues a header of at most `max` bytes. `write` fills it and returns its length. Does
@@ -108,9 +117,14 @@ impl Tx {
         self.header_bytes.get() + self.sending_header_bytes.get()
     }
 
+    /// True while bytes wait for the next send.
+    pub fn has_waiting(&self) -> bool {
+        !self.out.borrow().is_empty()
+    }
+
     /// True while bytes are queued or being sent.
     pub fn is_busy(&self) -> bool {
-        self.in_flight.get() || !self.out.borrow().is_empty()
+        self.in_flight.get() || self.has_waiting()
     }
 
     /// Ends [`Tx::run`] after all queued bytes were sent.
@@ -174,9 +188,9 @@ impl Tx {
         }
     }
 
-    /// Swaps the queued list for the empty one.
+    /// Moves the next send out of the queue.
     fn take_out(&self, empty: &mut SendList) {
-        self.out.borrow_mut().take_into(empty);
+        self.out.borrow_mut().take_into(empty, self.send_bytes_max);
         self.sending_header_bytes.set(self.header_bytes.take());
     }
 

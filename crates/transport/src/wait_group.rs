@@ -1,21 +1,20 @@
 //! Wait group: waits for work on all cores.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Poll, Waker};
 
 use flagstone_runtime::CoreHandle;
-use parking_lot::Mutex;
+use flagstone_runtime::sync::SharedNotify;
 
 /// Parts of the group that have not ended.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct WaitGroup {
     left: AtomicUsize,
-    waker: Mutex<Option<Waker>>,
+    ended: SharedNotify,
 }
 
 /// Part of a wait group. It ends when dropped, even if its core stops before running it.
+#[derive(Debug)]
 pub struct WaitGroupPart(Arc<WaitGroup>);
 
 impl WaitGroup {
@@ -25,26 +24,16 @@ impl WaitGroup {
         WaitGroupPart(self.clone())
     }
 
-    /// Waits until all parts have ended; their effects are then visible. Only one task may wait.
+    /// Waits until all parts have ended; their effects are then visible.
     pub async fn wait(&self) {
-        poll_fn(|cx| {
-            *self.waker.lock() = Some(cx.waker().clone());
-            // Checked after the waker is stored: either this check or the last part sees the other.
-            match self.left.load(Ordering::Acquire) {
-                0 => Poll::Ready(()),
-                _ => Poll::Pending,
-            }
-        })
-        .await;
+        self.ended.wait_for(|| (self.left.load(Ordering::Acquire) == 0).then_some(())).await;
     }
 }
 
 impl Drop for WaitGroupPart {
     fn drop(&mut self) {
-        if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(waker) = self.0.waker.lock().take()
-        {
-            waker.wake();
+        if self.0.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.ended.notify();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Per-core connection to the server, which survives reconnects.
 //!
 //! Requests wait in [`RequestSlots`]. While connected, a sender puts all waiting requests, within the
-//! window, into one send. A receiver (`replies`) completes answered requests. After a
+//! window, into one send ([`Tx`]). A receiver (`replies`) completes answered requests. After a
 //! disconnect, the manager reconnects, and unanswered requests are resent. A clock that runs only
 //! while requests are pending replaces stalled connections and fails requests that wait too long.
 
@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
-use flagstone_runtime::{SendList, random_u64, spawn, spawn_detached, time};
-use flagstone_transport::Gather;
+use flagstone_runtime::time::{self, Backoff};
+use flagstone_runtime::{spawn, spawn_detached};
+use flagstone_transport::Tx;
 
 use crate::client::replies;
 use crate::client::slots::{RequestData, RequestResult, RequestSlots};
@@ -30,8 +31,8 @@ pub(crate) struct ServerLink {
     pub(crate) target: Arc<RemoteExport>,
     id: LinkId,
     pub(crate) slots: RefCell<RequestSlots>,
-    /// Requests are queued, the window opened, or the device was closed.
-    work: Notify,
+    /// Requests are queued, the window opened, a send has ended, or the device was closed.
+    work: Rc<Notify>,
     /// Requests are pending.
     clock: Notify,
     clock_parked: Cell<bool>,
@@ -54,7 +55,7 @@ impl ServerLink {
             target,
             id,
             slots: RefCell::default(),
-            work: Notify::new(),
+            work: Rc::default(),
             clock: Notify::new(),
             clock_parked: Cell::new(false),
             now: Cell::new(0),
@@ -108,7 +109,7 @@ impl ServerLink {
     /// Connects whenever requests are queued, until the device is closed and all are done.
     async fn manage(self: Rc<Self>, first: Option<EstablishedConnection>) {
         let mut ready = first;
-        let mut pause = RECONNECT_MIN;
+        let mut pauses = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
             let wanted = || (self.has_work() || self.closed.get()).then_some(());
             let established = match ready.take() {
@@ -118,7 +119,7 @@ impl ServerLink {
                     if !self.has_work() {
                         return;
                     }
-                    match self.connect_again(&mut pause).await {
+                    match self.connect_again(&mut pauses).await {
                         Some(established) => established,
                         None => continue,
                     }
@@ -127,10 +128,10 @@ impl ServerLink {
             let before = self.answers.get();
             self.use_connection(established).await;
             if self.answers.get() != before {
-                pause = RECONNECT_MIN;
+                pauses.reset();
             } else if self.has_work() {
                 // Connected but answered nothing: as bad as a failed attempt.
-                rest(&mut pause).await;
+                pauses.sleep_with_jitter().await;
             }
             if self.closed.get() && !self.has_work() {
                 return;
@@ -139,13 +140,13 @@ impl ServerLink {
     }
 
     /// Retries until connected, or until no request is pending.
-    async fn connect_again(&self, pause: &mut Duration) -> Option<EstablishedConnection> {
+    async fn connect_again(&self, pauses: &mut Backoff) -> Option<EstablishedConnection> {
         loop {
             match self.target.connect(self.id).await {
                 Ok(established) => return Some(established),
                 Err(error) => tracing::debug!("{}: {error}", self.target.address),
             }
-            rest(pause).await;
+            pauses.sleep_with_jitter().await;
             if !self.has_work() {
                 return None;
             }
@@ -156,10 +157,13 @@ impl ServerLink {
     async fn use_connection(self: &Rc<Self>, established: EstablishedConnection) {
         let EstablishedConnection { stream, mut rx, .. } = established;
         *self.stream.borrow_mut() = Some(stream.clone());
-        let sender = spawn(self.clone().send(stream.clone())).abort_on_drop();
+        let tx = Tx::new(stream.clone(), self.work.clone()).with_send_limit(SEND_BYTES);
+        let tx = Rc::new(tx);
+        let sender = spawn(send(tx.clone(), stream.clone())).abort_on_drop();
+        let queuer = spawn(self.clone().queue_requests(tx)).abort_on_drop();
         let end = replies::receive(self, &mut rx).await;
         stream.shutdown();
-        drop(sender);
+        drop((sender, queuer));
         *self.stream.borrow_mut() = None;
         self.slots.borrow_mut().requeue();
         if !self.closed.get() {
@@ -168,48 +172,29 @@ impl ServerLink {
         }
     }
 
-    /// Sends queued requests, as many as the window allows, one send at a time.
-    async fn send(self: Rc<Self>, stream: Stream) {
-        let mut list = SendList::new();
-        let mut gather = Gather::default();
+    /// Hands queued requests to the sender, as many as the window allows.
+    async fn queue_requests(self: Rc<Self>, tx: Rc<Tx>) {
         loop {
             let ready = || {
                 let slots = self.slots.borrow();
-                let some = slots.has_queued() && slots.on_wire() < CLIENT_WINDOW;
-                (some || (self.closed.get() && slots.unfinished() == 0)).then_some(())
+                let window = slots.on_wire() < CLIENT_WINDOW && tx.queued_bytes() < SEND_BYTES;
+                let last = self.closed.get() && slots.unfinished() == 0;
+                (last || slots.has_queued() && window).then_some(last)
             };
-            self.work.wait_for(ready).await;
-            let last = self.fill(&mut gather);
-            gather.take_into(&mut list);
-            let (result, empty) = stream.send_all(list).await;
-            list = empty;
-            if result.is_err() || last {
-                // The receiver sees the end and handles it.
-                return stream.shutdown();
+            if self.work.wait_for(ready).await {
+                let (cookie, command) = (Cookie(0), command::DISC);
+                put(&tx, &NbdRequest { flags: 0, command, cookie, offset: 0, len: 0 });
+                return tx.finish();
+            }
+            let mut slots = self.slots.borrow_mut();
+            while tx.queued_bytes() < SEND_BYTES && slots.on_wire() < CLIENT_WINDOW {
+                let Some(slot) = slots.next_to_send(self.now.get()) else { break };
+                put(&tx, &slot.request);
+                if let RequestData::Write(data) = &slot.data {
+                    tx.push(data.clone());
+                }
             }
         }
-    }
-
-    /// Gathers queued requests. If the device is closed and nothing is pending, adds a DISC and
-    /// returns true.
-    fn fill(&self, gather: &mut Gather) -> bool {
-        let mut slots = self.slots.borrow_mut();
-        if slots.unfinished() == 0 {
-            let cookie = Cookie(0);
-            put(
-                gather,
-                &NbdRequest { flags: 0, command: command::DISC, cookie, offset: 0, len: 0 },
-            );
-            return true;
-        }
-        while gather.bytes() < SEND_BYTES && slots.on_wire() < CLIENT_WINDOW {
-            let Some(slot) = slots.next_to_send(self.now.get()) else { break };
-            put(gather, &slot.request);
-            if let RequestData::Write(data) = &slot.data {
-                gather.payload(data.clone());
-            }
-        }
-        false
     }
 
     /// Counts ticks while requests are pending, and enforces the timeouts.
@@ -245,20 +230,18 @@ impl ServerLink {
     }
 }
 
-/// Gathers the header of a request.
-fn put(gather: &mut Gather, request: &NbdRequest) {
-    gather.header(NbdRequest::BYTES, |out| {
+/// Sends until the last request or an error. The receiver sees the end and handles it.
+async fn send(tx: Rc<Tx>, stream: Stream) {
+    let _ = tx.run().await;
+    stream.shutdown();
+}
+
+/// Queues the header of a request.
+fn put(tx: &Tx, request: &NbdRequest) {
+    tx.header(NbdRequest::BYTES, |out| {
         out.copy_from_slice(&request.encode());
         Some(NbdRequest::BYTES)
     });
-}
-
-/// Sleeps for a random time around `pause`, and doubles it. The jitter keeps the clients of a
-/// restarted server from reconnecting simultaneously.
-async fn rest(pause: &mut Duration) {
-    let half = pause.as_nanos() as u64 / 2;
-    time::sleep(Duration::from_nanos(half + random_u64() % (half + 1))).await;
-    *pause = (*pause * 2).min(RECONNECT_MAX);
 }
 
 /// Future of a request's outcome. Dropping it does not cancel the request.

@@ -73,6 +73,23 @@ impl NbdDevice {
     }
 }
 
+impl NbdDevice {
+    fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
+        self.0.target.check().and(self.0.geometry.check_change(offset, len))
+    }
+
+    /// Runs a call without data, on the core that may connect.
+    fn command(
+        &self,
+        call: impl FnOnce(&Arc<Inner>) -> IoFuture<()> + Send + 'static,
+    ) -> IoFuture<()> {
+        match self.0.forward_core() {
+            None => call(&self.0),
+            Some(core) => relay::command(&self.0, core, call),
+        }
+    }
+}
+
 impl Drop for NbdDevice {
     fn drop(&mut self) {
         self.0.target.closing.begin();
@@ -280,59 +297,37 @@ impl BlockDevice for NbdDevice {
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let checked = self.0.geometry.check_transfer(offset, buf.len());
-        if let Err(error) = self.0.target.check().and(checked) {
-            return IoFuture::ready(Err(error));
-        }
-        match self.0.forward_core() {
+        IoFuture::checked(self.0.target.check().and(checked), || match self.0.forward_core() {
             None => self.0.read(offset, buf),
             Some(core) => relay::read(&self.0, core, offset, buf),
-        }
+        })
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let geometry = &self.0.geometry;
-        let checked = geometry.check_change(offset, data.len() as u64);
-        let checked = checked.and(geometry.check_transfer(offset, data.len()));
-        if let Err(error) = self.0.target.check().and(checked) {
-            return IoFuture::ready(Err(error));
-        }
-        match self.0.forward_core() {
+        let bounded = self.0.geometry.check_transfer(offset, data.len());
+        let checked = self.check_change(offset, data.len() as u64).and(bounded);
+        IoFuture::checked(checked, || match self.0.forward_core() {
             None => self.0.write(offset, data, fua),
             Some(core) => relay::write(&self.0, core, offset, &data, fua),
-        }
+        })
     }
 
     fn flush(&self) -> IoFuture<()> {
-        match self.0.forward_core() {
-            None => self.0.flush(),
-            Some(core) => relay::command(&self.0, core, |inner| inner.flush()),
-        }
+        self.command(Inner::flush)
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        let checked = self.0.geometry.check_change(offset, len);
-        if let Err(error) = self.0.target.check().and(checked) {
-            return IoFuture::ready(Err(error));
-        }
-        if !self.0.geometry.can_discard {
-            return IoFuture::ready(Ok(()));
-        }
-        let trim = move |inner: &Arc<Inner>| inner.affect(command::TRIM, 0, offset, len);
-        match self.0.forward_core() {
-            None => trim(&self.0),
-            Some(core) => relay::command(&self.0, core, trim),
-        }
+        IoFuture::checked(self.check_change(offset, len), || {
+            if !self.0.geometry.can_discard {
+                return IoFuture::ready(Ok(()));
+            }
+            self.command(move |inner| inner.affect(command::TRIM, 0, offset, len))
+        })
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        let checked = self.0.geometry.check_change(offset, len);
-        if let Err(error) = self.0.target.check().and(checked) {
-            return IoFuture::ready(Err(error));
-        }
-        let zero = move |inner: &Arc<Inner>| inner.write_zeroes(offset, len, flags);
-        match self.0.forward_core() {
-            None => zero(&self.0),
-            Some(core) => relay::command(&self.0, core, zero),
-        }
+        IoFuture::checked(self.check_change(offset, len), || {
+            self.command(move |inner| inner.write_zeroes(offset, len, flags))
+        })
     }
 }

@@ -1,43 +1,13 @@
 //! Forwarding of calls to another core, for servers that allow only one connection.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, buf};
-use parking_lot::Mutex;
 
 use crate::client::Inner;
-
-struct Cell<T> {
-    value: Option<Result<T, IoError>>,
-    /// The other core dropped the call.
-    gone: bool,
-    waker: Option<Waker>,
-}
-
-/// Delivers the outcome to the caller's core, even if the call is dropped midway.
-struct Sender<T>(Arc<Mutex<Cell<T>>>);
-
-impl<T> Sender<T> {
-    fn send(self, value: Result<T, IoError>) {
-        self.0.lock().value = Some(value);
-    }
-}
-
-impl<T> Drop for Sender<T> {
-    fn drop(&mut self) {
-        let mut cell = self.0.lock();
-        cell.gone = true;
-        let waker = cell.waker.take();
-        drop(cell);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-}
 
 /// Runs the future of `make` on the other core and waits for its outcome here.
 async fn call<T, F, Fut>(core: &CoreHandle, make: F) -> Result<T, IoError>
@@ -46,18 +16,7 @@ where
     F: FnOnce() -> Fut + Send + 'static,
     Fut: Future<Output = Result<T, IoError>> + 'static,
 {
-    let cell = Arc::new(Mutex::new(Cell { value: None, gone: false, waker: None }));
-    let sender = Sender(cell.clone());
-    core.spawn(move || async move { sender.send(make().await) });
-    poll_fn(|cx| {
-        let mut cell = cell.lock();
-        if cell.value.is_none() && !cell.gone {
-            cell.waker = Some(cx.waker().clone());
-            return Poll::Pending;
-        }
-        Poll::Ready(cell.value.take().unwrap_or(Err(IoError::Unreachable)))
-    })
-    .await
+    core.call(make).await.unwrap_or(Err(IoError::Unreachable))
 }
 
 /// Buffer for the next of `left` bytes. The caller already holds the same amount on its core. At

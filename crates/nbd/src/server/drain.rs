@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// One-time signal that any number of tasks on any core may wait for. Clones share the signal.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,7 @@ impl Drain {
     /// Sets the signal: listeners stop, and connections finish their requests in flight and close.
     pub fn begin(&self) {
         self.0.begun.store(true, Ordering::SeqCst);
-        let waiting = std::mem::take(&mut *self.waiting());
+        let waiting = std::mem::take(&mut *self.0.waiting.lock());
         for waker in waiting.into_values() {
             waker.wake();
         }
@@ -62,10 +62,6 @@ impl Drain {
     pub(crate) fn place(&self) -> DrainWaiter {
         DrainWaiter { id: self.0.next.fetch_add(1, Ordering::Relaxed), drain: self.clone() }
     }
-
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<u64, Waker>> {
-        self.0.waiting.lock()
-    }
 }
 
 /// Registration of one waiter.
@@ -80,7 +76,7 @@ impl DrainWaiter {
         if self.drain.has_begun() {
             return Poll::Ready(());
         }
-        self.drain.waiting().insert(self.id, cx.waker().clone());
+        self.drain.0.waiting.lock().insert(self.id, cx.waker().clone());
         // The signal may have been set before the waker was stored.
         if self.drain.has_begun() { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -88,6 +84,6 @@ impl DrainWaiter {
 
 impl Drop for DrainWaiter {
     fn drop(&mut self) {
-        self.drain.waiting().remove(&self.id);
+        self.drain.0.waiting.lock().remove(&self.id);
     }
 }

@@ -5,13 +5,13 @@
 
 use std::rc::Rc;
 
-use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_blockdev::IoError;
 use flagstone_runtime::buf::{self, TooLarge};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
 use crate::server::connection::{NbdConnection, ReplyBody};
 use crate::server::partial;
-use crate::session::RequestAction;
+use crate::session::{NbdSession, RequestAction};
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
 
@@ -45,12 +45,30 @@ impl AdmittedRequest {
 pub(crate) fn start(connection: &Rc<NbdConnection>, job: AdmittedRequest, action: RequestAction) {
     match action {
         RequestAction::Read { offset, len } => read(connection, job, offset, len as usize),
-        RequestAction::Flush => {
-            let device = &connection.session.export.device;
-            finish_change(connection, job, device.flush());
+        RequestAction::Flush => match connection.session.export.device.flush().try_now() {
+            Ok(result) => job.changed(connection, result),
+            Err(later) => change(connection, job, async |_| later.await),
+        },
+        // Trims the whole blocks of the range.
+        RequestAction::Trim { offset, len, fua } => change(connection, job, async move |access| {
+            let session = access.shared().await;
+            let block = u64::from(session.geometry().block_bytes);
+            let whole = partial::RangeSplit::of(offset, u64::from(len), block).middle;
+            if let Some((offset, len)) = whole {
+                session.export.device.discard(offset, len).await?;
+            }
+            if fua { session.export.device.flush().await } else { Ok(()) }
+        }),
+        RequestAction::Zeroes { offset, len, flags } => {
+            let len = u64::from(len);
+            change(connection, job, async move |access| {
+                let session = &access.connection.session;
+                if !session.is_aligned(offset, len) {
+                    return partial::write_zeroes(session, offset, len, flags).await;
+                }
+                access.shared().await.export.device.write_zeroes(offset, len, flags).await
+            });
         }
-        RequestAction::Trim { offset, len, fua } => trim(connection, job, offset, len, fua),
-        RequestAction::Zeroes { offset, len, flags } => zeroes(connection, job, offset, len, flags),
         RequestAction::Nothing => job.changed(connection, Ok(())),
         RequestAction::Write { .. } | RequestAction::Disconnect => {
             unreachable!("writes come with a payload, and the receiver ends at a disconnect")
@@ -92,98 +110,63 @@ pub(crate) fn write(
     let session = &connection.session;
     let aligned = session.is_aligned(offset, data.len() as u64);
     let block_lock = &session.export.block_lock;
-    if aligned && block_lock.try_lock_shared() {
-        match session.export.device.write(offset, data, fua).try_now() {
-            Ok(result) => {
-                block_lock.unlock_shared();
-                job.changed(connection, result);
+    if !aligned || !block_lock.try_lock_shared() {
+        return change(connection, job, async move |access| {
+            if !aligned {
+                return partial::write(&access.connection.session, offset, data, fua).await;
             }
-            Err(later) => {
-                let inside = SharedAccess(connection.clone());
-                spawn_detached(async move { job.changed(&inside.0, later.await) });
-            }
-        }
-        return;
+            access.shared().await.export.device.write(offset, data, fua).await
+        });
     }
-    let connection = connection.clone();
-    spawn_detached(async move {
-        let result = if aligned {
-            let inside = SharedAccess::enter(connection.clone()).await;
-            let result = connection.session.export.device.write(offset, data, fua).await;
-            drop(inside);
-            result
-        } else {
-            partial::write(&connection.session, offset, data, fua).await
-        };
-        job.changed(&connection, result);
-    });
-}
-
-/// Trims the whole blocks of the range; durable with `fua`.
-fn trim(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: u32, fua: bool) {
-    let connection = connection.clone();
-    spawn_detached(async move {
-        let inside = SharedAccess::enter(connection.clone()).await;
-        let device = &connection.session.export.device;
-        let block = u64::from(connection.session.geometry().block_bytes);
-        let whole = partial::RangeSplit::of(offset, u64::from(len), block).middle;
-        let mut result = match whole {
-            Some((offset, len)) => device.discard(offset, len).await,
-            None => Ok(()),
-        };
-        if fua && result.is_ok() {
-            result = device.flush().await;
+    match session.export.device.write(offset, data, fua).try_now() {
+        Ok(result) => {
+            block_lock.unlock_shared();
+            job.changed(connection, result);
         }
-        drop(inside);
-        job.changed(&connection, result);
-    });
+        Err(later) => {
+            let access = Access { connection: connection.clone(), shared: true };
+            spawn_detached(async move { job.changed(&access.connection, later.await) });
+        }
+    }
 }
 
-fn zeroes(
+/// Runs a change in a task of its own.
+fn change(
     connection: &Rc<NbdConnection>,
     job: AdmittedRequest,
-    offset: u64,
-    len: u32,
-    flags: ZeroFlags,
+    call: impl AsyncFnOnce(&mut Access) -> Result<(), IoError> + 'static,
 ) {
-    let connection = connection.clone();
+    let mut access = Access { connection: connection.clone(), shared: false };
     spawn_detached(async move {
-        let session = &connection.session;
-        let len = u64::from(len);
-        let result = if session.is_aligned(offset, len) {
-            let inside = SharedAccess::enter(connection.clone()).await;
-            let result = session.export.device.write_zeroes(offset, len, flags).await;
-            drop(inside);
-            result
-        } else {
-            partial::write_zeroes(session, offset, len, flags).await
-        };
-        job.changed(&connection, result);
+        let result = call(&mut access).await;
+        access.release();
+        job.changed(&access.connection, result);
     });
 }
 
-fn finish_change(connection: &Rc<NbdConnection>, job: AdmittedRequest, future: IoFuture<()>) {
-    match future.try_now() {
-        Ok(result) => job.changed(connection, result),
-        Err(later) => {
-            let connection = connection.clone();
-            spawn_detached(async move { job.changed(&connection, later.await) });
+/// Access of one request to the export, with shared access to its block lock once requested.
+struct Access {
+    connection: Rc<NbdConnection>,
+    shared: bool,
+}
+
+impl Access {
+    /// Waits for shared access.
+    async fn shared(&mut self) -> &NbdSession {
+        self.connection.session.export.block_lock.lock_shared().await;
+        self.shared = true;
+        &self.connection.session
+    }
+
+    fn release(&mut self) {
+        if std::mem::take(&mut self.shared) {
+            self.connection.session.export.block_lock.unlock_shared();
         }
     }
 }
 
-/// Shared access to the export's block lock for one request.
-struct SharedAccess(Rc<NbdConnection>);
-
-impl SharedAccess {
-    async fn enter(connection: Rc<NbdConnection>) -> SharedAccess {
-        connection.session.export.block_lock.lock_shared().await;
-        SharedAccess(connection)
-    }
-}
-
-impl Drop for SharedAccess {
+impl Drop for Access {
     fn drop(&mut self) {
-        self.0.session.export.block_lock.unlock_shared();
+        self.release();
     }
 }

@@ -1,9 +1,9 @@
 //! NBD server: [`NbdServer::run`] accepts connections, [`NbdServer::serve`] runs one.
 //!
 //! A connection lives on one core. Its receiver parses many requests per receive (`receiver`).
-//! Device calls complete immediately or in pooled tasks (`execute`). Its sender puts all ready
-//! replies into one send (`sender`). Its watchdog closes stalled peers (`watchdog`). They share the
-//! state in `connection`.
+//! Device calls complete immediately or in pooled tasks (`execute`). Its sender
+//! ([`flagstone_transport::Tx`]) puts all ready replies into one send. Its watchdog closes stalled
+//! peers (`watchdog`). They share the state in `connection`.
 //!
 //! Invariants: [`crate::limits`] bounds requests in flight, their bytes, and waiting for a peer. A
 //! flush is answered only when all writes answered before it are durable. The end of a connection,
@@ -15,7 +15,6 @@ mod drain;
 mod execute;
 mod partial;
 mod receiver;
-mod sender;
 mod watchdog;
 
 use std::io;
@@ -32,7 +31,6 @@ use flagstone_transport::{Rx, RxError};
 pub use attached::AttachedClient;
 pub use drain::Drain;
 
-use crate::ended::EndedConnection;
 use crate::export::Exports;
 use crate::handshake::{Handshake, HandshakeError, HandshakeStep};
 use crate::limits::{HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, PEER_TIMEOUT};
@@ -179,7 +177,7 @@ impl NbdServer {
                 Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
                 None => None,
             };
-            session.export.ended_connections.finished().await;
+            session.export.ended_connections.wait().await;
             Ok((session, owner))
         };
         let in_time = time::timeout(self.options.handshake_timeout, negotiation);
@@ -212,15 +210,21 @@ impl NbdServer {
             self.drain.clone(),
             owner.as_ref().map(|owner| owner.stop.clone()),
         ));
-        let mut sender = spawn(sender::send_replies(connection.clone())).abort_on_drop();
+        let sending = connection.clone();
+        let mut sender = spawn(async move {
+            if sending.tx.run().await.is_err() {
+                // Also ends the receiver.
+                sending.stream.shutdown();
+            }
+        })
+        .abort_on_drop();
         let watch = watchdog::watch(connection.clone(), self.options.peer_timeout);
         let mut watchdog = spawn(watch).abort_on_drop();
         let end = receiver::receive(&connection, &mut rx).await;
-        let ended = EndedConnection::begin(connection.session.export.clone());
+        let ended = connection.session.export.ended_connections.part();
         // Frees receive memory early.
         drop(rx);
-        connection.ended.set(true);
-        connection.sender.notify();
+        connection.finish().await;
         let _ = sender.handle().await;
         drop(ended);
         drop(owner);

@@ -64,7 +64,7 @@ pub(crate) async fn receive(connection: &Rc<NbdConnection>, rx: &mut Rx) -> Rece
 
 /// Receives once.
 async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), ReceiveEnd> {
-    if connection.has_replies() {
+    if connection.tx.has_waiting() {
         // Send replies first, because the peer may be waiting for them.
         yield_now().await;
     }
@@ -113,17 +113,17 @@ async fn take(
                     }
                 },
                 other => {
-                    connection.answered(1, budget);
+                    connection.abandon(budget);
                     return other.map(|_| Some(ReceiveEnd::Replaced));
                 }
             }
         }
         Ok(_) if connection.is_replaced() => {
-            connection.answered(1, budget);
+            connection.abandon(budget);
             return Ok(Some(ReceiveEnd::Replaced));
         }
         // The reply could not be sent, and the budget is no longer enforced.
-        Ok(RequestAction::Read { .. }) if connection.broken.get() => connection.answered(1, budget),
+        Ok(RequestAction::Read { .. }) if connection.tx.is_closed() => connection.abandon(budget),
         Ok(action) => {
             // The layout of the next messages is unknown.
             rx.expect(predictor.observe(None));

@@ -35,7 +35,7 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
     };
     let verdict = connection.drain.unless_begun(stalls_or_replaced).await;
     if verdict.is_none() {
-        let done = connection.budget.wait_for(|| (connection.in_flight() == 0).then_some(()));
+        let done = connection.progress.wait_for(|| (connection.in_flight() == 0).then_some(()));
         // Give up the device or the peer after the timeout: the process is exiting.
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
     }
@@ -55,10 +55,10 @@ async fn peer_stalls(connection: &NbdConnection, patience: Duration) {
         connection.watchdog.wait_for(|| connection.waits_for_peer().then_some(())).await;
         connection.watchdog_parked.set(false);
         let mut since = time::now();
-        let mut seen = connection.progress.get();
+        let mut seen = connection.peer_progress();
         while connection.waits_for_peer() {
             time::sleep(TICK.min(patience)).await;
-            let progress = connection.progress.get();
+            let progress = connection.peer_progress();
             if progress != seen {
                 (seen, since) = (progress, time::now());
             } else if since.elapsed() >= patience {

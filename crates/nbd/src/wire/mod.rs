@@ -43,8 +43,6 @@ pub mod transmission_flag {
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// The FUA command flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// The medium rotates.
-    pub const ROTATIONAL: u16 = 1 << 4;
     /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
     /// WRITE_ZEROES is supported.

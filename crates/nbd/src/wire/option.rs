@@ -43,22 +43,12 @@ pub mod reply_type {
     pub const ERROR_BIT: u32 = 1 << 31;
     /// Unsupported option.
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
-    /// Forbidden option.
-    pub const ERR_POLICY: u32 = ERROR_BIT | 2;
     /// Invalid option data.
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
-    /// Unsupported on this platform.
-    pub const ERR_PLATFORM: u32 = ERROR_BIT | 4;
-    /// TLS is required.
-    pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
     /// Unknown export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
     /// Shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
-    /// The client must honor block sizes.
-    pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
-    /// Too large.
-    pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
 }
 
 /// Information items of INFO and GO.

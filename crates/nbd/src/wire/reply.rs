@@ -17,8 +17,6 @@ pub mod chunk {
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT | 1;
-    /// The request failed at an offset.
-    pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
 }
 
 /// "Structured reply flags": last chunk of its reply.

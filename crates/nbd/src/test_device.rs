@@ -1,4 +1,4 @@
-//! Fixtures for tests and fuzzing.
+//! Test device: a geometry without data.
 
 use std::sync::Arc;
 
