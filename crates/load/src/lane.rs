@@ -278,17 +278,14 @@ impl<'a, W: Workload> Lane<'a, W> {
     /// Polls the I/O in flight; returns the time of its end if it has ended.
     fn poll_slot(&mut self, index: usize) -> Option<u64> {
         let mut cx = Context::from_waker(&self.wakers[index]);
-        let slot = &mut self.slots[index];
-        match &mut slot.flight {
-            Flight::Idle => None,
-            Flight::Read(future) => match Pin::new(future).poll(&mut cx) {
-                Poll::Pending => None,
-                Poll::Ready(result) => Some(self.read_ended(index, result)),
-            },
-            Flight::Change(future) => match Pin::new(future).poll(&mut cx) {
-                Poll::Pending => None,
-                Poll::Ready(result) => Some(self.change_ended(index, result)),
-            },
+        let polled = match &mut self.slots[index].flight {
+            Flight::Idle => Poll::Pending,
+            Flight::Read(future) => Pin::new(future).poll(&mut cx).map_ok(Some),
+            Flight::Change(future) => Pin::new(future).poll(&mut cx).map_ok(|()| None),
+        };
+        match polled {
+            Poll::Pending => None,
+            Poll::Ready(result) => Some(self.ended(index, result)),
         }
     }
 
@@ -297,11 +294,11 @@ impl<'a, W: Workload> Lane<'a, W> {
         match std::mem::replace(&mut self.slots[index].flight, Flight::Idle) {
             Flight::Idle => {}
             Flight::Read(future) => match future.try_now() {
-                Ok(result) => return Some(self.read_ended(index, result)),
+                Ok(result) => return Some(self.ended(index, result.map(Some))),
                 Err(future) => self.slots[index].flight = Flight::Read(future),
             },
             Flight::Change(future) => match future.try_now() {
-                Ok(result) => return Some(self.change_ended(index, result)),
+                Ok(result) => return Some(self.ended(index, result.map(|()| None))),
                 Err(future) => self.slots[index].flight = Flight::Change(future),
             },
         }
@@ -373,46 +370,34 @@ impl<'a, W: Workload> Lane<'a, W> {
         };
     }
 
-    fn read_ended(&mut self, index: usize, result: Result<BufMut, IoError>) -> u64 {
+    /// Ends the I/O of a slot, with the buffer of a read; returns the time.
+    fn ended(&mut self, index: usize, result: Result<Option<BufMut>, IoError>) -> u64 {
         let now_ns = time::now().as_nanos();
         let slot = &mut self.slots[index];
-        let op = slot.op;
+        // Drop it before notifying the workload, so that the workload is the only owner of the
+        // payload.
         slot.flight = Flight::Idle;
-        let tail = slot.tail.take();
+        let (op, tail) = (slot.op, slot.tail.take());
         match result {
-            Ok(mut buf) => {
-                self.workload.ended(index, &op, IoOutcome::Read(&buf));
-                // If the device returns another buffer, the tail is lost, and the next longer read
-                // allocates a new one.
-                let whole = tail.is_none_or(|tail| buf.unsplit(tail).is_ok());
-                let whole = whole && buf.len() == self.bounds.io_bytes_max;
-                self.slots[index].buf = whole.then_some(buf);
+            Ok(data) => {
+                let outcome = data.as_deref().map_or(IoOutcome::Done, IoOutcome::Read);
+                self.workload.ended(index, &op, outcome);
+                if let Some(mut buf) = data {
+                    // If the device returns another buffer, the tail is lost, and the next longer
+                    // read allocates a new one.
+                    let whole = tail.is_none_or(|tail| buf.unsplit(tail).is_ok());
+                    let whole = whole && buf.len() == self.bounds.io_bytes_max;
+                    self.slots[index].buf = whole.then_some(buf);
+                }
                 self.count(index, now_ns);
             }
             Err(error) => {
                 drop(tail);
-                // The device dropped the buffer; the pool will most likely supply the same one
-                // again.
-                self.slots[index].buf = buf::try_alloc(self.bounds.io_bytes_max);
-                self.workload.ended(index, &op, IoOutcome::Failed);
-                self.count_error(&op, error, now_ns);
-            }
-        }
-        now_ns
-    }
-
-    fn change_ended(&mut self, index: usize, result: Result<(), IoError>) -> u64 {
-        let now_ns = time::now().as_nanos();
-        let op = self.slots[index].op;
-        // Drop it before notifying the workload, so that the workload is the only owner of the
-        // payload.
-        self.slots[index].flight = Flight::Idle;
-        match result {
-            Ok(()) => {
-                self.workload.ended(index, &op, IoOutcome::Done);
-                self.count(index, now_ns);
-            }
-            Err(error) => {
+                if op.kind == OpKind::Read {
+                    // The device dropped the buffer; the pool will most likely supply the same one
+                    // again.
+                    self.slots[index].buf = buf::try_alloc(self.bounds.io_bytes_max);
+                }
                 self.workload.ended(index, &op, IoOutcome::Failed);
                 self.count_error(&op, error, now_ns);
             }
