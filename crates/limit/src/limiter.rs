@@ -211,12 +211,12 @@ impl State {
 
     /// The waker of the timer, if it sleeps.
     fn take_timer(&mut self) -> Option<Waker> {
-        if !matches!(self.timer, Timer::Set { .. }) {
-            return None;
-        }
         match std::mem::replace(&mut self.timer, Timer::Busy) {
             Timer::Set { waker, .. } => Some(waker),
-            Timer::None | Timer::Busy => None,
+            other => {
+                self.timer = other;
+                None
+            }
         }
     }
 }

@@ -47,12 +47,6 @@ pub(crate) enum Class {
 
 pub(crate) const CLASSES: [Class; 3] = [Class::Read, Class::Write, Class::Control];
 
-impl Class {
-    pub(crate) fn index(self) -> usize {
-        self as usize
-    }
-}
-
 /// Unit that a meter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
 use crate::limiter::Limiter;
@@ -32,22 +32,20 @@ impl RateLimitLayer {
         RateLimitLayer { child, limiter }
     }
 
+    /// Makes a call at its turn, or at once if `check` shows that the child will refuse it.
     fn after<T: 'static>(
         &self,
+        check: Result<(), IoError>,
         (class, bytes): (Class, usize),
         call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
-        let Some(place) = self.limiter.enter(class, bytes) else { return call(&self.child) };
+        let place = check.ok().and_then(|()| self.limiter.enter(class, bytes));
+        let Some(place) = place else { return call(&self.child) };
         let child = self.child.clone();
         IoFuture::later(async move {
             place.turn().await;
             call(&child).await
         })
-    }
-
-    /// Whether the child will refuse a change of the range.
-    fn refuses(&self, offset: u64, len: u64) -> bool {
-        self.child.geometry().check_change(offset, len).is_err()
     }
 }
 
@@ -72,35 +70,28 @@ impl BlockDevice for RateLimitLayer {
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        if self.child.geometry().check_transfer(offset, buf.len()).is_err() {
-            return self.child.read(offset, buf);
-        }
-        self.after((Class::Read, buf.len()), move |child| child.read(offset, buf))
+        let check = self.child.geometry().check_transfer(offset, buf.len());
+        self.after(check, (Class::Read, buf.len()), move |child| child.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let transfer = self.child.geometry().check_transfer(offset, data.len());
-        if transfer.is_err() || self.child.geometry().read_only {
-            return self.child.write(offset, data, fua);
-        }
-        self.after((Class::Write, data.len()), move |child| child.write(offset, data, fua))
+        let geometry = self.child.geometry();
+        let bounded = geometry.check_transfer(offset, data.len());
+        let check = geometry.check_change(offset, data.len() as u64).and(bounded);
+        self.after(check, (Class::Write, data.len()), move |child| child.write(offset, data, fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.after((Class::Control, 0), |child| child.flush())
+        self.after(Ok(()), (Class::Control, 0), |child| child.flush())
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        if self.refuses(offset, len) {
-            return self.child.discard(offset, len);
-        }
-        self.after((Class::Control, 0), move |child| child.discard(offset, len))
+        let check = self.child.geometry().check_change(offset, len);
+        self.after(check, (Class::Control, 0), move |child| child.discard(offset, len))
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        if self.refuses(offset, len) {
-            return self.child.write_zeroes(offset, len, flags);
-        }
-        self.after((Class::Control, 0), move |child| child.write_zeroes(offset, len, flags))
+        let check = self.child.geometry().check_change(offset, len);
+        self.after(check, (Class::Control, 0), move |child| child.write_zeroes(offset, len, flags))
     }
 }

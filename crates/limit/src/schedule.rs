@@ -94,7 +94,7 @@ impl Schedule {
             return Entered::Full;
         }
         place.waiting += 1;
-        let class = request.class.index();
+        let class = request.class as usize;
         let ticket = self.waiting.push(&mut place.lanes[class], flow, request);
         if self.waiting_of[class] == 0 {
             self.waiting_since[class] = self.now;
@@ -109,7 +109,7 @@ impl Schedule {
         self.now = self.now.max(now);
         let mut best: Option<(Ticks, u64, u32, Class)> = None;
         for class in CLASSES {
-            if self.waiting_of[class.index()] == 0 || self.free_at(class) > self.now {
+            if self.waiting_of[class as usize] == 0 || self.free_at(class) > self.now {
                 continue;
             }
             if let Some((start, number, flow)) = self.first(class)
@@ -120,14 +120,14 @@ impl Schedule {
         }
         let (_, _, flow, class) = best?;
         self.note_lateness(class);
-        self.turns[class.index()].pop();
+        self.turns[class as usize].pop();
         let place = self.flows.get_mut(flow);
-        place.queued[class.index()] = false;
+        place.queued[class as usize] = false;
         place.waiting -= 1;
-        let lane = &mut place.lanes[class.index()];
+        let lane = &mut place.lanes[class as usize];
         let (ticket, _) = self.waiting.first(lane).expect("looked at above");
         self.waiting.grant(lane, ticket);
-        self.waiting_of[class.index()] -= 1;
+        self.waiting_of[class as usize] -= 1;
         self.charge(flow, self.waiting.request(ticket));
         self.queue(flow, class);
         Some(ticket)
@@ -135,7 +135,7 @@ impl Schedule {
 
     /// Start time of the next command, if any waits.
     pub(crate) fn due(&self) -> Option<Ticks> {
-        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[*class as usize] > 0);
         classes.map(|class| self.free_at(class)).min()
     }
 
@@ -143,9 +143,9 @@ impl Schedule {
     /// [`GATHER`]. The delay is within the tolerance of the meters.
     pub(crate) fn alarm(&self) -> Option<Ticks> {
         let gather = ticks(GATHER.as_nanos() as u64);
-        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[class.index()] > 0);
+        let classes = CLASSES.into_iter().filter(|class| self.waiting_of[*class as usize] > 0);
         let alarm = |class: Class| {
-            let index = class.index();
+            let index = class as usize;
             let half = self.latest_cost[index] * (self.waiting_of[index] as Ticks - 1) / 2;
             let often = self.latest_cost[index] < gather;
             self.free_at(class) + if often { half.min(gather) } else { 0 }
@@ -160,8 +160,8 @@ impl Schedule {
             let (class, flow) = (self.waiting.request(ticket).class, self.waiting.flow(ticket));
             let place = self.flows.get_mut(flow);
             place.waiting -= 1;
-            self.waiting_of[class.index()] -= 1;
-            return self.waiting.remove(&mut place.lanes[class.index()], ticket);
+            self.waiting_of[class as usize] -= 1;
+            return self.waiting.remove(&mut place.lanes[class as usize], ticket);
         }
         if !goes {
             let request = self.waiting.request(ticket);
@@ -183,7 +183,7 @@ impl Schedule {
         // Claims at the old rates are meaningless at the new ones.
         self.virtual_now = self.furthest;
         for class in CLASSES {
-            self.turns[class.index()].clear();
+            self.turns[class as usize].clear();
         }
         for slot in 0..self.flows.len() {
             let place = self.flows.get_mut(slot);
@@ -198,17 +198,17 @@ impl Schedule {
     /// Records the lateness of a command of a class that starts now. It is caused by the machine,
     /// which kept the server from its CPU.
     fn note_lateness(&mut self, class: Class) {
-        let due = self.free_at(class).max(self.waiting_since[class.index()]);
+        let due = self.free_at(class).max(self.waiting_since[class as usize]);
         let late = (self.now - due).min(ticks(LATE_MAX.as_nanos() as u64));
         if late > self.late(class) {
             let until = self.now + ticks(LATE_SPAN.as_nanos() as u64);
-            self.late[class.index()] = (late, until);
+            self.late[class as usize] = (late, until);
         }
     }
 
     /// Lateness still to be made up for.
     fn late(&self, class: Class) -> Ticks {
-        let (late, until) = self.late[class.index()];
+        let (late, until) = self.late[class as usize];
         if self.now < until { late } else { 0 }
     }
 
@@ -240,10 +240,10 @@ impl Schedule {
             let share = &mut share[meter.domain() as usize];
             *share = cost.max(*share);
         }
-        self.latest_cost[request.class.index()] = share.into_iter().max().unwrap_or(0);
+        self.latest_cost[request.class as usize] = share.into_iter().max().unwrap_or(0);
         if !behind {
             // The limiting meter has made up for it.
-            self.late[request.class.index()] = (0, self.now);
+            self.late[request.class as usize] = (0, self.now);
         }
         let finish = &mut self.flows.get_mut(flow).finish;
         for domain in (0..DOMAINS).filter(|domain| share[*domain] > 0) {
@@ -257,14 +257,14 @@ impl Schedule {
     /// Adds a lane to the turn queue, if it is not empty and has no entry.
     fn queue(&mut self, flow: u32, class: Class) {
         let place = self.flows.get_mut(flow);
-        if place.queued[class.index()] {
+        if place.queued[class as usize] {
             return;
         }
-        if let Some((_, number)) = self.waiting.first(&place.lanes[class.index()]) {
-            place.queued[class.index()] = true;
+        if let Some((_, number)) = self.waiting.first(&place.lanes[class as usize]) {
+            place.queued[class as usize] = true;
             let now = claim(class, &self.virtual_now);
             let start = claim(class, &place.finish).max(now);
-            self.turns[class.index()].push(Reverse((start, number, flow)));
+            self.turns[class as usize].push(Reverse((start, number, flow)));
         }
     }
 
@@ -272,18 +272,18 @@ impl Schedule {
     /// was dropped, and flows with newer usage.
     fn first(&mut self, class: Class) -> Option<(Ticks, u64, u32)> {
         loop {
-            let Reverse((start, number, flow)) = *self.turns[class.index()].peek()?;
+            let Reverse((start, number, flow)) = *self.turns[class as usize].peek()?;
             let place = self.flows.get_mut(flow);
-            let first = self.waiting.first(&place.lanes[class.index()]);
+            let first = self.waiting.first(&place.lanes[class as usize]);
             let claim = claim(class, &place.finish).max(start);
             if first.is_some_and(|first| first.1 == number) && claim == start {
                 return Some((start, number, flow));
             }
-            self.turns[class.index()].pop();
+            self.turns[class as usize].pop();
             match first {
-                None => place.queued[class.index()] = false,
+                None => place.queued[class as usize] = false,
                 Some((_, number)) => {
-                    self.turns[class.index()].push(Reverse((claim, number, flow)));
+                    self.turns[class as usize].push(Reverse((claim, number, flow)));
                 }
             }
         }
