@@ -7,7 +7,7 @@ use crate::limits::HEADER_BLOCK_BYTES;
 /// Headers and payloads of the next send. Consecutive headers form one segment; payloads are not
 /// copied.
 #[derive(Default)]
-pub struct Gather {
+pub(crate) struct Gather {
     list: SendList,
     /// Block into which headers are written consecutively.
     headers: Option<BufMut>,
@@ -25,7 +25,11 @@ impl Gather {
     /// # Panics
     /// When `write` finds the header too long.
     #[inline]
-    pub fn header(&mut self, max: usize, write: impl FnOnce(&mut [u8]) -> Option<usize>) -> usize {
+    pub(crate) fn header(
+        &mut self,
+        max: usize,
+        write: impl FnOnce(&mut [u8]) -> Option<usize>,
+    ) -> usize {
         if self.headers.as_ref().is_none_or(|block| block.len() - self.run < max) {
             self.close_run();
             self.headers = Some(buf::alloc_small(HEADER_BLOCK_BYTES));
@@ -39,26 +43,20 @@ impl Gather {
 
     /// Appends a payload.
     #[inline]
-    pub fn payload(&mut self, payload: Buf) {
+    pub(crate) fn payload(&mut self, payload: Buf) {
         self.close_run();
         self.list.push(payload);
     }
 
-    /// Bytes gathered.
-    #[inline]
-    pub fn bytes(&self) -> usize {
-        self.list.bytes() + self.run
-    }
-
     /// True when nothing is gathered.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.run == 0 && self.list.is_empty()
     }
 
     /// Moves what was gathered, at most the first `max` bytes, into the empty list `out`.
     #[inline]
-    pub fn take_into(&mut self, out: &mut SendList, max: usize) {
+    pub(crate) fn take_into(&mut self, out: &mut SendList, max: usize) {
         debug_assert!(out.is_empty(), "the list would be gathered into");
         self.close_run();
         if self.list.bytes() > max {
@@ -69,7 +67,7 @@ impl Gather {
     }
 
     /// Drops everything gathered.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.list.clear();
         self.headers = None;
         self.run = 0;

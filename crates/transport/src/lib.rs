@@ -1,8 +1,8 @@
 //! Byte streams for NVMe/TCP and NBD.
 //!
-//! [`Rx`] receives many messages per system call, with payloads in place. [`Gather`] collects headers
-//! and payloads for one send. [`Tx`] shares one among the tasks of a connection, and sends it.
-//! [`WaitGroup`] and [`grace_period`] wait for work on all cores.
+//! [`Rx`] receives many messages per system call, with payloads in place. [`Tx`] queues the headers
+//! and payloads of the tasks of a connection, and sends what has accumulated. [`WaitGroup`] and
+//! [`grace_period`] wait for work on all cores.
 
 mod gather;
 pub mod limits;
@@ -10,7 +10,6 @@ mod receive;
 mod send;
 mod wait_group;
 
-pub use gather::Gather;
 pub use receive::{MessageShape, Rx, RxError, ShapePredictor};
 pub use send::Tx;
 pub use wait_group::{WaitGroup, WaitGroupPart, grace_period};
