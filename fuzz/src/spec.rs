@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::listen_spec::ListenSpec;
-use flagstone_config::names::{self, Uuid};
+use flagstone_config::names;
 use flagstone_units::{format_duration, format_size, parse_block_size, parse_duration, parse_size};
 
 /// Parses the text as the kind selected by the first byte.
@@ -17,7 +17,7 @@ pub fn run(input: &[u8]) {
     match choice % 6 {
         0 => round_trip::<DeviceSpec>(text),
         1 => round_trip::<ListenSpec>(text),
-        2 => round_trip::<Uuid>(text),
+        2 => uuids(text),
         3 => sizes(text),
         4 => durations(text),
         _ => all_names(text),
@@ -34,6 +34,12 @@ where
     match text.parse::<T>() {
         Ok(value) => assert_eq!(value.to_string().parse::<T>().as_ref(), Ok(&value)),
         Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+fn uuids(text: &str) {
+    if let Ok(uuid) = names::parse_uuid(text) {
+        assert_eq!(names::parse_uuid(&uuid.to_string()), Ok(uuid));
     }
 }
 

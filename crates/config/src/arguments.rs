@@ -98,7 +98,7 @@ fn convert<T, E: std::fmt::Display>(
 fn read_volume(text: &str, report: &Report) -> Option<RawVolume> {
     let place = place("--volume", text);
     let Some((name, device)) = text.split_once('=') else {
-        let help = "write NAME=DEVICE, such as db=/dev/nvme0n1 or scratch=buffer_memory:1GiB";
+        let help = "write NAME=DEVICE, such as db=/dev/nvme0n1 or scratch=memory:1GiB";
         report.error(&place, format!("no `=` in {}", shown(text)), help);
         return None;
     };

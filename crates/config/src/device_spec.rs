@@ -24,7 +24,7 @@ use crate::limits::{
 };
 use crate::names::{self, NameError};
 pub use crate::uri::{AuthorityError, Host, HostPort};
-use crate::uri::{Encoded, parse_authority, percent_decode, split_scheme};
+use crate::uri::{encoded, parse_authority, percent_decode, split_scheme};
 use flagstone_units::{SizeError, format_size, parse_size};
 
 /// TCP port of NVMe/TCP, assigned by IANA.
@@ -429,7 +429,7 @@ impl fmt::Display for NvmeTcpSpec {
         for other in &self.other_addresses {
             write!(f, ",{other}")?;
         }
-        write!(f, "/{}", Encoded(&self.subsystem_nqn))?;
+        write!(f, "/{}", encoded(&self.subsystem_nqn))?;
         let mut separator = "?";
         let mut option = |f: &mut fmt::Formatter<'_>, text: fmt::Arguments<'_>| {
             let result = write!(f, "{separator}{text}");
@@ -446,7 +446,7 @@ impl fmt::Display for NvmeTcpSpec {
             option(f, format_args!("data-digest"))?;
         }
         if let Some(nqn) = &self.host_nqn {
-            option(f, format_args!("hostnqn={}", Encoded(nqn)))?;
+            option(f, format_args!("hostnqn={}", encoded(nqn)))?;
         }
         if let Some(nsid) = self.namespace_id {
             option(f, format_args!("nsid={nsid}"))?;
@@ -458,10 +458,10 @@ impl fmt::Display for NvmeTcpSpec {
 impl fmt::Display for NbdSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.address {
-            NbdAddress::Tcp(address) => write!(f, "nbd://{address}/{}", Encoded(&self.export)),
+            NbdAddress::Tcp(address) => write!(f, "nbd://{address}/{}", encoded(&self.export)),
             NbdAddress::Unix(path) => {
                 let path = path.to_string_lossy();
-                write!(f, "nbd+unix:///{}?socket={}", Encoded(&self.export), Encoded(&path))
+                write!(f, "nbd+unix:///{}?socket={}", encoded(&self.export), encoded(&path))
             }
         }
     }

@@ -1,9 +1,12 @@
 //! Diagnostics of a configuration, rendered in the manner of a compiler: line and column, the source
-//! line, the problem, and the fix.
+//! line, the problem, and the fix. Nothing of a hostile file is shown at length or with control
+//! characters.
 
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::ops::Range;
+
+use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use serde::Serialize;
 
 use crate::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_VALUE_CHARS};
 
@@ -48,7 +51,11 @@ impl Report {
         message: impl Into<String>,
         help: impl std::fmt::Display,
     ) {
-        self.push(place, message.into(), help.to_string(), None);
+        let mut mistakes = self.mistakes.borrow_mut();
+        if mistakes.len() < MAX_DIAGNOSTICS {
+            let (place, message, help) = (place.clone(), message.into(), help.to_string());
+            mistakes.push(Mistake { place, message, help, related: None });
+        }
     }
 
     /// Records a mistake that involves a second place, such as the first of two that collide.
@@ -57,22 +64,12 @@ impl Report {
         place: &Place,
         message: impl Into<String>,
         help: impl std::fmt::Display,
-        related: (&'static str, &Place),
+        (words, related): (&'static str, &Place),
     ) {
-        let related = (related.0, related.1.clone());
-        self.push(place, message.into(), help.to_string(), Some(related));
-    }
-
-    fn push(
-        &self,
-        place: &Place,
-        message: String,
-        help: String,
-        related: Option<(&'static str, Place)>,
-    ) {
-        let mut mistakes = self.mistakes.borrow_mut();
-        if mistakes.len() < MAX_DIAGNOSTICS {
-            mistakes.push(Mistake { place: place.clone(), message, help, related });
+        let before = self.count();
+        self.error(place, message, help);
+        if let Some(mistake) = self.mistakes.borrow_mut().get_mut(before) {
+            mistake.related = Some((words, related.clone()));
         }
     }
 
@@ -94,9 +91,8 @@ impl Report {
             Place::Whole => (1, 0),
             Place::Argument(_) => (2, 0),
         });
-        let items = mistakes.into_iter().map(|mistake| resolve(mistake, file)).collect();
-        let source = file.map(|(name, _)| name.to_owned());
-        Diagnostics { source, items }
+        let items = mistakes.into_iter().map(|mistake| Diagnostic::new(mistake, file)).collect();
+        Diagnostics { source: source_name(file), items }
     }
 }
 
@@ -117,40 +113,40 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
-/// Where a mistake is in a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Location {
-    /// From 1.
-    pub line: usize,
-    /// In characters, from 1.
-    pub column: usize,
-    /// The line, or the part of it around the mistake, without control characters.
-    pub excerpt: String,
-    /// Characters of `excerpt` before the mistake.
-    pub excerpt_offset: usize,
-    /// Characters of `excerpt` that are the mistake, at least 1.
-    pub length: usize,
-}
-
 /// One mistake, ready to be shown.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    /// Where in the file; `None` for the command line, or for the file as a whole.
-    pub location: Option<Location>,
-    /// The command line option it is about, as written.
-    pub argument: Option<String>,
+    /// Line in the file, from 1; `None` for the command line, or for the file as a whole.
+    pub line: Option<usize>,
+    /// Column in the line, in characters, from 1.
+    pub column: Option<usize>,
     /// The problem.
     pub message: String,
     /// The fix: the expected value, or the text to write instead.
     pub help: String,
     /// A second place that the mistake is about, such as `first given at flagstone.toml:3:1`.
     pub note: Option<String>,
+    /// The file, or the option as written.
+    #[serde(skip)]
+    origin: String,
+    #[serde(skip)]
+    excerpt: Excerpt,
+}
+
+/// A source line, or the part of it around a mistake, without control characters.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Excerpt {
+    text: String,
+    /// Bytes of `text` that are the mistake.
+    marked: Range<usize>,
+    /// The beginning of the line is left out.
+    cut: bool,
 }
 
 /// Every mistake of a configuration; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostics {
-    source: Option<String>,
+    source: String,
     items: Vec<Diagnostic>,
 }
 
@@ -165,19 +161,9 @@ impl std::error::Error for Diagnostics {}
 impl Diagnostics {
     /// A file that could not be read at all.
     pub(crate) fn unreadable(name: &str, message: String, help: &str) -> Diagnostics {
-        let item = Diagnostic {
-            location: None,
-            argument: None,
-            message,
-            help: help.to_owned(),
-            note: None,
-        };
-        Diagnostics { source: Some(name.to_owned()), items: vec![item] }
-    }
-
-    /// The file's name, as it was given; `None` if there is no file.
-    pub fn source(&self) -> Option<&str> {
-        self.source.as_deref()
+        let report = Report::default();
+        report.error(&Place::Whole, message, help);
+        report.into_diagnostics(Some((name, "")))
     }
 
     /// The mistakes, in the order of the file.
@@ -187,116 +173,86 @@ impl Diagnostics {
 
     /// All mistakes as text for a person, colored with ANSI sequences if asked to.
     pub fn render(&self, color: bool) -> String {
-        let paint = Paint { color };
+        let renderer = if color { Renderer::styled() } else { Renderer::plain() };
         let mut out = String::new();
         for item in &self.items {
-            self.render_one(item, &paint, &mut out);
+            out += &renderer.render(&[item.group()]);
+            out += "\n\n";
         }
         let count = match self.items.len() {
             1 => "1 mistake".to_owned(),
             n if n >= MAX_DIAGNOSTICS => format!("{n} mistakes or more"),
             n => format!("{n} mistakes"),
         };
-        let source = self.source.as_deref().unwrap_or("command line");
-        let _ = writeln!(out, "{source}: {count}");
-        out
+        out + &format!("{}: {count}\n", self.source)
     }
+}
 
-    fn render_one(&self, item: &Diagnostic, paint: &Paint, out: &mut String) {
-        let source = self.source.as_deref().unwrap_or("command line");
-        let place = match (&item.location, &item.argument) {
-            (Some(at), _) => format!("{source}:{}:{}", at.line, at.column),
-            (None, Some(argument)) => argument.clone(),
-            (None, None) => source.to_owned(),
+impl Diagnostic {
+    fn new(mistake: Mistake, file: Option<(&str, &str)>) -> Diagnostic {
+        let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
+        let (origin, line, column, excerpt) = match (mistake.place, file) {
+            (Place::Text(span), Some((name, text))) => {
+                let (line, column, excerpt) = locate(text, span);
+                (name.to_owned(), Some(line), Some(column), excerpt)
+            }
+            (Place::Argument(argument), _) => (argument, None, None, Excerpt::default()),
+            _ => (source_name(file), None, None, Excerpt::default()),
         };
-        let (error, message) = (paint.red("error:"), paint.bold(&item.message));
-        let _ = writeln!(out, "{}: {error} {message}", paint.bold(&place));
-        let gutter = match &item.location {
-            Some(at) => render_excerpt(at, paint, out),
-            None => 0,
+        let Mistake { message, help, .. } = mistake;
+        Diagnostic { line, column, message, help, note, origin: printable(&origin), excerpt }
+    }
+
+    fn group(&self) -> Group<'_> {
+        let title = Level::ERROR.primary_title(&self.message);
+        let origin = Origin::path(&self.origin);
+        let group = match (self.line, self.column) {
+            (Some(line), Some(column)) => {
+                let mark = AnnotationKind::Primary.span(self.excerpt.marked.clone());
+                let source = Snippet::source(&self.excerpt.text).line_start(line).annotation(mark);
+                // The part of a long line would be numbered from its own start.
+                match self.excerpt.cut {
+                    true => title.element(origin.line(line).char_column(column)).element(source),
+                    false => title.element(source.path(&self.origin)),
+                }
+            }
+            _ => title.element(origin),
         };
-        let margin = paint.blue("=");
-        let _ = writeln!(out, "{:gutter$} {margin} help: {}", "", item.help);
-        if let Some(note) = &item.note {
-            let _ = writeln!(out, "{:gutter$} {margin} note: {note}", "");
-        }
-        out.push('\n');
+        let note = self.note.as_ref().map(|note| Level::NOTE.message(note));
+        group.element(Level::HELP.message(&self.help)).elements(note)
     }
 }
 
-/// Writes the source line and the marks under the mistake. Returns the width of the margin.
-fn render_excerpt(at: &Location, paint: &Paint, out: &mut String) -> usize {
-    let number = at.line.to_string();
-    let gutter = number.len();
-    let bar = paint.blue("|");
-    let _ = writeln!(out, "{} {bar} {}", paint.blue(&number), at.excerpt);
-    // A tab before the mistake stays one, so that the marks stand where the mistake does.
-    let indent: String = at
-        .excerpt
-        .chars()
-        .take(at.excerpt_offset)
-        .map(|c| if c == '\t' { '\t' } else { ' ' })
-        .collect();
-    let _ = writeln!(out, "{:gutter$} {bar} {indent}{}", "", paint.red(&"^".repeat(at.length)));
-    gutter
-}
-
-/// ANSI colors, or none.
-struct Paint {
-    color: bool,
-}
-
-impl Paint {
-    fn with(&self, code: &str, text: &str) -> String {
-        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-    fn red(&self, text: &str) -> String {
-        self.with("1;31", text)
-    }
-    fn blue(&self, text: &str) -> String {
-        self.with("1;34", text)
-    }
-    fn bold(&self, text: &str) -> String {
-        self.with("1", text)
-    }
-}
-
-fn resolve(mistake: Mistake, file: Option<(&str, &str)>) -> Diagnostic {
-    let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
-    let (location, argument) = match (mistake.place, file) {
-        (Place::Text(span), Some((_, text))) => (Some(locate(text, span)), None),
-        (Place::Argument(argument), _) => (None, Some(printable(&argument))),
-        _ => (None, None),
-    };
-    Diagnostic { location, argument, message: mistake.message, help: mistake.help, note }
+fn source_name(file: Option<(&str, &str)>) -> String {
+    file.map_or("command line", |(name, _)| name).to_owned()
 }
 
 fn spot(place: &Place, file: Option<(&str, &str)>) -> String {
     match (place, file) {
         (Place::Text(span), Some((name, text))) => {
-            let at = locate(text, span.clone());
-            format!("{name}:{}:{}", at.line, at.column)
+            let (line, column, _) = locate(text, span.clone());
+            format!("{name}:{line}:{column}")
         }
         (Place::Argument(argument), _) => printable(argument),
         _ => "the file".to_owned(),
     }
 }
 
+/// Control characters could change the terminal. A tab becomes a space, so that columns agree.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\t' { '\u{FFFD}' } else { c }).collect()
-}
-
-/// The last boundary between characters at or before `index`.
-fn char_boundary_before(text: &str, index: usize) -> usize {
-    let index = index.min(text.len());
-    (0..=index).rev().find(|index| text.is_char_boundary(*index)).unwrap_or(0)
+    let shown = |c: char| match c {
+        '\t' => ' ',
+        c if c.is_control() => '\u{FFFD}',
+        c => c,
+    };
+    text.chars().map(shown).collect()
 }
 
 /// Line, column and excerpt of a range of bytes of `text`. A range that ends beyond its first
 /// line is marked to the end of that line.
-fn locate(text: &str, span: Range<usize>) -> Location {
-    let start = char_boundary_before(text, span.start);
-    let end = char_boundary_before(text, span.end).max(start);
+fn locate(text: &str, span: Range<usize>) -> (usize, usize, Excerpt) {
+    let start = text.floor_char_boundary(span.start);
+    let end = text.floor_char_boundary(span.end).max(start);
     let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
     let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
     let line = text[..line_start].matches('\n').count() + 1;
@@ -309,15 +265,11 @@ fn locate(text: &str, span: Range<usize>) -> Location {
         false => before.saturating_sub(MAX_SHOWN_LINE_CHARS / 4),
     };
     let window = text[line_start..line_end].trim_end().chars().skip(skipped);
-    let excerpt: String = window.take(MAX_SHOWN_LINE_CHARS).collect();
-    let excerpt_offset = before - skipped;
-    Location {
-        line,
-        column: before + 1,
-        excerpt: printable(&excerpt),
-        excerpt_offset,
-        length: marked.min(MAX_SHOWN_LINE_CHARS.saturating_sub(excerpt_offset)).max(1),
-    }
+    let shown = printable(&window.take(MAX_SHOWN_LINE_CHARS).collect::<String>());
+    let byte_at = |count: usize| shown.char_indices().nth(count).map_or(shown.len(), |(at, _)| at);
+    let from = before - skipped;
+    let marked = byte_at(from)..byte_at(from + marked);
+    (line, before + 1, Excerpt { text: shown, marked, cut: skipped > 0 })
 }
 
 #[cfg(test)]
@@ -325,42 +277,45 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Line, column, and the marked part of the excerpt.
+    fn marked(text: &str, span: Range<usize>) -> (usize, usize, String) {
+        let (line, column, excerpt) = locate(text, span);
+        (line, column, excerpt.text[excerpt.marked].to_owned())
+    }
+
     #[test]
     fn columns_count_characters_from_one() {
-        let at = locate("a = 1\nö = \"ü\" # x\n", 11..15);
-        assert_eq!((at.line, at.column, at.length), (2, 5, 3));
-        assert_eq!(at.excerpt, "ö = \"ü\" # x");
+        assert_eq!(marked("a = 1\nö = \"ü\" # x\n", 11..15), (2, 5, "\"ü\"".to_owned()));
     }
 
     #[test]
     fn multiline_range_is_marked_on_first_line() {
-        let at = locate("x = [\n 1,\n]\n", 4..11);
-        assert_eq!((at.line, at.column, at.length), (1, 5, 1));
+        assert_eq!(marked("x = [\n 1,\n]\n", 4..11), (1, 5, "[".to_owned()));
     }
 
     #[test]
     fn terminal_escapes_in_file_are_not_printed() {
-        let at = locate("a = \"\x1b[2J\"", 0..1);
-        assert!(!at.excerpt.contains('\x1b'));
+        let (_, _, excerpt) = locate("a = \"\x1b[2J\"", 0..1);
+        assert!(!excerpt.text.contains('\x1b'));
         assert!(!shown("\x1b[2J").contains('\x1b'));
     }
 
     #[test]
     fn long_lines_and_values_are_cut() {
         let line = format!("{}x{}", " ".repeat(500), "y".repeat(500));
-        let at = locate(&line, 500..501);
-        assert_eq!((at.column, at.length), (501, 1));
-        assert_eq!(at.excerpt.chars().nth(at.excerpt_offset), Some('x'));
-        assert_eq!(at.excerpt.chars().count(), MAX_SHOWN_LINE_CHARS);
+        assert_eq!(marked(&line, 500..501), (1, 501, "x".to_owned()));
+        let (_, _, excerpt) = locate(&line, 500..501);
+        assert_eq!(excerpt.text.chars().count(), MAX_SHOWN_LINE_CHARS);
         assert_eq!(shown(&line).chars().count(), MAX_SHOWN_VALUE_CHARS + 3);
     }
 
     proptest! {
         #[test]
         fn any_range_of_any_text_has_a_place(text in any::<String>(), a in 0usize..200, b in 0usize..200) {
-            let at = locate(&text, a..b);
-            prop_assert!(at.line >= 1 && at.column >= 1 && at.length >= 1);
-            prop_assert!(at.excerpt.chars().count() <= MAX_SHOWN_LINE_CHARS);
+            let (line, column, excerpt) = locate(&text, a..b);
+            prop_assert!(line >= 1 && column >= 1);
+            prop_assert!(excerpt.text.get(excerpt.marked).is_some());
+            prop_assert!(excerpt.text.chars().count() <= MAX_SHOWN_LINE_CHARS);
         }
     }
 }

@@ -31,7 +31,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 pub use arguments::Arguments;
-pub use diagnostic::{Diagnostic, Diagnostics, Location};
+pub use diagnostic::{Diagnostic, Diagnostics};
 pub use model::{
     Backing, Config, Delay, Fault, FaultRate, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned,
     Server, SharedLimit, Subsystem, Volume,

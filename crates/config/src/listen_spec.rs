@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use crate::device_spec::{NBD_PORT, NVME_TCP_PORT, is_socket_path};
 use crate::limits::MAX_SOCKET_PATH_BYTES;
-use crate::uri::{AuthorityError, Encoded, parse_authority, percent_decode, split_scheme};
+use crate::uri::{AuthorityError, encoded, parse_authority, percent_decode, split_scheme};
 
 /// An address to serve on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl fmt::Display for ListenSpec {
 }
 
 fn fmt_unix(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "nbd+unix://{}", Encoded(&path.to_string_lossy()))
+    write!(f, "nbd+unix://{}", encoded(&path.to_string_lossy()))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use flagstone_runtime::IoEngine;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::{DeviceSpec, HostPort};
 use crate::listen_spec::ListenSpec;
-use crate::names::Uuid;
+use crate::names::{Uuid, derived_uuid, serial_of};
 
 /// A complete, consistent configuration. Devices and addresses are checked when they are opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -311,7 +311,7 @@ impl Config {
         let machine = if volume.mirror().is_some() { b"mirror" } else { machine };
         let subsystem = self.subsystems.iter().find(|one| one.namespaces.contains(&index));
         let nqn = subsystem.map_or("", |subsystem| &subsystem.nqn);
-        let derived = || Uuid::derived(&[machine, nqn.as_bytes(), volume.name.as_bytes()]);
+        let derived = || derived_uuid(&[machine, nqn.as_bytes(), volume.name.as_bytes()]);
         volume.uuid.unwrap_or_else(derived)
     }
 }
@@ -333,7 +333,7 @@ impl Config {
         let mut volumes = subsystem.namespaces.iter().map(|index| &self.volumes[*index]);
         let mirrored = volumes.any(|volume| volume.mirror().is_some());
         let machine = if mirrored { b"mirror" } else { machine };
-        let derived = || Uuid::derived(&[machine, subsystem.nqn.as_bytes()]).serial();
+        let derived = || serial_of(derived_uuid(&[machine, subsystem.nqn.as_bytes()]));
         subsystem.serial.clone().unwrap_or_else(derived)
     }
 }

@@ -3,8 +3,8 @@
 //! Each check returns a reason that can follow "…: ", so that all callers refuse a name with the
 //! same message.
 
-use std::fmt;
-use std::str::FromStr;
+pub use uuid::Uuid;
+use uuid::fmt::Hyphenated;
 
 use crate::limits::{MAX_EXPORT_NAME_BYTES, MAX_SERIAL_BYTES, MAX_VOLUME_NAME_BYTES, NQN_BYTES};
 
@@ -128,29 +128,29 @@ pub fn check_export_name(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// A namespace's UUID (Namespace Identification Descriptor, type 3), in the order of its text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Uuid(pub [u8; 16]);
+/// A UUID that depends only on `parts`: the same parts, the same UUID, today and after any
+/// update. Version 8 (RFC 9562, section 5.8) over a 128-bit FNV-1a hash; for telling namespaces
+/// apart, not for secrets.
+///
+/// The first part should be the machine's own identity: two servers that both have a volume
+/// `db` must not announce the same UUID, or a multipath host takes them for one disk.
+pub fn derived_uuid(parts: &[&[u8]]) -> Uuid {
+    uuid::Builder::from_custom_bytes(fnv1a_128(parts).to_be_bytes()).into_uuid()
+}
 
-impl Uuid {
-    /// A UUID that depends only on `parts`: the same parts, the same UUID, today and after any
-    /// update. Version 8 (RFC 9562, section 5.8) over a 128-bit FNV-1a hash; for telling namespaces
-    /// apart, not for secrets.
-    ///
-    /// The first part should be the machine's own identity: two servers that both have a volume
-    /// `db` must not announce the same UUID, or a multipath host takes them for one disk.
-    pub fn derived(parts: &[&[u8]]) -> Uuid {
-        let mut bytes = fnv1a_128(parts).to_be_bytes();
-        bytes[6] = bytes[6] & 0x0F | 0x80;
-        bytes[8] = bytes[8] & 0x3F | 0x80;
-        Uuid(bytes)
-    }
+/// A serial number of 20 characters made of a UUID.
+pub fn serial_of(uuid: Uuid) -> String {
+    format!("{:020X}", uuid.as_u128() & ((1 << 80) - 1))
+}
 
-    /// A serial number of 20 characters made of this UUID.
-    pub fn serial(&self) -> String {
-        let hex = u128::from_be_bytes(self.0);
-        format!("{:020X}", hex & ((1 << 80) - 1))
-    }
+/// Reads a UUID in its hyphenated form, which `urn:uuid:` may precede.
+///
+/// # Errors
+/// [`NameError::Uuid`].
+pub fn parse_uuid(text: &str) -> Result<Uuid, NameError> {
+    let text = text.strip_prefix("urn:uuid:").unwrap_or(text);
+    let uuid = text.parse::<Hyphenated>().map_err(|_| NameError::Uuid)?.into_uuid();
+    if uuid.is_nil() { Err(NameError::Uuid) } else { Ok(uuid) }
 }
 
 /// FNV-1a with 128 bits (its published offset basis and prime); each part is followed by its
@@ -165,37 +165,6 @@ fn fnv1a_128(parts: &[&[u8]]) -> u128 {
         }
     }
     hash
-}
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, byte) in self.0.iter().enumerate() {
-            if matches!(index, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Uuid {
-    type Err = NameError;
-
-    fn from_str(text: &str) -> Result<Uuid, NameError> {
-        let text = text.strip_prefix("urn:uuid:").unwrap_or(text);
-        let mut groups = text.split('-');
-        let lengths_fit =
-            [8, 4, 4, 4, 12].iter().all(|length| groups.next().is_some_and(|g| g.len() == *length));
-        let hex: String = text.split('-').collect();
-        if !lengths_fit || groups.next().is_some() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(NameError::Uuid);
-        }
-        match u128::from_str_radix(&hex, 16) {
-            Ok(value) if value != 0 => Ok(Uuid(value.to_be_bytes())),
-            _ => Err(NameError::Uuid),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -255,11 +224,11 @@ mod tests {
 
     #[test]
     fn derived_uuids_never_change() {
-        let uuid = Uuid::derived(&[b"machine", b"nqn.2026-01.io.flagstone:db"]);
+        let uuid = derived_uuid(&[b"machine", b"nqn.2026-01.io.flagstone:db"]);
         assert_eq!(uuid.to_string(), "ce9f5f87-c2e1-81ca-9edf-9013fdec9a44");
-        assert_ne!(uuid, Uuid::derived(&[b"machin", b"enqn.2026-01.io.flagstone:db"]));
-        assert_eq!(check_serial(&uuid.serial()), Ok(()));
-        assert_eq!(uuid.serial().len(), MAX_SERIAL_BYTES);
+        assert_ne!(uuid, derived_uuid(&[b"machin", b"enqn.2026-01.io.flagstone:db"]));
+        assert_eq!(check_serial(&serial_of(uuid)), Ok(()));
+        assert_eq!(serial_of(uuid).len(), MAX_SERIAL_BYTES);
     }
 
     #[test]
@@ -272,7 +241,7 @@ mod tests {
             "+1234567-89ab-cdef-0123-456789abcdef",
             "00000000-0000-0000-0000-000000000000",
         ] {
-            assert_eq!(text.parse::<Uuid>(), Err(NameError::Uuid), "{text}");
+            assert_eq!(parse_uuid(text), Err(NameError::Uuid), "{text}");
         }
     }
 
@@ -280,9 +249,9 @@ mod tests {
         #[test]
         fn uuids_round_trip(bytes in any::<[u8; 16]>()) {
             prop_assume!(bytes != [0; 16]);
-            let uuid = Uuid(bytes);
-            prop_assert_eq!(uuid.to_string().parse(), Ok(uuid));
-            prop_assert_eq!(uuid.to_string().to_uppercase().parse(), Ok(uuid));
+            let uuid = Uuid::from_bytes(bytes);
+            prop_assert_eq!(parse_uuid(&uuid.to_string()), Ok(uuid));
+            prop_assert_eq!(parse_uuid(&uuid.to_string().to_uppercase()), Ok(uuid));
         }
 
         #[test]
@@ -290,7 +259,7 @@ mod tests {
             let _ = check_nqn(&text);
             let _ = check_volume_name(&text);
             let _ = check_serial(&text);
-            let _ = text.parse::<Uuid>();
+            let _ = parse_uuid(&text);
         }
     }
 }

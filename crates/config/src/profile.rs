@@ -24,22 +24,9 @@ use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
 use super::diagnostic::{Place, shown};
 use super::model::{Profile, Provisioned};
 use super::reader::Reader;
+use super::schema::PROFILE;
 use crate::limits::MAX_CATALOGUES;
 use flagstone_units::{format_duration, format_size};
-
-/// The keys of a disk profile.
-const KEYS: [&str; 10] = [
-    "profile",
-    "size",
-    "machine",
-    "catalog",
-    "disks",
-    "regional",
-    "provisioned_iops",
-    "provisioned_throughput",
-    "other_egress_gbps",
-    "tier1_networking",
-];
 
 /// Options of `flagstone plan`, which messages of the catalogue name, and the matching keys.
 const OPTIONS: [(&str, &str); 6] = [
@@ -130,7 +117,8 @@ impl ProfiledDisk {
 
 /// Reports keys of a disk profile that have no effect without `profile`.
 pub(crate) fn refuse_alone(reader: &Reader<'_>) {
-    for key in KEYS.iter().skip(1).filter(|key| reader.has(key)) {
+    let keys = PROFILE.keys.iter().map(|key| key.name).filter(|key| *key != "profile");
+    for key in keys.filter(|key| reader.has(key)) {
         let help = "write profile = \"TYPE\" too, such as \"pd-ssd\", or remove it";
         reader.report().error(&reader.key_place(key), format!("`{key}` without `profile`"), help);
     }
@@ -139,7 +127,7 @@ pub(crate) fn refuse_alone(reader: &Reader<'_>) {
 /// Reports numbers written beside `profile`, which takes them from the catalogue.
 pub(crate) fn refuse_others(reader: &Reader<'_>, accepted: &[&str]) {
     for (key, place) in reader.keys_in_order() {
-        if KEYS.contains(&key) || accepted.contains(&key) || !reader.knows(key) {
+        if PROFILE.key(key).is_some() || accepted.contains(&key) || !reader.knows(key) {
             continue;
         }
         let message = format!("`{key}` beside `profile`, which says it already");

@@ -20,7 +20,7 @@ use crate::limits::{
     MAX_SHARED_LIMITS, MAX_STRIPE_DEVICES, MAX_VOLUMES,
 };
 use crate::listen_spec::ListenSpec;
-use crate::names::{self, NameError, Uuid};
+use crate::names::{self, NameError};
 
 /// The tables that a file may have.
 const ROOT: [&str; 5] = ["server", "volume", "limit", "subsystem", "peer"];
@@ -187,7 +187,7 @@ fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogues: &Catalogu
         block_size: reader.size("block_size"),
         read_only: reader.flag("read_only"),
         nqn: reader.parsed("nqn", parse_subsystem_nqn),
-        uuid: reader.parsed("uuid", str::parse::<Uuid>),
+        uuid: reader.parsed("uuid", names::parse_uuid),
         serial: reader.parsed("serial", parse_serial),
         allow_hosts: read_hosts(reader),
         nbd_export: reader

@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
     }
 
     fn refuse_unknown_keys(&self, title: &str) {
-        let known: Vec<_> = self.schema.keys.iter().map(|key| key.name).collect();
+        let known: Vec<_> = self.schema.all_keys().map(|key| key.name).collect();
         let Some(table) = self.table else { return };
         for (name, _) in table.iter().filter(|(name, _)| !known.contains(name)) {
             let message = format!("unknown key `{}` in [{title}]", bare(name));
@@ -302,29 +302,13 @@ pub(crate) fn bare(name: &str) -> String {
 pub(crate) fn suggestion(name: &str, known: &[&str]) -> String {
     // A name far longer than any key is none of them; and the distance costs its length.
     let name: String = name.to_ascii_lowercase().replace('-', "_").chars().take(64).collect();
-    let nearest = known.iter().map(|known| (distance(&name, known), known)).min();
+    let nearest = known.iter().map(|known| (strsim::levenshtein(&name, known), known)).min();
     match nearest {
         Some((edits, nearest)) if edits <= (nearest.len() / 3).max(1) => {
             format!("did you mean `{nearest}`?")
         }
         _ => format!("known here: {}", known.join(", ")),
     }
-}
-
-/// Edits (insert, delete, replace) that turn one word into the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, right) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(left != *right);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// Checks a number against its key's range.

@@ -4,6 +4,10 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use percent_encoding::{
+    AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode,
+};
+
 use crate::limits::MAX_HOST_NAME_BYTES;
 
 /// A host of an address: a literal address, or a name to be resolved when connecting.
@@ -137,35 +141,25 @@ pub(crate) fn split_scheme(text: &str) -> Option<(&str, &str)> {
 
 /// Undoes percent encoding. `None` for a bad escape, or bytes that are not UTF-8.
 pub(crate) fn percent_decode(text: &str) -> Option<String> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte == b'%' {
-            let high = char::from(bytes.next()?).to_digit(16)?;
-            let low = char::from(bytes.next()?).to_digit(16)?;
-            out.push((high * 16 + low) as u8);
-        } else {
-            out.push(byte);
-        }
-    }
-    String::from_utf8(out).ok()
+    let is_escape = |tail: &str| matches!(tail.as_bytes(), [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit());
+    let escapes = text.split('%').skip(1).all(is_escape);
+    escapes.then(|| percent_decode_str(text).decode_utf8().ok())?.map(Into::into)
 }
 
-/// Writes `text` with everything percent-encoded that is neither unreserved (RFC 3986, section
-/// 2.3) nor one of `:`, `/` and `@`, which paths and query values may hold as they are.
-pub struct Encoded<'a>(pub &'a str);
+/// All but what stays as it is: unreserved characters (RFC 3986, section 2.3), and `:`, `/` and `@`,
+/// which paths and query values may hold.
+const ENCODED: AsciiSet = NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':')
+    .remove(b'/')
+    .remove(b'@');
 
-impl fmt::Display for Encoded<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.0.bytes() {
-            if byte.is_ascii_alphanumeric() || b"-._~:/@".contains(&byte) {
-                write!(f, "{}", char::from(byte))?;
-            } else {
-                write!(f, "%{byte:02X}")?;
-            }
-        }
-        Ok(())
-    }
+/// Percent-encodes `text` for a path or a query value.
+pub fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, &ENCODED)
 }
 
 #[cfg(test)]
@@ -212,7 +206,7 @@ mod tests {
     proptest! {
         #[test]
         fn percent_encoding_round_trips(text in any::<String>()) {
-            prop_assert_eq!(percent_decode(&Encoded(&text).to_string()), Some(text));
+            prop_assert_eq!(percent_decode(&encoded(&text).to_string()), Some(text));
         }
 
         #[test]

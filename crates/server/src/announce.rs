@@ -8,7 +8,7 @@ use crate::serve::Server;
 use crate::subsystems::namespace_of;
 use flagstone_config::Config;
 use flagstone_config::listen_spec::ListenSpec;
-use flagstone_config::uri::Encoded;
+use flagstone_config::uri::encoded;
 use flagstone_units::format_size;
 
 /// The announcement: machine-readable lines, then the commands.
@@ -101,13 +101,13 @@ fn attach(text: &mut String, config: &Config, index: usize, listener: &ListenSpe
                 false => address.to_string(),
             };
             let export = &volume.nbd_export;
-            writeln!(text, "  nbdcopy, qemu-img, fio --uri:  nbd://{authority}/{}", Encoded(export))
+            writeln!(text, "  nbdcopy, qemu-img, fio --uri:  nbd://{authority}/{}", encoded(export))
         }
         ListenSpec::NbdUnix(path) => writeln!(
             text,
             "  nbdcopy, qemu-img, fio --uri:  nbd+unix:///{}?socket={}",
-            Encoded(&volume.nbd_export),
-            Encoded(&path.to_string_lossy())
+            encoded(&volume.nbd_export),
+            encoded(&path.to_string_lossy())
         ),
     };
 }

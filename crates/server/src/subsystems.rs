@@ -79,7 +79,7 @@ pub(crate) fn add_volume(
     let namespace = NamespaceConfig {
         nsid: Some(nsid),
         device: device.clone(),
-        uuid: config.volume_uuid(volume, machine).0,
+        uuid: config.volume_uuid(volume, machine).into_bytes(),
         read_only: config.volumes[volume].read_only,
     };
     target.add_namespace(&nqn, namespace).map_err(unservable)?;

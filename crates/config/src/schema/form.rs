@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use super::PROFILE;
+
 /// A table of the file.
 #[derive(Debug)]
 pub struct Section {
     /// The path in the file; `NAME` stands for a name that the user chooses.
     pub path: &'static str,
-    /// Its keys.
+    /// Its own keys.
     pub keys: &'static [Key],
+    /// The keys of a disk profile belong to it too.
+    pub profile: bool,
 }
 
 /// A key of a table.
@@ -82,9 +86,15 @@ pub enum SizeRule {
 }
 
 impl Section {
+    /// All keys that the table accepts.
+    pub fn all_keys(&self) -> impl Iterator<Item = &'static Key> {
+        let profile = if self.profile { PROFILE.keys } else { &[] };
+        self.keys.iter().chain(profile)
+    }
+
     /// The key called `name`.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
-        self.keys.iter().find(|key| key.name == name)
+        self.all_keys().find(|key| key.name == name)
     }
 }
 
@@ -94,14 +104,18 @@ pub(super) const GIB: u64 = 1 << 30;
 pub(super) const MINUTE_MS: u64 = 60_000;
 pub(super) const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
 
-pub(super) const fn key(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    description: &'static str,
-) -> Key {
-    Key { name, kind, default, description }
+/// The keys of a section: `NAME, KIND, DEFAULT => DESCRIPTION;` for each.
+macro_rules! keys {
+    ($($name:literal, $kind:expr, $default:expr => $description:literal;)*) => {
+        &[$($crate::schema::Key {
+            name: $name,
+            kind: $kind,
+            default: $default,
+            description: $description,
+        }),*]
+    };
 }
+pub(super) use keys;
 
 pub(super) const fn time(min_ms: u64, max_ms: u64) -> Kind {
     Kind::Time { min: Duration::from_millis(min_ms), max: Duration::from_millis(max_ms) }

@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use super::form::{DAY_MS, MIB, key};
-use super::profile::{
-    PROFILE, PROFILE_CATALOGUE, PROFILE_DISKS, PROFILE_IOPS, PROFILE_MACHINE, PROFILE_NETWORK,
-    PROFILE_REGIONAL, PROFILE_SIZE, PROFILE_THROUGHPUT, PROFILE_TIER1,
-};
+use super::form::{DAY_MS, MIB, keys};
 use super::{Kind, Section, SizeRule};
 use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
 
@@ -22,75 +18,39 @@ const IO_SIZE: Kind = Kind::Size { min: 512, max: 32 * MIB, rule: SizeRule::Mult
 /// `limit = { … }` of a volume, and `[limit.NAME]`
 pub static LIMIT: Section = Section {
     path: "limit.NAME",
-    keys: &[
-        key("iops", IOPS, "", "I/Os a second, of reads and writes together."),
-        key("read_iops", IOPS, "", "Reads a second."),
-        key(
-            "write_iops",
-            IOPS,
-            "",
-            "Writes a second. A flush, a discard and a write of zeroes count as one write each.",
-        ),
-        key(
-            "iops_mix",
-            MIX,
-            "separate",
-            "How `read_iops` and `write_iops` combine. `separate`: both are available at the same time. `shared`: reads / `read_iops` + writes / `write_iops` is at most 1.",
-        ),
-        key("throughput", THROUGHPUT, "", "Bytes a second, of reads and writes together."),
-        key("read_throughput", THROUGHPUT, "", "Bytes read a second."),
-        key("write_throughput", THROUGHPUT, "", "Bytes written a second."),
-        key(
-            "throughput_mix",
-            MIX,
-            "separate",
-            "The same as `iops_mix`, for `read_throughput` and `write_throughput`.",
-        ),
-        key(
-            "io_size",
-            IO_SIZE,
-            "",
-            "A read or write counts as one I/O for each started unit of this size. Default: one I/O, whatever its size.",
-        ),
-        key(
-            "burst",
-            Kind::Table(&BURST),
-            "",
-            "Higher rates for a limited time, from a bucket of credit.",
-        ),
-        PROFILE,
-        PROFILE_SIZE,
-        PROFILE_MACHINE,
-        PROFILE_CATALOGUE,
-        PROFILE_DISKS,
-        PROFILE_REGIONAL,
-        PROFILE_IOPS,
-        PROFILE_THROUGHPUT,
-        PROFILE_NETWORK,
-        PROFILE_TIER1,
-    ],
+    keys: keys! {
+        "iops", IOPS, "" => "I/Os a second, of reads and writes together.";
+        "read_iops", IOPS, "" => "Reads a second.";
+        "write_iops", IOPS, "" =>
+            "Writes a second. A flush, a discard and a write of zeroes count as one write each.";
+        "iops_mix", MIX, "separate" =>
+            "How `read_iops` and `write_iops` combine. `separate`: both are available at the same time. `shared`: reads / `read_iops` + writes / `write_iops` is at most 1.";
+        "throughput", THROUGHPUT, "" => "Bytes a second, of reads and writes together.";
+        "read_throughput", THROUGHPUT, "" => "Bytes read a second.";
+        "write_throughput", THROUGHPUT, "" => "Bytes written a second.";
+        "throughput_mix", MIX, "separate" =>
+            "The same as `iops_mix`, for `read_throughput` and `write_throughput`.";
+        "io_size", IO_SIZE, "" =>
+            "A read or write counts as one I/O for each started unit of this size. Default: one I/O, whatever its size.";
+        "burst", Kind::Table(&BURST), "" =>
+            "Higher rates for a limited time, from a bucket of credit.";
+    },
+    profile: true,
 };
 
 /// `burst = { … }`
 pub static BURST: Section = Section {
     path: "limit.NAME.burst",
-    keys: &[
-        key(
-            "iops",
-            BURST_IOPS,
-            "",
-            "Highest I/Os a second while there is credit. Must be more than `iops` of the limit.",
-        ),
-        key("read_iops", BURST_IOPS, "", "The same for `read_iops`."),
-        key("write_iops", BURST_IOPS, "", "The same for `write_iops`."),
-        key("throughput", BURST_THROUGHPUT, "", "The same for `throughput`."),
-        key("read_throughput", BURST_THROUGHPUT, "", "The same for `read_throughput`."),
-        key("write_throughput", BURST_THROUGHPUT, "", "The same for `write_throughput`."),
-        key(
-            "duration",
-            Kind::Time { min: Duration::from_secs(1), max: Duration::from_millis(DAY_MS) },
-            "30s",
-            "Time that a full bucket lasts at the highest rate. The bucket starts full, and unused rate refills it.",
-        ),
-    ],
+    keys: keys! {
+        "iops", BURST_IOPS, "" =>
+            "Highest I/Os a second while there is credit. Must be more than `iops` of the limit.";
+        "read_iops", BURST_IOPS, "" => "The same for `read_iops`.";
+        "write_iops", BURST_IOPS, "" => "The same for `write_iops`.";
+        "throughput", BURST_THROUGHPUT, "" => "The same for `throughput`.";
+        "read_throughput", BURST_THROUGHPUT, "" => "The same for `read_throughput`.";
+        "write_throughput", BURST_THROUGHPUT, "" => "The same for `write_throughput`.";
+        "duration", Kind::Time { min: Duration::from_secs(1), max: Duration::from_millis(DAY_MS) }, "30s" =>
+            "Time that a full bucket lasts at the highest rate. The bucket starts full, and unused rate refills it.";
+    },
+    profile: false,
 };

@@ -19,11 +19,12 @@ pub use disk_model::DISK_MODEL;
 pub use form::{Key, Kind, Section, SizeRule};
 pub use limit::{BURST, LIMIT};
 pub use mirror::{MIRROR, PEER};
+pub use profile::PROFILE;
 pub use server::{NBD, NVME, SERVER};
 pub use volume::{DELAY, FAULT, STRIPE, SUBSYSTEM, VOLUME};
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 13] = [
+pub static SECTIONS: [&Section; 14] = [
     &SERVER,
     &NVME,
     &NBD,
@@ -34,6 +35,7 @@ pub static SECTIONS: [&Section; 13] = [
     &MIRROR,
     &STRIPE,
     &LIMIT,
+    &PROFILE,
     &BURST,
     &SUBSYSTEM,
     &PEER,

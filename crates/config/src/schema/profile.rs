@@ -1,67 +1,40 @@
 //! Disk profile: the keys that name a cloud disk, the same in a limit and in a disk model.
 
-use super::form::{Key, key};
+use super::form::keys;
 use super::limit::{IOPS, THROUGHPUT};
-use super::{Kind, SizeRule};
+use super::{Kind, Section, SizeRule};
 use crate::limits::PROFILE_SIZE_BYTES;
 
-pub(super) const PROFILE: Key = key(
-    "profile",
-    Kind::Text("type of disk"),
-    "",
-    "Type of cloud disk, such as `pd-ssd`. Its limits, and how reads and writes share them, come from a catalogue: [limit.md](limit.md#disk-profiles).",
-);
-pub(super) const PROFILE_SIZE: Key = key(
-    "size",
-    Kind::Size {
-        min: *PROFILE_SIZE_BYTES.start(),
-        max: *PROFILE_SIZE_BYTES.end(),
-        rule: SizeRule::MultipleOf(512),
+/// Range of a profiled disk's size.
+const SIZE: Kind = Kind::Size {
+    min: *PROFILE_SIZE_BYTES.start(),
+    max: *PROFILE_SIZE_BYTES.end(),
+    rule: SizeRule::MultipleOf(512),
+};
+
+/// The keys of a disk profile, in [`LIMIT`](super::LIMIT) and [`DISK_MODEL`](super::DISK_MODEL)
+pub static PROFILE: Section = Section {
+    path: "profile",
+    keys: keys! {
+        "profile", Kind::Text("type of disk"), "" =>
+            "Type of cloud disk, such as `pd-ssd`. Its limits, and how reads and writes share them, come from a catalogue: [limit.md](limit.md#disk-profiles).";
+        "size", SIZE, "" =>
+            "Size of the profiled disk, independent of the volume's own size. Required with `profile`, except for types that have a single size.";
+        "machine", Kind::Text("machine type"), "" =>
+            "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalogue's default machine, if it has one.";
+        "catalog", Kind::Text("catalogue"), "" =>
+            "Catalogue of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
+        "disks", Kind::Count { min: 1, max: flagstone_cloud::limits::MAX_DISKS as u64 }, "" =>
+            "Number of such disks, striped. Default: the number that the machine comes with, or 1.";
+        "regional", Kind::Flag, "" => "The disk is replicated in two zones. Default: false.";
+        "provisioned_iops", IOPS, "" =>
+            "Provisioned IOPS of each disk, for types that sell IOPS. Default: the default of the type.";
+        "provisioned_throughput", THROUGHPUT, "" =>
+            "Provisioned throughput of each disk, for types that sell throughput. Default: the default of the type.";
+        "other_egress_gbps", Kind::Count { min: 0, max: 10_000 }, "" =>
+            "Other egress traffic of the machine, in Gbit/s. Default: 0.";
+        "tier1_networking", Kind::Flag, "" =>
+            "The machine has Tier_1 networking (higher egress). Default: false.";
     },
-    "",
-    "Size of the profiled disk, independent of the volume's own size. Required with `profile`, except for types that have a single size.",
-);
-pub(super) const PROFILE_MACHINE: Key = key(
-    "machine",
-    Kind::Text("machine type"),
-    "",
-    "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalogue's default machine, if it has one.",
-);
-pub(super) const PROFILE_CATALOGUE: Key = key(
-    "catalog",
-    Kind::Text("catalogue"),
-    "",
-    "Catalogue of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.",
-);
-pub(super) const PROFILE_DISKS: Key = key(
-    "disks",
-    Kind::Count { min: 1, max: flagstone_cloud::limits::MAX_DISKS as u64 },
-    "",
-    "Number of such disks, striped. Default: the number that the machine comes with, or 1.",
-);
-pub(super) const PROFILE_REGIONAL: Key =
-    key("regional", Kind::Flag, "", "The disk is replicated in two zones. Default: false.");
-pub(super) const PROFILE_IOPS: Key = key(
-    "provisioned_iops",
-    IOPS,
-    "",
-    "Provisioned IOPS of each disk, for types that sell IOPS. Default: the default of the type.",
-);
-pub(super) const PROFILE_THROUGHPUT: Key = key(
-    "provisioned_throughput",
-    THROUGHPUT,
-    "",
-    "Provisioned throughput of each disk, for types that sell throughput. Default: the default of the type.",
-);
-pub(super) const PROFILE_NETWORK: Key = key(
-    "other_egress_gbps",
-    Kind::Count { min: 0, max: 10_000 },
-    "",
-    "Other egress traffic of the machine, in Gbit/s. Default: 0.",
-);
-pub(super) const PROFILE_TIER1: Key = key(
-    "tier1_networking",
-    Kind::Flag,
-    "",
-    "The machine has Tier_1 networking (higher egress). Default: false.",
-);
+    profile: false,
+};

@@ -91,7 +91,7 @@ impl Kind {
                 format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
             }
             Kind::Table(section) => {
-                let names: Vec<_> = section.keys.iter().map(|key| key.name).collect();
+                let names: Vec<_> = section.all_keys().map(|key| key.name).collect();
                 format!("write a table: {{ … }} with any of {}", names.join(", "))
             }
         }

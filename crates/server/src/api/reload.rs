@@ -22,23 +22,11 @@ fn reload(api: &Api, call: &Call) -> Result<ReloadDocument, Problem> {
 }
 
 fn problem(diagnostics: &Diagnostics) -> Problem {
-    let errors: Vec<_> = diagnostics
-        .items()
-        .iter()
-        .map(|item| {
-            json!({
-                "line": item.location.as_ref().map(|at| at.line),
-                "column": item.location.as_ref().map(|at| at.column),
-                "message": item.message,
-                "help": item.help,
-                "note": item.note,
-            })
-        })
-        .collect();
+    let errors = diagnostics.items();
     let detail = format!(
         "nothing was changed: the configuration has {} errors; `flagstone check` shows them too",
         errors.len()
     );
     Problem::new(422, "configuration", "The configuration has errors", detail)
-        .with("mistakes", errors)
+        .with("mistakes", json!(errors))
 }

@@ -50,7 +50,7 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 
 use crate::subsystems::namespace_of;
-use flagstone_config::names::Uuid;
+use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{Host, HostPort};
 use flagstone_config::{self as config, Config, Peer};
 use flagstone_stack::OpenError;
@@ -299,11 +299,13 @@ impl MirroredVolume {
         let target = self.target()?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
-            serial: Uuid::derived(&[self.replica_nqn.to_string().as_bytes()]).serial(),
+            serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
             allow_hosts: self.peer_hosts.clone(),
         };
-        let uuid = Uuid::derived(&[b"replica", &volume.0, self.node.as_bytes()]);
-        if let Err(error) = serve_replica(&target, hidden, uuid.0, Arc::new(mirror.clone())) {
+        let uuid = derived_uuid(&[b"replica", &volume.0, self.node.as_bytes()]);
+        if let Err(error) =
+            serve_replica(&target, hidden, uuid.into_bytes(), Arc::new(mirror.clone()))
+        {
             // Otherwise its links would keep looking for peers.
             mirror.close();
             return Err(error.to_string());

@@ -24,12 +24,12 @@ use super::create::refuse;
 use super::open::open_log_spec;
 use super::{CreateError, MirrorFailure, MirroredVolume};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::names::Uuid;
+use flagstone_config::names::derived_uuid;
 use flagstone_units::format_size;
 
 /// Tag of a volume in the superblocks of its replicas: eight bytes of its name's UUID, never 0.
 pub(super) fn volume_tag(replica_nqn: &flagstone_nvme::Nqn) -> u64 {
-    let name = Uuid::derived(&[b"volume", replica_nqn.to_string().as_bytes()]).0;
+    let name = derived_uuid(&[b"volume", replica_nqn.to_string().as_bytes()]).into_bytes();
     let mut eight = [0; 8];
     eight.copy_from_slice(&name[8..]);
     u64::from_le_bytes(eight).max(1)
@@ -160,7 +160,7 @@ impl MirroredVolume {
                 "{peer} has replica {} of `{name}`, of {}: what is made here now would be another \
                  volume, to which that is no copy. To have a copy of it here: `flagstone mirror create \
                  {name} --target`. If what is on the device here is to be the volume, and what {peer} \
-                 has is not needed: `--source --anew`",
+                 has is not needed: `--source --new-volume`",
                 identity.view.replica,
                 format_size(identity.view.usable_bytes)
             ));

@@ -132,7 +132,7 @@ pub(super) fn export(
     config: &Config,
 ) {
     target.add_subsystem(subsystem(mirrored.nqn)).unwrap();
-    let uuid = config.volume_uuid(0, b"machine").0;
+    let uuid = config.volume_uuid(0, b"machine").into_bytes();
     let namespace = NamespaceConfig { nsid: Some(1), device, uuid, read_only: false };
     target.add_namespace(&mirrored.nqn, namespace).unwrap();
 }
