@@ -8,9 +8,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::{Arguments, Config, Diagnostics};
+use flagstone_load::AccessPattern;
+use flagstone_load::job::Crash;
+use flagstone_runtime::IoEngine;
 use flagstone_units::{format_size, parse_block_size, parse_duration};
 
 use crate::bench::args::BenchArgs;
@@ -20,22 +23,28 @@ use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
 use crate::status::StatusArgs;
+use crate::words::{CRASHES, IO_ENGINES, PATTERNS, one_of};
 
 /// Version and commit, as `--version` prints them.
-pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
+pub(crate) const VERSION: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
+
+/// The program's command line, for its documentation and shell completions.
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
 
 /// Block storage whose performance you can predict, buy, protect and prove
 #[derive(Debug, Parser)]
 #[command(name = "flagstone", version = VERSION, propagate_version = false, max_term_width = 100)]
-pub struct Cli {
-    /// The command.
+pub(crate) struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 /// The commands that the program runs.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Serve volumes over NVMe/TCP and NBD until SIGTERM or Ctrl-C
     Serve(ServeArgs),
     /// Show the volumes of a running server, their hosts and their traffic
@@ -58,64 +67,58 @@ pub enum Command {
     Completions(CompletionsArgs),
 }
 
-/// Arguments of `flagstone check`.
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     /// The configuration file
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Report as JSON on standard output
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
-/// Arguments of `flagstone completions`.
 #[derive(Debug, Args)]
-pub struct CompletionsArgs {
+pub(crate) struct CompletionsArgs {
     /// The shell
-    pub shell: clap_complete::Shell,
+    pub(crate) shell: clap_complete::Shell,
 }
 
-/// Arguments of `flagstone serve`.
 #[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
-pub struct ServeArgs {
+pub(crate) struct ServeArgs {
     /// The configuration file
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// A volume, in addition to the file's (repeatable)
     #[arg(long = "volume", value_name = "NAME=DEVICE")]
-    pub volumes: Vec<String>,
+    pub(crate) volumes: Vec<String>,
     /// An address to serve on, instead of the file's (repeatable)
     #[arg(long = "listen", value_name = "URL")]
-    pub listen: Vec<String>,
+    pub(crate) listen: Vec<String>,
     /// Executor threads
     #[arg(long, value_name = "N")]
-    pub cores: Option<String>,
+    pub(crate) cores: Option<String>,
     /// Upper limit of pooled I/O buffers
     #[arg(long, value_name = "SIZE")]
-    pub buffer_memory: Option<String>,
+    pub(crate) buffer_memory: Option<String>,
     /// I/O engine: auto, io_uring or threads
     #[arg(long, value_name = "ENGINE")]
-    pub io_engine: Option<String>,
+    pub(crate) io_engine: Option<String>,
     /// Longest busy wait before an executor sleeps; 0 turns busy polling off
     #[arg(long, value_name = "DURATION")]
-    pub busy_poll: Option<String>,
+    pub(crate) busy_poll: Option<String>,
     /// Unix socket of the control API that flagstone status uses; none for no API
     #[arg(long, value_name = "PATH")]
-    pub api: Option<String>,
+    pub(crate) api: Option<String>,
     /// TCP address of the Prometheus metrics; none for no metrics
     #[arg(long, value_name = "ADDRESS")]
-    pub metrics: Option<String>,
+    pub(crate) metrics: Option<String>,
     /// Format of the log on standard error; RUST_LOG filters it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub log: LogFormat,
+    pub(crate) log: LogFormat,
 }
 
 impl ServeArgs {
     /// Builds the configuration from the file and these options.
-    ///
-    /// # Errors
-    /// All mistakes in them.
-    pub fn config(&self) -> Result<Config, Diagnostics> {
+    pub(crate) fn config(&self) -> Result<Config, Diagnostics> {
         let arguments = Arguments {
             volumes: self.volumes.clone(),
             listen: self.listen.clone(),
@@ -133,151 +136,84 @@ impl ServeArgs {
     }
 }
 
-/// Order and kind of a load's requests, by fio's names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadPattern {
-    /// Sequential reads
-    Read,
-    /// Sequential writes
-    Write,
-    /// Random reads
-    Randread,
-    /// Random writes
-    Randwrite,
-    /// Sequential reads and writes
-    #[value(alias = "rw")]
-    Readwrite,
-    /// Random reads and writes
-    Randrw,
-    /// Sequential discards
-    Trim,
-    /// Random discards
-    Randtrim,
-}
-
-impl LoadPattern {
-    /// Whether any request is a write.
-    pub fn writes(self) -> bool {
-        !matches!(self, LoadPattern::Read | LoadPattern::Randread) && !self.trims()
-    }
-
-    /// Whether any request is a read.
-    pub fn reads(self) -> bool {
-        !matches!(self, LoadPattern::Write | LoadPattern::Randwrite) && !self.trims()
-    }
-
-    /// Whether the requests are discards.
-    pub fn trims(self) -> bool {
-        matches!(self, LoadPattern::Trim | LoadPattern::Randtrim)
-    }
-
-    /// Whether the offsets are random.
-    pub fn is_random(self) -> bool {
-        use LoadPattern::{Randread, Randrw, Randtrim, Randwrite};
-        matches!(self, Randread | Randwrite | Randrw | Randtrim)
-    }
-}
-
-/// I/O engine of a load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LoadIoEngine {
-    /// io_uring, or threads where io_uring is not permitted
-    Auto,
-    /// io_uring, or fail
-    #[value(name = "io_uring")]
-    IoUring,
-    /// Blocking calls on threads
-    Threads,
-}
-
-/// The side that crashed, which decides what may be lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AfterCrash {
-    /// The generator: no acknowledged write may be lost
-    Client,
-    /// The server or its power: unflushed writes may be lost
-    Server,
-}
-
-/// Arguments of `flagstone load`.
 #[derive(Debug, Args)]
-pub struct LoadArgs {
+pub(crate) struct LoadArgs {
     /// The device: a path, memory:SIZE, null:SIZE, nvme-tcp://HOST:PORT/NQN, nbd://HOST:PORT/EXPORT
-    pub target: DeviceSpec,
+    pub(crate) target: DeviceSpec,
     /// Order and kind of the requests
-    #[arg(long, value_enum, value_name = "PATTERN")]
-    pub rw: LoadPattern,
+    #[arg(long, value_name = "PATTERN", value_parser = one_of(PATTERNS))]
+    pub(crate) rw: AccessPattern,
     /// Bytes of one request: a multiple of 512 up to 32MiB; as in fio, 4k is 4,096
     #[arg(long, value_name = "SIZE", default_value = "4k", value_parser = request_bytes)]
-    pub bs: u32,
+    pub(crate) bs: u32,
     /// Requests in flight on each thread
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8192))]
-    pub depth: u16,
+    pub(crate) depth: u16,
     /// Run time; 10s if neither this nor --ios is given, and whichever ends first if both are
     #[arg(long, value_name = "DURATION", value_parser = run_time)]
-    pub time: Option<Duration>,
+    pub(crate) time: Option<Duration>,
     /// Number of requests, of all threads together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub ios: Option<u64>,
+    pub(crate) ios: Option<u64>,
     /// Bytes of the device to use from --offset on; to its end if not given
     #[arg(long, value_name = "SIZE", value_parser = block_multiple)]
-    pub size: Option<u64>,
+    pub(crate) size: Option<u64>,
     /// First byte of the device to use
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = block_multiple)]
-    pub offset: u64,
+    pub(crate) offset: u64,
     /// Executor threads, each with --depth requests in flight
     #[arg(long, alias = "cores", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: u16,
+    pub(crate) threads: u16,
     /// Percentage of reads, for readwrite and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
-    pub read_percent: u8,
+    pub(crate) read_percent: u8,
     /// Write a pattern and check it: finds lost, torn, stale and misplaced blocks
     #[arg(long)]
-    pub verify: bool,
+    pub(crate) verify: bool,
     /// With --verify: record acknowledged writes in this file, for a check after a crash
     #[arg(long, value_name = "FILE", requires = "verify")]
-    pub verify_state: Option<PathBuf>,
+    pub(crate) verify_state: Option<PathBuf>,
     /// Only check the device against --verify-state after a crash of one side
-    #[arg(long, value_enum, value_name = "SIDE", requires = "verify_state")]
-    pub after_crash: Option<AfterCrash>,
+    #[arg(long, value_name = "SIDE", requires = "verify_state", value_parser = one_of(CRASHES))]
+    pub(crate) after_crash: Option<Crash>,
     /// Warm-up before counting and --time start; not with --verify
     #[arg(long, value_name = "DURATION", value_parser = run_time)]
-    pub ramp: Option<Duration>,
+    pub(crate) ramp: Option<Duration>,
     /// Force unit access: every write is durable when it completes
     #[arg(long)]
-    pub fua: bool,
+    pub(crate) fua: bool,
     /// Flush after every N writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub flush_every: Option<u32>,
+    pub(crate) flush_every: Option<u32>,
     /// Failed requests to tolerate; one more stops the load
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub errors_max: u64,
+    pub(crate) errors_max: u64,
     /// I/O engine
-    #[arg(long, value_enum, value_name = "ENGINE", default_value = "auto")]
-    pub io_engine: LoadIoEngine,
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = one_of(IO_ENGINES))]
+    pub(crate) io_engine: IoEngine,
     /// Seed of offsets and pattern; the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// I/O queues per thread, only for nvme-tcp: devices; 1 if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
-    pub queues: Option<u16>,
+    pub(crate) queues: Option<u16>,
     /// Maximum requests per second, of all threads together; unlimited if not given
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub rate: Option<u64>,
+    pub(crate) rate: Option<u64>,
     /// Print the results as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Run time of a load without `--time` and `--ios`.
-pub const DEFAULT_LOAD_TIME: Duration = Duration::from_secs(10);
+pub(crate) const DEFAULT_LOAD_TIME: Duration = Duration::from_secs(10);
 
 /// Largest request of a load, in bytes: the largest that any device here takes.
-pub const MAX_REQUEST_BYTES: u64 = 32 << 20;
+pub(crate) const MAX_REQUEST_BYTES: u64 = 32 << 20;
 
 impl LoadArgs {
     /// Run time; `None` if only `--ios` ends the load.
-    pub fn run_time(&self) -> Option<Duration> {
+    pub(crate) fn run_time(&self) -> Option<Duration> {
         match (self.time, self.ios) {
             (None, None) => Some(DEFAULT_LOAD_TIME),
             (time, _) => time,
@@ -346,7 +282,7 @@ mod tests {
         assert_eq!(args.run_time(), Some(Duration::from_secs(10)));
         assert!(args.rw.is_random() && args.rw.reads() && !args.rw.writes());
         let args = load("./f --rw rw --cores 2 --ios 5 --offset 1m").expect("right");
-        assert_eq!((args.rw, args.threads, args.offset), (LoadPattern::Readwrite, 2, 1 << 20));
+        assert_eq!((args.rw, args.threads, args.offset), (AccessPattern::Rw, 2, 1 << 20));
         assert!(args.rw.reads() && args.rw.writes() && !args.rw.trims());
         for (word, random) in [("trim", false), ("randtrim", true)] {
             let rw = load(&format!("./f --rw {word}")).expect("right").rw;

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use flagstone_config::{Arguments, Config, Diagnostics};
+use flagstone_config::{Arguments, Config, Diagnostic, Diagnostics};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
-use crate::exit::Exit;
-use crate::output::{complain, print, wants_color};
+use crate::exit::{Exit, Failure};
+use crate::output::{self, complain, print, wants_color};
 
 /// Runs the command. Mistakes go to standard error as text, or to standard output as JSON.
-pub fn run(args: &CheckArgs) -> Exit {
+pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
     let name = args.file.display().to_string();
-    match (Config::read(&args.file, &Arguments::default()), args.json) {
+    Ok(match (Config::read(&args.file, &Arguments::default()), args.json) {
         (Ok(config), false) => print(&summary(&name, &config), Exit::Success),
         (Ok(config), true) => print(&json(&name, Ok(&config)), Exit::Success),
         (Err(diagnostics), false) => {
@@ -20,7 +20,7 @@ pub fn run(args: &CheckArgs) -> Exit {
             Exit::Usage
         }
         (Err(diagnostics), true) => print(&json(&name, Err(&diagnostics)), Exit::Usage),
-    }
+    })
 }
 
 fn summary(name: &str, config: &Config) -> String {
@@ -47,7 +47,7 @@ fn summary(name: &str, config: &Config) -> String {
 struct JsonReport<'a> {
     file: &'a str,
     ok: bool,
-    mistakes: Vec<JsonMistake<'a>>,
+    mistakes: &'a [Diagnostic],
     volumes: Vec<JsonVolume<'a>>,
 }
 
@@ -57,34 +57,13 @@ struct JsonVolume<'a> {
     performance: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct JsonMistake<'a> {
-    line: Option<usize>,
-    column: Option<usize>,
-    message: &'a str,
-    help: &'a str,
-    note: Option<&'a str>,
-}
-
 fn json(file: &str, read: Result<&Config, &Diagnostics>) -> String {
-    let items = read.err().map_or(&[][..], Diagnostics::items);
-    let mistakes = items
-        .iter()
-        .map(|item| JsonMistake {
-            line: item.location.as_ref().map(|at| at.line),
-            column: item.location.as_ref().map(|at| at.column),
-            message: &item.message,
-            help: &item.help,
-            note: item.note.as_deref(),
-        })
-        .collect();
+    let mistakes = read.err().map_or(&[][..], Diagnostics::items);
     let volumes = read.ok().into_iter().flat_map(|config| {
         config
             .volumes
             .iter()
             .map(move |one| JsonVolume { name: &one.name, performance: config.performance(one) })
     });
-    let report = JsonReport { file, ok: read.is_ok(), mistakes, volumes: volumes.collect() };
-    let text = serde_json::to_string_pretty(&report).expect("strings and numbers are always JSON");
-    text + "\n"
+    output::json(&JsonReport { file, ok: read.is_ok(), mistakes, volumes: volumes.collect() })
 }

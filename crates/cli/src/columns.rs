@@ -22,10 +22,20 @@ pub(crate) fn rows(alignments: &[CellAlignment], rows: &[Vec<String>]) -> Vec<St
 pub(crate) fn wrapped_lines(head: &[&str], rows: &[Vec<String>], width: u16) -> Vec<String> {
     let mut table = table(rows);
     table.set_header(head);
+    wrapped(table, width)
+}
+
+/// The same without a head.
+pub(crate) fn wrapped_rows(rows: &[Vec<String>], width: u16) -> Vec<String> {
+    wrapped(table(rows), width)
+}
+
+fn wrapped(mut table: Table, width: u16) -> Vec<String> {
     for column in table.column_iter_mut() {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(width + 2)));
     }
-    aligned(table, &vec![Left; head.len()])
+    let columns = table.column_count();
+    aligned(table, &vec![Left; columns])
 }
 
 fn table(rows: &[Vec<String>]) -> Table {
@@ -41,36 +51,12 @@ fn aligned(mut table: Table, alignments: &[CellAlignment]) -> Vec<String> {
     table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// Breaks a text at spaces into lines of at most `width` characters. A longer word is a line.
-pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("there is always one");
-        if line.is_empty() {
-            line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() <= width {
-            line.push(' ');
-            line.push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn cells(cells: &[&str]) -> Vec<String> {
         cells.iter().map(|cell| (*cell).to_owned()).collect()
-    }
-
-    #[test]
-    fn texts_wrap_at_spaces() {
-        assert_eq!(wrapped("from 10 GiB to", 7), ["from 10", "GiB to"]);
-        assert_eq!(wrapped("hyperdisk-balanced", 7), ["hyperdisk-balanced"]);
-        assert_eq!(wrapped("", 7), [""]);
     }
 
     #[test]
@@ -85,5 +71,6 @@ mod tests {
         let body = [cells(&["a", "from 10 GiB to"]), cells(&["b", "x"])];
         let expected = ["of  n", "a   from 10", "    GiB to", "b   x"];
         assert_eq!(wrapped_lines(&["of", "n"], &body, 7), expected);
+        assert_eq!(wrapped_rows(&body[..1], 7), ["a  from 10", "   GiB to"]);
     }
 }

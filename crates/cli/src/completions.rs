@@ -1,14 +1,12 @@
 //! `flagstone completions SHELL`: the shell's completion script, on standard output.
 
-use clap::CommandFactory as _;
-
-use crate::args::{Cli, CompletionsArgs};
-use crate::exit::Exit;
+use crate::args::{self, CompletionsArgs};
+use crate::exit::{Exit, Failure};
 use crate::output;
 
 /// Runs the command.
-pub fn run(args: &CompletionsArgs) -> Exit {
+pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "flagstone", &mut script);
-    output::print(&String::from_utf8_lossy(&script), Exit::Success)
+    clap_complete::generate(args.shell, &mut args::command(), "flagstone", &mut script);
+    Ok(output::print(&String::from_utf8_lossy(&script), Exit::Success))
 }

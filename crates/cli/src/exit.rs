@@ -2,6 +2,11 @@
 
 use std::process::ExitCode;
 
+use flagstone_bench::Error as BenchError;
+use flagstone_lab::Error as LabError;
+
+use crate::output::complain;
+
 /// Exit statuses, documented in `docs/cli.md`. A panic ends the process with SIGABRT. A shell reports
 /// an unhandled signal as 128 plus its number, so a panic as 134.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +52,55 @@ impl Exit {
             Exit::Interrupted => "interrupted; the output covers the completed part",
             Exit::Slower => "slower than `--fail-if-slower` allows",
         }
+    }
+}
+
+/// The exit status and the message of a command that failed.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) Exit, pub(crate) String);
+
+impl Failure {
+    pub(crate) fn failed(text: impl ToString) -> Failure {
+        Failure(Exit::Failed, text.to_string())
+    }
+
+    pub(crate) fn usage(text: impl ToString) -> Failure {
+        Failure(Exit::Usage, text.to_string())
+    }
+
+    /// Prints the message to standard error.
+    pub(crate) fn report(self) -> Exit {
+        complain(&format!("flagstone: error: {}\n", self.1));
+        self.0
+    }
+}
+
+/// A mistake in the command line, in words.
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure::usage(text)
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Failure {
+        let exit = match error {
+            BenchError::Usage(_) | BenchError::Guarded { .. } => Exit::Usage,
+            BenchError::Interrupted => Exit::Interrupted,
+            _ => Exit::Failed,
+        };
+        Failure(exit, error.to_string())
+    }
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Failure {
+        let exit = match error {
+            LabError::Bench(BenchError::Usage(_) | BenchError::Guarded { .. }) => Exit::Usage,
+            _ if error.is_interruption() => Exit::Interrupted,
+            _ => Exit::Failed,
+        };
+        Failure(exit, error.to_string())
     }
 }
 

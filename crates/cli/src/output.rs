@@ -2,11 +2,14 @@
 
 use std::io::{self, IsTerminal, Write as _};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
 use crate::exit::Exit;
 
 /// Whether text on this stream is colored: only on a terminal, and not if `NO_COLOR` is set
 /// (no-color.org) or `TERM=dumb`.
-pub fn wants_color(stream: &impl IsTerminal) -> bool {
+pub(crate) fn wants_color(stream: &impl IsTerminal) -> bool {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     stream.is_terminal() && !no_color && !dumb
@@ -14,7 +17,7 @@ pub fn wants_color(stream: &impl IsTerminal) -> bool {
 
 /// Writes a result to standard output and returns `exit`. A closed pipe (`| head`) is no failure; a
 /// full disk is one.
-pub fn print(text: &str, exit: Exit) -> Exit {
+pub(crate) fn print(text: &str, exit: Exit) -> Exit {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Ok(()) => exit,
@@ -26,7 +29,24 @@ pub fn print(text: &str, exit: Exit) -> Exit {
     }
 }
 
+/// A document as JSON, for people and programs.
+pub(crate) fn json(document: &impl Serialize) -> String {
+    serde_json::to_string_pretty(document).expect("every document is JSON") + "\n"
+}
+
+/// A progress bar on a terminal; nothing elsewhere, to keep logs readable.
+pub(crate) fn progress_bar(length: Option<u64>, template: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
 /// Writes a message to standard error. A failure has no other place to go.
-pub fn complain(text: &str) {
+pub(crate) fn complain(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }

@@ -3,41 +3,29 @@
 use std::io::{self, Write as _};
 
 use flagstone_config::Config;
-use flagstone_runtime::{RuntimeConfig, StartError, run as run_cores};
-use flagstone_server::serve::{ServeError, serve};
+use flagstone_runtime::{RuntimeConfig, run as run_cores};
+use flagstone_server::serve::serve;
 
 use crate::args::ServeArgs;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::logging;
 use crate::output::{complain, wants_color};
 
 /// Runs the command.
-pub fn run(args: &ServeArgs) -> Exit {
+pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let config = match args.config() {
         Ok(config) => config,
         Err(diagnostics) => {
             complain(&diagnostics.render(wants_color(&io::stderr())));
-            return Exit::Usage;
+            return Ok(Exit::Usage);
         }
     };
-    if let Err(error) = logging::init(args.log) {
-        complain(&format!("flagstone: error: {error}\n"));
-        return Exit::Usage;
-    }
+    logging::init(args.log)?;
     let again = args.clone();
     let reread = move || again.config();
-    let started = run_cores(&runtime_config(&config), || serve(config, announce, reread));
-    match flatten(started) {
-        Ok(()) => Exit::Success,
-        Err(problem) => {
-            complain(&format!("flagstone: error: {problem}\n"));
-            Exit::Failed
-        }
-    }
-}
-
-fn flatten(started: Result<Result<(), ServeError>, StartError>) -> Result<(), String> {
-    started.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+    let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread));
+    ended.map_err(Failure::failed)?.map_err(Failure::failed)?;
+    Ok(Exit::Success)
 }
 
 /// Prints the served addresses. A closed pipe does not stop the server.

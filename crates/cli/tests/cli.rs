@@ -6,14 +6,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use clap::{Args as _, CommandFactory as _};
-use flagstone_cli::args::{Cli, LoadArgs, ServeArgs};
 use flagstone_cli::exit::Exit;
-use flagstone_cli::lab::args::OutputArgs;
-use flagstone_cli::lab::real_args::TargetArgs;
-use flagstone_cli::mirror::args::ActionArgs;
-use flagstone_cli::plan::args::{DiskArgs, WorkloadArgs};
-use flagstone_cli::plan::several::{LoadsArgs, TypesArgs};
+use flagstone_cli::{command, option_groups};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -53,12 +47,8 @@ fn check_reports_mistakes_on_stderr_without_colors() {
     assert_eq!(code(&output), Some(2));
     assert!(output.stdout.is_empty());
     let report = text(&output.stderr);
-    assert!(
-        report.starts_with(
-            "crates/config/tests/broken/unknown_keys.toml:2:1: error: unknown key `lisen`"
-        ),
-        "{report}"
-    );
+    assert!(report.starts_with("error: unknown key `lisen`"), "{report}");
+    assert!(report.contains("--> crates/config/tests/broken/unknown_keys.toml:2:1"), "{report}");
     assert!(!report.contains('\x1b'));
 }
 
@@ -145,7 +135,7 @@ fn options_beyond(command: &clap::Command, without: &[String]) -> String {
         let words: Vec<_> = argument
             .get_possible_values()
             .iter()
-            .filter(|_| takes_value)
+            .filter(|value| takes_value && !value.is_hide_set())
             .map(|value| format!("`{}`", value.get_name()))
             .collect();
         let words =
@@ -170,7 +160,7 @@ fn exit_codes() -> String {
 fn cli_reference_matches_clap() {
     let path = repository().join("docs/cli.md");
     let mut doc = fs::read_to_string(&path).expect("docs/cli.md exists");
-    let cli = Cli::command();
+    let cli = command();
     let find = |path: &[&str]| -> clap::Command {
         let step = |command: &clap::Command, name: &&str| {
             command.find_subcommand(name).expect("it is a command").clone()
@@ -179,30 +169,29 @@ fn cli_reference_matches_clap() {
     };
     let of = |name: &str| options(&find(&[name]));
     let bench = |name: &str| options(&find(&["bench", name]));
-    let group = |augment: fn(clap::Command) -> clap::Command| augment(clap::Command::new("group"));
-    let (disks, workload) = (group(DiskArgs::augment_args), group(WorkloadArgs::augment_args));
-    let (types, loads) = (group(TypesArgs::augment_args), group(LoadsArgs::augment_args));
-    let common = [ids(&disks), ids(&workload)].concat();
-    let plan = |name: &str| options_beyond(&find(&["plan", name]), &common);
-    let several = [ids(&types), ids(&loads)].concat();
-    let plan_types = |name: &str| options_beyond(&find(&["plan", name]), &several);
-    let (output, targets) = (group(OutputArgs::augment_args), group(TargetArgs::augment_args));
-    let shared = [ids(&output), ids(&targets)].concat();
-    let lab = |name: &str| options_beyond(&find(&["lab", name]), &shared);
-    let actions = ids(&group(ActionArgs::augment_args));
+    let shared = option_groups();
+    let ids = |names: &[&str]| -> Vec<String> {
+        let named = shared.iter().filter(|(name, _)| names.contains(name));
+        named.flat_map(|(_, group)| ids(group)).collect()
+    };
+    let query = ids(&["query"]);
+    let status = options_beyond(&find(&["status"]), &query);
+    assert!(status == options_beyond(&find(&["mirror", "status"]), &query));
+    let actions = ids(&["query", "mirror-actions"]);
     let mirror = |name: &str| options_beyond(&find(&["mirror", name]), &actions);
-    let asking = |name: &str| options(&find(&["mirror", name]));
+    let on_disks = ids(&["plan-machine", "plan-jobs", "plan-output"]);
+    let plan = |name: &str| options_beyond(&find(&["plan", name]), &on_disks);
+    let output = ids(&["plan-output"]);
+    let plan_alone = |name: &str| options_beyond(&find(&["plan", name]), &output);
+    let targets = ids(&["lab-results", "lab-lengths", "lab-targets"]);
+    let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
+    let shared_options = shared.iter().map(|(name, group)| {
+        let without = if *name == "mirror-actions" { &query[..] } else { &[] };
+        (format!("options:{name}"), options_beyond(group, without))
+    });
     // These three commands have the same options.
     assert!(mirror("pause") == mirror("continue") && mirror("pause") == mirror("break"));
-    for (marker, table) in [
-        ("options:mirror-actions".to_owned(), options(&group(ActionArgs::augment_args))),
-        ("options:plan-disks".to_owned(), options(&disks)),
-        ("options:plan-workloads".to_owned(), options(&workload)),
-        ("options:plan-types".to_owned(), options(&types)),
-        ("options:plan-loads".to_owned(), options(&loads)),
-        ("options:lab-results".to_owned(), options(&output)),
-        ("options:lab-targets".to_owned(), options(&targets)),
-        ("options:mirror-status".to_owned(), asking("status")),
+    let commands = [
         ("options:mirror-create".to_owned(), mirror("create")),
         ("options:mirror-pause".to_owned(), mirror("pause")),
         ("options:mirror-resync".to_owned(), mirror("resync")),
@@ -227,22 +216,20 @@ fn cli_reference_matches_clap() {
         ("options:lab-limits".to_owned(), lab("limits")),
         ("options:lab-demo".to_owned(), options(&find(&["lab", "demo"]))),
         ("options:plan-predict".to_owned(), plan("predict")),
-        ("options:plan-cheapest".to_owned(), options(&find(&["plan", "cheapest"]))),
+        ("options:plan-cheapest".to_owned(), plan_alone("cheapest")),
         ("options:plan-explain".to_owned(), plan("explain")),
-        ("options:plan-compare".to_owned(), plan_types("compare")),
-        ("options:plan-curve".to_owned(), plan_types("curve")),
-        ("options:plan-table".to_owned(), options(&find(&["plan", "table"]))),
+        ("options:plan-compare".to_owned(), plan("compare")),
+        ("options:plan-curve".to_owned(), plan("curve")),
+        ("options:plan-table".to_owned(), plan_alone("table")),
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),
-        ("options:status".to_owned(), of("status")),
+        ("options:status".to_owned(), status),
         ("options:doctor".to_owned(), of("doctor")),
         ("options:completions".to_owned(), of("completions")),
-        (
-            "options:serve".to_owned(),
-            options(&ServeArgs::augment_args(clap::Command::new("serve"))),
-        ),
-        ("options:load".to_owned(), options(&LoadArgs::augment_args(clap::Command::new("load")))),
-    ] {
+        ("options:serve".to_owned(), of("serve")),
+        ("options:load".to_owned(), of("load")),
+    ];
+    for (marker, table) in shared_options.chain(commands) {
         let begin = format!("<!--{marker}-->\n");
         let start = doc.find(&begin).unwrap_or_else(|| panic!("{begin} is missing")) + begin.len();
         let length = doc[start..].find("<!--end-->").expect("the end is marked");

@@ -2,23 +2,23 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::BenchTarget;
 use flagstone_units::{parse_block_size, parse_time_ms};
 
-/// Arguments of `flagstone bench`.
+use crate::words::{INITIATORS, TABLE_FORMS, one_of};
+
 #[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// The command.
+pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    pub command: BenchCommand,
+    pub(crate) command: BenchCommand,
 }
 
 /// The commands of `flagstone bench`.
 #[derive(Debug, Subcommand)]
-pub enum BenchCommand {
+pub(crate) enum BenchCommand {
     /// Run a suite of jobs on disks, files or served volumes, and compare them
     Run(RunArgs),
     /// Run a diskspd command line with fio, and print diskspd's report
@@ -33,173 +33,125 @@ pub enum BenchCommand {
     List(ListArgs),
 }
 
-/// Arguments of `flagstone bench run`.
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// A built-in suite (see flagstone bench list), or the file of a suite
-    pub suite: String,
+    pub(crate) suite: String,
     /// Targets to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
     #[arg(required = true)]
-    pub targets: Vec<BenchTarget>,
+    pub(crate) targets: Vec<BenchTarget>,
     /// Repetitions of each job on each target; the suite's if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: Option<u32>,
+    pub(crate) repetitions: Option<u32>,
     /// Length of each measurement; the suite's if not given
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
-    pub runtime: Option<u64>,
+    pub(crate) runtime: Option<u64>,
     /// Warm-up before each measurement; the suite's if not given
     #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
-    pub ramp: Option<u64>,
+    pub(crate) ramp: Option<u64>,
     /// Size of a file that the run creates
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = file_size)]
-    pub size: u64,
+    pub(crate) size: u64,
     /// Measure until the last five rounds are steady by SNIA's criterion
     #[arg(long)]
-    pub steady_state: bool,
+    pub(crate) steady_state: bool,
     /// Do not fill targets that have unwritten parts
     #[arg(long)]
-    pub no_precondition: bool,
+    pub(crate) no_precondition: bool,
     /// A disk of a target, exactly as written, whose data may be destroyed (repeatable)
     #[arg(long, value_name = "DISK")]
-    pub destroy_data: Vec<String>,
+    pub(crate) destroy_data: Vec<String>,
     /// Results directory; bench-results/SUITE-TIME if not given
     #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
+    pub(crate) results: Option<PathBuf>,
     /// Format of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
+    pub(crate) format: Form,
     /// Configuration file of the served volumes, stored with the results to mark emulated disks
     #[arg(long, value_name = "FILE")]
-    pub stack: Option<PathBuf>,
+    pub(crate) stack: Option<PathBuf>,
     /// API socket of the local server that serves a target, whose volume layers are stored with the
     /// results; the default sockets if not given
     #[arg(long, value_name = "PATH")]
-    pub api: Option<PathBuf>,
+    pub(crate) api: Option<PathBuf>,
     /// A target that emulates a disk; its results are marked (repeatable)
     #[arg(long, value_name = "TARGET")]
-    pub emulated: Vec<String>,
+    pub(crate) emulated: Vec<String>,
     /// Initiator for nvme-tcp:// targets
-    #[arg(long, value_enum, value_name = "WHO", default_value = "auto")]
-    pub initiator: InitiatorArg,
+    #[arg(long, value_name = "WHO", default_value = "auto", value_parser = one_of(INITIATORS))]
+    pub(crate) initiator: InitiatorChoice,
     /// Print fio's job files and exit
     #[arg(long)]
-    pub dry_run: bool,
-}
-
-/// Initiator for `nvme-tcp://` targets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum InitiatorArg {
-    /// The kernel and fio if possible, else the built-in generator; the choice and its reason are
-    /// printed
-    Auto,
-    /// The kernel and fio; needs root, nvme-cli and the module nvme-tcp
-    Kernel,
-    /// The built-in generator, flagstone load
-    Flagstone,
-}
-
-impl From<InitiatorArg> for InitiatorChoice {
-    fn from(initiator: InitiatorArg) -> InitiatorChoice {
-        match initiator {
-            InitiatorArg::Auto => InitiatorChoice::Auto,
-            InitiatorArg::Kernel => InitiatorChoice::Kernel,
-            InitiatorArg::Flagstone => InitiatorChoice::Flagstone,
-        }
-    }
+    pub(crate) dry_run: bool,
 }
 
 /// Arguments of `flagstone bench diskspd`. `-h` is diskspd's flag: no cache, and write-through.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
-pub struct DiskspdArgs {
+pub(crate) struct DiskspdArgs {
     /// Print this help; -h is diskspd's own flag
     #[arg(long, action = clap::ArgAction::Help)]
-    pub help: Option<bool>,
+    pub(crate) help: Option<bool>,
     /// Print fio's command and job file and exit; before diskspd's own flags
     #[arg(long)]
-    pub dry_run: bool,
+    pub(crate) dry_run: bool,
     /// A target, exactly as written, whose data may be destroyed; before diskspd's own flags
     #[arg(long, value_name = "TARGET")]
-    pub destroy_data: Vec<String>,
+    pub(crate) destroy_data: Vec<String>,
     /// diskspd's own command line: flags, then targets
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    pub arguments: Vec<String>,
+    pub(crate) arguments: Vec<String>,
 }
 
-/// Arguments of `flagstone bench compare`.
 #[derive(Debug, Args)]
-pub struct BenchCompareArgs {
+pub(crate) struct BenchCompareArgs {
     /// Results: run directories or files of lines; the first is the baseline; the targets of a
     /// single result are compared with each other
     #[arg(required = true)]
-    pub results: Vec<PathBuf>,
+    pub(crate) results: Vec<PathBuf>,
     /// Exit with status 5 if anything is significantly slower than the first by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
-    pub fail_if_slower: Option<f64>,
+    pub(crate) fail_if_slower: Option<f64>,
     /// Format of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
+    pub(crate) format: Form,
 }
 
-/// Arguments of `flagstone bench report`.
 #[derive(Debug, Args)]
-pub struct ReportArgs {
+pub(crate) struct ReportArgs {
     /// Results: run directories or files of lines; the first is the baseline; the targets of a
     /// single result are compared with each other
     #[arg(required = true)]
-    pub results: Vec<PathBuf>,
+    pub(crate) results: Vec<PathBuf>,
     /// The HTML file; `-` is standard output
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
-    pub output: PathBuf,
+    pub(crate) output: PathBuf,
     /// Also write each table as Markdown and CSV, and each plot as SVG, to this directory
     #[arg(long, value_name = "DIR")]
-    pub files: Option<PathBuf>,
+    pub(crate) files: Option<PathBuf>,
 }
 
-/// Arguments of `flagstone bench resume`.
 #[derive(Debug, Args)]
-pub struct ResumeArgs {
+pub(crate) struct ResumeArgs {
     /// Directory of the run
-    pub run: PathBuf,
+    pub(crate) run: PathBuf,
     /// A disk of a target, exactly as written, whose data may be destroyed; required again for each
     /// resume (repeatable)
     #[arg(long, value_name = "DISK")]
-    pub destroy_data: Vec<String>,
+    pub(crate) destroy_data: Vec<String>,
     /// Format of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
+    pub(crate) format: Form,
 }
 
-/// Arguments of `flagstone bench list`.
 #[derive(Debug, Args)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Directory that contains the run directories
     #[arg(default_value = "bench-results")]
-    pub directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// Print the file of a built-in suite, as a template
     #[arg(long, value_name = "NAME")]
-    pub suite: Option<String>,
-}
-
-/// Format of tables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TableForm {
-    /// Aligned columns
-    Text,
-    /// GitHub Markdown tables
-    Markdown,
-    /// Comma-separated values
-    Csv,
-}
-
-impl From<TableForm> for Form {
-    fn from(form: TableForm) -> Form {
-        match form {
-            TableForm::Text => Form::Text,
-            TableForm::Markdown => Form::Markdown,
-            TableForm::Csv => Form::Csv,
-        }
-    }
+    pub(crate) suite: Option<String>,
 }
 
 fn measured_time(text: &str) -> Result<u64, String> {

@@ -14,7 +14,7 @@ pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
     if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
         return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
     }
-    let exit = print(&super::tables(&runs, args.format.into()), Exit::Success);
+    let exit = print(&super::tables(&runs, args.format), Exit::Success);
     let Some(most) = args.fail_if_slower else { return Ok(exit) };
     let few = comparison.undecidable();
     if !few.is_empty() {

@@ -13,13 +13,11 @@ use flagstone_config::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
 use flagstone_server::api::document::{ListenerDocument, VolumeDocument, VolumesDocument};
 
 use super::provenance::provenance_of;
-use crate::status::server::{ApiClient, ApiError};
+use crate::exit::Failure;
+use crate::status::server::ApiClient;
 
 /// Provenance of the targets' disks that a server on this machine exports, by disk name. It asks
 /// `socket`, or the default sockets, where a server may be absent.
-///
-/// # Errors
-/// No server answers on the given socket.
 pub(super) fn provenance(
     targets: &[BenchTarget],
     socket: Option<&PathBuf>,
@@ -30,7 +28,7 @@ pub(super) fn provenance(
     }
     let volumes = match volumes(socket) {
         Ok(volumes) => volumes,
-        Err(ApiError(text)) if socket.is_some() => return Err(Error::Usage(text)),
+        Err(Failure(_, text)) if socket.is_some() => return Err(Error::Usage(text)),
         Err(_) => return Ok(BTreeMap::new()),
     };
     let mut origins = BTreeMap::new();
@@ -43,7 +41,7 @@ pub(super) fn provenance(
     Ok(origins)
 }
 
-fn volumes(socket: Option<&PathBuf>) -> Result<Vec<VolumeDocument>, ApiError> {
+fn volumes(socket: Option<&PathBuf>) -> Result<Vec<VolumeDocument>, Failure> {
     let mut server = ApiClient::find(socket)?;
     Ok(server.get::<VolumesDocument>("/v1/volumes")?.volumes)
 }

@@ -1,6 +1,6 @@
 //! `flagstone bench`: measures with fio, stores the results and compares them.
 
-pub mod args;
+pub(crate) mod args;
 mod compare;
 mod diskspd;
 mod list;
@@ -10,7 +10,6 @@ mod report;
 mod run;
 pub(crate) mod watch;
 
-use flagstone_bench::Error;
 use flagstone_bench::campaign::CampaignEnd;
 use flagstone_bench::caveats::caveats;
 use flagstone_bench::compare::ComparedMetric;
@@ -19,11 +18,10 @@ use flagstone_bench::report::{Run, by_size, comparison};
 use flagstone_bench::table::{Form, Table, write_all};
 
 use self::args::{BenchArgs, BenchCommand};
-use crate::exit::Exit;
-use crate::output::complain;
+use crate::exit::{Exit, Failure};
 
 /// Runs the command.
-pub fn run(args: &BenchArgs) -> Exit {
+pub(crate) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     let ended = match &args.command {
         BenchCommand::Run(args) => run::run(args),
         BenchCommand::Resume(args) => run::resume(args),
@@ -32,17 +30,10 @@ pub fn run(args: &BenchArgs) -> Exit {
         BenchCommand::Report(args) => report::run(args),
         BenchCommand::List(args) => list::run(args),
     };
-    ended.unwrap_or_else(|error| {
-        complain(&format!("flagstone: error: {error}\n"));
-        match error {
-            Error::Usage(_) | Error::Guarded { .. } => Exit::Usage,
-            Error::Interrupted => Exit::Interrupted,
-            _ => Exit::Failed,
-        }
-    })
+    Ok(ended?)
 }
 
-fn exit_of(ending: CampaignEnd) -> Exit {
+pub(crate) fn exit_of(ending: CampaignEnd) -> Exit {
     match ending {
         CampaignEnd::Complete => Exit::Success,
         CampaignEnd::Interrupted => Exit::Interrupted,

@@ -43,7 +43,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     plan.steady_state |= args.steady_state;
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
-    plan.initiator = args.initiator.into();
+    plan.initiator = args.initiator;
     plan.origins = provenance::of_plan(&plan, args)?;
     plan.check()?;
     let known: Vec<_> =
@@ -65,7 +65,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         free_directory(&PathBuf::from("bench-results").join(name))
     });
     let store = ResultStore::create(&directory, &plan)?;
-    let ended = measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into());
+    let ended = measure(&plan, &store, fio.as_ref(), &interrupt, args.format);
     if ended.is_err() && args.results.is_none() {
         store.discard();
     }
@@ -83,7 +83,7 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
     let fio = fio_for(&plan, &interrupt)?;
-    measure(&plan, &store, fio.as_ref(), &interrupt, args.format.into())
+    measure(&plan, &store, fio.as_ref(), &interrupt, args.format)
 }
 
 /// fio, if a target needs it or the kernel may attach a target.

@@ -1,15 +1,14 @@
 //! Progress of a campaign: a bar on a terminal, lines elsewhere.
 
-use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use flagstone_bench::campaign::Watcher;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
 use flagstone_units::{display::duration, grouped};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
-use crate::output::complain;
+use crate::output::{complain, progress_bar};
 
 /// Progress output of a campaign on standard error.
 pub(crate) struct CampaignProgress {
@@ -24,18 +23,7 @@ pub(crate) struct CampaignProgress {
 
 impl CampaignProgress {
     pub(crate) fn new() -> CampaignProgress {
-        if !io::stderr().is_terminal() {
-            return CampaignProgress::on(ProgressBar::hidden());
-        }
-        let bar = ProgressBar::new_spinner();
-        bar.set_draw_target(ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
-            bar.set_style(style);
-        }
-        CampaignProgress::on(bar)
-    }
-
-    fn on(bar: ProgressBar) -> CampaignProgress {
+        let bar = progress_bar(None, "{spinner} {elapsed} {msg}");
         CampaignProgress { bar, what: String::new(), done: None, told: (Duration::ZERO, 0.0) }
     }
 

@@ -2,25 +2,25 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+use flagstone_bench::table::Form;
+use flagstone_lab::failover::Death;
 use flagstone_units::{parse_block_size, parse_time_ms};
 
 use super::real_args::{
     RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
 };
-use crate::bench::args::TableForm;
+use crate::words::{DEATHS, TABLE_FORMS, one_of};
 
-/// Arguments of `flagstone lab`.
 #[derive(Debug, Args)]
-pub struct LabArgs {
-    /// The experiment.
+pub(crate) struct LabArgs {
     #[command(subcommand)]
-    pub command: LabCommand,
+    pub(crate) command: LabCommand,
 }
 
 /// The experiments.
 #[derive(Debug, Subcommand)]
-pub enum LabCommand {
+pub(crate) enum LabCommand {
     /// Compare a mirror with a plain disk, emulated or on real nodes, and with the published table
     Mirror(LabMirrorArgs),
     /// Kill a node of a mirror under a verifying load, and bring it back
@@ -38,231 +38,157 @@ pub enum LabCommand {
 
 /// Destination and format of the results.
 #[derive(Debug, Args)]
-pub struct OutputArgs {
+pub(crate) struct OutputArgs {
     /// Results and report directory; lab-results/EXPERIMENT-TIME if not given
     #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
+    pub(crate) results: Option<PathBuf>,
     /// Format of the tables
-    #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
-    pub format: TableForm,
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
+    pub(crate) format: Form,
     /// Print the results as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Length and number of measurements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths {
-    /// Warm-up of each measurement, in ms.
-    pub ramp_ms: u64,
-    /// Length of each measurement, in ms.
-    pub runtime_ms: u64,
-    /// Repetitions of each measurement.
-    pub repetitions: u32,
+#[derive(Debug, Args)]
+pub(crate) struct LengthArgs {
+    /// A first look: few and short measurements
+    #[arg(long)]
+    pub(crate) short: bool,
+    /// Repetitions of each measurement; the experiment's if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repetitions: Option<u32>,
+    /// Length of each measurement; the experiment's if not given
+    #[arg(long, value_name = "TIME", value_parser = measured_time)]
+    pub(crate) runtime: Option<u64>,
+    /// Warm-up before each measurement; the experiment's if not given
+    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    pub(crate) ramp: Option<u64>,
 }
 
-impl Lengths {
-    /// Options override these defaults.
-    fn or(self, ramp: Option<u64>, runtime: Option<u64>, repetitions: Option<u32>) -> Lengths {
-        Lengths {
-            ramp_ms: ramp.unwrap_or(self.ramp_ms),
-            runtime_ms: runtime.unwrap_or(self.runtime_ms),
-            repetitions: repetitions.unwrap_or(self.repetitions),
-        }
+/// Warm-up and length of each measurement, in ms, and their repetitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths(pub(super) u64, pub(super) u64, pub(super) u32);
+
+impl LengthArgs {
+    /// Options override the experiment's lengths, which are others with `--short`.
+    pub(super) fn or(&self, full: Lengths, short: Lengths) -> Lengths {
+        let Lengths(ramp_ms, runtime_ms, repetitions) = if self.short { short } else { full };
+        Lengths(
+            self.ramp.unwrap_or(ramp_ms),
+            self.runtime.unwrap_or(runtime_ms),
+            self.repetitions.unwrap_or(repetitions),
+        )
     }
 }
 
-const fn lengths(ramp_ms: u64, runtime_ms: u64, repetitions: u32) -> Lengths {
-    Lengths { ramp_ms, runtime_ms, repetitions }
-}
-
-/// Arguments of `flagstone lab mirror`.
 #[derive(Debug, Args)]
-pub struct LabMirrorArgs {
-    /// Real nodes instead of emulated ones.
+#[command(
+    after_help = "4 repetitions of 10s after 2s; with --short 1 of 2s after 1s, about three minutes"
+)]
+pub(crate) struct LabMirrorArgs {
     #[command(flatten)]
-    pub nodes: RealMirrorArgs,
+    pub(crate) nodes: RealMirrorArgs,
     /// Round trip of the link between the nodes, such as 0.3ms (the default); for real nodes, the
     /// value to use if it is not measured
     #[arg(long, value_name = "TIME", value_parser = round_trip_us)]
-    pub rtt: Option<u64>,
+    pub(crate) rtt: Option<u64>,
     /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits replace those
     /// of the published disk; for real nodes, their type
     #[arg(long, value_name = "NAME")]
-    pub machine: Option<String>,
-    /// About three minutes: a first look, too short to show a difference
-    #[arg(long)]
-    pub short: bool,
-    /// Repetitions of each measurement; 4 if not given, 1 with --short
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: Option<u32>,
-    /// Length of each measurement; 10s if not given, 2s with --short
-    #[arg(long, value_name = "TIME", value_parser = measured_time)]
-    pub runtime: Option<u64>,
-    /// Warm-up before each measurement; 2s if not given, 1s with --short
-    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
-    pub ramp: Option<u64>,
-    /// Results.
+    pub(crate) machine: Option<String>,
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub(crate) lengths: LengthArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
-impl LabMirrorArgs {
-    /// Lengths for emulated and real targets.
-    pub fn lengths(&self) -> Lengths {
-        let own = if self.short { lengths(1000, 2000, 1) } else { lengths(2000, 10_000, 4) };
-        own.or(self.ramp, self.runtime, self.repetitions)
-    }
-}
-
-/// How a node dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeathKind {
-    /// The node stops answering and closes nothing.
-    Silent,
-    /// The node's connections close at once.
-    Kill,
-}
-
-/// Arguments of `flagstone lab failover`.
 #[derive(Debug, Args)]
-pub struct FailoverArgs {
-    /// Real nodes instead of local processes.
+pub(crate) struct FailoverArgs {
     #[command(flatten)]
-    pub nodes: RealFailoverArgs,
+    pub(crate) nodes: RealFailoverArgs,
     /// Minimum length of the drill, before the written data is read back
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = drill_time)]
-    pub time: u64,
+    pub(crate) time: u64,
     /// Death of the source: silent, like a power loss, or kill, which closes its connections at
     /// once
-    #[arg(long, value_enum, value_name = "KIND", default_value = "silent")]
-    pub death: DeathKind,
+    #[arg(long, value_name = "KIND", default_value = "silent", value_parser = one_of(DEATHS))]
+    pub(crate) death: Death,
     /// Do not emulate SSD persistent disks: use the speed of the files
     #[arg(long)]
-    pub no_emulation: bool,
+    pub(crate) no_emulation: bool,
     /// Parent of the temporary directory for the nodes' files, 512 MiB in all; the system's
     /// temporary directory if not given
     #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
+    pub(crate) dir: Option<PathBuf>,
     /// Results and report directory; lab-results/EXPERIMENT-TIME if not given
     #[arg(long, value_name = "DIR")]
-    pub results: Option<PathBuf>,
+    pub(crate) results: Option<PathBuf>,
     /// Print the results as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
-/// Arguments of `flagstone lab provisioned`.
 #[derive(Debug, Args)]
-pub struct ProvisionedArgs {
-    /// Real disks instead of emulated ones.
+#[command(
+    after_help = "4 repetitions of 1m after 2s, as published; with --short 1 of 5s, half a minute"
+)]
+pub(crate) struct ProvisionedArgs {
     #[command(flatten)]
-    pub real: RealProvisionedArgs,
-    /// Under half a minute: a first look
-    #[arg(long)]
-    pub short: bool,
-    /// Repetitions of each measurement; 4 if not given, 1 with --short
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: Option<u32>,
-    /// Length of each measurement; 1m, as published, if not given, 5s with --short
-    #[arg(long, value_name = "TIME", value_parser = measured_time)]
-    pub runtime: Option<u64>,
-    /// Results.
+    pub(crate) real: RealProvisionedArgs,
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub(crate) lengths: LengthArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
-impl ProvisionedArgs {
-    /// Defaults as published: `--ramp_time=2s --runtime=1m`.
-    pub fn lengths(&self) -> Lengths {
-        let own = if self.short { lengths(2000, 5000, 1) } else { lengths(2000, 60_000, 4) };
-        own.or(None, self.runtime, self.repetitions)
-    }
-}
-
-/// Arguments of `flagstone lab limits`.
 #[derive(Debug, Args)]
-pub struct LimitsArgs {
-    /// Real disks instead of emulated ones.
+#[command(
+    after_help = "1 repetition of 5s after 1s; with --short of 2s after 0.5s, about four minutes"
+)]
+pub(crate) struct LimitsArgs {
     #[command(flatten)]
-    pub real: RealLimitsArgs,
-    /// About four minutes: a first look
-    #[arg(long)]
-    pub short: bool,
-    /// Repetitions of each measurement
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: u32,
-    /// Length of each measurement; 5s if not given, 2s with --short
-    #[arg(long, value_name = "TIME", value_parser = measured_time)]
-    pub runtime: Option<u64>,
-    /// Warm-up before each measurement; 1s if not given, 0.5s with --short
-    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
-    pub ramp: Option<u64>,
-    /// Results.
+    pub(crate) real: RealLimitsArgs,
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub(crate) lengths: LengthArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
-impl LimitsArgs {
-    /// Lengths for emulated and real targets.
-    pub fn lengths(&self) -> Lengths {
-        let own = if self.short { lengths(500, 2000, 1) } else { lengths(1000, 5000, 1) };
-        own.or(self.ramp, self.runtime, Some(self.repetitions))
-    }
-}
-
-/// Arguments of `flagstone lab fabric`.
 #[derive(Debug, Args)]
-pub struct FabricArgs {
-    /// Real disks instead of emulated ones.
+#[command(
+    after_help = "4 repetitions of 10s after 2s; with --short 1 of 2s after 0.5s, under a minute"
+)]
+pub(crate) struct FabricArgs {
     #[command(flatten)]
-    pub real: RealFabricArgs,
-    /// Under a minute: a first look
-    #[arg(long)]
-    pub short: bool,
+    pub(crate) real: RealFabricArgs,
     /// Slow the emulated disks and network down by this factor, for machines with few CPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub scale: u32,
-    /// Repetitions of each measurement; 4 if not given, 1 with --short
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: Option<u32>,
-    /// Length of each measurement; 10s if not given, 2s with --short
-    #[arg(long, value_name = "TIME", value_parser = measured_time)]
-    pub runtime: Option<u64>,
-    /// Warm-up before each measurement; 2s if not given, 0.5s with --short
-    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
-    pub ramp: Option<u64>,
-    /// Results.
+    pub(crate) scale: u32,
     #[command(flatten)]
-    pub output: OutputArgs,
+    pub(crate) lengths: LengthArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
-impl FabricArgs {
-    /// Lengths for emulated and real targets.
-    pub fn lengths(&self) -> Lengths {
-        let own = if self.short { lengths(500, 2000, 1) } else { lengths(2000, 10_000, 4) };
-        own.or(self.ramp, self.runtime, self.repetitions)
-    }
-}
-
-/// Arguments of `flagstone lab demo`.
 #[derive(Debug, Args)]
-pub struct DemoArgs {
+pub(crate) struct DemoArgs {
     /// Directory for the volume's temporary file, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = ".")]
-    pub dir: PathBuf,
+    pub(crate) dir: PathBuf,
     /// Size of the volume, 64m or more
     #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = demo_size)]
-    pub size: u64,
+    pub(crate) size: u64,
     /// Length of each measurement; there are 29
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = demo_time)]
-    pub runtime: u64,
+    pub(crate) runtime: u64,
     /// Results and report directory; replaces the results of an earlier demo
     #[arg(long, value_name = "DIR", default_value = "lab-results/demo")]
-    pub results: PathBuf,
+    pub(crate) results: PathBuf,
     /// Print the results as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 /// Smallest volume of the demo: the verified range.

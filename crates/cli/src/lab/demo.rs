@@ -7,7 +7,7 @@ use flagstone_lab::demo::{self, DemoOptions};
 use super::args::DemoArgs;
 use super::failover::Steps;
 use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::output::{complain, json, print};
 
 pub(super) fn run(args: &DemoArgs) -> Result<Exit, Error> {
     let options = DemoOptions {
@@ -24,7 +24,7 @@ pub(super) fn run(args: &DemoArgs) -> Result<Exit, Error> {
     steps.clear();
     let (report, page) = ended?;
     super::write_summary(&options.results, &report)?;
-    let shown = if args.json { super::json(&report) } else { format!("\n{}", report.text()) };
+    let shown = if args.json { json(&report) } else { format!("\n{}", report.text()) };
     let exit = if report.is_right() { Exit::Success } else { Exit::VerifyFailed };
     let exit = print(&shown, exit);
     complain(&format!("the report is {}\n", page.display()));

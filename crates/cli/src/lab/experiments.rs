@@ -20,11 +20,11 @@ use flagstone_units::display::duration;
 use serde::Serialize;
 
 use super::args::{FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, OutputArgs, ProvisionedArgs};
-use super::real_args::{KindArgs, TargetArgs};
-use crate::bench::provenance;
+use super::real_args::{KindArgs, MeasuredArgs, TargetArgs};
 use crate::bench::watch::CampaignProgress;
+use crate::bench::{exit_of, provenance};
 use crate::exit::Exit;
-use crate::output::print;
+use crate::output::{complain, json, print};
 
 /// Round trip between two zones of a region, in µs.
 const RTT_US: u64 = 300;
@@ -36,15 +36,15 @@ const WALK_THROUGH: (&str, &str) = ("pd-standard", "n1-standard-8");
 pub(super) fn run_options(
     experiment: &str,
     results: Option<&PathBuf>,
-    lengths: &Lengths,
+    Lengths(ramp_ms, runtime_ms, repetitions): Lengths,
 ) -> Result<RunOptions, Error> {
     Ok(RunOptions {
         program: super::program()?,
         command: super::typed(),
         results: super::results(results, experiment),
-        ramp_ms: lengths.ramp_ms,
-        runtime_ms: lengths.runtime_ms,
-        repetitions: lengths.repetitions,
+        ramp_ms,
+        runtime_ms,
+        repetitions,
     })
 }
 
@@ -56,6 +56,15 @@ pub(super) fn given(args: &TargetArgs, machine: Option<&String>) -> BedTargets {
         origins: Default::default(),
         precondition: true,
         initiator: InitiatorChoice::Auto,
+    }
+}
+
+/// Properties of given targets that an experiment fills and measures.
+fn measured(args: &MeasuredArgs, machine: Option<&String>) -> BedTargets {
+    BedTargets {
+        precondition: !args.no_precondition,
+        initiator: args.initiator,
+        ..given(&args.targets, machine)
     }
 }
 
@@ -96,13 +105,17 @@ fn run<S: Serialize>(
     let summary = &outcome.summary;
     let shown = shown(summary);
     if shown.is_empty {
-        return Ok(super::nothing_measured());
+        complain("flagstone: interrupted before anything was measured\n");
+        return Ok(Exit::Interrupted);
     }
     super::write_summary(&options.results, summary)?;
-    let text = super::form(summary, &shown.tables, &shown.caveats, output);
+    let text = match output.json {
+        true => json(summary),
+        false => super::text(&shown.tables, &shown.caveats, output.format),
+    };
     let report = super::report(&options.results, &shown.sections)?;
-    let exit = print(&text, super::exit_of(outcome.end));
-    super::tell_of_report(&report);
+    let exit = print(&text, exit_of(outcome.end));
+    complain(&format!("the report is {}\n", report.display()));
     Ok(exit)
 }
 
@@ -117,11 +130,7 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
         }),
         Some(node_a) => {
             let mut bed = GivenMirror {
-                targets: BedTargets {
-                    precondition: !nodes.fill.no_precondition,
-                    initiator: nodes.initiator.initiator.into(),
-                    ..given(&nodes.targets, args.machine.as_ref())
-                },
+                targets: measured(&nodes.targets, args.machine.as_ref()),
                 node_a: node_a.clone(),
                 node_b: nodes.node_b.clone(),
                 mirrored: nodes.mirrored.clone(),
@@ -130,11 +139,12 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
                 rtt_us: args.rtt,
             };
             let volumes = bed.volumes()?;
-            bed.targets = with_origins(bed.targets, &nodes.targets, &volumes)?;
+            bed.targets = with_origins(bed.targets, &nodes.targets.targets, &volumes)?;
             MirrorBed::Given(bed)
         }
     };
-    let run_options = run_options("mirror", args.output.results.as_ref(), &args.lengths())?;
+    let lengths = args.lengths.or(Lengths(2000, 10_000, 4), Lengths(1000, 2000, 1));
+    let run_options = run_options("mirror", args.output.results.as_ref(), lengths)?;
     let note = bed.emulated_seconds(&run_options).map(|seconds| {
         let time = duration(seconds);
         format!("disks and link are EMULATED on this machine; it takes about {time}")
@@ -164,20 +174,17 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
         }
         false => {
             let mut bed = GivenFabric {
-                targets: BedTargets {
-                    precondition: !asked.fill.no_precondition,
-                    initiator: asked.initiator.initiator.into(),
-                    ..given(&asked.targets, asked.machine.as_ref())
-                },
+                targets: measured(&asked.targets, asked.machine.as_ref()),
                 disks: asked.disks.clone(),
                 local_results: asked.local_results.clone(),
             };
             let target = bed.target()?;
-            bed.targets = with_origins(bed.targets, &asked.targets, &[target])?;
+            bed.targets = with_origins(bed.targets, &asked.targets.targets, &[target])?;
             (FabricBed::Given(bed), None)
         }
     };
-    let run_options = run_options("fabric", args.output.results.as_ref(), &args.lengths())?;
+    let lengths = args.lengths.or(Lengths(2000, 10_000, 4), Lengths(500, 2000, 1));
+    let run_options = run_options("fabric", args.output.results.as_ref(), lengths)?;
     run(
         &run_options,
         &args.output,
@@ -201,7 +208,7 @@ fn product<'a>(args: &KindArgs, catalogue: &'a Catalogue) -> DiskProduct<'a> {
     let (disk_type, machine) = WALK_THROUGH;
     DiskProduct {
         catalogue,
-        disk_type: or(&args.like, disk_type),
+        disk_type: or(&args.profile, disk_type),
         machine: or(&args.machine, machine),
     }
 }
@@ -218,15 +225,14 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
         false => {
             let product = product(&asked.kind, &catalogue);
             let args = TargetArgs { destroy_data: Vec::new(), stack: asked.stack.clone() };
-            let targets = BedTargets {
-                initiator: asked.initiator.initiator.into(),
-                ..given(&args, Some(&product.machine))
-            };
+            let targets =
+                BedTargets { initiator: asked.initiator, ..given(&args, Some(&product.machine)) };
             let targets = with_origins(targets, &args, &asked.disks)?;
             (ProvisionedBed::Given { targets, disks: asked.disks.clone(), product }, None)
         }
     };
-    let run_options = run_options("provisioned", args.output.results.as_ref(), &args.lengths())?;
+    let lengths = args.lengths.or(Lengths(2000, 60_000, 4), Lengths(2000, 5000, 1));
+    let run_options = run_options("provisioned", args.output.results.as_ref(), lengths)?;
     run(
         &run_options,
         &args.output,
@@ -249,16 +255,14 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
         None => (LimitsBed::Emulated, Some(EMULATED_DISKS)),
         Some(disk) => {
             let product = product(&asked.kind, &catalogue);
-            let targets = BedTargets {
-                precondition: !asked.fill.no_precondition,
-                initiator: asked.initiator.initiator.into(),
-                ..given(&asked.targets, Some(&product.machine))
-            };
-            let targets = with_origins(targets, &asked.targets, std::slice::from_ref(disk))?;
+            let targets = measured(&asked.targets, Some(&product.machine));
+            let targets =
+                with_origins(targets, &asked.targets.targets, std::slice::from_ref(disk))?;
             (LimitsBed::Given { targets, disk: disk.clone(), product }, None)
         }
     };
-    let run_options = run_options("limits", args.output.results.as_ref(), &args.lengths())?;
+    let lengths = args.lengths.or(Lengths(1000, 5000, 1), Lengths(500, 2000, 1));
+    let run_options = run_options("limits", args.output.results.as_ref(), lengths)?;
     run(
         &run_options,
         &args.output,

@@ -1,38 +1,34 @@
 //! `flagstone lab failover`.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal as _};
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::process::Interrupt;
 use flagstone_lab::failover::{
-    self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover,
+    self, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover,
     NodeCommands, timeline,
 };
 use flagstone_lab::operator::wait_for_enter;
 use flagstone_lab::{Error, sections};
 use flagstone_units::grouped;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 
-use super::args::{DeathKind, FailoverArgs, Lengths};
+use super::args::{FailoverArgs, Lengths};
 use super::experiments::{given, run_options, with_origins};
 use crate::columns::{self, Left, Right};
 use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::output::{complain, json, print, progress_bar};
 
 pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let bed = match args.nodes.both() {
         None => FailoverBed::Emulated(EmulatedFailover {
             directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-            death: match args.death {
-                DeathKind::Silent => Death::Silent,
-                DeathKind::Kill => Death::Kill,
-            },
+            death: args.death,
             is_emulated: !args.no_emulation,
         }),
         Some((node_a, node_b)) => FailoverBed::Given(Box::new(given_nodes(args, node_a, node_b)?)),
     };
-    let lengths = Lengths { ramp_ms: 0, runtime_ms: args.time, repetitions: 1 };
-    let run = run_options("failover", args.results.as_ref(), &lengths)?;
+    let run = run_options("failover", args.results.as_ref(), Lengths(0, args.time, 1))?;
     let interrupt = Interrupt::catch()?;
     let mut steps = Steps::new(failover::STEPS);
     let ended = failover::run(
@@ -46,7 +42,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let directory = &run.results;
     super::write_summary(directory, &summary)?;
     let shown = match args.json {
-        true => super::json(&summary),
+        true => json(&summary),
         false => text(&summary, args),
     };
     let report = super::report(directory, &sections::failover(&summary))?;
@@ -148,65 +144,45 @@ fn numbers(summary: &FailoverSummary, nodes: &str) -> String {
 
 /// Progress: a changing line on a terminal, lines elsewhere.
 pub(super) struct Steps {
-    bar: Option<ProgressBar>,
+    bar: ProgressBar,
     done: usize,
     all: usize,
 }
 
 impl Steps {
     pub(super) fn new(all: usize) -> Steps {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(all as u64);
-            bar.set_draw_target(ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template("{bar:20} {elapsed} {msg}") {
-                bar.set_style(style);
-            }
-            bar
-        });
+        let bar = progress_bar(Some(all as u64), "{bar:20} {elapsed} {msg}");
         Steps { bar, done: 0, all }
     }
 
     /// Prints a line that stays.
     pub(super) fn line(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| complain(text)),
-            None => complain(text),
-        }
+        self.bar.suspend(|| complain(text));
     }
 
     pub(super) fn clear(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
     }
 }
 
 impl Follower for Steps {
     fn steps(&mut self, count: usize) {
         self.all = count;
-        if let Some(bar) = &self.bar {
-            bar.set_length(count as u64);
-        }
+        self.bar.set_length(count as u64);
     }
 
     fn tick(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.tick();
-        }
+        self.bar.tick();
     }
 
     fn begin(&mut self, what: &str) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(what.to_owned());
-            bar.tick();
-        }
+        self.bar.set_message(what.to_owned());
+        self.bar.tick();
     }
 
     fn end(&mut self, what: &str) {
         self.done += 1;
         self.line(&format!("[{}/{}] {what}\n", self.done, self.all));
-        if let Some(bar) = &self.bar {
-            bar.inc(1);
-        }
+        self.bar.inc(1);
     }
 }

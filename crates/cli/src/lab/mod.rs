@@ -1,15 +1,14 @@
 //! `flagstone lab`: published experiments, with emulated disks and links or on given ones.
 
-pub mod args;
+pub(crate) mod args;
 mod demo;
 mod experiments;
 mod failover;
-pub mod real_args;
+pub(crate) mod real_args;
 
 use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::campaign::CampaignEnd;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::report::{AdditionalSections, HtmlReport, Run};
@@ -18,12 +17,12 @@ use flagstone_lab::Error;
 use flagstone_units::format_utc;
 use serde::Serialize;
 
-use self::args::{LabArgs, LabCommand, OutputArgs};
-use crate::exit::Exit;
-use crate::output::complain;
+use self::args::{LabArgs, LabCommand};
+use crate::exit::{Exit, Failure};
+use crate::output::{complain, json};
 
 /// Runs the command.
-pub fn run(args: &LabArgs) -> Exit {
+pub(crate) fn run(args: &LabArgs) -> Result<Exit, Failure> {
     let ended = match &args.command {
         LabCommand::Mirror(args) => experiments::mirror(args),
         LabCommand::Failover(args) => failover::run(args),
@@ -32,14 +31,7 @@ pub fn run(args: &LabArgs) -> Exit {
         LabCommand::Limits(args) => experiments::limits(args),
         LabCommand::Demo(args) => demo::run(args),
     };
-    ended.unwrap_or_else(|error| {
-        complain(&format!("flagstone: error: {error}\n"));
-        match error {
-            Error::Bench(BenchError::Usage(_) | BenchError::Guarded { .. }) => Exit::Usage,
-            _ if error.is_interruption() => Exit::Interrupted,
-            _ => Exit::Failed,
-        }
-    })
+    Ok(ended?)
 }
 
 /// This program, which nodes and load are processes of.
@@ -70,11 +62,6 @@ fn tell_of_results(directory: &Path) {
     }
 }
 
-/// A summary as JSON.
-fn json(summary: &impl Serialize) -> String {
-    serde_json::to_string_pretty(summary).expect("a summary is always JSON") + "\n"
-}
-
 /// Writes a summary as `summary.json` beside the results.
 fn write_summary(directory: &Path, summary: &impl Serialize) -> Result<(), Error> {
     let path = directory.join("summary.json");
@@ -90,33 +77,6 @@ fn text(tables: &[Table], caveats: &[String], form: Form) -> String {
         all.push(caveats.iter().map(|caveat| format!("- {caveat}.\n")).collect());
     }
     all.join("\n")
-}
-
-/// The summary in the requested form: JSON or tables.
-fn form(
-    summary: &impl Serialize,
-    tables: &[Table],
-    caveats: &[String],
-    asked: &OutputArgs,
-) -> String {
-    if asked.json { json(summary) } else { text(tables, caveats, asked.format.into()) }
-}
-
-fn nothing_measured() -> Exit {
-    complain("flagstone: interrupted before anything was measured\n");
-    Exit::Interrupted
-}
-
-fn tell_of_report(path: &Path) {
-    complain(&format!("the report is {}\n", path.display()));
-}
-
-/// Exit status after a campaign.
-fn exit_of(ending: CampaignEnd) -> Exit {
-    match ending {
-        CampaignEnd::Complete => Exit::Success,
-        CampaignEnd::Interrupted => Exit::Interrupted,
-    }
 }
 
 /// Writes the additional sections and the HTML report into the directory of the results; returns the

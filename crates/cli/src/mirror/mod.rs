@@ -3,47 +3,41 @@
 //! An action that may lose data needs confirmation. The server computes the loss from the current
 //! state as a dry run; a person on a terminal confirms it, and a script passes `--yes`.
 
-pub mod args;
+pub(crate) mod args;
 mod request;
 mod show;
 mod show_all;
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 
-use flagstone_runtime::{IoEngine, RuntimeConfig, run as run_cores, time};
+use flagstone_runtime::time;
 use flagstone_server::api::document::VolumesDocument;
 use flagstone_server::api::mirror_document::{ActionDocument, MirrorAction, MirrorDocument};
 use flagstone_server::http::encode;
+use serde_json::Value;
 
-use crate::exit::Exit;
-use crate::output::{complain, print};
-use crate::status::CLEAR;
-use crate::status::server::{ApiClient, ApiError, read};
-use args::{MirrorArgs, MirrorCommand, MirrorStatusArgs, QueryArgs};
+use crate::exit::{Exit, Failure};
+use crate::output::{complain, json, print};
+use crate::status::server::read;
+use crate::status::{QueryArgs, StatusArgs, run_client};
+use args::{MirrorArgs, MirrorCommand};
 use request::{ActionRequest, is_settled, request};
 use show::MirrorSample;
 
 /// Runs the command.
-pub fn run(args: &MirrorArgs) -> Exit {
-    // Threads start faster than rings, and the command makes few requests.
-    let config = RuntimeConfig { io_engine: IoEngine::Threads, ..RuntimeConfig::default() };
-    let result = match run_cores(&config, || asked(args)) {
-        Ok(result) => result,
-        Err(error) => Err(ApiError(error.to_string())),
-    };
-    result.unwrap_or_else(|ApiError(text)| {
-        complain(&format!("flagstone: error: {text}\n"));
-        Exit::Failed
-    })
+pub(crate) fn run(args: &MirrorArgs) -> Result<Exit, Failure> {
+    run_client(|| asked(args))
 }
 
-async fn asked(args: &MirrorArgs) -> Result<Exit, ApiError> {
-    match &args.command {
-        MirrorCommand::Status(args) => status(args).await,
-        command => match request(command) {
-            Some(request) => act(&request).await,
-            None => Ok(Exit::Usage),
-        },
+async fn asked(args: &MirrorArgs) -> Result<Exit, Failure> {
+    match (&args.command, request(&args.command)) {
+        (_, Some(request)) => act(&request).await,
+        (MirrorCommand::Status(StatusArgs { volume: Some(volume), query }), None) => {
+            watch(query, volume, |_| false).await?;
+            Ok(Exit::Success)
+        }
+        (MirrorCommand::Status(args), None) => watch_all(&args.query).await,
+        (_, None) => Ok(Exit::Usage),
     }
 }
 
@@ -51,34 +45,23 @@ fn path(volume: &str) -> String {
     format!("/v1/volumes/{}/mirror", encode(volume))
 }
 
-async fn status(args: &MirrorStatusArgs) -> Result<Exit, ApiError> {
-    match &args.volume {
-        Some(volume) => {
-            watch(&args.query, volume, |_| !args.query.watch).await?;
-            Ok(Exit::Success)
-        }
-        None => watch_all(&args.query).await,
-    }
-}
-
 /// Shows the mirror of a volume until `is_last` accepts its document. Returns the last document.
 async fn watch(
     query: &QueryArgs,
     volume: &str,
     is_last: impl Fn(&MirrorDocument) -> bool,
-) -> Result<MirrorDocument, ApiError> {
-    let mut server = ApiClient::find(query.api.as_ref())?;
+) -> Result<MirrorDocument, Failure> {
+    let mut server = query.server()?;
     let mut last = None;
     loop {
         let body = server.get_text(&path(volume))?;
         let document: MirrorDocument = read(body.as_bytes())?;
         let look = MirrorSample { at: time::now(), wall: time::wall_clock().as_secs(), document };
         let text = match query.json {
-            true => as_json(query, body)?,
+            true => query.as_json(body)?,
             false => show::mirror(&look, last.as_ref()),
         };
-        let seen = shown(query, &text)?;
-        if !seen || is_last(&look.document) {
+        if !query.show(&text)? || is_last(&look.document) {
             return Ok(look.document);
         }
         last = Some(look);
@@ -86,42 +69,20 @@ async fn watch(
     }
 }
 
-async fn watch_all(query: &QueryArgs) -> Result<Exit, ApiError> {
-    let mut server = ApiClient::find(query.api.as_ref())?;
+async fn watch_all(query: &QueryArgs) -> Result<Exit, Failure> {
+    let mut server = query.server()?;
     loop {
         let volumes: VolumesDocument = server.get("/v1/volumes")?;
         let mirrors = volumes.volumes.into_iter().filter_map(|volume| volume.mirror);
         let mirrors: Vec<MirrorDocument> = mirrors.collect();
         let text = match query.json {
-            true if query.watch => serde_json::to_string(&mirrors).expect("it came as JSON") + "\n",
-            true => serde_json::to_string_pretty(&mirrors).expect("it came as JSON") + "\n",
+            true => query.as_json(json(&mirrors))?,
             false => show_all::mirrors(&mirrors),
         };
-        if !shown(query, &text)? || !query.watch {
+        if !query.show(&text)? {
             return Ok(Exit::Success);
         }
         time::sleep(query.interval).await;
-    }
-}
-
-/// The document as received; with `--watch` one per line.
-fn as_json(query: &QueryArgs, body: String) -> Result<String, ApiError> {
-    if !query.watch {
-        return Ok(body);
-    }
-    let value: serde_json::Value = read(body.as_bytes())?;
-    Ok(format!("{value}\n"))
-}
-
-/// Prints a sample. Returns false if the reader has closed the pipe.
-fn shown(query: &QueryArgs, text: &str) -> Result<bool, ApiError> {
-    let mut out = io::stdout().lock();
-    let clear = if query.watch && !query.json && out.is_terminal() { CLEAR } else { "" };
-    let written = out.write_all(clear.as_bytes()).and_then(|()| out.write_all(text.as_bytes()));
-    match written.and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(ApiError(format!("cannot write the result: {error}"))),
     }
 }
 
@@ -152,7 +113,7 @@ fn grown(began: &MirrorDocument, last: &MirrorDocument) -> Exit {
     Exit::Failed
 }
 
-async fn act(request: &ActionRequest) -> Result<Exit, ApiError> {
+async fn act(request: &ActionRequest) -> Result<Exit, Failure> {
     tell_of_wait(request)?;
     if request.asks_first && !request.dry_run {
         let (_, answer) = send(request, true)?;
@@ -165,8 +126,7 @@ async fn act(request: &ActionRequest) -> Result<Exit, ApiError> {
     let (body, answer) = send(request, request.dry_run)?;
     let query = &request.query;
     if query.json {
-        let text = as_json(query, body)?;
-        let exit = print(&text, Exit::Success);
+        let exit = print(&query.as_json(body)?, Exit::Success);
         if exit != Exit::Success {
             return Ok(exit);
         }
@@ -188,11 +148,11 @@ async fn act(request: &ActionRequest) -> Result<Exit, ApiError> {
 }
 
 /// Announces the wait of a failover for an attached source.
-fn tell_of_wait(request: &ActionRequest) -> Result<(), ApiError> {
+fn tell_of_wait(request: &ActionRequest) -> Result<(), Failure> {
     if request.action != MirrorAction::Failover || request.body.contains_key("force") {
         return Ok(());
     }
-    let mut server = ApiClient::find(request.query.api.as_ref())?;
+    let mut server = request.query.server()?;
     let now: MirrorDocument = server.get(&path(&request.volume))?;
     if now.replica.is_some_and(|replica| replica.has_source) {
         complain(&format!(
@@ -203,14 +163,14 @@ fn tell_of_wait(request: &ActionRequest) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocument), ApiError> {
+fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocument), Failure> {
     let mut body = request.body.clone();
     if dry_run {
         body.insert("dry_run".to_owned(), true.into());
     }
-    let body = serde_json::Value::Object(body).to_string();
+    let body = Value::Object(body).to_string();
     let path = format!("{}/{}", path(&request.volume), request.action);
-    let mut server = ApiClient::find(request.query.api.as_ref())?;
+    let mut server = request.query.server()?;
     let text = server.post_text(&path, &body)?;
     let answer = read(text.as_bytes())?;
     Ok((text, answer))

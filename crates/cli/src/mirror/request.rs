@@ -1,11 +1,12 @@
 //! API requests of the mirror commands, and when their effects have finished.
 
 use flagstone_server::api::mirror_document::{
-    MirrorAction, MirrorDocument, ReplicaDocument, ReplicaRole, ReportedState, ResolveKeep,
+    MirrorAction, MirrorDocument, ReplicaDocument, ReplicaRole, ReportedState,
 };
 use serde_json::{Map, Value};
 
-use super::args::{ActionArgs, ForceArgs, KeepSide, MirrorCommand, PeerArgs, QueryArgs, YesNo};
+use super::args::{ActionArgs, ForceArgs, MirrorCommand, PeerArgs};
+use crate::status::QueryArgs;
 
 /// An action request.
 #[derive(Clone, Debug)]
@@ -65,16 +66,19 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             let request = ActionRequest::new(MirrorAction::Create, &args.volume, &args.action_args)
                 .with("role", Some(role.name()))
                 .flag("destroy_data", args.destroy_data)
-                .flag("anew", args.anew);
+                .flag("new_volume", args.new_volume);
             // An empty device has nothing to lose, and a source keeps its data.
-            ActionRequest { asks_first: (args.destroy_data || args.anew) && !args.yes, ..request }
+            ActionRequest {
+                asks_first: (args.destroy_data || args.new_volume) && !args.yes,
+                ..request
+            }
         }
         MirrorCommand::Pause(args) => ActionRequest::of(MirrorAction::Pause, args),
         MirrorCommand::Continue(args) => ActionRequest::of(MirrorAction::Continue, args),
         MirrorCommand::Break(args) => ActionRequest::of(MirrorAction::Break, args),
         MirrorCommand::Resync(args) => ActionRequest::of(MirrorAction::Resync, &args.of)
             .flag("full", args.full)
-            .with("compare", args.compare.map(|compare| compare == YesNo::Yes)),
+            .with("compare", args.compare),
         MirrorCommand::Switchover(args) => {
             ActionRequest::of(MirrorAction::Switchover, &args.of).with("to", args.to.clone())
         }
@@ -84,12 +88,8 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             .flag("stop", args.stop)
             .with("bytes_per_second", args.max_rate),
         MirrorCommand::Resolve(args) => {
-            let keep = match args.keep {
-                KeepSide::Mine => ResolveKeep::Mine,
-                KeepSide::Peer => ResolveKeep::Peer,
-            };
-            let request =
-                ActionRequest::of(MirrorAction::Resolve, &args.of).with("keep", Some(keep.name()));
+            let request = ActionRequest::of(MirrorAction::Resolve, &args.of)
+                .with("keep", Some(args.keep.name()));
             ActionRequest { asks_first: !args.yes, ..request }
         }
         MirrorCommand::Demote(args) => {
@@ -185,9 +185,9 @@ mod tests {
                 false,
             ),
             (
-                "create db --source --anew",
+                "create db --source --new-volume",
                 "create",
-                json!({ "role": "source", "anew": true }),
+                json!({ "role": "source", "new_volume": true }),
                 true,
             ),
             ("pause db --peer b", "pause", json!({ "peer": "b" }), false),
@@ -234,7 +234,7 @@ mod tests {
             ("create db", "--source"),
             ("create db --source --target", "cannot be used with"),
             ("create db --source --destroy-data", "cannot be used with"),
-            ("create db --target --anew", "cannot be used with"),
+            ("create db --target --new-volume", "cannot be used with"),
             ("resolve db", "--keep"),
             ("resolve db --keep both", "possible values: mine, peer"),
             ("verify db --max-rate 0B/s", "above 0"),

@@ -7,13 +7,14 @@ use flagstone_server::api::mirror_document::{
     ActionDocument, LinkCompression, LinkDocument, MirrorDocument, Mode, PeerDocument,
     ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
+use flagstone_units::display::{duration, size, three_digits};
 
-use crate::columns::wrapped;
-use crate::status::numbers::{grouped, megabytes, rate, size, span};
+use crate::columns::wrapped_rows;
+use crate::status::table::{grouped, rate};
 
 /// Widths of progress bars and of text, in characters.
 const BAR: u64 = 32;
-const WIDTH: usize = 96;
+const WIDTH: u16 = 96;
 
 /// A mirror document and its time.
 pub(super) struct MirrorSample {
@@ -92,9 +93,9 @@ fn seconds(was: &MirrorSample, now: &MirrorSample) -> f64 {
 fn next(now: &MirrorDocument) -> String {
     let mut text = String::new();
     for advice in &now.next {
-        for (index, line) in wrapped(advice, WIDTH - 6).into_iter().enumerate() {
-            let head = if index == 0 { "\nnext  " } else { "      " };
-            let _ = writeln!(text, "{head}{line}");
+        text.push('\n');
+        for line in wrapped_rows(&[vec!["next".to_owned(), advice.clone()]], WIDTH - 6) {
+            let _ = writeln!(text, "{line}");
         }
     }
     text
@@ -104,7 +105,7 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
     let when = match peer.last_in_sync_seconds {
         _ if peer.state == ReportedState::Mirroring => "in sync".to_owned(),
         _ if peer.state == ReportedState::Target => "reports the sync state".to_owned(),
-        Some(then) => format!("last in sync {} ago", span(wall.saturating_sub(then) as f64)),
+        Some(then) => format!("last in sync {} ago", duration(wall.saturating_sub(then) as f64)),
         None => "not in sync since the server started".to_owned(),
     };
     let mode = match (peer.mode, peer.ack) {
@@ -192,7 +193,7 @@ fn link_text(link: &LinkDocument) -> String {
         )),
     }
     if let Some(cap) = link.max_bytes_per_second {
-        parts.push(format!("at most {} MB/s to the peer", megabytes(cap as f64)));
+        parts.push(format!("at most {} MB/s to the peer", three_digits(cap as f64 / 1e6)));
     }
     if parts.is_empty() { String::new() } else { format!("  link: {}\n", parts.join("; ")) }
 }
@@ -200,7 +201,7 @@ fn link_text(link: &LinkDocument) -> String {
 fn resync_text(resync: &ResyncDocument) -> String {
     let kind = if resync.full { "full resync" } else { "resync" };
     let left = match resync.remaining_seconds {
-        Some(seconds) => format!("{} left", span(seconds as f64)),
+        Some(seconds) => format!("{} left", duration(seconds as f64)),
         None => "stalled".to_owned(),
     };
     let skipped = match resync.skipped_bytes {
@@ -212,7 +213,7 @@ fn resync_text(resync: &ResyncDocument) -> String {
         bar(resync.done_bytes, resync.total_bytes),
         size(resync.done_bytes),
         size(resync.total_bytes),
-        megabytes(resync.bytes_per_second as f64),
+        three_digits(resync.bytes_per_second as f64 / 1e6),
     )
 }
 

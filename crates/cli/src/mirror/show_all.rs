@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use flagstone_server::api::mirror_document::MirrorDocument;
+use flagstone_units::display::size;
 
 use super::show::percent;
 use crate::columns::{Left, Right, lines};
-use crate::status::numbers::size;
 
 /// One line for each peer of each mirror.
 pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {

@@ -3,25 +3,24 @@
 //! Values arrive as text and are parsed here, so that a mistake is reported in one line that says
 //! what is accepted.
 
-use clap::{Args, Subcommand, ValueEnum as _};
+use clap::{Args, Subcommand};
 use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
 use flagstone_units::{parse_block_size, parse_size};
 
 use super::several::{CurveArgs, PlanCompareArgs};
-use crate::args::LoadPattern;
+use crate::exit::Failure;
+use crate::words::{PATTERNS, find};
 
-/// Arguments of `flagstone plan`.
 #[derive(Debug, Args)]
-pub struct PlanArgs {
-    /// The command.
+pub(crate) struct PlanArgs {
     #[command(subcommand)]
-    pub command: PlanCommand,
+    pub(crate) command: PlanCommand,
 }
 
 /// The commands of `flagstone plan`.
 #[derive(Debug, Subcommand)]
-pub enum PlanCommand {
+pub(crate) enum PlanCommand {
     /// Predict the performance of a disk, size and machine, and the limit that binds
     Predict(Box<PredictArgs>),
     /// Find the cheapest disks and machine for a need
@@ -38,128 +37,129 @@ pub enum PlanCommand {
     Catalog(CatalogArgs),
 }
 
-/// The catalogue option.
+/// The catalogue and the format of the result.
 #[derive(Debug, Args)]
-pub struct CatalogueArg {
+pub(crate) struct CatalogueArg {
     /// Limits and prices: gcp-current, gcp-2019, or a file
     #[arg(long = "catalog", value_name = "CATALOGUE", default_value = DEFAULT_CATALOGUE)]
-    pub catalogue: String,
+    pub(crate) catalogue: String,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 impl CatalogueArg {
     /// Opens the catalogue.
-    ///
-    /// # Errors
-    /// The first mistake in it, in one line.
-    pub fn open(&self) -> Result<Catalogue, String> {
-        Catalogue::open(&self.catalogue).map_err(|error| error.to_string())
+    pub(crate) fn open(&self) -> Result<Catalogue, Failure> {
+        Catalogue::open(&self.catalogue).map_err(Failure::usage)
     }
 }
 
-/// Options of the disks and their machine.
+/// Options of the machine and of what is provisioned.
 #[derive(Debug, Args)]
-pub struct DiskArgs {
-    /// Type of disk, such as pd-ssd
-    #[arg(long = "type", value_name = "TYPE")]
-    pub kind: String,
-    /// Size of each disk, such as 500GB or 1TiB; GB is 10^9 bytes, GiB is 2^30
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub size: Option<String>,
+pub(crate) struct MachineArgs {
     /// Machine type, such as n2-standard-8; the catalogue's default if not given
     #[arg(long, value_name = "NAME")]
-    pub machine: Option<String>,
-    /// Number of disks, striped; as many as the machine comes with if not given, or 1
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub disks: Option<String>,
+    pub(crate) machine: Option<String>,
     /// Disks are replicated in two zones
     #[arg(long)]
-    pub regional: bool,
-    /// Provisioned IOPS of each disk, for types that sell them
+    pub(crate) regional: bool,
+    /// Provisioned IOPS of each disk, for types that sell them; the type's default if not given
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub iops: Option<String>,
+    pub(crate) iops: Option<String>,
     /// Provisioned throughput of each disk, such as 400MiB/s, for types that sell it
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
-    pub throughput: Option<String>,
+    pub(crate) throughput: Option<String>,
     /// Other network egress of the machine, in Gbit/s
     #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
-    pub other_egress_gbps: String,
+    pub(crate) other_egress_gbps: String,
     /// The machine has Tier_1 networking
     #[arg(long)]
-    pub tier1_networking: bool,
+    pub(crate) tier1_networking: bool,
+}
+
+impl MachineArgs {
+    /// A configuration without a type and a size: one disk on the machine.
+    pub(super) fn on(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
+        let machine = self.machine.as_ref().or(catalogue.machine_default.as_ref());
+        let machine = machine.ok_or("--machine is missing: write a machine type")?;
+        let iops = self.iops.as_ref().map(|text| decimal("--iops", text));
+        let throughput = self.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
+        Ok(DiskConfiguration {
+            kind: String::new(),
+            size_bytes: 0,
+            disks: 1,
+            machine: catalogue.machine(machine).map_err(|error| error.to_string())?,
+            regional: self.regional,
+            other_egress_gbit_per_s: decimal("--other-egress-gbps", &self.other_egress_gbps)?,
+            tier1_networking: self.tier1_networking,
+            provisioned_iops: iops.transpose()?,
+            provisioned_bytes_per_s: throughput.transpose()?,
+        })
+    }
+}
+
+/// Options of the disks.
+#[derive(Debug, Args)]
+pub(crate) struct DiskArgs {
+    /// Type of disk, such as pd-ssd
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: String,
+    /// Size of each disk, such as 500GB or 1TiB; GB is 10^9 bytes, GiB is 2^30
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) size: Option<String>,
+    /// Number of disks, striped; as many as the machine comes with if not given, or 1
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) disks: Option<String>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
 }
 
 impl DiskArgs {
     /// The configuration in a catalogue.
-    ///
-    /// # Errors
-    /// The first mistake, in one line.
-    pub fn configuration(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
+    pub(crate) fn configuration(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
         let disk = catalogue.disk_type(&self.kind).map_err(|error| error.to_string())?;
-        let machine = self.machine.as_ref().or(catalogue.machine_default.as_ref());
-        let machine = machine.ok_or("--machine is missing: write a machine type")?;
-        let local = disk.size_gb_each.is_some();
         let size_bytes = match &self.size {
             Some(text) => parse_size(text).map_err(|error| format!("--size {text}: {error}"))?,
-            None if local => 0,
+            None if disk.size_gb_each.is_some() => 0,
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
-        let mut configuration = DiskConfiguration::new(catalogue, &self.kind, size_bytes, machine)
-            .map_err(|error| error.to_string())?;
-        let fixed = catalogue.fixed_disks(&self.kind, machine).unwrap_or(1);
-        let disks = self.disks.as_ref().map(|text| count("--disks", text, 128));
-        configuration.disks = disks.transpose()?.unwrap_or(fixed);
-        configuration.regional = self.regional;
-        configuration.tier1_networking = self.tier1_networking;
-        configuration.other_egress_gbit_per_s =
-            decimal("--other-egress-gbps", &self.other_egress_gbps)?;
-        let iops = self.iops.as_ref().map(|text| decimal("--iops", text));
-        configuration.provisioned_iops = iops.transpose()?;
-        let throughput = self.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
-        configuration.provisioned_bytes_per_s = throughput.transpose()?;
-        Ok(configuration)
+        let on = self.machine.on(catalogue)?;
+        let fixed = catalogue.fixed_disks(&self.kind, &on.machine.name).unwrap_or(1);
+        let disks = self.disks.as_ref().map(|text| count("--disks", text, 128)).transpose()?;
+        let (kind, disks) = (self.kind.clone(), disks.unwrap_or(fixed));
+        Ok(DiskConfiguration { kind, size_bytes, disks, ..on })
     }
 }
 
-/// Options of the workload.
+/// Options of the jobs of a workload.
 #[derive(Debug, Args)]
-pub struct WorkloadArgs {
-    /// Bytes of one I/O; as in fio, 4k is 4,096
-    #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
-    pub bs: String,
-    /// Order and kind of the I/O: read, write, randread, randwrite, readwrite or randrw
-    #[arg(long, value_name = "PATTERN", default_value = "randread")]
-    pub rw: String,
+pub(crate) struct JobArgs {
     /// I/Os in flight of each job; enough for every limit if not given
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub depth: Option<String>,
+    pub(crate) depth: Option<String>,
     /// Jobs, each with --depth in flight
     #[arg(long, value_name = "N", default_value = "1", allow_hyphen_values = true)]
-    pub jobs: String,
+    pub(crate) jobs: String,
     /// Percentage of reads, for readwrite and randrw; 50 if not given
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
-    pub read_percent: Option<String>,
+    pub(crate) read_percent: Option<String>,
 }
 
-impl WorkloadArgs {
-    /// The workload.
-    ///
-    /// # Errors
-    /// The first mistake, in one line.
-    pub fn workload(&self) -> Result<Workload, String> {
-        let known = LoadPattern::from_str(&self.rw, false).ok().filter(|pattern| !pattern.trims());
+impl JobArgs {
+    /// The workload of a pattern and a block size.
+    pub(super) fn workload(&self, rw: &str, bs: &str) -> Result<Workload, String> {
+        let known = find(PATTERNS, rw).filter(|pattern| !pattern.trims());
         let pattern = known.ok_or_else(|| {
             let words = "read, write, randread, randwrite, readwrite or randrw";
-            format!("--rw {}: write one of {words}", printable(&self.rw))
+            format!("--rw {}: write one of {words}", printable(rw))
         })?;
-        let block_bytes =
-            parse_block_size(&self.bs).map_err(|error| format!("--bs {}: {error}", self.bs))?;
+        let block_bytes = parse_block_size(bs).map_err(|error| format!("--bs {bs}: {error}"))?;
         let mixed = pattern.reads() && pattern.writes();
-        let asked =
-            self.read_percent.as_ref().map(|text| count_from("--read-percent", text, 0, 100));
-        let asked = asked.transpose()?;
+        let asked = self.read_percent.as_ref();
+        let asked = asked.map(|text| count_from("--read-percent", text, 0, 100)).transpose()?;
         if asked.is_some() && !mixed {
-            let text = "--read-percent is for readwrite and randrw: write --rw randrw";
-            return Err(text.to_owned());
+            return Err(NOT_MIXED.to_owned());
         }
         let read_percent = match (mixed, pattern.reads()) {
             (true, _) => asked.unwrap_or(50),
@@ -177,9 +177,27 @@ impl WorkloadArgs {
         workload.check().map_err(|error| error.to_string())?;
         Ok(workload)
     }
+}
 
+/// A percentage of reads of a pattern that only reads or only writes.
+pub(super) const NOT_MIXED: &str = "--read-percent is for readwrite and randrw: write --rw randrw";
+
+/// Options of the workload.
+#[derive(Debug, Args)]
+pub(crate) struct WorkloadArgs {
+    /// Bytes of one I/O; as in fio, 4k is 4,096
+    #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
+    pub(crate) bs: String,
+    /// Order and kind of the I/O: read, write, randread, randwrite, readwrite or randrw
+    #[arg(long, value_name = "PATTERN", default_value = "randread")]
+    pub(crate) rw: String,
+    #[command(flatten)]
+    pub(crate) jobs: JobArgs,
+}
+
+impl WorkloadArgs {
     /// fio's name of the pattern; for mixed patterns with the percentage of reads.
-    pub fn pattern_text(&self, workload: &Workload) -> String {
+    pub(crate) fn pattern_text(&self, workload: &Workload) -> String {
         match workload.read_percent {
             0 | 100 => self.rw.clone(),
             percent => format!("{}, {percent} % reads", self.rw),
@@ -187,109 +205,88 @@ impl WorkloadArgs {
     }
 }
 
-/// Arguments of `flagstone plan predict`.
 #[derive(Debug, Args)]
-pub struct PredictArgs {
-    /// Disks.
+pub(crate) struct PredictArgs {
     #[command(flatten)]
-    pub disk: DiskArgs,
-    /// Workload.
+    pub(crate) disk: DiskArgs,
     #[command(flatten)]
-    pub workload: WorkloadArgs,
-    /// Catalogue.
+    pub(crate) workload: WorkloadArgs,
     #[command(flatten)]
-    pub catalogue: CatalogueArg,
-    /// Print the prediction as JSON
-    #[arg(long)]
-    pub json: bool,
+    pub(crate) catalogue: CatalogueArg,
 }
 
-/// Arguments of `flagstone plan cheapest`.
 #[derive(Debug, Args)]
-pub struct CheapestArgs {
+pub(crate) struct CheapestArgs {
     /// Reads per second, of --bs each
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub read_iops: Option<String>,
+    pub(crate) read_iops: Option<String>,
     /// Writes per second, of --bs each
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
-    pub write_iops: Option<String>,
+    pub(crate) write_iops: Option<String>,
     /// Throughput of large I/O, such as 400MB/s: not at the same time as the IOPS, with their
     /// proportion of reads
     #[arg(long, value_name = "RATE", allow_hyphen_values = true)]
-    pub throughput: Option<String>,
+    pub(crate) throughput: Option<String>,
     /// Data to store, such as 1TB
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub capacity: Option<String>,
+    pub(crate) capacity: Option<String>,
     /// Bytes of one I/O; as in fio, 4k is 4,096
     #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
-    pub bs: String,
+    pub(crate) bs: String,
     /// Reads and writes are not needed at the same time
     #[arg(long)]
-    pub not_at_once: bool,
+    pub(crate) not_at_once: bool,
     /// Families or machines to choose from, such as n1,n2,c3 or n2-standard-8; all if not given
     #[arg(long, value_name = "NAMES")]
-    pub machines: Option<String>,
+    pub(crate) machines: Option<String>,
     /// Disk types to choose from, such as pd-ssd,pd-balanced; all if not given
     #[arg(long = "type", value_name = "TYPES")]
-    pub kinds: Option<String>,
+    pub(crate) kinds: Option<String>,
     /// Only disks replicated in two zones
     #[arg(long)]
-    pub regional: bool,
+    pub(crate) regional: bool,
     /// Whether to consider local SSDs, which lose their data when the machine stops: ok or no
     #[arg(long, value_name = "WORD", default_value = "no")]
-    pub local_ssd: String,
+    pub(crate) local_ssd: String,
     /// Maximum number of disks to stripe
     #[arg(long, value_name = "N", default_value = "16", allow_hyphen_values = true)]
-    pub disks_max: String,
+    pub(crate) disks_max: String,
     /// Other network egress of the machine, in Gbit/s
     #[arg(long, value_name = "GBPS", default_value = "0", allow_hyphen_values = true)]
-    pub other_egress_gbps: String,
+    pub(crate) other_egress_gbps: String,
     /// Machines have Tier_1 networking where it exists
     #[arg(long)]
-    pub tier1_networking: bool,
+    pub(crate) tier1_networking: bool,
     /// Prices of machines, and of disks instead of the catalogue's: a TOML file
     #[arg(long, value_name = "FILE")]
-    pub price_file: Option<String>,
+    pub(crate) price_file: Option<String>,
     /// Show only the cheapest of configurations that differ in the number of disks
     #[arg(long)]
-    pub distinct: bool,
+    pub(crate) distinct: bool,
     /// Number of configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
-    pub top: String,
-    /// The catalogue.
+    pub(crate) top: String,
     #[command(flatten)]
-    pub catalogue: CatalogueArg,
-    /// Print the configurations as JSON
-    #[arg(long)]
-    pub json: bool,
+    pub(crate) catalogue: CatalogueArg,
 }
 
-/// Arguments of `flagstone plan explain`.
 #[derive(Debug, Args)]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// Output of fio 3 as json or json+; - is standard input
     #[arg(value_name = "RESULT")]
-    pub result: String,
-    /// The disks.
+    pub(crate) result: String,
     #[command(flatten)]
-    pub disk: DiskArgs,
+    pub(crate) disk: DiskArgs,
     /// Deviation from the prediction, in %, that still counts as predicted
     #[arg(long, value_name = "PERCENT", default_value = "5", allow_hyphen_values = true)]
-    pub tolerance: String,
-    /// The catalogue.
+    pub(crate) tolerance: String,
     #[command(flatten)]
-    pub catalogue: CatalogueArg,
-    /// Print the judgment as JSON
-    #[arg(long)]
-    pub json: bool,
+    pub(crate) catalogue: CatalogueArg,
 }
 
 impl ExplainArgs {
     /// The tolerance as a fraction, 0 to less than 1.
-    ///
-    /// # Errors
-    /// It is out of range; one line.
-    pub fn tolerance(&self) -> Result<f64, String> {
+    pub(crate) fn tolerance(&self) -> Result<f64, String> {
         let percent = self.tolerance.parse::<f64>().ok().filter(|n| (0.0..100.0).contains(n));
         percent.map(|percent| percent / 100.0).ok_or_else(|| {
             let text = printable(&self.tolerance);
@@ -298,25 +295,19 @@ impl ExplainArgs {
     }
 }
 
-/// Arguments of `flagstone plan table`.
 #[derive(Debug, Args)]
-pub struct TableArgs {
+pub(crate) struct TableArgs {
     /// Disk type, such as pd-standard; all tables if not given
     #[arg(long = "type", value_name = "TYPE")]
-    pub kind: Option<String>,
-    /// The catalogue.
+    pub(crate) kind: Option<String>,
     #[command(flatten)]
-    pub catalogue: CatalogueArg,
-    /// Print the tables as JSON
-    #[arg(long)]
-    pub json: bool,
+    pub(crate) catalogue: CatalogueArg,
 }
 
-/// Arguments of `flagstone plan catalog`.
 #[derive(Debug, Args)]
-pub struct CatalogArgs {
+pub(crate) struct CatalogArgs {
     /// Name of the catalogue; lists the names if not given
-    pub name: Option<String>,
+    pub(crate) name: Option<String>,
 }
 
 /// A whole number from 1.

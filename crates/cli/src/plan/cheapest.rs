@@ -15,28 +15,22 @@ use serde::Serialize;
 use super::args::{CheapestArgs, bytes_per_s, count, decimal};
 use super::paint::Paint;
 use super::predict::list;
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{bold_table, head, json, source_lines};
 use crate::columns::{Left, Right, lines};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 /// Runs the command.
-pub(super) fn run(args: &CheapestArgs) -> Exit {
-    match answer(args) {
-        Ok((catalogue, answer)) if args.json => json(&Report {
-            schema_version: SCHEMA_VERSION,
-            catalogue: (&catalogue).into(),
-            answer: &answer,
-        }),
-        Ok((catalogue, answer)) => {
-            let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
-            print(&text(&catalogue, &answer, Paint::stdout()), exit)
-        }
-        Err(error) => usage(&error),
+pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
+    let (catalogue, answer) = answer(args)?;
+    if args.catalogue.json {
+        return Ok(json(&catalogue, Report { answer: &answer }));
     }
+    let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
+    Ok(print(&text(&catalogue, &answer, Paint::stdout()), exit))
 }
 
-fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), String> {
+fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), Failure> {
     let mut catalogue = args.catalogue.open()?;
     let mut prices = Prices::default();
     if let Some(file) = &args.price_file {
@@ -92,8 +86,6 @@ fn scope(args: &CheapestArgs) -> Result<Scope, String> {
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     answer: &'a CheapestReport,
 }
 
@@ -119,7 +111,7 @@ fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String 
         );
     }
     list("not known", &answer.not_known, paint, &mut out);
-    sources(answer, paint, &mut out);
+    list("sources", &source_lines(&answer.sources), paint, &mut out);
     out
 }
 
@@ -173,10 +165,7 @@ fn found(answer: &CheapestReport, paint: Paint, out: &mut String) {
             row
         })
         .collect();
-    for (number, line) in lines(&columns, &rows).into_iter().enumerate() {
-        let line = if number == 0 { paint.bold(&line) } else { line };
-        let _ = writeln!(out, "  {line}");
-    }
+    bold_table(lines(&columns, &rows), paint, out);
 }
 
 /// How the configurations that `--distinct` hides differ, or a hint at `--distinct`.
@@ -281,15 +270,4 @@ fn lacks(answer: &CheapestReport, cheaper: &Cheaper) -> String {
     format!(
         "{disks} x {size} {kind}, {usd_per_month:.2} USD: {has} of {needs} ({explanation}); {enough}"
     )
-}
-
-fn sources(answer: &CheapestReport, paint: Paint, out: &mut String) {
-    let lines: Vec<String> = answer
-        .sources
-        .iter()
-        .map(|source| {
-            format!("{} ({}, {}): {}", source.key, source.confidence, source.date, source.address)
-        })
-        .collect();
-    list("sources", &lines, paint, out);
 }

@@ -13,45 +13,37 @@ use flagstone_units::grouped;
 use flagstone_units::parse_size;
 use serde::Serialize;
 
+use super::args::NOT_MIXED;
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{PlanCompareArgs, none_can};
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{bold_table, head, in_flight_text, json, machine_text, once};
 use crate::columns::wrapped_lines;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 /// Widest cell before it wraps.
 const CELL_MAX: u16 = 34;
 
 /// Runs the command.
-pub(super) fn run(args: &PlanCompareArgs) -> Exit {
-    let compared = compared(args);
-    let (catalogue, request, columns) = match compared {
-        Ok(found) => found,
-        Err(error) => return usage(&error),
-    };
-    if let Some(exit) = none_can(&catalogue, columns.iter().map(|of| of.error.as_ref())) {
-        return exit;
-    }
-    if args.json {
-        return json(&Report {
-            schema_version: SCHEMA_VERSION,
-            catalogue: (&catalogue).into(),
+pub(super) fn run(args: &PlanCompareArgs) -> Result<Exit, Failure> {
+    let (catalogue, request, columns) = compared(args)?;
+    none_can(&catalogue, columns.iter().map(|of| of.error.as_ref()))?;
+    if args.catalogue.json {
+        let report = Report {
             request: &request,
             size_unit: catalogue.units.size.name(),
             throughput_unit: catalogue.units.throughput.name(),
             columns: &columns,
-        });
+        };
+        return Ok(json(&catalogue, report));
     }
-    print(&text(&catalogue, &request, &columns, Paint::stdout()), Exit::Success)
+    Ok(print(&text(&catalogue, &request, &columns, Paint::stdout()), Exit::Success))
 }
 
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     request: &'a ComparisonRequest,
     size_unit: &'static str,
     throughput_unit: &'static str,
@@ -60,29 +52,29 @@ struct Report<'a> {
 
 fn compared(
     args: &PlanCompareArgs,
-) -> Result<(Catalogue, ComparisonRequest, Vec<ComparisonColumn>), String> {
+) -> Result<(Catalogue, ComparisonRequest, Vec<ComparisonColumn>), Failure> {
     let mut catalogue = args.catalogue.open()?;
     if let Some(file) = &args.price_file {
         let prices = Prices::read(Path::new(file)).map_err(|error| error.to_string())?;
         catalogue = prices.apply(file, &catalogue).map_err(|error| error.to_string())?;
     }
-    let types = args.types.types(&catalogue)?;
+    let (kinds, on) = args.types.types(&catalogue)?;
     let capacity = parse_size(&args.capacity)
         .map_err(|error| format!("--capacity {}: {error}", args.capacity))?;
     if capacity == 0 {
-        return Err("--capacity 0: write a size above 0, such as 1TB".to_owned());
+        return Err(Failure::usage("--capacity 0: write a size above 0, such as 1TB"));
     }
     let request = ComparisonRequest {
         capacity_bytes: capacity,
-        machine: types.machine,
-        regional: args.types.regional,
-        other_egress_gbit_per_s: types.other_egress_gbit_per_s,
-        tier1_networking: args.types.tier1_networking,
-        provisioned_iops: types.iops,
-        provisioned_bytes_per_s: types.bytes_per_s,
+        machine: on.machine,
+        regional: on.regional,
+        other_egress_gbit_per_s: on.other_egress_gbit_per_s,
+        tier1_networking: on.tier1_networking,
+        provisioned_iops: on.provisioned_iops,
+        provisioned_bytes_per_s: on.provisioned_bytes_per_s,
         workloads: workloads(args)?,
     };
-    let columns = catalogue.compare(&types.kinds, &request).map_err(|error| error.to_string())?;
+    let columns = catalogue.compare(&kinds, &request).map_err(|error| error.to_string())?;
     Ok((catalogue, request, columns))
 }
 
@@ -90,8 +82,8 @@ fn compared(
 fn workloads(args: &PlanCompareArgs) -> Result<Vec<Workload>, String> {
     let patterns = match &args.rw {
         Some(rw) => vec![rw.as_str()],
-        None if args.loads.read_percent.is_some() => {
-            return Err("--read-percent is for readwrite and randrw: write --rw randrw".to_owned());
+        None if args.loads.jobs.read_percent.is_some() => {
+            return Err(NOT_MIXED.to_owned());
         }
         None => vec!["randread", "randwrite"],
     };
@@ -112,10 +104,7 @@ fn text(
     let rows = rows(catalogue, request, columns, &sources);
     let mut heads = vec![""];
     heads.extend(columns.iter().map(|column| column.kind.as_str()));
-    for (number, line) in wrapped_lines(&heads, &rows, CELL_MAX).into_iter().enumerate() {
-        let line = if number == 0 { paint.bold(&line) } else { line };
-        let _ = writeln!(out, "  {line}");
-    }
+    bold_table(wrapped_lines(&heads, &rows, CELL_MAX), paint, &mut out);
     let numbered: Vec<String> = sources
         .iter()
         .enumerate()
@@ -125,38 +114,19 @@ fn text(
         })
         .collect();
     list("sources", &numbered, paint, &mut out);
-    let mut touched = Vec::new();
-    for one in columns.iter().flat_map(|column| &column.inconsistencies) {
-        if !touched.contains(one) {
-            touched.push(one.clone());
-        }
-    }
+    let touched = once(columns.iter().flat_map(|column| column.inconsistencies.clone()));
     contradictions(&touched, paint, &mut out);
-    let mut unknown: Vec<String> = Vec::new();
-    for what in columns.iter().flat_map(|column| &column.not_known) {
-        if !unknown.contains(what) {
-            unknown.push(what.clone());
-        }
-    }
+    let unknown = once(columns.iter().flat_map(|column| column.not_known.clone()));
     list("not known", &unknown, paint, &mut out);
     out
 }
 
 fn question(request: &ComparisonRequest) -> String {
-    let machine = &request.machine;
-    let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
     let zones = if request.regional { " in two zones" } else { "" };
-    let network = match request.other_egress_gbit_per_s {
-        0.0 => String::new(),
-        gbit => format!(", {gbit} Gbit/s of other traffic"),
-    };
-    let depth = request.workloads.first().and_then(Workload::in_flight);
-    let depth = match depth {
-        Some(in_flight) => format!("{in_flight} in flight"),
-        None => "any number in flight".to_owned(),
-    };
+    let machine = machine_text(&request.machine, request.other_egress_gbit_per_s);
+    let depth = in_flight_text(request.workloads.first());
     let capacity = grouped(request.capacity_bytes as f64 / 1e9, 0);
-    format!("{capacity} GB{zones} on {}{vcpus}{network}; {depth}", machine.name)
+    format!("{capacity} GB{zones} on {machine}; {depth}")
 }
 
 /// Name of a workload in a row.

@@ -13,7 +13,7 @@ use flagstone_cloud::judge::{
     Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, latency_text,
 };
 use flagstone_cloud::prediction::SourceUse;
-use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, PlanError, Rates};
+use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, Rates};
 use flagstone_units::display::block_size;
 use flagstone_units::grouped;
 use serde::Serialize;
@@ -21,59 +21,41 @@ use serde::Serialize;
 use super::args::{ExplainArgs, printable};
 use super::paint::Paint;
 use super::predict::{RATES, contradictions, disks_text, list, rates_row, rests_on};
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{head, json, once, plan_failure};
 use crate::columns::{self, Left, Right};
-use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::exit::{Exit, Failure};
+use crate::output::print;
 
 /// File name of standard input.
 const STDIN: &str = "-";
 
 /// Runs the command.
-pub(super) fn run(args: &ExplainArgs) -> Exit {
-    let catalogue = match args.catalogue.open() {
-        Ok(catalogue) => catalogue,
-        Err(error) => return usage(&error),
-    };
-    let asked = args.disk.configuration(&catalogue).and_then(|c| Ok((c, args.tolerance()?)));
-    let (configuration, tolerance) = match asked {
-        Ok(asked) => asked,
-        Err(error) => return usage(&error),
-    };
-    let (version, phases) = match read(&args.result) {
-        Ok(found) => found,
-        Err(error) => return usage(&format!("{}: {error}", printable(&args.result))),
-    };
+pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
+    let catalogue = args.catalogue.open()?;
+    let configuration = args.disk.configuration(&catalogue)?;
+    let tolerance = args.tolerance()?;
+    let file = printable(&args.result);
+    let read = read(&args.result);
+    let (version, phases) = read.map_err(|error| Failure::usage(format!("{file}: {error}")))?;
     let mut judged = Vec::new();
     for phase in phases {
-        let judgment = match phase.is_idle() {
-            true => Ok(None),
-            false => catalogue.judge(&configuration, &measured(&phase), tolerance).map(Some),
-        };
-        match judgment {
-            Ok(judgment) => judged.push(Judged { phase, judgment }),
-            Err(error @ PlanError::Input { .. }) => return usage(&error.to_string()),
-            Err(error @ PlanError::NotKnown(_)) => {
-                complain(&format!("flagstone: {error} (catalogue {})\n", catalogue.name));
-                return Exit::Failed;
-            }
-        }
+        let judgment = (!phase.is_idle())
+            .then(|| catalogue.judge(&configuration, &measured(&phase), tolerance))
+            .transpose()
+            .map_err(|error| plan_failure(&error, &catalogue))?;
+        judged.push(Judged { phase, judgment });
     }
     if judged.iter().all(|judged| judged.judgment.is_none()) {
         let said = judged.iter().flat_map(|judged| failures(&judged.phase)).next();
         let said = said.map(|text| format!("; {text}")).unwrap_or_default();
-        let file = printable(&args.result);
-        return usage(&format!("{file}: no reads and no writes in the result{said}"));
+        let text = format!("{file}: no reads and no writes in the result{said}");
+        return Err(Failure::usage(text));
     }
-    if args.json {
-        return json(&Report {
-            schema_version: SCHEMA_VERSION,
-            catalogue: (&catalogue).into(),
-            fio_version: &version,
-            judgments: judged.iter().map(Entry::from).collect(),
-        });
+    if args.catalogue.json {
+        let judgments = judged.iter().map(Entry::from).collect();
+        return Ok(json(&catalogue, Report { fio_version: &version, judgments }));
     }
-    print(&text(&catalogue, &version, &judged, Paint::stdout()), Exit::Success)
+    Ok(print(&text(&catalogue, &version, &judged, Paint::stdout()), Exit::Success))
 }
 
 /// A phase and its judgment; `None` without I/O.
@@ -136,8 +118,6 @@ fn measured(phase: &FioPhase) -> MeasuredRun {
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     fio_version: &'a str,
     judgments: Vec<Entry<'a>>,
 }
@@ -199,23 +179,12 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
         }
     }
     let confidence = found.iter().map(|judgment| judgment.confidence).max();
-    let sources: Vec<SourceUse> = once(found.iter().flat_map(|one| &one.sources));
+    let sources: Vec<SourceUse> = once(found.iter().flat_map(|one| one.sources.clone()));
     rests_on(confidence.unwrap_or(Confidence::C), &sources, paint, &mut out);
-    let touched: Vec<Inconsistency> = once(found.iter().flat_map(|one| &one.inconsistencies));
+    let touched: Vec<Inconsistency> = once(found.iter().flat_map(|one| one.inconsistencies.clone()));
     contradictions(&touched, paint, &mut out);
-    list("not known", &once(found.iter().flat_map(|one| &one.not_known)), paint, &mut out);
-    list("note", &once(found.iter().flat_map(|one| &one.notes)), paint, &mut out);
-    out
-}
-
-/// Removes duplicates and keeps the order.
-fn once<'a, T: Clone + PartialEq + 'a>(all: impl Iterator<Item = &'a T>) -> Vec<T> {
-    let mut out: Vec<T> = Vec::new();
-    for one in all {
-        if !out.contains(one) {
-            out.push(one.clone());
-        }
-    }
+    list("not known", &once(found.iter().flat_map(|one| one.not_known.clone())), paint, &mut out);
+    list("note", &once(found.iter().flat_map(|one| one.notes.clone())), paint, &mut out);
     out
 }
 

@@ -1,29 +1,34 @@
 //! `flagstone plan`: performance and price of cloud disks, predicted from a catalogue. Pure
 //! arithmetic; it measures nothing and contacts no service.
 
-pub mod args;
+pub(crate) mod args;
 mod cheapest;
 mod compare;
 mod curve;
 mod explain;
 mod paint;
 mod predict;
-pub mod several;
+pub(crate) mod several;
 mod table;
 
+use std::fmt::Write as _;
+
 use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::prediction::SourceUse;
+use flagstone_cloud::{Machine, PlanError, Workload};
 use serde::Serialize;
 
 use crate::columns::{self, Left};
-use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::exit::{Exit, Failure};
+use crate::output::{self, print};
 use args::{CatalogArgs, PlanArgs, PlanCommand};
+use paint::Paint;
 
 /// Version of the JSON of every command of `flagstone plan`; `docs/plan-json.md`.
-pub const SCHEMA_VERSION: u32 = 1;
+pub(crate) const SCHEMA_VERSION: u32 = 1;
 
 /// Runs the command.
-pub fn run(args: &PlanArgs) -> Exit {
+pub(crate) fn run(args: &PlanArgs) -> Result<Exit, Failure> {
     match &args.command {
         PlanCommand::Predict(args) => predict::run(args),
         PlanCommand::Cheapest(args) => cheapest::run(args),
@@ -35,28 +40,30 @@ pub fn run(args: &PlanArgs) -> Exit {
     }
 }
 
-fn catalog(args: &CatalogArgs) -> Exit {
+fn catalog(args: &CatalogArgs) -> Result<Exit, Failure> {
     let names = Catalogue::builtin_names();
-    match &args.name {
-        None => {
-            let row = |name: &str| {
-                let catalogue = Catalogue::builtin(name).expect("it is in the program");
-                vec![name.to_owned(), catalogue.title.clone()]
-            };
-            let lines = columns::rows(&[Left, Left], &names.map(row));
-            print(&(lines.join("\n") + "\n"), Exit::Success)
-        }
-        Some(name) => match Catalogue::builtin_text(name) {
-            Some(text) => print(text, Exit::Success),
-            None => usage(&format!("unknown catalogue `{name}`: write {}", names.join(" or "))),
-        },
-    }
+    let Some(name) = &args.name else {
+        let row = |name: &str| {
+            let catalogue = Catalogue::builtin(name).expect("it is in the program");
+            vec![name.to_owned(), catalogue.title.clone()]
+        };
+        let lines = columns::rows(&[Left, Left], &names.map(row));
+        return Ok(print(&(lines.join("\n") + "\n"), Exit::Success));
+    };
+    let text = Catalogue::builtin_text(name).ok_or_else(|| {
+        Failure::usage(format!("unknown catalogue `{name}`: write {}", names.join(" or ")))
+    })?;
+    Ok(print(text, Exit::Success))
 }
 
-/// Reports a command-line mistake in one line.
-pub(crate) fn usage(text: &str) -> Exit {
-    complain(&format!("flagstone: error: {text}\n"));
-    Exit::Usage
+/// An error of the model: a wrong option, or a gap of the catalogue.
+fn plan_failure(error: &PlanError, catalogue: &Catalogue) -> Failure {
+    match error {
+        PlanError::Input { .. } => Failure::usage(error),
+        PlanError::NotKnown(_) => {
+            Failure::failed(format!("{error} (catalogue {})", catalogue.name))
+        }
+    }
 }
 
 /// The catalogue's part of every report.
@@ -91,8 +98,64 @@ pub(crate) fn head(catalogue: &Catalogue) -> String {
     )
 }
 
-/// A report as JSON.
-pub(crate) fn json(report: &impl Serialize) -> Exit {
-    let text = serde_json::to_string_pretty(report).expect("reports are always JSON");
-    print(&(text + "\n"), Exit::Success)
+/// A report of `--json`, documented in `docs/plan-json.md`.
+#[derive(Debug, Serialize)]
+struct JsonReport<'a, T> {
+    schema_version: u32,
+    catalogue: CatalogueHead<'a>,
+    #[serde(flatten)]
+    body: T,
+}
+
+/// Prints a report as JSON.
+pub(crate) fn json(catalogue: &Catalogue, body: impl Serialize) -> Exit {
+    let catalogue = catalogue.into();
+    print(
+        &output::json(&JsonReport { schema_version: SCHEMA_VERSION, catalogue, body }),
+        Exit::Success,
+    )
+}
+
+/// Writes the lines of a table, the first in bold.
+fn bold_table(lines: Vec<String>, paint: Paint, out: &mut String) {
+    for (number, line) in lines.into_iter().enumerate() {
+        let line = if number == 0 { paint.bold(&line) } else { line };
+        let _ = writeln!(out, "  {line}");
+    }
+}
+
+/// Removes duplicates and keeps the order.
+fn once<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut out: Vec<T> = Vec::new();
+    for one in all {
+        if !out.contains(&one) {
+            out.push(one);
+        }
+    }
+    out
+}
+
+/// One line for each source, without duplicates.
+fn source_lines<'a>(sources: impl IntoIterator<Item = &'a SourceUse>) -> Vec<String> {
+    once(sources.into_iter().map(|source| {
+        format!("{} ({}, {}): {}", source.key, source.confidence, source.date, source.address)
+    }))
+}
+
+/// Machine, vCPUs and other traffic of a configuration.
+fn machine_text(machine: &Machine, other_egress_gbit_per_s: f64) -> String {
+    let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
+    let network = match other_egress_gbit_per_s {
+        0.0 => String::new(),
+        gbit => format!(", {gbit} Gbit/s of other traffic"),
+    };
+    format!("{}{vcpus}{network}", machine.name)
+}
+
+/// Queue depth of a workload.
+fn in_flight_text(workload: Option<&Workload>) -> String {
+    match workload.and_then(Workload::in_flight) {
+        Some(in_flight) => format!("{in_flight} in flight"),
+        None => "any number in flight".to_owned(),
+    }
 }

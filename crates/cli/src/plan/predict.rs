@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{
-    Confidence, DiskConfiguration, PlanError, PredictedLimit, Prediction, Rates,
+    Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates,
 };
 use flagstone_units::display::block_size;
 use flagstone_units::grouped;
@@ -13,41 +13,28 @@ use serde::Serialize;
 
 use super::args::PredictArgs;
 use super::paint::Paint;
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{bold_table, head, in_flight_text, json, machine_text, plan_failure};
 use crate::columns::{self, CellAlignment, Left, Right};
-use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::exit::{Exit, Failure};
+use crate::output::print;
 
 /// Runs the command.
-pub(super) fn run(args: &PredictArgs) -> Exit {
-    let catalogue = match args.catalogue.open() {
-        Ok(catalogue) => catalogue,
-        Err(error) => return usage(&error),
-    };
-    let asked = args
+pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
+    let catalogue = args.catalogue.open()?;
+    let workload = args
         .workload
-        .workload()
-        .and_then(|workload| Ok((args.disk.configuration(&catalogue)?, workload)));
-    let (configuration, workload) = match asked {
-        Ok(asked) => asked,
-        Err(error) => return usage(&error),
-    };
-    match catalogue.predict(&configuration, &workload) {
-        Ok(prediction) if args.json => json(&Report {
-            schema_version: SCHEMA_VERSION,
-            catalogue: (&catalogue).into(),
-            prediction: &prediction,
-        }),
-        Ok(prediction) => {
-            let pattern = args.workload.pattern_text(&workload);
-            print(&text(&catalogue, &prediction, &pattern, Paint::stdout()), Exit::Success)
-        }
-        Err(error @ PlanError::Input { .. }) => usage(&error.to_string()),
-        Err(error @ PlanError::NotKnown(_)) => {
-            complain(&format!("flagstone: {error} (catalogue {})\n", catalogue.name));
-            Exit::Failed
-        }
+        .jobs
+        .workload(&args.workload.rw, &args.workload.bs)
+        .map_err(Failure::usage)?;
+    let configuration = args.disk.configuration(&catalogue)?;
+    let prediction = catalogue
+        .predict(&configuration, &workload)
+        .map_err(|error| plan_failure(&error, &catalogue))?;
+    if args.catalogue.json {
+        return Ok(json(&catalogue, Report { prediction: &prediction }));
     }
+    let pattern = args.workload.pattern_text(&workload);
+    Ok(print(&text(&catalogue, &prediction, &pattern, Paint::stdout()), Exit::Success))
 }
 
 /// A style and the cells of a line.
@@ -56,8 +43,6 @@ type StyledLine = (fn(Paint, &str) -> String, Vec<String>);
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     prediction: &'a Prediction,
 }
 
@@ -84,10 +69,7 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
 }
 
 fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
-    let depth = match found.workload.in_flight() {
-        Some(in_flight) => format!("{in_flight} in flight"),
-        None => "any number in flight".to_owned(),
-    };
+    let depth = in_flight_text(Some(&found.workload));
     let disks = disks_text(catalogue, &found.configuration);
     format!("{disks}: {pattern}, {} blocks, {depth}", block_size(found.workload.block_bytes))
 }
@@ -103,13 +85,8 @@ pub(super) fn disks_text(catalogue: &Catalogue, configuration: &DiskConfiguratio
         n => format!("{n} x "),
     };
     let regional = if configuration.regional { "regional " } else { "" };
-    let machine = &configuration.machine;
-    let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
-    let network = match configuration.other_egress_gbit_per_s {
-        0.0 => String::new(),
-        gbit => format!(", {gbit} Gbit/s of other traffic"),
-    };
-    format!("{disks}{size} of {regional}{} on {}{vcpus}{network}", configuration.kind, machine.name,)
+    let machine = machine_text(&configuration.machine, configuration.other_egress_gbit_per_s);
+    format!("{disks}{size} of {regional}{} on {machine}", configuration.kind)
 }
 
 fn rates(found: &Prediction, paint: Paint, out: &mut String) {
@@ -130,10 +107,7 @@ fn rates(found: &Prediction, paint: Paint, out: &mut String) {
         None if found.workload.depth.is_none() => "depends on --depth".to_owned(),
         None => "not known".to_owned(),
     };
-    for (at, line) in columns::rows(&RATES, &lines).iter().enumerate() {
-        let line = if at == 0 { paint.bold(line) } else { line.clone() };
-        let _ = writeln!(out, "  {line}");
-    }
+    bold_table(columns::rows(&RATES, &lines), paint, out);
     let _ = writeln!(out, "  latency    {latency}");
 }
 

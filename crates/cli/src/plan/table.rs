@@ -9,34 +9,24 @@ use serde::Serialize;
 use super::args::TableArgs;
 use super::paint::Paint;
 use super::predict::{contradictions, list};
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{head, json};
 use crate::columns::{Left, Right, lines};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 /// Runs the command.
-pub(super) fn run(args: &TableArgs) -> Exit {
-    let catalogue = match args.catalogue.open() {
-        Ok(catalogue) => catalogue,
-        Err(error) => return usage(&error),
-    };
-    match catalogue.tables(args.kind.as_deref()) {
-        Ok(tables) if args.json => json(&Report {
-            schema_version: SCHEMA_VERSION,
-            catalogue: (&catalogue).into(),
-            not_known: &catalogue.not_known,
-            tables: &tables,
-        }),
-        Ok(tables) => print(&text(&catalogue, &tables, Paint::stdout()), Exit::Success),
-        Err(error) => usage(&error.to_string()),
-    }
+pub(super) fn run(args: &TableArgs) -> Result<Exit, Failure> {
+    let catalogue = args.catalogue.open()?;
+    let tables = catalogue.tables(args.kind.as_deref()).map_err(Failure::usage)?;
+    Ok(match args.catalogue.json {
+        true => json(&catalogue, Report { not_known: &catalogue.not_known, tables: &tables }),
+        false => print(&text(&catalogue, &tables, Paint::stdout()), Exit::Success),
+    })
 }
 
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     not_known: &'a [String],
     tables: &'a [PlanTable],
 }

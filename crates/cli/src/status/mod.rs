@@ -1,9 +1,8 @@
 //! `flagstone status`: the volumes and traffic of a running server, once or repeatedly.
 
-pub(crate) mod numbers;
 mod rates;
 pub(crate) mod server;
-mod table;
+pub(crate) mod table;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -15,35 +14,68 @@ use flagstone_server::api::document::{ServerDocument, VolumeDocument, VolumesDoc
 use flagstone_server::http::encode;
 use flagstone_units::parse_duration;
 
-use crate::exit::Exit;
-use crate::output::complain;
+use crate::exit::{Exit, Failure};
 use rates::RateTracker;
-use server::{ApiClient, ApiError};
+use server::ApiClient;
 
-/// Arguments of `flagstone status`.
+/// Connection to the server and format of its answers.
 #[derive(Debug, Clone, Args)]
-pub struct StatusArgs {
-    /// Show the details of this volume
-    pub volume: Option<String>,
-    /// Repeat until interrupted, with rates per interval
-    #[arg(long)]
-    pub watch: bool,
-    /// Interval of --watch, 100ms or longer
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = pause)]
-    pub interval: Duration,
+pub(crate) struct QueryArgs {
     /// Print the server's JSON documents (docs/api.md); with --watch one per line
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     /// Unix socket of the server's API, which the server prints at startup; the default sockets if
     /// not given
     #[arg(long, value_name = "PATH")]
-    pub api: Option<PathBuf>,
+    pub(crate) api: Option<PathBuf>,
+    /// Repeat the state: for status until interrupted, otherwise until the action has finished
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// Interval of --watch, 100ms or longer
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = pause)]
+    pub(crate) interval: Duration,
+}
+
+impl QueryArgs {
+    /// Connects to the server.
+    pub(crate) fn server(&self) -> Result<ApiClient, Failure> {
+        ApiClient::find(self.api.as_ref())
+    }
+
+    /// The document as received; with `--watch` on one line.
+    pub(crate) fn as_json(&self, body: String) -> Result<String, Failure> {
+        if !self.watch {
+            return Ok(body);
+        }
+        let value: serde_json::Value = server::read(body.as_bytes())?;
+        Ok(format!("{value}\n"))
+    }
+
+    /// Prints a sample. Returns false if it is the last: without `--watch`, or because the reader
+    /// has closed the pipe.
+    pub(crate) fn show(&self, text: &str) -> Result<bool, Failure> {
+        let mut out = io::stdout().lock();
+        let clear = if self.watch && !self.json && out.is_terminal() { CLEAR } else { "" };
+        match write!(out, "{clear}{text}").and_then(|()| out.flush()) {
+            Ok(()) => Ok(self.watch),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(Failure::failed(format!("cannot write the result: {error}"))),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct StatusArgs {
+    /// Show the details of this volume
+    pub(crate) volume: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
 }
 
 /// Shortest interval of `--watch`.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-pub(crate) fn pause(text: &str) -> Result<Duration, String> {
+fn pause(text: &str) -> Result<Duration, String> {
     match parse_duration(text) {
         Ok(time) if time >= MIN_PAUSE => Ok(time),
         Ok(_) => Err("write a duration of 100ms or longer".to_owned()),
@@ -51,50 +83,38 @@ pub(crate) fn pause(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Runs the command.
-pub fn run(args: &StatusArgs) -> Exit {
+/// Puts the cursor at the top and clears the terminal.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Runs a command that asks a server.
+pub(crate) fn run_client<F>(command: impl FnOnce() -> F) -> Result<Exit, Failure>
+where
+    F: Future<Output = Result<Exit, Failure>>,
+{
     // Threads start faster than rings, and the command makes few requests.
     let config = RuntimeConfig { io_engine: IoEngine::Threads, ..RuntimeConfig::default() };
-    let result = match run_cores(&config, || look(args)) {
-        Ok(result) => result,
-        Err(error) => Err(ApiError(error.to_string())),
-    };
-    match result {
-        Ok(()) => Exit::Success,
-        Err(ApiError(text)) => {
-            complain(&format!("flagstone: error: {text}\n"));
-            Exit::Failed
-        }
-    }
+    run_cores(&config, command).map_err(Failure::failed)?
 }
 
-async fn look(args: &StatusArgs) -> Result<(), ApiError> {
-    let mut server = ApiClient::find(args.api.as_ref())?;
+/// Runs the command.
+pub(crate) fn run(args: &StatusArgs) -> Result<Exit, Failure> {
+    run_client(|| look(args))
+}
+
+async fn look(args: &StatusArgs) -> Result<Exit, Failure> {
+    let mut server = args.query.server()?;
     let mut tracker = RateTracker::new();
-    let clears = args.watch && !args.json && io::stdout().is_terminal();
     loop {
-        let text = match args.json {
-            true => json(args, &mut server)?,
+        let text = match args.query.json {
+            true => args.query.as_json(server.get_text(&path(args))?)?,
             false => shown(args, &mut server, &mut tracker)?,
         };
-        let text = if clears { format!("{CLEAR}{text}") } else { text };
-        let mut out = io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            Ok(()) => {}
-            // A closed pipe ends the output.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(ApiError(format!("cannot write the result: {error}"))),
+        if !args.query.show(&text)? {
+            return Ok(Exit::Success);
         }
-        drop(out);
-        if !args.watch {
-            return Ok(());
-        }
-        time::sleep(args.interval).await;
+        time::sleep(args.query.interval).await;
     }
 }
-
-/// Puts the cursor at the top and clears the terminal.
-pub(crate) const CLEAR: &str = "\x1b[H\x1b[2J";
 
 fn path(args: &StatusArgs) -> String {
     match &args.volume {
@@ -103,21 +123,11 @@ fn path(args: &StatusArgs) -> String {
     }
 }
 
-/// The document as received; with `--watch` one per line.
-fn json(args: &StatusArgs, server: &mut ApiClient) -> Result<String, ApiError> {
-    let body = server.get_text(&path(args))?;
-    if !args.watch {
-        return Ok(body);
-    }
-    let value: serde_json::Value = server::read(body.as_bytes())?;
-    Ok(format!("{value}\n"))
-}
-
 fn shown(
     args: &StatusArgs,
     server: &mut ApiClient,
     tracker: &mut RateTracker,
-) -> Result<String, ApiError> {
+) -> Result<String, Failure> {
     let about: ServerDocument = server.get("/v1/")?;
     let volumes = match &args.volume {
         None => server.get::<VolumesDocument>("/v1/volumes")?.volumes,

@@ -5,12 +5,10 @@ use std::path::PathBuf;
 
 use flagstone_config::api_spec::default_sockets;
 use flagstone_runtime::net::Address;
-use flagstone_server::http::{Client, Method};
+use flagstone_server::http::{Client, Method, Reply};
 use serde::de::DeserializeOwned;
 
-/// An error message for the user.
-#[derive(Debug)]
-pub(crate) struct ApiError(pub(crate) String);
+use crate::exit::Failure;
 
 /// A connection to a server's API.
 pub(crate) struct ApiClient {
@@ -27,7 +25,7 @@ struct ProblemDocument {
 
 impl ApiClient {
     /// Connects to the server at `socket`, or at the first default socket that accepts.
-    pub(crate) fn find(socket: Option<&PathBuf>) -> Result<ApiClient, ApiError> {
+    pub(crate) fn find(socket: Option<&PathBuf>) -> Result<ApiClient, Failure> {
         let sockets = socket.map_or_else(default_sockets, |socket| vec![socket.clone()]);
         let mut tried = String::new();
         for socket in &sockets {
@@ -38,59 +36,54 @@ impl ApiClient {
                 }
             }
         }
-        Err(ApiError(format!(
+        Err(Failure::failed(format!(
             "no server answers{tried}\n  start one: flagstone serve --volume db=disk.img\n  or give the socket of its line `API on PATH`: flagstone status --api PATH"
         )))
     }
 
     /// Gets a document as text.
-    pub(crate) fn get_text(&mut self, path: &str) -> Result<String, ApiError> {
+    pub(crate) fn get_text(&mut self, path: &str) -> Result<String, Failure> {
         let reply = self.client.ask(Method::GET, path, None);
-        let reply =
-            reply.map_err(|error| ApiError(format!("the server stopped answering: {error}")))?;
-        if reply.status != 200 {
-            return Err(refused(reply.status, &reply.body));
-        }
-        String::from_utf8(reply.body)
-            .map_err(|_| ApiError("the server's answer is not UTF-8".into()))
+        text(reply.map_err(|error| format!("the server stopped answering: {error}")))
     }
 
     /// Posts an action and returns the answer's document as text.
-    pub(crate) fn post_text(&mut self, path: &str, body: &str) -> Result<String, ApiError> {
+    pub(crate) fn post_text(&mut self, path: &str, body: &str) -> Result<String, Failure> {
         let reply = self.client.ask(Method::POST, path, Some(body.as_bytes()));
-        let reply = reply.map_err(|error| {
-            ApiError(format!(
-                "the server does not answer ({error}); the action continues: check its state"
-            ))
-        })?;
-        if reply.status != 200 {
-            return Err(refused(reply.status, &reply.body));
-        }
-        String::from_utf8(reply.body)
-            .map_err(|_| ApiError("the server's answer is not UTF-8".into()))
+        text(reply.map_err(|error| {
+            format!("the server does not answer ({error}); the action continues: check its state")
+        }))
     }
 
     /// Gets a document.
-    pub(crate) fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, ApiError> {
+    pub(crate) fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Failure> {
         read(self.get_text(path)?.as_bytes())
     }
 }
 
-/// Parses a document.
-pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    let read = serde_json::from_slice(body);
-    read.map_err(|error| ApiError(format!("cannot parse the server's answer: {error}")))
+fn text(reply: Result<Reply, String>) -> Result<String, Failure> {
+    let reply = reply.map_err(Failure::failed)?;
+    if reply.status != 200 {
+        return Err(refused(reply.status, &reply.body));
+    }
+    String::from_utf8(reply.body).map_err(|_| Failure::failed("the server's answer is not UTF-8"))
 }
 
-fn refused(status: u16, body: &[u8]) -> ApiError {
+/// Parses a document.
+pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    let read = serde_json::from_slice(body);
+    read.map_err(|error| Failure::failed(format!("cannot parse the server's answer: {error}")))
+}
+
+fn refused(status: u16, body: &[u8]) -> Failure {
     let Ok(problem) = serde_json::from_slice::<ProblemDocument>(body) else {
-        return ApiError(format!("the server refused the request: status {status}"));
+        return Failure::failed(format!("the server refused the request: status {status}"));
     };
     let there_is = match problem.accepted.len() {
         0 => String::new(),
         _ => format!("\n  available: {}", problem.accepted.join(", ")),
     };
-    ApiError(format!("{}{there_is}", problem.detail))
+    Failure::failed(format!("{}{there_is}", problem.detail))
 }
 
 fn explained(error: &io::Error) -> String {

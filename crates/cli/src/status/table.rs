@@ -6,11 +6,32 @@ use flagstone_server::api::document::{
     CallsDocument, ConnectionDocument, ListenerDocument, PendingDocument, ServerDocument,
     VolumeDocument,
 };
+use flagstone_units::display::{duration, size, three_digits};
 use flagstone_units::format_size;
 
-use super::numbers::{grouped, megabytes, micros, rate, size, span};
 use super::rates::{CallRates, VolumeRates};
 use crate::columns::{Left, Right, lines};
+
+/// A count with thousands separators.
+pub(crate) fn grouped(count: u64) -> String {
+    flagstone_units::grouped(count as f64, 0)
+}
+
+/// Calls per second.
+pub(crate) fn rate(per_second: f64) -> String {
+    let decimals = usize::from(per_second > 0.0 && per_second < 10.0);
+    flagstone_units::grouped(per_second, decimals)
+}
+
+/// A latency in microseconds; `-` without calls. The first histogram bucket, of immediate answers,
+/// ends at 1.024 µs.
+fn micros(us: f64, calls: bool) -> String {
+    match us {
+        _ if !calls => "-".to_owned(),
+        us if us <= 1.024 => "<1".to_owned(),
+        us => flagstone_units::grouped(us, usize::from(us < 100.0)),
+    }
+}
 
 /// A line for the server and one for each volume: rates if known, else totals since the start.
 pub(super) fn all(
@@ -23,7 +44,7 @@ pub(super) fn all(
         "flagstone {}, process {}, up {}, {} on {} {cores}, I/O buffers {} of {}\n\n",
         server.version,
         server.process_id,
-        span(server.uptime_seconds),
+        duration(server.uptime_seconds),
         server.io_engine,
         server.cores,
         size(server.buffer_memory.held_bytes as u64),
@@ -195,7 +216,7 @@ fn rated(of: &CallRates) -> [String; 4] {
     let calls = of.per_second > 0.0;
     [
         rate(of.per_second),
-        megabytes(of.bytes_per_second),
+        three_digits(of.bytes_per_second / 1e6),
         micros(of.mean_us, calls),
         micros(of.p99_us, calls),
     ]
@@ -219,13 +240,25 @@ fn hosts(volume: &VolumeDocument) -> usize {
 fn waiting(wait: &PendingDocument) -> String {
     let times = if wait.attempts == 1 { "attempt" } else { "attempts" };
     let next = match wait.next_seconds {
-        Some(seconds) => format!(", the next in {}", span(seconds.ceil())),
+        Some(seconds) => format!(", the next in {}", duration(seconds.ceil())),
         None => String::new(),
     };
     format!(
         "not served yet, after {} {times} in {}{next}: {}",
         grouped(wait.attempts),
-        span(wait.seconds),
+        duration(wait.seconds),
         wait.reason
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_latencies_have_few_digits() {
+        assert_eq!([0.0, 0.26, 12.4, 12_345.6].map(rate), ["0", "0.3", "12", "12,346"]);
+        assert_eq!([0.5, 12.34, 1234.4].map(|us| micros(us, true)), ["<1", "12.3", "1,234"]);
+        assert_eq!(micros(0.0, false), "-");
+    }
 }

@@ -12,7 +12,7 @@ use crate::http::Problem;
 pub(super) enum Action {
     Create {
         role: ReplicaRole,
-        /// Overwrite data or a possible earlier replica: `destroy_data` of a target, `anew` of a
+        /// Overwrite data or a possible earlier replica: `destroy_data` of a target, `new_volume` of a
         /// source.
         overwrite: bool,
     },
@@ -60,7 +60,7 @@ impl MirrorAction {
     /// Members of the action's body, besides `dry_run`.
     pub(super) fn members(self) -> &'static [&'static str] {
         match self {
-            MirrorAction::Create => &["role", "destroy_data", "anew"],
+            MirrorAction::Create => &["role", "destroy_data", "new_volume"],
             MirrorAction::Pause | MirrorAction::Continue | MirrorAction::Break => &["peer"],
             MirrorAction::Resync => &["peer", "full", "compare"],
             MirrorAction::Switchover => &["peer", "to"],
@@ -89,7 +89,7 @@ pub(super) struct Body {
     dry_run: bool,
     role: Option<ReplicaRole>,
     destroy_data: bool,
-    anew: bool,
+    new_volume: bool,
     full: bool,
     compare: Option<bool>,
     to: Option<String>,
@@ -143,12 +143,12 @@ fn create(body: &Body) -> Result<Action, Problem> {
     let roles = [ReplicaRole::Source, ReplicaRole::Target].map(ReplicaRole::name);
     let role = body.role.ok_or_else(|| missing("role", roles))?;
     let (overwrite, other) = match role {
-        ReplicaRole::Source => (body.anew, body.destroy_data),
-        ReplicaRole::Target => (body.destroy_data, body.anew),
+        ReplicaRole::Source => (body.new_volume, body.destroy_data),
+        ReplicaRole::Target => (body.destroy_data, body.new_volume),
     };
     if other {
         return Err(Problem::invalid(
-            "`destroy_data` requires the role `target`, and `anew` the role `source`",
+            "`destroy_data` requires the role `target`, and `new_volume` the role `source`",
         ));
     }
     Ok(Action::Create { role, overwrite })
@@ -186,7 +186,7 @@ mod tests {
         for (name, body, expected) in [
             ("create", json!({ "role": "target", "destroy_data": true }), create(target, true)),
             ("create", json!({ "role": "source" }), create(source, false)),
-            ("create", json!({ "role": "source", "anew": true }), create(source, true)),
+            ("create", json!({ "role": "source", "new_volume": true }), create(source, true)),
             ("pause", json!({}), Action::Pause),
             ("continue", json!({}), Action::Continue),
             ("resync", json!({}), Action::Resync { full: false, compare: None }),
@@ -252,8 +252,12 @@ mod tests {
                 json!({ "role": "boss" }),
                 "unknown variant `boss`, expected `target` or `source`",
             ),
-            ("create", json!({ "role": "source", "destroy_data": true }), "`anew` the role"),
-            ("create", json!({ "role": "target", "anew": true }), "`anew` the role `source`"),
+            ("create", json!({ "role": "source", "destroy_data": true }), "`new_volume` the role"),
+            (
+                "create",
+                json!({ "role": "target", "new_volume": true }),
+                "`new_volume` the role `source`",
+            ),
             ("resolve", json!({}), "`keep` is missing"),
             (
                 "resolve",

@@ -12,7 +12,7 @@ pub(super) fn missing_advice(document: &MirrorDocument, missing: &str) -> String
     format!(
         "{missing}. Then restart the server of {node}. Nothing was changed on the device. If the replica \
          is lost: `flagstone mirror create {volume} --target --destroy-data` copies the volume from a \
-         peer and overwrites the device; `--source --anew` makes the device's contents a new volume, of \
+         peer and overwrites the device; `--source --new-volume` makes the device's contents a new volume, of \
          which the peers' replicas are not copies"
     )
 }

@@ -61,21 +61,21 @@ pub(crate) fn block_size_mismatch(volume: &str, ours: (&str, u32), theirs: (&str
 
 impl MirroredVolume {
     /// Creates this node's replica and opens it. An existing replica of this role is accepted, so
-    /// concurrent requests agree. `anew` confirms overwriting data or a possible earlier replica.
+    /// concurrent requests agree. `confirmed` allows overwriting data or a possible earlier replica.
     pub(crate) async fn create(
         self: &Rc<Self>,
         role: ReplicaRole,
-        anew: bool,
+        confirmed: bool,
         dry_run: bool,
     ) -> Result<Created, CreateError> {
         let _create_lock = self.create_lock.acquire(1).await;
         if let Some(mirror) = self.mirror() {
             return self.already(&mirror, role);
         }
-        if !anew {
+        if !confirmed {
             self.refuse_over_replica(match role {
                 ReplicaRole::Source => {
-                    "--anew, which makes the contents of the device a new volume"
+                    "--new-volume, which makes the contents of the device a new volume"
                 }
                 ReplicaRole::Target => "--destroy-data",
             })
@@ -83,7 +83,7 @@ impl MirroredVolume {
         }
         let (volume, shape) = match role {
             ReplicaRole::Source => {
-                if !anew {
+                if !confirmed {
                     self.refuse_peer_replica().await?;
                 }
                 let shape = shape(&self.config, self.leg.geometry().size_bytes);
@@ -92,7 +92,7 @@ impl MirroredVolume {
                 }
                 (Id::random(), shape)
             }
-            ReplicaRole::Target => self.of_peer(anew).await?,
+            ReplicaRole::Target => self.of_peer(confirmed).await?,
         };
         let layout = flagstone_mirror::layout::layout(self.leg.geometry().size_bytes, &shape);
         let room = layout.map_or(0, |layout| layout.usable_bytes);

@@ -19,10 +19,10 @@ use super::args::{count, printable};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{CurveArgs, none_can};
-use super::{CatalogueHead, SCHEMA_VERSION, head, json, usage};
+use super::{head, json, once, source_lines};
 use crate::columns::{Left, Right, lines};
-use crate::exit::Exit;
-use crate::output::{complain, print};
+use crate::exit::{Exit, Failure};
+use crate::output::print;
 
 /// Curves of one disk type, or the reason for their absence.
 struct OfType {
@@ -39,40 +39,39 @@ struct CurveSet {
     types: Vec<OfType>,
 }
 
+impl CurveSet {
+    /// The curves of all types that have some.
+    fn curves(&self) -> impl Iterator<Item = &LimitCurve> {
+        self.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten()
+    }
+
+    /// Gaps of the sources of all curves.
+    fn not_known(&self) -> Vec<String> {
+        once(self.curves().flat_map(|curve| curve.not_known.clone()))
+    }
+}
+
 /// Runs the command.
-pub(super) fn run(args: &CurveArgs) -> Exit {
-    let (catalogue, found) = match found(args) {
-        Ok(found) => found,
-        Err(error) => return usage(&error),
-    };
-    if let Some(exit) = none_can(&catalogue, found.types.iter().map(|of| of.curves.as_ref().err()))
-    {
-        return exit;
-    }
-    let file = match (&args.output, args.json) {
+pub(super) fn run(args: &CurveArgs) -> Result<Exit, Failure> {
+    let (catalogue, found) = found(args)?;
+    none_can(&catalogue, found.types.iter().map(|of| of.curves.as_ref().err()))?;
+    let file = match (&args.output, args.catalogue.json) {
         (None, true) => None,
-        (output, _) => match file(output.as_deref().unwrap_or("curve")) {
-            Ok(file) => Some(file),
-            Err(error) => return usage(&error),
-        },
+        (output, _) => Some(file(output.as_deref().unwrap_or("curve")).map_err(Failure::usage)?),
     };
-    let figure = picture::figure(&catalogue, &found, &args.rw);
-    if let Some(file) = &file
-        && let Err(error) = std::fs::write(file, figure.svg(Theme::Auto))
-    {
-        complain(&format!("flagstone: error: cannot write {}: {error}\n", file.display()));
-        return Exit::Failed;
+    if let Some(file) = &file {
+        let figure = picture::figure(&catalogue, &found, &args.rw);
+        std::fs::write(file, figure.svg(Theme::Auto)).map_err(|error| {
+            Failure::failed(format!("cannot write {}: {error}", file.display()))
+        })?;
     }
-    if args.json {
-        return json(&report(&catalogue, &found));
+    if args.catalogue.json {
+        return Ok(json(&catalogue, report(&catalogue, &found)));
     }
-    print(&text(&catalogue, &found, file.as_slice(), Paint::stdout()), Exit::Success)
+    Ok(print(&text(&catalogue, &found, file.as_slice(), Paint::stdout()), Exit::Success))
 }
 
 /// Path of the picture; adds `.svg` to a name without it.
-///
-/// # Errors
-/// The name has the extension of another picture format.
 fn file(output: &str) -> Result<PathBuf, String> {
     let ending = Path::new(output).extension().and_then(|ending| ending.to_str());
     match ending {
@@ -84,7 +83,7 @@ fn file(output: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), String> {
+fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), Failure> {
     let catalogue = args.catalogue.open()?;
     let over = match args.over.as_str() {
         "size" => Over::Size,
@@ -93,11 +92,13 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), String> {
         "depth" => Over::Depth,
         other => {
             let other = printable(other);
-            return Err(format!("--over {other}: write size, vcpus, bs or depth"));
+            let text = format!("--over {other}: write size, vcpus, bs or depth");
+            return Err(Failure::usage(text));
         }
     };
-    if over == Over::Depth && args.loads.depth.is_some() {
-        return Err("--depth is what --over depth changes: leave it out, or write --to".to_owned());
+    if over == Over::Depth && args.loads.jobs.depth.is_some() {
+        let text = "--depth is what --over depth changes: leave it out, or write --to";
+        return Err(Failure::usage(text));
     }
     let [small, large] = args.loads.loads(&args.rw)?;
     // Over block sizes, or with one block size, both panels show the same workload.
@@ -114,8 +115,7 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), String> {
     let wide = wide.map_err(|error| error.to_string())?;
     let mut found = follow(&catalogue, &configurations, &loads, &wide);
     if range.1.is_none() && matches!(over, Over::Size | Over::Depth) {
-        let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-        let last = curves.filter_map(|curve| Some(curve.spans.last()?.from.at)).max();
+        let last = found.curves().filter_map(|curve| Some(curve.spans.last()?.from.at)).max();
         let to = beyond(last.unwrap_or(0), over, &catalogue.units)
             .min(*wide.places.last().unwrap_or(&0));
         if wide.places.first().is_some_and(|first| to > *first) {
@@ -170,8 +170,6 @@ fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, Str
 /// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
-    schema_version: u32,
-    catalogue: CatalogueHead<'a>,
     over: Over,
     at_unit: &'static str,
     throughput_unit: &'static str,
@@ -194,8 +192,6 @@ fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
         curves: of.curves.as_deref().unwrap_or(&[]),
     };
     Report {
-        schema_version: SCHEMA_VERSION,
-        catalogue: catalogue.into(),
         over: found.over,
         at_unit: match found.over {
             Over::Size => catalogue.units.size.name(),
@@ -278,42 +274,12 @@ fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint
         .filter_map(|of| Some(format!("{}: {}", of.configuration.kind, of.curves.as_ref().err()?)))
         .collect();
     list("no curve", &none, paint, &mut out);
-    let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-    let mut touched: Vec<Inconsistency> = Vec::new();
-    for one in curves().flat_map(|curve| &curve.inconsistencies) {
-        if !touched.contains(one) {
-            touched.push(one.clone());
-        }
-    }
+    let touched = once(found.curves().flat_map(|curve| curve.inconsistencies.clone()));
     contradictions(&touched, paint, &mut out);
-    list("not known", &not_known(found), paint, &mut out);
-    list("sources", &sources(found), paint, &mut out);
+    list("not known", &found.not_known(), paint, &mut out);
+    let sources = source_lines(found.curves().flat_map(|curve| &curve.sources));
+    list("sources", &sources, paint, &mut out);
     let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     list("written", &files, paint, &mut out);
-    out
-}
-
-/// Gaps of the sources of all curves, without duplicates.
-fn not_known(found: &CurveSet) -> Vec<String> {
-    let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-    let mut out: Vec<String> = Vec::new();
-    for what in curves.flat_map(|curve| &curve.not_known) {
-        if !out.contains(what) {
-            out.push(what.clone());
-        }
-    }
-    out
-}
-
-fn sources(found: &CurveSet) -> Vec<String> {
-    let curves = found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-    let mut out: Vec<String> = Vec::new();
-    for source in curves.flat_map(|curve| &curve.sources) {
-        let line =
-            format!("{} ({}, {}): {}", source.key, source.confidence, source.date, source.address);
-        if !out.contains(&line) {
-            out.push(line);
-        }
-    }
     out
 }

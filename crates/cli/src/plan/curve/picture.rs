@@ -8,7 +8,7 @@ use flagstone_plot::{Axis, Figure, Hue, Note, NumberFormat, Panel, PanelContent,
 use flagstone_units::display::block_size;
 use flagstone_units::grouped;
 
-use super::{CurveSet, limit_text, not_known};
+use super::{CurveSet, limit_text};
 
 /// An axis of rates is logarithmic if its ends differ by more than this factor.
 const LOG_FROM: f64 = 5.0;
@@ -88,15 +88,14 @@ fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
 
 /// Sources and gaps.
 fn footer(catalogue: &Catalogue, found: &CurveSet) -> String {
-    let curves = || found.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten();
-    let confidence = curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
+    let confidence = found.curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
     let mut lines =
         vec![format!("Catalogue {}: {}; confidence {confidence}.", catalogue.name, catalogue.date)];
     lines.extend(found.types.iter().filter_map(|of| {
         let why = of.curves.as_ref().err()?;
         Some(format!("No curve of {}: {why}.", of.configuration.kind))
     }));
-    lines.extend(not_known(found).into_iter().map(|what| format!("Not known: {what}.")));
+    lines.extend(found.not_known().into_iter().map(|what| format!("Not known: {what}.")));
     lines.join("\n")
 }
 

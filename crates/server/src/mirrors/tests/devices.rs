@@ -39,7 +39,7 @@ fn shrunken_device_is_not_overwritten() {
         assert!(std::fs::read(file.path()).unwrap() == before, "something was written");
         node.stop().await;
 
-        // Enlarging it would not restore the lost end. `anew` keeps the remaining data.
+        // Enlarging it would not restore the lost end. `new_volume` keeps the remaining data.
         let node = begin().await;
         node.mirrored.create(ReplicaRole::Source, true, false).await.unwrap();
         assert_eq!(node.mirrored.missing(), None);
