@@ -588,5 +588,5 @@ fn plan_mistakes_are_one_line_usage_errors() {
     }
     let output = run("plan predict --type local-ssd-nvme --disks 12");
     assert_eq!(code(&output), Some(1));
-    assert!(text(&output.stderr).starts_with("flagstone: not known: "));
+    assert!(text(&output.stderr).starts_with("flagstone: error: not known: "));
 }

@@ -265,7 +265,7 @@ fn compare_and_curve_mistakes_are_one_line() {
     }
     let output = run("plan curve --over depth --type pd-balanced --size 1TB");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).starts_with("flagstone: not known: "));
+    assert!(text(&output.stderr).starts_with("flagstone: error: not known: "));
 }
 
 #[test]
