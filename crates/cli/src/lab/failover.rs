@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal as _};
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::process::Interrupt;
 use flagstone_lab::failover::{
-    self, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover,
-    NodeCommands, timeline,
+    self, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover, NodeCommands,
+    timeline,
 };
 use flagstone_lab::operator::wait_for_enter;
 use flagstone_lab::{Error, sections};

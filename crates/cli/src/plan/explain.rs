@@ -181,7 +181,8 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
     let confidence = found.iter().map(|judgment| judgment.confidence).max();
     let sources: Vec<SourceUse> = once(found.iter().flat_map(|one| one.sources.clone()));
     rests_on(confidence.unwrap_or(Confidence::C), &sources, paint, &mut out);
-    let touched: Vec<Inconsistency> = once(found.iter().flat_map(|one| one.inconsistencies.clone()));
+    let touched: Vec<Inconsistency> =
+        once(found.iter().flat_map(|one| one.inconsistencies.clone()));
     contradictions(&touched, paint, &mut out);
     list("not known", &once(found.iter().flat_map(|one| one.not_known.clone())), paint, &mut out);
     list("note", &once(found.iter().flat_map(|one| one.notes.clone())), paint, &mut out);

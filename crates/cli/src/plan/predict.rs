@@ -4,9 +4,7 @@ use std::fmt::Write as _;
 
 use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
 use flagstone_cloud::prediction::SourceUse;
-use flagstone_cloud::{
-    Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates,
-};
+use flagstone_cloud::{Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates};
 use flagstone_units::display::block_size;
 use flagstone_units::grouped;
 use serde::Serialize;

@@ -5,7 +5,7 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_cloud::catalogue::{Catalogue, Inconsistency, SizeUnit, Units};
+use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
 use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
