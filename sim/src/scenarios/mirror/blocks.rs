@@ -46,11 +46,11 @@ fn different_block_sizes_are_a_mismatch() {
             assert!(refused.is_err(), "{index}: {refused:?}");
         }
         assert_eq!(pair.active(), [0]);
-        let losses = pair.peer_status(0).disconnects;
+        let disconnects = pair.peer_status(0).disconnects;
         pair.restart_with_blocks(changed, None);
         pair.becomes_in_sync(0);
         assert_eq!((pair.read(0, 10), pair.read(0, 11)), (2, 3));
         assert!(pair.leg(0) == pair.leg(1), "seed {seed}");
-        assert!(losses <= 1, "it was attached {losses} times");
+        assert!(disconnects <= 1, "it was disconnected {disconnects} times");
     }
 }

@@ -35,11 +35,11 @@ fn unidentified_asker_gets_role_only_as_sole_target() {
     assert_eq!(pair.active(), [1]);
 }
 
-/// A planned disconnect is not counted as the loss of a peer.
+/// `disconnects` counts only unexpected disconnects.
 #[test]
-fn planned_disconnect_is_not_counted_as_a_loss() {
+fn planned_disconnect_is_not_counted() {
     let pair = Pair::new(3, |_| {});
-    let losses = || pair.peer_status(0).disconnects;
+    let disconnects = || pair.peer_status(0).disconnects;
     for desired in [
         DesiredState::Paused,
         DesiredState::Connected,
@@ -65,15 +65,15 @@ fn planned_disconnect_is_not_counted_as_a_loss() {
         pair.on(from, |mirror| async move { mirror.switchover(0).await }).expect("in sync");
         pair.becomes_in_sync(to);
     }
-    assert_eq!(losses(), 0);
+    assert_eq!(disconnects(), 0);
     pair.cut();
     pair.write(0, 1, 1).expect("it runs degraded");
-    assert_eq!(losses(), 1);
+    assert_eq!(disconnects(), 1);
 }
 
-/// A switchover does not count as the loss of the other targets either.
+/// A switchover does not count as a disconnect of the other targets either.
 #[test]
-fn switchover_is_not_counted_as_a_target_loss() {
+fn switchover_is_not_counted_as_a_disconnect() {
     let trio = Trio::new(5, |_| {});
     trio.write(0, 5, 1).expect("all are there");
     trio.on(0, |mirror| async move { mirror.switchover(Trio::leg_to(0, 1)).await })

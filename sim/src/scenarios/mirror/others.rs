@@ -168,7 +168,7 @@ fn split_brain_never_reports_in_sync() {
     pair.until(1, MirrorState::SplitBrain);
 }
 
-/// At the end of a resync, the source announces its generation, and that message meets `fated`. The
+/// At the end of a resync, the source announces its generation, and `fate` decides whether it arrives. The
 /// source then writes degraded, and optionally dies.
 fn announced(seed: u64, fate: Fate, crash: bool) {
     let pair = Pair::new(seed, |_| {});
@@ -297,10 +297,10 @@ fn slow_target_does_not_flap() {
             }
         });
     }
-    let losses = pair.peer_status(0).disconnects;
+    let disconnects = pair.peer_status(0).disconnects;
     pair.sim.run_for(Duration::from_secs(60));
     let status = pair.peer_status(0);
-    let flaps = status.disconnects - losses;
+    let flaps = status.disconnects - disconnects;
     // The target falls behind at once, and each attempt waits ten seconds.
     assert!((1..=7).contains(&flaps), "it fell behind {flaps} times in a minute");
     assert!(status.out_of_date_bytes <= BLOCKS * BLOCK);

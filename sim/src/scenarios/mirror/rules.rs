@@ -227,7 +227,7 @@ fn rule_20_crashed_source_does_not_start_degraded() {
     trio.end(0, false);
     let target = trio.superblock(1).replica;
     let peers = trio.superblock(0).peers;
-    let record = peers.iter().find(|peer| peer.replica == target).expect("it was met");
+    let record = peers.iter().find(|peer| peer.replica == target).expect("a handshake recorded it");
     assert!(record.renaming && !record.bases.is_empty(), "{record:?}");
     // Meanwhile the target may become the source: it has all acknowledged data.
     trio.cut();
@@ -264,7 +264,7 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
     }
     let source = trio.superblock(0);
     let target = trio.superblock(2).replica;
-    let record = source.peers.iter().find(|peer| peer.replica == target).expect("it was met");
+    let record = source.peers.iter().find(|peer| peer.replica == target).expect("a handshake recorded it");
     assert!(record.bases.contains(held), "its content is known: {record:?}");
     trio.hub().heal();
     trio.becomes_in_sync(0);
