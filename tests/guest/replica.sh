@@ -405,7 +405,7 @@ known_sums() {
 }
 
 # Writes that a crashed source may not have made durable have no checksum until they are copied.
-in_doubt() {
+suspect_data() {
     admin -o 0xca -r -l 32 --cdw10=$known --cdw12=16384 --cdw13=4096 -b >sums
     known_sums >known.sums
     for part in 1 17 33 49; do
@@ -585,7 +585,7 @@ step hand-over hand_over
 step known-data known_data
 step attach attach
 step differences differences
-step in-doubt in_doubt
+step suspect-data suspect_data
 step discard discard_data
 step begin-resync begin_resync
 step ordered-writes ordered_writes
