@@ -91,7 +91,7 @@ fn read_back(node: &Server, scratch: &Scratch, state: &str) {
 
 /// Waits until a node's reason for not serving the volume contains `words`.
 fn wait_for_reason(node: &Server, words: &str) {
-    let reason = || get(&node.api(), "/v1/volumes/db")["waiting"]["reason"].clone();
+    let reason = || get(&node.api(), "/v1/volumes/db")["pending"]["reason"].clone();
     let is = || reason().as_str().is_some_and(|reason| reason.contains(words));
     until(&format!("it waits for {words}"), is, || node.output());
 }
@@ -258,7 +258,7 @@ fn replica_open_is_retried() {
     a.restart();
     far.restart();
     wait_for_reason(&a, "a.intent");
-    let attempts = || get(&a.api(), "/v1/volumes/db")["waiting"]["attempts"].as_u64();
+    let attempts = || get(&a.api(), "/v1/volumes/db")["pending"]["attempts"].as_u64();
     let before = attempts();
     until("it is tried again", || attempts() > before, || a.output());
     assert!(a.output().contains("this needs a repair"), "{}", a.output());

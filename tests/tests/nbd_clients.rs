@@ -102,7 +102,7 @@ fn nbdinfo_lists_exports_and_is_refused_a_missing_one() {
 /// An export that waits for its device is reported differently from a missing one, and does not
 /// break the list of exports.
 #[test]
-fn waiting_export_is_refused_and_others_are_listed() {
+fn pending_export_is_refused_and_others_are_listed() {
     if !have("an export that waits", &["nbdinfo", "qemu-img"]) {
         return;
     }
