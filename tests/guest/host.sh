@@ -1,6 +1,6 @@
 # Functions shared by the scripts of the NVMe host.
 
-# The namespace's block device (nvme0n1). nvme0c0n1 is a hidden multipath path.
+# The namespace's block device (nvme0n1). nvme0c0n1 is a hidden path.
 namespace() {
     for entry in /sys/block/nvme*; do
         case ${entry##*/} in

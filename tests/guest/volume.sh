@@ -27,7 +27,7 @@ is_live() {
     [ "$(cat "/sys/class/nvme/$(controller)/state")" = live ]
 }
 
-# Completed writes, the fifth number of stat. With a hidden multipath path, older kernels count only
+# Completed writes, the fifth number of stat. With a hidden path, older kernels count only
 # there, newer ones on both.
 writes_done() {
     awk '$5 > most { most = $5 } END { print most + 0 }' /sys/block/nvme*/stat

@@ -168,8 +168,8 @@ fn split_brain_never_reports_in_sync() {
     pair.until(1, MirrorState::SplitBrain);
 }
 
-/// At the end of a resync, the source announces its generation, and `fate` decides whether it arrives. The
-/// source then writes degraded, and optionally dies.
+/// At the end of a resync, the source announces its generation, and `fate` decides whether it
+/// arrives. The source then writes degraded, and optionally dies.
 fn announced(seed: u64, fate: Fate, crash: bool) {
     let pair = Pair::new(seed, |_| {});
     pair.cut();

@@ -95,7 +95,7 @@ fn copied<const N: usize>(group: &Group<N>, other: usize) -> u64 {
 /// The connecting node chooses the version, and both choose the same one, as sources report when
 /// they attach.
 #[test]
-fn nodes_use_the_highest_version_that_both_speak() {
+fn nodes_use_the_highest_common_version() {
     for (releases, used) in [
         ([BEFORE, BEFORE], 2),
         ([BEFORE, THIS], 2),

@@ -111,7 +111,7 @@ fn rule_16_asked_successor_is_queried_before_role_resumes() {
 }
 
 #[test]
-fn rule_17_unmet_peer_has_data_from_the_transfer() {
+fn rule_17_other_target_has_data_from_the_transfer() {
     let trio = trio(17);
     trio.part(1, 2);
     trio.on(0, |mirror| async move { mirror.switchover(Trio::leg_to(0, 1)).await })
@@ -122,8 +122,8 @@ fn rule_17_unmet_peer_has_data_from_the_transfer() {
     assert_eq!(before, trio.superblock(2).current, "the transfer left them equal");
     trio.write(1, 7, 2).expect("one target is there");
     assert_ne!(before, trio.superblock(1).current, "the generation was bumped");
-    let unmet = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(before);
-    assert!(trio.superblock(1).peers.iter().any(unmet), "in the free place");
+    let unknown = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(before);
+    assert!(trio.superblock(1).peers.iter().any(unknown), "in the free slot");
     trio.hub().heal();
     trio.becomes_in_sync(1);
     let copied = trio.status_of(1, 2).resync_total_bytes;
@@ -227,7 +227,7 @@ fn rule_20_crashed_source_does_not_start_degraded() {
     trio.end(0, false);
     let target = trio.superblock(1).replica;
     let peers = trio.superblock(0).peers;
-    let record = peers.iter().find(|peer| peer.replica == target).expect("a handshake recorded it");
+    let record = peers.iter().find(|peer| peer.replica == target).expect("recorded");
     assert!(record.renaming && !record.bases.is_empty(), "{record:?}");
     // Meanwhile the target may become the source: it has all acknowledged data.
     trio.cut();
@@ -264,7 +264,7 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
     }
     let source = trio.superblock(0);
     let target = trio.superblock(2).replica;
-    let record = source.peers.iter().find(|peer| peer.replica == target).expect("a handshake recorded it");
+    let record = source.peers.iter().find(|peer| peer.replica == target).expect("recorded");
     assert!(record.bases.contains(held), "its content is known: {record:?}");
     trio.hub().heal();
     trio.becomes_in_sync(0);
