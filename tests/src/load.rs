@@ -36,7 +36,7 @@ pub struct Load {
 /// Result of a load.
 #[derive(Debug)]
 pub struct Ended {
-    /// Exit code; `None` if a signal ended it.
+    /// Exit status; `None` if a signal ended it.
     pub code: Option<i32>,
     /// Output parsed as JSON; null if it is not JSON.
     pub results: Value,

@@ -371,7 +371,7 @@ impl Pair {
         self.order(node, "status", &[])
     }
 
-    /// State towards the peer, as reported by a node.
+    /// State toward the peer, as reported by a node.
     pub fn state(&self, node: usize) -> String {
         self.status(node)["state"].as_str().unwrap_or_default().to_owned()
     }

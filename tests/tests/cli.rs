@@ -1,4 +1,4 @@
-//! Command line of the program: arguments, output and exit codes.
+//! Command line of the program: arguments, output and exit statuses.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};

@@ -1,4 +1,4 @@
-//! Mirror commands of an operator and their results: nothing unintended is done, and exit codes
+//! Mirror commands of an operator and their results: nothing unintended is done, and exit statuses
 //! inform scripts.
 
 use std::process::{Child, Command, Output, Stdio};

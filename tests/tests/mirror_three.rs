@@ -66,7 +66,7 @@ impl Three {
         serde_json::from_slice(&output.stdout).expect("it prints JSON")
     }
 
-    /// State towards a peer, as reported by a node.
+    /// State toward a peer, as reported by a node.
     fn state(&self, node: usize, peer: usize) -> String {
         let status = self.order(node, "status", &[]);
         let peers = status["peers"].as_array().expect("it has peers");
@@ -75,7 +75,7 @@ impl Three {
     }
 
     fn wait_for(&self, node: usize, peer: usize, state: &str) {
-        let what = format!("{} is {state} towards {}", NAMES[node], NAMES[peer]);
+        let what = format!("{} is {state} toward {}", NAMES[node], NAMES[peer]);
         let explain = || self.nodes.iter().map(Server::output).collect();
         until(&what, || self.state(node, peer) == state, explain);
     }

@@ -287,7 +287,7 @@ impl<const N: usize> Group<N> {
         if other < index { other } else { other - 1 }
     }
 
-    /// State towards the first of the other nodes.
+    /// State toward the first of the other nodes.
     pub(super) fn state(&self, index: usize) -> MirrorState {
         self.mirror(index).state(0)
     }
@@ -303,13 +303,13 @@ impl<const N: usize> Group<N> {
         self.on(index, move |mirror| async move { mirror.status().peers[leg] })
     }
 
-    /// Runs until a node reports a state towards the first of the others, for at most two minutes
+    /// Runs until a node reports a state toward the first of the others, for at most two minutes
     /// of simulated time.
     pub(super) fn until(&self, index: usize, state: MirrorState) {
         self.until_towards(index, usize::from(index == 0), state);
     }
 
-    /// As [`Group::until`], towards any other node.
+    /// As [`Group::until`], toward any other node.
     pub(super) fn until_towards(&self, index: usize, other: usize, state: MirrorState) {
         let leg = Self::leg_to(index, other);
         let deadline = self.sim.now() + Duration::from_secs(120);
