@@ -1,5 +1,5 @@
 //! Rules 16 to 21 of `docs/mirror-handshake.md`, which concern several targets: one test per rule,
-//! which fails without it. The tests of rules 22 to 25 (failing disks) are in [`super::broken`],
+//! which fails without it. The tests of rules 22 to 26 (failing disks) are in [`super::broken`],
 //! the tests of the first six are in the mirror's `history_tests`.
 
 use std::cell::Cell;
