@@ -113,8 +113,8 @@ mod tests {
 
     #[test]
     fn progress_message_format() {
-        assert_eq!(message("a on b, 1 of 4", None, 90.4), "a on b, 1 of 4; about 1 min 30 s left");
-        assert_eq!(message("filling b", Some(0.376), 5.0), "filling b, 38 % done; about 5 s left");
+        assert_eq!(message("a on b, 1 of 4", None, 90.4), "a on b, 1 of 4; about 1m 30s left");
+        assert_eq!(message("filling b", Some(0.376), 5.0), "filling b, 38 % done; about 5s left");
         assert_eq!(message("a", None, -3.0), "a; less than a second left");
     }
 }
