@@ -60,7 +60,10 @@ macro_rules! bits {
     (
         $(#[$meta:meta])*
         pub struct $name:ident($repr:ty) {
-            $( $(#[$fmeta:meta])* $get:ident, $with:ident: $shift:literal, $width:literal; )*
+            $(
+                $(#[$fmeta:meta])*
+                $get:ident, $with:ident: $shift:literal, $width:literal $(, $text:literal)?;
+            )*
         }
     ) => {
         $(#[$meta])*
@@ -70,6 +73,7 @@ macro_rules! bits {
         impl $name {
             $(
                 $(#[$fmeta])*
+                $(#[doc = $text])?
                 #[doc = concat!("\n\nLowest bit ", stringify!($shift), ", ", stringify!($width), " bits.")]
                 #[inline]
                 pub const fn $get(self) -> $repr {
@@ -100,4 +104,22 @@ macro_rules! bits {
     };
 }
 
-pub(crate) use {bits, codes};
+/// Declares modules of constants of one type, each with its meaning.
+macro_rules! constants {
+    ($(
+        $(#[$meta:meta])*
+        pub mod $name:ident($repr:ty) {
+            $( $constant:ident = $value:expr, $text:literal; )*
+        }
+    )*) => {$(
+        $(#[$meta])*
+        pub mod $name {
+            $(
+                #[doc = $text]
+                pub const $constant: $repr = $value;
+            )*
+        }
+    )*};
+}
+
+pub(crate) use {bits, codes, constants};

@@ -6,7 +6,7 @@ use crate::log::LogId;
 /// asynchronous event" re-enables events of the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Type, bits 2:0; see [`event_type`].
+    /// Type, bits 2:0: 0 error status, 2 notice.
     pub event_type: u8,
     /// Information, specific to the type.
     pub information: u8,
@@ -14,26 +14,16 @@ pub struct AsyncEvent {
     pub log: LogId,
 }
 
-/// Types of events.
-pub mod event_type {
-    /// Error status.
-    pub const ERROR: u8 = 0;
-    /// Notice.
-    pub const NOTICE: u8 = 2;
-}
+/// Type of the events that report a change.
+const NOTICE: u8 = 2;
 
 impl AsyncEvent {
-    /// Error status: a persistent internal error.
-    pub const PERSISTENT_INTERNAL_ERROR: Self = Self::of(event_type::ERROR, 3, LogId::ERROR);
     /// Notice: Identify Namespace data, or the list of namespaces, changed.
-    pub const NAMESPACE_CHANGED: Self =
-        Self::of(event_type::NOTICE, 0x00, LogId::CHANGED_NAMESPACES);
-    /// Notice: firmware activation is starting.
-    pub const FIRMWARE_ACTIVATION: Self = Self::of(event_type::NOTICE, 0x01, LogId::FIRMWARE_SLOT);
+    pub const NAMESPACE_CHANGED: Self = Self::of(NOTICE, 0x00, LogId::CHANGED_NAMESPACES);
     /// Notice: asymmetric namespace access changed.
-    pub const ANA_CHANGED: Self = Self::of(event_type::NOTICE, 0x03, LogId::ANA);
+    pub const ANA_CHANGED: Self = Self::of(NOTICE, 0x03, LogId::ANA);
     /// Notice: the discovery log page changed.
-    pub const DISCOVERY_CHANGED: Self = Self::of(event_type::NOTICE, 0xf0, LogId::DISCOVERY);
+    pub const DISCOVERY_CHANGED: Self = Self::of(NOTICE, 0xf0, LogId::DISCOVERY);
 
     const fn of(event_type: u8, information: u8, log: LogId) -> Self {
         Self { event_type, information, log }
@@ -53,7 +43,6 @@ impl AsyncEvent {
     pub const fn mask(self) -> Option<EventMask> {
         match self {
             Self::NAMESPACE_CHANGED => Some(EventMask::NAMESPACE_ATTRIBUTE),
-            Self::FIRMWARE_ACTIVATION => Some(EventMask::FIRMWARE_ACTIVATION),
             Self::ANA_CHANGED => Some(EventMask::ANA),
             Self::DISCOVERY_CHANGED => Some(EventMask::DISCOVERY),
             _ => None,
@@ -71,8 +60,6 @@ impl EventMask {
     pub const CRITICAL_WARNINGS: Self = Self(0xff);
     /// Namespace attribute notices.
     pub const NAMESPACE_ATTRIBUTE: Self = Self(1 << 8);
-    /// Firmware activation notices.
-    pub const FIRMWARE_ACTIVATION: Self = Self(1 << 9);
     /// Asymmetric namespace access change notices.
     pub const ANA: Self = Self(1 << 11);
     /// Discovery log page change notices.
@@ -105,7 +92,6 @@ mod tests {
     fn notice_has_its_enable_bit() {
         for (event, bit) in [
             (AsyncEvent::NAMESPACE_CHANGED, 8),
-            (AsyncEvent::FIRMWARE_ACTIVATION, 9),
             (AsyncEvent::ANA_CHANGED, 11),
             (AsyncEvent::DISCOVERY_CHANGED, 31),
         ] {
@@ -114,7 +100,8 @@ mod tests {
             assert!(EventMask(u32::MAX).contains(mask));
             assert!(!EventMask(!(1 << bit)).contains(mask));
         }
-        assert_eq!(AsyncEvent::PERSISTENT_INTERNAL_ERROR.mask(), None);
+        // Error status: a persistent internal error.
+        assert_eq!(AsyncEvent::from_result(0x0001_0300).mask(), None);
         assert!(EventMask::ANA.union(EventMask::DISCOVERY).contains(EventMask::ANA));
     }
 

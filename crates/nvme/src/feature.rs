@@ -1,6 +1,6 @@
 //! Features, for Get Features and Set Features (Base 5.1.25).
 
-use crate::codes::{bits, codes};
+use crate::codes::{bits, codes, constants};
 use crate::status::Status;
 use crate::wire::{U16, wire};
 
@@ -9,45 +9,28 @@ codes! {
     pub struct FeatureId(u8) {
         ARBITRATION = 0x01, "Arbitration";
         POWER_MANAGEMENT = 0x02, "Power Management";
-        LBA_RANGE_TYPE = 0x03, "LBA Range Type";
         TEMPERATURE_THRESHOLD = 0x04, "Temperature Threshold";
         ERROR_RECOVERY = 0x05, "Error Recovery";
         VOLATILE_WRITE_CACHE = 0x06, "Volatile Write Cache";
         NUMBER_OF_QUEUES = 0x07, "Number of Queues";
-        INTERRUPT_COALESCING = 0x08, "Interrupt Coalescing";
-        INTERRUPT_VECTOR = 0x09, "Interrupt Vector Configuration";
         WRITE_ATOMICITY = 0x0a, "Write Atomicity Normal";
         ASYNC_EVENTS = 0x0b, "Asynchronous Event Configuration";
-        AUTONOMOUS_POWER = 0x0c, "Autonomous Power State Transition";
-        HOST_MEMORY_BUFFER = 0x0d, "Host Memory Buffer";
         TIMESTAMP = 0x0e, "Timestamp";
         KEEP_ALIVE_TIMER = 0x0f, "Keep Alive Timer";
-        THERMAL_MANAGEMENT = 0x10, "Host Controlled Thermal Management";
-        NON_OPERATIONAL_POWER = 0x11, "Non-Operational Power State Config";
-        READ_RECOVERY_LEVEL = 0x12, "Read Recovery Level Config";
-        LBA_STATUS_INTERVAL = 0x15, "LBA Status Information Report Interval";
         HOST_BEHAVIOR = 0x16, "Host Behavior Support";
         SANITIZE = 0x17, "Sanitize Config";
         COMMAND_SET_PROFILE = 0x19, "I/O Command Set Profile";
-        ENHANCED_CONTROLLER_METADATA = 0x7d, "Enhanced Controller Metadata";
-        CONTROLLER_METADATA = 0x7e, "Controller Metadata";
-        NAMESPACE_METADATA = 0x7f, "Namespace Metadata";
-        SOFTWARE_PROGRESS = 0x80, "Software Progress Marker";
         HOST_IDENTIFIER = 0x81, "Host Identifier";
-        RESERVATION_MASK = 0x82, "Reservation Notification Mask";
-        RESERVATION_PERSISTENCE = 0x83, "Reservation Persistence";
-        WRITE_PROTECTION = 0x84, "Namespace Write Protection Config";
     }
 }
 
-/// Result of Get Features with select 3, supported capabilities: dword 0.
-pub mod capability {
-    /// The value can be saved.
-    pub const SAVEABLE: u32 = 1 << 0;
-    /// Each namespace has its own value.
-    pub const NAMESPACE_SPECIFIC: u32 = 1 << 1;
-    /// The value can be changed.
-    pub const CHANGEABLE: u32 = 1 << 2;
+constants! {
+    /// Result of Get Features with select 3, supported capabilities: dword 0.
+    pub mod capability(u32) {
+        SAVEABLE = 1 << 0, "The value can be saved.";
+        NAMESPACE_SPECIFIC = 1 << 1, "Each namespace has its own value.";
+        CHANGEABLE = 1 << 2, "The value can be changed.";
+    }
 }
 
 /// Number of Queues, feature 07h: I/O queues of each kind, 1 to 65,535.
@@ -99,29 +82,23 @@ pub const EXTENDED_HOST_ID: u32 = 1 << 0;
 bits! {
     /// Temperature Threshold, feature 04h.
     pub struct TemperatureThreshold(u32) {
-        /// TMPTH: kelvins.
-        kelvins, with_kelvins: 0, 16;
-        /// TMPSEL: 0 composite, 1 to 8 a sensor, 15 all (of a set).
-        sensor, with_sensor: 16, 4;
-        /// THSEL: 0 over, 1 under.
-        threshold_type, with_threshold_type: 20, 2;
+        kelvins, with_kelvins: 0, 16, "TMPTH: kelvins.";
+        sensor, with_sensor: 16, 4, "TMPSEL: 0 composite, 1 to 8 a sensor, 15 all (of a set).";
+        threshold_type, with_threshold_type: 20, 2, "THSEL: 0 over, 1 under.";
     }
 }
 
 wire! {
     /// Host Behavior Support, the data of feature 16h (Base 5.1.25).
     pub struct HostBehavior [512] {
-        /// ACRE: 1 when the host understands command retry delays.
-        0 => pub retry_delay: u8,
-        /// ETDAS: 1 when the host understands extended telemetry.
-        1 => pub extended_telemetry: u8,
+        0 => pub retry_delay: u8, "ACRE: 1 when the host understands command retry delays.";
+        1 => pub extended_telemetry: u8, "ETDAS: 1 when the host understands extended telemetry.";
         /// LBAFEE: 1 when the host understands more than 16 block formats.
-        2 => pub extended_formats: u8,
+        2 => pub extended_formats: u8;
         /// HDISNS: 1 when the host understands dispersed namespaces.
-        3 => pub dispersed_namespaces: u8,
-        /// CDFE: copy descriptor formats that the host enables.
-        4 => pub copy_formats: U16,
-        6 => pub _reserved6: [u8; 506],
+        3 => pub dispersed_namespaces: u8;
+        4 => pub copy_formats: U16, "CDFE: copy descriptor formats that the host enables.";
+        6 => pub _reserved6: [u8; 506];
     }
 }
 

@@ -40,13 +40,9 @@ codes! {
         DATASET_MANAGEMENT = 0x09, "Dataset Management";
         VERIFY = 0x0c, "Verify";
         RESERVATION_REGISTER = 0x0d, "Reservation Register";
-        RESERVATION_REPORT = 0x0e, "Reservation Report";
         RESERVATION_ACQUIRE = 0x11, "Reservation Acquire";
-        IO_MANAGEMENT_RECEIVE = 0x12, "I/O Management Receive";
-        RESERVATION_RELEASE = 0x15, "Reservation Release";
         CANCEL = 0x18, "Cancel";
         COPY = 0x19, "Copy";
-        IO_MANAGEMENT_SEND = 0x1d, "I/O Management Send";
         FABRICS = 0x7f, "Fabrics Command";
     }
 }
@@ -54,37 +50,15 @@ codes! {
 codes! {
     /// Opcode of a command on the admin queue.
     pub struct AdminOpcode(u8) {
-        DELETE_IO_SQ = 0x00, "Delete I/O Submission Queue";
-        CREATE_IO_SQ = 0x01, "Create I/O Submission Queue";
         GET_LOG_PAGE = 0x02, "Get Log Page";
-        DELETE_IO_CQ = 0x04, "Delete I/O Completion Queue";
-        CREATE_IO_CQ = 0x05, "Create I/O Completion Queue";
         IDENTIFY = 0x06, "Identify";
         ABORT = 0x08, "Abort";
         SET_FEATURES = 0x09, "Set Features";
         GET_FEATURES = 0x0a, "Get Features";
         ASYNC_EVENT_REQUEST = 0x0c, "Asynchronous Event Request";
-        NAMESPACE_MANAGEMENT = 0x0d, "Namespace Management";
-        FIRMWARE_COMMIT = 0x10, "Firmware Commit";
-        FIRMWARE_DOWNLOAD = 0x11, "Firmware Image Download";
-        DEVICE_SELF_TEST = 0x14, "Device Self-test";
-        NAMESPACE_ATTACHMENT = 0x15, "Namespace Attachment";
         KEEP_ALIVE = 0x18, "Keep Alive";
-        DIRECTIVE_SEND = 0x19, "Directive Send";
-        DIRECTIVE_RECEIVE = 0x1a, "Directive Receive";
-        VIRTUALIZATION_MANAGEMENT = 0x1c, "Virtualization Management";
-        NVME_MI_SEND = 0x1d, "NVMe-MI Send";
-        NVME_MI_RECEIVE = 0x1e, "NVMe-MI Receive";
-        CAPACITY_MANAGEMENT = 0x20, "Capacity Management";
-        DISCOVERY_INFORMATION_MANAGEMENT = 0x21, "Discovery Information Management";
-        LOCKDOWN = 0x24, "Lockdown";
-        DOORBELL_BUFFER_CONFIG = 0x7c, "Doorbell Buffer Config";
         FABRICS = 0x7f, "Fabrics Command";
-        FORMAT_NVM = 0x80, "Format NVM";
-        SECURITY_SEND = 0x81, "Security Send";
-        SECURITY_RECEIVE = 0x82, "Security Receive";
         SANITIZE = 0x84, "Sanitize";
-        GET_LBA_STATUS = 0x86, "Get LBA Status";
     }
 }
 
@@ -108,8 +82,6 @@ codes! {
         PROPERTY_SET = 0x00, "Property Set";
         CONNECT = 0x01, "Connect";
         PROPERTY_GET = 0x04, "Property Get";
-        AUTHENTICATION_SEND = 0x05, "Authentication Send";
-        AUTHENTICATION_RECEIVE = 0x06, "Authentication Receive";
         DISCONNECT = 0x08, "Disconnect";
     }
 }

@@ -1,7 +1,7 @@
 //! Controller properties, read and written over fabrics with Property Get and Property Set
 //! (Base 3.1.4).
 
-use crate::codes::{bits, codes};
+use crate::codes::{bits, codes, constants};
 use crate::status::Status;
 
 codes! {
@@ -82,10 +82,8 @@ bits! {
         arbitration, with_arbitration: 17, 2;
         /// TO: longest time between enable and ready, in units of 500 ms.
         timeout_500ms, with_timeout_500ms: 24, 8;
-        /// DSTRD: doorbell stride; 0 over fabrics.
-        doorbell_stride, with_doorbell_stride: 32, 4;
-        /// NSSRS: NVM subsystem reset is supported.
-        subsystem_reset, with_subsystem_reset: 36, 1;
+        doorbell_stride, with_doorbell_stride: 32, 4, "DSTRD: doorbell stride; 0 over fabrics.";
+        subsystem_reset, with_subsystem_reset: 36, 1, "NSSRS: NVM subsystem reset is supported.";
         /// CSS: bit 0 NVM command set, bit 6 several command sets, bit 7 none.
         command_sets, with_command_sets: 37, 8;
         /// MPSMIN: smallest memory page, 2^(12 + this) bytes.
@@ -100,10 +98,8 @@ bits! {
 bits! {
     /// Version (Base 3.1.4.2).
     pub struct Version(u32) {
-        /// Minor version number.
-        minor, with_minor: 8, 8;
-        /// Major version number.
-        major, with_major: 16, 16;
+        minor, with_minor: 8, 8, "Minor version number.";
+        major, with_major: 16, 16, "Major version number.";
     }
 }
 
@@ -119,16 +115,12 @@ impl Version {
 bits! {
     /// Controller Configuration (Base 3.1.4.5).
     pub struct Configuration(u32) {
-        /// EN: enable.
-        enable, with_enable: 0, 1;
+        enable, with_enable: 0, 1, "EN: enable.";
         /// CSS: selected command set: 0 NVM, 6 all supported, 7 only admin.
         command_set, with_command_set: 4, 3;
-        /// MPS: memory page, 2^(12 + this) bytes.
-        page_exponent, with_page_exponent: 7, 4;
-        /// AMS: arbitration mechanism; 0 is round robin.
-        arbitration, with_arbitration: 11, 3;
-        /// SHN: shutdown notification; see [`shutdown`].
-        shutdown, with_shutdown: 14, 2;
+        page_exponent, with_page_exponent: 7, 4, "MPS: memory page, 2^(12 + this) bytes.";
+        arbitration, with_arbitration: 11, 3, "AMS: arbitration mechanism; 0 is round robin.";
+        shutdown, with_shutdown: 14, 2, "SHN: shutdown notification; see [`shutdown`].";
         /// IOSQES: I/O submission queue entry, 2^this bytes; 6.
         sqe_exponent, with_sqe_exponent: 16, 4;
         /// IOCQES: I/O completion queue entry, 2^this bytes; 4.
@@ -136,33 +128,27 @@ bits! {
     }
 }
 
-/// Values of CC.SHN, the requested shutdown.
-pub mod shutdown {
-    /// None.
-    pub const NONE: u32 = 0;
-    /// Normal: flush first.
-    pub const NORMAL: u32 = 1;
-    /// Abrupt.
-    pub const ABRUPT: u32 = 2;
-}
+constants! {
+    /// Values of CC.SHN, the requested shutdown.
+    pub mod shutdown(u32) {
+        NONE = 0, "None.";
+        NORMAL = 1, "Normal: flush first.";
+        ABRUPT = 2, "Abrupt.";
+    }
 
-/// Values of CSTS.SHST, the progress of a shutdown.
-pub mod shutdown_status {
-    /// No shutdown was requested.
-    pub const NORMAL_OPERATION: u32 = 0;
-    /// In progress.
-    pub const OCCURRING: u32 = 1;
-    /// Complete: it is safe to remove power.
-    pub const COMPLETE: u32 = 2;
+    /// Values of CSTS.SHST, the progress of a shutdown.
+    pub mod shutdown_status(u32) {
+        NORMAL_OPERATION = 0, "No shutdown was requested.";
+        OCCURRING = 1, "In progress.";
+        COMPLETE = 2, "Complete: it is safe to remove power.";
+    }
 }
 
 bits! {
     /// Controller Status (Base 3.1.4.6).
     pub struct ControllerStatus(u32) {
-        /// RDY: ready for commands.
-        ready, with_ready: 0, 1;
-        /// CFS: controller fatal status.
-        fatal, with_fatal: 1, 1;
+        ready, with_ready: 0, 1, "RDY: ready for commands.";
+        fatal, with_fatal: 1, 1, "CFS: controller fatal status.";
         /// SHST: shutdown status; see [`shutdown_status`].
         shutdown_status, with_shutdown_status: 2, 2;
     }

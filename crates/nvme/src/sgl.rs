@@ -14,12 +14,10 @@ wire! {
     /// SGL descriptor, unkeyed.
     pub struct SglDescriptor [16] {
         /// Address; for an in-capsule descriptor, the offset in the data of the capsule.
-        0 => pub address: U64,
-        /// Length of the data, in bytes.
-        8 => pub data_bytes: U32,
-        12 => pub _reserved12: [u8; 3],
-        /// SGL identifier: type in bits 7:4, subtype in bits 3:0.
-        15 => pub identifier: u8,
+        0 => pub address: U64;
+        8 => pub data_bytes: U32, "Length of the data, in bytes.";
+        12 => pub _reserved12: [u8; 3];
+        15 => pub identifier: u8, "SGL identifier: type in bits 7:4, subtype in bits 3:0.";
     }
 }
 

@@ -6,18 +6,17 @@
 
 use core::fmt;
 
-/// Status code types (SCT).
-pub mod sct {
-    /// Generic command status.
-    pub const GENERIC: u8 = 0;
-    /// Command specific status.
-    pub const COMMAND_SPECIFIC: u8 = 1;
-    /// Media and data integrity errors.
-    pub const MEDIA: u8 = 2;
-    /// Path related status.
-    pub const PATH: u8 = 3;
-    /// Vendor specific.
-    pub const VENDOR: u8 = 7;
+use crate::codes::constants;
+
+constants! {
+    /// Status code types (SCT).
+    pub mod sct(u8) {
+        GENERIC = 0, "Generic command status.";
+        COMMAND_SPECIFIC = 1, "Command specific status.";
+        MEDIA = 2, "Media and data integrity errors.";
+        PATH = 3, "Path related status.";
+        VENDOR = 7, "Vendor specific.";
+    }
 }
 
 /// The status field of a completion, without the phase tag.
@@ -153,17 +152,12 @@ statuses! {
         INTERNAL_ERROR = 0x06, "Internal Error";
         ABORT_REQUESTED = 0x07, "Command Abort Requested";
         ABORTED_SQ_DELETION = 0x08, "Command Aborted due to SQ Deletion";
-        ABORTED_FAILED_FUSED = 0x09, "Command Aborted due to Failed Fused Command";
-        ABORTED_MISSING_FUSED = 0x0a, "Command Aborted due to Missing Fused Command";
         INVALID_NAMESPACE = 0x0b, "Invalid Namespace or Format";
         COMMAND_SEQUENCE_ERROR = 0x0c, "Command Sequence Error";
-        INVALID_SGL_SEGMENT = 0x0d, "Invalid SGL Segment Descriptor";
         INVALID_SGL_COUNT = 0x0e, "Invalid Number of SGL Descriptors";
         DATA_SGL_LENGTH_INVALID = 0x0f, "Data SGL Length Invalid";
         METADATA_SGL_LENGTH_INVALID = 0x10, "Metadata SGL Length Invalid";
         SGL_TYPE_INVALID = 0x11, "SGL Descriptor Type Invalid";
-        INVALID_USE_OF_CMB = 0x12, "Invalid Use of Controller Memory Buffer";
-        PRP_OFFSET_INVALID = 0x13, "PRP Offset Invalid";
         ATOMIC_WRITE_UNIT_EXCEEDED = 0x14, "Atomic Write Unit Exceeded";
         OPERATION_DENIED = 0x15, "Operation Denied";
         SGL_OFFSET_INVALID = 0x16, "SGL Offset Invalid";
@@ -174,7 +168,6 @@ statuses! {
         SANITIZE_FAILED = 0x1c, "Sanitize Failed";
         SANITIZE_IN_PROGRESS = 0x1d, "Sanitize In Progress";
         SGL_GRANULARITY_INVALID = 0x1e, "SGL Data Block Granularity Invalid";
-        NOT_SUPPORTED_IN_CMB_QUEUE = 0x1f, "Command Not Supported for Queue in CMB";
         WRITE_PROTECTED = 0x20, "Namespace is Write Protected";
         COMMAND_INTERRUPTED = 0x21, "Command Interrupted";
         TRANSIENT_TRANSPORT_ERROR = 0x22, "Transient Transport Error";
@@ -184,8 +177,6 @@ statuses! {
         DISPERSED_NAMESPACE_NOT_ENABLED = 0x26, "Host Dispersed Namespace Support Not Enabled";
         HOST_ID_NOT_INITIALIZED = 0x27, "Host Identifier Not Initialized";
         INCORRECT_KEY = 0x28, "Incorrect Key";
-        FDP_DISABLED = 0x29, "FDP Disabled";
-        INVALID_PLACEMENT_HANDLE_LIST = 0x2a, "Invalid Placement Handle List";
         LBA_OUT_OF_RANGE = 0x80, "LBA Out of Range";
         CAPACITY_EXCEEDED = 0x81, "Capacity Exceeded";
         NAMESPACE_NOT_READY = 0x82, "Namespace Not Ready";
@@ -196,40 +187,23 @@ statuses! {
 
 statuses! {
     sct::COMMAND_SPECIFIC, command_name {
-        COMPLETION_QUEUE_INVALID = 0x00, "Completion Queue Invalid";
         INVALID_QUEUE_ID = 0x01, "Invalid Queue Identifier";
         INVALID_QUEUE_SIZE = 0x02, "Invalid Queue Size";
         ABORT_LIMIT_EXCEEDED = 0x03, "Abort Command Limit Exceeded";
         ASYNC_EVENT_LIMIT_EXCEEDED = 0x05, "Asynchronous Event Request Limit Exceeded";
-        INVALID_FIRMWARE_SLOT = 0x06, "Invalid Firmware Slot";
-        INVALID_FIRMWARE_IMAGE = 0x07, "Invalid Firmware Image";
-        INVALID_INTERRUPT_VECTOR = 0x08, "Invalid Interrupt Vector";
         INVALID_LOG_PAGE = 0x09, "Invalid Log Page";
-        INVALID_FORMAT = 0x0a, "Invalid Format";
-        INVALID_QUEUE_DELETION = 0x0c, "Invalid Queue Deletion";
         FEATURE_NOT_SAVEABLE = 0x0d, "Feature Identifier Not Saveable";
         FEATURE_NOT_CHANGEABLE = 0x0e, "Feature Not Changeable";
         FEATURE_NOT_NAMESPACE_SPECIFIC = 0x0f, "Feature Not Namespace Specific";
         OVERLAPPING_RANGE = 0x14, "Overlapping Range";
-        NAMESPACE_INSUFFICIENT_CAPACITY = 0x15, "Namespace Insufficient Capacity";
-        NAMESPACE_ID_UNAVAILABLE = 0x16, "Namespace Identifier Unavailable";
-        NAMESPACE_ALREADY_ATTACHED = 0x18, "Namespace Already Attached";
-        NAMESPACE_IS_PRIVATE = 0x19, "Namespace Is Private";
         NAMESPACE_NOT_ATTACHED = 0x1a, "Namespace Not Attached";
-        THIN_PROVISIONING_NOT_SUPPORTED = 0x1b, "Thin Provisioning Not Supported";
-        CONTROLLER_LIST_INVALID = 0x1c, "Controller List Invalid";
-        SELF_TEST_IN_PROGRESS = 0x1d, "Device Self-test In Progress";
         INVALID_CONTROLLER_ID = 0x1f, "Invalid Controller Identifier";
-        ANA_GROUP_ID_INVALID = 0x24, "ANA Group Identifier Invalid";
-        ANA_ATTACH_FAILED = 0x25, "ANA Attach Failed";
         INSUFFICIENT_CAPACITY = 0x26, "Insufficient Capacity";
-        NAMESPACE_ATTACHMENT_LIMIT = 0x27, "Namespace Attachment Limit Exceeded";
         COMMAND_SET_NOT_SUPPORTED = 0x29, "I/O Command Set Not Supported";
         COMMAND_SET_NOT_ENABLED = 0x2a, "I/O Command Set Not Enabled";
         COMMAND_SET_COMBINATION_REJECTED = 0x2b, "I/O Command Set Combination Rejected";
         INVALID_COMMAND_SET = 0x2c, "Invalid I/O Command Set";
         IDENTIFIER_UNAVAILABLE = 0x2d, "Identifier Unavailable";
-        INVALID_DISCOVERY_INFORMATION = 0x2f, "Invalid Discovery Information";
         NOT_ENOUGH_RESOURCES = 0x38, "Not Enough Resources";
     }
 }

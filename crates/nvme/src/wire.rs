@@ -6,8 +6,8 @@
 //! wire! {
 //!     /// NVMe/TCP common header.
 //!     pub struct CommonHeader [8] {
-//!         0 => pub kind: u8,
-//!         4 => pub pdu_bytes: U32,
+//!         0 => pub kind: u8, "PDU-Type.";
+//!         4 => pub pdu_bytes: U32, "PLEN: total length, bytes.";
 //!     }
 //! }
 //! ```
@@ -95,7 +95,10 @@ macro_rules! wire {
     ($(
         $(#[$meta:meta])*
         pub struct $name:ident [$size:literal] {
-            $( $(#[$fmeta:meta])* $offset:literal => $fvis:vis $field:ident: $ty:ty, )*
+            $(
+                $(#[$fmeta:meta])*
+                $offset:literal => $fvis:vis $field:ident: $ty:ty $(, $text:literal)?;
+            )*
         }
     )*) => {$(
         $(#[$meta])*
@@ -107,7 +110,7 @@ macro_rules! wire {
         )]
         #[repr(C)]
         pub struct $name {
-            $( $(#[$fmeta])* #[doc = concat!("\n\nByte ", stringify!($offset), ".")] $fvis $field: $ty, )*
+            $( $(#[$fmeta])* $(#[doc = $text])? #[doc = concat!("\n\nByte ", stringify!($offset), ".")] $fvis $field: $ty, )*
         }
 
         const _: () = {

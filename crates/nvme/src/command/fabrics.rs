@@ -18,64 +18,44 @@ pub const CONTROLLER_ID_MAX: u16 = 0xffef;
 wire! {
     /// Connect, the command (Base 6.3).
     pub struct ConnectCommand [64] {
-        /// 7Fh.
-        0 => pub opcode: u8,
-        /// Bits 7:6 01b, the rest reserved.
-        1 => pub flags: u8,
-        /// Command identifier.
-        2 => pub cid: U16,
-        /// 01h.
-        4 => pub fabrics_type: u8,
-        5 => pub _reserved5: [u8; 19],
-        /// Location of its data: in the capsule.
-        24 => pub data: SglDescriptor,
-        /// RECFMT: record format, 0.
-        40 => pub record_format: U16,
-        /// QID: queue to create; 0 is the admin queue.
-        42 => pub qid: U16,
-        /// SQSIZE: entries of the queue, 0's based; 0 is invalid.
-        44 => pub sqsize_0based: U16,
-        /// CATTR: bit 2 disables flow control of the submission queue.
-        46 => pub attributes: u8,
-        47 => pub _reserved47: u8,
+        0 => pub opcode: u8, "7Fh.";
+        1 => pub flags: u8, "Bits 7:6 01b, the rest reserved.";
+        2 => pub cid: U16, "Command identifier.";
+        4 => pub fabrics_type: u8, "01h.";
+        5 => pub _reserved5: [u8; 19];
+        24 => pub data: SglDescriptor, "Location of its data: in the capsule.";
+        40 => pub record_format: U16, "RECFMT: record format, 0.";
+        42 => pub qid: U16, "QID: queue to create; 0 is the admin queue.";
+        44 => pub sqsize_0based: U16, "SQSIZE: entries of the queue, 0's based; 0 is invalid.";
+        46 => pub attributes: u8, "CATTR: bit 2 disables flow control of the submission queue.";
+        47 => pub _reserved47: u8;
         /// KATO: keep alive timeout, milliseconds; 0 is none. Valid for the admin queue only.
-        48 => pub keep_alive_ms: U32,
-        52 => pub _reserved52: [u8; 12],
+        48 => pub keep_alive_ms: U32;
+        52 => pub _reserved52: [u8; 12];
     }
 
     /// Connect, the data (Base 6.3).
     pub struct ConnectData [1024] {
-        /// HOSTID: 128 bits, not 0.
-        0 => pub host_id: [u8; 16],
-        /// CNTLID: requested controller.
-        16 => pub controller_id: U16,
-        18 => pub _reserved18: [u8; 238],
-        /// SUBNQN: subsystem.
-        256 => pub subnqn: [u8; 256],
-        /// HOSTNQN: host.
-        512 => pub hostnqn: [u8; 256],
-        768 => pub _reserved768: [u8; 256],
+        0 => pub host_id: [u8; 16], "HOSTID: 128 bits, not 0.";
+        16 => pub controller_id: U16, "CNTLID: requested controller.";
+        18 => pub _reserved18: [u8; 238];
+        256 => pub subnqn: [u8; 256], "SUBNQN: subsystem.";
+        512 => pub hostnqn: [u8; 256], "HOSTNQN: host.";
+        768 => pub _reserved768: [u8; 256];
     }
 
     /// Property Get and Property Set (Base 6.5, 6.6).
     pub struct PropertyCommand [64] {
-        /// 7Fh.
-        0 => pub opcode: u8,
-        /// Bits 7:6 01b, the rest reserved.
-        1 => pub flags: u8,
-        /// Command identifier.
-        2 => pub cid: U16,
-        /// 04h get, 00h set.
-        4 => pub fabrics_type: u8,
-        5 => pub _reserved5: [u8; 35],
-        /// ATTRIB: size code in bits 2:0.
-        40 => pub attributes: u8,
-        41 => pub _reserved41: [u8; 3],
-        /// OFST: byte offset of the property.
-        44 => pub offset: U32,
-        /// VALUE of a set; in its low 4 bytes if the property has 4.
-        48 => pub value: U64,
-        56 => pub _reserved56: [u8; 8],
+        0 => pub opcode: u8, "7Fh.";
+        1 => pub flags: u8, "Bits 7:6 01b, the rest reserved.";
+        2 => pub cid: U16, "Command identifier.";
+        4 => pub fabrics_type: u8, "04h get, 00h set.";
+        5 => pub _reserved5: [u8; 35];
+        40 => pub attributes: u8, "ATTRIB: size code in bits 2:0.";
+        41 => pub _reserved41: [u8; 3];
+        44 => pub offset: U32, "OFST: byte offset of the property.";
+        48 => pub value: U64, "VALUE of a set; in its low 4 bytes if the property has 4.";
+        56 => pub _reserved56: [u8; 8];
     }
 }
 

@@ -111,12 +111,9 @@ impl BlockCommand {
 wire! {
     /// One range of Dataset Management (NVM Command Set 3.2.3).
     pub struct DsmRange [16] {
-        /// Context attributes, hints.
-        0 => pub attributes: U32,
-        /// Number of blocks, not 0's based; 0 is an empty range.
-        4 => pub blocks: U32,
-        /// First block.
-        8 => pub start: U64,
+        0 => pub attributes: U32, "Context attributes, hints.";
+        4 => pub blocks: U32, "Number of blocks, not 0's based; 0 is an empty range.";
+        8 => pub start: U64, "First block.";
     }
 }
 

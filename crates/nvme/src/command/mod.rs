@@ -16,50 +16,30 @@ use crate::wire::{U16, U32, U64, Wire, wire};
 wire! {
     /// Submission queue entry, the common format (Base 4.1.1).
     pub struct Sqe [64] {
-        /// Opcode; bits 1:0 give the direction of data.
-        0 => pub opcode: u8,
-        /// Bits 1:0 fused operation, bits 7:6 PRP or SGL.
-        1 => pub flags: u8,
-        /// Command identifier, chosen by the host.
-        2 => pub cid: U16,
-        /// Namespace identifier; in a fabrics command, byte 4 is its type.
-        4 => pub nsid: U32,
-        /// Command dword 2.
-        8 => pub cdw2: U32,
-        /// Command dword 3.
-        12 => pub cdw3: U32,
-        /// Metadata pointer.
-        16 => pub metadata: U64,
-        /// Data pointer: over fabrics, one SGL descriptor.
-        24 => pub data: SglDescriptor,
-        /// Command dword 10.
-        40 => pub cdw10: U32,
-        /// Command dword 11.
-        44 => pub cdw11: U32,
-        /// Command dword 12.
-        48 => pub cdw12: U32,
-        /// Command dword 13.
-        52 => pub cdw13: U32,
-        /// Command dword 14.
-        56 => pub cdw14: U32,
-        /// Command dword 15.
-        60 => pub cdw15: U32,
+        0 => pub opcode: u8, "Opcode; bits 1:0 give the direction of data.";
+        1 => pub flags: u8, "Bits 1:0 fused operation, bits 7:6 PRP or SGL.";
+        2 => pub cid: U16, "Command identifier, chosen by the host.";
+        4 => pub nsid: U32, "Namespace identifier; in a fabrics command, byte 4 is its type.";
+        8 => pub cdw2: U32, "Command dword 2.";
+        12 => pub cdw3: U32, "Command dword 3.";
+        16 => pub metadata: U64, "Metadata pointer.";
+        24 => pub data: SglDescriptor, "Data pointer: over fabrics, one SGL descriptor.";
+        40 => pub cdw10: U32, "Command dword 10.";
+        44 => pub cdw11: U32, "Command dword 11.";
+        48 => pub cdw12: U32, "Command dword 12.";
+        52 => pub cdw13: U32, "Command dword 13.";
+        56 => pub cdw14: U32, "Command dword 14.";
+        60 => pub cdw15: U32, "Command dword 15.";
     }
 
     /// Completion queue entry (Base 4.2.1).
     pub struct Cqe [16] {
-        /// Result of the command, dword 0.
-        0 => pub dw0: U32,
-        /// Result of the command, dword 1.
-        4 => pub dw1: U32,
-        /// Head of the submission queue, if flow control is on.
-        8 => pub sqhd: U16,
-        /// Submission queue; reserved over fabrics.
-        10 => pub sqid: U16,
-        /// Command identifier of the command.
-        12 => pub cid: U16,
-        /// Status in bits 15:1, phase tag in bit 0 (0 over fabrics).
-        14 => pub status_phase: U16,
+        0 => pub dw0: U32, "Result of the command, dword 0.";
+        4 => pub dw1: U32, "Result of the command, dword 1.";
+        8 => pub sqhd: U16, "Head of the submission queue, if flow control is on.";
+        10 => pub sqid: U16, "Submission queue; reserved over fabrics.";
+        12 => pub cid: U16, "Command identifier of the command.";
+        14 => pub status_phase: U16, "Status in bits 15:1, phase tag in bit 0 (0 over fabrics).";
     }
 }
 

@@ -1,237 +1,150 @@
 //! Identify Controller for I/O, discovery and administrative controllers (Base 5.1.13.2.1).
 
+use crate::codes::constants;
 use crate::limits::{CAPSULE_UNIT_BYTES, SQE_BYTES};
 use crate::nqn::{Nqn, NqnError};
-use crate::wire::{U16, U32, U64, U128, fill_ascii, wire};
+use crate::wire::{U16, U32, U64, fill_ascii, wire};
 
 wire! {
     /// Identify Controller (CNS 01h). Bytes 1792 to 2047 are defined for fabrics. In a discovery
     /// controller the fields about namespaces are 0.
     pub struct IdentifyController [4096] {
-        0 => pub _unused0: [u8; 4],
-        /// SN: serial number, ASCII padded with spaces.
-        4 => pub serial_number: [u8; 20],
-        /// MN: model number, ASCII padded with spaces.
-        24 => pub model_number: [u8; 40],
-        /// FR: firmware revision, ASCII padded with spaces.
-        64 => pub firmware_revision: [u8; 8],
-        72 => pub _unused72: [u8; 4],
-        /// CMIC: see [`multipath`].
-        76 => pub multipath: u8,
+        0 => pub _unused0: [u8; 4];
+        4 => pub serial_number: [u8; 20], "SN: serial number, ASCII padded with spaces.";
+        24 => pub model_number: [u8; 40], "MN: model number, ASCII padded with spaces.";
+        64 => pub firmware_revision: [u8; 8], "FR: firmware revision, ASCII padded with spaces.";
+        72 => pub _unused72: [u8; 4];
+        76 => pub multipath: u8, "CMIC: see [`multipath`].";
         /// MDTS: the largest transfer is 2^this memory pages (CAP.MPSMIN); 0 is no limit.
-        77 => pub max_transfer_exponent: u8,
-        /// CNTLID: controller identifier.
-        78 => pub controller_id: U16,
-        /// VER: same format as the property VS.
-        80 => pub version: U32,
-        84 => pub _unused84: [u8; 8],
+        77 => pub max_transfer_exponent: u8;
+        78 => pub controller_id: U16, "CNTLID: controller identifier.";
+        80 => pub version: U32, "VER: same format as the property VS.";
+        84 => pub _unused84: [u8; 8];
         /// OAES: optional asynchronous events, as [`crate::event::EventMask`].
-        92 => pub events: U32,
-        /// CTRATT: controller attributes; see [`attributes`].
-        96 => pub attributes: U32,
-        100 => pub _unused100: [u8; 11],
-        /// CNTRLTYPE: see [`controller_type`].
-        111 => pub controller_type: u8,
-        112 => pub _unused112: [u8; 144],
-        /// OACS: optional admin commands; see [`optional_admin`].
-        256 => pub optional_admin: U16,
-        /// ACL: Abort commands outstanding, 0's based.
-        258 => pub abort_limit_0based: u8,
+        92 => pub events: U32;
+        96 => pub attributes: U32, "CTRATT: controller attributes; see [`attributes`].";
+        100 => pub _unused100: [u8; 11];
+        111 => pub controller_type: u8, "CNTRLTYPE: see [`controller_type`].";
+        112 => pub _unused112: [u8; 144];
+        256 => pub optional_admin: U16, "OACS: optional admin commands.";
+        258 => pub abort_limit_0based: u8, "ACL: Abort commands outstanding, 0's based.";
         /// AERL: Asynchronous Event Requests outstanding, 0's based.
-        259 => pub event_limit_0based: u8,
+        259 => pub event_limit_0based: u8;
         /// FRMW: bit 0 slot 1 is read only, bits 3:1 number of slots, bit 4 activation without reset.
-        260 => pub firmware_updates: u8,
-        /// LPA: log page attributes; see [`log_attributes`].
-        261 => pub log_attributes: u8,
-        /// ELPE: entries of the error log, 0's based.
-        262 => pub error_entries_0based: u8,
-        263 => pub _unused263: [u8; 17],
-        /// TNVMCAP: total capacity, bytes.
-        280 => pub total_bytes: U128,
-        296 => pub _unused296: [u8; 24],
+        260 => pub firmware_updates: u8;
+        261 => pub log_attributes: u8, "LPA: log page attributes; see [`log_attributes`].";
+        262 => pub error_entries_0based: u8, "ELPE: entries of the error log, 0's based.";
+        263 => pub _unused263: [u8; 57];
         /// KAS: keep alive granularity, units of 100 ms; 0 is no keep alive.
-        320 => pub keep_alive_100ms: U16,
-        322 => pub _unused322: [u8; 20],
-        /// ANATT: longest ANA transition, seconds.
-        342 => pub ana_transition_s: u8,
-        /// ANACAP: ANA capabilities; see [`ana_capabilities`].
-        343 => pub ana_capabilities: u8,
-        /// ANAGRPMAX: largest ANA group identifier.
-        344 => pub ana_group_max: U32,
-        /// NANAGRPID: number of ANA groups.
-        348 => pub ana_groups: U32,
-        352 => pub _unused352: [u8; 160],
+        320 => pub keep_alive_100ms: U16;
+        322 => pub _unused322: [u8; 20];
+        342 => pub ana_transition_s: u8, "ANATT: longest ANA transition, seconds.";
+        343 => pub ana_capabilities: u8, "ANACAP: ANA capabilities; see [`ana_capabilities`].";
+        344 => pub ana_group_max: U32, "ANAGRPMAX: largest ANA group identifier.";
+        348 => pub ana_groups: U32, "NANAGRPID: number of ANA groups.";
+        352 => pub _unused352: [u8; 160];
         /// SQES: submission queue entry: bits 3:0 required, 7:4 largest, 2^this bytes.
-        512 => pub sqe_exponents: u8,
+        512 => pub sqe_exponents: u8;
         /// CQES: completion queue entry: bits 3:0 required, 7:4 largest, 2^this bytes.
-        513 => pub cqe_exponents: u8,
+        513 => pub cqe_exponents: u8;
         /// MAXCMD: commands outstanding on a queue at most; not 0 over fabrics.
-        514 => pub max_commands: U16,
-        /// NN: largest namespace identifier.
-        516 => pub namespaces: U32,
-        /// ONCS: optional I/O commands; see [`optional_io`].
-        520 => pub optional_io: U16,
-        /// FUSES: fused operations.
-        522 => pub fused: U16,
-        524 => pub _unused524: u8,
-        /// VWC: see [`write_cache`].
-        525 => pub volatile_write_cache: u8,
-        /// AWUN: atomic write unit, blocks, 0's based.
-        526 => pub atomic_write_0based: U16,
-        /// AWUPF: atomic write unit over power fail, blocks, 0's based.
-        528 => pub atomic_write_power_fail_0based: U16,
-        530 => pub _unused530: [u8; 2],
-        /// ACWU: atomic compare and write unit, blocks, 0's based.
-        532 => pub atomic_compare_write_0based: U16,
-        /// OCFS: copy descriptor formats.
-        534 => pub copy_formats: U16,
-        /// SGLS: SGL support; see [`sgl_support`].
-        536 => pub sgl: U32,
-        /// MNAN: namespaces allowed at most; 0 means NN.
-        540 => pub allowed_namespaces: U32,
-        544 => pub _unused544: [u8; 224],
-        /// SUBNQN: name of the NVM subsystem, ended by a 0 byte.
-        768 => pub subnqn: [u8; 256],
-        1024 => pub _reserved1024: [u8; 768],
+        514 => pub max_commands: U16;
+        516 => pub namespaces: U32, "NN: largest namespace identifier.";
+        520 => pub optional_io: U16, "ONCS: optional I/O commands; see [`optional_io`].";
+        522 => pub _unused522: [u8; 3];
+        525 => pub volatile_write_cache: u8, "VWC: see [`write_cache`].";
+        526 => pub _unused526: [u8; 10];
+        536 => pub sgl: U32, "SGLS: SGL support; see [`sgl_support`].";
+        540 => pub allowed_namespaces: U32, "MNAN: namespaces allowed at most; 0 means NN.";
+        544 => pub _unused544: [u8; 224];
+        768 => pub subnqn: [u8; 256], "SUBNQN: name of the NVM subsystem, ended by a 0 byte.";
+        1024 => pub _reserved1024: [u8; 768];
         /// IOCCSZ: I/O command capsule, entry and in-capsule data, units of 16 bytes; at least 4.
-        1792 => pub capsule_cmd_16b: U32,
+        1792 => pub capsule_cmd_16b: U32;
         /// IORCSZ: I/O response capsule, units of 16 bytes; at least 1.
-        1796 => pub capsule_resp_16b: U32,
+        1796 => pub capsule_resp_16b: U32;
         /// ICDOFF: where in-capsule data starts after the entry, units of 16 bytes; 0 over TCP.
-        1800 => pub in_capsule_offset_16b: U16,
-        /// FCATT: bit 0: the static controller model.
-        1802 => pub fabrics_attributes: u8,
-        /// MSDBD: SGL descriptors in a capsule at most; 1 over TCP.
-        1803 => pub max_descriptors: u8,
-        /// OFCS: bit 0: Disconnect is supported.
-        1804 => pub optional_fabrics: U16,
+        1800 => pub in_capsule_offset_16b: U16;
+        1802 => pub fabrics_attributes: u8, "FCATT: bit 0: the static controller model.";
+        1803 => pub max_descriptors: u8, "MSDBD: SGL descriptors in a capsule at most; 1 over TCP.";
+        1804 => pub optional_fabrics: U16, "OFCS: bit 0: Disconnect is supported.";
         /// DCTYPE: of a discovery controller: 0 not said, 1 direct, 2 central.
-        1806 => pub discovery_type: u8,
-        1807 => pub _unused1807: [u8; 2289],
+        1806 => pub discovery_type: u8;
+        1807 => pub _unused1807: [u8; 2289];
     }
 
     /// Identify Controller specific to the NVM command set (CNS 06h, CSI 00h,
     /// NVM Command Set 4.1.5.4).
     pub struct NvmController [4096] {
-        0 => pub _unused0: u8,
-        /// WZSL: Write Zeroes, as MDTS; 0 is no limit.
-        1 => pub write_zeroes_exponent: u8,
-        2 => pub _unused2: u8,
-        /// DMRL: Dataset Management, ranges at most; 0 is no limit.
-        3 => pub dsm_ranges: u8,
+        0 => pub _unused0: u8;
+        1 => pub write_zeroes_exponent: u8, "WZSL: Write Zeroes, as MDTS; 0 is no limit.";
+        2 => pub _unused2: u8;
+        3 => pub dsm_ranges: u8, "DMRL: Dataset Management, ranges at most; 0 is no limit.";
         /// DMRSL: Dataset Management, blocks of one range at most; 0 is no limit.
-        4 => pub dsm_range_blocks: U32,
-        /// DMSL: Dataset Management, blocks in all at most; 0 is no limit.
-        8 => pub dsm_blocks: U64,
-        16 => pub _unused16: [u8; 2],
-        /// AOCS: admin optional command support.
-        18 => pub optional_admin: U16,
-        /// VER: version of the NVM command set.
-        20 => pub version: U32,
-        24 => pub _unused24: [u8; 4072],
+        4 => pub dsm_range_blocks: U32;
+        8 => pub dsm_blocks: U64, "DMSL: Dataset Management, blocks in all at most; 0 is no limit.";
+        16 => pub _unused16: [u8; 4080];
     }
 }
 
-/// CMIC, bits.
-pub mod multipath {
-    /// The NVM subsystem may have several ports.
-    pub const PORTS: u8 = 1 << 0;
-    /// The NVM subsystem may have several controllers.
-    pub const CONTROLLERS: u8 = 1 << 1;
-    /// Asymmetric namespace access is reported.
-    pub const ANA: u8 = 1 << 3;
-}
+constants! {
+    /// CMIC, bits.
+    pub mod multipath(u8) {
+        PORTS = 1 << 0, "The NVM subsystem may have several ports.";
+        CONTROLLERS = 1 << 1, "The NVM subsystem may have several controllers.";
+        ANA = 1 << 3, "Asymmetric namespace access is reported.";
+    }
 
-/// CNTRLTYPE.
-pub mod controller_type {
-    /// I/O controller.
-    pub const IO: u8 = 1;
-    /// Discovery controller.
-    pub const DISCOVERY: u8 = 2;
-}
+    /// CNTRLTYPE.
+    pub mod controller_type(u8) {
+        IO = 1, "I/O controller.";
+        DISCOVERY = 2, "Discovery controller.";
+    }
 
-/// CTRATT, bits.
-pub mod attributes {
-    /// 128-bit host identifiers.
-    pub const HOST_ID_128: u32 = 1 << 0;
-    /// Traffic based keep alive: any command restarts the timer.
-    pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
-}
+    /// CTRATT, bits.
+    pub mod attributes(u32) {
+        HOST_ID_128 = 1 << 0, "128-bit host identifiers.";
+        TRAFFIC_KEEP_ALIVE = 1 << 6, "Traffic based keep alive: any command restarts the timer.";
+    }
 
-/// OACS, bits.
-pub mod optional_admin {
-    /// Format NVM.
-    pub const FORMAT: u16 = 1 << 1;
-    /// Device Self-test.
-    pub const SELF_TEST: u16 = 1 << 4;
-    /// Get LBA Status.
-    pub const LBA_STATUS: u16 = 1 << 9;
-}
+    /// LPA, bits.
+    pub mod log_attributes(u8) {
+        COMMAND_EFFECTS = 1 << 1, "Commands Supported and Effects.";
+        EXTENDED = 1 << 2, "Extended data: 32-bit lengths and offsets of Get Log Page.";
+        SUPPORTED_PAGES = 1 << 5, "Supported Log Pages; scopes in Commands Supported and Effects.";
+    }
 
-/// LPA, bits.
-pub mod log_attributes {
-    /// Commands Supported and Effects.
-    pub const COMMAND_EFFECTS: u8 = 1 << 1;
-    /// Extended data: 32-bit lengths and offsets of Get Log Page.
-    pub const EXTENDED: u8 = 1 << 2;
-    /// Supported Log Pages, and the scopes in Commands Supported and Effects.
-    pub const SUPPORTED_PAGES: u8 = 1 << 5;
-}
+    /// ANACAP, bits.
+    pub mod ana_capabilities(u8) {
+        OPTIMIZED = 1 << 0, "The optimized state is reported.";
+        NON_OPTIMIZED = 1 << 1, "The non-optimized state is reported.";
+        INACCESSIBLE = 1 << 2, "The inaccessible state is reported.";
+        PERSISTENT_LOSS = 1 << 3, "The persistent loss state is reported.";
+        CHANGE = 1 << 4, "The change state is reported.";
+        FIXED_GROUPS = 1 << 6, "A namespace's group does not change while it is attached.";
+    }
 
-/// ANACAP, bits.
-pub mod ana_capabilities {
-    /// The optimized state is reported.
-    pub const OPTIMIZED: u8 = 1 << 0;
-    /// The non-optimized state is reported.
-    pub const NON_OPTIMIZED: u8 = 1 << 1;
-    /// The inaccessible state is reported.
-    pub const INACCESSIBLE: u8 = 1 << 2;
-    /// The persistent loss state is reported.
-    pub const PERSISTENT_LOSS: u8 = 1 << 3;
-    /// The change state is reported.
-    pub const CHANGE: u8 = 1 << 4;
-    /// A namespace's group does not change while it is attached.
-    pub const FIXED_GROUPS: u8 = 1 << 6;
-}
+    /// ONCS, bits.
+    pub mod optional_io(u16) {
+        COMPARE = 1 << 0, "Compare.";
+        DATASET_MANAGEMENT = 1 << 2, "Dataset Management.";
+        WRITE_ZEROES = 1 << 3, "Write Zeroes.";
+        SAVE_SELECT = 1 << 4, "Features can be saved and selected.";
+        VERIFY = 1 << 7, "Verify.";
+    }
 
-/// ONCS, bits.
-pub mod optional_io {
-    /// Compare.
-    pub const COMPARE: u16 = 1 << 0;
-    /// Write Uncorrectable.
-    pub const WRITE_UNCORRECTABLE: u16 = 1 << 1;
-    /// Dataset Management.
-    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
-    /// Write Zeroes.
-    pub const WRITE_ZEROES: u16 = 1 << 3;
-    /// Features can be saved and selected.
-    pub const SAVE_SELECT: u16 = 1 << 4;
-    /// Timestamp.
-    pub const TIMESTAMP: u16 = 1 << 6;
-    /// Verify.
-    pub const VERIFY: u16 = 1 << 7;
-    /// Copy.
-    pub const COPY: u16 = 1 << 8;
-    /// Write Zeroes of a whole namespace.
-    pub const NAMESPACE_ZEROES: u16 = 1 << 12;
-}
+    /// VWC, bits.
+    pub mod write_cache(u8) {
+        PRESENT = 1 << 0, "A volatile write cache is present.";
+        FLUSH_ALL = 3 << 1, "Flush of NSID FFFFFFFFh flushes every namespace.";
+    }
 
-/// VWC, bits.
-pub mod write_cache {
-    /// A volatile write cache is present.
-    pub const PRESENT: u8 = 1 << 0;
-    /// Flush of NSID FFFFFFFFh flushes every namespace.
-    pub const FLUSH_ALL: u8 = 3 << 1;
-}
-
-/// SGLS, bits.
-pub mod sgl_support {
-    /// SGLs are supported, without alignment.
-    pub const SUPPORTED: u32 = 1 << 0;
-    /// The address of a data block may be an offset: in-capsule data.
-    pub const OFFSET: u32 = 1 << 20;
-    /// Transport SGL data blocks.
-    pub const TRANSPORT: u32 = 1 << 21;
+    /// SGLS, bits.
+    pub mod sgl_support(u32) {
+        SUPPORTED = 1 << 0, "SGLs are supported, without alignment.";
+        OFFSET = 1 << 20, "The address of a data block may be an offset: in-capsule data.";
+        TRANSPORT = 1 << 21, "Transport SGL data blocks.";
+    }
 }
 
 /// OFCS bit 0: Disconnect is supported.

@@ -22,7 +22,6 @@ codes! {
         CONTROLLER = 0x01, "Identify Controller";
         ACTIVE_NAMESPACES = 0x02, "Active Namespace ID list";
         NAMESPACE_DESCRIPTORS = 0x03, "Namespace Identification Descriptor list";
-        NVM_SETS = 0x04, "NVM Set List";
         COMMAND_SET_NAMESPACE = 0x05, "I/O Command Set specific Identify Namespace";
         COMMAND_SET_CONTROLLER = 0x06, "I/O Command Set specific Identify Controller";
         COMMAND_SET_ACTIVE_NAMESPACES = 0x07, "I/O Command Set specific Active Namespace ID list";
@@ -31,12 +30,7 @@ codes! {
         ALLOCATED_NAMESPACE = 0x11, "Identify Namespace, allocated";
         ATTACHED_CONTROLLERS = 0x12, "Controller list of a namespace";
         CONTROLLERS = 0x13, "Controller list of the NVM subsystem";
-        PRIMARY_CAPABILITIES = 0x14, "Primary Controller Capabilities";
-        SECONDARY_CONTROLLERS = 0x15, "Secondary Controller list";
-        NAMESPACE_GRANULARITY = 0x16, "Namespace Granularity List";
-        UUIDS = 0x17, "UUID List";
         DOMAINS = 0x18, "Domain List";
-        ENDURANCE_GROUPS = 0x19, "Endurance Group List";
         COMMAND_SET_ALLOCATED = 0x1a, "I/O Command Set specific Allocated Namespace ID list";
         COMMAND_SETS = 0x1c, "Identify I/O Command Set";
     }
@@ -51,22 +45,19 @@ pub mod csi {
 wire! {
     /// A list of namespace identifiers, ascending; unused entries are 0 (CNS 02h, 07h, 10h).
     pub struct NamespaceList [4096] {
-        /// The identifiers.
-        0 => pub ids: [U32; 1024],
+        0 => pub ids: [U32; 1024], "The identifiers.";
     }
 
     /// A list of controller identifiers, ascending (CNS 12h, 13h).
     pub struct ControllerList [4096] {
-        /// Number of identifiers.
-        0 => pub count: U16,
-        /// The identifiers.
-        2 => pub ids: [U16; 2047],
+        0 => pub count: U16, "Number of identifiers.";
+        2 => pub ids: [U16; 2047], "The identifiers.";
     }
 
     /// Identify I/O Command Set (CNS 1Ch): command sets that can be used together.
     pub struct CommandSets [4096] {
         /// Combinations, of which the I/O command set profile selects one; bit 0 is NVM.
-        0 => pub combinations: [U64; 512],
+        0 => pub combinations: [U64; 512];
     }
 }
 

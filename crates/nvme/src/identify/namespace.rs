@@ -6,102 +6,74 @@ use crate::wire::{U16, U32, U64, U128, wire};
 wire! {
     /// One LBA format: the size of a logical block.
     pub struct LbaFormat [4] {
-        /// MS: metadata bytes of each block.
-        0 => pub metadata_bytes: U16,
+        0 => pub metadata_bytes: U16, "MS: metadata bytes of each block.";
         /// LBADS: a block has 2^this bytes; below 9 the format is not available.
-        2 => pub block_exponent: u8,
-        /// RP: relative performance, 0 best to 3.
-        3 => pub relative_performance: u8,
+        2 => pub block_exponent: u8;
+        3 => pub relative_performance: u8, "RP: relative performance, 0 best to 3.";
     }
 
     /// Identify Namespace of the NVM command set (CNS 00h, NVM Command Set 4.1.5.1).
     pub struct IdentifyNamespace [4096] {
-        /// NSZE: size, blocks.
-        0 => pub size_blocks: U64,
-        /// NCAP: capacity, blocks.
-        8 => pub capacity_blocks: U64,
-        /// NUSE: blocks in use.
-        16 => pub used_blocks: U64,
-        /// NSFEAT: see [`OPTIMAL_SIZES`].
-        24 => pub features: u8,
-        /// NLBAF: formats, 0's based.
-        25 => pub formats_0based: u8,
+        0 => pub size_blocks: U64, "NSZE: size, blocks.";
+        8 => pub capacity_blocks: U64, "NCAP: capacity, blocks.";
+        16 => pub used_blocks: U64, "NUSE: blocks in use.";
+        24 => pub features: u8, "NSFEAT: see [`OPTIMAL_SIZES`].";
+        25 => pub formats_0based: u8, "NLBAF: formats, 0's based.";
         /// FLBAS: bits 3:0 the format in use (its low 4 bits), 4 metadata in the data, 6:5 the
         /// format's upper bits.
-        26 => pub format_in_use: u8,
-        27 => pub _unused27: [u8; 3],
-        /// NMIC: bit 0, may be attached to several controllers.
-        30 => pub sharing: u8,
-        /// RESCAP: reservations, 0 is none.
-        31 => pub reservation_capabilities: u8,
-        32 => pub _unused32: u8,
-        /// DLFEAT: see [`READS_AS`] and [`ZEROES_DEALLOCATE`].
-        33 => pub deallocate_features: u8,
-        /// NAWUN: atomic write unit, blocks, 0's based.
-        34 => pub atomic_write_0based: U16,
-        /// NAWUPF: atomic write unit over power fail, blocks, 0's based.
-        36 => pub atomic_write_power_fail_0based: U16,
-        /// NACWU: atomic compare and write unit, blocks, 0's based.
-        38 => pub atomic_compare_write_0based: U16,
-        40 => pub _unused40: [u8; 8],
-        /// NVMCAP: capacity, bytes.
-        48 => pub capacity_bytes: U128,
+        26 => pub format_in_use: u8;
+        27 => pub _unused27: [u8; 3];
+        30 => pub sharing: u8, "NMIC: bit 0, may be attached to several controllers.";
+        31 => pub reservation_capabilities: u8, "RESCAP: reservations, 0 is none.";
+        32 => pub _unused32: u8;
+        33 => pub deallocate_features: u8, "DLFEAT: see [`READS_AS`] and [`ZEROES_DEALLOCATE`].";
+        34 => pub _unused34: [u8; 14];
+        48 => pub capacity_bytes: U128, "NVMCAP: capacity, bytes.";
         /// NPWG: preferred write granularity, blocks, 0's based.
-        64 => pub write_granularity_0based: U16,
+        64 => pub write_granularity_0based: U16;
         /// NPWA: preferred write alignment, blocks, 0's based.
-        66 => pub write_alignment_0based: U16,
+        66 => pub write_alignment_0based: U16;
         /// NPDG: preferred deallocate granularity, blocks, 0's based.
-        68 => pub deallocate_granularity_0based: U16,
+        68 => pub deallocate_granularity_0based: U16;
         /// NPDA: preferred deallocate alignment, blocks, 0's based.
-        70 => pub deallocate_alignment_0based: U16,
-        /// NOWS: optimal write size, blocks, 0's based.
-        72 => pub optimal_write_0based: U16,
-        74 => pub _unused74: [u8; 8],
-        /// NULBAF: unique attribute formats.
-        82 => pub unique_formats: u8,
-        83 => pub _unused83: [u8; 9],
-        /// ANAGRPID: ANA group; 0 without ANA.
-        92 => pub ana_group: U32,
-        96 => pub _reserved96: [u8; 3],
-        /// NSATTR: bit 0, write protected.
-        99 => pub attributes: u8,
-        100 => pub _unused100: [u8; 4],
-        /// NGUID: globally unique identifier, big-endian.
-        104 => pub nguid: [u8; 16],
-        /// EUI64: extended unique identifier, big-endian.
-        120 => pub eui64: [u8; 8],
-        /// LBAF: the formats.
-        128 => pub formats: [LbaFormat; 64],
-        384 => pub _unused384: [u8; 3712],
+        70 => pub deallocate_alignment_0based: U16;
+        72 => pub optimal_write_0based: U16, "NOWS: optimal write size, blocks, 0's based.";
+        74 => pub _unused74: [u8; 8];
+        82 => pub unique_formats: u8, "NULBAF: unique attribute formats.";
+        83 => pub _unused83: [u8; 9];
+        92 => pub ana_group: U32, "ANAGRPID: ANA group; 0 without ANA.";
+        96 => pub _reserved96: [u8; 3];
+        99 => pub attributes: u8, "NSATTR: bit 0, write protected.";
+        100 => pub _unused100: [u8; 4];
+        104 => pub nguid: [u8; 16], "NGUID: globally unique identifier, big-endian.";
+        120 => pub eui64: [u8; 8], "EUI64: extended unique identifier, big-endian.";
+        128 => pub formats: [LbaFormat; 64], "LBAF: the formats.";
+        384 => pub _unused384: [u8; 3712];
     }
 
     /// I/O Command Set Independent Identify Namespace (CNS 08h, Base 5.1.13.2.8).
     pub struct IndependentNamespace [4096] {
         /// NSFEAT: bit 3, identifiers are never reused; bit 4, rotational media.
-        0 => pub features: u8,
-        /// NMIC: bit 0, may be attached to several controllers.
-        1 => pub sharing: u8,
-        2 => pub _unused2: [u8; 2],
-        /// ANAGRPID: ANA group; 0 without ANA.
-        4 => pub ana_group: U32,
-        /// NSATTR: bit 0, write protected.
-        8 => pub attributes: u8,
-        9 => pub _unused9: [u8; 5],
-        /// NSTAT: bit 0, ready.
-        14 => pub status: u8,
-        15 => pub _unused15: [u8; 4081],
+        0 => pub features: u8;
+        1 => pub sharing: u8, "NMIC: bit 0, may be attached to several controllers.";
+        2 => pub _unused2: [u8; 2];
+        4 => pub ana_group: U32, "ANAGRPID: ANA group; 0 without ANA.";
+        8 => pub attributes: u8, "NSATTR: bit 0, write protected.";
+        9 => pub _unused9: [u8; 5];
+        14 => pub status: u8, "NSTAT: bit 0, ready.";
+        15 => pub _unused15: [u8; 4081];
     }
 
     /// Identify Namespace specific to the NVM command set (CNS 05h, CSI 00h,
     /// NVM Command Set 4.1.5.3).
     pub struct NvmNamespace [4096] {
-        0 => pub _unused0: [u8; 268],
+        0 => pub _unused0: [u8; 268];
         /// NPDGL: preferred deallocate granularity, blocks, 0's based, large.
-        268 => pub deallocate_granularity_0based: U32,
-        272 => pub _unused272: [u8; 12],
+        268 => pub deallocate_granularity_0based: U32;
+        272 => pub _unused272: [u8; 12];
         /// NPDAL: preferred deallocate alignment, blocks, 0's based, large.
-        284 => pub deallocate_alignment_0based: U32,
-        288 => pub _unused288: [u8; 3808],
+        284 => pub deallocate_alignment_0based: U32;
+        288 => pub _unused288: [u8; 3808];
     }
 }
 

@@ -32,24 +32,19 @@ impl AnaState {
 wire! {
     /// Header of the log page.
     pub struct AnaHeader [16] {
-        /// Change count of the log page; 0 is not used.
-        0 => pub change_count: U64,
-        /// Number of group descriptors that follow.
-        8 => pub groups: U16,
-        10 => pub _reserved10: [u8; 6],
+        0 => pub change_count: U64, "Change count of the log page; 0 is not used.";
+        8 => pub groups: U16, "Number of group descriptors that follow.";
+        10 => pub _reserved10: [u8; 6];
     }
 
     /// One ANA group; the identifiers of its namespaces, 4 bytes each, follow.
     pub struct AnaGroup [32] {
-        /// ANA group identifier, from 1.
-        0 => pub id: U32,
+        0 => pub id: U32, "ANA group identifier, from 1.";
         /// Number of namespace identifiers that follow; 0 with "return groups only".
-        4 => pub namespaces: U32,
-        /// Change count of the group; 0 if the last change is unknown.
-        8 => pub change_count: U64,
-        /// [`AnaState`] in bits 3:0.
-        16 => pub state: u8,
-        17 => pub _reserved17: [u8; 15],
+        4 => pub namespaces: U32;
+        8 => pub change_count: U64, "Change count of the group; 0 if the last change is unknown.";
+        16 => pub state: u8, "[`AnaState`] in bits 3:0.";
+        17 => pub _reserved17: [u8; 15];
     }
 }
 

@@ -21,7 +21,6 @@ codes! {
     pub struct AddressFamily(u8) {
         IPV4 = 0x01, "ipv4";
         IPV6 = 0x02, "ipv6";
-        INFINIBAND = 0x03, "ib";
         FIBRE_CHANNEL = 0x04, "fc";
         LOOP = 0xfe, "loop";
     }
@@ -41,47 +40,36 @@ wire! {
     pub struct DiscoveryHeader [1024] {
         /// GENCTR: changes with the log page. A host that sees a change between two reads starts
         /// over.
-        0 => pub generation: U64,
-        /// NUMREC: number of entries that follow.
-        8 => pub entries: U64,
-        /// RECFMT: format of the entries, 0.
-        16 => pub record_format: U16,
-        18 => pub _unused18: [u8; 2],
-        /// TDLPL: length of the log page with extended entries, bytes.
-        20 => pub total_bytes: U32,
-        24 => pub _reserved24: [u8; 1000],
+        0 => pub generation: U64;
+        8 => pub entries: U64, "NUMREC: number of entries that follow.";
+        16 => pub record_format: U16, "RECFMT: format of the entries, 0.";
+        18 => pub _unused18: [u8; 2];
+        20 => pub total_bytes: U32, "TDLPL: length of the log page with extended entries, bytes.";
+        24 => pub _reserved24: [u8; 1000];
     }
 
     /// One entry.
     pub struct DiscoveryEntry [1024] {
-        /// TRTYPE.
-        0 => pub transport: u8,
-        /// ADRFAM.
-        1 => pub family: u8,
-        /// SUBTYPE.
-        2 => pub subsystem_type: u8,
+        0 => pub transport: u8, "TRTYPE.";
+        1 => pub family: u8, "ADRFAM.";
+        2 => pub subsystem_type: u8, "SUBTYPE.";
         /// TREQ: bits 1:0 secure channel (0 not reported, 1 required, 2 not required), bit 2 flow
         /// control of submission queues can be disabled.
-        3 => pub requirements: u8,
-        /// PORTID: port of the subsystem.
-        4 => pub port_id: U16,
+        3 => pub requirements: u8;
+        4 => pub port_id: U16, "PORTID: port of the subsystem.";
         /// CNTLID: FFFFh for the dynamic controller model, FFFEh for any controller of the static
         /// model.
-        6 => pub controller_id: U16,
+        6 => pub controller_id: U16;
         /// ASQSZ: largest number of entries of the admin submission queue; at least 32.
-        8 => pub admin_queue_entries: U16,
-        /// EFLAGS: see [`entry_flags`].
-        10 => pub flags: U16,
-        12 => pub _reserved12: [u8; 20],
-        /// TRSVCID: port number, decimal ASCII.
-        32 => pub service: [u8; 32],
-        64 => pub _reserved64: [u8; 192],
-        /// SUBNQN: name of the subsystem.
-        256 => pub subnqn: [u8; 256],
-        /// TRADDR: address, ASCII.
-        512 => pub address: [u8; 256],
+        8 => pub admin_queue_entries: U16;
+        10 => pub flags: U16, "EFLAGS: see [`entry_flags`].";
+        12 => pub _reserved12: [u8; 20];
+        32 => pub service: [u8; 32], "TRSVCID: port number, decimal ASCII.";
+        64 => pub _reserved64: [u8; 192];
+        256 => pub subnqn: [u8; 256], "SUBNQN: name of the subsystem.";
+        512 => pub address: [u8; 256], "TRADDR: address, ASCII.";
         /// TSAS: for TCP, byte 0 is the security: 0 none, 2 TLS 1.3.
-        768 => pub transport_specific: [u8; 256],
+        768 => pub transport_specific: [u8; 256];
     }
 }
 
@@ -100,13 +88,9 @@ impl DiscoveryEntry {
     /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, in the
     /// dynamic controller model, with optional flow control and no secure channel.
     pub fn tcp(kind: SubsystemType, subnqn: &Nqn, at: SocketAddr, port_id: u16) -> Self {
-        let family = match at.ip() {
-            IpAddr::V4(_) => AddressFamily::IPV4,
-            IpAddr::V6(_) => AddressFamily::IPV6,
-        };
         let mut entry = Self {
             transport: Transport::TCP.0,
-            family: family.0,
+            family: family_of(at.ip()).0,
             subsystem_type: kind.0,
             requirements: FLOW_CONTROL_OPTIONAL | SECURE_CHANNEL_NOT_REQUIRED,
             port_id: U16::new(port_id),
@@ -132,14 +116,17 @@ impl DiscoveryEntry {
     /// invalid addresses.
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         let address: IpAddr = ascii(&self.address)?.parse().ok()?;
-        let family = match address {
-            IpAddr::V4(_) => AddressFamily::IPV4,
-            IpAddr::V6(_) => AddressFamily::IPV6,
-        };
-        if self.transport != Transport::TCP.0 || self.family != family.0 {
+        if self.transport != Transport::TCP.0 || self.family != family_of(address).0 {
             return None;
         }
         Some(SocketAddr::new(address, ascii(&self.service)?.parse().ok()?))
+    }
+}
+
+const fn family_of(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::IPV4,
+        IpAddr::V6(_) => AddressFamily::IPV6,
     }
 }
 

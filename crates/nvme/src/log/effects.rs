@@ -7,17 +7,14 @@ use crate::wire::{U32, wire};
 wire! {
     /// Supported Log Pages: per log page identifier, bit 0 supported, bit 1 offset may be an index.
     pub struct SupportedPages [1024] {
-        /// By log page identifier.
-        0 => pub pages: [U32; 256],
+        0 => pub pages: [U32; 256], "By log page identifier.";
     }
 
     /// Commands Supported and Effects: [`Effects`] per opcode.
     pub struct CommandEffects [4096] {
-        /// Of admin commands, by opcode.
-        0 => pub admin: [U32; 256],
-        /// Of I/O commands, by opcode.
-        1024 => pub io: [U32; 256],
-        2048 => pub _reserved2048: [u8; 2048],
+        0 => pub admin: [U32; 256], "Of admin commands, by opcode.";
+        1024 => pub io: [U32; 256], "Of I/O commands, by opcode.";
+        2048 => pub _reserved2048: [u8; 2048];
     }
 }
 

@@ -7,69 +7,50 @@ wire! {
     /// One entry of Error Information; the newest is first.
     pub struct ErrorEntry [64] {
         /// Error count: a unique number, starting at 1; 0 is an unused entry.
-        0 => pub error_count: U64,
-        /// Submission queue of the command; FFFFh if none.
-        8 => pub sqid: U16,
-        /// Identifier of the command; FFFFh if none.
-        10 => pub cid: U16,
-        /// Status in bits 15:1, as in the completion.
-        12 => pub status_phase: U16,
+        0 => pub error_count: U64;
+        8 => pub sqid: U16, "Submission queue of the command; FFFFh if none.";
+        10 => pub cid: U16, "Identifier of the command; FFFFh if none.";
+        12 => pub status_phase: U16, "Status in bits 15:1, as in the completion.";
         /// Location of the error in the command: byte in bits 7:0, bit in 10:8; FFFFh if none.
-        14 => pub parameter_location: U16,
-        /// First block that had the error.
-        16 => pub block: U64,
-        /// Namespace.
-        24 => pub nsid: U32,
-        28 => pub _unused28: u8,
-        /// TRTYPE: transport, as in a discovery entry.
-        29 => pub transport: u8,
-        /// CSI: command set.
-        30 => pub csi: u8,
-        /// Opcode of the command.
-        31 => pub opcode: u8,
-        /// Command specific information.
-        32 => pub command_specific: U64,
-        /// Transport specific information.
-        40 => pub transport_specific: U16,
-        42 => pub _reserved42: [u8; 21],
-        /// Version of the entry; 1 if bytes 30 and 31 are valid.
-        63 => pub version: u8,
+        14 => pub parameter_location: U16;
+        16 => pub block: U64, "First block that had the error.";
+        24 => pub nsid: U32, "Namespace.";
+        28 => pub _unused28: u8;
+        29 => pub transport: u8, "TRTYPE: transport, as in a discovery entry.";
+        30 => pub csi: u8, "CSI: command set.";
+        31 => pub opcode: u8, "Opcode of the command.";
+        32 => pub command_specific: U64, "Command specific information.";
+        40 => pub _unused40: [u8; 23];
+        63 => pub version: u8, "Version of the entry; 1 if bytes 30 and 31 are valid.";
     }
 
     /// SMART / Health Information.
     pub struct SmartHealth [512] {
         /// Critical warning: bit 0 spare, 1 temperature, 2 reliability, 3 read only; 0 is none.
-        0 => pub critical_warning: u8,
-        1 => pub _unused1: [u8; 2],
-        /// Available spare, percent.
-        3 => pub available_spare: u8,
-        /// Threshold of available spare for a warning, percent.
-        4 => pub spare_threshold: u8,
-        5 => pub _unused5: [u8; 27],
-        /// Data units read: thousands of 512 bytes, rounded up.
-        32 => pub data_units_read: U128,
+        0 => pub critical_warning: u8;
+        1 => pub _unused1: [u8; 2];
+        3 => pub available_spare: u8, "Available spare, percent.";
+        4 => pub spare_threshold: u8, "Threshold of available spare for a warning, percent.";
+        5 => pub _unused5: [u8; 27];
+        32 => pub data_units_read: U128, "Data units read: thousands of 512 bytes, rounded up.";
         /// Data units written: thousands of 512 bytes, rounded up.
-        48 => pub data_units_written: U128,
-        /// Read commands.
-        64 => pub host_reads: U128,
-        /// Write commands.
-        80 => pub host_writes: U128,
-        96 => pub _unused96: [u8; 64],
-        /// Media and data integrity errors.
-        160 => pub media_errors: U128,
-        /// Total number of entries of the error log.
-        176 => pub error_entries: U128,
-        192 => pub _unused192: [u8; 320],
+        48 => pub data_units_written: U128;
+        64 => pub host_reads: U128, "Read commands.";
+        80 => pub host_writes: U128, "Write commands.";
+        96 => pub _unused96: [u8; 64];
+        160 => pub media_errors: U128, "Media and data integrity errors.";
+        176 => pub error_entries: U128, "Total number of entries of the error log.";
+        192 => pub _unused192: [u8; 320];
     }
 
     /// Firmware Slot Information.
     pub struct FirmwareSlots [512] {
         /// AFI: bits 2:0 the slot that runs, bits 6:4 the slot after the next reset.
-        0 => pub active: u8,
-        1 => pub _reserved1: [u8; 7],
+        0 => pub active: u8;
+        1 => pub _reserved1: [u8; 7];
         /// FRS1 to FRS7: revision in each slot, ASCII padded with spaces; 0 when empty.
-        8 => pub revisions: [[u8; 8]; 7],
-        64 => pub _reserved64: [u8; 448],
+        8 => pub revisions: [[u8; 8]; 7];
+        64 => pub _reserved64: [u8; 448];
     }
 }
 

@@ -23,24 +23,11 @@ codes! {
         CHANGED_NAMESPACES = 0x04, "Changed Attached Namespace List";
         COMMAND_EFFECTS = 0x05, "Commands Supported and Effects";
         SELF_TEST = 0x06, "Device Self-test";
-        TELEMETRY_HOST = 0x07, "Telemetry Host-Initiated";
-        TELEMETRY_CONTROLLER = 0x08, "Telemetry Controller-Initiated";
-        ENDURANCE_GROUP = 0x09, "Endurance Group Information";
         ANA = 0x0c, "Asymmetric Namespace Access";
-        PERSISTENT_EVENT = 0x0d, "Persistent Event Log";
         LBA_STATUS = 0x0e, "LBA Status Information";
         FEATURE_EFFECTS = 0x12, "Feature Identifiers Supported and Effects";
         DISCOVERY = 0x70, "Discovery";
-        HOST_DISCOVERY = 0x71, "Host Discovery";
-        RESERVATION = 0x80, "Reservation Notification";
         SANITIZE = 0x81, "Sanitize Status";
-    }
-}
-
-impl LogId {
-    /// Whether it is in the vendor specific range, C0h to FFh.
-    pub const fn is_vendor_specific(self) -> bool {
-        self.0 >= 0xc0
     }
 }
 
@@ -76,7 +63,6 @@ mod tests {
         assert_eq!(window(1024, 1028, 4), refused);
         assert_eq!(window(1024, u64::MAX - 3, 4), refused);
         assert_eq!(window(1024, 2, 4), refused);
-        assert!(LogId(0xc0).is_vendor_specific() && !LogId::SANITIZE.is_vendor_specific());
     }
 
     proptest! {

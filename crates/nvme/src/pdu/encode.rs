@@ -210,13 +210,15 @@ impl Encoder {
     }
 }
 
-const fn initialize(kind: PduType) -> CommonHeader {
+/// Common header of a PDU without digests.
+const fn bare(kind: PduType, header_bytes: usize, pdu_bytes: usize) -> CommonHeader {
+    let pdu_bytes = U32::new(pdu_bytes as u32);
     CommonHeader {
         kind: kind.0,
         flags: 0,
-        header_bytes: INITIALIZE_BYTES as u8,
+        header_bytes: header_bytes as u8,
         data_offset: 0,
-        pdu_bytes: U32::new(INITIALIZE_BYTES as u32),
+        pdu_bytes,
     }
 }
 
@@ -225,7 +227,7 @@ impl InitializeRequest {
     /// `max_r2t` R2Ts per command at a time (0 means 1).
     pub fn new(digests: Digests, alignment: u8, max_r2t: u32) -> Self {
         Self {
-            common: initialize(PduType::IC_REQ),
+            common: bare(PduType::IC_REQ, INITIALIZE_BYTES, INITIALIZE_BYTES),
             host_alignment: alignment,
             digests: digests.to_dgst(),
             max_r2t_0based: U32::new(max_r2t.saturating_sub(1)),
@@ -239,7 +241,7 @@ impl InitializeResponse {
     /// accepts `max_h2c_data_bytes` per `H2CData`.
     pub fn new(digests: Digests, alignment: u8, max_h2c_data_bytes: u32) -> Self {
         Self {
-            common: initialize(PduType::IC_RESP),
+            common: bare(PduType::IC_RESP, INITIALIZE_BYTES, INITIALIZE_BYTES),
             controller_alignment: alignment,
             digests: digests.to_dgst(),
             max_h2c_data_bytes: U32::new(max_h2c_data_bytes),
@@ -269,13 +271,7 @@ pub fn encode_term_req(
         Receiver::Host => PduType::H2C_TERM_REQ,
     };
     let header = TermReqHeader {
-        common: CommonHeader {
-            kind: kind.0,
-            flags: 0,
-            header_bytes: DATA_HEADER_BYTES as u8,
-            data_offset: 0,
-            pdu_bytes: U32::new(pdu_bytes as u32),
-        },
+        common: bare(kind, DATA_HEADER_BYTES, pdu_bytes),
         status: U16::new(fatal.status.0),
         information: U32::new(fatal.information),
         ..Default::default()

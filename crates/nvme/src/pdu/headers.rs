@@ -9,104 +9,76 @@ use core::mem::offset_of;
 wire! {
     /// Common header of every PDU.
     pub struct CommonHeader [8] {
-        /// PDU-Type; see [`super::PduType`].
-        0 => pub kind: u8,
-        /// FLAGS; see [`super::flags`].
-        1 => pub flags: u8,
-        /// HLEN: length of the header without its digest, bytes.
-        2 => pub header_bytes: u8,
-        /// PDO: where the data starts, bytes from the start of the PDU.
-        3 => pub data_offset: u8,
-        /// PLEN: total length, bytes.
-        4 => pub pdu_bytes: U32,
+        0 => pub kind: u8, "PDU-Type; see [`super::PduType`].";
+        1 => pub flags: u8, "FLAGS; see [`super::flags`].";
+        2 => pub header_bytes: u8, "HLEN: length of the header without its digest, bytes.";
+        3 => pub data_offset: u8, "PDO: where the data starts, bytes from the start of the PDU.";
+        4 => pub pdu_bytes: U32, "PLEN: total length, bytes.";
     }
 
     /// `ICReq`, the first PDU of a connection, from the host.
     pub struct InitializeRequest [128] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// PFV: version of the format, 0.
-        8 => pub format_version: U16,
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub format_version: U16, "PFV: version of the format, 0.";
         /// HPDA: data in PDUs to the host starts at a multiple of (this + 1) x 4 bytes; at most 31.
-        10 => pub host_alignment: u8,
-        /// DGST: requested digests.
-        11 => pub digests: u8,
-        /// MAXR2T: outstanding R2Ts per command, 0's based.
-        12 => pub max_r2t_0based: U32,
-        16 => pub _reserved16: [u8; 112],
+        10 => pub host_alignment: u8;
+        11 => pub digests: u8, "DGST: requested digests.";
+        12 => pub max_r2t_0based: U32, "MAXR2T: outstanding R2Ts per command, 0's based.";
+        16 => pub _reserved16: [u8; 112];
     }
 
     /// `ICResp`, the response to `ICReq`.
     pub struct InitializeResponse [128] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// PFV: version of the format, 0.
-        8 => pub format_version: U16,
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub format_version: U16, "PFV: version of the format, 0.";
         /// CPDA: data in PDUs to the controller starts at a multiple of (this + 1) x 4 bytes; at
         /// most 31.
-        10 => pub controller_alignment: u8,
-        /// DGST: enabled digests, a subset of the requested ones.
-        11 => pub digests: u8,
+        10 => pub controller_alignment: u8;
+        11 => pub digests: u8, "DGST: enabled digests, a subset of the requested ones.";
         /// MAXH2CDATA: most data per `H2CData`, bytes; at least 4096, a multiple of 4.
-        12 => pub max_h2c_data_bytes: U32,
-        16 => pub _reserved16: [u8; 112],
+        12 => pub max_h2c_data_bytes: U32;
+        16 => pub _reserved16: [u8; 112];
     }
 
     /// Header of `H2CTermReq` and `C2HTermReq`; up to 128 bytes of the offending header follow.
     pub struct TermReqHeader [24] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// FES: fatal error status.
-        8 => pub status: U16,
-        /// FEI: fatal error information, at an odd half of a dword.
-        10 => pub information: U32,
-        14 => pub _reserved14: [u8; 10],
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub status: U16, "FES: fatal error status.";
+        10 => pub information: U32, "FEI: fatal error information, at an odd half of a dword.";
+        14 => pub _reserved14: [u8; 10];
     }
 
     /// Header of `CapsuleCmd`; in-capsule data may follow.
     pub struct CapsuleCmd [72] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// The command.
-        8 => pub command: Sqe,
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub command: Sqe, "The command.";
     }
 
     /// `CapsuleResp`.
     pub struct CapsuleResp [24] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// The completion.
-        8 => pub completion: Cqe,
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub completion: Cqe, "The completion.";
     }
 
     /// Header of `H2CData` and of `C2HData`.
     pub struct DataHeader [24] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// CCCID: command of the data.
-        8 => pub cid: U16,
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub cid: U16, "CCCID: command of the data.";
         /// TTAG: transfer tag of the R2T that `H2CData` answers; reserved in `C2HData`.
-        10 => pub transfer_tag: U16,
-        /// DATAO: offset in the data of the command, bytes.
-        12 => pub offset: U32,
-        /// DATAL: length of the data, bytes.
-        16 => pub data_bytes: U32,
-        20 => pub _reserved20: [u8; 4],
+        10 => pub transfer_tag: U16;
+        12 => pub offset: U32, "DATAO: offset in the data of the command, bytes.";
+        16 => pub data_bytes: U32, "DATAL: length of the data, bytes.";
+        20 => pub _reserved20: [u8; 4];
     }
 
     /// `R2T`: the controller is ready for data of a command.
     pub struct R2tHeader [24] {
-        /// Common header.
-        0 => pub common: CommonHeader,
-        /// CCCID: command whose data is requested.
-        8 => pub cid: U16,
-        /// TTAG: tag for `H2CData`.
-        10 => pub transfer_tag: U16,
-        /// R2TO: offset in the data of the command, bytes.
-        12 => pub offset: U32,
-        /// R2TL: length, bytes.
-        16 => pub data_bytes: U32,
-        20 => pub _reserved20: [u8; 4],
+        0 => pub common: CommonHeader, "Common header.";
+        8 => pub cid: U16, "CCCID: command whose data is requested.";
+        10 => pub transfer_tag: U16, "TTAG: tag for `H2CData`.";
+        12 => pub offset: U32, "R2TO: offset in the data of the command, bytes.";
+        16 => pub data_bytes: U32, "R2TL: length, bytes.";
+        20 => pub _reserved20: [u8; 4];
     }
 }
 

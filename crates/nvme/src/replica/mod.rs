@@ -47,62 +47,47 @@ pub const DATA_MAX_BYTES: usize = 4096;
 
 const _: () = assert!(BITMAP_BYTES <= DATA_MAX_BYTES && CHECKSUMS * 8 <= DATA_MAX_BYTES);
 
-/// Admin opcodes of vendor specific commands.
-pub mod admin {
-    use crate::opcode::AdminOpcode;
-
-    /// Replica Attach.
-    pub const ATTACH: AdminOpcode = AdminOpcode(0xc1);
-    /// Replica Identify.
-    pub const IDENTIFY: AdminOpcode = AdminOpcode(0xc2);
-    /// Replica Set State.
-    pub const SET_STATE: AdminOpcode = AdminOpcode(0xc4);
-    /// Replica Ancestors.
-    pub const ANCESTORS: AdminOpcode = AdminOpcode(0xc5);
-    /// Replica Bitmap.
-    pub const BITMAP: AdminOpcode = AdminOpcode(0xc6);
-    /// Replica Promote.
-    pub const PROMOTE: AdminOpcode = AdminOpcode(0xc8);
-    /// Replica Checksum.
-    pub const CHECKSUM: AdminOpcode = AdminOpcode(0xca);
-    /// Replica Hand Over.
-    pub const HAND_OVER: AdminOpcode = AdminOpcode(0xcc);
-    /// Replica Run Degraded.
-    pub const RUN_DEGRADED: AdminOpcode = AdminOpcode(0xd0);
-    /// Replica Discard.
-    pub const DISCARD: AdminOpcode = AdminOpcode(0xd4);
-    /// Replica Zero New Space.
-    pub const ZERO_NEW_SPACE: AdminOpcode = AdminOpcode(0xd8);
-
-    /// All of them, ascending.
-    pub const ALL: [AdminOpcode; 11] = [
-        ATTACH,
-        IDENTIFY,
-        SET_STATE,
-        ANCESTORS,
-        BITMAP,
-        PROMOTE,
-        CHECKSUM,
-        HAND_OVER,
-        RUN_DEGRADED,
-        DISCARD,
-        ZERO_NEW_SPACE,
-    ];
+/// Declares modules of opcodes, each with the list of all of them.
+macro_rules! opcodes {
+    ($(
+        $(#[$meta:meta])*
+        pub mod $name:ident($opcode:ident) { $( $constant:ident = $value:literal, $text:literal; )* }
+    )*) => {$(
+        $(#[$meta])*
+        pub mod $name {
+            use crate::opcode::$opcode;
+            $(
+                #[doc = concat!($text, " (", stringify!($value), ").")]
+                pub const $constant: $opcode = $opcode($value);
+            )*
+            /// All of them, ascending.
+            pub const ALL: [$opcode; [$($value),*].len()] = [$($constant),*];
+        }
+    )*};
 }
 
-/// I/O opcodes of vendor specific commands.
-pub mod io {
-    use crate::opcode::IoOpcode;
+opcodes! {
+    /// Admin opcodes of vendor specific commands.
+    pub mod admin(AdminOpcode) {
+        ATTACH = 0xc1, "Replica Attach";
+        IDENTIFY = 0xc2, "Replica Identify";
+        SET_STATE = 0xc4, "Replica Set State";
+        ANCESTORS = 0xc5, "Replica Ancestors";
+        BITMAP = 0xc6, "Replica Bitmap";
+        PROMOTE = 0xc8, "Replica Promote";
+        CHECKSUM = 0xca, "Replica Checksum";
+        HAND_OVER = 0xcc, "Replica Hand Over";
+        RUN_DEGRADED = 0xd0, "Replica Run Degraded";
+        DISCARD = 0xd4, "Replica Discard";
+        ZERO_NEW_SPACE = 0xd8, "Replica Zero New Space";
+    }
 
-    /// Ordered Write.
-    pub const WRITE: IoOpcode = IoOpcode(0x81);
-    /// Ordered Write Zeroes.
-    pub const WRITE_ZEROES: IoOpcode = IoOpcode(0x84);
-    /// Compressed Write.
-    pub const COMPRESSED_WRITE: IoOpcode = IoOpcode(0x85);
-
-    /// All of them, ascending.
-    pub const ALL: [IoOpcode; 3] = [WRITE, WRITE_ZEROES, COMPRESSED_WRITE];
+    /// I/O opcodes of vendor specific commands.
+    pub mod io(IoOpcode) {
+        WRITE = 0x81, "Ordered Write";
+        WRITE_ZEROES = 0x84, "Ordered Write Zeroes";
+        COMPRESSED_WRITE = 0x85, "Compressed Write";
+    }
 }
 
 #[cfg(test)]

@@ -17,39 +17,31 @@ wire! {
     /// Data of Replica Identify.
     pub struct IdentifyReplica [512] {
         /// Lowest supported version of the link protocol; see [`IdentifyReplica::versions`].
-        0 => pub lowest_version: U16,
-        /// Role; see [`Role`].
-        2 => pub role: u8,
-        /// Flags; see the constants of [`IdentifyReplica`].
-        3 => pub flags: u8,
-        /// Bytes per bit of its bitmap: a power of two, 4 KiB to 16 MiB.
-        4 => pub bit_bytes: U32,
-        /// Size of the volume, in bytes.
-        8 => pub usable_bytes: U64,
-        /// UUID of the volume.
-        16 => pub volume: [u8; 16],
-        /// UUID of the replica.
-        32 => pub replica: [u8; 16],
-        /// Highest role epoch that it has durably seen.
-        48 => pub epoch: U64,
-        /// Generation of its data; 0 for none.
-        56 => pub current: U64,
+        0 => pub lowest_version: U16;
+        2 => pub role: u8, "Role; see [`Role`].";
+        3 => pub flags: u8, "Flags; see the constants of [`IdentifyReplica`].";
+        4 => pub bit_bytes: U32, "Bytes per bit of its bitmap: a power of two, 4 KiB to 16 MiB.";
+        8 => pub usable_bytes: U64, "Size of the volume, in bytes.";
+        16 => pub volume: [u8; 16], "UUID of the volume.";
+        32 => pub replica: [u8; 16], "UUID of the replica.";
+        48 => pub epoch: U64, "Highest role epoch that it has durably seen.";
+        56 => pub current: U64, "Generation of its data; 0 for none.";
         /// Base generations: if the requester has one of them, the bitmap covers the differences. 0
         /// fills the rest.
-        64 => pub bases: [U64; 4],
+        64 => pub bases: [U64; 4];
         /// Earlier generations of its data, newest first; 0 fills the rest.
-        96 => pub history: [U64; 16],
+        96 => pub history: [U64; 16];
         /// Supported codecs of Compressed Write: [`super::Codec::bit`]. Readers ignore unknown
         /// bits.
-        224 => pub codecs: u8,
-        225 => _reserved225: u8,
+        224 => pub codecs: u8;
+        225 => _reserved225: u8;
         /// Highest supported version of the link protocol; 0 if not reported, which means only the
         /// lowest.
-        226 => pub highest_version: U16,
-        228 => _reserved228: [u8; 4],
+        226 => pub highest_version: U16;
+        228 => _reserved228: [u8; 4];
         /// Largest size to which it could grow, in bytes; 0 if not reported, which means no growth.
-        232 => pub room_bytes: U64,
-        240 => _reserved240: [u8; 272],
+        232 => pub room_bytes: U64;
+        240 => _reserved240: [u8; 272];
     }
 }
 

@@ -13,21 +13,16 @@ use crate::wire::{U16, U32, U64, Wire, wire};
 wire! {
     /// Data of Replica Attach.
     pub struct Attach [64] {
-        /// UUID of the volume.
-        0 => pub volume: [u8; 16],
-        /// UUID of the source's replica.
-        16 => pub source: [u8; 16],
-        /// The source's epoch.
-        32 => pub epoch: U64,
+        0 => pub volume: [u8; 16], "UUID of the volume.";
+        16 => pub source: [u8; 16], "UUID of the source's replica.";
+        32 => pub epoch: U64, "The source's epoch.";
         /// Generation of the target's data on which the source based its decision.
-        40 => pub expected: U64,
-        /// Bit 0: the source decided that both are in sync.
-        48 => flags: U32,
-        /// Version of the link protocol chosen by the source; 0 means 2.
-        52 => version: U16,
-        54 => _reserved54: [u8; 2],
+        40 => pub expected: U64;
+        48 => flags: U32, "Bit 0: the source decided that both are in sync.";
+        52 => version: U16, "Version of the link protocol chosen by the source; 0 means 2.";
+        54 => _reserved54: [u8; 2];
         /// Size of the volume at the source, in bytes; 0 if not reported.
-        56 => pub usable_bytes: U64,
+        56 => pub usable_bytes: U64;
     }
 }
 
@@ -92,7 +87,7 @@ wire! {
     /// Data of Replica Ancestors.
     pub struct Ancestors [128] {
         /// Earlier generations of the source's data, newest first; 0 fills the rest.
-        0 => pub generations: [U64; ANCESTORS],
+        0 => pub generations: [U64; ANCESTORS];
     }
 }
 
