@@ -14,7 +14,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Ordering of a call in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallOrder {
     /// May overtake waiters that have not run yet.
@@ -43,7 +42,6 @@ impl Admission {
         }
     }
 
-    /// Wakes all waiters.
     pub(super) fn wake_all(&self) {
         for (_, waker) in self.waiting.take() {
             waker.wake();

@@ -30,7 +30,6 @@ impl CommandData {
     }
 }
 
-/// Outcome of a command on this queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CommandOutcome {
     /// The target completed it. On success, its data has arrived.
@@ -39,7 +38,6 @@ pub(super) enum CommandOutcome {
     Lost,
 }
 
-/// Stage of a command.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     /// Sent to the target.
@@ -50,7 +48,6 @@ enum Stage {
     Kept,
 }
 
-/// Command in a slot.
 pub(super) struct PendingCommand {
     pub(super) data: CommandData,
     /// Progress of data from the target.
@@ -97,7 +94,6 @@ impl PendingCommand {
     }
 }
 
-/// Command slots of a queue.
 pub(super) struct CommandSlots {
     slots: Vec<Option<PendingCommand>>,
     free: Vec<u16>,
@@ -135,7 +131,6 @@ impl CommandSlots {
         self.slots[usize::from(cid)] = Some(PendingCommand::new(cid, data, in_capsule, started));
     }
 
-    /// Command that has not ended.
     #[inline]
     pub(super) fn get(&mut self, cid: u16) -> Option<&mut PendingCommand> {
         self.slots.get_mut(usize::from(cid))?.as_mut().filter(|pending| pending.is_in_flight())

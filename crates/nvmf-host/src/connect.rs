@@ -96,7 +96,6 @@ impl AssociationEnd {
         }
     }
 
-    /// Waits for the end.
     pub(super) async fn wait(&self) -> HostError {
         self.rung.wait_for(|| self.why.borrow_mut().take()).await
     }
@@ -183,10 +182,8 @@ impl AdminController {
             capabilities: Capabilities::default(),
             version: Version::default(),
         };
-        match admin.enable().await {
-            Ok(()) => Ok(admin),
-            Err(error) => Err(admin.end.explain(error)),
-        }
+        admin.enable().await.map_err(|error| admin.end.explain(error))?;
+        Ok(admin)
     }
 
     async fn enable(&mut self) -> Result<(), HostError> {

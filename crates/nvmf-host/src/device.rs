@@ -130,7 +130,6 @@ pub(super) struct RemoteIo {
 }
 
 impl RemoteIo {
-    /// Block range for one command.
     #[inline]
     fn range(&self, offset: u64, len: u64) -> BlockRange {
         let shift = self.shape.block_shift;

@@ -49,10 +49,7 @@ pub async fn discover(
 
 async fn read(params: &ConnectParams) -> Result<Vec<DiscoveredSubsystem>, HostError> {
     let admin = AdminController::connect(params, Rc::<Admission>::default()).await?;
-    match read_all(&admin).await {
-        Ok(found) => Ok(found),
-        Err(error) => Err(admin.end.explain(error)),
-    }
+    read_all(&admin).await.map_err(|error| admin.end.explain(error))
 }
 
 async fn read_all(admin: &AdminController) -> Result<Vec<DiscoveredSubsystem>, HostError> {

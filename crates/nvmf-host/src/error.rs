@@ -3,7 +3,7 @@
 use std::io;
 
 use flagstone_nvme::Status;
-use flagstone_nvme::pdu::Fatal;
+use flagstone_nvme::pdu::{Fatal, Violation};
 use flagstone_runtime::net::may_pass;
 use flagstone_runtime::time::Elapsed;
 
@@ -103,6 +103,15 @@ impl From<RxError> for HostError {
         match error {
             RxError::Closed => HostError::Closed,
             RxError::Io(error) => HostError::Broken(error),
+        }
+    }
+}
+
+impl From<Violation> for HostError {
+    fn from(violation: Violation) -> HostError {
+        match violation {
+            Violation::Terminate(fatal) => HostError::Protocol(fatal),
+            Violation::Close => HostError::Terminated("with a malformed TermReq".to_owned()),
         }
     }
 }

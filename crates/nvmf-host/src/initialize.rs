@@ -4,7 +4,7 @@ use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_nvme::limits::{COMMON_HEADER_BYTES, INITIALIZE_BYTES, TERM_REQ_MAX_BYTES};
 use flagstone_nvme::pdu::{
     CommonHeader, Digests, Encoder, Fatal, InitializeRequest, InitializeResponse, PduKind,
-    Receiver, Rules, TermReqHeader, Violation, encode_term_req,
+    Receiver, Rules, TermReqHeader, encode_term_req,
 };
 use flagstone_nvme::wire::Wire;
 use flagstone_runtime::net::{Address, Stream};
@@ -20,7 +20,6 @@ const HOST_DATA_ALIGNMENT: u8 = 0;
 /// MAXR2T: outstanding R2Ts per command.
 const R2TS: u32 = 1;
 
-/// Connects and initializes.
 pub(super) async fn initialize(
     address: &Address,
     wanted: Digests,
@@ -53,16 +52,9 @@ async fn agree(rx: &mut Rx, wanted: Digests) -> Result<Agreement, (HostError, Ve
     arrive(rx, COMMON_HEADER_BYTES).await?;
     let bytes = rx.peek(COMMON_HEADER_BYTES, &mut scratch).expect("they have arrived");
     let common = *CommonHeader::view(bytes).expect("8 bytes");
-    let frame = match Rules::initial(Receiver::Host).check(&common) {
-        Ok(frame) => frame,
-        Err(Violation::Terminate(fatal)) => {
-            return Err((HostError::Protocol(fatal), common.bytes().to_vec()));
-        }
-        Err(Violation::Close) => {
-            let said = "with a malformed TermReq".to_owned();
-            return Err((HostError::Terminated(said), Vec::new()));
-        }
-    };
+    let frame = Rules::initial(Receiver::Host)
+        .check(&common)
+        .map_err(|violation| (violation.into(), common.bytes().to_vec()))?;
     arrive(rx, frame.header_end()).await?;
     let bytes = rx.peek(frame.header_end(), &mut scratch).expect("they have arrived");
     if frame.kind != PduKind::IcResp {

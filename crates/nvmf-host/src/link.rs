@@ -33,10 +33,8 @@ impl ControllerLink {
         admission: Rc<Admission>,
     ) -> Result<(ControllerLink, NamespaceShape), HostError> {
         let admin = Rc::new(AdminController::connect(params, admission).await?);
-        match ControllerLink::set_up(params, &admin).await {
-            Ok(link) => Ok(link),
-            Err(error) => Err(admin.end.explain(error)),
-        }
+        let link = ControllerLink::set_up(params, &admin).await;
+        link.map_err(|error| admin.end.explain(error))
     }
 
     async fn set_up(
@@ -58,7 +56,6 @@ impl ControllerLink {
         Ok((ControllerLink { admin: admin.clone(), queues, _tasks: tasks }, shape))
     }
 
-    /// True if data digests are in use.
     pub(super) fn has_data_digests(&self) -> bool {
         self.admin.queue.has_data_digests()
     }
@@ -76,7 +73,6 @@ impl ControllerLink {
         queues
     }
 
-    /// Controller.
     pub(super) fn admin(&self) -> Rc<AdminController> {
         self.admin.clone()
     }

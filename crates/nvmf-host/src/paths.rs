@@ -8,6 +8,7 @@ use std::time::Duration;
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::Nqn;
 use flagstone_runtime::net::Address;
+use flagstone_runtime::time::Backoff;
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached, time};
 
 use super::{HostError, HostOptions, RemoteDevice};
@@ -130,7 +131,7 @@ impl Paths {
         self: Arc<Self>,
         make: impl AsyncFn(&RemoteDevice) -> Result<T, IoError>,
     ) -> Result<T, IoError> {
-        let (mut since, mut pause) = (None, PATH_PAUSE);
+        let (mut since, mut pause) = (None, Backoff::new(PATH_PAUSE, PATH_PAUSE_MAX));
         loop {
             let first = self.current.load(Ordering::Relaxed);
             for step in 0..self.paths.len() {
@@ -150,8 +151,7 @@ impl Paths {
             if since.get_or_insert_with(time::now).elapsed() > self.patience {
                 return Err(IoError::Unreachable);
             }
-            time::sleep(pause).await;
-            pause = (pause * 2).min(PATH_PAUSE_MAX);
+            time::sleep(pause.advance()).await;
         }
     }
 }

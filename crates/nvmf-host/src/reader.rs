@@ -7,7 +7,6 @@ use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{COMMON_HEADER_BYTES, DATA_HEADER_BYTES, DIGEST_BYTES};
 use flagstone_nvme::pdu::{
     CapsuleResp, CommonHeader, DataHeader, Fatal, Frame, PduKind, R2tHeader, TermReqHeader,
-    Violation,
 };
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, Status};
@@ -129,15 +128,7 @@ impl HostQueue {
         let mut scratch = [0; DATA_HEADER_BYTES + DIGEST_BYTES];
         let bytes = rx.peek(header.known, &mut scratch).expect("as many have arrived");
         header.bytes[..header.known].copy_from_slice(bytes);
-        let frame =
-            self.rules().check(header.view::<CommonHeader>()).map_err(
-                |violation| match violation {
-                    Violation::Terminate(fatal) => HostError::Protocol(fatal),
-                    Violation::Close => {
-                        HostError::Terminated("with a malformed TermReq".to_owned())
-                    }
-                },
-            )?;
+        let frame = self.rules().check(header.view::<CommonHeader>())?;
         if available < frame.header_end() {
             return Ok(None);
         }
@@ -168,7 +159,6 @@ impl HostQueue {
         Ok(())
     }
 
-    /// Data of a read.
     #[inline]
     fn data(&self, rx: &mut Rx, frame: &Frame, header: &Header) -> Result<Option<Want>, HostError> {
         let header = header.view::<DataHeader>();

@@ -44,9 +44,7 @@ pub(super) struct NamespaceShape {
 pub(super) struct DiscardLimits {
     /// Ranges, 1 to 256.
     pub(super) ranges: usize,
-    /// Blocks of a range.
     pub(super) range_blocks: u32,
-    /// Blocks of all ranges.
     pub(super) blocks: u64,
 }
 
