@@ -14,7 +14,6 @@ use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::{BufMut, buf};
 
 use super::controller::Controller;
-use super::error_log::NO_LOCATION;
 use super::feature;
 use super::vendor::CommandReply;
 
@@ -52,7 +51,7 @@ impl Controller {
     ) -> CommandReply {
         let mut reply = outcome.unwrap_or_else(|status| CommandReply::failure(status, 0));
         if !reply.status.is_success() {
-            self.record_error(qid, command, reply.status, NO_LOCATION, 0, reply.result);
+            self.record_error(qid, command, reply.status, 0, reply.result);
             reply.status = reply.status.more();
         }
         reply

@@ -18,7 +18,6 @@ use super::subsystem::{Subsystem, SubsystemKind};
 /// queue destroys the controller.
 #[derive(Debug)]
 pub(crate) struct Connected {
-    /// The controller.
     pub(crate) controller: Arc<Controller>,
     /// The queue: identifier, entries, flow control and counters.
     pub(crate) queue: Arc<ControllerQueue>,
@@ -35,7 +34,6 @@ impl Drop for Connected {
 /// Reason for refusing a Connect. The connection stays open, and the host may send another Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectRefusal {
-    /// Status of the completion.
     pub(crate) status: Status,
     /// Dword 0 of the completion: the position of the invalid parameter, if one is invalid.
     pub(crate) result: u32,

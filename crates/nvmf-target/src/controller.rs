@@ -72,7 +72,6 @@ pub(super) struct Registers {
     pub(super) status: ControllerStatus,
 }
 
-/// Parameters of a new controller.
 pub(super) struct NewController {
     pub(super) host: HostIdentity,
     pub(super) target: Arc<Target>,
@@ -156,28 +155,21 @@ impl Controller {
         self.events.next().await
     }
 
-    /// Records a failed command in the error log. `location` is the invalid byte of the command or
-    /// [`super::NO_LOCATION`], `block` the first failed block or 0, `result` the command specific
-    /// information or 0. Admin and fabrics commands record their own errors.
+    /// Records a failed command in the error log, with the parameters of [`ErrorLog::add`]. Admin
+    /// and fabrics commands record their own errors.
     pub(crate) fn record_error(
         &self,
         qid: u16,
         command: &Sqe,
         status: Status,
-        location: u16,
         block: u64,
         result: u64,
     ) {
-        self.errors.lock().add(qid, command, status, location, block, result);
+        self.errors.lock().add(qid, command, status, block, result);
     }
 
-    /// True for a discovery controller.
     pub(crate) fn is_discovery(&self) -> bool {
         self.subsystem.kind == SubsystemKind::Discovery
-    }
-
-    pub(super) fn namespace_changed(&self, nsid: u32) {
-        self.events.namespace_changed(nsid);
     }
 
     /// CAP.

@@ -10,9 +10,6 @@ use flagstone_nvme::wire::{U16, U32, U64};
 
 use crate::limits::ERROR_LOG_ENTRIES;
 
-/// Parameter error location of an error without a particular location.
-pub(crate) const NO_LOCATION: u16 = ErrorEntry::NONE;
-
 /// Ring of the most recent errors.
 #[derive(Debug, Default)]
 pub(super) struct ErrorLog {
@@ -21,18 +18,10 @@ pub(super) struct ErrorLog {
 }
 
 impl ErrorLog {
-    /// Records that `command` of queue `qid` failed with `status`. `location` is the invalid byte
-    /// of the command, or [`NO_LOCATION`]; `block` the failed block, or 0; `result` the command
-    /// specific information, or 0.
-    pub(super) fn add(
-        &mut self,
-        qid: u16,
-        command: &Sqe,
-        status: Status,
-        location: u16,
-        block: u64,
-        result: u64,
-    ) {
+    /// Records that `command` of queue `qid` failed with `status`. `block` is the first
+    /// failed block, or 0; `result` the command specific information, or 0. The invalid byte of the
+    /// command is never reported.
+    pub(super) fn add(&mut self, qid: u16, command: &Sqe, status: Status, block: u64, result: u64) {
         self.count = self.count.saturating_add(1);
         self.entries.truncate(ERROR_LOG_ENTRIES - 1);
         self.entries.push_front(ErrorEntry {
@@ -40,7 +29,7 @@ impl ErrorLog {
             sqid: U16::new(qid),
             cid: command.cid,
             status_phase: U16::new(status.to_cqe()),
-            parameter_location: U16::new(location),
+            parameter_location: U16::new(ErrorEntry::NONE),
             block: U64::new(block),
             nsid: U32::new(if command.fabrics_type().is_some() { 0 } else { command.nsid.get() }),
             transport: Transport::TCP.0,
@@ -71,7 +60,7 @@ mod tests {
         let mut log = ErrorLog::default();
         let command = Sqe::keep_alive(7);
         for _ in 0..ERROR_LOG_ENTRIES + 3 {
-            log.add(0, &command, Status::INVALID_FIELD.dnr(), NO_LOCATION, 0, 9);
+            log.add(0, &command, Status::INVALID_FIELD.dnr(), 0, 9);
         }
         let counts: Vec<u64> = log.iter().map(|entry| entry.error_count.get()).collect();
         assert_eq!(counts.len(), ERROR_LOG_ENTRIES);

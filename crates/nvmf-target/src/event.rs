@@ -13,11 +13,10 @@ use flagstone_nvme::command::Cqe;
 use flagstone_nvme::event::{AsyncEvent, EventMask};
 use flagstone_nvme::log::{CHANGED_TOO_MANY, LogId};
 use flagstone_nvme::status::Status;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{CHANGED_NAMESPACES, EVENT_REQUESTS};
 
-/// Event state of one controller.
 #[derive(Debug, Default)]
 pub(super) struct Events(Mutex<State>);
 
@@ -39,18 +38,13 @@ struct State {
 }
 
 impl Events {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
-    }
-
-    /// Events that the host has enabled.
     pub(super) fn enabled(&self) -> EventMask {
-        self.lock().enabled
+        self.0.lock().enabled
     }
 
     /// Sets the enabled events. Unsent events of other kinds are dropped.
     pub(super) fn enable(&self, enabled: EventMask) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.enabled = enabled;
         state.pending.retain(|event| event.mask().is_none_or(|bit| enabled.contains(bit)));
         state.unread &= enabled.0;
@@ -61,7 +55,7 @@ impl Events {
     /// # Errors
     /// Asynchronous Event Request Limit Exceeded; Command ID Conflict.
     pub(super) fn park(&self, cid: u16) -> Result<(), Status> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.parked.contains(&cid) {
             return Err(Status::COMMAND_ID_CONFLICT.dnr());
         }
@@ -71,20 +65,20 @@ impl Events {
         state.parked.push_back(cid);
         let waker = state.deliver();
         drop(state);
-        wake(waker);
+        waker.into_iter().for_each(Waker::wake);
         Ok(())
     }
 
     /// Completes a parked request with Command Abort Requested. Returns false when it is not
     /// parked.
     pub(super) fn abort(&self, cid: u16) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let Some(at) = state.parked.iter().position(|&parked| parked == cid) else { return false };
         state.parked.remove(at);
         state.done.push_back(Cqe::new(cid, Status::ABORT_REQUESTED));
         let waker = state.waiting.take();
         drop(state);
-        wake(waker);
+        waker.into_iter().for_each(Waker::wake);
         true
     }
 
@@ -92,7 +86,7 @@ impl Events {
     /// previous one.
     pub(super) fn raise(&self, event: AsyncEvent) {
         let Some(bit) = event.mask() else { return };
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if !state.enabled.contains(bit) || state.unread & bit.0 != 0 {
             return;
         }
@@ -100,13 +94,13 @@ impl Events {
         state.pending.push_back(event);
         let waker = state.deliver();
         drop(state);
-        wake(waker);
+        waker.into_iter().for_each(Waker::wake);
     }
 
     /// Records that namespace `nsid` changed, and raises the event.
     pub(super) fn namespace_changed(&self, nsid: u32) {
         {
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             if state.changed.len() < CHANGED_NAMESPACES {
                 state.changed.insert(nsid);
             } else if !state.changed.contains(&nsid) {
@@ -119,7 +113,7 @@ impl Events {
     /// Namespaces that changed since the last read, ascending; only `FFFFFFFFh` after an overflow.
     /// Clears the list unless `retain` is set.
     pub(super) fn changed_namespaces(&self, retain: bool) -> Vec<u32> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let list = if state.changed_too_many {
             vec![CHANGED_TOO_MANY]
         } else {
@@ -136,12 +130,12 @@ impl Events {
     /// The host read log page `log` without "retain asynchronous event". This unmasks its event and
     /// drops a pending one, which is out of date.
     pub(super) fn log_read(&self, log: LogId) {
-        self.lock().unmask(log);
+        self.0.lock().unmask(log);
     }
 
     /// Clears all state for a controller reset.
     pub(super) fn reset(&self) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         *state = State { waiting: state.waiting.take(), ..State::default() };
     }
 
@@ -152,7 +146,7 @@ impl Events {
     }
 
     fn poll_next(&self, context: &mut Context<'_>) -> Poll<Cqe> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if let Some(done) = state.done.pop_front() {
             return Poll::Ready(done);
         }
@@ -193,12 +187,6 @@ impl State {
             }
         }
         self.pending.retain(|event| event.log != log);
-    }
-}
-
-fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        waker.wake();
     }
 }
 

@@ -15,7 +15,7 @@ use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
 
 use super::connection::Connection;
-use super::{Charge, NO_LOCATION, Namespace};
+use super::{Charge, Namespace};
 use crate::limits::{SCAN_BYTES, SCAN_LEAST_BYTES};
 
 /// NVMe status for a device error.
@@ -61,7 +61,7 @@ impl Connection {
         let block = BlockCommand::parse(command).range.start();
         let status = if self.is_cut_off(command, status) { status.dnr() } else { status };
         self.with_controller(|controller, queue| {
-            controller.record_error(queue.qid, command, status, NO_LOCATION, block, 0);
+            controller.record_error(queue.qid, command, status, block, 0);
             if status.sct() == sct::MEDIA && status.code() != Status::COMPARE_FAILURE {
                 queue.counters.media_error();
             }

@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use flagstone_runtime::time;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{KEEP_ALIVE_LOOKS, KEEP_ALIVE_UNIT_MS};
 
@@ -34,10 +34,6 @@ impl KeepAlive {
         KeepAlive { traffic: AtomicBool::new(false), setting: Mutex::new(setting) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Setting> {
-        self.setting.lock()
-    }
-
     /// Records traffic. It writes only if the flag is clear, which keeps cores from contending for
     /// the cache line.
     #[inline]
@@ -49,26 +45,24 @@ impl KeepAlive {
 
     /// Timeout, in milliseconds; 0 if disabled.
     pub(super) fn timeout_ms(&self) -> u32 {
-        self.lock().timeout_ms
+        self.setting.lock().timeout_ms
     }
 
     /// Sets the timeout, rounded up to whole units, and restarts it.
     pub(super) fn set_timeout_ms(&self, timeout_ms: u32) {
         let waker = {
-            let mut setting = self.lock();
+            let mut setting = self.setting.lock();
             setting.timeout_ms = round_up(timeout_ms);
             setting.revision += 1;
             setting.waiting.take()
         };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        waker.into_iter().for_each(Waker::wake);
     }
 
     /// Sets a timeout shorter than one unit.
     #[cfg(test)]
     pub(super) fn shorten(&self, timeout_ms: u32) {
-        self.lock().timeout_ms = timeout_ms;
+        self.setting.lock().timeout_ms = timeout_ms;
     }
 
     /// Completes when the host has been silent for the timeout. Only one task may wait at a time.
@@ -76,7 +70,7 @@ impl KeepAlive {
         let mut silent_looks = 0;
         loop {
             let (timeout_ms, revision) = {
-                let setting = self.lock();
+                let setting = self.setting.lock();
                 (setting.timeout_ms, setting.revision)
             };
             if timeout_ms == 0 {
@@ -95,7 +89,7 @@ impl KeepAlive {
 
     async fn changed(&self, revision: u64) {
         poll_fn(|context| {
-            let mut setting = self.lock();
+            let mut setting = self.setting.lock();
             if setting.revision != revision {
                 return Poll::Ready(());
             }

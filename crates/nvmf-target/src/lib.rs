@@ -57,7 +57,6 @@ pub use config::{ConfigError, TargetConfig};
 pub(crate) use connect::{Connected, connect};
 pub use connection::serve;
 pub(crate) use controller::Controller;
-pub(crate) use error_log::NO_LOCATION;
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;

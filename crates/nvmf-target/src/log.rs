@@ -112,7 +112,6 @@ impl Window {
         self.at >= self.offset.saturating_add(self.data.len() as u64)
     }
 
-    /// Finishes the reply.
     pub(super) fn done(self) -> CommandReply {
         CommandReply::success(Some(self.data))
     }

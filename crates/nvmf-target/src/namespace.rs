@@ -180,7 +180,6 @@ impl NamespaceTable {
         self.generation += 1;
     }
 
-    /// Removes a namespace.
     pub(crate) fn remove(&mut self, nsid: u32) -> Option<Arc<Namespace>> {
         let nsid = nsid as usize;
         let leaf = self.leaves.get_mut(nsid / NAMESPACE_LEAF)?.as_mut()?;
@@ -191,7 +190,6 @@ impl NamespaceTable {
         namespace
     }
 
-    /// Sets the ANA state.
     pub(crate) fn set_ana(&mut self, state: AnaState) {
         self.ana = state;
         self.generation += 1;

@@ -174,7 +174,6 @@ impl IoCounters {
         add(&self.written_bytes, bytes);
     }
 
-    /// Counts a media error.
     pub(crate) fn media_error(&self) {
         add(&self.media_errors, 1);
     }

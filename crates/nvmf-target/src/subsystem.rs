@@ -33,7 +33,6 @@ pub struct SubsystemConfig {
 pub(crate) enum SubsystemKind {
     /// I/O to namespaces.
     Io,
-    /// Discovery log.
     Discovery,
 }
 
@@ -157,9 +156,8 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Current namespaces.
     pub(super) fn table(&self) -> Arc<NamespaceTable> {
-        self.namespaces().table.clone()
+        self.namespaces.lock().table.clone()
     }
 
     /// Generation of [`Subsystem::table`].
@@ -173,10 +171,6 @@ impl Subsystem {
         self.ana_changes.load(Ordering::Acquire)
     }
 
-    fn namespaces(&self) -> MutexGuard<'_, Namespaces> {
-        self.namespaces.lock()
-    }
-
     /// Adds a namespace and notifies hosts. If it is the first with a volatile write cache,
     /// controllers that reported none are disconnected, because their hosts would never flush.
     pub(super) fn add_namespace(
@@ -188,7 +182,7 @@ impl Subsystem {
         if config.uuid == [0; 16] {
             return Err(TargetError::Uuid);
         }
-        let mut namespaces = self.namespaces();
+        let mut namespaces = self.namespaces.lock();
         let nsid = match config.nsid {
             Some(nsid) if nsid == 0 || nsid > max_namespaces => {
                 return Err(TargetError::NamespaceId { nsid, max: max_namespaces });
@@ -212,7 +206,7 @@ impl Subsystem {
             if volatile_cache && !controller.volatile_cache {
                 controller.destroy("namespace with a volatile write cache added");
             } else {
-                controller.namespace_changed(nsid);
+                controller.events.namespace_changed(nsid);
             }
         }
         Ok(nsid)
@@ -220,7 +214,7 @@ impl Subsystem {
 
     /// Removes a namespace and notifies hosts.
     pub(super) fn remove_namespace(&self, nsid: u32) -> Result<Arc<Namespace>, TargetError> {
-        let mut namespaces = self.namespaces();
+        let mut namespaces = self.namespaces.lock();
         let removed = match namespaces.table.get(nsid) {
             Some(namespace) => namespace.clone(),
             None => return Err(TargetError::NoNamespace(nsid)),
@@ -229,14 +223,14 @@ impl Subsystem {
         namespaces.uuids.remove(&removed.uuid);
         self.publish(namespaces);
         for controller in self.controllers() {
-            controller.namespace_changed(nsid);
+            controller.events.namespace_changed(nsid);
         }
         Ok(removed)
     }
 
     /// Takes over the current size of a namespace's device, and notifies hosts of a new size.
     pub(super) fn resize_namespace(&self, nsid: u32) -> Result<(), TargetError> {
-        let mut namespaces = self.namespaces();
+        let mut namespaces = self.namespaces.lock();
         let found = namespaces.table.get(nsid).ok_or(TargetError::NoNamespace(nsid))?;
         let resized = found.resized().ok_or(TargetError::Device)?;
         if resized.blocks == found.blocks {
@@ -245,14 +239,14 @@ impl Subsystem {
         Arc::make_mut(&mut namespaces.table).insert(Arc::new(resized));
         self.publish(namespaces);
         for controller in self.controllers() {
-            controller.namespace_changed(nsid);
+            controller.events.namespace_changed(nsid);
         }
         Ok(())
     }
 
     /// Sets the ANA state and notifies hosts.
     pub(super) fn set_ana_state(&self, state: AnaState) {
-        let mut namespaces = self.namespaces();
+        let mut namespaces = self.namespaces.lock();
         if namespaces.table.ana() == state {
             return;
         }
@@ -331,7 +325,6 @@ impl Subsystem {
         self.disconnect(why);
     }
 
-    /// Disconnects all hosts.
     pub(super) fn disconnect(&self, why: &'static str) {
         for controller in self.controllers() {
             controller.destroy(why);

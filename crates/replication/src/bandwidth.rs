@@ -16,16 +16,14 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use flagstone_runtime::time::{self, Sleep};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::limits::{RESYNC_SHARE, SESSION_CHECK_NS, TIMER_SLACK_NS};
 
 /// Why data is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrafficClass {
-    /// A host wrote it.
     Hosts,
-    /// A resync copies it.
     Resync,
 }
 
@@ -48,10 +46,6 @@ impl Bandwidth {
         self.bytes_per_s
     }
 
-    fn lock(&self) -> MutexGuard<'_, SendSchedule> {
-        self.schedule.lock()
-    }
-
     /// Waits until `bytes` may be sent. Returns false, without charging them, when `gone` reports
     /// that they are not needed any more. The request is queued at the first poll.
     pub(crate) async fn acquire(
@@ -60,7 +54,7 @@ impl Bandwidth {
         bytes: u64,
         gone: impl Fn() -> bool,
     ) -> bool {
-        let number = self.lock().enter(class, bytes, time::now().as_nanos());
+        let number = self.schedule.lock().enter(class, bytes, time::now().as_nanos());
         let mut entry = QueuedSend { bandwidth: self.clone(), class, number, waits: true };
         let mut pause: Option<Sleep> = None;
         poll_fn(|cx| {
@@ -69,7 +63,7 @@ impl Bandwidth {
                     return Poll::Ready(false);
                 }
                 let now = time::now().as_nanos();
-                match self.lock().ask(class, number, now, cx.waker()) {
+                match self.schedule.lock().ask(class, number, now, cx.waker()) {
                     SendDecision::Granted => {
                         entry.waits = false;
                         return Poll::Ready(true);
@@ -99,7 +93,7 @@ struct QueuedSend {
 
 impl Drop for QueuedSend {
     fn drop(&mut self) {
-        let mut schedule = self.bandwidth.lock();
+        let mut schedule = self.bandwidth.schedule.lock();
         if self.waits {
             schedule.leave(self.class, self.number);
         }
@@ -178,7 +172,6 @@ impl SendSchedule {
         self.queue_of(class).retain(|waiting| waiting.number != number);
     }
 
-    /// The class to be served next.
     fn next_class(&self, now: u64) -> TrafficClass {
         match (self.hosts.front(), self.resync.front()) {
             (None, Some(_)) => TrafficClass::Resync,

@@ -64,7 +64,6 @@ impl PeerLink {
         }
     }
 
-    /// The codec in use.
     fn codec(&self) -> Option<Codec> {
         let known = self.codecs.load(Ordering::Relaxed);
         self.options.compression.filter(|codec| known & codec.bit() != 0)
@@ -114,7 +113,6 @@ impl PeerLink {
     }
 }
 
-/// Parameters of a write to the peer.
 #[derive(Clone, Copy)]
 pub(crate) struct WriteParameters {
     pub(crate) fua: bool,
@@ -122,7 +120,6 @@ pub(crate) struct WriteParameters {
     pub(crate) class: TrafficClass,
 }
 
-/// Payload of one command.
 enum Payload {
     Plain(Buf),
     Compressed(Compressed),
@@ -266,7 +263,6 @@ impl LinkWrite {
     }
 }
 
-/// Commands in flight.
 #[derive(Default)]
 struct CommandSet {
     commands: Vec<IoFuture<()>>,

@@ -97,7 +97,6 @@ impl VendorHandler for ReplicaHandler {
     }
 }
 
-/// One controller of a source.
 struct ControllerSession {
     session: Arc<TargetSession>,
     geometry: Geometry,

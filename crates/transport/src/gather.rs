@@ -41,7 +41,6 @@ impl Gather {
         len
     }
 
-    /// Appends a payload.
     #[inline]
     pub(crate) fn payload(&mut self, payload: Buf) {
         self.close_run();

@@ -80,7 +80,6 @@ pub struct Rx {
     expected: Option<MessageShape>,
     /// Block from which predicted headers get their buffers.
     headers: Option<BufMut>,
-    /// Incremented by each receive.
     receives: Rc<Cell<u64>>,
 }
 

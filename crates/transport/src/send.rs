@@ -23,7 +23,6 @@ pub struct Tx {
     /// Bytes sent since the start, for a watchdog.
     sent_bytes: Cell<u64>,
     in_flight: Cell<bool>,
-    /// Bytes queued and unsent.
     queued_bytes: Cell<usize>,
     /// Header bytes among them: queued since the last send began, and in flight.
     header_bytes: Cell<usize>,

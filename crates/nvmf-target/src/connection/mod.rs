@@ -81,7 +81,6 @@ pub(crate) struct Connection {
     awaits: Cell<Awaits>,
 }
 
-/// Connection together with one admitted command.
 pub(crate) struct AdmittedCommand(Rc<Connection>);
 
 impl std::ops::Deref for AdmittedCommand {

@@ -38,7 +38,6 @@ fn violation(violation: impl Into<Violation>, offending: &[u8]) -> ConnectionEnd
 }
 
 impl Connection {
-    /// Receives until the connection ends.
     pub(super) async fn receive(self: &Rc<Self>, rx: &mut Rx) -> ConnectionEnd {
         let mut rules = match self.initialize(rx).await {
             Ok(rules) => rules,
@@ -479,7 +478,6 @@ impl Connection {
     }
 }
 
-/// Data direction of a command.
 #[inline]
 fn direction(command: &Sqe) -> DataDirection {
     DataDirection::of(command.fabrics_type().map_or(command.opcode, |kind| kind.0))

@@ -18,7 +18,6 @@ impl Connection {
         session.connected.queue.flow_control.then_some(session.sq_head)
     }
 
-    /// Sends a completion.
     #[inline]
     pub(crate) fn respond(&self, completion: Cqe) {
         self.send_completion(completion, self.sq_head());

@@ -114,7 +114,7 @@ fn error_log_is_newest_first() {
     host.send(&vendor, &[]).unwrap_err();
     let mut write = Sqe::keep_alive(0x66);
     write.opcode = 1;
-    host.controller().record_error(3, &write, Status::WRITE_FAULT, NO_LOCATION, 77, 0);
+    host.controller().record_error(3, &write, Status::WRITE_FAULT, 77, 0);
     let data = read(&host, LogId::ERROR, 0, 4096).unwrap();
     let entries = ErrorEntry::view_list(&data);
     assert_eq!((entries[0].error_count.get(), entries[0].sqid.get()), (2, 3));
