@@ -56,7 +56,7 @@ pub(super) fn document<'a>(
             }
         }
     };
-    visible(&page.into_string())
+    visible(&page.into_string()) + "\n"
 }
 
 /// A table that scrolls by itself where the page is narrow.
