@@ -6,10 +6,11 @@
 
 use std::time::Duration;
 
-use flagstone_runtime::{Buf, BufMut, random_u64, time};
+use flagstone_runtime::{random_u64, time};
 
 use crate::limits::DELAY_MAX_SECONDS;
-use crate::{BlockDevice, Geometry, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
+use crate::stats::Call;
+use crate::{IoFuture, Layer, LayerConfigError, SharedDevice};
 
 /// Delay of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +62,7 @@ pub struct DelayConfig {
 }
 
 /// Layer that delays calls.
+#[derive(Debug)]
 pub struct DelayLayer {
     child: SharedDevice,
     config: DelayConfig,
@@ -77,61 +79,35 @@ impl DelayLayer {
         }
         Ok(DelayLayer { child, config })
     }
+}
 
-    fn after<T: 'static>(
+impl Layer for DelayLayer {
+    fn child(&self) -> &SharedDevice {
+        &self.child
+    }
+
+    fn pass<T: 'static>(
         &self,
-        latency: DelayTime,
-        call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+        call: Call,
+        _offset: u64,
+        _len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
+        let latency = match call {
+            Call::Read => self.config.read,
+            Call::Write | Call::WriteZeroes => self.config.write,
+            Call::Flush => self.config.flush,
+            Call::Discard => self.config.discard,
+        };
         if latency.is_zero() {
-            return call(&self.child);
+            return make(&self.child);
         }
         let child = self.child.clone();
         let sleep = time::sleep(latency.pick());
         IoFuture::later(async move {
             sleep.await;
-            call(&child).await
+            make(&child).await
         })
-    }
-}
-
-impl std::fmt::Debug for DelayLayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "DelayLayer({:?})", self.config)
-    }
-}
-
-impl BlockDevice for DelayLayer {
-    fn geometry(&self) -> Geometry {
-        self.child.geometry()
-    }
-
-    fn refresh(&self) {
-        self.child.refresh();
-    }
-
-    fn must_reopen(&self) -> bool {
-        self.child.must_reopen()
-    }
-
-    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.after(self.config.read, move |child| child.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        self.after(self.config.write, move |child| child.write(offset, data, fua))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.after(self.config.flush, |child| child.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.after(self.config.discard, move |child| child.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.after(self.config.write, move |child| child.write_zeroes(offset, len, flags))
     }
 }
 
@@ -142,7 +118,7 @@ mod tests {
     use flagstone_runtime::{block_on, buf};
 
     use super::*;
-    use crate::NullDevice;
+    use crate::{BlockDevice, NullDevice};
 
     fn null() -> SharedDevice {
         Arc::new(NullDevice::new(1 << 20, 512).unwrap())

@@ -168,6 +168,12 @@ pub trait BlockDevice: Send + Sync + 'static {
 /// A device that cores and layers may share.
 pub type SharedDevice = Arc<dyn BlockDevice>;
 
+impl std::fmt::Debug for dyn BlockDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BlockDevice({} bytes)", self.geometry().size_bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

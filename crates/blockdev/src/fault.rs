@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use flagstone_runtime::{Buf, BufMut};
 use parking_lot::Mutex;
 
 use crate::limits::FAULT_MAX_RANGES;
-use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
+use crate::stats::Call;
+use crate::{IoError, IoFuture, Layer, LayerConfigError, SharedDevice};
 use flagstone_runtime::rng::Rng;
 
 /// Rate of failing calls of one kind.
@@ -57,41 +57,23 @@ pub struct FaultConfig {
     pub flush: FaultRate,
 }
 
-/// Counts of calls and of injected faults.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FaultCounters {
-    /// Reads.
-    pub reads: u64,
-    /// Writes and write-zeroes.
-    pub writes: u64,
-    /// Flushes.
-    pub flushes: u64,
-    /// Discards.
-    pub discards: u64,
-    /// Failed reads.
-    pub read_faults: u64,
-    /// Failed writes, write-zeroes and discards.
-    pub write_faults: u64,
-    /// Failed flushes.
-    pub flush_faults: u64,
-}
-
 /// The faults of one direction.
 #[derive(Debug, Default)]
 struct Faults {
     rate: FaultRate,
+    calls: u64,
     next: u64,
     ranges: Vec<Range<u64>>,
 }
 
 impl Faults {
-    fn strike(&mut self, call: u64, range: &Range<u64>, rng: &mut Rng) -> bool {
+    fn strike(&mut self, range: &Range<u64>, rng: &mut Rng) -> bool {
         if self.next > 0 {
             self.next -= 1;
             return true;
         }
         let hit = |bad: &Range<u64>| bad.start < range.end && range.start < bad.end;
-        self.rate.strikes(call, rng) || self.ranges.iter().any(hit)
+        self.rate.strikes(self.calls, rng) || self.ranges.iter().any(hit)
     }
 }
 
@@ -103,7 +85,6 @@ struct State {
     flushes: Faults,
     poisoned: bool,
     unreachable: bool,
-    counters: FaultCounters,
 }
 
 impl State {
@@ -116,48 +97,30 @@ impl State {
             flushes: faults(config.flush),
             poisoned: false,
             unreachable: false,
-            counters: FaultCounters::default(),
         }
     }
 
     fn read(&mut self, range: Range<u64>) -> Result<(), IoError> {
-        self.counters.reads += 1;
-        let error = if self.unreachable {
-            IoError::Unreachable
-        } else if self.reads.strike(self.counters.reads, &range, &mut self.rng) {
-            IoError::ReadFault
-        } else {
-            return Ok(());
-        };
-        self.counters.read_faults += 1;
-        Err(error)
+        self.reads.calls += 1;
+        if self.unreachable {
+            return Err(IoError::Unreachable);
+        }
+        let fails = self.reads.strike(&range, &mut self.rng);
+        if fails { Err(IoError::ReadFault) } else { Ok(()) }
     }
 
     fn write(&mut self, range: Range<u64>) -> Result<(), IoError> {
-        self.counters.writes += 1;
-        let check = self.refusal().and_then(|()| {
-            let fails = self.writes.strike(self.counters.writes, &range, &mut self.rng);
-            if fails { Err(IoError::WriteFault) } else { Ok(()) }
-        });
-        self.counters.write_faults += u64::from(check.is_err());
-        check
-    }
-
-    fn discard(&mut self) -> Result<(), IoError> {
-        self.counters.discards += 1;
-        let check = self.refusal();
-        self.counters.write_faults += u64::from(check.is_err());
-        check
+        self.writes.calls += 1;
+        self.refusal()?;
+        let fails = self.writes.strike(&range, &mut self.rng);
+        if fails { Err(IoError::WriteFault) } else { Ok(()) }
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        self.counters.flushes += 1;
-        let check = self.refusal().and_then(|()| {
-            self.poisoned = self.flushes.strike(self.counters.flushes, &(0..0), &mut self.rng);
-            if self.poisoned { Err(IoError::WriteFault) } else { Ok(()) }
-        });
-        self.counters.flush_faults += u64::from(check.is_err());
-        check
+        self.flushes.calls += 1;
+        self.refusal()?;
+        self.poisoned = self.flushes.strike(&(0..0), &mut self.rng);
+        if self.poisoned { Err(IoError::WriteFault) } else { Ok(()) }
     }
 
     /// Fails while every change fails.
@@ -171,6 +134,7 @@ impl State {
 }
 
 /// Layer that injects faults.
+#[derive(Debug)]
 pub struct FaultLayer {
     child: SharedDevice,
     state: Arc<Mutex<State>>,
@@ -239,16 +203,11 @@ impl FaultControl {
         self.0.lock().poisoned = false;
     }
 
-    /// Ends all faults: rates, ranges, counts, poison and unreachability. Counters stay.
+    /// Ends all faults: rates, ranges, counts, poison and unreachability.
     pub fn heal(&self) {
         let mut state = self.0.lock();
         (state.reads, state.writes, state.flushes) = Default::default();
         (state.poisoned, state.unreachable) = (false, false);
-    }
-
-    /// Calls and faults so far.
-    pub fn counters(&self) -> FaultCounters {
-        self.0.lock().counters
     }
 }
 
@@ -257,62 +216,40 @@ fn add_range(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     ranges.push(range);
 }
 
-/// The range of a call. If it is out of bounds, the child refuses it.
-fn range_of(offset: u64, len: u64) -> Range<u64> {
-    offset..offset.saturating_add(len)
-}
-
-impl std::fmt::Debug for FaultLayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FaultLayer({:?})", self.state.lock())
-    }
-}
-
-impl BlockDevice for FaultLayer {
-    fn geometry(&self) -> Geometry {
-        self.child.geometry()
-    }
-
-    fn refresh(&self) {
-        self.child.refresh();
+impl Layer for FaultLayer {
+    fn child(&self) -> &SharedDevice {
+        &self.child
     }
 
     fn must_reopen(&self) -> bool {
         self.state.lock().poisoned || self.child.must_reopen()
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        let check = self.state.lock().read(range_of(offset, buf.len() as u64));
-        IoFuture::checked(check, || self.child.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let check = self.state.lock().write(range_of(offset, data.len() as u64));
-        IoFuture::checked(check, || self.child.write(offset, data, fua))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        let check = self.state.lock().flush();
-        IoFuture::checked(check, || self.child.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        let check = self.state.lock().discard();
-        IoFuture::checked(check, || self.child.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        let check = self.state.lock().write(range_of(offset, len));
-        IoFuture::checked(check, || self.child.write_zeroes(offset, len, flags))
+    fn pass<T: 'static>(
+        &self,
+        call: Call,
+        offset: u64,
+        len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        // If the range is out of bounds, the child refuses it.
+        let range = offset..offset.saturating_add(len);
+        let check = match call {
+            Call::Read => self.state.lock().read(range),
+            Call::Write | Call::WriteZeroes => self.state.lock().write(range),
+            Call::Flush => self.state.lock().flush(),
+            Call::Discard => self.state.lock().refusal(),
+        };
+        IoFuture::checked(check, || make(&self.child))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use flagstone_runtime::buf;
+    use flagstone_runtime::{Buf, buf};
 
     use super::*;
-    use crate::MemoryDevice;
+    use crate::{BlockDevice, MemoryDevice, ZeroFlags};
 
     fn device(config: FaultConfig) -> (FaultLayer, FaultControl) {
         FaultLayer::new(Arc::new(MemoryDevice::new(1 << 20, 512).unwrap()), config).unwrap()
@@ -347,9 +284,6 @@ mod tests {
         assert_eq!(write(&device, 0, 1), Ok(()));
         control.heal();
         assert_eq!((read(&device, 1024), write(&device, 2048, 1)), (Ok(0), Ok(())));
-        let counters = control.counters();
-        assert_eq!((counters.reads, counters.read_faults), (5, 1));
-        assert_eq!((counters.writes, counters.write_faults), (5, 3));
     }
 
     #[test]
@@ -363,7 +297,6 @@ mod tests {
         assert_eq!(read(&device, 0), Ok(0));
         control.reopen();
         assert_eq!((write(&device, 0, 1), now(device.flush())), (Ok(()), Ok(())));
-        assert_eq!(control.counters().flush_faults, 2);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::window::run_all;
 use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, SharedDevice, ZeroFlags};
 
 /// Stripe over several devices.
+#[derive(Debug)]
 pub struct StripeDevice {
     geometry: Geometry,
     map: Map,
@@ -178,12 +179,6 @@ impl StripeDevice {
                 run_all(calls, drop).await
             })
         })
-    }
-}
-
-impl std::fmt::Debug for StripeDevice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "StripeDevice({:?})", self.map)
     }
 }
 

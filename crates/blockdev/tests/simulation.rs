@@ -162,7 +162,7 @@ fn failed_flush_poisons_file_device_until_reopened() {
             assert_eq!(device.flush().await, Err(IoError::WriteFault));
             world.set_faults(node, DISK, DiskFaults::default());
             let flags = ZeroFlags::default();
-            assert!(device.is_poisoned());
+            assert!(device.must_reopen());
             assert_eq!(device.flush().await, Err(IoError::Poisoned));
             assert_eq!(device.write(0, data(), false).await, Err(IoError::Poisoned));
             assert_eq!(device.discard(0, 512).await, Err(IoError::Poisoned));
@@ -175,7 +175,7 @@ fn failed_flush_poisons_file_device_until_reopened() {
             assert_eq!(device.flush().await, Ok(()));
             world.set_faults(node, DISK, DiskFaults { flush_errors: 1.0, ..DiskFaults::default() });
             assert_eq!(device.write(0, data(), true).await, Err(IoError::WriteFault));
-            assert!(device.is_poisoned(), "a durable write flushes too");
+            assert!(device.must_reopen(), "a durable write flushes too");
         });
         sim.block_on(async { faulty.await.unwrap() });
     }

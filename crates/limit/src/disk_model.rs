@@ -10,8 +10,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut, rng, time};
+use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::{IoFuture, Layer, SharedDevice};
+use flagstone_runtime::{rng, time};
 
 use crate::limits::{LATENCY_MAX, TAIL_MAX};
 use crate::lognormal::Lognormal;
@@ -64,6 +65,7 @@ pub struct DiskModelConfig {
 }
 
 /// Layer that adds the latency of a disk type.
+#[derive(Debug)]
 pub struct DiskModelLayer {
     child: SharedDevice,
     read: Option<Lognormal>,
@@ -83,16 +85,25 @@ impl DiskModelLayer {
         let (read, write) = (distribution(config.read)?, distribution(config.write)?);
         Ok(DiskModelLayer { child, read, write, seed: config.seed, calls: AtomicU64::new(0) })
     }
+}
 
-    fn served<T: 'static>(
+impl Layer for DiskModelLayer {
+    fn child(&self) -> &SharedDevice {
+        &self.child
+    }
+
+    fn pass<T: 'static>(
         &self,
-        distribution: Option<Lognormal>,
-        call: impl FnOnce(&SharedDevice) -> IoFuture<T>,
+        call: Call,
+        _offset: u64,
+        _len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
-        let Some(distribution) = distribution else { return call(&self.child) };
+        let distribution = if call == Call::Read { self.read } else { self.write };
+        let Some(distribution) = distribution else { return make(&self.child) };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let sleep = time::sleep(distribution.draw(rng::split_mix64_at(self.seed, number)));
-        match call(&self.child).try_now() {
+        match make(&self.child).try_now() {
             Ok(Err(error)) => IoFuture::ready(Err(error)),
             Ok(Ok(value)) => IoFuture::later(async move {
                 sleep.await;
@@ -104,46 +115,5 @@ impl DiskModelLayer {
                 Ok(value)
             }),
         }
-    }
-}
-
-impl std::fmt::Debug for DiskModelLayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "DiskModelLayer(read {:?}, write {:?})", self.read, self.write)
-    }
-}
-
-// `try_read_cached` keeps its default of `None`, because a cached read would bypass the latency.
-impl BlockDevice for DiskModelLayer {
-    fn geometry(&self) -> Geometry {
-        self.child.geometry()
-    }
-
-    fn refresh(&self) {
-        self.child.refresh();
-    }
-
-    fn must_reopen(&self) -> bool {
-        self.child.must_reopen()
-    }
-
-    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.served(self.read, |child| child.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        self.served(self.write, |child| child.write(offset, data, fua))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.served(self.write, |child| child.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.served(self.write, |child| child.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.served(self.write, |child| child.write_zeroes(offset, len, flags))
     }
 }

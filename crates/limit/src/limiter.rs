@@ -25,10 +25,12 @@ use crate::schedule::{Entered, Schedule};
 use crate::waiting::{Request, Ticket};
 
 /// A limit in force, for any number of volumes, on any number of cores.
+#[derive(Debug)]
 pub struct Limiter {
     state: Mutex<State>,
 }
 
+#[derive(Debug)]
 struct State {
     limit: Limit,
     schedule: Schedule,
@@ -38,6 +40,7 @@ struct State {
 }
 
 /// State of the timer.
+#[derive(Debug)]
 enum Timer {
     /// No timer: no commands wait.
     None,
@@ -149,12 +152,6 @@ impl Limiter {
     fn start_timer(self: &Arc<Self>) {
         let mut duty = Duty { limiter: self.clone(), sleep: None, ended: false };
         spawn_detached(async move { poll_fn(|cx| duty.poll(cx)).await });
-    }
-}
-
-impl std::fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Limiter({:?})", self.limit())
     }
 }
 

@@ -14,13 +14,14 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::{IoFuture, Layer, SharedDevice};
 
 use crate::limiter::Limiter;
 use crate::meter::Class;
 
 /// Layer that enforces a limit.
+#[derive(Debug)]
 pub struct RateLimitLayer {
     child: SharedDevice,
     limiter: Arc<Limiter>,
@@ -31,67 +32,39 @@ impl RateLimitLayer {
     pub fn new(child: SharedDevice, limiter: Arc<Limiter>) -> RateLimitLayer {
         RateLimitLayer { child, limiter }
     }
+}
 
-    /// Makes a call at its turn, or at once if `check` shows that the child will refuse it.
-    fn after<T: 'static>(
+impl Layer for RateLimitLayer {
+    fn child(&self) -> &SharedDevice {
+        &self.child
+    }
+
+    /// Makes a call at its turn, or at once if the child will refuse it.
+    fn pass<T: 'static>(
         &self,
-        check: Result<(), IoError>,
-        (class, bytes): (Class, usize),
-        call: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+        call: Call,
+        offset: u64,
+        len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
-        let place = check.ok().and_then(|()| self.limiter.enter(class, bytes));
-        let Some(place) = place else { return call(&self.child) };
+        let (geometry, bytes) = (self.child.geometry(), len as usize);
+        let (check, class, payload) = match call {
+            Call::Read => (geometry.check_transfer(offset, bytes), Class::Read, bytes),
+            Call::Write => {
+                let bounded = geometry.check_transfer(offset, bytes);
+                (geometry.check_change(offset, len).and(bounded), Class::Write, bytes)
+            }
+            Call::Flush => (Ok(()), Class::Control, 0),
+            Call::Discard | Call::WriteZeroes => {
+                (geometry.check_change(offset, len), Class::Control, 0)
+            }
+        };
+        let place = check.ok().and_then(|()| self.limiter.enter(class, payload));
+        let Some(place) = place else { return make(&self.child) };
         let child = self.child.clone();
         IoFuture::later(async move {
             place.turn().await;
-            call(&child).await
+            make(&child).await
         })
-    }
-}
-
-impl std::fmt::Debug for RateLimitLayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RateLimitLayer({:?})", self.limiter)
-    }
-}
-
-// `try_read_cached` keeps its default of `None`, because a cached read would not be counted.
-impl BlockDevice for RateLimitLayer {
-    fn geometry(&self) -> Geometry {
-        self.child.geometry()
-    }
-
-    fn refresh(&self) {
-        self.child.refresh();
-    }
-
-    fn must_reopen(&self) -> bool {
-        self.child.must_reopen()
-    }
-
-    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        let check = self.child.geometry().check_transfer(offset, buf.len());
-        self.after(check, (Class::Read, buf.len()), move |child| child.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let geometry = self.child.geometry();
-        let bounded = geometry.check_transfer(offset, data.len());
-        let check = geometry.check_change(offset, data.len() as u64).and(bounded);
-        self.after(check, (Class::Write, data.len()), move |child| child.write(offset, data, fua))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.after(Ok(()), (Class::Control, 0), |child| child.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        let check = self.child.geometry().check_change(offset, len);
-        self.after(check, (Class::Control, 0), move |child| child.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        let check = self.child.geometry().check_change(offset, len);
-        self.after(check, (Class::Control, 0), move |child| child.write_zeroes(offset, len, flags))
     }
 }

@@ -68,13 +68,6 @@ impl FileDevice {
         }))))
     }
 
-    /// True after a failed flush: the device must be opened again.
-    pub fn is_poisoned(&self) -> bool {
-        self.0.sync.is_poisoned()
-    }
-}
-
-impl FileDevice {
     /// Makes a call if the `check` before it succeeded.
     fn later<T: 'static>(
         &self,
@@ -214,7 +207,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn must_reopen(&self) -> bool {
-        self.is_poisoned()
+        self.0.sync.is_poisoned()
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

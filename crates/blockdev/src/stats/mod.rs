@@ -14,9 +14,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use crate::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use crate::{IoFuture, Layer, SharedDevice};
 use flagstone_runtime::time::{self, Instant};
-use flagstone_runtime::{Buf, BufMut, core_index, cores};
+use flagstone_runtime::{Buf, core_index, cores};
 
 use latency::{BUCKETS, Histogram, bucket_of};
 
@@ -145,12 +145,6 @@ impl Counters {
     }
 }
 
-impl std::fmt::Debug for Counters {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Counters")
-    }
-}
-
 /// Counts of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -248,46 +242,11 @@ impl StatsLayer {
     pub fn with(child: SharedDevice, counters: Arc<Counters>) -> StatsLayer {
         StatsLayer { child, counters }
     }
-
-    #[inline]
-    fn count<T: 'static>(&self, call: Call, bytes: u64, outcome: IoFuture<T>) -> IoFuture<T> {
-        let core = self.counters.here();
-        match outcome.try_now() {
-            Ok(result) => {
-                let counters = &core.calls[call as usize];
-                add(&counters.at_once, 1);
-                counters.outcome(result.is_ok(), bytes);
-                IoFuture::ready(result)
-            }
-            Err(later) => {
-                let watch = Watch::new(core.clone(), call, bytes);
-                IoFuture::later(async move {
-                    let result = later.await;
-                    watch.end(result.is_ok());
-                    result
-                })
-            }
-        }
-    }
 }
 
-impl std::fmt::Debug for StatsLayer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("StatsLayer")
-    }
-}
-
-impl BlockDevice for StatsLayer {
-    fn geometry(&self) -> Geometry {
-        self.child.geometry()
-    }
-
-    fn refresh(&self) {
-        self.child.refresh();
-    }
-
-    fn must_reopen(&self) -> bool {
-        self.child.must_reopen()
+impl Layer for StatsLayer {
+    fn child(&self) -> &SharedDevice {
+        &self.child
     }
 
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
@@ -299,26 +258,32 @@ impl BlockDevice for StatsLayer {
         Some(known)
     }
 
-    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        let bytes = buf.len() as u64;
-        self.count(Call::Read, bytes, self.child.read(offset, buf))
-    }
-
-    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        let bytes = data.len() as u64;
-        self.count(Call::Write, bytes, self.child.write(offset, data, fua))
-    }
-
-    fn flush(&self) -> IoFuture<()> {
-        self.count(Call::Flush, 0, self.child.flush())
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
-        self.count(Call::Discard, len, self.child.discard(offset, len))
-    }
-
-    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.count(Call::WriteZeroes, len, self.child.write_zeroes(offset, len, flags))
+    #[inline]
+    fn pass<T: 'static>(
+        &self,
+        call: Call,
+        _offset: u64,
+        len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let outcome = make(&self.child);
+        let core = self.counters.here();
+        match outcome.try_now() {
+            Ok(result) => {
+                let counters = &core.calls[call as usize];
+                add(&counters.at_once, 1);
+                counters.outcome(result.is_ok(), len);
+                IoFuture::ready(result)
+            }
+            Err(later) => {
+                let watch = Watch::new(core.clone(), call, len);
+                IoFuture::later(async move {
+                    let result = later.await;
+                    watch.end(result.is_ok());
+                    result
+                })
+            }
+        }
     }
 }
 
@@ -327,7 +292,8 @@ mod tests {
     use std::time::Duration;
 
     use crate::{
-        DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FaultRate, NullDevice,
+        BlockDevice, DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FaultRate,
+        NullDevice, ZeroFlags,
     };
     use flagstone_runtime::{RuntimeConfig, buf, run, sync::Notify};
 
@@ -373,7 +339,7 @@ mod tests {
         flagstone_runtime::block_on(async {
             let (device, counters) = StatsLayer::new(null());
             assert!(device.flush().try_now().is_ok());
-            let known = device.try_read_cached(0, 4096).is_some();
+            let known = BlockDevice::try_read_cached(&device, 0, 4096).is_some();
             assert_eq!(summary(&counters, Call::Read).0, u64::from(known));
             assert_eq!(counters.totals().of(Call::Flush).latency.sum_ns, 0);
         })

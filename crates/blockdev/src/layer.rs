@@ -1,0 +1,77 @@
+//! [`Layer`]: a device that passes each call to the device below it, after a check, a delay or a
+//! count.
+
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::stats::Call;
+use crate::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+
+/// A device above one child that treats all calls alike. Every layer is a [`BlockDevice`] with the
+/// geometry and state of its child.
+pub trait Layer: Send + Sync + 'static {
+    /// The device below.
+    fn child(&self) -> &SharedDevice;
+
+    /// Passes a call on the range of `len` bytes at `offset` (0 and 0 for a flush) to the child
+    /// with `make`, or fails it.
+    fn pass<T: 'static>(
+        &self,
+        call: Call,
+        offset: u64,
+        len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T>;
+
+    /// See [`BlockDevice::must_reopen`].
+    fn must_reopen(&self) -> bool {
+        self.child().must_reopen()
+    }
+
+    /// See [`BlockDevice::try_read_cached`]. `None` by default, because a cached read would bypass
+    /// [`Layer::pass`].
+    fn try_read_cached(&self, _offset: u64, _len: usize) -> Option<Buf> {
+        None
+    }
+}
+
+impl<L: Layer> BlockDevice for L {
+    fn geometry(&self) -> Geometry {
+        self.child().geometry()
+    }
+
+    fn refresh(&self) {
+        self.child().refresh();
+    }
+
+    fn must_reopen(&self) -> bool {
+        Layer::must_reopen(self)
+    }
+
+    fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
+        Layer::try_read_cached(self, offset, len)
+    }
+
+    #[inline]
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.pass(Call::Read, offset, buf.len() as u64, move |child| child.read(offset, buf))
+    }
+
+    #[inline]
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let len = data.len() as u64;
+        self.pass(Call::Write, offset, len, move |child| child.write(offset, data, fua))
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.pass(Call::Flush, 0, 0, |child| child.flush())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.pass(Call::Discard, offset, len, move |child| child.discard(offset, len))
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        let make = move |child: &SharedDevice| child.write_zeroes(offset, len, flags);
+        self.pass(Call::WriteZeroes, offset, len, make)
+    }
+}
