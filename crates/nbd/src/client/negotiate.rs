@@ -87,6 +87,9 @@ enum State {
     ExportName,
 }
 
+/// Bytes consumed, and the next action.
+pub type StepResult = Result<(usize, NegotiationStep), NegotiationError>;
+
 /// Negotiation state of a client.
 #[derive(Debug)]
 pub struct Negotiation {
@@ -124,11 +127,7 @@ impl Negotiation {
     ///
     /// # Errors
     /// [`NegotiationError`]: close the connection.
-    pub fn step(
-        &mut self,
-        input: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(usize, NegotiationStep), NegotiationError> {
+    pub fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> StepResult {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
@@ -138,11 +137,7 @@ impl Negotiation {
         }
     }
 
-    fn greeting(
-        &mut self,
-        input: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(usize, NegotiationStep), NegotiationError> {
+    fn greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> StepResult {
         let (Some(init), Some(magic), Some(flags)) =
             (u64_at(input, 0), u64_at(input, 8), u16_at(input, 16))
         else {
@@ -165,11 +160,7 @@ impl Negotiation {
         Ok((GREETING_BYTES, NegotiationStep::Again))
     }
 
-    fn option_reply(
-        &mut self,
-        input: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(usize, NegotiationStep), NegotiationError> {
+    fn option_reply(&mut self, input: &[u8], out: &mut Vec<u8>) -> StepResult {
         let header =
             OptionReplyHeader::decode(input).map_err(|_| Broken("not a reply to an option"))?;
         let Some(header) = header else { return Ok((0, NegotiationStep::More)) };
@@ -297,7 +288,7 @@ impl Negotiation {
         Ok(())
     }
 
-    fn export_name(&mut self, input: &[u8]) -> Result<(usize, NegotiationStep), NegotiationError> {
+    fn export_name(&mut self, input: &[u8]) -> StepResult {
         let bytes = 10 + if self.zeroes { TRAILING_ZEROES } else { 0 };
         let (Some(size), Some(flags)) = (u64_at(input, 0), u16_at(input, 8)) else {
             return Ok((0, NegotiationStep::More));

@@ -197,10 +197,8 @@ async fn establish(
     link: LinkId,
     timeout: Duration,
 ) -> Result<EstablishedConnection, ConnectError> {
-    match time::timeout(timeout, negotiate(address, export, link)).await {
-        Ok(result) => result,
-        Err(_) => Err(ConnectError::TimedOut),
-    }
+    let negotiated = time::timeout(timeout, negotiate(address, export, link)).await;
+    negotiated.unwrap_or(Err(ConnectError::TimedOut))
 }
 
 async fn negotiate(

@@ -39,8 +39,6 @@ use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
-use receiver::ReceiveEnd;
-use watchdog::CloseReason;
 
 /// Server limits and timeouts.
 #[derive(Clone, Copy, Debug)]
@@ -229,22 +227,10 @@ impl NbdServer {
         drop(ended);
         drop(owner);
         if watchdog.handle().is_finished() {
-            return match watchdog.handle().await {
-                Ok(CloseReason::Stalled) => DisconnectReason::TimedOut,
-                Ok(CloseReason::Replaced) => DisconnectReason::Replaced,
-                Ok(CloseReason::Drained) | Err(_) => DisconnectReason::Drained,
-            };
+            return watchdog.handle().await.unwrap_or(DisconnectReason::Drained);
         }
         connection.stream.shutdown();
-        match end {
-            ReceiveEnd::Replaced => DisconnectReason::Replaced,
-            ReceiveEnd::Disconnect | ReceiveEnd::Closed { whole: true } => {
-                DisconnectReason::Disconnected
-            }
-            ReceiveEnd::Closed { whole: false } => DisconnectReason::CutShort,
-            ReceiveEnd::BadMagic(bad) => DisconnectReason::OutOfStep(bad),
-            ReceiveEnd::Failed(error) => DisconnectReason::Failed(error),
-        }
+        end
     }
 }
 
@@ -283,9 +269,8 @@ async fn negotiate(
             HandshakeStep::More => {
                 let part = rx.available() > 0;
                 rx.more_pooled().await.map_err(|error| match error {
-                    RxError::Closed if part => DisconnectReason::CutShort,
-                    RxError::Closed => DisconnectReason::Disconnected,
-                    RxError::Io(error) => DisconnectReason::Failed(error),
+                    RxError::Closed if !part => DisconnectReason::Disconnected,
+                    error => error.into(),
                 })?;
             }
         }

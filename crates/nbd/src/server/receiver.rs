@@ -1,6 +1,5 @@
 //! Request receiver: parses many requests per receive, and starts each as soon as it is complete.
 
-use std::io;
 use std::rc::Rc;
 
 use flagstone_runtime::task::yield_now;
@@ -9,61 +8,44 @@ use flagstone_transport::limits::DIRECT_BYTES;
 use flagstone_transport::{MessageShape, Rx, RxError, ShapePredictor};
 
 use crate::limits::PREDICTED_PAYLOAD_BYTES;
+use crate::server::DisconnectReason;
 use crate::server::connection::{NbdConnection, ReplyBody};
 use crate::server::execute::{self, AdmittedRequest};
 use crate::session::RequestAction;
 use crate::wire::Errno;
-use crate::wire::request::{BadRequestMagic, NbdRequest};
+use crate::wire::request::NbdRequest;
 
-/// Reason why receiving ended.
-#[derive(Debug)]
-pub(crate) enum ReceiveEnd {
-    /// The client sent DISC.
-    Disconnect,
-    /// The client closed; `whole` means between two requests.
-    Closed { whole: bool },
-    /// Another connection of the client has taken over.
-    Replaced,
-    /// Invalid magic: the stream is out of sync.
-    BadMagic(BadRequestMagic),
-    /// System error.
-    Failed(io::Error),
-}
-
-impl From<RxError> for ReceiveEnd {
-    fn from(error: RxError) -> ReceiveEnd {
+impl From<RxError> for DisconnectReason {
+    fn from(error: RxError) -> DisconnectReason {
         match error {
-            RxError::Closed => ReceiveEnd::Closed { whole: false },
-            RxError::Io(error) => ReceiveEnd::Failed(error),
+            RxError::Closed => DisconnectReason::CutShort,
+            RxError::Io(error) => DisconnectReason::Failed(error),
         }
     }
 }
 
 /// Receives and starts requests until the end.
-pub(crate) async fn receive(connection: &Rc<NbdConnection>, rx: &mut Rx) -> ReceiveEnd {
+pub(crate) async fn receive(connection: &Rc<NbdConnection>, rx: &mut Rx) -> DisconnectReason {
     let mut predictor = ShapePredictor::default();
     loop {
         let mut scratch = [0; NbdRequest::BYTES];
         let bytes = rx.peek(NbdRequest::BYTES, &mut scratch).unwrap_or_default();
-        let request = match NbdRequest::decode(bytes) {
-            Ok(Some(request)) => request,
-            Ok(None) => match more(connection, rx).await {
-                Ok(()) => continue,
-                Err(end) => return end,
-            },
-            Err(bad) => return ReceiveEnd::BadMagic(bad),
+        let received = match NbdRequest::decode(bytes) {
+            Ok(Some(request)) => {
+                rx.skip(NbdRequest::BYTES);
+                take(connection, rx, &request, &mut predictor).await
+            }
+            Ok(None) => more(connection, rx).await,
+            Err(bad) => Err(bad.into()),
         };
-        rx.skip(NbdRequest::BYTES);
-        match take(connection, rx, &request, &mut predictor).await {
-            Ok(None) => {}
-            Ok(Some(end)) => return end,
-            Err(error) => return error.into(),
+        if let Err(end) = received {
+            return end;
         }
     }
 }
 
 /// Receives once.
-async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), ReceiveEnd> {
+async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), DisconnectReason> {
     if connection.tx.has_waiting() {
         // Send replies first, because the peer may be waiting for them.
         yield_now().await;
@@ -76,25 +58,24 @@ async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), ReceiveEnd>
     let received = rx.more().await;
     connection.receiving_part.set(false);
     match received {
-        Ok(()) => Ok(()),
-        Err(RxError::Closed) => Err(ReceiveEnd::Closed { whole: !part }),
-        Err(RxError::Io(error)) => Err(ReceiveEnd::Failed(error)),
+        Err(RxError::Closed) if !part => Err(DisconnectReason::Disconnected),
+        received => Ok(received?),
     }
 }
 
-/// Starts or refuses one request; `Some` at the end of the connection.
+/// Starts or refuses one request; fails at the end of the connection.
 async fn take(
     connection: &Rc<NbdConnection>,
     rx: &mut Rx,
     request: &NbdRequest,
     predictor: &mut ShapePredictor,
-) -> Result<Option<ReceiveEnd>, RxError> {
+) -> Result<(), DisconnectReason> {
     let mut verdict = connection.session.admit(request);
     if connection.drain.has_begun() && verdict != Ok(RequestAction::Disconnect) {
         verdict = Err(Errno::SHUTDOWN);
     }
     let budget = match verdict {
-        Ok(RequestAction::Disconnect) => return Ok(Some(ReceiveEnd::Disconnect)),
+        Ok(RequestAction::Disconnect) => return Err(DisconnectReason::Disconnected),
         Ok(RequestAction::Read { len, .. }) => len as usize,
         Ok(RequestAction::Write { .. }) => request.len as usize,
         _ => 0,
@@ -105,22 +86,18 @@ async fn take(
         Ok(RequestAction::Write { offset, fua }) => {
             let received = payload(connection, rx, budget).await;
             rx.expect(predictor.observe(shape(connection, budget)));
-            match received {
-                Ok(data) if !connection.is_replaced() => match data {
-                    Some(data) => execute::write(connection, job, offset, fua, data),
-                    None => {
-                        connection.reply(request.cookie, ReplyBody::Failed(Errno::NOMEM), budget);
-                    }
-                },
-                other => {
-                    connection.abandon(budget);
-                    return other.map(|_| Some(ReceiveEnd::Replaced));
-                }
+            if received.is_err() || connection.is_replaced() {
+                connection.abandon(budget);
+            }
+            match received? {
+                _ if connection.is_replaced() => return Err(DisconnectReason::Replaced),
+                Some(data) => execute::write(connection, job, offset, fua, data),
+                None => connection.reply(request.cookie, ReplyBody::Failed(Errno::NOMEM), budget),
             }
         }
         Ok(_) if connection.is_replaced() => {
             connection.abandon(budget);
-            return Ok(Some(ReceiveEnd::Replaced));
+            return Err(DisconnectReason::Replaced);
         }
         // The reply could not be sent, and the budget is no longer enforced.
         Ok(RequestAction::Read { .. }) if connection.tx.is_closed() => connection.abandon(budget),
@@ -135,7 +112,7 @@ async fn take(
             skipped?;
         }
     }
-    Ok(None)
+    Ok(())
 }
 
 /// Shape of a write of `len` bytes, if prediction helps the next ones: their data would have to be

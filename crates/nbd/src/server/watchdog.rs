@@ -7,31 +7,21 @@ use std::time::Duration;
 use flagstone_runtime::time;
 
 use crate::limits::{DRAIN_TIMEOUT, TICK};
+use crate::server::DisconnectReason;
 use crate::server::connection::NbdConnection;
 
-/// Reason why the watchdog closed a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CloseReason {
-    /// The peer stopped reading or sending.
-    Stalled,
-    /// Another connection of the client has taken over.
-    Replaced,
-    /// Server shutdown.
-    Drained,
-}
-
 /// Runs until it has closed the connection, or is aborted with it.
-pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> CloseReason {
+pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> DisconnectReason {
     let stalls = async {
         peer_stalls(&connection, patience).await;
-        CloseReason::Stalled
+        DisconnectReason::TimedOut
     };
     let stalls_or_replaced = async {
         let outcome = match &connection.replaced {
             Some(replaced) => replaced.unless_begun(stalls).await,
             None => Some(stalls.await),
         };
-        outcome.unwrap_or(CloseReason::Replaced)
+        outcome.unwrap_or(DisconnectReason::Replaced)
     };
     let verdict = connection.drain.unless_begun(stalls_or_replaced).await;
     if verdict.is_none() {
@@ -39,11 +29,12 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
         // Give up the device or the peer after the timeout: the process is exiting.
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
     }
-    let verdict = verdict.unwrap_or(CloseReason::Drained);
-    match verdict {
+    let verdict = verdict.unwrap_or(DisconnectReason::Drained);
+    if matches!(verdict, DisconnectReason::TimedOut) {
         // Discard the kernel's unsent data too.
-        CloseReason::Stalled => connection.stream.abort(),
-        CloseReason::Replaced | CloseReason::Drained => connection.stream.shutdown(),
+        connection.stream.abort();
+    } else {
+        connection.stream.shutdown();
     }
     verdict
 }
