@@ -164,9 +164,7 @@ pub(crate) struct Lane<'a, W> {
     device: SharedDevice,
     workload: &'a mut W,
     bounds: Bounds,
-    signals: Arc<Signals>,
-    gauge: Arc<Gauge>,
-    woken: Arc<Woken>,
+    links: Links,
     wakers: Vec<Waker>,
     slots: Vec<Slot>,
     /// Slots to poll in this turn or the next.
@@ -197,7 +195,6 @@ impl<'a, W: Workload> Lane<'a, W> {
         links: Links,
         kinds: &[OpKind],
     ) -> Option<Lane<'a, W>> {
-        let Links { signals, gauge, woken } = links;
         let reads = kinds.contains(&OpKind::Read);
         let mut slots = Vec::with_capacity(bounds.depth);
         for _ in 0..bounds.depth {
@@ -212,14 +209,12 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
         let now_ns = time::now().as_nanos();
         // The second lane of a core continues where the first one ended.
-        let reading = gauge.read();
+        let reading = links.gauge.read();
         Some(Lane {
             device,
             workload,
-            signals,
-            gauge,
-            wakers: wakers(&woken, bounds.depth),
-            woken,
+            wakers: wakers(&links.woken, bounds.depth),
+            links,
             slots,
             due: (0..bounds.depth as u32).collect(),
             parked: Vec::with_capacity(bounds.depth),
@@ -450,16 +445,16 @@ impl<'a, W: Workload> Lane<'a, W> {
 
     /// Checks for changes since the last poll.
     fn take_stock(&mut self, cx: &mut Context<'_>) {
-        self.woken.listen(cx.waker());
+        self.links.woken.listen(cx.waker());
         let due = &mut self.due;
-        self.woken.drain(|slot| due.push_back(slot as u32));
+        self.links.woken.drain(|slot| due.push_back(slot as u32));
         let _ = self.workload.poll_side(cx);
         (self.blocked, self.waiting) = (false, false);
         self.due.extend(self.parked.drain(..));
-        if self.bounds.end_at_ns != u64::MAX && self.signals.time_up.load(Ordering::Relaxed) {
+        if self.bounds.end_at_ns != u64::MAX && self.links.signals.time_up.load(Ordering::Relaxed) {
             self.finish(LaneEnd::Complete);
         }
-        if self.signals.stop.load(Ordering::Relaxed) {
+        if self.links.signals.stop.load(Ordering::Relaxed) {
             self.finish(LaneEnd::Stopped);
         }
     }
@@ -467,7 +462,7 @@ impl<'a, W: Workload> Lane<'a, W> {
     /// Reason that the lane is over, if it is.
     fn is_over(&mut self, cx: &mut Context<'_>) -> Option<LaneEnd> {
         let end = self.end?;
-        let abandoned = self.signals.abandon.load(Ordering::Relaxed);
+        let abandoned = self.links.signals.abandon.load(Ordering::Relaxed);
         let done = self.in_flight == 0 && self.workload.poll_side(cx).is_ready();
         (done || abandoned).then_some(end)
     }
@@ -498,7 +493,7 @@ impl<W: Workload> Future for Lane<'_, W> {
             }
         }
         lane.reading.violations = lane.workload.violations();
-        lane.gauge.show(&lane.reading);
+        lane.links.gauge.show(&lane.reading);
         if let Some(end) = lane.is_over(cx) {
             lane.stats.unfinished = lane.in_flight as u64;
             return Poll::Ready((end, std::mem::take(&mut lane.stats)));

@@ -3,7 +3,7 @@
 use flagstone_blockdev::Geometry;
 use serde::{Deserialize, Serialize};
 
-use crate::job::{LoadJob, Range};
+use crate::job::{AccessPattern, BlockSize, LoadJob, Range};
 use flagstone_runtime::rng::{Rng, split_mix64};
 
 /// Kind of an I/O.
@@ -107,20 +107,10 @@ impl Plan {
 
     /// Reads all of `range` once, in order, in I/Os of `io_bytes`.
     pub(crate) fn scan(range: Range, io_bytes: usize) -> Plan {
-        Plan {
-            rng: Rng::new(0),
-            random: false,
-            trims: false,
-            read_share: share(100),
-            sizes: vec![(io_bytes, 1)],
-            weights: 1,
-            align: io_bytes as u64,
-            range,
-            cursor: 0,
-            flush_every: u64::MAX,
-            writes_since_flush: 0,
-            once: true,
-        }
+        let block_sizes = vec![BlockSize { bytes: io_bytes, weight: 1 }];
+        let pattern = AccessPattern::Read;
+        let job = LoadJob { pattern, block_sizes, ..LoadJob::default() };
+        Plan { once: true, ..Plan::new(&job, 0, range) }
     }
 
     /// The next I/O; `None` at the end of a scan.

@@ -123,12 +123,8 @@ pub(crate) fn error_name(error: IoError) -> &'static str {
 /// Live progress of a core. One core writes, any core reads.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
-    /// Completed I/Os without flushes; the same below.
-    pub(crate) ios: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-    pub(crate) latency_sum_ns: AtomicU64,
-    pub(crate) errors: AtomicU64,
-    pub(crate) violations: AtomicU64,
+    /// In the order of the fields of [`Reading`].
+    counters: [AtomicU64; 5],
     /// The job's own I/Os are over; the range is being read back.
     pub(crate) reads_back: AtomicBool,
 }
@@ -136,6 +132,7 @@ pub(crate) struct Gauge {
 /// Values of a [`Gauge`], or the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
+    /// Completed I/Os without flushes; the same below.
     pub(crate) ios: u64,
     pub(crate) bytes: u64,
     pub(crate) latency_sum_ns: u64,
@@ -144,18 +141,14 @@ pub(crate) struct Reading {
 }
 
 impl Gauge {
-    fn counters(&self) -> [&AtomicU64; 5] {
-        [&self.ios, &self.bytes, &self.latency_sum_ns, &self.errors, &self.violations]
-    }
-
     pub(crate) fn show(&self, reading: &Reading) {
-        for (counter, value) in self.counters().into_iter().zip(reading.to_array()) {
+        for (counter, value) in self.counters.iter().zip(reading.to_array()) {
             counter.store(value, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn read(&self) -> Reading {
-        Reading::of(self.counters().map(|counter| counter.load(Ordering::Relaxed)))
+        Reading::of(self.counters.each_ref().map(|counter| counter.load(Ordering::Relaxed)))
     }
 }
 
