@@ -39,12 +39,6 @@ pub(crate) struct RawAddress {
     pub(crate) storage: rustix::net::SocketAddrAny,
 }
 
-impl fmt::Debug for RawAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.address.fmt(f)
-    }
-}
-
 impl RawAddress {
     pub(crate) fn new(address: &Address) -> io::Result<RawAddress> {
         let storage = match address {

@@ -19,7 +19,6 @@ use crate::vectored::{RecvList, SendList};
 pub(crate) type OpId = u32;
 
 /// A request to a driver. Results are byte counts, or a new raw handle for `Accept`.
-#[derive(Debug)]
 pub(crate) enum Op {
     /// Read at an offset of a file; short only at the end of the file.
     ReadAt { file: Arc<Handle>, buf: BufMut, offset: u64 },
@@ -69,7 +68,6 @@ impl Op {
     }
 }
 
-#[derive(Debug)]
 enum State {
     Free,
     InFlight { op: Op, waker: Option<Waker> },
@@ -78,7 +76,7 @@ enum State {
 }
 
 /// The operations in flight of one executor.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Ops {
     slots: Vec<State>,
     free: Vec<OpId>,

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 
 use crate::driver::Driver;
 use crate::driver::threads::Threads;
-use crate::driver::uring::{Unusable, Uring, check_kernel};
+use crate::driver::uring::{Uring, check_kernel};
 use crate::executor::{Executor, Shared};
 use crate::limits::DEFAULT_BUSY_POLL_NS;
 use crate::local_box::LocalBox;
@@ -107,12 +107,6 @@ impl CoreHandle {
     }
 }
 
-impl std::fmt::Debug for CoreHandle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CoreHandle")
-    }
-}
-
 thread_local! {
     static CORES: RefCell<Vec<CoreHandle>> = const { RefCell::new(Vec::new()) };
 }
@@ -135,15 +129,17 @@ fn make_driver(
     config: &RuntimeConfig,
     shared: &Arc<Shared>,
 ) -> Result<Box<dyn Driver>, StartError> {
-    check_kernel().map_err(|error| StartError::Kernel(error.to_string()))?;
+    check_kernel()?;
     if config.io_engine != IoEngine::Threads {
-        match Uring::new(shared.clone(), config.busy_poll_ns) {
+        let error = match Uring::new(shared.clone(), config.busy_poll_ns) {
             Ok(driver) => return Ok(Box::new(driver)),
-            Err(error @ Unusable::Forbidden(_)) if config.io_engine == IoEngine::Auto => {
-                tracing::warn!("{error}: falling back to threads, slower but correct");
-            }
-            Err(error) => return Err(StartError::Forbidden(error.to_string())),
+            Err(error) => error,
+        };
+        let error = format!("io_uring is not permitted here ({error}); containers often forbid it");
+        if config.io_engine == IoEngine::IoUring {
+            return Err(StartError::Forbidden(error));
         }
+        tracing::warn!("{error}: falling back to threads, slower but correct");
     }
     Ok(Box::new(Threads::new(shared.clone())?))
 }

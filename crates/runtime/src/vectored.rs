@@ -135,12 +135,6 @@ impl SendList {
     }
 }
 
-impl std::fmt::Debug for SendList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SendList({} bytes in {} buffers)", self.bytes, self.segments())
-    }
-}
-
 /// Buffers to receive into, in order.
 pub struct RecvList {
     bufs: Vec<BufMut>,
@@ -191,12 +185,6 @@ impl RecvList {
             message.iovecs.push(libc::iovec { iov_base: base, iov_len: buf.len() });
         }
         message.point()
-    }
-}
-
-impl std::fmt::Debug for RecvList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RecvList({} bytes in {} buffers)", self.bytes(), self.bufs.len())
     }
 }
 

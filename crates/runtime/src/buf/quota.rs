@@ -104,12 +104,6 @@ impl ReceiveBudget {
     }
 }
 
-impl std::fmt::Debug for ReceiveBudget {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ReceiveBudget({} of {} bytes)", self.0.bytes.get(), self.0.max_bytes)
-    }
-}
-
 /// Memory of a parked command, which waits for other commands of its host, which may arrive at
 /// any time, or for an operator.
 ///
@@ -222,17 +216,6 @@ impl Drop for Reserve {
     }
 }
 
-impl std::fmt::Debug for Reserve {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let state = match (self.is_filled(), self.0.block.borrow().is_some()) {
-            (false, _) => "empty",
-            (true, true) => "here",
-            (true, false) => "in use",
-        };
-        write!(f, "Reserve({state})")
-    }
-}
-
 /// One buffer outside the memory limit, allocated at first use, that its users take in turn. So one
 /// of them at a time makes progress, however scarce memory is.
 ///
@@ -280,11 +263,5 @@ impl SharedReserve {
             self.reserve.fill(pool::take_beyond(class_of(self.bytes))?);
         }
         self.reserve.try_alloc(len)
-    }
-}
-
-impl std::fmt::Debug for SharedReserve {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SharedReserve({} bytes, {:?})", self.bytes, self.reserve)
     }
 }

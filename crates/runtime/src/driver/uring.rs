@@ -14,6 +14,7 @@ use super::{Driver, Wait, os};
 use crate::executor::Shared;
 use crate::limits::{RING_COMPLETIONS, RING_ENTRIES};
 use crate::op::{Op, OpId, Ops};
+use crate::runtime::StartError;
 
 const ENTER_GETEVENTS: u32 = 1;
 /// `user_data` of entries that belong to the driver itself.
@@ -43,15 +44,6 @@ pub(crate) struct Uring {
     changing_files: u32,
 }
 
-/// Reason that io_uring is not usable.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unusable {
-    #[error("Linux {0}.{1} is too old: flagstone needs 5.15 or newer")]
-    KernelTooOld(u32, u32),
-    #[error("io_uring is not permitted here ({0}); containers often forbid it")]
-    Forbidden(io::Error),
-}
-
 fn kernel_version() -> (u32, u32) {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy();
@@ -63,10 +55,11 @@ fn kernel_version() -> (u32, u32) {
 }
 
 /// Refuses kernels that are too old for every driver.
-pub(crate) fn check_kernel() -> Result<(), Unusable> {
-    let version = kernel_version();
-    if version < OLDEST_KERNEL {
-        return Err(Unusable::KernelTooOld(version.0, version.1));
+pub(crate) fn check_kernel() -> Result<(), StartError> {
+    let (major, minor) = kernel_version();
+    if (major, minor) < OLDEST_KERNEL {
+        let text = format!("Linux {major}.{minor} is too old: flagstone needs 5.15 or newer");
+        return Err(StartError::Kernel(text));
     }
     Ok(())
 }
@@ -94,9 +87,8 @@ fn build_ring() -> io::Result<(IoUring, bool)> {
 
 impl Uring {
     /// A ring for the calling thread, which must be its only user.
-    pub(crate) fn new(shared: Arc<Shared>, busy_poll_ns: u64) -> Result<Uring, Unusable> {
-        check_kernel()?;
-        let (ring, deferred) = build_ring().map_err(Unusable::Forbidden)?;
+    pub(crate) fn new(shared: Arc<Shared>, busy_poll_ns: u64) -> io::Result<Uring> {
+        let (ring, deferred) = build_ring()?;
         let busy_poll = BusyPoll::new(busy_poll_ns);
         Ok(Uring {
             ring,

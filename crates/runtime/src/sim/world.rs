@@ -120,23 +120,11 @@ impl Drop for Simulation {
     }
 }
 
-impl fmt::Debug for Simulation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Simulation")
-    }
-}
-
 /// Handle of a simulated world: adds nodes and disks, and injects faults.
 #[derive(Clone)]
 pub struct World {
     executor: Rc<Executor>,
     state: Rc<RefCell<State>>,
-}
-
-impl fmt::Debug for World {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("World")
-    }
 }
 
 /// Nodes.
