@@ -30,16 +30,13 @@ const ACTIVE: u32 = 1 << 31;
 const USED: u32 = 1 << 30;
 /// No call may enter, and the last one to leave notifies the writer.
 const CLOSED: u32 = 1 << 29;
-/// The region is a member of the set.
 const MEMBER: u32 = 1 << 28;
 /// Call count: bounded by the queue depths of all connections, far below 2^28.
 const CALLS: u32 = MEMBER - 1;
 
-/// The words of all regions.
 #[derive(Debug)]
 pub(crate) struct RegionTable(Box<[AtomicU32]>);
 
-/// Some region is not active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inactive {
     /// During the attempt, the writer began to wait for a region that is empty again.
@@ -47,7 +44,6 @@ pub(crate) struct Inactive {
 }
 
 impl RegionTable {
-    /// No region is active.
     pub(crate) fn new(regions: u64) -> RegionTable {
         RegionTable((0..regions).map(|_| AtomicU32::new(0)).collect())
     }
@@ -97,17 +93,14 @@ impl RegionTable {
         self.word(region).fetch_update(Ordering::AcqRel, Ordering::Acquire, out).is_ok()
     }
 
-    /// Closes a region to new calls.
     fn close(&self, region: u32) {
         self.set(region, CLOSED);
         self.unset(region, ACTIVE | USED);
     }
 }
 
-/// State of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ticket {
-    /// Waits for its turn.
     Queued,
     /// Its call counts in the regions, which the record in flight will activate.
     Admitted,
@@ -130,12 +123,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// True when no record has to be written.
     pub(crate) fn needs_no_record(&self) -> bool {
         self.activated.is_empty() && self.evicted.is_empty()
     }
 
-    /// True when there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
         self.tickets.is_empty() && self.needs_no_record()
     }
@@ -167,7 +158,6 @@ pub(crate) struct ActiveSet {
 }
 
 impl ActiveSet {
-    /// An empty set for at most `bound` regions.
     pub(crate) fn new(bound: u32) -> ActiveSet {
         assert!(bound > PIECE_MAX_REGIONS, "every ticket has to fit");
         let members = Vec::with_capacity(bound as usize);
@@ -179,7 +169,6 @@ impl ActiveSet {
         self.members.len()
     }
 
-    /// True when a ticket is queued.
     pub(crate) fn has_queued(&self) -> bool {
         self.tickets.values().any(|(_, ticket)| *ticket == Ticket::Queued)
     }
@@ -193,8 +182,7 @@ impl ActiveSet {
         id
     }
 
-    /// The result of a ticket, which is removed with it; `None` while it waits. After a success,
-    /// the call counts in its regions.
+    /// Takes a ticket's result; `None` while it waits. After a success, its call counts.
     pub(crate) fn answer(&mut self, id: u64) -> Option<Result<(), IoError>> {
         let result = match self.tickets.get(&id)?.1 {
             Ticket::Granted => Ok(()),
@@ -219,15 +207,13 @@ impl ActiveSet {
         true
     }
 
-    /// Fails all queued tickets.
     pub(crate) fn refuse_all(&mut self, error: IoError) {
         for (_, ticket) in self.tickets.values_mut().filter(|(_, state)| *state == Ticket::Queued) {
             *ticket = Ticket::Failed(error);
         }
     }
 
-    /// Computes the writer's next step. Empty while tickets are queued if regions were closed: the
-    /// last call to leave one of them notifies.
+    /// The writer's next step. Empty while calls must leave closed regions; the last one notifies.
     pub(crate) fn plan(&mut self, table: &RegionTable) -> Plan {
         let mut plan = Plan::default();
         let wanted = self.wanted(table);
@@ -239,8 +225,7 @@ impl ActiveSet {
         let missing = self.admit(table, &mut plan);
         if missing > 0 && plan.is_empty() {
             self.close_oldest(table, missing, &wanted.regions);
-            // A region may have become empty just before it was closed, in which case no call would
-            // notify.
+            // A region that became empty just before it was closed has no call left to notify.
             plan.evicted = self.evict(table, missing, &wanted.regions);
             self.admit(table, &mut plan);
         }
@@ -290,8 +275,7 @@ impl ActiveSet {
         others.take(many).for_each(|member| table.close(member.region));
     }
 
-    /// Admits tickets in order while there is room. Returns how many more regions the first one
-    /// that did not fit needs.
+    /// Admits tickets in order while they fit. Returns how many regions the first misfit lacks.
     fn admit(&mut self, table: &RegionTable, plan: &mut Plan) -> usize {
         for (id, (regions, ticket)) in &mut self.tickets {
             if *ticket != Ticket::Queued {
@@ -341,8 +325,7 @@ impl ActiveSet {
         }
     }
 
-    /// The plan failed, and so do its tickets. If it had none because it only made room, the
-    /// tickets that wait for that room fail.
+    /// The plan failed, and so do its tickets, or those that wait for the room it made.
     pub(crate) fn failed(
         &mut self,
         table: &RegionTable,
@@ -402,7 +385,6 @@ impl ActiveSet {
     }
 }
 
-/// Regions that queued tickets ask for.
 #[derive(Default)]
 struct WantedRegions {
     regions: BTreeSet<u32>,

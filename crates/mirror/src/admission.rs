@@ -16,7 +16,6 @@ use crate::queue::{QueueSlot, WriteQueue};
 use crate::reorder::WriteNumbers;
 use crate::state::DesiredState;
 
-/// Result of asking for admission.
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each write")]
 pub(crate) enum Admission {
     /// Dispatch the call to these legs, and call [`Inner::call_completed`] at its end.
@@ -31,13 +30,11 @@ pub(crate) enum Admission {
     QueueFull(usize),
     /// The queue is full, and the peer in this session is to be detached.
     Detach(usize, u64),
-    /// Another mirror has taken over the replica.
     Moved(Mirror),
     /// Hosts are not served here.
     Refused(IoError),
 }
 
-/// The legs that a call is dispatched to.
 #[derive(Clone, Default)]
 pub(crate) struct Dispatch {
     pub(crate) legs: [LegDispatch; PEERS_MAX],
@@ -50,13 +47,10 @@ pub(crate) enum LegDispatch {
     /// No I/O: there is no session, and the range is marked as out of sync.
     #[default]
     MarkOnly,
-    /// Send it and wait for the completion.
     Send(LegCall),
-    /// Leave it to the asynchronous queue.
     Queue(LegCall, QueueSlot, WriteNumbers),
 }
 
-/// A call to a session.
 #[derive(Clone)]
 pub(crate) struct LegCall {
     pub(crate) session: SharedSession,
@@ -154,7 +148,6 @@ impl Inner {
         dispatch
     }
 
-    /// Asks for admission of a host's flush.
     pub(crate) fn admit_flush(&self) -> Admission {
         let mut state = self.lock();
         if let Some(moved) = state.moved() {
@@ -213,7 +206,6 @@ impl Inner {
         }
     }
 
-    /// A host call has completed.
     pub(crate) fn call_completed(&self) {
         let blocked = {
             let mut state = self.lock();

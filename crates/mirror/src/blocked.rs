@@ -24,7 +24,6 @@ use crate::limits::REJECT_DELAY_MS;
 use crate::mirror::{Inner, LegState, State};
 use crate::state::{DesiredState, LegPhase};
 
-/// Counts one call as blocked until it is dropped.
 struct BlockedCount<'a>(&'a Inner);
 
 impl Drop for BlockedCount<'_> {
@@ -34,7 +33,6 @@ impl Drop for BlockedCount<'_> {
 }
 
 impl Inner {
-    /// Counts one more blocked call.
     fn count_blocked(&self) -> BlockedCount<'_> {
         self.lock().blocked += 1;
         BlockedCount(self)
@@ -69,9 +67,9 @@ impl Inner {
         .await;
     }
 
-    /// Fails a write that would be blocked and whose data could not be kept in memory. Waits first,
-    /// until the write would be admitted or the delay has passed, so that the host does not resend
-    /// it in a tight loop.
+    /// Fails a write that would be blocked and has no memory to wait in. Waits first, until it
+    /// would be admitted or the delay has passed, so that the host does not resend it in a tight
+    /// loop.
     pub(crate) async fn reject_after_delay(&self) -> IoError {
         let _count = self.count_blocked();
         let passes = |state: &mut State| {
@@ -82,8 +80,7 @@ impl Inner {
         IoError::Unreachable
     }
 
-    /// True when the policy blocks writes because a peer that should be connected does not fulfill
-    /// `enough`.
+    /// True when the policy blocks writes because a peer that should be connected is not `enough`.
     fn blocks_writes(&self, state: &State, enough: impl Fn(&LegState) -> bool) -> bool {
         let mut legs = state.legs.iter().zip(&self.legs);
         legs.any(|(own, leg)| {
@@ -97,8 +94,7 @@ impl Inner {
     /// date, or the policy or the operator releases the write. `rest` is data still to be written.
     ///
     /// # Errors
-    /// [`IoError::Unreachable`] when hosts are not served here any more, or when there is no memory
-    /// to keep `rest`.
+    /// [`IoError::Unreachable`] when hosts are no longer served here, or no memory can keep `rest`.
     pub(crate) async fn wait_while_blocked(&self, rest: Option<Buf>) -> Result<(), IoError> {
         let goes = |state: &mut State| {
             if let Some(replacement) = &state.replacement {

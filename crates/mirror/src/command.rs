@@ -24,27 +24,21 @@ use crate::state::{
 
 /// Why a command failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum CommandError {
-    /// No such peer.
     #[error("there is no such peer")]
     NoPeer,
     /// The command needs a peer that is in sync and a source that serves.
     #[error("the mirror is not in sync")]
     NotInSync,
-    /// The command needs a split brain.
     #[error("there is no split brain")]
     NoSplitBrain,
-    /// The command would interrupt service.
     #[error("this side serves hosts: stop serving first")]
     Serving,
-    /// A change of role failed.
     #[error(transparent)]
     Role(#[from] RoleError),
-    /// The peer, or the connection to it.
     #[error("the peer: {0}")]
     Peer(#[from] RequestError),
-    /// The peer may or may not have taken over. This side does not serve until it reaches the peer
-    /// again.
     #[error(
         "the peer was lost during the hand-over: this side does not serve until it reaches the peer again"
     )]
@@ -160,8 +154,7 @@ impl Mirror {
         }
         let connector = inner.legs[leg].options().connector.clone();
         let session = connector.connect().await.map_err(RequestError::from)?;
-        // Identify first: a peer with several targets hands over to the replica that it knows by
-        // its identity.
+        // Identify first: a peer with several targets hands over to a replica by its identity.
         let done = match identify(&session, inner.local.superblock().replica, inner.versions).await
         {
             Ok(_) => execute(&session, PeerRequest::HandOver).await,
@@ -176,8 +169,7 @@ impl Mirror {
     /// calls wins.
     ///
     /// # Errors
-    /// If there is no such peer, or the log or the superblock cannot be written. Nothing has
-    /// changed then.
+    /// No such peer, or the log or superblock cannot be written. Nothing has changed then.
     pub async fn set_desired_state(
         &self,
         leg: usize,
@@ -217,8 +209,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Resolves a split brain in favor of this side: the peer discards the data that it wrote
-    /// alone. The peer refuses while it serves hosts.
+    /// Resolves a split brain in favor of this side: the peer, unless serving, discards its data.
     ///
     /// # Errors
     /// See [`CommandError`].
@@ -301,9 +292,8 @@ impl Mirror {
         inner.local.retire().await;
     }
 
-    /// As [`Mirror::abandon`], but only if a peer has everything that this replica's devices may
-    /// have lost: this side is a target, or has handed over the role, and serves no hosts. Returns
-    /// false, and does nothing, otherwise.
+    /// As [`Mirror::abandon`], but only if a peer has everything that these devices may have lost:
+    /// on a target or former source that serves no hosts. Otherwise false, without effect.
     pub async fn abandon_target(&self) -> bool {
         let inner = &self.0;
         // While this is held, this side cannot start to serve, and no source can attach.
@@ -360,8 +350,7 @@ impl Mirror {
         self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
-    /// Waits until the mirror, or its replacement, starts or stops serving hosts, and returns the
-    /// new value. For ANA states.
+    /// Waits until the mirror, or its replacement, starts or stops serving; returns the new value.
     pub async fn serving_changed(&self, was: bool) -> bool {
         let changed = self.0.wait(|state| match &state.replacement {
             Some(replacement) => Some(Err(replacement.clone())),
@@ -473,8 +462,7 @@ impl Inner {
         }
     }
 
-    /// Hands the role to the asker. An asker without an identity is accepted only if there is a
-    /// single peer.
+    /// Hands the role to the asker, which may lack an identity only if there is a single peer.
     pub(crate) async fn hand_over(self: &Arc<Self>, asker: MirrorId) -> PeerAnswer {
         let leg = {
             let state = self.lock();
@@ -503,8 +491,7 @@ impl Inner {
             (session.ok_or(CommandError::NotInSync)?, own.session_id, state.local_device_failed)
         };
         session.flush().await.map_err(RequestError::from)?;
-        // First stop serving, durably, while recording that this side was the source and which peer
-        // may be next.
+        // First stop serving, and record durably that this side was the source and who may be next.
         let designated_successor = self.slot_of_leg(leg);
         self.change(|state| {
             state.stop_serving();

@@ -31,10 +31,8 @@ use crate::plan::{Plan, plan};
 use crate::state::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::versions::NoCommonVersion;
 
-/// Why a session ended or was given up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionEnd {
-    /// The peer, or the connection to it.
     #[error("{0}")]
     Peer(#[from] RequestError),
     /// The local leg or log.
@@ -90,7 +88,6 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
     }
 }
 
-/// Closes a session when it is dropped.
 pub(crate) struct CloseOnDrop(pub(crate) SharedSession);
 
 impl Drop for CloseOnDrop {
@@ -165,8 +162,7 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     })
 }
 
-/// The peer has been promoted with data that replaces the local data. This side wrote nothing
-/// without it, so it steps down.
+/// The peer was promoted with newer data. This side wrote nothing without it, and steps down.
 async fn step_down_for(
     inner: &Arc<Inner>,
     mine: &ReplicaIdentity,
@@ -194,8 +190,7 @@ impl Inner {
         self.update_peer(peer, |_, _| {}).await
     }
 
-    /// As `record_peer`, with a change to the superblock in the same write. `change` gets the
-    /// peer's slot.
+    /// As `record_peer`, with a change to the superblock, which gets the peer's slot.
     pub(crate) async fn update_peer(
         &self,
         peer: MirrorId,
@@ -379,7 +374,6 @@ async fn confirm_in_sync(
     inner.in_sync(leg, session_id)
 }
 
-/// Brings an out-of-date peer up to date.
 async fn resync(
     inner: &Arc<Inner>,
     leg: usize,
@@ -395,8 +389,7 @@ async fn resync(
         inner.merge_peer_bitmap(leg, session).await?;
     }
     tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "resync started");
-    // Flush first. Blocks lost here to a power failure could be restored from the target only while
-    // the target is consistent.
+    // Flush first: only a consistent target could restore blocks lost here to a power failure.
     inner.local.data().flush().await.map_err(SessionEnd::Local)?;
     execute(session, PeerRequest::BeginResync { base }).await?;
     inner.open_for_writes(leg, session_id, |_| true)?;
@@ -409,8 +402,7 @@ async fn resync(
     }
 }
 
-/// Finishes a resync in two steps: the target flushes and durably adopts the source's generation;
-/// then the source forgets the base generations.
+/// Finishes a resync: the target durably adopts the generation, then the source drops the bases.
 async fn finish_resync(
     inner: &Arc<Inner>,
     leg: usize,
@@ -447,8 +439,7 @@ pub(crate) async fn send_ancestors(
 
 impl Inner {
     /// Checks that no difference is left. From then on a failed write ends the session, because the
-    /// target is about to count as consistent. Returns false when a write has failed here since the
-    /// last copy.
+    /// target is about to count as consistent. False when a write has failed since the last copy.
     fn is_copied(&self, leg: usize, session_id: u64) -> Result<bool, SessionEnd> {
         self.change(|state| {
             let own = &mut state.legs[leg];
@@ -502,7 +493,6 @@ impl Inner {
         Ok(base)
     }
 
-    /// Sends the updated generation history to the other peers.
     async fn announce_name(&self, leg: usize) {
         let superblock = self.local.superblock();
         let sessions: Vec<_> = {

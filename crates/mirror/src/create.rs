@@ -24,8 +24,7 @@ use crate::state::DesiredState;
 pub struct CreateReplica {
     /// The volume.
     pub volume: MirrorId,
-    /// The data device holds the volume's data, which gets a new generation. Otherwise the replica
-    /// is blank.
+    /// The data device holds the volume's data. Otherwise the replica is blank.
     pub with_data: bool,
     /// Granularities. The size is derived from the device.
     pub geometry: ReplicaGeometry,
@@ -60,8 +59,8 @@ impl Replica {
         check_blocks(&device, log.as_ref())?;
         let whole = ReplicaGeometry { usable_bytes: at_most_bytes, ..create.geometry };
         let (layout, geometry, area) = place_metadata(&device, log, end_of(&device), &whole)?;
-        // The log of an earlier replica, which may end where the device ended before it grew, is
-        // about to be overwritten.
+        // An earlier log, perhaps where the device ended before it grew, is about to be
+        // overwritten.
         Replica::forget(&device, None).await?;
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;

@@ -27,8 +27,7 @@ pub struct ReplicaView {
     pub generations: GenerationHistory,
     /// The highest role epoch that it has durably seen.
     pub epoch: u64,
-    /// Hosts read (and may write) its data: it is the source now, or has served on its own since a
-    /// crash.
+    /// Hosts use its data: it is the source now, or has served on its own since a crash.
     pub serving: bool,
     /// It was the source when it crashed: writes may have reached one of the two legs only.
     pub crashed: bool,
@@ -92,8 +91,7 @@ pub enum HandshakeDecision {
     SplitBrain,
     /// Not replicas of one volume, or with no known generation in common.
     Unrelated,
-    /// Replicas of one volume whose granularities or logical block sizes differ, or whose target
-    /// has no room for the source's size.
+    /// Granularities or logical block sizes differ, or the target has no room for the size.
     Incompatible,
     /// Neither replica has consistent data to copy from.
     NoSource,
@@ -134,8 +132,7 @@ pub fn decide(mine: &ReplicaView, peers: &ReplicaView) -> HandshakeDecision {
     match (covers, covered) {
         (true, false) => return resync(ReplicaSide::Local, ResyncAmount::Partial, mine, peers),
         (false, true) => return resync(ReplicaSide::Peer, ResyncAmount::Partial, mine, peers),
-        // Each claims to continue from the other's data. No valid history produces that, so trust
-        // neither.
+        // Each claims to continue from the other's data. No valid history does: trust neither.
         (true, true) => return HandshakeDecision::SplitBrain,
         (false, false) => {}
     }

@@ -45,8 +45,7 @@ impl BlockDevice for Mirror {
             return IoFuture::ready(Err(error));
         }
         if !geometry.can_discard || !geometry.can_write_zeroes {
-            // A discard is only a hint. Legs may return different data after it, so it is not
-            // passed on.
+            // A discard is not passed on: legs may return different data after it.
             return IoFuture::ready(Ok(()));
         }
         self.zero(offset, len, true, false)
@@ -74,7 +73,6 @@ impl Mirror {
     }
 }
 
-/// Where a read is served from.
 struct ReadRoute {
     local: bool,
     peer: Option<ReadablePeer>,
@@ -82,7 +80,6 @@ struct ReadRoute {
     service_ends: u64,
 }
 
-/// A peer that can serve a read.
 struct ReadablePeer {
     leg: usize,
     session_id: u64,
@@ -92,7 +89,6 @@ struct ReadablePeer {
 }
 
 impl Inner {
-    /// Chooses where a host's read is served from.
     fn read_route(&self, state: &State) -> Result<ReadRoute, IoError> {
         if !state.serving {
             return Err(IoError::Unreachable);

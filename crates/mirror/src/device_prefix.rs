@@ -3,7 +3,6 @@
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
-/// The first `size_bytes` of a device.
 pub(crate) struct DevicePrefix {
     pub(crate) device: SharedDevice,
     /// A multiple of the device's block size, and at most the device's size.

@@ -119,12 +119,10 @@ impl Drop for RegionRef {
     }
 }
 
-/// State of a log that was found or created.
 pub(crate) struct LogStart {
     pub(crate) name: MirrorId,
     pub(crate) bits: Bitmap,
     pub(crate) pages: Pages,
-    /// Sequence number of its latest record.
     pub(crate) sequence: u64,
 }
 
@@ -167,7 +165,6 @@ impl IntentLog {
         self.state.lock()
     }
 
-    /// Wakes every waiting task to check its condition again.
     fn notify(&self) {
         let wakers = {
             let mut state = self.lock();
@@ -218,8 +215,7 @@ impl IntentLog {
         self.every_write.store(mode == IntentLogMode::EveryWrite, Ordering::Relaxed);
     }
 
-    /// References the regions of a range, if all are active and the mode requires no record per
-    /// call.
+    /// References the regions of a range, if all are active and no call needs its own record.
     pub(crate) fn try_reference(self: &Arc<Self>, offset: u64, len: u64) -> Option<RegionRef> {
         if self.every_write.load(Ordering::Relaxed) {
             return None;
@@ -257,8 +253,7 @@ impl IntentLog {
         count(&self.counters.activity_log_misses);
         let regions = self.regions(offset, len);
         if self.every_write.load(Ordering::Relaxed) {
-            // Before entering any region: closing the log takes the lock and then waits for calls
-            // inside.
+            // Before any region: closing the log takes the lock and then waits for calls inside.
             RunToCompletion::new(write_own_record(self.clone())).await?;
             if let Some(region_ref) = self.enter(regions.clone()) {
                 return Ok(region_ref);
@@ -357,8 +352,7 @@ impl IntentLog {
     }
 }
 
-/// Writes the record of one call in mode [`IntentLogMode::EveryWrite`]. It names the regions that
-/// are active now.
+/// Writes one call's record ([`IntentLogMode::EveryWrite`]), naming the regions active now.
 async fn write_own_record(log: Arc<IntentLog>) -> Result<(), IoError> {
     let _guard = log.exclusive().await;
     if !log.is_open() {
@@ -382,8 +376,7 @@ async fn write_records(log: Arc<IntentLog>) {
             (plan, state.changes)
         };
         if plan.is_empty() {
-            // All regions are busy and some were closed: the last call to leave one of them
-            // notifies.
+            // All regions are busy, some were closed: the last call to leave one notifies.
             drop(guard);
             log.wait(|state| (state.changes != seen).then_some(())).await;
             continue;
@@ -396,14 +389,12 @@ async fn write_records(log: Arc<IntentLog>) {
 
 /// Bits and their pages.
 impl IntentLog {
-    /// Sets bits whose regions are referenced, or that [`IntentLog::persist_marks`] will make
-    /// durable.
+    /// Sets bits that a region reference or [`IntentLog::persist_marks`] makes durable.
     pub(crate) fn mark(&self, bits: Range<u64>) {
         self.bits.set(bits.clone());
         self.pages.raise(&bits, SET);
     }
 
-    /// Clears bits.
     pub(crate) fn clear(self: &Arc<Self>, bits: Range<u64>) {
         self.bits.clear(bits.clone());
         self.pages.raise(&bits, CLEARED);
@@ -488,8 +479,7 @@ async fn tick(log: Weak<IntentLog>) {
             continue;
         }
         log.ticking.store(false, Ordering::Release);
-        // Work may have arrived after the check, from a caller that found the ticker still
-        // registered.
+        // Work may have arrived after the check, while the ticker was still registered.
         if !log.has_work() || log.ticking.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -498,8 +488,7 @@ async fn tick(log: Weak<IntentLog>) {
 
 /// Opening and closing.
 impl IntentLog {
-    /// Brings the log to rest. No call is inside, and the record says so: all bits are on disk, and
-    /// the data is durable. The caller holds the lock.
+    /// Brings the log to rest: no call inside, all bits on disk, data durable. Under the lock.
     pub(crate) async fn quiesce(&self) -> Result<(), IoError> {
         if self.data.geometry().volatile_cache {
             count(&self.counters.data_flushes);
@@ -534,12 +523,10 @@ impl IntentLog {
         if self.is_retired() { Err(IoError::Unreachable) } else { Ok(()) }
     }
 
-    /// Admits calls.
     pub(crate) fn open(&self) {
         self.lock().open = true;
     }
 
-    /// True while calls are admitted.
     pub(crate) fn is_open(&self) -> bool {
         self.lock().open
     }

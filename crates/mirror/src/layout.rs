@@ -161,8 +161,7 @@ pub fn log_layout(geometry: &ReplicaGeometry) -> LogLayout {
 pub fn layout(device_bytes: u64, geometry: &ReplicaGeometry) -> Option<Layout> {
     let page = PAGE_BYTES as u64;
     let end = device_bytes / page * page;
-    // The log of a volume as large as the device is at least as large as the log of the actual
-    // volume.
+    // A log for a volume as large as the device is no smaller than the log actually needed.
     let whole = ReplicaGeometry { usable_bytes: end, ..*geometry };
     let log_bytes = log_layout(&whole).total_bytes;
     let log = end.checked_sub(2 * page)?.checked_sub(log_bytes)?;
@@ -180,9 +179,8 @@ impl Layout {
     }
 }
 
-/// New layout of a replica that ends at `end` on a device that now has `device_bytes`: at the new
-/// end of the device, provided that it does not overlap the old metadata. `None` when the metadata
-/// stays in place.
+/// Layout after a device grew to `device_bytes`: the metadata moves from `end` to the new end if
+/// the two places do not overlap; otherwise `None`.
 pub fn follow(end: u64, device_bytes: u64, geometry: &ReplicaGeometry) -> Option<Layout> {
     layout(device_bytes, geometry).filter(|new| new.log >= end)
 }

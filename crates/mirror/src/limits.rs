@@ -19,8 +19,7 @@ pub const REGION_MAX_BITS: u32 = 512;
 /// Default region size, in bytes.
 pub const REGION_DEFAULT_BYTES: u32 = 4 << 20;
 
-/// Maximum regions of a volume. The active set keeps 4 B for each: 64 MiB for 64 TiB in 4 MiB
-/// regions.
+/// Maximum regions of a volume. The active set keeps 4 B each: 64 MiB for 64 TiB in 4 MiB regions.
 pub const REGIONS_MAX: u64 = 1 << 24;
 
 /// Minimum of the active-regions bound. A write of 32 MiB touches up to 513 regions of 64 KiB, in
@@ -28,8 +27,7 @@ pub const REGIONS_MAX: u64 = 1 << 24;
 pub const ACTIVE_REGIONS_MIN: u32 = 32;
 /// Maximum of the active-regions bound. Its record takes 4 B per region, 256 KiB.
 pub const ACTIVE_REGIONS_MAX: u32 = 65_536;
-/// Default of the active-regions bound: 1,024 regions of 4 MiB are 4 GiB, about 20 s of resync at
-/// 200 MiB/s.
+/// Default of the active-regions bound: 4 GiB in regions of 4 MiB, 20 s of resync at 200 MiB/s.
 pub const ACTIVE_REGIONS_DEFAULT: u32 = 1024;
 
 /// Maximum regions per piece of a call. Longer calls are split.
@@ -39,8 +37,7 @@ pub const PIECE_MAX_REGIONS: u32 = 8;
 pub const EVICT_TICK_MS: u64 = 500;
 /// Ticks without a write after which a region is idle. It is evicted together with others.
 pub const EVICT_TICKS: u32 = 2;
-/// Ticks without a write after which a region is evicted even if few are idle, so that an idle
-/// volume has no active regions.
+/// Ticks without a write after which a region is evicted even alone: idle volumes have none active.
 pub const EVICT_TICKS_MAX: u32 = 8;
 /// Fraction of the active set that is evicted at a time, if as many are idle. Each eviction costs a
 /// flush of the data, so by default there is one flush per 128 new regions.
@@ -63,28 +60,24 @@ pub const SEARCH_STEPS: [(u64, Option<u64>); 7] = [
 /// See [`SEARCH_STEPS`].
 pub const SEARCH_PER_STEP: u64 = 1024;
 
-/// Size of the area before the end of a data device that is searched for the log of an earlier
-/// replica when no replica is found, in bytes: enough for the log of a 7 TiB volume. Takes a tenth
-/// of a second on an SSD.
+/// Size of the area before the end of a data device that is searched for an earlier replica's log,
+/// in bytes: enough for the log of a 7 TiB volume. Takes a tenth of a second on an SSD.
 pub const REMNANT_SEARCH_BYTES: u64 = 16 << 20;
 
 /// Size of the area at the beginning of a device that is checked before a log is created there, in
-/// bytes. File systems and volume managers have their signatures in the first 256 KiB, and host
-/// data follows soon.
+/// bytes. Signatures of file systems and volume managers are in the first 256 KiB.
 pub const LOG_PROBE_BYTES: u64 = 1 << 20;
 
 /// Maximum write count of one bitmap page: 100 years at 10,000 per second. The sum over all pages
 /// of the largest volume fits into 64 bits.
 pub const PAGE_WRITES_MAX: u64 = 1 << 45;
-/// Interval at which a superblock records the progress of a log on a device of its own, in
-/// milliseconds: a log restored from an older copy is detected by it. One write per minute, not on
-/// the path of any call.
+/// Interval at which a superblock records the progress of a log on its own device, in milliseconds:
+/// it detects a log restored from an older copy. One write per minute, not on the path of any call.
 pub const LOG_PROGRESS_MS: u64 = 60_000;
 
 /// Maximum number of peers in a superblock.
 pub const PEERS_MAX: usize = 2;
-/// Earlier generations that a superblock stores. Replicas that diverged before those count as
-/// unrelated.
+/// Earlier generations that a superblock stores. Replicas that diverged before count as unrelated.
 pub const HISTORY_LEN: usize = 16;
 /// Generations that a peer may hold and still be brought up to date from the bitmap: the one it had
 /// when it was lost, and those announced to it at the end of a resync without an answer.
@@ -96,8 +89,7 @@ pub const COPY_BYTES: u64 = 256 << 10;
 pub const COPIES_PER_FLUSH: usize = 32;
 /// Copies in flight: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy, with 4 MiB of memory.
 pub const COPIES: usize = 16;
-/// Bytes zeroed per call before the volume grows into them. One call at a time, so that hosts and
-/// resyncs are hardly affected.
+/// Bytes zeroed per call before the volume grows into them, one call at a time to spare hosts.
 pub const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 /// Interval at which a source asks its peers whether they have finished zeroing, in milliseconds.
 pub const ZERO_POLL_MS: u64 = 200;
@@ -121,11 +113,10 @@ pub const QUEUE_WINDOW_BYTES: u64 = 16 << 20;
 /// the last flush are copied again after a disconnect.
 pub const PEER_FLUSH_MS: u64 = 1000;
 /// Delay before failing a write that would be blocked and has no memory to wait in, in
-/// milliseconds. It limits how often the host resends it, and is well below Linux's command timeout
-/// of 30 s.
+/// milliseconds: limits how often hosts resend it, and is well below Linux's command timeout of 30
+/// s.
 pub const REJECT_DELAY_MS: u64 = 10_000;
-/// Pause between attempts to reach a peer, in milliseconds: doubled from the minimum to the
-/// maximum.
+/// Pause between attempts to reach a peer, in milliseconds: doubles from minimum to maximum.
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;

@@ -21,7 +21,6 @@ use crate::replica::ReplicaError;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// A superblock and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedSuperblock {
     /// The newer of the two slots.
@@ -64,9 +63,6 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, R
 }
 
 /// Reads the superblock at the end of the device, which has at least two pages.
-///
-/// # Errors
-/// Of the device.
 pub(crate) async fn at_device_end(
     device: &SharedDevice,
 ) -> Result<Result<LocatedSuperblock, FormatError>, IoError> {
@@ -92,8 +88,7 @@ async fn at(
     Ok(newest.map(|(_, superblock)| LocatedSuperblock { superblock, end }))
 }
 
-/// Number of positions read in parallel: with a latency of 1 ms, the search takes tens of
-/// milliseconds.
+/// Positions read in parallel: at a latency of 1 ms, the search takes tens of milliseconds.
 const AT_ONCE: usize = 64;
 
 async fn search(device: &SharedDevice, end: u64) -> Option<LocatedSuperblock> {
@@ -133,8 +128,7 @@ async fn last_of(device: &SharedDevice, ends: &[u64]) -> Option<LocatedSuperbloc
         .collect();
     let mut found = None;
     for mut task in tasks {
-        // An unreadable position is more likely host data than a superblock. If it is the
-        // superblock, no replica can be opened.
+        // More likely host data than a superblock, without which no replica can be opened.
         if let Ok(Ok(Ok(one))) = task.handle().await {
             found = found.or(Some(one));
         }

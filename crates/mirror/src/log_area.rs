@@ -23,7 +23,6 @@ use crate::recover::is_inconclusive;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// The area of a device that holds a log.
 #[derive(Clone)]
 pub(crate) struct LogArea {
     device: SharedDevice,
@@ -32,7 +31,6 @@ pub(crate) struct LogArea {
     geometry: ReplicaGeometry,
 }
 
-/// Reads a page of any device.
 pub(crate) async fn read_page(device: &SharedDevice, at: u64) -> Result<Page, IoError> {
     let read = device.read(at, buf::alloc_small(PAGE_BYTES)).await?;
     let mut page = [0; PAGE_BYTES];
@@ -48,8 +46,7 @@ pub(crate) async fn write_page(device: &SharedDevice, at: u64, page: &Page) -> R
 }
 
 impl LogArea {
-    /// The area for a log of a volume with this geometry, starting at `at`; `None` when the device
-    /// is too small.
+    /// The log area at `at` for this geometry; `None` when the device is too small.
     pub(crate) fn new(
         device: SharedDevice,
         at: u64,
@@ -61,19 +58,16 @@ impl LogArea {
         fits.then_some(LogArea { device, at, layout, geometry: *geometry })
     }
 
-    /// Size and granularities of the volume.
     pub(crate) fn geometry(&self) -> &ReplicaGeometry {
         &self.geometry
     }
 
-    /// Reads both slots of the header.
     pub(crate) async fn headers(&self) -> Result<[Result<LogHeader, FormatError>; 2], IoError> {
         let [first, second] = self.layout.headers.map(|at| self.at + at);
         let first = LogHeader::decode(&read_page(&self.device, first).await?);
         Ok([first, LogHeader::decode(&read_page(&self.device, second).await?)])
     }
 
-    /// Writes a header to its slot.
     pub(crate) async fn write_header(&self, header: &LogHeader) -> Result<(), IoError> {
         let at = self.at + self.layout.headers[(header.sequence & 1) as usize];
         write_page(&self.device, at, &header.encode()).await
@@ -95,7 +89,6 @@ impl LogArea {
         Ok(())
     }
 
-    /// Reads both slots of the activity record.
     pub(crate) async fn records(
         &self,
         log: MirrorId,
@@ -119,9 +112,8 @@ impl LogArea {
         Ok(ActivityRecord::decode(&record, log, self.geometry.regions()))
     }
 
-    /// Writes a record of `regions`, in ascending order, to its slot. If memory is short it is
-    /// written page by page. A power failure may tear it then as any other record, which makes it
-    /// invalid.
+    /// Writes a record of `regions`, in ascending order, to its slot; page by page if memory is
+    /// short. A power failure may tear it, which makes it invalid.
     pub(crate) async fn write_record(
         &self,
         sequence: u64,

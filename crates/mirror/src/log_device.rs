@@ -14,8 +14,7 @@ use crate::locate::end_of;
 use crate::log_area::read_page;
 use crate::recover::is_inconclusive;
 
-/// True if a log may be created at the beginning of this device. Unreadable parts are ignored: the
-/// rest of the first [`LOG_PROBE_BYTES`] decides.
+/// True if the readable part of the first [`LOG_PROBE_BYTES`] may be overwritten by a log.
 ///
 /// # Errors
 /// When a device error leaves the contents unknown.
@@ -32,8 +31,7 @@ pub(crate) async fn is_free_for_log(device: &SharedDevice) -> Result<bool, IoErr
     Ok(may_become_log(&beginning))
 }
 
-/// The same check on the beginning of a device: its first [`LOG_PROBE_BYTES`], or all of a smaller
-/// device.
+/// The same check on the first [`LOG_PROBE_BYTES`] of a device, or all of a smaller one.
 pub fn may_become_log(beginning: &[u8]) -> bool {
     beginning.iter().all(|byte| *byte == 0) || is_log(beginning)
 }

@@ -17,8 +17,7 @@ thread_local! {
     static COPIES: Rc<SharedReserve> = Rc::new(SharedReserve::new(COPY_BYTES as usize));
 }
 
-/// A buffer of `len` bytes or, if memory is short, of one page: the caller then processes part of
-/// its work and continues with the rest.
+/// A buffer of `len` bytes or, if memory is short, one page: the caller works in parts then.
 pub(crate) fn at_most(len: usize) -> BufMut {
     buf::try_alloc(len).unwrap_or_else(|| buf::alloc_small(len.min(PAGE_BYTES)))
 }

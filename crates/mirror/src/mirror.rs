@@ -49,18 +49,15 @@ pub struct Mirror(pub(crate) Arc<Inner>);
 pub(crate) struct Inner {
     pub(crate) local: Replica,
     pub(crate) geometry: Geometry,
-    /// Versions of the replication link that this node speaks.
     pub(crate) versions: LinkVersions,
     pub(crate) range_lock: Arc<RangeLock>,
     pub(crate) legs: Vec<Leg>,
-    /// Suspect blocks of the local leg: written before a crash and perhaps never flushed. If a
-    /// flush failed at that time, the device may return data that it will never persist. Such
-    /// blocks are never reported to a peer as equal, and a resync that copies them also rewrites
-    /// them locally.
+    /// Suspect blocks of the local leg: written before a crash and perhaps never flushed, so the
+    /// device may return data that it will never persist. They are never reported to a peer as
+    /// equal, and a resync that copies them also rewrites them locally.
     pub(crate) suspect: Bitmap,
     pub(crate) counters: Counters,
     state: Mutex<State>,
-    /// Serializes changes of a desired state.
     pub(crate) desired_state_lock: Arc<FifoLock>,
     /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
@@ -94,7 +91,6 @@ pub(crate) struct Counters {
     pub(crate) reads_from_peer: AtomicU64,
 }
 
-/// Counters of a leg since the mirror was opened.
 #[derive(Debug, Default)]
 pub(crate) struct LegCounters {
     pub(crate) added_ns: AtomicU64,
@@ -114,11 +110,9 @@ pub(crate) fn count(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
 }
 
-/// State under the mirror's lock.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) role: ReplicaRole,
-    /// Hosts are being served here.
     pub(crate) serving: bool,
     /// How often this node has stopped serving hosts. A read compares it before and after.
     pub(crate) service_ends: u64,
@@ -129,14 +123,12 @@ pub(crate) struct State {
     /// Blocked writes: waiting for admission, or recorded and waiting to be acknowledged.
     pub(crate) blocked: usize,
     pub(crate) legs: Vec<LegState>,
-    /// The local leg has failed.
     pub(crate) local_device_failed: bool,
     /// A flush of the local device failed earlier. Its contents may not be durable, even after
     /// later successful flushes, until a resync to it completes.
     pub(crate) unverified: bool,
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
-    /// A change of role is in progress.
     pub(crate) changing_role: bool,
     /// The local leg has just failed, and a peer is being asked to run degraded.
     pub(crate) degrading: bool,
@@ -144,29 +136,23 @@ pub(crate) struct State {
     pub(crate) attached: Option<AttachedSource>,
     /// The attached source counts this replica as in sync.
     pub(crate) counted_in_sync: bool,
-    /// Reorder buffer of the attached session.
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
-    /// Calls in progress for the attached session.
     pub(crate) source_calls: usize,
     pub(crate) closed: bool,
     /// The replica is being transferred to another mirror. Host calls wait and then move there.
     pub(crate) migrating: bool,
-    /// The mirror that has taken over the replica.
     pub(crate) replacement: Option<Mirror>,
-    /// Size that a source has requested for this replica.
     pub(crate) requested_bytes: Option<u64>,
     /// The space that the volume is about to grow into is being zeroed for a source.
     pub(crate) zeroing: bool,
     /// That zeroing failed, and the source has not been informed yet.
     pub(crate) zeroing_failed: bool,
-    /// Number of changes so far.
     pub(crate) changes: u64,
     wakers: Vec<Waker>,
 }
 
 impl State {
-    /// Hosts are not served here from now on. Whatever reads find afterwards may belong to the next
-    /// source.
+    /// From now on hosts are not served here, and reads may find data of the next source.
     pub(crate) fn stop_serving(&mut self) {
         self.serving = false;
         self.service_ends += 1;
@@ -178,7 +164,6 @@ impl State {
     }
 }
 
-/// The source that this replica is a target of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSource {
     pub(crate) session: u64,
@@ -195,7 +180,6 @@ pub(crate) struct LegState {
     pub(crate) session: Option<SharedSession>,
     /// Identifies the session. Each new session gets the next number.
     pub(crate) session_id: u64,
-    /// New writes are sent to this leg.
     pub(crate) receives_writes: bool,
     /// A generation was started after this peer was lost.
     pub(crate) generation_bumped: bool,
@@ -207,28 +191,22 @@ pub(crate) struct LegState {
     /// A write was marked since the peer's last flush.
     pub(crate) has_unflushed: bool,
     pub(crate) numbering: Numbering,
-    /// The peer's device may lose completed writes.
     pub(crate) volatile_cache: bool,
-    /// The peer's identity at the last handshake.
     pub(crate) last_handshake: Option<ReplicaIdentity>,
-    /// Versions of the link that the peer announced then, even when nothing else of its answer
-    /// could be parsed.
+    /// Versions of the link that the peer announced then, even if nothing else could be parsed.
     pub(crate) versions: Option<LinkVersions>,
-    /// Do not attach before this time, in nanoseconds of the runtime's clock: the peer was detached
-    /// because its queue was congested.
+    /// Attach no earlier, in nanoseconds: the peer was detached for a congested queue.
     pub(crate) attach_not_before_ns: u64,
     /// Incremented by each command that the connection task has to act on.
     pub(crate) reconnect_requests: u64,
     /// Copy everything after the next handshake.
     pub(crate) full_resync: bool,
-    /// The role is being handed over through this session, which is kept although no side serves
-    /// meanwhile.
+    /// The role is being handed over through this session, which is kept meanwhile.
     pub(crate) handing_over: bool,
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
     /// informed of its end. Until then, differences need no other record.
     pub(crate) inconsistent: bool,
-    /// Generation under which the peer was asked to run degraded, while it is unknown whether the
-    /// request arrived.
+    /// Generation under which the peer was asked to run degraded, until it answers.
     pub(crate) degraded_as: Generation,
 }
 
@@ -350,7 +328,6 @@ impl Inner {
         .await
     }
 
-    /// A number for a new session of a source.
     pub(crate) fn next_session(&self) -> u64 {
         self.next_session.fetch_add(1, Ordering::Relaxed)
     }
@@ -388,8 +365,7 @@ impl Inner {
         self.local.mark(bits);
     }
 
-    /// Marks a range that was sent to a leg without success: the leg lacks it, although it may
-    /// return it.
+    /// Marks a range that was sent to a leg and failed: the leg may lack it.
     pub(crate) fn mark_suspect(&self, leg: usize, offset: u64, len: u64) {
         let suspect = &self.legs[leg].suspect;
         suspect.set(suspect.bits_of(offset, len));
@@ -433,8 +409,7 @@ impl Inner {
         }
     }
 
-    /// Clears bits that the peer has durably. Returns false, and changes nothing, when the session
-    /// has ended.
+    /// Clears bits that the peer has durably. False, without a change, when the session has ended.
     pub(crate) fn copied(&self, leg: usize, session_id: u64, bits: Range<u64>) -> bool {
         let state = self.lock();
         let current = state.legs[leg].is_current(session_id);
@@ -445,8 +420,7 @@ impl Inner {
         current
     }
 
-    /// Clears one half of the unflushed bitmap after a flush by the peer. Returns false, and
-    /// changes nothing, when the session has ended.
+    /// Clears half of the unflushed bitmap after a peer's flush; false if the session ended.
     pub(crate) fn unflushed_is_durable(&self, leg: usize, session_id: u64, half: usize) -> bool {
         let state = self.lock();
         let current = state.legs[leg].is_current(session_id);

@@ -63,8 +63,7 @@ impl Inner {
     /// may be preferred, and data that was read must not change.
     ///
     /// # Errors
-    /// When the difference cannot be recorded, or another peer serves the volume by now. The write
-    /// must not be acknowledged then.
+    /// When it cannot be recorded, or another peer serves: the write must not be acknowledged then.
     pub(crate) async fn record_difference(self: &Arc<Self>) -> Result<(), IoError> {
         let generation_bumped = self.ensure_new_generation().await;
         if self.lock().local_device_failed {
@@ -83,10 +82,9 @@ impl Inner {
 }
 
 impl Inner {
-    /// Called when a peer reports that it could not flush data it had acknowledged. It returns data
-    /// that it will never persist, and may forget that by the next handshake. It is therefore
-    /// recorded as out of date at once, not with the next write: if this node crashed in between,
-    /// the peer would be preferred.
+    /// Called when a peer reports that it could not flush acknowledged data, which it will never
+    /// persist and may forget by the next handshake. It is recorded as out of date now, not with
+    /// the next write: if this node crashed in between, the peer would be preferred.
     pub(crate) async fn record_failed_flush(self: &Arc<Self>) {
         let serves = {
             let mut state = self.lock();
@@ -147,8 +145,7 @@ struct PeerContact {
     may_hold_current: bool,
     /// The peer is in sync and is informed of the new generation next.
     in_sync: bool,
-    /// The peer was asked to run degraded under this generation and did not answer: it may have
-    /// adopted it.
+    /// The peer was asked to run degraded under this generation, and may have adopted it.
     degraded_as: Generation,
 }
 
@@ -159,7 +156,6 @@ impl PeerContact {
 }
 
 impl NewGeneration {
-    /// Collects the state of the peers.
     pub(crate) fn new(inner: &Inner) -> NewGeneration {
         let peers = inner.local.superblock().peers;
         let state = inner.lock();
@@ -230,8 +226,7 @@ impl Inner {
         }
     }
 
-    /// Forgets the base generations of a peer that has durably adopted `generation`. Returns false
-    /// when a newer generation was started meanwhile.
+    /// Forgets the bases of a peer that adopted `generation`; false if that is not the newest.
     pub(crate) async fn settle_generations(
         &self,
         leg: usize,

@@ -50,8 +50,7 @@ impl NewSpace {
         self.lock().zeroed_bytes
     }
 
-    /// Zeroes the space that a volume of `usable_bytes` would gain. Space that is zero already is
-    /// only read. Durable when it returns.
+    /// Durably zeroes what a volume of `usable_bytes` would gain; only reads what is zero.
     ///
     /// # Errors
     /// Of the device; [`IoError::Unreachable`] when the replica is no longer open.
@@ -80,8 +79,7 @@ impl NewSpace {
     async fn zero_part(self: &Arc<Self>, part: Range<u64>) -> Result<(), IoError> {
         let guard = self.fifo.acquire().await;
         let new_space = self.clone();
-        // Runs to completion even if the caller stops waiting: the lock shows when no call is in
-        // progress.
+        // Runs to completion, so that the lock shows when no call is in progress.
         let cleared = spawn(async move { new_space.zero_exclusively(part, guard).await });
         cleared.await.unwrap_or(Err(IoError::Unreachable))
     }
@@ -93,8 +91,7 @@ impl NewSpace {
         // An unreadable block is overwritten, which may repair it.
         let mut zero = part.start;
         while zero < part.end {
-            // Small buffers: a transfer of the replica waits for this lock, and hosts wait for the
-            // transfer.
+            // Small buffers: a transfer of the replica, and with it hosts, wait for this lock.
             let memory = at_most((part.end - zero) as usize);
             match self.device.read(zero, memory).await {
                 Ok(found) if found.iter().all(|byte| *byte == 0) => zero += found.len() as u64,
@@ -107,15 +104,13 @@ impl NewSpace {
         Ok(())
     }
 
-    /// Stops zeroing for good.
     pub(crate) async fn end(&self) {
         self.lock().ended = true;
         let _guard = self.fifo.acquire().await;
     }
 }
 
-/// The parts of a range outside the replica's metadata. The metadata's own place is zeroed when the
-/// metadata moves away.
+/// The parts of a range outside the metadata, whose place is zeroed when it moves away.
 fn outside_metadata(layout: &Layout, range: Range<u64>) -> [Range<u64>; 2] {
     let own = layout.log..layout.end();
     [range.start..range.end.min(own.start), range.start.max(own.end)..range.end]

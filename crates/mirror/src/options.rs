@@ -1,7 +1,7 @@
 //! Options of a mirror, as set by its configuration.
 
 use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
-use crate::named::named;
+use crate::named;
 use crate::pace::PaceLimits;
 use crate::peer::SharedConnector;
 use crate::queue::QueueLimits;

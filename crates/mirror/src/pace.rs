@@ -69,7 +69,6 @@ impl Pace {
         self.limits.max_bytes_per_s.map_or(UNLIMITED, |max| max as f64)
     }
 
-    /// Applies new limits, if they changed.
     pub(crate) fn set(&mut self, limits: PaceLimits) {
         if self.limits != limits {
             self.limits = limits;

@@ -21,7 +21,6 @@ pub(crate) const SET: u8 = 1;
 /// A bit was cleared that the page on disk may have: harmless, and worth a write eventually.
 pub(crate) const CLEARED: u8 = 2;
 
-/// Flags and write counts of all pages.
 #[derive(Debug)]
 pub(crate) struct Pages {
     flags: Box<[AtomicU8]>,
@@ -39,14 +38,12 @@ impl Pages {
         }
     }
 
-    /// Sets the write count found in a page on disk. Only one task at a time may change counts,
-    /// here and below.
+    /// Sets the write count found on disk. Only one task at a time may change counts.
     pub(crate) fn found(&self, page: u64, writes: u64) {
         let before = self.writes[page as usize].swap(writes, Ordering::AcqRel);
         self.all_writes.fetch_add(writes.wrapping_sub(before), Ordering::AcqRel);
     }
 
-    /// How often a page was written.
     pub(crate) fn writes(&self, page: u64) -> u64 {
         self.writes[page as usize].load(Ordering::Acquire)
     }
@@ -68,12 +65,10 @@ impl Pages {
         self.all_writes.fetch_add(run.end - run.start, Ordering::AcqRel);
     }
 
-    /// Sum of the write counts of all pages.
     pub(crate) fn all_writes(&self) -> u64 {
         self.all_writes.load(Ordering::Acquire)
     }
 
-    /// Raises a flag of the pages of these bits.
     pub(crate) fn raise(&self, bits: &Range<u64>, flag: u8) {
         let pages = pages_of(bits);
         let end = pages.end.min(self.len());
@@ -92,8 +87,7 @@ impl Pages {
         self.flags[page as usize].fetch_or(flags, Ordering::AcqRel);
     }
 
-    /// The first run within `within` of pages that have one of these flags; at most
-    /// [`PAGES_PER_WRITE`].
+    /// The first run in `within` of pages with one of these flags; at most [`PAGES_PER_WRITE`].
     pub(crate) fn next_run(&self, within: Range<u64>, flags: u8) -> Option<Range<u64>> {
         let has = |page: &u64| self.flags[*page as usize].load(Ordering::Acquire) & flags != 0;
         let end = within.end.min(self.flags.len() as u64);
@@ -102,13 +96,11 @@ impl Pages {
         Some(first..(first..end).find(|page| !has(page)).unwrap_or(end))
     }
 
-    /// Number of pages.
     pub(crate) fn len(&self) -> u64 {
         self.flags.len() as u64
     }
 }
 
-/// The page of a bit.
 pub(crate) fn page_of(bit: u64) -> u64 {
     bit / BITS_PER_PAGE
 }
@@ -118,7 +110,6 @@ pub(crate) fn bits_of(page: u64) -> Range<u64> {
     page * BITS_PER_PAGE..(page + 1) * BITS_PER_PAGE
 }
 
-/// The pages of a range of bits.
 fn pages_of(bits: &Range<u64>) -> Range<u64> {
     if bits.is_empty() {
         return 0..0;

@@ -26,7 +26,7 @@ use crate::format::superblock::ReplicaRole;
 use crate::generation::GenerationList;
 use crate::id::{Generation, MirrorId};
 use crate::limits::HISTORY_LEN;
-use crate::named::named;
+use crate::named;
 use crate::reorder::WriteOrder;
 use crate::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 
@@ -141,8 +141,7 @@ pub enum PeerRequest {
         /// Newest first.
         generations: GenerationList<HISTORY_LEN>,
     },
-    /// Asks for one page of the out-of-sync bitmap in the replica's log. Answered with
-    /// [`PeerReply::BitmapPage`].
+    /// Asks for a page of the log's out-of-sync bitmap. Answer: [`PeerReply::BitmapPage`].
     BitmapPage {
         /// Page number, from 0.
         page: u64,
@@ -158,8 +157,7 @@ pub enum PeerRequest {
         /// The source's current generation.
         generation: Generation,
     },
-    /// The source started a new generation because another peer was lost. The target is in sync and
-    /// adopts it.
+    /// The source started a new generation after losing another peer; a target in sync adopts it.
     NewGeneration {
         /// The source's current generation.
         generation: Generation,
@@ -172,8 +170,7 @@ pub enum PeerRequest {
         /// The lost replica, which is the source's.
         lost: MirrorId,
     },
-    /// Become the source, with at least this epoch. The asker has stepped down, and nothing is in
-    /// flight.
+    /// Become the source, with at least this epoch. The asker has stepped down and drained.
     Promote {
         /// Higher than any epoch that either has seen.
         epoch: u64,
@@ -185,8 +182,7 @@ pub enum PeerRequest {
     Discard {
         /// The generation from which both sides continued, if known.
         base: Generation,
-        /// The replica's generation as the operator saw it. If it has changed, the request is
-        /// refused.
+        /// The generation that the operator saw; after a change the request is refused.
         expected: Generation,
     },
     /// The volume is about to grow: zero the space that it would gain at this size. Needs no
@@ -221,11 +217,10 @@ pub struct AttachRequest {
     /// The handshake found both in sync: forget old crashes and leftover base generations.
     pub in_sync: bool,
     /// Size of the volume at the source, in bytes; 0 when irrelevant. A target of another size
-    /// adopts it first and answers [`PeerRefusal::NotNow`] until it has, or [`PeerRefusal::Range`]
-    /// when it has no room.
+    /// adopts it, answering [`PeerRefusal::NotNow`] meanwhile, or [`PeerRefusal::Range`] without
+    /// room.
     pub usable_bytes: u64,
-    /// Version used in this session: the highest in common. A target that does not speak it answers
-    /// [`PeerRefusal::Version`].
+    /// Version used in this session: the highest in common. Else [`PeerRefusal::Version`].
     pub version: LinkVersion,
 }
 
@@ -263,36 +258,29 @@ pub struct ReplicaIdentity {
 
 /// Why a replica refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum PeerRefusal {
     /// Another volume, or the asker's own replica.
     #[error("the peer holds another volume")]
     Unrelated,
-    /// It serves hosts itself.
     #[error("the peer serves hosts itself")]
     Serving,
     /// It has seen a higher epoch: the asker is a former source.
     #[error("the peer has seen epoch {0}, which is later")]
     Fenced(u64),
-    /// Its generation changed since the handshake.
     #[error("the peer's generation changed since the handshake")]
     Changed,
-    /// The request needs an attachment, which this session does not have or has lost.
     #[error("the session is not attached")]
     NotAttached,
-    /// Its data matches no point in time.
     #[error("the peer's data is inconsistent: a resync to it has not completed")]
     Inconsistent,
-    /// The range or length is invalid.
     #[error("the peer refuses the range or size")]
     Range,
-    /// Its own leg or log failed.
     #[error("the peer's device failed")]
     Failed,
-    /// Its configuration or its current state does not allow it.
     #[error("the peer is paused or cannot do this now")]
     NotNow,
-    /// It does not speak the version of the link that was chosen or that the request needs: it was
-    /// replaced by an older release.
+    /// It was replaced by an older release, which does not speak the chosen link version.
     #[error("the peer does not speak the version of the replication link that this needs")]
     Version,
 }

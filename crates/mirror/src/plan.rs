@@ -16,17 +16,14 @@ pub enum Plan {
     Lead {
         /// What to copy; `None` when both are in sync.
         amount: Option<ResyncAmount>,
-        /// Take a higher epoch first: this side does not serve yet, or the peer has seen a later
-        /// epoch.
+        /// Take a higher epoch first: this side does not serve yet, or the peer saw a later one.
         promote: bool,
     },
-    /// The peer serves hosts, but its data is to be replaced. It has to notice first: repeat the
-    /// handshake.
+    /// The peer serves hosts, but its data is to be replaced: repeat until it notices.
     AwaitStepDown,
     /// The peer attaches to this side.
     Follow {
-        /// This side serves hosts and has to stop first. No data is lost, because nothing was
-        /// written here alone.
+        /// This side serves hosts and has to stop first. It wrote nothing alone.
         step_down: bool,
     },
     /// Both are targets and equal: the operator chooses the source.

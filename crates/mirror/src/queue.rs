@@ -33,14 +33,11 @@ pub(crate) struct QueueSlot(u64);
 #[derive(Debug)]
 #[must_use]
 pub(crate) enum SendDecision {
-    /// The write may be sent. The next waiting write, if it fits the window too, has to be woken,
-    /// and so on. Waking only one write per completion would never let more be in flight than at
-    /// the lowest point.
+    /// The write may be sent. Wake the next waiting write too if it fits the window: waking only
+    /// one per completion would never let more be in flight than at the lowest point.
     Send {
-        /// Waker of the next write.
         next: Option<Waker>,
     },
-    /// Not yet.
     Wait,
 }
 
@@ -59,7 +56,6 @@ enum State {
     Completed,
 }
 
-/// Writes in order of arrival, within [`QueueLimits`].
 #[derive(Debug)]
 pub(crate) struct WriteQueue {
     limits: QueueLimits,
@@ -67,7 +63,6 @@ pub(crate) struct WriteQueue {
     entries: VecDeque<QueueEntry>,
     /// Position of the first entry.
     first: u64,
-    /// Position of the first unsent write.
     unsent: u64,
     bytes: u64,
     window: u64,
@@ -121,8 +116,7 @@ impl WriteQueue {
         self.entries.get_mut(slot.0.checked_sub(self.first)? as usize)
     }
 
-    /// Asks for a write to be sent; [`SendDecision::Send`] counts it as sent. Otherwise `waker` is
-    /// woken when its turn comes.
+    /// Counts a write as sent if it may be; otherwise `waker` is woken when its turn comes.
     pub(crate) fn send(&mut self, slot: QueueSlot, waker: &Waker) -> SendDecision {
         let is_next = self.unsent == slot.0;
         let Some(bytes) = self.entry(slot).map(|entry| entry.bytes) else {
@@ -206,12 +200,10 @@ impl WriteQueue {
         QueueSlot(self.first + self.entries.len() as u64)
     }
 
-    /// True when all writes before this position have completed.
     pub(crate) fn is_past(&self, slot: QueueSlot) -> bool {
         self.first >= slot.0
     }
 
-    /// Number of writes in the queue.
     pub(crate) fn writes(&self) -> usize {
         self.writes
     }

@@ -15,7 +15,6 @@ use std::task::{Poll, Waker};
 use crate::range_table::{CallNumber, RangeAccess, RangeDecision, RangeTable};
 use parking_lot::{Mutex, MutexGuard};
 
-/// Lock on byte ranges of the volume.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLock {
     ranges: Mutex<RangeTable>,
@@ -31,9 +30,7 @@ pub(crate) struct RangeGuard {
 /// Result of [`RangeLock::change`].
 #[derive(Debug)]
 pub(crate) enum RangeRequest {
-    /// The range is locked.
     Granted(RangeGuard),
-    /// The request is queued; wait for it.
     Waiting(RangeGuard),
 }
 
@@ -78,7 +75,6 @@ impl RangeLock {
 }
 
 impl RangeRequest {
-    /// Waits for the range.
     pub(crate) async fn acquired(self) -> RangeGuard {
         match self {
             RangeRequest::Granted(guard) => guard,
@@ -91,7 +87,6 @@ impl RangeRequest {
 }
 
 impl RangeGuard {
-    /// Waits until the range is granted.
     pub(crate) async fn granted(&self) {
         poll_fn(|cx| match self.range_lock.lock().is_granted(self.number, cx.waker()) {
             true => Poll::Ready(()),

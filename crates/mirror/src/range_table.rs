@@ -14,12 +14,9 @@
 
 use std::task::Waker;
 
-/// How a call uses its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeAccess {
-    /// Reads it.
     Read,
-    /// Writes it.
     Write,
     /// Copies or compares it for the mirror itself. Blocks like a write.
     Copy,
@@ -53,7 +50,6 @@ pub(crate) struct RangeTable {
     next: u64,
 }
 
-/// Result of entering a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeDecision {
     /// It may run. A write has to [`RangeTable::leave`] at its end; a read need not.
@@ -98,8 +94,7 @@ impl RangeTable {
         false
     }
 
-    /// Removes a call that has ended or stopped waiting. The wakers of calls that may run now are
-    /// passed to `wake`.
+    /// Removes a call. The wakers of calls that may run now are passed to `wake`.
     pub(crate) fn leave(&mut self, number: CallNumber, mut wake: impl FnMut(Waker)) {
         let Some(index) = self.calls.iter().position(|call| call.number == number) else { return };
         let left = self.calls.swap_remove(index);
@@ -127,7 +122,6 @@ impl RangeTable {
         self.of_hosts().count()
     }
 
-    /// Host calls that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.of_hosts().filter(|call| call.blockers > 0).count()
     }

@@ -40,10 +40,8 @@ pub enum LogLost {
     Unreadable(IoError),
 }
 
-/// Why a log cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnusableLog {
-    /// It cannot be trusted.
     Lost(LogLost),
     /// Whether it can be trusted is unknown.
     Unknown(IoError),
@@ -66,18 +64,13 @@ pub(crate) fn is_inconclusive(error: IoError) -> bool {
     matches!(error, IoError::Unreachable | IoError::NoMemory)
 }
 
-/// A log that can be used.
 pub(crate) struct RecoveredLog {
     pub(crate) start: LogStart,
-    /// Sequence number of its header.
     pub(crate) header_sequence: u64,
 }
 
 /// Reads the log that the superblock names. Regions that were active and damaged pages have all
 /// their bits set.
-///
-/// # Errors
-/// Why the log cannot be used.
 pub(crate) async fn recover(
     area: &LogArea,
     superblock: &Superblock,
@@ -101,8 +94,7 @@ pub(crate) async fn recover(
     let pages = Pages::new(geometry.pages());
     let before = superblock.log_progress;
     if let Some(damaged) = area.read_pages(*log, &bits, &pages).await? {
-        // The damaged page's count is lost, and all blocks it covers are marked. Assume that it had
-        // the writes missing from the recorded progress.
+        // All blocks of the damaged page are marked. Its lost count is the missing progress.
         let missing = before.page_writes.saturating_sub(pages.all_writes());
         pages.found(damaged, missing.min(PAGE_WRITES_MAX));
     }

@@ -80,8 +80,7 @@ pub async fn find_remnant(
         Ok(_) | Err(FormatError::Absent) => None,
         Err(why) => Some(Remnant::Superblock(why)),
     };
-    // A superblock of another size is less informative than a log, which names sizes; a damaged one
-    // is more informative.
+    // A log names sizes, a superblock of another size does not; a damaged one says more.
     if superblock.is_some_and(|found| found != Remnant::Superblock(FormatError::Foreign)) {
         return Ok(superblock);
     }

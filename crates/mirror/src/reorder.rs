@@ -31,7 +31,6 @@ pub struct WriteOrder {
     pub concurrent: u128,
 }
 
-/// The sequence numbers of one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteNumbers {
     /// Order of its first part, from which the others follow.
@@ -53,7 +52,6 @@ impl Default for Numbering {
     }
 }
 
-/// A mask of `count` ones.
 fn ones(count: u32) -> u128 {
     1u128.checked_shl(count).map_or(u128::MAX, |next| next - 1)
 }
@@ -80,7 +78,6 @@ impl Numbering {
 #[error("a write out of order")]
 pub struct OutOfOrder;
 
-/// Writes completed at the target.
 #[derive(Debug)]
 struct CompletedWrites {
     /// The oldest number that has not completed.
@@ -119,7 +116,6 @@ impl CompletedWrites {
     }
 }
 
-/// A write that arrived too early.
 #[derive(Debug)]
 struct EarlyWrite {
     concurrent: u128,
@@ -158,8 +154,7 @@ impl ReorderBuffer {
 
     /// Whether a registered write may start. If not, `waker` is woken when it may.
     pub(crate) fn may_start(&mut self, order: WriteOrder, waker: &Waker) -> bool {
-        // A number that has completed meanwhile was a duplicate, which its own completion will
-        // report.
+        // A number that has completed meanwhile was a duplicate: its completion reports it.
         let Ok(position) = self.done.position(order.number) else { return true };
         if self.done.allows(position, order.concurrent) {
             self.waiting.remove(&position);

@@ -45,23 +45,19 @@ use crate::resize::{Sizes, follow_device};
 
 /// Why a replica cannot be created or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum ReplicaError {
-    /// A device failed.
     #[error("{0}")]
     Io(#[from] IoError),
-    /// No superblock, or an invalid one for this device.
     #[error("no replica on the data device: {0}")]
     Superblock(FormatError),
-    /// Invalid granularities.
     #[error("invalid granularities: {0}")]
     Geometry(FormatError),
     /// The block size exceeds a page, so pages could not be written individually.
     #[error("blocks of {0} bytes are not supported: the mirror needs 4096 or less")]
     BlockSize(u32),
-    /// The data device has no room for a log and any data.
     #[error("the data device is too small for a replica")]
     DataTooSmall,
-    /// The log device is smaller than the log.
     #[error("the log device is too small")]
     LogTooSmall,
     /// The log device holds something other than a log, which may still be needed.
@@ -69,12 +65,7 @@ pub enum ReplicaError {
     LogDeviceInUse,
     /// The log device holds the log of another replica, which may still be needed.
     #[error("the log device belongs to replica {log}, but the data device holds replica {data}")]
-    ForeignLog {
-        /// The replica that owns the log.
-        log: MirrorId,
-        /// The replica on the data device.
-        data: MirrorId,
-    },
+    ForeignLog { log: MirrorId, data: MirrorId },
 }
 
 /// An open replica. Clones are handles to the same replica.
@@ -174,8 +165,7 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
             return Err(ReplicaError::ForeignLog { log, data: superblock.replica });
         }
         Err(UnusableLog::Lost(lost)) => {
-            // On the data device, the log's place is fixed by the superblock, and no one else uses
-            // it.
+            // On the data device, the superblock fixes the log's place: no one else uses it.
             if let Some(log) = &log_device
                 && !is_free_for_log(log).await?
             {
@@ -238,8 +228,7 @@ impl Replica {
     /// applied in the same write of the superblock. Resizing to the current size changes nothing.
     ///
     /// # Errors
-    /// See [`ReplicaError`]. The size is unchanged, unless the failed write was the last one, whose
-    /// outcome is unknown.
+    /// See [`ReplicaError`]. The size is unchanged, or unknown if the last write failed.
     pub async fn resize(
         device: &SharedDevice,
         log: Option<SharedDevice>,
@@ -352,8 +341,7 @@ impl Replica {
     /// Changes the superblock. The change takes effect when it is durable.
     ///
     /// # Errors
-    /// Of the data device. The change has not taken effect then, though it may appear after a power
-    /// failure.
+    /// Of the data device. The change has no effect then, but may appear after a power failure.
     pub async fn update<T: 'static>(
         &self,
         change: impl FnOnce(&mut Superblock) -> T,
@@ -448,8 +436,7 @@ impl Replica {
     /// As [`Replica::try_reference`], but waits for the record that activates the regions.
     ///
     /// # Errors
-    /// Of the log device, or of a flush of the data device. [`IoError::Unreachable`] when the
-    /// replica is not in use.
+    /// Of a device; [`IoError::Unreachable`] when the replica is not in use.
     pub async fn reference(&self, offset: u64, len: u64) -> Result<RegionRef, IoError> {
         self.0.log.reference(offset, len).await
     }
@@ -548,8 +535,7 @@ async fn record_progress(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         if ended {
             inner.recording_progress.store(false, Ordering::Release);
-            // The log may have been opened after the check, by a caller that found this task still
-            // registered.
+            // The log may have been opened after the check, while this task was registered.
             if !log.is_open()
                 || inner.lock().retired
                 || inner.recording_progress.swap(true, Ordering::AcqRel)

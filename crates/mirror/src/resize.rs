@@ -42,8 +42,7 @@ async fn put(
     write_page(device, at, &superblock.encode()).await
 }
 
-/// Moves the metadata to the end of the device if that has grown enough, and zeroes the old place.
-/// `inside` when the log lies on the data device.
+/// Moves the metadata to the end of a grown device. `inside` when the log lies there too.
 pub(crate) async fn follow_device(
     device: &SharedDevice,
     inside: bool,
@@ -64,8 +63,7 @@ pub(crate) async fn follow_device(
     if inside {
         copy(device, old.log, new.log, log_layout(&geometry).total_bytes).await?;
     }
-    // Clear one slot first: a leftover from an earlier use of the device may have any sequence
-    // number.
+    // Clear one slot first: a leftover in it may have any sequence number.
     let next = (counter::next(superblock.sequence)? & 1) as usize;
     write_page(device, new.superblocks[1 - next], &[0; PAGE_BYTES]).await?;
     (superblock.device_bytes, superblock.moved_from) = (new.end(), end);
@@ -113,16 +111,13 @@ async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(),
     device.flush().await
 }
 
-/// Parameters of a resize, in bytes.
 pub(crate) struct Sizes {
-    /// New size of the volume.
     pub(crate) usable_bytes: u64,
     /// Everything from the old end of the volume to here is zero.
     pub(crate) zeroed_bytes: u64,
 }
 
-/// Resizes a replica that was found and is not open. `change` is applied in the same write of the
-/// superblock.
+/// Resizes a replica that is not open. One write of the superblock includes `change`.
 pub(crate) async fn resize(
     device: &SharedDevice,
     log: Option<SharedDevice>,

@@ -35,7 +35,6 @@ use crate::target::checksum;
 /// Interval at which the rate and the hosts' latency are sampled.
 const SAMPLE_NS: u64 = 100_000_000;
 
-/// A resync in progress.
 struct ResyncCopier {
     inner: Arc<Inner>,
     leg: usize,
@@ -241,7 +240,6 @@ impl Inner {
         (offset, (run.end * bit).min(geometry.usable_bytes) - offset)
     }
 
-    /// Mean duration of host calls so far.
     fn mean_latency_ns(&self) -> Option<f64> {
         let calls = self.counters.calls.load(Ordering::Relaxed);
         let nanos = self.counters.calls_ns.load(Ordering::Relaxed);
@@ -249,8 +247,7 @@ impl Inner {
     }
 }
 
-/// Copies a range under its lock. Memory is acquired first, because host writes that wait for the
-/// range hold memory themselves.
+/// Copies a range under its lock, with memory acquired first: waiting host writes hold memory.
 async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
@@ -321,8 +318,7 @@ fn io_error(error: RequestError) -> IoError {
     }
 }
 
-/// Makes a peer that acknowledges from memory flush periodically, which bounds the amount to copy
-/// again if the peer is lost.
+/// Flushes a peer that acknowledges from memory, to bound what its loss makes copied again.
 pub(crate) async fn keep_flushed(
     inner: Arc<Inner>,
     leg: usize,

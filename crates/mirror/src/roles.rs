@@ -24,8 +24,7 @@ pub(crate) fn least_epoch(seen: u64) -> u64 {
     seen.saturating_add(1)
 }
 
-/// The epoch that the replica of rank `rank` picks after `seen`: the first of its residue class
-/// from [`least_epoch`] on.
+/// The epoch that rank `rank` picks after `seen`: the first of its class from [`least_epoch`].
 pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
     let least = least_epoch(seen);
     let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
@@ -61,17 +60,14 @@ impl Drop for AdmissionBlock {
 
 /// Why a change of role failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum RoleError {
-    /// The local leg or log failed.
     #[error("the replica's device failed: {0}")]
     Io(#[from] IoError),
-    /// A resync to this replica began and has not completed.
     #[error("the local data is inconsistent: a resync to it has not completed")]
     Inconsistent,
-    /// It never held data.
     #[error("the replica holds no data yet")]
     Blank,
-    /// The local leg has failed.
     #[error("the local leg has failed")]
     LocalFailed,
     /// See [`crate::replica::Replica::mark_unverified`].
@@ -92,14 +88,12 @@ impl Inner {
         RoleChange(self.clone())
     }
 
-    /// Blocks new host calls.
     pub(crate) fn block_admission(self: &Arc<Self>) -> AdmissionBlock {
         self.change(|state| state.admission_blocks += 1);
         AdmissionBlock(self.clone())
     }
 
-    /// Waits until no host write and no host flush is in flight. Reads are not waited for: see
-    /// [`crate::device`].
+    /// Waits until no host write or flush is in flight. For reads see [`crate::device`].
     pub(crate) async fn drain(&self) {
         self.wait(|state| (state.in_flight == 0 && !state.bumping_generation).then_some(())).await;
     }
@@ -111,11 +105,10 @@ impl Inner {
         others.filter(|other: &MirrorId| !other.is_none() && *other < mine).count() as u64
     }
 
-    /// Whether a handshake with this peer is sufficient for taking the role of the source without
-    /// the operator. A source that designated a successor has to meet that peer, which may be
-    /// serving out of sight. If that peer has been the source since and there are several peers, it
-    /// may have handed the role on. With several targets, each would conclude that it has to take
-    /// over, so the operator decides.
+    /// Whether a handshake with this peer suffices to become the source without the operator. A
+    /// source that designated a successor has to meet that peer, which may be serving out of sight.
+    /// If that peer was the source since, it may have handed the role on to another. With several
+    /// targets, each would conclude that it has to take over, so the operator decides.
     pub(crate) fn may_take_role(&self, peers: &ReplicaIdentity) -> bool {
         let superblock = self.local.superblock();
         let several = self.legs.len() > 1;
@@ -151,16 +144,14 @@ impl Inner {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Becomes the source, with an epoch later than `seen` and than all epochs recorded here.
-    /// `forced` when the peer was not asked.
+    /// Becomes the source, with an epoch later than all seen. `forced`: the peer was not asked.
     pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,
         forced: bool,
     ) -> Result<u64, RoleError> {
         self.may_serve()?;
-        // First cut off the previous source. Its last request may have started a resync to this
-        // replica, so check again.
+        // First cut off the previous source, whose last request may have started a resync here.
         self.end_attachment().await;
         self.may_serve()?;
         let serving = self.lock().serving;
@@ -201,9 +192,8 @@ impl Inner {
         Ok(epoch)
     }
 
-    /// Marks everything as out of sync for all legs. Needed when the role is taken by force from a
-    /// source that had several targets: its writes in flight may have reached any of them, and no
-    /// log names them.
+    /// Marks everything as out of sync for all legs: after a forced takeover from a source with
+    /// several targets, its writes in flight may be on any of them, named by no log.
     async fn mark_all_legs(&self) -> Result<(), IoError> {
         self.local.data().flush().await?;
         for leg in 0..self.legs.len() {
@@ -212,8 +202,7 @@ impl Inner {
         self.local.persist_marks().await
     }
 
-    /// Stops serving. Host writes and flushes in flight complete first. Later calls fail, and so do
-    /// reads in flight.
+    /// Stops serving. Writes and flushes in flight complete; reads in flight and later calls fail.
     pub(crate) async fn stop_serving_as(
         self: &Arc<Self>,
         role: ReplicaRole,
@@ -263,9 +252,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs degraded after a failure of the local leg: a peer that has all data, or gets it from
-    /// its queue, serves without this leg. Otherwise the host gets `error`, and the caller makes
-    /// sure that no peer that differs looks equal.
+    /// Runs degraded after a failure of the local leg: a peer with all data, or that its queue will
+    /// bring up to date, serves alone. Else `error`, and no differing peer may look equal.
     pub(crate) async fn run_degraded(
         self: &Arc<Self>,
         designated_successor: Option<(usize, u64)>,
@@ -287,15 +275,13 @@ impl Inner {
             self.disconnect(other, session_id);
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
-        // Covers the gap between the last write left to the queue and the first write that is
-        // waited for.
+        // Covers the gap between the last queued write and the first that is waited for.
         let _block = self.block_admission();
         if !self.is_up_to_date(leg, session_id) && !self.catch_up(leg, session_id).await {
             self.disconnect(leg, session_id);
             return Err(error);
         }
-        // The peer flushes before it adopts the generation, so everything that hosts flushed here
-        // is durable there.
+        // The peer flushes before it adopts the generation: what hosts flushed is durable.
         let lost = self.local.superblock().replica;
         let generation = Generation::random();
         self.lock().legs[leg].degraded_as = generation;

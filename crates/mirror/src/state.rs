@@ -1,12 +1,10 @@
 //! Mirror state as shown to people and tools, in the field's vocabulary. Derived on demand and
 //! stored nowhere.
 
-use std::fmt;
-
 use crate::decide::ResyncAmount;
 use crate::format::superblock::ReplicaRole;
 use crate::id::{Generation, MirrorId};
-use crate::named::named;
+use crate::named;
 use crate::peer::LinkStatus;
 use crate::versions::LinkVersions;
 
@@ -35,12 +33,6 @@ named! {
         NoSource = "no-source",
         /// This side is a target: the source reports the state.
         Target = "target",
-    }
-}
-
-impl fmt::Display for MirrorState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -59,7 +59,6 @@ impl Drop for TargetSession {
     }
 }
 
-/// A call in progress for the attached session.
 struct SourceCall(Arc<Inner>);
 
 impl Drop for SourceCall {
@@ -278,7 +277,6 @@ impl TargetSession {
 }
 
 impl State {
-    /// The leg that leads to the attached source.
     pub(crate) fn leg_of(&self, source: MirrorId) -> Option<usize> {
         let last_handshake = self.legs.iter().position(|leg| leg.peer == source);
         // With a single peer, the source need not have been met by this leg.
@@ -315,7 +313,6 @@ impl Inner {
     }
 }
 
-/// Waits until an ordered write may start.
 async fn wait_in_order(
     inner: &Arc<Inner>,
     reorder: &Mutex<ReorderBuffer>,
@@ -337,9 +334,8 @@ async fn wait_in_order(
 
 /// Requests to the replica.
 impl Inner {
-    /// Called when a peer identifies itself: a disconnected peer is reachable again, so its leg
-    /// retries at once. Peers with a completed handshake are left alone, otherwise both sides would
-    /// trigger each other forever.
+    /// A disconnected peer that identifies itself is reachable again, so its leg retries at once.
+    /// After a completed handshake not, or both sides would trigger each other forever.
     fn peer_is_reachable(&self, asker: MirrorId) {
         let lost = |leg: &LegState| {
             (leg.peer == asker || leg.peer.is_none()) && leg.phase == LegPhase::Disconnected
@@ -358,7 +354,6 @@ impl Inner {
         });
     }
 
-    /// This replica's identity, as reported to the given peer.
     pub(crate) fn identity(&self, asker: MirrorId) -> ReplicaIdentity {
         let mut view = self.local.view(self.slot_of(asker));
         let known =
@@ -425,8 +420,7 @@ impl Inner {
         Err(PeerRefusal::NotNow)
     }
 
-    /// The superblock slot of a peer: its own, or a free one, or that of a peer that is gone
-    /// because its node was replaced.
+    /// The superblock slot of a peer: its own, a free one, or that of a peer that was replaced.
     pub(crate) fn slot_of(&self, replica: MirrorId) -> usize {
         let peers = self.local.superblock().peers;
         if let Some(known) = peers.iter().position(|peer| peer.replica == replica) {
@@ -474,8 +468,7 @@ impl Inner {
     }
 
     /// Checksums of the local leg, one per `unit_bytes`, for at most [`CHECK_BYTES`]. Uses reserved
-    /// memory: a resync or a locked range may depend on it, and with them host writes that hold all
-    /// other memory.
+    /// memory: host writes that hold all other memory may wait for it.
     pub(crate) async fn leg_checksums(
         &self,
         offset: u64,

@@ -79,8 +79,7 @@ impl Mirror {
     }
 
     /// Waits until a source requests another size for this replica, and returns it, in bytes. The
-    /// request is repeated until the replica has that size. For a caller that can replace the
-    /// volume's mirror.
+    /// request is repeated until the replica has that size.
     pub async fn resize_requested(&self) -> u64 {
         self.0.wait(|state| state.requested_bytes.take()).await
     }
@@ -105,8 +104,7 @@ impl Mirror {
         self.0.local.superblock().geometry.usable_bytes
     }
 
-    /// The largest size that the volume could have here, in bytes. Checks whether the devices have
-    /// grown.
+    /// The largest size possible here, in bytes. Checks whether the devices have grown.
     pub fn room_bytes(&self) -> u64 {
         self.0.local.room_bytes()
     }

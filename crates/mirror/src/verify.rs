@@ -20,13 +20,11 @@ use crate::state::LegPhase;
 pub struct VerifyReport {
     /// Bytes compared.
     pub compared_bytes: u64,
-    /// Differing parts, as offset and length in bytes, with adjacent parts joined; at most
-    /// [`DIFFERENCES_MAX`].
+    /// Differing parts, joined, as offset and length in bytes; at most [`DIFFERENCES_MAX`].
     pub differences: Vec<(u64, u64)>,
     /// Number of differing parts that are not listed.
     pub unlisted: u64,
-    /// Range from the first unlisted part to the end of the last, as offset and length in bytes;
-    /// `None` without unlisted parts.
+    /// Range of the unlisted parts, as offset and length in bytes; `None` without any.
     pub beyond: Option<(u64, u64)>,
     /// Bytes of all differing parts, including unlisted ones.
     pub differing_bytes: u64,
@@ -71,9 +69,9 @@ pub enum VerifyError {
 }
 
 impl Mirror {
-    /// Compares the local leg with a peer that is in sync, limited to `bytes_per_second` if given.
-    /// `progress` gets the number of bytes compared so far. With `mark`, a resync at the end copies
-    /// the differing parts from here to the peer.
+    /// Compares with a peer in sync, limited to `bytes_per_second` if given; `progress` gets the
+    /// bytes compared so far. With `mark`, a resync copies the differing parts to the peer at the
+    /// end.
     ///
     /// # Errors
     /// See [`VerifyError`].
@@ -119,7 +117,6 @@ fn in_sync(inner: &Arc<Inner>, leg: usize) -> Result<(SharedSession, u64), Verif
     session.ok_or(VerifyError::NotInSync)
 }
 
-/// Compares one chunk and records the differences.
 async fn compare(
     inner: &Arc<Inner>,
     leg: usize,

@@ -41,8 +41,7 @@ impl LinkVersions {
     pub const SPOKEN: LinkVersions =
         LinkVersions { lowest: LinkVersion(2), highest: LinkVersion(3) };
 
-    /// From `lowest` to `highest`; `None` for an invalid range: there is no version 0, and `lowest`
-    /// must not exceed `highest`.
+    /// From `lowest`, which is not 0, to `highest`; `None` for an invalid range.
     pub fn new(lowest: u16, highest: u16) -> Option<LinkVersions> {
         let sound = 0 < lowest && lowest <= highest;
         sound.then_some(LinkVersions { lowest: LinkVersion(lowest), highest: LinkVersion(highest) })

@@ -32,16 +32,10 @@ use crate::reorder::WriteOrder;
 use crate::replica::RegionRef;
 use crate::state::LegPhase;
 
-/// An operation on a range.
 #[derive(Clone)]
 pub(crate) enum WriteOp {
-    /// Write these bytes.
     Write(Buf),
-    /// Write zeroes.
-    Zero {
-        /// The device may deallocate the range.
-        may_deallocate: bool,
-    },
+    Zero { may_deallocate: bool },
 }
 
 impl WriteOp {
@@ -136,7 +130,6 @@ impl Drop for RunToCompletion {
     }
 }
 
-/// A write in progress.
 struct WriteRequest {
     dispatch: Dispatch,
     op: WriteOp,
@@ -329,7 +322,6 @@ async fn submit(inner: &Arc<Inner>, request: &WriteRequest) -> LegResults {
     results
 }
 
-/// Runs an admitted write to its end.
 async fn run(inner: Arc<Inner>, request: WriteRequest) -> Result<(), IoError> {
     let results = submit(&inner, &request).await;
     count(&inner.counters.local_ns, results.local_ns);
@@ -366,8 +358,7 @@ async fn record_results(
     request: &WriteRequest,
     results: &LegResults,
 ) -> Result<(), IoError> {
-    // Also for a failed write: a later write may wait for it at little cost, and a peer may still
-    // run degraded.
+    // Also for a failed write: a peer may still run degraded, and waiting costs little.
     inner.complete_numbers(&request.dispatch);
     let (mut up_to_date, mut queued_peer, mut peer_missed) = (None, None, false);
     for (leg, result) in results.remote.iter().enumerate() {
@@ -415,9 +406,9 @@ async fn record_results(
 }
 
 impl Inner {
-    /// Called after setting a mark: ends the session, even a session that began since, unless the
-    /// peer is inconsistent and therefore copies all marks before it counts as whole. Returns true
-    /// when the peer could have looked equal.
+    /// Called after setting a mark: ends the session, even a new one, unless the peer is
+    /// inconsistent and so copies all marks first. Returns true when the peer could have looked
+    /// equal.
     fn disconnect_unless_inconsistent(&self, leg: usize) -> bool {
         let (session_id, inconsistent) = {
             let own = &self.lock().legs[leg];
@@ -442,8 +433,7 @@ impl Inner {
         }
     }
 
-    /// A session whose peer can run degraded: it has every completed write, or will have when its
-    /// queue has drained.
+    /// A session whose peer can run degraded: it has every completed write, or queued them.
     pub(crate) fn successor_candidate(&self) -> Option<(usize, u64)> {
         let queued_peer = || {
             let state = self.lock();
@@ -455,8 +445,7 @@ impl Inner {
         self.first_up_to_date().or_else(queued_peer)
     }
 
-    /// Waits until an asynchronous peer has every write completed so far. Returns false when its
-    /// session ended first.
+    /// Waits until an asynchronous peer has every write so far; false if its session ended first.
     pub(crate) async fn catch_up(&self, leg: usize, session_id: u64) -> bool {
         self.wait_for_queue(leg).await;
         // A write that failed to reach the peer ended the session before it left the queue.
@@ -480,14 +469,12 @@ impl Inner {
     }
 }
 
-/// A write in a peer's queue.
 struct QueuedWrite {
     leg: usize,
     leg_call: LegCall,
     slot: QueueSlot,
 }
 
-/// Sends a queued write when its turn comes.
 async fn send_queued(
     inner: Arc<Inner>,
     queued: QueuedWrite,

@@ -27,8 +27,7 @@ impl Mirror {
     /// except to peers of an older version.
     ///
     /// # Errors
-    /// Of any of them; also when one lacks the space or cannot be reached. Nothing that hosts can
-    /// see has changed.
+    /// Of any of them; also without space or a connection. Hosts can see no change.
     pub async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), CommandError> {
         let inner = &self.0;
         let mut asked = Vec::new();
@@ -36,8 +35,7 @@ impl Mirror {
         for leg in &inner.legs {
             let connector = leg.options().connector.clone();
             let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
-            // Identify again: the peer may have been upgraded or downgraded since the leg's session
-            // began.
+            // Identify again: the peer may have been upgraded or downgraded since.
             let peers = identify(&session.0, own, inner.versions).await?;
             let common = inner.versions.highest_common(peers.versions);
             if common.map_err(RequestError::from)? >= LinkVersion::ZEROES_NEW_SPACE {

@@ -16,10 +16,9 @@ pub const API_BATCH: usize = 8;
 /// Differences of a verify listed by the API: 40 bytes each as JSON.
 pub const API_DIFFERENCES: usize = 256;
 
-/// Time limit for the response to `grow`, even if the new space is still being zeroed. Well below the
-/// timeouts of clients.
+/// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
 pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time that a failover waits for the death of the source, in addition to the link's timeout: a busy
-/// machine may detect it late.
+/// Extra wait of a failover for the source's death, after the link's timeout: it may be noticed
+/// late.
 pub const LOSS_GRACE: Duration = Duration::from_millis(500);

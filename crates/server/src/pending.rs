@@ -12,13 +12,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::Export;
 use flagstone_runtime::spawn;
 use flagstone_runtime::sync::Semaphore;
-use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::time::{self, Backoff, Instant};
 
 use crate::limits::{OPEN_AT_ONCE, OPEN_PAUSE};
 use crate::mirrors::remote_log;
@@ -149,12 +148,12 @@ fn is_remote(config: &Config, volume: usize) -> bool {
 impl Server {
     /// Retries until a pending volume is open, then serves it. Cancel-safe.
     pub(crate) async fn open_pending(self: Rc<Self>, volume: usize) {
-        let mut pause: Duration = *OPEN_PAUSE.start();
+        let mut backoff = Backoff::new(*OPEN_PAUSE.start(), *OPEN_PAUSE.end());
         loop {
+            let pause = backoff.advance();
             self.pending.set_next(volume, Some(time::now() + pause));
             time::sleep(pause).await;
             self.pending.set_next(volume, None);
-            pause = (pause * 2).min(*OPEN_PAUSE.end());
             match self.open_now(volume).await {
                 Ok(()) => break,
                 Err(error) => self.pending.failed(volume, &error),
@@ -171,8 +170,7 @@ impl Server {
         self.begin(volume, stack).await
     }
 
-    /// Starts the mirror of a volume, if any, and exports the volume. An error leaves nothing behind, so
-    /// another stack may be opened.
+    /// Starts the mirror, if any, and exports the volume. An error leaves nothing behind.
     pub(crate) async fn begin(&self, volume: usize, stack: Stack) -> Result<(), ServeError> {
         let Stack { device, mirrored } = stack;
         let Some(mirrored) = mirrored else { return self.serve_volume(volume, device) };

@@ -17,8 +17,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Applies the limits of `read` to a server that runs with `running`, and logs the result.
-    /// Nothing is applied if the configuration has errors.
+    /// Applies the limits of `read`, unless it has errors, to a server that runs with `running`.
     pub(crate) fn reload(
         &self,
         running: &Config,

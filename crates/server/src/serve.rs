@@ -41,24 +41,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Error at the start or end of a server.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum ServeError {
-    /// A device failed to open.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// An address cannot be bound.
     #[error("cannot listen on {listen}: {error}; {hint}")]
     Listen {
         /// The address, as configured.
         listen: String,
-        /// The system's error.
         error: std::io::Error,
-        /// Advice.
         hint: &'static str,
     },
-    /// A volume does not fit the protocol.
     #[error("{0}")]
     Unservable(String),
-    /// The system failed at startup.
     #[error("{0}")]
     System(#[from] std::io::Error),
     /// The last flush failed, so data may not be durable.

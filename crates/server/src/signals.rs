@@ -24,7 +24,6 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers.
     pub(crate) fn catch() -> io::Result<Signals> {
         signal::catch_termination()?;
         signal::catch_reload()?;

@@ -70,8 +70,7 @@ fn local_device_opener(
     })
 }
 
-/// Opens the devices of a volume, and a remote device of its mirror's log. Permanent errors take
-/// precedence over transient ones.
+/// Opens a volume's devices, and its remote log. Permanent errors precede transient ones.
 async fn open_devices(volume: &Volume) -> Result<(SharedDevice, Option<SharedDevice>), OpenError> {
     let backing = open_backing(volume).await;
     if let Err(error) = &backing

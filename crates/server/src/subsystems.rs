@@ -10,16 +10,14 @@ use crate::mirrors;
 use crate::serve::ServeError;
 use flagstone_config::{Config, Subsystem};
 
-/// Maximum number of controllers of a target: their IDs end at FFEFh (NVMe over Fabrics 1.1,
-/// Connect).
+/// Maximum controllers of a target: IDs end at FFEFh (NVMe over Fabrics 1.1, Connect).
 const MAX_CONTROLLERS: u32 = 65_519;
 
 pub(crate) fn unservable(error: impl std::fmt::Display) -> ServeError {
     ServeError::Unservable(error.to_string())
 }
 
-/// Creates a target with all subsystems, without namespaces. Hosts cannot connect to a subsystem until
-/// its first namespace is added.
+/// Creates a target with all subsystems. Each admits hosts when its first namespace is added.
 pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>, ServeError> {
     let nvme = &config.server.nvme;
     let mut default = TargetConfig::default();

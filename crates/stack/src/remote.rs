@@ -17,7 +17,6 @@ use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcp
 const PATHS_PATIENCE: Duration = Duration::from_secs(60);
 const PATH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no connection.
 pub(crate) struct Failure {
     pub(crate) problem: String,
     /// It may come about later, without any change here.
@@ -42,7 +41,6 @@ impl From<ConnectError> for Failure {
     }
 }
 
-/// Hint for common connection errors.
 fn connect_hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::ConnectionRefused => {
@@ -104,7 +102,6 @@ fn chosen(name: &str, found: std::io::Result<Vec<Address>>) -> Result<Address, S
     found.into_iter().next().ok_or_else(|| format!("`{name}` has no address"))
 }
 
-/// Connects to a namespace.
 pub(crate) async fn open_nvme(
     spec: &NvmeTcpSpec,
     options: &OpenOptions,
@@ -132,7 +129,6 @@ pub(crate) async fn open_nvme(
     Ok(MultipathDevice::connect(addresses, &subsystem, host).await?)
 }
 
-/// Connects to an export.
 pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {
     let address = match &spec.address {
         NbdAddress::Tcp(host) => look_up(host).await?,

@@ -18,8 +18,7 @@ use super::{ApplyError, is_setting};
 
 /// Path of the journal.
 pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
-/// Lock file. It is never removed or replaced, unlike the journal: locking a replaced journal would
-/// let two programs write.
+/// Lock file. Never replaced, unlike the journal: two programs could lock two journals.
 const LOCK: &str = "/var/lib/flagstone/doctor.lock";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +43,6 @@ impl JournalEntry {
     }
 }
 
-/// An open journal, locked against other programs.
 pub(super) struct Journal {
     path: PathBuf,
     file: File,

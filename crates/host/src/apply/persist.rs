@@ -35,8 +35,7 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     Some((UDEV_FILE, key, line))
 }
 
-/// Writes the lines of all changes in force that the journal records, including changes of earlier
-/// runs.
+/// Writes lines for all changes in force that the journal records, of earlier runs too.
 pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutcome>, ApplyError> {
     let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
     for entry in journal.entries() {
@@ -94,8 +93,7 @@ fn merge(old: &str, lines: &BTreeMap<String, String>) -> String {
     };
     let kept = old.lines().filter(|line| !is_replaced(line));
     let mut all: Vec<&str> = kept.chain(lines.values().map(String::as_str)).collect();
-    // A scheduler makes the kernel choose `nr_requests` again, so rules for the latter come after
-    // it.
+    // A new scheduler resets `nr_requests`, so rules for the latter come after it.
     all.sort_by_key(|line| match line {
         line if line.starts_with('#') => 0,
         line if line.contains("ATTR{queue/scheduler}") => 1,

@@ -14,7 +14,6 @@ use crate::root::Root;
 use super::journal::{Journal, JournalEntry};
 use super::{ApplyError, current, write_setting};
 
-/// Records the affected setting before a change.
 pub(super) fn note(root: &Root, journal: &mut Journal, file: &str) -> Result<(), ApplyError> {
     if let Some((beside, value)) = read(root, file) {
         journal.add(JournalEntry::Setting { file: beside, before: value.clone(), after: value })?;
@@ -22,7 +21,6 @@ pub(super) fn note(root: &Root, journal: &mut Journal, file: &str) -> Result<(),
     Ok(())
 }
 
-/// Records the affected setting after the change.
 pub(super) fn note_taken(root: &Root, journal: &mut Journal, file: &str) -> Result<(), ApplyError> {
     if let Some((beside, value)) = read(root, file) {
         journal.add(JournalEntry::Took { file: beside, value })?;

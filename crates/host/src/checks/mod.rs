@@ -36,8 +36,7 @@ pub struct Expectations {
     pub workload: Option<TuningGoal>,
     /// I/O operations per second.
     pub iops: Option<u64>,
-    /// The host serves volumes, which enables the network checks. Attached remote devices enable
-    /// them too.
+    /// Enables the network checks: the host serves volumes. Remote devices enable them too.
     pub server: bool,
     /// Disks that are about to be used.
     pub named: Vec<String>,

@@ -13,7 +13,6 @@ const JUMBO_BYTES: u64 = 8_000;
 /// Receive queues above which one server gains nothing.
 const RX_QUEUES: u64 = 16;
 
-/// Offloads for data streams.
 const OFFLOADS: [(&str, &str); 5] = [
     ("rx-checksumming", "rx"),
     ("tx-checksumming", "tx"),

@@ -40,7 +40,6 @@ pub(crate) struct DiskFacts {
     /// Manufacturer, for SCSI.
     pub(crate) vendor: Option<Observed<String>>,
     pub(crate) model: Option<Observed<String>>,
-    /// The I/O scheduler in force.
     pub(crate) scheduler: Option<Observed<String>>,
     pub(crate) schedulers: Vec<String>,
     pub(crate) read_ahead_kb: Option<Observed<u64>>,
@@ -70,7 +69,6 @@ impl DiskFacts {
         })
     }
 
-    /// Whether the kernel's SCSI layer drives the disk.
     pub(crate) fn is_scsi(&self) -> bool {
         self.name.starts_with("sd")
     }

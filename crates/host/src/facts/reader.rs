@@ -7,7 +7,6 @@ use serde::Serialize;
 use crate::limits::{EVIDENCE_BYTES_MAX, NAME_BYTES_MAX};
 use crate::root::Root;
 
-/// A fact with its evidence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Observed<T> {
     pub(crate) value: T,
@@ -77,8 +76,7 @@ impl<'a> FactReader<'a> {
         self.parsed(file, |text| text.parse().ok())
     }
 
-    /// Names in a directory. Names that no kernel gives are reported and skipped, because names
-    /// become parts of commands.
+    /// Names in a directory. Names that no kernel gives are skipped: names get into commands.
     pub(super) fn names(&mut self, directory: &str) -> Vec<String> {
         let names = match self.root.list(directory) {
             Ok(names) => names,
@@ -96,7 +94,6 @@ impl<'a> FactReader<'a> {
     }
 }
 
-/// A fact with its evidence.
 pub(super) fn seen<T>(value: T, file: &str, text: &str) -> Observed<T> {
     Observed { value, file: file.to_owned(), text: clean(text) }
 }

@@ -299,8 +299,7 @@ impl Look {
         }
     }
 
-    /// An exclusive open fails for a device that is mounted or held anywhere, including other mount
-    /// namespaces. It writes nothing and ends immediately.
+    /// An exclusive open fails, at once, for a device in use in any mount namespace.
     fn claimed(&mut self, path: &Path, name: &str) {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let is_busy = rustix::fs::open(path, flags, Mode::empty())

@@ -10,8 +10,7 @@ use crate::id::MirrorId;
 use crate::limits::{ACTIVE_REGIONS_MAX, PAGE_BYTES};
 
 pub(super) const MAGIC: &[u8; 8] = b"FSMIRHT\n";
-/// Size of the fields before the region numbers. The checksum is the last field and covers the
-/// others and the region numbers.
+/// Size of the fields before the region numbers. The last is the checksum of everything else.
 const HEADER_BYTES: usize = 64;
 const CRC_AT: usize = 60;
 
@@ -66,8 +65,7 @@ impl ActivityRecord {
     /// Decodes one slot of the log `log` of a volume with `volume_regions` regions.
     ///
     /// # Errors
-    /// See [`FormatError`]; [`FormatError::Foreign`] for a record of another log, which an earlier
-    /// user of the space may have left.
+    /// See [`FormatError`]; `Foreign` for a record that another log left in this space.
     pub fn decode(
         bytes: &[u8],
         log: MirrorId,

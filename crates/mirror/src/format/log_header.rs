@@ -34,9 +34,8 @@ impl LogHeader {
         page
     }
 
-    /// Contents of both slots while a log is being created: a header without a checksum, which is
-    /// never valid. Its only nonzero bytes are in the first 512, so a power failure leaves all or
-    /// none of them.
+    /// Contents of both slots while a log is being created: never valid, without a checksum.
+    /// Nonzero only in the first 512 bytes, so a power failure leaves all or none of it.
     pub fn begun() -> Page {
         begin(MAGIC)
     }

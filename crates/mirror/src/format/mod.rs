@@ -42,7 +42,6 @@ pub enum FormatError {
     Foreign,
 }
 
-/// Fields at fixed offsets of a page.
 #[derive(Clone, Copy)]
 struct Fields<'a>(&'a Page);
 
@@ -78,8 +77,7 @@ impl Fields<'_> {
 /// anything else since. That includes logs that were removed, whose headers are zero, and logs
 /// whose creation was interrupted. False for zeroes.
 ///
-/// Another user of the device may leave parts of a log intact, but none leaves both header pages as
-/// zeroes or log headers.
+/// Another user of the device leaves no two header pages as zeroes or log headers.
 pub fn is_log(beginning: &[u8]) -> bool {
     let begins = |page: &[u8], magic: &[u8; 8]| page.starts_with(magic);
     let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);

@@ -5,7 +5,7 @@ use crate::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
 use crate::layout::ReplicaGeometry;
 use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
-use crate::named::named;
+use crate::named;
 use crate::state::DesiredState;
 
 const MAGIC: &[u8; 8] = b"FSMIRSB\n";
@@ -18,9 +18,8 @@ const HISTORY_AT: usize = 136;
 const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
 const PEER_BYTES: usize = 64;
 const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
-/// End of the fields that every release writes. Fields of later releases follow, and their
-/// superblocks store the same length, so that earlier releases can still read them; those write
-/// zeroes there.
+/// End of the fields that every release writes. Later fields follow at the same stored length:
+/// earlier releases can read them, and write zeroes there.
 const END: usize = DEVICE_AT + 16;
 const LOG_PROGRESS_AT: usize = END;
 
@@ -73,8 +72,7 @@ impl Flags {
 pub struct PeerRecord {
     /// The peer's replica; none for a free slot.
     pub replica: MirrorId,
-    /// See [`GenerationHistory::bases`]. If not empty, the peer is out of date, unless `renaming`
-    /// is set.
+    /// See [`GenerationHistory::bases`]. If any, the peer is out of date, unless `renaming`.
     pub bases: GenerationList<BASES_LEN>,
     /// The peer was in sync when the current generation was started because of another peer, and is
     /// being informed of it. No write that it lacks is acknowledged before that is done.
@@ -118,8 +116,7 @@ pub struct Superblock {
     /// Size of the data device at whose end this superblock lies, in whole pages. A superblock
     /// found elsewhere is not valid for its device.
     pub device_bytes: u64,
-    /// Old end of the metadata after it moved to the end of a device that had grown, until the old
-    /// place is zeroed; otherwise 0.
+    /// Old end of metadata that moved to the end of a grown device, until zeroed; otherwise 0.
     pub moved_from: u64,
     /// Its role.
     pub role: ReplicaRole,
@@ -128,8 +125,7 @@ pub struct Superblock {
     /// A flush of the data device failed, and the device was reopened since. Its contents may not
     /// be durable until a resync to it completes.
     pub unverified: bool,
-    /// Slot of the peer that this source, which no longer serves, has asked to become the source.
-    /// Only that peer knows whether it did.
+    /// Slot of the peer that this former source asked to be the source; only it knows the outcome.
     pub designated_successor: Option<usize>,
     /// The highest epoch that this replica was promoted to, or has admitted as a target.
     pub epoch: u64,
@@ -147,8 +143,7 @@ pub struct Superblock {
     /// Eight bytes that the opener derives from the volume's name on this node; 0 when never set.
     /// They reveal a device that was swapped for another.
     pub volume_tag: u64,
-    /// What the operator asked for, by position of the peer in the configuration. Valid also for
-    /// peers that were never met.
+    /// What the operator asked for, by the peer's position in the configuration.
     pub desired_states: [DesiredState; PEERS_MAX],
     /// Peers, in the order in which they were met.
     pub peers: [PeerRecord; PEERS_MAX],

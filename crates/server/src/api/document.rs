@@ -4,14 +4,14 @@
 
 use flagstone_blockdev::stats::latency::{BUCKETS, Histogram, bucket_of, end_ns};
 use flagstone_blockdev::stats::{CallTotals, Totals};
+use flagstone_mirror::named;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::mirror_document::MirrorDocument;
-use super::names::named_enum;
 use crate::http::RouteInfo;
 
-named_enum! {
+named! {
     /// I/O engine in use.
     #[derive(Default)]
     pub enum IoEngineName {

@@ -69,8 +69,7 @@ pub(crate) async fn start(
     Ok(ApiServer { socket, metrics, _serving: serving })
 }
 
-/// Binds the first default socket that is free. The user did not ask for any of them, so a failure is
-/// just a warning.
+/// Binds the first free default socket. Failure is a warning: the user asked for none of them.
 fn bind_default() -> Option<(PathBuf, Listener)> {
     let mut problems = Vec::new();
     for path in default_sockets() {

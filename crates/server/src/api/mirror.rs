@@ -46,7 +46,6 @@ impl Api {
         mirror_status::document(mirrored, verify)
     }
 
-    /// The mirror of the volume named in a path.
     fn find_mirror(&self, call: &Call) -> Result<Rc<MirroredVolume>, Problem> {
         let name = call.text("name");
         let index = self.server.find_volume(name)?;

@@ -12,8 +12,7 @@ use crate::http::Problem;
 pub(super) enum Action {
     Create {
         role: ReplicaRole,
-        /// Overwrite data or a possible earlier replica: `destroy_data` of a target, `new_volume` of a
-        /// source.
+        /// Overwrite what is there: `destroy_data` of a target, `new_volume` of a source.
         overwrite: bool,
     },
     Pause,
@@ -48,7 +47,6 @@ pub(super) enum Action {
     },
 }
 
-/// An action and the members common to all actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ActionRequest {
     pub(super) action: Action,

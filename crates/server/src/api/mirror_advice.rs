@@ -70,7 +70,6 @@ fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option
     }
 }
 
-/// An open mirror towards one of its peers.
 type OpenMirror<'a> = (&'a MirrorDocument, &'a ReplicaDocument, &'a PeerDocument);
 
 fn peer_advice(open: OpenMirror<'_>) -> Option<String> {

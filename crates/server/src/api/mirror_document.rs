@@ -9,13 +9,12 @@ pub use flagstone_mirror::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::state::DesiredState;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
 
+use flagstone_mirror::named;
 use flagstone_mirror::state::MirrorState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::names::named_enum;
-
-named_enum! {
+named! {
     /// State of a mirror: the states of an open mirror towards a peer, and those of a mirror without
     /// a replica. Those of an open mirror come first, the worst first: a mirror with several peers
     /// reports the worst of their states.
@@ -51,22 +50,14 @@ named_enum! {
 
 impl From<MirrorState> for ReportedState {
     fn from(state: MirrorState) -> ReportedState {
-        match state {
-            MirrorState::SplitBrain => ReportedState::SplitBrain,
-            MirrorState::Mismatch => ReportedState::Mismatch,
-            MirrorState::NoSource => ReportedState::NoSource,
-            MirrorState::Broken => ReportedState::Broken,
-            MirrorState::Paused => ReportedState::Paused,
-            MirrorState::ResyncPending => ReportedState::ResyncPending,
-            MirrorState::Disconnected => ReportedState::Disconnected,
-            MirrorState::Resynchronizing => ReportedState::Resynchronizing,
-            MirrorState::Target => ReportedState::Target,
-            MirrorState::Mirroring => ReportedState::Mirroring,
-        }
+        ReportedState::ALL
+            .into_iter()
+            .find(|other| other.name() == state.name())
+            .unwrap_or_default()
     }
 }
 
-named_enum! {
+named! {
     /// Actions on a mirror: the last part of `POST /v1/volumes/{name}/mirror/{action}`.
     pub enum MirrorAction {
         /// Create this node's replica.
@@ -96,7 +87,7 @@ named_enum! {
     }
 }
 
-named_enum! {
+named! {
     /// Side whose data survives a split brain.
     pub enum ResolveKeep {
         /// This node's data; the peer discards its own.

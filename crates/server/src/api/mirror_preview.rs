@@ -62,8 +62,7 @@ pub(super) fn not_created(volume: &str) -> Problem {
     .accepting([MirrorAction::Create.name()])
 }
 
-/// Outcome of a request on a mirror in state `now`. Excludes [`Action::Create`] and
-/// [`Action::Grow`], whose outcome depends on the devices.
+/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`] and `Grow`.
 pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
@@ -98,7 +97,6 @@ pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewe
 
 type Previewed = Result<ActionPreview, Problem>;
 
-/// A mirror with its open replica.
 type OpenMirror<'a> = (&'a MirrorDocument, &'a ReplicaDocument);
 
 type IndexedPeer<'a> = (usize, &'a PeerDocument);

@@ -18,7 +18,6 @@ mod mirror_metrics;
 mod mirror_preview;
 mod mirror_status;
 mod mirror_verify;
-mod names;
 mod pending;
 mod reload;
 mod volumes;

@@ -34,7 +34,6 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
 }
 
 impl Server {
-    /// The index of the named volume.
     pub(crate) fn find_volume(&self, name: &str) -> Result<usize, Problem> {
         let found = self.config.volumes.iter().position(|volume| volume.name == name);
         found.ok_or_else(|| {
@@ -44,8 +43,7 @@ impl Server {
         })
     }
 
-    /// A flush of the volume's device has failed, and the device was not reopened since. False for
-    /// mirrored volumes: see the replica's `flush_failed`.
+    /// A flush has failed, without a reopen since. For mirrored volumes see the replica instead.
     pub(super) fn has_failed_flush(&self, volume: usize) -> bool {
         self.volumes[volume].get().is_some_and(|device| device.must_reopen())
     }
@@ -144,7 +142,6 @@ const COUNTS: [(&str, &str, CallCounter); 4] = [
     ("flagstone_volume_in_flight", "Calls in progress, by kind.", |calls| calls.in_flight),
 ];
 
-/// Kinds of calls with latency histograms.
 const TIMED: [IoCall; 3] = [IoCall::Read, IoCall::Write, IoCall::Flush];
 
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {

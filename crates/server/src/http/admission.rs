@@ -101,8 +101,7 @@ fn read_target(uri: &Uri) -> Result<Query, Problem> {
     pairs.map(pair).collect()
 }
 
-/// Decodes percent-encoding. Control characters and anything but UTF-8 are refused, because the
-/// text appears in messages and logs.
+/// Decodes percent-encoding. Refuses control characters and non-UTF-8: the text gets into logs.
 fn decoded(text: &str) -> Result<String, Problem> {
     let is_code = |rest: &str| {
         rest.as_bytes().get(..2).is_some_and(|code| code.iter().all(u8::is_ascii_hexdigit))

@@ -32,7 +32,6 @@ use crate::http::problem::Problem;
 use crate::http::response::{last_bytes, with};
 use crate::http::server::ServerOptions;
 
-/// Where a connection is, and when that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Between requests: ends without a word.
@@ -214,8 +213,7 @@ pub(crate) async fn serve_connection<S>(
     let _ = timeout(LINGER_PATIENCE, linger(&mut stream)).await;
 }
 
-/// Ends the sending side and discards what the peer still sends, so that its kernel does not drop
-/// the answer.
+/// Ends the sending side and discards input, so that the peer's kernel keeps the answer.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
     stream.shutdown().await?;
     let mut block = vec![0; 4 << 10];

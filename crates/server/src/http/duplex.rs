@@ -13,7 +13,6 @@ use crate::http::router::Router;
 use crate::http::server::ServerOptions;
 use crate::http::service::{RoutedCall, service};
 
-/// Bytes that fit into a pipe.
 const PIPE_BYTES: usize = 64 << 10;
 
 /// Sends `input` over one connection, then ends its sending side, and returns all that comes back.

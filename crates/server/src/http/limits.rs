@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-/// Longest request line with its header fields, in bytes; longer is 431. Browsers and curl send
-/// about 500.
+/// Longest request head, in bytes; longer is 431. Browsers and curl send about 500.
 pub const MAX_HEAD_BYTES: usize = 8 << 10;
 
 /// Most header fields of a request or a response; more is 431.
@@ -43,8 +42,7 @@ pub const LINGER_BYTES: usize = 256 << 10;
 /// Pause after a failed accept, for example when file descriptors have run out.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Longest wait for the API's thread when the server stops. Its tasks do not block: it takes
-/// milliseconds.
+/// Longest wait for the API's thread, whose tasks do not block, when the server stops.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Largest answer that the client accepts, in bytes: 4,096 volumes of 16 KiB.

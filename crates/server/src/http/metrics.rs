@@ -34,8 +34,7 @@ impl Exposition {
     /// Begins a family: a counter if its name ends with `_total`, else a gauge. `help` is one line.
     ///
     /// # Panics
-    /// For a name that is there already, or against the rules of the module: mistakes of the
-    /// program.
+    /// For a duplicate name, or one against the rules of the module: mistakes of the program.
     pub fn family(&mut self, name: &'static str, help: &'static str) -> Family<'_> {
         self.begin(name, if name.ends_with("_total") { "counter" } else { "gauge" }, help)
     }
@@ -75,8 +74,7 @@ impl Family<'_> {
         self.line("", labels, None, &value)
     }
 
-    /// The samples of a histogram: for each bound, ascending, how many values were at most that;
-    /// then how many there were, and their sum.
+    /// A histogram: for each bound, ascending, how many values were at most that; count and sum.
     pub fn histogram(
         &mut self,
         labels: Labels<'_>,

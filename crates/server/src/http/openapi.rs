@@ -66,7 +66,6 @@ fn generator(mut settings: SchemaSettings) -> SchemaGenerator {
     settings.into_generator()
 }
 
-/// The name in a segment of a pattern.
 fn name_of(segment: &str) -> Option<&str> {
     segment.strip_prefix('{')?.strip_suffix('}')
 }

@@ -6,8 +6,7 @@ use serde::Serialize;
 /// A response. hyper adds `Date`, `Content-Length` and `Connection`.
 pub type Response = axum::http::Response<Vec<u8>>;
 
-/// A JSON document, indented and ended by a newline for people who read it in a terminal. The status
-/// is 200 to 599.
+/// A JSON document, indented for people in a terminal. The status is 200 to 599.
 pub(crate) fn json(status: u16, media_type: &'static str, document: &impl Serialize) -> Response {
     let mut body = serde_json::to_vec_pretty(document).expect("documents have text keys");
     body.push(b'\n');

@@ -18,7 +18,6 @@ use crate::http::response::{Response, complete, with};
 use crate::http::router::{Call, RouteInfo};
 
 pub(crate) struct RoutedCall {
-    /// Index of the route in its table.
     pub(crate) route: usize,
     pub(crate) call: Call,
     pub(crate) response: oneshot::Sender<Response>,

@@ -13,7 +13,6 @@ use super::granularity::{other_granularity, shape, too_fine, with_bits};
 use super::open::MirrorFailure;
 use flagstone_units::format_size;
 
-/// A replica created, or to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Created {
     /// Size of the volume, in bytes.
@@ -167,8 +166,7 @@ impl MirroredVolume {
         })
     }
 
-    /// ID and geometry of the volume according to a peer. Checks that the local device may be
-    /// overwritten.
+    /// ID and geometry of the volume, from a peer. Checks that the device may be overwritten.
     async fn of_peer(&self, destroy_data: bool) -> Result<(Id, ReplicaGeometry), CreateError> {
         let (peer, identity) = self.ask_peers().await?;
         let (usable_bytes, bit_bytes) = (identity.view.usable_bytes, identity.view.bit_bytes);
@@ -200,8 +198,7 @@ impl MirroredVolume {
         ))
     }
 
-    /// Deletes the replica's metadata; its data stays. A replica whose devices cannot be written is left
-    /// unchanged.
+    /// Deletes the replica's metadata, unless a device cannot be written; its data stays.
     pub(crate) async fn delete(&self, force: bool, dry_run: bool) -> Result<(), CreateError> {
         // Not while it is being reopened.
         let _create_lock = self.create_lock.acquire(1).await;

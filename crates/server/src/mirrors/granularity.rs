@@ -13,8 +13,7 @@ use flagstone_mirror::limits::{
 use flagstone_config as config;
 use flagstone_units::format_size;
 
-/// Geometry of a new replica on a device of this size. Its granularity is coarser than configured if
-/// the format requires it.
+/// Geometry of a new replica, coarser than configured if the format requires it.
 pub(super) fn shape(mirror: &config::Mirror, device_bytes: u64) -> ReplicaGeometry {
     let usual = ReplicaGeometry::for_size(device_bytes).bit_bytes;
     let mut bit_bytes = mirror.granularity_bytes;
@@ -62,8 +61,7 @@ pub(super) fn too_fine(
     })
 }
 
-/// Advice about a target whose configured granularity differs from that of its source, so that the log
-/// sizes differ.
+/// Advice about a target whose granularity, and so log size, differs from its source's.
 pub(super) fn other_granularity(
     name: &str,
     mirror: &config::Mirror,

@@ -8,9 +8,8 @@ use flagstone_mirror::Mirror;
 use flagstone_runtime::{Buf, BufMut};
 use parking_lot::RwLock;
 
-/// Stand-in device for a mirrored volume. It reports a size before the replica exists, and follows
-/// online growth. Without a mirror, calls fail with [`IoError::Unreachable`], so that hosts use the
-/// other node.
+/// Stand-in device for a mirrored volume: has a size before the replica exists, and follows growth.
+/// Without a mirror, calls fail with [`IoError::Unreachable`], so that hosts use the other node.
 pub(crate) struct MirrorHandle {
     /// Geometry without the size, which is `size_bytes`.
     geometry: Geometry,

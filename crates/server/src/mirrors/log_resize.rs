@@ -24,7 +24,6 @@ use super::MirroredVolume;
 use super::open::log_on;
 use flagstone_units::format_size;
 
-/// Contents of an undersized log file.
 #[derive(Debug, PartialEq, Eq)]
 enum LogFileContents {
     /// Nothing, or probably remains of this replica's log.

@@ -99,8 +99,7 @@ pub(crate) struct MirroredVolume {
     open_local_device: RefCell<Option<OpenLocalDevice>>,
     /// Device of the intent log, if separate and the replica is open.
     log: RefCell<Option<SharedDevice>>,
-    /// The same device, if it can be reopened. Weak, so that a failed attempt does not keep the device
-    /// open.
+    /// The same, if it can be reopened. Weak, so that a failed attempt does not keep it open.
     log_swap: RefCell<Weak<ReopenableDevice>>,
     /// A remote log device, connected in advance and not used yet.
     connected_log: RefCell<Option<SharedDevice>>,
@@ -128,9 +127,8 @@ pub(crate) struct MirroredVolume {
 }
 
 impl MirroredVolume {
-    /// Creates the mirrored volume at `index` over its local device. Its size is that of the existing
-    /// replica; the configured granularity applies to new replicas. `log` is the result of
-    /// [`connect_log`]. Writes nothing.
+    /// Creates the mirrored volume at `index` over its local device, with the size of its replica,
+    /// if any. `log` is the result of [`connect_log`]. Writes nothing.
     pub(crate) async fn over(
         config: &Config,
         index: usize,
@@ -318,8 +316,7 @@ impl MirroredVolume {
         self.target.borrow().clone().ok_or_else(|| "the server is not up yet".to_owned())
     }
 
-    /// Makes the ANA state follow the mirror, and its size follow the source. `active` is the state last
-    /// reported to hosts.
+    /// Makes the ANA state follow the mirror, and its size the source. `active` was last reported.
     fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
         let access = Rc::downgrade(self);
         let size = access.clone();
@@ -336,8 +333,8 @@ impl MirroredVolume {
         *self.watch.borrow_mut() = Some(spawn(watch).abort_on_drop());
     }
 
-    /// Sets the ANA state of the volume (Base 8.1.1): optimized, or inaccessible, so that hosts use the
-    /// other node.
+    /// Sets the ANA state (Base 8.1.1): optimized, or inaccessible so that hosts use the other
+    /// node.
     fn set_ana_state(&self, active: bool) {
         let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
         let Ok(target) = self.target() else { return };
@@ -350,8 +347,7 @@ impl MirroredVolume {
         }
     }
 
-    /// Waits for the loss of an attached source: a silent link is lost after its timeout, a reset one at
-    /// once.
+    /// Waits for the loss of an attached source, which a silent link shows after its timeout.
     pub(crate) async fn wait_for_source_loss(&self) {
         let Some(mirror) = self.mirror().filter(Mirror::has_source) else { return };
         let timeout = self.links.iter().map(|link| link.timeout).max().unwrap_or_default();
@@ -395,8 +391,7 @@ impl MirroredVolume {
         identity.map_err(|error| error.to_string())
     }
 
-    /// Address of a peer. A name is looked up for each connection, so an unavailable name server is
-    /// retried like an unavailable peer.
+    /// Address of a peer. A name is looked up for each connection, so its failure is retried.
     fn peer_address(&self, leg: usize) -> PeerAddress {
         let HostPort { host, port } = &self.links[leg].address;
         match host {

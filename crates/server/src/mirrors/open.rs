@@ -88,8 +88,7 @@ pub(super) fn log_on(spec: &DeviceSpec) -> String {
 }
 
 impl MirroredVolume {
-    /// Opens the separate device of the log, if any. Creates a missing file with the size that this
-    /// geometry needs; the mirror handles the loss of the log.
+    /// Opens the separate device of the log, if any, creating a missing file for this geometry.
     pub(super) async fn open_log(
         &self,
         shape: &ReplicaGeometry,
@@ -105,8 +104,7 @@ impl MirroredVolume {
         shape: &ReplicaGeometry,
     ) -> Result<Option<SharedDevice>, MirrorFailure> {
         let Some(spec) = &self.config.intent_log else { return Ok(None) };
-        // The local log device of the previous mirror cannot be opened twice, and memory would be lost.
-        // Remote devices are connected again.
+        // A local log device cannot be opened twice, and one in memory would be lost.
         let held = self.log.borrow().clone().filter(|_| !spec.is_remote());
         let device = match held {
             Some(device) => device,
@@ -190,7 +188,6 @@ impl MirroredVolume {
         Ok(Some(replica))
     }
 
-    /// Records why there is no open replica.
     fn not_opened(&self, without_log: bool, why: Option<String>) -> Option<Replica> {
         self.without_log.set(without_log);
         *self.missing.borrow_mut() = why.map(Rc::from);

@@ -26,15 +26,13 @@ impl MirroredVolume {
         ))
     }
 
-    /// Refuses to create a log over other data, because a mistyped path may name any disk. Does not
-    /// create a missing file.
+    /// Refuses a log over other data: a mistyped path may name any disk. Creates no file.
     pub(super) async fn check_log(&self, shape: &ReplicaGeometry) -> Result<(), CreateError> {
         let Some(spec) = &self.config.intent_log else { return Ok(()) };
         if matches!(spec, DeviceSpec::Path(path) if !path.exists()) {
             return Ok(());
         }
-        // A remote device stays connected until used. A local one is closed again, because its file may
-        // be removed before the replica is created.
+        // A remote device stays connected; a local one is closed, as its file may be removed.
         if spec.is_remote() && self.connected_log.borrow().is_none() {
             *self.connected_log.borrow_mut() = connect_log(&self.config).await.map_err(failed)?;
         }

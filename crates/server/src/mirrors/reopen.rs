@@ -32,8 +32,7 @@ const CHECK_PERIOD: Duration = Duration::from_secs(1);
 /// A device that has worked for this long is healthy: earlier failures do not count.
 const HEALTHY_AFTER: Duration = Duration::from_secs(600);
 
-/// Maximum number of reopens while the devices keep failing within [`HEALTHY_AFTER`]. The pauses add up
-/// to about two minutes.
+/// Maximum reopens while devices fail within [`HEALTHY_AFTER`]: about two minutes of pauses.
 const REOPENS_MAX: u32 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +164,6 @@ impl MirroredVolume {
         verdict == ReopenDecision::Open
     }
 
-    /// Closes and reopens the devices whose flushes failed.
     async fn exchange_devices(&self) -> Result<(), MirrorFailure> {
         if self.log.borrow().as_ref().is_some_and(|log| log.must_reopen())
             && let Some(swap) = self.log_swap.borrow().upgrade()

@@ -41,8 +41,7 @@ pub(super) fn is_own(superblock: &Superblock, volume_tag: u64) -> bool {
 }
 
 impl MirroredVolume {
-    /// Reads the superblock of this volume's replica. The inner error describes traces of a missing
-    /// replica, if any.
+    /// Reads the superblock of this volume's replica. The inner error describes traces, if any.
     pub(super) async fn look(&self) -> Result<Result<Superblock, Option<String>>, MirrorFailure> {
         match read_superblock(&self.leg).await {
             Ok(superblock) if is_own(&superblock, self.volume_tag) => return Ok(Ok(superblock)),
