@@ -1,5 +1,4 @@
-//! Host tuning: current use of disks ([`inspect()`]), settings that cost performance, and changes
-//! with undo.
+//! Host tuning: use of disks ([`inspect()`]), costly settings, and changes with undo.
 //!
 //! Three steps, each usable separately: `facts` reads a host, or a recorded tree of one, into
 //! typed facts; [`checks`] judges them without side effects; [`apply`] writes the safe changes,

@@ -1,5 +1,4 @@
-//! Parsers of kernel and `ethtool` output. They never fail: text of another form is skipped,
-//! because it may come from a newer kernel or from anyone.
+//! Parsers of kernel and `ethtool` output. Unknown text, as of newer kernels, is skipped.
 
 use serde::Serialize;
 

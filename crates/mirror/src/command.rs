@@ -85,13 +85,11 @@ impl Mirror {
     }
 
     /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
-    /// ([`Replica::mark_unverified`]) and no source can bring it up to date. Hosts get what the
+    /// (see [`Mirror::is_unverified`]) and no source can bring it up to date. Hosts get what the
     /// device returns, part of which a power failure may take.
     ///
     /// # Errors
     /// See [`RoleError`].
-    ///
-    /// [`Replica::mark_unverified`]: crate::replica::Replica::mark_unverified
     pub async fn failover_unverified(&self) -> Result<(), RoleError> {
         self.fail_over(true).await
     }
@@ -315,9 +313,7 @@ impl Mirror {
         state.role == ReplicaRole::Target && !busy
     }
 
-    /// See [`Replica::mark_unverified`].
-    ///
-    /// [`Replica::mark_unverified`]: crate::replica::Replica::mark_unverified
+    /// See [`mark_unverified`](crate::replica::Replica::mark_unverified).
     pub fn is_unverified(&self) -> bool {
         self.0.lock().unverified
     }

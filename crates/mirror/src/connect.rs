@@ -184,8 +184,8 @@ async fn step_down_for(
 }
 
 impl Inner {
-    /// Durably assigns a superblock slot to a peer. Two peers met for the first time at once may
-    /// pick the same free slot; the second retries.
+    /// Durably assigns a slot to a peer. Of two new peers that pick the same one, the second
+    /// retries.
     pub(crate) async fn record_peer(&self, peer: MirrorId) -> Result<(), IoError> {
         self.update_peer(peer, |_, _| {}).await
     }

@@ -1,5 +1,4 @@
-//! Layout: size and granularities of a replica, which are fixed at creation, and the position of
-//! every structure on its devices.
+//! Layout: size and granularities of a replica, and the position of its structures on its devices.
 
 use crate::format::FormatError;
 use crate::limits::{

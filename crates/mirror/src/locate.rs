@@ -1,5 +1,4 @@
-//! Superblock search: finds a replica's superblock, even on a device that was enlarged after it was
-//! written.
+//! Superblock search: finds a replica's superblock, even on a device enlarged since.
 //!
 //! The superblock lies at the end of the device, so that place is read first. On a device that has
 //! grown it lies at the old end, which is recorded nowhere else, so likely device sizes are tried.

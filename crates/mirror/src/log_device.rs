@@ -1,5 +1,4 @@
-//! Log device check: whether a log may be created on a device of its own when the replica found no
-//! usable log there.
+//! Log device check: whether a log may be created on a device without a usable one.
 //!
 //! Guarantee: a log overwrites only zeroes or a recognizable log. Anything else belongs to someone:
 //! the device name was mistyped, or two devices were swapped. This also holds after a power failure

@@ -1,5 +1,4 @@
-//! Memory for work that host writes wait for: the log, the superblock, opening a replica, and the
-//! copies of a resync.
+//! Memory for work that host writes wait for: log, superblock, opening, and copies of a resync.
 //!
 //! Host writes may hold all pooled memory, so this work never waits for it. Without memory it
 //! proceeds page by page, with one page per replica beyond the pool's limit. A copy has to be fast

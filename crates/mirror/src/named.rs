@@ -1,5 +1,4 @@
-//! Named values: enums whose values have one name in the configuration, in JSON documents, in metrics
-//! and in commands.
+//! Named values: enums with one name per value, in configuration, JSON, metrics and commands.
 
 /// Declares an enum with `ALL`, `name()`, `Display`, and the name as its serde form. With
 /// `_ => Unknown` at the end, values that a reader does not know become `Unknown`, the default; it is

@@ -4,8 +4,7 @@
 //! to be copied, and a target that was in sync stays in sync. The zeroed range is remembered while
 //! the replica is open. After that, the space may differ like any new space.
 //!
-//! Only this module writes there, chunk by chunk, and never after [`NewSpace::end`] has returned:
-//! the space may hold host data from then on.
+//! Only this module writes there, until [`NewSpace::end`] has returned: then it may be host data.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Pace of a resync: how fast it copies. A pure core that gets the time and its measurements as
-//! arguments.
+//! Pace of a resync: how fast it copies. A pure core, with time and measurements as arguments.
 //!
 //! Guarantees:
 //! - never faster than the limit over any interval, except for one copy;

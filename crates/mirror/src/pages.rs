@@ -1,13 +1,11 @@
-//! Bitmap pages: which pages on disk differ from the bits in memory, and how often each was
-//! written.
+//! Bitmap pages: which pages on disk differ from the bits in memory, and their write counts.
 //!
 //! Guarantees: a page flagged [`SET`] may lack a bit that memory has. A page without the flag names
 //! at least the bits that memory had when the flag was last taken. Tasks that change bits raise the
 //! flag *after* them, and the writer takes the flag *before* reading them. Both are
 //! read-modify-writes of one word, so a change that the writer misses leaves its flag set.
 //!
-//! The counts are the counts stored in the pages on disk, or one less while a write is in progress
-//! or has failed.
+//! The counts are those of the pages on disk, or one less while a write runs or has failed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

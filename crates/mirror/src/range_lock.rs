@@ -1,12 +1,10 @@
-//! Range lock: orders overlapping calls. It makes [`crate::range_table`] usable from tasks on any
-//! core.
+//! Range lock: orders overlapping calls of tasks on any core, with [`crate::range_table`].
 //!
 //! A write holds its range until both legs have it, so both legs apply overlapping writes in the
 //! same order and end up equal. A read waits for such writes, so no host reads data that a failure
 //! could take back. A resync locks the range that it copies in the same way.
 //!
-//! The mutex is held for one scan of the calls in flight, never across an await, and no task is
-//! woken under it.
+//! The mutex is held for one scan of the calls in flight, not across an await or a wake.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Range table: decides which calls may access their bytes now. A pure core without locks, tasks or
-//! clocks.
+//! Range table: decides which calls may access their bytes now. No locks, tasks or clocks.
 //!
 //! Guarantees:
 //! - two overlapping writes never run at the same time and run in order of arrival. Writes that do

@@ -9,8 +9,7 @@
 //! [`REMNANT_SEARCH_BYTES`] of the data device, for a log in front of a superblock that was cut
 //! off.
 //!
-//! A negative result is no proof: a device that lost more than its metadata, including the log,
-//! shows no remnant.
+//! A negative result is no proof: a device that lost its log too shows no remnant.
 
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::buf;

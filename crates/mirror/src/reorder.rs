@@ -1,5 +1,4 @@
-//! Reorder buffer: keeps asynchronous writes in order without a round trip per write. A pure core
-//! for both ends.
+//! Reorder buffer: keeps asynchronous writes in order without a round trip each. A pure core.
 //!
 //! The source gives each write a sequence number, and lists the earlier writes that were still in
 //! flight when it began. A write that is split into parts on the way has one number per part. All

@@ -1,5 +1,4 @@
-//! Mirror state as shown to people and tools, in the field's vocabulary. Derived on demand and
-//! stored nowhere.
+//! Mirror state as shown to people and tools. Derived on demand and stored nowhere.
 
 use crate::decide::ResyncAmount;
 use crate::format::superblock::ReplicaRole;

@@ -7,8 +7,7 @@
 //! - ordered writes start in their order, however they arrive ([`crate::reorder`]);
 //! - a reply of [`PeerReply::Done`] means that the effect is durable.
 //!
-//! All input may be hostile: the device checks ranges, the reorder buffer checks orders, and
-//! invalid requests are refused.
+//! All input may be hostile: ranges, orders and requests are checked.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Host writes: sent to all legs in parallel, with everything that has to be recorded before the
-//! host is answered.
+//! Host writes: sent to all legs in parallel, and recorded as needed before the host is answered.
 //!
 //! 1. Lock the range against overlapping calls, and activate its regions.
 //! 2. Ask for admission, which selects the legs. A leg without a session is marked as out of sync.
@@ -11,8 +10,7 @@
 //!    be recorded, nothing is served here any more.
 //! 5. Answer the host.
 //!
-//! From step 3 on, a call runs to completion even if the host drops it: data that is on one leg
-//! only must never go unrecorded.
+//! From step 3 on, a dropped call still completes: data on one leg only must be recorded.
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::buf::ParkedMemory;

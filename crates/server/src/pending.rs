@@ -1,5 +1,4 @@
-//! Pending volumes: volumes whose remote devices are unreachable. The server serves all other volumes,
-//! and retries until the pending ones are open.
+//! Pending volumes: their remote devices are unreachable, and are retried while others are served.
 //!
 //! Meanwhile hosts get answers that make them retry: Connect Controller Busy from a subsystem without
 //! namespaces, and an unavailable export over NBD. A subsystem with several volumes has the open ones;

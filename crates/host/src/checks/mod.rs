@@ -1,7 +1,6 @@
 //! Checks for settings that cost performance: pure functions from facts to findings.
 //!
-//! No figure is invented. An effect names its source; without a published figure, it names the
-//! saving and says that it was not measured.
+//! An effect names its source, or says that it was reasoned and not measured.
 
 mod cpu;
 mod disk;

@@ -1,7 +1,6 @@
 //! Host facts: hardware and settings, typed, read once and judged by [`crate::checks`].
 //!
-//! A missing fact is unknown, never assumed. [`HostFacts::unread`] lists facts that should have
-//! been readable, with the reason.
+//! A missing fact is unknown: [`HostFacts::unread`] lists those that should be readable.
 
 mod disk;
 mod host;

@@ -1,5 +1,4 @@
-//! Bitmap page. There is a single copy of each page: if it cannot be read, all blocks that it
-//! covers count as different.
+//! Bitmap page, in a single copy: if it cannot be read, all its blocks count as different.
 
 use crate::format::{FormatError, Page, begin, open, put, seal};
 use crate::id::MirrorId;

@@ -1,5 +1,4 @@
-//! On-disk format of replicas, as pure functions of bytes. `docs/mirror-format.md` has the byte
-//! maps.
+//! On-disk format of replicas, as pure functions of bytes. Byte maps: `docs/mirror-format.md`.
 //!
 //! Guarantees: encoding followed by decoding is the identity; torn, changed or foreign bytes are
 //! refused with a reason and never cause a panic; every length and number is checked before use,

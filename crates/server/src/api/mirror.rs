@@ -1,7 +1,6 @@
 //! Mirrors of the API: their documents, metrics and actions.
 //!
-//! An action runs to completion even if its client disconnects: a half-finished change of role would
-//! leave no node in charge.
+//! An action survives its client: a half-finished change of role leaves no node in charge.
 
 use std::rc::Rc;
 

@@ -1,5 +1,4 @@
-//! Online growth of a mirrored volume: `flagstone mirror grow` on the source, and the response of a
-//! target to a source of another size.
+//! Online growth of a mirrored volume: on its source, and on a target that follows its source.
 //!
 //! The source checks the space on all nodes, and zeroes the new space on all of them while the volume
 //! keeps its size. Targets in sync can take over during that time. The source then resizes its replica

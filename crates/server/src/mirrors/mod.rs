@@ -8,8 +8,7 @@
 //! - a connector to each peer: an NVMe/TCP host with this node's name;
 //! - a task that makes the namespace's ANA state follow the role.
 //!
-//! All names derive from the volume's NQN and the nodes' names, so they are equal on all nodes, and the
-//! nodes' configurations differ just in their roles.
+//! Names derive from the volume's NQN and the nodes' names, so all nodes agree on them.
 
 mod create;
 mod granularity;

@@ -93,17 +93,15 @@ impl MirroredVolume {
         &self,
         shape: &ReplicaGeometry,
     ) -> Result<Option<SharedDevice>, MirrorFailure> {
-        let device = self.open_log_device(shape).await?;
-        let undersized = device.as_ref().and_then(|one| self.undersized_log_device(one, shape));
-        undersized.map_or(Ok(device), |why| Err(why.into()))
+        self.open_log_device(shape).await?.map_err(Into::into)
     }
 
-    /// The same without a check of the size.
+    /// The same; the inner error is advice about a device that is too small.
     async fn open_log_device(
         &self,
         shape: &ReplicaGeometry,
-    ) -> Result<Option<SharedDevice>, MirrorFailure> {
-        let Some(spec) = &self.config.intent_log else { return Ok(None) };
+    ) -> Result<Result<Option<SharedDevice>, String>, MirrorFailure> {
+        let Some(spec) = &self.config.intent_log else { return Ok(Ok(None)) };
         // A local log device cannot be opened twice, and one in memory would be lost.
         let held = self.log.borrow().clone().filter(|_| !spec.is_remote());
         let device = match held {
@@ -111,7 +109,8 @@ impl MirroredVolume {
             None => self.open_log_anew(spec, shape).await?,
         };
         device.refresh();
-        Ok(Some(device))
+        let undersized = self.undersized_log_device(&device, shape);
+        Ok(undersized.map_or(Ok(Some(device)), Err))
     }
 
     /// Opens the log of the local replica; the inner error is advice about an unusable log.
@@ -126,10 +125,7 @@ impl MirroredVolume {
         if let Some(why) = self.recreate_log_file(superblock)? {
             return Ok(Err(why));
         }
-        let shape = &superblock.geometry;
-        let device = self.open_log_device(shape).await?;
-        let undersized = device.as_ref().and_then(|one| self.undersized_log_device(one, shape));
-        Ok(undersized.map_or(Ok(device), Err))
+        self.open_log_device(&superblock.geometry).await
     }
 
     async fn open_log_anew(

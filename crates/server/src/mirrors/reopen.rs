@@ -11,8 +11,7 @@
 //! to be durable here. A source without a consistent peer stays as it is until the operator acts,
 //! because the lost data cannot be restored.
 //!
-//! A device that fails repeatedly is reopened [`REOPENS_MAX`] times at growing intervals, and then stays
-//! closed until the server restarts.
+//! A device that keeps failing is reopened [`REOPENS_MAX`] times, ever later, until a restart.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;

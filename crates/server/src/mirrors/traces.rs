@@ -1,5 +1,4 @@
-//! Traces of a replica on a volume without a usable one. A new replica over them needs the operator's
-//! explicit confirmation.
+//! Traces of a missing replica: a new one over them needs the operator's confirmation.
 //!
 //! | trace | source |
 //! | --- | --- |
@@ -8,8 +7,7 @@
 //! | a replica whose end of the device is missing | a separate log device, or the start of a truncated log |
 //! | a replica on a peer | the peer, if reachable |
 //!
-//! A replica with its log on the same device leaves no trace if the device is empty and no peer is
-//! reachable.
+//! A log on the same device leaves no trace if that is empty and no peer is reachable.
 
 use std::rc::Rc;
 
