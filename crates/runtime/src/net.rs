@@ -35,6 +35,7 @@ impl fmt::Display for Address {
 /// An address in the form of the kernel, boxed so that it does not move during a connect.
 #[derive(Clone)]
 pub(crate) struct RawAddress {
+    #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "for the simulated network"))]
     pub(crate) address: Address,
     pub(crate) storage: rustix::net::SocketAddrAny,
 }
