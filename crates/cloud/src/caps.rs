@@ -56,7 +56,6 @@ impl<'a> Cap<'a> {
     }
 }
 
-/// Sources of a limit, and the confidence of its table.
 type Basis<'a> = (&'a SourceKeys, Option<Confidence>);
 
 /// Limits by size in one dimension; reads, then writes.
@@ -101,7 +100,6 @@ impl<'a> Placement<'a> {
         caps
     }
 
-    /// Limits of the disks without the machine's.
     pub(crate) fn disk_caps(&self, demand: &Demand, block_bytes: u64) -> Vec<Cap<'a>> {
         let mut caps = Vec::with_capacity(8);
         let disks = f64::from(demand.disks);
@@ -221,7 +219,6 @@ pub(crate) fn volume_caps(limits: &VolumeLimits, size: f64, block: f64) -> Vec<C
     caps
 }
 
-/// The limits of a machine.
 pub(crate) fn vm_caps<'a>(
     row: &'a VmRow,
     kind: LimitKind,

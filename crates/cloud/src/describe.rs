@@ -11,7 +11,6 @@ use crate::placement::{Demand, Placement, size_text};
 use crate::prediction::{Dimension, PredictedLimit};
 use crate::price::NoPrice;
 
-/// Explanation of a limit's number.
 pub(crate) fn explanation(
     placement: &Placement<'_>,
     demand: &Demand,
@@ -169,7 +168,6 @@ pub(crate) fn not_known(
     out
 }
 
-/// Notes about the result.
 pub(crate) fn notes(
     placement: &Placement<'_>,
     mix: &WorkloadMix,

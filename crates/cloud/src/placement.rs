@@ -225,7 +225,6 @@ impl<'a> Placement<'a> {
         Err(PlanError::input(found, format!("these have: {}", can.join(", "))))
     }
 
-    /// The error that no limit of the combination is known.
     pub(crate) fn not_known(&self) -> PlanError {
         PlanError::NotKnown(format!("what {} does on {}", self.kind, self.machine.name))
     }
@@ -242,7 +241,6 @@ impl<'a> Placement<'a> {
         Some((1e6 / queue.iops_per_io_low, 1e6 / high))
     }
 
-    /// The limits by size: zonal or regional.
     pub(crate) fn volume_limits(&self) -> Option<&'a VolumeLimits> {
         match self.regional {
             true => self.disk.regional.as_ref(),
@@ -262,7 +260,6 @@ impl<'a> Placement<'a> {
         named.or_else(|| rows().find(|(_, row)| row.machine.is_none() && row.disks.contains(disks)))
     }
 
-    /// The CPU rule, if it applies to this type.
     pub(crate) fn cpu(&self) -> Option<&'a Cpu> {
         let cpu = self.catalogue.cpu.as_ref()?;
         cpu.types.iter().any(|known| known == self.kind).then_some(cpu)
@@ -366,7 +363,6 @@ impl<'a> Placement<'a> {
     }
 }
 
-/// A size as text.
 pub(crate) fn size_text(size: f64, unit: &str) -> String {
     let rounded = (size * 100.0).round() / 100.0;
     match rounded {

@@ -168,7 +168,6 @@ fn target(order: &[(usize, f64)], place: usize, total: f64) -> Option<f64> {
     Some(behind.clone().find(|gain| !same(*gain, level(place))).unwrap_or(f64::INFINITY))
 }
 
-/// Lowest confidence of the result's sources.
 fn least(
     placement: &Placement<'_>,
     mix: &WorkloadMix,
@@ -181,7 +180,6 @@ fn least(
     worst.max(rule.unwrap_or(Confidence::A))
 }
 
-/// Sources of everything in the prediction.
 fn used<'a>(
     placement: &Placement<'a>,
     mix: &WorkloadMix,

@@ -65,7 +65,6 @@ pub(crate) fn merge_sources(into: &mut Vec<SourceUse>, more: impl IntoIterator<I
     }
 }
 
-/// Adds the elements that are not there yet.
 pub(crate) fn add_new<T: PartialEq>(into: &mut Vec<T>, more: Vec<T>) {
     for one in more {
         if !into.contains(&one) {

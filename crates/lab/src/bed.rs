@@ -36,7 +36,6 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// Size in a plan whose targets exist already: no file is created.
 pub(crate) const NO_FILE_BYTES: u64 = 1 << 20;
 
-/// End of the measurements with their records.
 pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
 
 /// Parameters of every experiment.
@@ -83,9 +82,6 @@ impl BedTargets {
     }
 
     /// Checks the targets before anything is done, and that each consent names one of them.
-    ///
-    /// # Errors
-    /// [`BenchError::Guarded`] with the findings; a consent for another disk.
     pub(crate) fn guard(&self, targets: &[BenchTarget], writes: bool) -> Result<(), Error> {
         let is_known =
             |name: &String| targets.iter().flat_map(|t| &t.disks).any(|d| d.to_string() == *name);
@@ -101,7 +97,6 @@ impl BedTargets {
 }
 
 impl RunOptions {
-    /// The plan of an experiment. Its title names the machine type, if the user stated one.
     pub(crate) fn plan(
         &self,
         (suite, title): (&str, &str),
@@ -127,7 +122,6 @@ impl RunOptions {
         }
     }
 
-    /// The generator of this program.
     pub(crate) fn generator(&self) -> Generator {
         Generator { program: self.program.clone() }
     }
@@ -163,13 +157,11 @@ impl RunOptions {
         Ok(ResultStore::create(&self.results, plan)?)
     }
 
-    /// A job of an experiment, on one disk.
     pub(crate) fn job(&self, name: String, pattern: JobPattern) -> BenchJob {
         let RunOptions { ramp_ms, runtime_ms, .. } = *self;
         BenchJob { name, pattern, disks: 1, ramp_ms, runtime_ms, ..BenchJob::default() }
     }
 
-    /// Measures all parts of a plan. A server of emulated disks runs meanwhile.
     pub(crate) fn campaign(
         &self,
         (plan, parts): (&CampaignPlan, &[CampaignPlan]),
@@ -220,12 +212,10 @@ impl RunOptions {
     }
 }
 
-/// Duration of a plan's measurements, in seconds.
 pub(crate) fn seconds(plan: &CampaignPlan) -> f64 {
     plan.steps().into_iter().map(|step| plan.step_seconds(step)).sum()
 }
 
-/// Caveats that apply to every experiment.
 pub(crate) fn caveats(machine: Option<&String>, figures: &[&Figures]) -> Vec<String> {
     let mut provenances: Vec<Provenance> = figures.iter().map(|f| f.provenance).collect();
     provenances.sort_unstable();
@@ -246,7 +236,6 @@ pub(crate) fn caveats(machine: Option<&String>, figures: &[&Figures]) -> Vec<Str
     caveats
 }
 
-/// Caveat of too few repetitions.
 pub(crate) fn repetitions_caveat(fewest: usize) -> Option<String> {
     (fewest < REPETITIONS_LEAST).then(|| {
         format!(

@@ -27,7 +27,6 @@ impl Error {
         matches!(self, Error::Bench(flagstone_bench::Error::Interrupted))
     }
 
-    /// A command that failed on `node`.
     pub(crate) fn command(command: &str, node: &str, ended: &ProcessOutput) -> Error {
         let (command, node) = (command.to_owned(), node.to_owned());
         let (status, said) = (ended.status.to_string(), ended.message(SAID_BYTES));

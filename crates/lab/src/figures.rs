@@ -46,7 +46,6 @@ impl Figures {
     }
 }
 
-/// Records of a job on a target.
 pub(crate) fn matching<'a>(
     records: &'a [ResultRecord],
     job: &str,
@@ -65,12 +64,10 @@ pub(crate) fn table(title: impl Into<String>, heads: &str) -> Table {
     Table::new(title, &heads.split('|').collect::<Vec<_>>())
 }
 
-/// A percentage for a table, or a dash.
 pub(crate) fn percent(value: Option<f64>, decimals: usize) -> String {
     or_dash(value, |value| grouped(value, decimals) + " %")
 }
 
-/// A cell of a table, or a dash.
 pub(crate) fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }

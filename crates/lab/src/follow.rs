@@ -4,7 +4,6 @@ use flagstone_bench::campaign::Watcher;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::Steady;
 
-/// Forwards the progress of a campaign.
 pub(crate) struct Follow<'a> {
     pub(crate) inner: &'a mut dyn Watcher,
     /// Duration of the campaigns that follow, in seconds.

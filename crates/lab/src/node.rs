@@ -44,7 +44,6 @@ pub enum ReportedState {
     Mirroring,
     /// In sync, on the target.
     Target,
-    /// Any other one, by its name.
     #[serde(untagged)]
     Other(String),
 }
@@ -125,9 +124,6 @@ impl LabNode {
     }
 
     /// Writes the configuration of a server without peers that listens on these addresses.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(crate) fn configure_alone(&self, listen: &[String], volumes: &str) -> Result<(), Error> {
         let socket = self.file("sock");
         let head = format!("[server]\nlisten = {listen:?}\napi = {socket:?}\ncores = 1\n\n");

@@ -31,7 +31,6 @@ impl std::fmt::Display for CatalogueError {
 
 impl std::error::Error for CatalogueError {}
 
-/// Line number, from 1, of a byte offset.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
@@ -46,7 +45,6 @@ pub(super) fn shown(text: &str) -> String {
     out
 }
 
-/// Rewords a deserializer error.
 pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> CatalogueError {
     let span: Option<Range<usize>> = error.span();
     let line = span.as_ref().map(|span| line_of(text, span.start));
@@ -56,7 +54,6 @@ pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> C
     CatalogueError { file: file.to_owned(), line, message, help }
 }
 
-/// The text of the line.
 fn place(text: &str, span: Option<Range<usize>>) -> String {
     let Some(span) = span else { return String::new() };
     let start = text[..span.start.min(text.len())].rfind('\n').map_or(0, |at| at + 1);
@@ -87,7 +84,6 @@ impl UnitWords {
         }))
     }
 
-    /// The key with the catalogue's unit words.
     pub(super) fn corrected(&self, key: &str) -> String {
         let word = |word| self.0.iter().find(|(wrong, _)| *wrong == word).map_or(word, |(_, r)| *r);
         key.split('_').map(word).collect::<Vec<_>>().join("_")

@@ -1,6 +1,5 @@
 //! Form of each required key, for the error that the key is missing.
 
-/// Form of a required key's value.
 pub(super) fn form(key: &str) -> Option<&'static str> {
     REQUIRED.iter().find(|(name, _)| *name == key).map(|(_, form)| *form)
 }

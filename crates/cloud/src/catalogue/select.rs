@@ -22,7 +22,6 @@ impl CountRange {
     }
 }
 
-/// Accepted form, for messages.
 pub(crate) const RANGE_FORM: &str = "a range of whole numbers: \"4\", \"2-7\" or \"64+\"";
 
 impl std::str::FromStr for CountRange {

@@ -43,8 +43,6 @@ pub(super) struct Fit<'s, 'a> {
 }
 
 impl<'s, 'a> Fit<'s, 'a> {
-    /// # Errors
-    /// The need exceeds any number of disks on this machine.
     pub(super) fn new(
         placement: &'s Placement<'a>,
         loads: Vec<RequiredLoad>,
@@ -108,9 +106,6 @@ impl<'s, 'a> Fit<'s, 'a> {
     }
 
     /// The smallest sufficient configuration of `disks` disks.
-    ///
-    /// # Errors
-    /// The reason that this number is not sufficient.
     pub(super) fn with(&self, disks: u32) -> Result<Demand, Misfit> {
         let count = f64::from(disks);
         let each = |all: f64| (all / count * (1.0 - SAME)).ceil();
@@ -161,7 +156,6 @@ pub(super) fn carries(placement: &Placement<'_>, demand: &Demand, load: &Require
     if most.is_finite() { most } else { 0.0 }
 }
 
-/// All limits of a load except the queue depth, which the user chooses.
 pub(super) fn caps<'a>(
     placement: &Placement<'a>,
     demand: &Demand,

@@ -5,9 +5,6 @@ use crate::input::{Machine, PlanError};
 
 /// Machines of the `wanted` families or names, or of the whole catalogue if empty. Sorted by family
 /// and vCPUs, without duplicates.
-///
-/// # Errors
-/// A name is neither a family nor a machine.
 pub(super) fn machines(
     catalogue: &Catalogue,
     wanted: &[String],

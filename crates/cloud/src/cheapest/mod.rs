@@ -117,7 +117,6 @@ pub struct Cheaper {
     pub enough_usd_per_month: Option<f64>,
 }
 
-/// A sufficient configuration on a machine.
 #[derive(Debug, Clone)]
 struct PlanCandidate<'a> {
     placement: Placement<'a>,
@@ -127,7 +126,6 @@ struct PlanCandidate<'a> {
 }
 
 impl PlanCandidate<'_> {
-    /// Order among equal prices.
     fn order(&self) -> (u32, &str, Option<u32>) {
         (self.demand.disks, self.placement.kind, self.placement.machine.vcpus)
     }
@@ -207,7 +205,6 @@ impl Catalogue {
         })
     }
 
-    /// Disk types to choose from.
     fn kinds(&self, scope: &Scope) -> Result<Vec<&str>, PlanError> {
         for name in &scope.types {
             self.disk_type(name)?;

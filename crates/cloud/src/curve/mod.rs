@@ -145,7 +145,6 @@ fn spans(points: &[CurvePoint]) -> Vec<CurveSpan> {
     spans
 }
 
-/// The swept configuration and workload.
 struct Walk<'w> {
     catalogue: &'w Catalogue,
     configuration: &'w DiskConfiguration,
@@ -154,7 +153,6 @@ struct Walk<'w> {
 }
 
 impl Walk<'_> {
-    /// Configuration and workload at a position.
     fn asked(&self, at: u64) -> Result<(DiskConfiguration, Workload), PlanError> {
         let (mut configuration, mut workload) = (self.configuration.clone(), self.workload.clone());
         match self.over {

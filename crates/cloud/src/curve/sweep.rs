@@ -10,9 +10,7 @@ use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
     Size,
-    /// vCPUs of the machine, within its family.
     Vcpus,
-    /// Bytes of an I/O.
     Block,
     Depth,
 }

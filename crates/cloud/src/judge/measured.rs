@@ -90,8 +90,6 @@ impl MeasuredRun {
         self.read.in_flight().zip(self.write.in_flight()).map(|(read, write)| read + write)
     }
 
-    /// # Errors
-    /// An impossible figure.
     pub(super) fn check(&self, tolerance: f64) -> Result<(), PlanError> {
         let parts = [&self.read, &self.write];
         let figures = parts
@@ -113,9 +111,6 @@ impl MeasuredRun {
     }
 
     /// The workload of the measurement, as far as a prediction can express it.
-    ///
-    /// # Errors
-    /// A block size out of range.
     pub(super) fn workload(&self) -> Result<Workload, PlanError> {
         let bytes = self.read.bytes_per_s + self.write.bytes_per_s;
         let percent = (100.0 * self.read.iops / self.iops()).round();

@@ -10,9 +10,7 @@ use crate::prediction::Dimension;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MeasuredLoad {
     iops: (f64, f64),
-    /// Throughput of reads and writes.
     throughput: (f64, f64),
-    /// Sharing rules of IOPS and of throughput.
     rules: (Sharing, Sharing),
 }
 
@@ -42,7 +40,6 @@ impl MeasuredLoad {
         budgets.into_iter().chain(together).fold(0.0, f64::max)
     }
 
-    /// Utilization of the limits of one dimension.
     pub(super) fn utilization_in(&self, dimension: Dimension, caps: &[Cap<'_>]) -> f64 {
         let mut least = (f64::INFINITY, f64::INFINITY);
         for cap in caps.iter().filter(|cap| cap.dimension == dimension && !cap.soft) {

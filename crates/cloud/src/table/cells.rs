@@ -18,7 +18,6 @@ pub struct PlanCell {
 }
 
 impl PlanCell {
-    /// A text cell.
     pub(crate) fn text(text: impl Into<String>) -> PlanCell {
         PlanCell { text: text.into(), ..PlanCell::default() }
     }
@@ -29,7 +28,6 @@ impl PlanCell {
         PlanCell::printed(text, value)
     }
 
-    /// A number as printed.
     pub(crate) fn printed(text: String, value: f64) -> PlanCell {
         PlanCell { text, value: Some(value), ..PlanCell::default() }
     }

@@ -30,7 +30,6 @@ pub struct PlanTable {
     pub sources: Vec<SourceUse>,
 }
 
-/// Order of the tables.
 const ORDER: [TableKind; 8] = [
     TableKind::Overview,
     TableKind::Vm,
@@ -46,7 +45,6 @@ const ORDER: [TableKind; 8] = [
 const PLAIN_SIZES: [f64; 11] =
     [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0];
 
-/// Builder of a catalogue's tables.
 pub(crate) struct TableBuilder<'a> {
     pub(crate) catalogue: &'a Catalogue,
     /// The only type to show, in tables about several.
@@ -80,12 +78,10 @@ impl Catalogue {
 }
 
 impl<'a> TableBuilder<'a> {
-    /// Whether to show a type.
     pub(crate) fn shows(&self, kind: &str) -> bool {
         self.only.is_none_or(|only| only == kind)
     }
 
-    /// The types of a table, in its order.
     pub(crate) fn types_of(&self, spec: &PageTable) -> Vec<(&'a str, &'a DiskType)> {
         let catalogue = self.catalogue;
         let all = || catalogue.types.keys().map(String::as_str).collect::<Vec<_>>();
@@ -166,7 +162,6 @@ impl<'a> TableBuilder<'a> {
         }
     }
 
-    /// Completes a table from its rows.
     pub(crate) fn table(
         &self,
         spec: &PageTable,

@@ -84,7 +84,6 @@ impl TableBuilder<'_> {
         self.catalogue.source_uses(rule.map(|rule| (&rule.source, rule.confidence)))
     }
 
-    /// Sizes that match a hard disk.
     pub(super) fn hdd(&self, spec: &PageTable) -> PlanTable {
         let (iops, throughput) = (spec.hdd_iops.unwrap_or(0.0), spec.hdd_mb_per_s.unwrap_or(0.0));
         let unit = self.catalogue.units.throughput.name();
@@ -131,7 +130,6 @@ impl TableBuilder<'_> {
         self.table(spec, heads, rows, sources)
     }
 
-    /// All prices of the catalogue.
     pub(super) fn prices(&self, spec: &PageTable) -> PlanTable {
         let units = &self.catalogue.units;
         let size = units.size.name();
@@ -166,7 +164,6 @@ impl TableBuilder<'_> {
         table
     }
 
-    /// Local SSDs by their number.
     pub(super) fn count(&self, spec: &PageTable) -> PlanTable {
         let kind = spec.kind.as_deref().unwrap_or("");
         let unit = self.catalogue.units.throughput.name();

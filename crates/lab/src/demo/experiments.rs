@@ -21,11 +21,8 @@ use crate::mirror::summary::MirrorSummary;
 use crate::mirror::{EmulatedMirror, MirrorBed};
 use crate::{Error, fabric, mirror, sections};
 
-/// Set-ups of the mirror experiment that the demo measures.
 const SETUPS: &[&str] = &[PLAIN, MIRROR, ASYNC];
-/// Write sizes of the mirror experiment.
 const SIZES: usize = 3;
-/// Numbers of emulated SSDs of the fabric experiment.
 const DISKS: [u32; 2] = [1, 4];
 /// Factor by which the fabric's disks and network are slower than the published ones, so that two
 /// CPUs are enough.
@@ -38,11 +35,9 @@ const RAMP_SHARE: f64 = 0.5;
 const DRILL_FACTOR: f64 = 5.0;
 /// Shortest and longest drill, in seconds.
 const DRILL_S: (f64, f64) = (5.0, 20.0);
-/// Progress steps of the experiments.
 pub(super) const STEPS: usize = SETUPS.len() * SIZES + 2 * 2 * DISKS.len() + failover::STEPS;
 /// Sections of the report, in order: names of the results' directories.
 const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
-/// Name of the report, in the directory of the results.
 const PAGE: &str = "report.html";
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -77,7 +72,6 @@ impl Runner<'_> {
         Ok(results)
     }
 
-    /// Parameters of an experiment, and the directory of its results.
     fn run_options(&self, name: &str) -> Result<RunOptions, Error> {
         Ok(RunOptions {
             program: self.options.program.clone(),
@@ -144,7 +138,6 @@ pub(super) fn page(summary: &AdditionalSections, results: &Path) -> Result<PathB
     Ok(path)
 }
 
-/// Shows the measurements of a campaign as progress steps.
 struct CampaignSteps<'a>(&'a mut dyn Follower);
 
 impl Watcher for CampaignSteps<'_> {

@@ -4,7 +4,6 @@
 use flagstone_bench::job::{BenchJob, JobPattern};
 use serde::Serialize;
 
-/// Block size of every request, in bytes.
 const BLOCK_BYTES: u32 = 4 << 10;
 /// Requests in flight: 1 shows what the path adds to a request, 32 shows the throughput.
 const DEPTHS: [u32; 2] = [1, 32];

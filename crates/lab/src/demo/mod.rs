@@ -52,7 +52,6 @@ const WATCH_S: f64 = 0.5;
 const VERIFY_BYTES: u64 = 64 << 20;
 /// Length of the verifying load over NVMe/TCP, before all of it is read back.
 const VERIFY_TIME: Duration = Duration::from_secs(2);
-/// Name of the served volume.
 const VOLUME: &str = "demo";
 
 #[derive(Clone, Debug)]
@@ -154,12 +153,10 @@ fn scratch(directory: &Path) -> Result<TempDir, Error> {
         .map_err(|cause| BenchError::file("cannot make a directory in", directory)(cause).into())
 }
 
-/// Busy share of all CPUs, 0 to 1.
 fn busy(cpus: &[CpuUse]) -> f64 {
     CpuUse::mean(cpus).busy_percent() / 100.0
 }
 
-/// The served volume and what measures it.
 struct Bench<'a> {
     options: &'a DemoOptions,
     interrupt: &'a Interrupt,

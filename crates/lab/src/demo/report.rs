@@ -15,7 +15,6 @@ const CPU_BOUND: f64 = 0.9;
 /// Busy share of other programs from which on the results do not show what the machine can do, 0
 /// to 1.
 const DISTURBED: f64 = 0.15;
-/// Characters of a line on the terminal.
 const WIDTH: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -77,7 +76,6 @@ impl DemoReport {
             .with_caveats(&self.notes())
     }
 
-    /// Results of the checks, and caveats of the tables.
     fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.checks.iter().map(check_note).collect();
         if let Some(reason) = &self.nbd_skipped {
@@ -98,7 +96,6 @@ impl DemoReport {
         notes
     }
 
-    /// What limited the measurements over the fabric.
     fn bottleneck(&self) -> String {
         let of_fabric = |row: &GridRow| [Some(row.nvme_tcp), row.nbd];
         let all: Vec<PathFigures> = self.rows.iter().flat_map(of_fabric).flatten().collect();

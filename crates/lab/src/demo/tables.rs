@@ -157,7 +157,6 @@ pub(crate) fn served(rows: &[GridRow], engine: &str) -> Table {
     table
 }
 
-/// IOPS, ratio to the local disk, and added latency.
 fn compared(local: PathFigures, fabric: Option<PathFigures>) -> [String; 3] {
     let Some(fabric) = fabric else { return ["skipped", "-", "-"].map(str::to_owned) };
     [

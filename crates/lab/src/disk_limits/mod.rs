@@ -29,7 +29,6 @@ use crate::provisioned::{DiskProduct, sizes, usage};
 
 /// Largest deviation from the expected figure that counts as agreement, in %.
 pub const TOLERANCE_PERCENT: f64 = 2.0;
-/// Name of the suite in the results.
 const SUITE: &str = "limits";
 
 #[derive(Clone, Debug)]
@@ -43,7 +42,6 @@ pub enum LimitsBed<'a> {
     },
 }
 
-/// A figure of a disk to measure.
 #[derive(Clone, Debug, PartialEq)]
 struct ExpectedLimit {
     column: LimitColumn,
@@ -53,11 +51,9 @@ struct ExpectedLimit {
     published: Option<f64>,
 }
 
-/// A disk with the figures to measure.
 #[derive(Clone, Debug)]
 struct LimitDisk {
     target: BenchTarget,
-    /// Table of the page, of emulated disks.
     table: Option<&'static str>,
     scale: u32,
     limits: Vec<ExpectedLimit>,
@@ -126,7 +122,6 @@ pub struct LimitsSummary {
     pub caveats: Vec<String>,
 }
 
-/// Prepared disks, with the server of emulated ones.
 struct Prepared {
     targets: BedTargets,
     disks: Vec<LimitDisk>,
@@ -160,7 +155,6 @@ pub fn run(
     Ok(ExperimentOutcome { end, summary: summary(&prepared, &records) })
 }
 
-/// All columns and depths, in the order in which they are measured.
 fn columns(disks: &[LimitDisk]) -> Vec<(LimitColumn, u32)> {
     let mut columns: Vec<(LimitColumn, u32)> = disks
         .iter()
@@ -191,7 +185,6 @@ fn parts(plan: &CampaignPlan, disks: &[LimitDisk]) -> Vec<CampaignPlan> {
     plan.jobs.iter().map(part).collect()
 }
 
-/// The sample on a server of this machine.
 fn emulated(run: &RunOptions, scratch: &std::path::Path) -> Result<Prepared, Error> {
     let [port] = free_ports()?;
     let server = LabNode::new(&run.program, scratch, "lab");
@@ -245,7 +238,6 @@ fn given(
     })
 }
 
-/// Expected figure of a given disk.
 fn expected(
     product: &DiskProduct<'_>,
     bytes: u64,

@@ -6,7 +6,6 @@ use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
 
 use crate::bed::RunOptions;
 
-/// Catalogue of the page.
 pub(crate) const CATALOGUE: &str = "gcp-2019";
 /// Bytes of the page's MB: 4,500 writes of 16 KB are its 72 MB, so it is 1,000 KB of 1,024 bytes.
 pub(crate) const PAGE_MB_BYTES: f64 = 1_024_000.0;
@@ -22,15 +21,10 @@ pub(crate) struct LimitColumn {
     pub(crate) is_throughput: bool,
 }
 
-/// Reads of 16 KB per second.
 pub(super) const READ: LimitColumn = LimitColumn::new("read-16k", 100, 16, false);
-/// Writes of 8 KB per second.
 pub(super) const WRITE: LimitColumn = LimitColumn::new("write-8k", 0, 8, false);
-/// Writes of 16 KB per second.
 pub(super) const WRITE_16: LimitColumn = LimitColumn::new("write-16k", 0, 16, false);
-/// MB/s read.
 pub(super) const READ_MB: LimitColumn = LimitColumn::new("read-256k", 100, 256, true);
-/// MB/s written.
 pub(super) const WRITE_MB: LimitColumn = LimitColumn::new("write-256k", 0, 256, true);
 /// Concurrent reads and writes of 8 KB per second: the page's points (2,250, 3,750) are 37.5 % reads,
 /// rounded to 38 %.
@@ -45,13 +39,11 @@ const MIXED_50_MB: LimitColumn = LimitColumn::new("mixed-256k-50r", 50, 256, tru
 const MIXED_67_MB: LimitColumn = LimitColumn::new("mixed-256k-67r", 67, 256, true);
 /// Reads per second of local SSDs. The page names no size; at 4 KB their MB/s would be the limit.
 pub(super) const SMALL_READ: LimitColumn = LimitColumn::new("read-2k", 100, 2, false);
-/// Writes per second of local SSDs.
 pub(super) const SMALL_WRITE: LimitColumn = LimitColumn::new("write-2k", 0, 2, false);
 
 /// Columns of the page's tables of volumes and machines, which apply to any disk.
 pub(crate) const SOLD: [LimitColumn; 5] = [READ, WRITE, WRITE_16, READ_MB, WRITE_MB];
 
-/// All columns, in the order in which they are measured.
 pub(super) const COLUMNS: [LimitColumn; 12] = [
     READ,
     WRITE,
@@ -89,7 +81,6 @@ impl LimitColumn {
         Workload::random(self.kib << 10, self.read_percent)
     }
 
-    /// Position in [`COLUMNS`].
     pub(super) fn order(&self) -> usize {
         COLUMNS.iter().position(|column| column == self).unwrap_or(COLUMNS.len())
     }
@@ -105,7 +96,6 @@ impl LimitColumn {
     }
 }
 
-/// A disk on a machine, with the printed figures of its row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampleDisk {
     pub(super) table: &'static str,
@@ -120,7 +110,6 @@ pub(super) struct SampleDisk {
     pub(super) cells: &'static [(LimitColumn, f64)],
 }
 
-/// A row of the tables of volumes and machines.
 macro_rules! row {
     ($read:expr, $write:expr, $write_16:expr, $read_mb:expr, $write_mb:expr) => {
         &[
@@ -276,7 +265,6 @@ impl SampleDisk {
 /// IOPS per request in flight. The page's rule of thumb is 400; half of that doubles the queue. In a
 /// longer queue the first requests wait, and requests from before the measurement are not counted.
 const IOPS_PER_IO: f64 = 200.0;
-/// Fewest and most requests in flight.
 const DEPTHS: [u32; 2] = [4, 256];
 
 impl SampleDisk {
@@ -296,7 +284,6 @@ pub(super) fn job_name(column: &LimitColumn, depth: u32) -> String {
     format!("{}-qd{depth}", column.job)
 }
 
-/// The job that measures a column at a depth.
 pub(super) fn job(column: &LimitColumn, depth: u32, run: &RunOptions) -> BenchJob {
     BenchJob {
         write_percent: 100 - column.read_percent,

@@ -67,7 +67,6 @@ pub(super) fn model(
     (allowed / f64::from(scale), bound)
 }
 
-/// What limited a measured result.
 pub(super) fn bottleneck(
     figures: &Figures,
     model_iops: f64,

@@ -123,7 +123,6 @@ impl GivenFabric {
     }
 }
 
-/// Records of the run on the server.
 fn local_records(directory: &Path) -> Result<Vec<ResultRecord>, Error> {
     let (store, plan) = ResultStore::open(directory)?;
     let mut records = store.records()?;

@@ -29,13 +29,9 @@ use crate::figures::{self, Figures, or_dash, percent};
 
 /// Largest number of SSDs, as published.
 pub const DISKS: u32 = 4;
-/// Built-in suite with the published table.
 const SUITE: &str = "fabric";
-/// Target name of the local disks.
 const LOCAL: &str = "local";
-/// Target name of the disks over the fabric.
 const FABRIC: &str = "NVMe/TCP";
-/// Requests in flight on each disk.
 const DEPTH: u32 = 32;
 /// Published thousands of IOPS by number of SSDs: local, and over NVMe/TCP.
 const PUBLISHED: [(JobPattern, [(f64, f64); 4]); 2] = [

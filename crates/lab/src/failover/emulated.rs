@@ -31,7 +31,6 @@ pub struct EmulatedFailover {
 }
 
 impl EmulatedFailover {
-    /// Creates the files and configurations of both nodes.
     pub(super) fn nodes<'a>(
         &'a self,
         run: &RunOptions,
@@ -66,7 +65,6 @@ impl EmulatedFailover {
     }
 }
 
-/// The nodes of a drill.
 pub(super) struct LocalNodes<'a> {
     bed: &'a EmulatedFailover,
     interrupt: &'a Interrupt,

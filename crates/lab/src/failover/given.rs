@@ -76,7 +76,6 @@ impl GivenFailover {
     }
 }
 
-/// The nodes of a drill.
 pub(super) struct GivenNodes<'a> {
     bed: &'a GivenFailover,
     run: &'a RunOptions,
@@ -84,7 +83,6 @@ pub(super) struct GivenNodes<'a> {
 }
 
 impl GivenNodes<'_> {
-    /// Runs a command; returns its output.
     fn once(&self, command: &str) -> Result<String, Error> {
         let mut program = Command::new("sh");
         program.args(["-c", command]);
@@ -107,7 +105,6 @@ impl GivenNodes<'_> {
         self.repeat(|| self.once(command).map(Some)).map(drop)
     }
 
-    /// Repeats a command that fails or returns nothing yet.
     fn repeat<T>(&self, what: impl FnMut() -> Result<Option<T>, Error>) -> Result<T, Error> {
         let late = format!("it was not done within {STEP_S:.0} s");
         let late = || Error::unexpected("a step of the drill", late);

@@ -27,7 +27,6 @@ const STEPS: f64 = 8.0;
 pub(crate) struct HostResults {
     pub(crate) load: LoadResults,
     pub(crate) read_back: LoadResults,
-    /// The JSON documents of both.
     pub(crate) raw: [String; 2],
 }
 
@@ -65,7 +64,6 @@ impl<'a> DrillHost<'a> {
         Ok(DrillHost { program, target, state, running })
     }
 
-    /// Stops the load and reads all blocks back.
     pub(crate) fn end(self, interrupt: &Interrupt) -> Result<HostResults, Error> {
         let what = "flagstone load";
         self.running.signal(Signal::INT)?;

@@ -34,7 +34,6 @@ use crate::Error;
 use crate::bed::{self, BedTargets, RunOptions};
 use crate::node::ReportedMirror;
 
-/// Target name of the volume.
 const TARGET: &str = "mirror, both nodes";
 /// Fractions of the drill's length at which the source dies, returns and gets its role back, unless an
 /// earlier step takes longer.
@@ -62,9 +61,7 @@ pub enum Death {
 pub trait Follower {
     /// The number of steps, where it is known only when the experiment starts.
     fn steps(&mut self, _count: usize) {}
-    /// A step starts.
     fn begin(&mut self, what: &str);
-    /// Time passes within a step.
     fn tick(&mut self) {}
     /// The step is done; `what` is its result.
     fn end(&mut self, what: &str);
@@ -83,7 +80,6 @@ pub enum FailoverBed {
     Given(Box<GivenFailover>),
 }
 
-/// What a resync copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Resynced {
     bytes: u64,
@@ -112,7 +108,6 @@ trait DrillNodes {
         log: &mut DrillLog<'_>,
         follower: &mut dyn Follower,
     ) -> Result<Stopwatch, Error>;
-    /// Makes node B the source.
     fn fail_over(&mut self, follower: &mut dyn Follower) -> Result<(), Error>;
     /// Closes connections of the dead node that would keep the host waiting.
     fn release_host(&mut self) {}
@@ -122,19 +117,14 @@ trait DrillNodes {
         log: &mut DrillLog<'_>,
         follower: &mut dyn Follower,
     ) -> Result<Stopwatch, Error>;
-    /// Waits until both nodes are in sync.
     fn wait_in_sync(&mut self, follower: &mut dyn Follower) -> Result<Resynced, Error>;
-    /// Makes node A the source again.
     fn switch_over(&mut self, follower: &mut dyn Follower) -> Result<(), Error>;
-    /// Stops nodes that the drill started.
     fn stop(&mut self) -> Result<(), Error> {
         Ok(())
     }
 }
 
-/// What is known of a drill before it begins.
 struct DrillFacts {
-    /// Target of the host.
     target: BenchTarget,
     /// Properties of the target, for the plan.
     targets: BedTargets,
@@ -145,11 +135,9 @@ struct DrillFacts {
     caveats: Vec<String>,
 }
 
-/// Clock of the load and its events.
 struct DrillLog<'a> {
     seconds: f64,
     interrupt: &'a Interrupt,
-    /// Time since the load began.
     watch: Stopwatch,
     events: Vec<DrillEvent>,
 }
@@ -159,7 +147,6 @@ impl DrillLog<'_> {
         self.events.push(DrillEvent { at_s: self.watch.seconds(), what: what.to_owned() });
     }
 
-    /// Waits until a fraction of the drill's length has passed.
     fn wait_until(&self, fraction: f64) -> Result<(), Error> {
         let left_s = fraction * self.seconds - self.watch.seconds();
         wait_for(left_s, self.interrupt, || None::<()>)?;

@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::FailoverSummary;
 use crate::Error;
 
-/// Characters of the longest bar.
 const BAR: f64 = 40.0;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,7 +79,6 @@ pub fn drawing(summary: &FailoverSummary) -> Drawing {
 /// Events that are closer than this fraction of the whole share a mark.
 const NEAR: f64 = 0.02;
 
-/// Numbers of the events, at their times.
 fn marks(summary: &FailoverSummary) -> Vec<(f64, String)> {
     let whole_s = summary.timeline.last().map_or(0.0, |point| point.at_s);
     let mut marks: Vec<(f64, String)> = Vec::new();
@@ -95,7 +93,6 @@ fn marks(summary: &FailoverSummary) -> Vec<(f64, String)> {
     marks
 }
 
-/// Writes the picture into the directory of the results.
 pub(super) fn write(summary: &FailoverSummary, directory: &Path) -> Result<(), Error> {
     let picture = drawing(summary).picture();
     std::fs::write(directory.join("timeline.svg"), picture.svg(Theme::Auto))

@@ -52,7 +52,6 @@ pub struct EmulatedMirror {
 }
 
 impl EmulatedMirror {
-    /// Least duration of the experiment, in seconds.
     pub(super) fn seconds(&self, run: &RunOptions) -> f64 {
         Parameters { run, bed: self }.seconds()
     }
@@ -89,7 +88,6 @@ impl EmulatedMirror {
     }
 }
 
-/// Parameters of the bed and of the run.
 #[derive(Clone, Copy)]
 struct Parameters<'a> {
     run: &'a RunOptions,
@@ -97,7 +95,6 @@ struct Parameters<'a> {
 }
 
 impl Parameters<'_> {
-    /// Setups of hot or cold jobs; none if only the setup without a mirror is left.
     fn setups(&self, hot: bool) -> Vec<MirrorSetup> {
         let is_asked =
             |setup: &&MirrorSetup| self.bed.only.is_empty() || self.bed.only.contains(&setup.name);
@@ -106,14 +103,12 @@ impl Parameters<'_> {
         if all.len() > 1 { all } else { Vec::new() }
     }
 
-    /// Setups of all jobs.
     fn all_setups(&self) -> Vec<MirrorSetup> {
         let is_cold = |setup: &MirrorSetup| !setup.is_in(true);
         let cold = self.setups(false).into_iter().filter(is_cold);
         self.setups(true).into_iter().chain(cold).collect()
     }
 
-    /// Checks that the catalogue has the machine type.
     fn check_machine(&self) -> Result<(), Error> {
         let Some(machine) = &self.bed.machine else { return Ok(()) };
         let catalogue = Catalogue::builtin(CATALOGUE).expect("a catalogue of the program");
@@ -122,12 +117,10 @@ impl Parameters<'_> {
             .map_err(|error| BenchError::usage(format!("--machine={machine}: {error}")).into())
     }
 
-    /// Least duration of the experiment, in seconds.
     fn seconds(&self) -> f64 {
         f64::from(self.run.repetitions) * (CALIBRATION_S + self.rows_seconds(&ROWS))
     }
 
-    /// Duration of some rows of one repetition, in seconds.
     fn rows_seconds(&self, rows: &[PublishedRow]) -> f64 {
         rows.iter().map(|row| self.row_seconds(row)).sum()
     }
@@ -142,7 +135,6 @@ impl Parameters<'_> {
         }
     }
 
-    /// Duration of a row of one repetition, in seconds.
     fn row_seconds(&self, row: &PublishedRow) -> f64 {
         let measured = |hot| {
             let each = (self.job(row, hot).ramp_ms + self.run.runtime_ms) as f64 / 1e3 + 0.3;
@@ -152,7 +144,6 @@ impl Parameters<'_> {
         START_S + filled + measured(true) + measured(false)
     }
 
-    /// Whether hot and cold jobs are measured.
     fn kinds(&self) -> impl Iterator<Item = bool> {
         [true, false].into_iter().filter(|hot| !self.setups(*hot).is_empty())
     }
@@ -171,10 +162,8 @@ impl Parameters<'_> {
     }
 }
 
-/// Name of the calibration in the progress display.
 const CALIBRATING: &str = "calibrating the disks and measuring the loopback";
 
-/// The nodes of the experiment.
 struct Lab<'a> {
     parameters: Parameters<'a>,
     interrupt: &'a Interrupt,
@@ -207,7 +196,6 @@ impl Lab<'_> {
         Ok(found)
     }
 
-    /// Measures the loopback and calibrates the disks of every row.
     fn calibrate(&mut self) -> Result<Vec<Calibrated>, Error> {
         let loopback = self.loopback()?;
         let rows = ROWS.iter().zip(loopback);

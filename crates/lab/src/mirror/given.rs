@@ -19,7 +19,6 @@ use crate::bed::{BedTargets, RunOptions, volume_at};
 pub(super) const BYTES_MOST: u64 = 96 << 30;
 /// The bytes in use are a multiple of the largest write size.
 const GRAIN_BYTES: u64 = 64 << 10;
-/// Length of the measurement of the link, in ms.
 const LINK_MS: u64 = 2000;
 
 #[derive(Clone, Debug)]

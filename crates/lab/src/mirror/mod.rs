@@ -26,7 +26,6 @@ use self::summary::{Calibrated, MirrorSummary};
 use crate::Error;
 use crate::bed::{ExperimentOutcome, RunOptions};
 
-/// Built-in suite with the published table.
 const SUITE: &str = "mirror";
 
 #[derive(Clone, Debug)]
@@ -54,14 +53,12 @@ pub struct MirrorLink {
     pub round_trip_us: f64,
 }
 
-/// Measurements of a bed.
 struct MeasuredMirror {
     end: CampaignEnd,
     records: Vec<ResultRecord>,
     link: Option<MirrorLink>,
     /// Bytes in use of each volume.
     used_bytes: u64,
-    /// Emulated disks of each row.
     disks: Vec<Calibrated>,
 }
 
@@ -100,7 +97,6 @@ fn job(run: &RunOptions, row: &PublishedRow, name: String, size_bytes: u64) -> B
     }
 }
 
-/// Whether a target is the volume without a mirror.
 fn is_plain(target: &str) -> bool {
     target == PLAIN
 }

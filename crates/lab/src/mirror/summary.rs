@@ -37,7 +37,6 @@ impl Calibrated {
         rows.filter_map(|row| Calibrated::median(&of(row))).collect()
     }
 
-    /// Medians of the repetitions of one row.
     fn median(of: &[&Calibrated]) -> Option<Calibrated> {
         let median_of = |pick: &dyn Fn(&Calibrated) -> Option<f64>| {
             median(&of.iter().filter_map(|found| pick(found)).collect::<Vec<_>>())
@@ -253,7 +252,6 @@ impl MirrorSummary {
         caveats
     }
 
-    /// Round trip of the link, and the part of it that the loopback takes.
     fn link_caveat(&self) -> String {
         let of = |disk: &Calibrated| format!("{:.0} µs at {}", disk.loopback_us, disk.size);
         let loopback: Vec<_> = self.disks.iter().map(of).collect();
@@ -296,7 +294,6 @@ impl MirrorSummary {
         }
     }
 
-    /// Setups whose measurements the CPUs may have limited.
     fn busy_cpus(&self) -> String {
         let percent = |cell: &MirrorCell| cell.figures.cpu_percent.unwrap_or(0.0);
         let busy: Vec<String> = self

@@ -21,7 +21,6 @@ pub fn tables(summary: &MirrorSummary) -> Vec<Table> {
     tables
 }
 
-/// A figure of the published table.
 struct PublishedColumn {
     title: &'static str,
     decimals: usize,
@@ -49,7 +48,6 @@ const LATENCY: PublishedColumn = PublishedColumn {
     network_share: |share| share.latency_percent,
 };
 
-/// Location of the results in a title.
 fn place(summary: &MirrorSummary) -> String {
     here(&summary.figures(), summary.machine.as_ref().filter(|_| summary.real_nodes))
 }

@@ -12,7 +12,6 @@ use super::{Confidence, SourceKeys};
 pub enum Sharing {
     /// One budget: `read / read_max + write / write_max <= 1`.
     Shared,
-    /// Separate budgets.
     Independent,
     /// Half duplex: `read + write <= max`, one number for both.
     HalfDuplex,

@@ -37,7 +37,6 @@ pub struct MachineFamily {
 pub enum Support {
     Yes,
     No,
-    /// Supported on request to the provider.
     ByRequest,
 }
 

@@ -11,11 +11,8 @@ pub enum TableKind {
     Overview,
     Volume,
     Vm,
-    /// Reads and writes at the same time.
     Simultaneous,
-    /// Egress and write throughput.
     Egress,
-    /// Sizes that match a hard disk.
     Hdd,
     Price,
     Count,
