@@ -8,15 +8,8 @@ use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_
 /// Reason for a missing result, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The input is invalid or impossible.
     #[error("{found}: {accepted}")]
-    Input {
-        /// What was found.
-        found: String,
-        /// What is accepted instead.
-        accepted: String,
-    },
-    /// The sources of the catalogue do not say.
+    Input { found: String, accepted: String },
     #[error("not known: {0}")]
     NotKnown(String),
 }
@@ -136,8 +129,6 @@ impl DiskConfiguration {
         })
     }
 
-    /// # Errors
-    /// A value out of range, with the range.
     pub(crate) fn check_numbers(&self) -> Result<(), PlanError> {
         if !(1..=MAX_DISKS).contains(&self.disks) {
             let found = format!("{} disks", self.disks);
@@ -168,7 +159,6 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(MAX_SHOWN_CHARS).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The words joined by commas.
 pub(crate) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().collect::<Vec<_>>().join(", ")
 }

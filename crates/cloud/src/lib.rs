@@ -40,6 +40,6 @@ pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;
 pub use placement::{Demand, Placement};
 pub use predict::binding_order;
-pub use prediction::{Ceilings, LimitRecommendation, PredictedLimit, Prediction, Rates};
+pub use prediction::{Ceilings, PredictedLimit, Prediction, Rates, Recommendation};
 pub use price::NoPrice;
 pub use provision::Purchase;

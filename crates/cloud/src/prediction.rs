@@ -36,65 +36,53 @@ pub struct PredictedLimit {
     pub workload_iops: f64,
     pub explanation: String,
     /// Recommendations that lift it, the most direct first.
-    pub recommendations: Vec<LimitRecommendation>,
+    pub recommendations: Vec<Recommendation>,
     pub sources: Vec<String>,
     /// Confidence of the table, or the lowest of its sources.
     pub confidence: Confidence,
 }
 
-/// A change that lifts a limit: the smallest that brings the workload to the next limit, where
-/// it can be computed.
+/// A change of the configuration, of the job or of the measurement. A change that lifts a limit is the
+/// smallest that brings the workload to the next limit, where it can be computed; `Display` explains
+/// each. `machine` is a name, or a vCPU range as in the table, such as `16-31`, and `workload_iops` are
+/// the IOPS of this workload under that machine's limit. `throughput` is that of each disk, in the
+/// catalogue's unit. `bytes` is the largest or smallest block that gains something.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
-pub enum LimitRecommendation {
-    LargerVolume {
-        size: f64,
-        unit: &'static str,
-    },
-    ProvisionIops {
-        iops: f64,
-    },
-    ProvisionThroughput {
-        /// Throughput of each disk, in the catalogue's unit.
-        throughput: f64,
-        unit: &'static str,
-    },
-    MoreDisks {
-        disks: u32,
-    },
-    /// A machine of the family with more vCPUs, or with another name.
-    LargerMachine {
-        /// vCPU range or name, as in the table: `16-31`, or a name.
-        machine: String,
-        /// IOPS of this workload under that machine's limit.
-        workload_iops: f64,
-    },
-    /// Another machine family: this one has no larger limit.
+pub enum Recommendation {
+    LargerVolume { size: f64, unit: &'static str },
+    ProvisionIops { iops: f64 },
+    ProvisionThroughput { throughput: f64, unit: &'static str },
+    MoreDisks { disks: u32 },
+    LargerMachine { machine: String, workload_iops: f64 },
     OtherFamily,
-    LessNetwork {
-        /// Maximum in Gbit/s.
-        gbit_per_s: f64,
-    },
-    /// A zonal disk, which sends each write one time less.
+    LessNetwork { gbit_per_s: f64 },
     Zonal,
-    DeeperQueue {
-        in_flight: u64,
-    },
-    MoreCpus {
-        vcpus: u32,
-    },
-    /// Larger blocks: the same IOPS with more bytes.
-    LargerBlocks {
-        /// Block size at which throughput limits.
-        bytes: u64,
-    },
-    /// Smaller blocks: more IOPS with the same bytes, or a higher limit by block size.
-    SmallerBlocks {
-        /// Maximum block size.
-        bytes: u64,
-    },
-    /// Another disk type: this one has no more at any size.
+    DeeperQueue(DeeperQueue),
+    MoreCpus { vcpus: u32 },
+    LargerBlocks { bytes: u64 },
+    SmallerBlocks { bytes: u64 },
     OtherType,
+    AsynchronousEngine,
+    MoreJobs { jobs: u64 },
+    StreamsWithOffsets,
+    OwnOffsets,
+    DirectIo,
+    NoThrottle { by: String },
+    FewerFlushes,
+    LongerRun { seconds: f64 },
+    WriteFirst,
+    CheckConfiguration,
+    ShorterPath,
+}
+
+/// A queue depth over all jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct DeeperQueue {
+    pub in_flight: u64,
+    /// Resulting IOPS, if the latency was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub iops: Option<f64>,
 }
 
 /// Limits that the cloud enforces on any workload, for a layer that emulates them.

@@ -10,7 +10,7 @@ use crate::describe;
 use crate::input::Workload;
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
-use crate::prediction::{Dimension, LimitRecommendation, PredictedLimit};
+use crate::prediction::{DeeperQueue, Dimension, PredictedLimit, Recommendation};
 
 /// Largest size to try for types without a maximum, in the catalogue's unit.
 const SIZE_TRIED_MAX: f64 = 65536.0;
@@ -18,7 +18,6 @@ const SIZE_TRIED_MAX: f64 = 65536.0;
 /// Tolerance of a target, whose computed value may miss in the last digit.
 const REACHED: f64 = 1.0 - 1e-9;
 
-/// Inputs of the search for recommendations.
 pub(crate) struct Recommender<'s, 'a> {
     pub(crate) placement: &'s Placement<'a>,
     pub(crate) demand: &'s Demand,
@@ -51,7 +50,7 @@ impl Recommender<'_, '_> {
     }
 
     /// Recommendations that lift `cap` to `target` IOPS of the workload.
-    pub(crate) fn of(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    pub(crate) fn of(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let target = if target.is_finite() { target } else { 2.0 * self.mix.iops_under_one(cap) };
         let mut recommendations = match cap.kind {
             LimitKind::Volume => self.of_volume(cap, target),
@@ -65,7 +64,7 @@ impl Recommender<'_, '_> {
         recommendations
     }
 
-    fn of_volume(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    fn of_volume(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         if self.placement.disk.provisioned.is_some() {
             return self.of_purchase(cap, target);
         }
@@ -73,7 +72,7 @@ impl Recommender<'_, '_> {
             return self.more_disks(cap, target);
         }
         let Some(limits) = self.placement.volume_limits() else {
-            return vec![LimitRecommendation::OtherType];
+            return vec![Recommendation::OtherType];
         };
         let block = self.placement.catalogue.units.block_of(self.workload.block_bytes);
         let disks = f64::from(self.demand.disks);
@@ -86,22 +85,22 @@ impl Recommender<'_, '_> {
         let largest = self.placement.disk.size_gb_max.unwrap_or(SIZE_TRIED_MAX).floor();
         let most = at(largest);
         if most <= at(self.demand.size) {
-            return vec![LimitRecommendation::OtherType];
+            return vec![Recommendation::OtherType];
         }
         let size = smallest(self.demand.size.floor(), largest, |size| {
             at(size) >= target.min(most) * REACHED
         });
-        let mut recommendations = vec![LimitRecommendation::LargerVolume {
+        let mut recommendations = vec![Recommendation::LargerVolume {
             size,
             unit: self.placement.catalogue.units.size.name(),
         }];
         if most < target {
-            recommendations.push(LimitRecommendation::OtherType);
+            recommendations.push(Recommendation::OtherType);
         }
         recommendations
     }
 
-    fn of_purchase(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    fn of_purchase(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let Some(part) = &self.placement.disk.provisioned else { return Vec::new() };
         let disks = f64::from(self.demand.disks);
         let factor = target / self.mix.iops_under_one(cap);
@@ -119,24 +118,24 @@ impl Recommender<'_, '_> {
                 None => (None, Some(throughput)),
             },
         };
-        let more = LimitRecommendation::MoreDisks { disks: (disks * factor).ceil() as u32 };
+        let more = Recommendation::MoreDisks { disks: (disks * factor).ceil() as u32 };
         match wanted {
             (Some(iops), _) if part.iops_range(size).is_some_and(|range| iops <= range.max) => {
-                vec![LimitRecommendation::ProvisionIops { iops }]
+                vec![Recommendation::ProvisionIops { iops }]
             }
             (_, Some(throughput)) => {
                 let bought = self.demand.iops;
                 let most = |iops| part.throughput_range(size, iops).map_or(0.0, |range| range.max);
                 if throughput <= most(bought) {
-                    return vec![LimitRecommendation::ProvisionThroughput { throughput, unit }];
+                    return vec![Recommendation::ProvisionThroughput { throughput, unit }];
                 }
                 // More throughput may need more IOPS.
                 let iops = part.mb_per_s_per_iops_max.map(|rate| (throughput / rate).ceil());
                 let sold = part.iops_range(size).zip(iops).is_some_and(|(r, iops)| iops <= r.max);
                 match iops {
                     Some(iops) if sold && throughput <= most(Some(iops)) => vec![
-                        LimitRecommendation::ProvisionThroughput { throughput, unit },
-                        LimitRecommendation::ProvisionIops { iops },
+                        Recommendation::ProvisionThroughput { throughput, unit },
+                        Recommendation::ProvisionIops { iops },
                     ],
                     _ => vec![more],
                 }
@@ -145,10 +144,10 @@ impl Recommender<'_, '_> {
         }
     }
 
-    fn more_disks(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    fn more_disks(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let kind = self.placement.kind;
         if self.placement.catalogue.fixed_disks(kind, &self.placement.machine.name).is_some() {
-            return vec![LimitRecommendation::OtherFamily];
+            return vec![Recommendation::OtherFamily];
         }
         let at = |disks: u32| {
             let demand = Demand { disks, ..*self.demand };
@@ -163,12 +162,12 @@ impl Recommender<'_, '_> {
             .collect::<Vec<_>>();
         let enough = better.iter().find(|(_, iops)| *iops >= target * REACHED);
         match enough.or(better.first()) {
-            Some((disks, _)) => vec![LimitRecommendation::MoreDisks { disks: *disks }],
-            None => vec![LimitRecommendation::OtherType],
+            Some((disks, _)) => vec![Recommendation::MoreDisks { disks: *disks }],
+            None => vec![Recommendation::OtherType],
         }
     }
 
-    fn of_machine(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    fn of_machine(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let Some((table, own)) = self.placement.vm else { return Vec::new() };
         let now = self.mix.iops_under_one(cap);
         let at = |row| {
@@ -187,17 +186,17 @@ impl Recommender<'_, '_> {
         let enough = better.iter().find(|(_, iops)| *iops >= target * REACHED);
         let most = better.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let Some((row, workload_iops)) = enough.or(most) else {
-            return vec![LimitRecommendation::OtherFamily];
+            return vec![Recommendation::OtherFamily];
         };
         let machine = match (&row.vcpus, &row.machine) {
             (Some(range), _) => format!("{} with {range} vCPUs", self.placement.machine.family),
             (None, Some(pattern)) => pattern.0.clone(),
             (None, None) => self.placement.machine.family.clone(),
         };
-        vec![LimitRecommendation::LargerMachine { machine, workload_iops: *workload_iops }]
+        vec![Recommendation::LargerMachine { machine, workload_iops: *workload_iops }]
     }
 
-    fn of_egress(&self, target: f64) -> Vec<LimitRecommendation> {
+    fn of_egress(&self, target: f64) -> Vec<Recommendation> {
         let placement = self.placement;
         let (Some(rule), Some(gbit)) = (&placement.catalogue.egress, placement.egress_gbit_per_s)
         else {
@@ -211,11 +210,10 @@ impl Recommender<'_, '_> {
             let steps = (placement.other_egress_gbit_per_s * 10.0).ceil() as u32;
             let other = (0..steps).rev().map(|step| f64::from(step) / 10.0);
             let enough = other.into_iter().find(|other| reached(gbit, *other));
-            recommendations
-                .push(LimitRecommendation::LessNetwork { gbit_per_s: enough.unwrap_or(0.0) });
+            recommendations.push(Recommendation::LessNetwork { gbit_per_s: enough.unwrap_or(0.0) });
         }
         if placement.regional {
-            recommendations.push(LimitRecommendation::Zonal);
+            recommendations.push(Recommendation::Zonal);
         }
         let family = placement.catalogue.families.get(&placement.machine.family);
         let rows = family.map_or(&[][..], |family| &family.egress[..]);
@@ -238,37 +236,40 @@ impl Recommender<'_, '_> {
         if let Some((machine, more)) = larger {
             let write = placement.egress_throughput(more, placement.other_egress_gbit_per_s);
             let workload_iops = write / (self.mix.write * self.mix.throughput_per_io);
-            recommendations.push(LimitRecommendation::LargerMachine { machine, workload_iops });
+            recommendations.push(Recommendation::LargerMachine { machine, workload_iops });
         }
         if recommendations.is_empty() {
-            recommendations.push(LimitRecommendation::OtherFamily);
+            recommendations.push(Recommendation::OtherFamily);
         }
         recommendations
     }
 
-    fn of_block(&self) -> Vec<LimitRecommendation> {
+    fn of_block(&self) -> Vec<Recommendation> {
         let block =
             self.placement.volume_limits().and_then(|part| part.write_iops_max_by_block.first());
         let unit = self.placement.catalogue.units.block_bytes as f64;
         let bytes = block.map_or(0, |row| (row.block_kb_max * unit) as u64);
-        vec![LimitRecommendation::SmallerBlocks { bytes }]
+        vec![Recommendation::SmallerBlocks { bytes }]
     }
 
-    fn of_queue(&self, target: f64) -> Vec<LimitRecommendation> {
+    fn of_queue(&self, target: f64) -> Vec<Recommendation> {
         let each = self.placement.disk.queue.as_ref().map_or(1.0, |queue| queue.iops_per_io_low);
-        vec![LimitRecommendation::DeeperQueue { in_flight: whole_up(target / each) }]
+        vec![Recommendation::DeeperQueue(DeeperQueue {
+            in_flight: whole_up(target / each),
+            iops: None,
+        })]
     }
 
-    fn of_cpu(&self, cap: &Cap<'_>, target: f64) -> Vec<LimitRecommendation> {
+    fn of_cpu(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let vcpus = f64::from(self.placement.machine.vcpus.unwrap_or(1));
         let needed = vcpus * target / self.mix.iops_under_one(cap);
-        vec![LimitRecommendation::MoreCpus {
+        vec![Recommendation::MoreCpus {
             vcpus: u32::try_from(whole_up(needed)).unwrap_or(u32::MAX),
         }]
     }
 
     /// Block size at which the other dimension of hard limits binds.
-    fn other_blocks(&self, cap: &Cap<'_>) -> Option<LimitRecommendation> {
+    fn other_blocks(&self, cap: &Cap<'_>) -> Option<Recommendation> {
         if cap.soft || cap.kind == LimitKind::BlockSize {
             return None;
         }
@@ -284,10 +285,10 @@ impl Recommender<'_, '_> {
         let bytes = (bytes / 512.0).floor() as u64 * 512;
         match cap.dimension {
             Dimension::Iops if bytes > self.workload.block_bytes => {
-                Some(LimitRecommendation::LargerBlocks { bytes })
+                Some(Recommendation::LargerBlocks { bytes })
             }
             Dimension::Throughput if (512..self.workload.block_bytes).contains(&bytes) => {
-                Some(LimitRecommendation::SmallerBlocks { bytes })
+                Some(Recommendation::SmallerBlocks { bytes })
             }
             _ => None,
         }
@@ -308,9 +309,9 @@ fn smallest(low: f64, high: f64, enough: impl Fn(f64) -> bool) -> f64 {
     high
 }
 
-impl std::fmt::Display for LimitRecommendation {
+impl std::fmt::Display for Recommendation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use LimitRecommendation::*;
+        use Recommendation::*;
         match self {
             LargerVolume { size, unit } => {
                 write!(f, "a volume of {} {unit}", grouped(*size, 0))
@@ -330,8 +331,15 @@ impl std::fmt::Display for LimitRecommendation {
                 write!(f, "at most {gbit_per_s} Gbit/s of other traffic")
             }
             Zonal => f.write_str("a zonal disk"),
-            DeeperQueue { in_flight } => {
-                write!(f, "{} I/Os in flight", grouped(*in_flight as f64, 0))
+            DeeperQueue(queue) => {
+                let in_flight = grouped(queue.in_flight as f64, 0);
+                match queue.iops.map(|iops| grouped(iops, 0)) {
+                    None => write!(f, "{in_flight} I/Os in flight"),
+                    Some(iops) => write!(
+                        f,
+                        "deeper queue: {in_flight} in flight give {iops} IOPS at the same latency"
+                    ),
+                }
             }
             MoreCpus { vcpus } => write!(f, "{vcpus} free vCPUs"),
             LargerBlocks { bytes } => {
@@ -345,6 +353,25 @@ impl std::fmt::Display for LimitRecommendation {
                 )
             }
             OtherType => f.write_str("another type of disk: this one has no more at any size"),
+            AsynchronousEngine => {
+                f.write_str("an engine that keeps many in flight, such as io_uring or libaio")
+            }
+            MoreJobs { jobs } => write!(f, "more jobs: {jobs}, each on a separate CPU"),
+            StreamsWithOffsets => {
+                f.write_str("several streams: more sequential jobs, each with its own offset")
+            }
+            OwnOffsets => f.write_str("a separate offset for each job, such as offset_increment"),
+            DirectIo => f.write_str("direct=1, to bypass the page cache"),
+            NoThrottle { by } => write!(f, "a run without {by}"),
+            FewerFlushes => f.write_str("fewer flushes, or more jobs"),
+            LongerRun { seconds } => {
+                write!(f, "check: run for {} s or more, and look at the end", grouped(*seconds, 0))
+            }
+            WriteFirst => f.write_str("check: write the whole range before reading it"),
+            CheckConfiguration => {
+                f.write_str("check: look up the type, size and machine, and give them here")
+            }
+            ShorterPath => f.write_str("find the latency in the path: measure the disk directly"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::{
-    Demand, DiskConfiguration, LimitKind, LimitRecommendation, Placement, PlanError, Prediction,
+    Demand, DiskConfiguration, LimitKind, Placement, PlanError, Prediction, Recommendation,
     Workload,
 };
 use proptest::prelude::*;
@@ -293,8 +293,7 @@ fn recommendations_lift_binding_limit() {
     let workload = Workload { depth: Some(64), ..Workload::random(8192, 0) };
     let bound = predict("pd-ssd", 100, "n2-standard-16", &workload);
     assert_eq!(bound.binding.kind, LimitKind::Volume);
-    let Some(LimitRecommendation::LargerVolume { size, .. }) =
-        bound.binding.recommendations.first()
+    let Some(Recommendation::LargerVolume { size, .. }) = bound.binding.recommendations.first()
     else {
         panic!("{:?}", bound.binding.recommendations)
     };

@@ -1,13 +1,11 @@
 //! Judgments of published measurements, and invariants of judgments.
 
 use flagstone_cloud::catalogue::Catalogue;
-use flagstone_cloud::judge::{
-    Bottleneck, Cause, JobRecommendation, JudgmentVerdict, MeasuredRates, Recommendation,
-};
+use flagstone_cloud::judge::{Bottleneck, Cause, JudgmentVerdict, MeasuredRates};
 use flagstone_cloud::limits::TOLERANCE;
 use flagstone_cloud::{
-    AccessOrder, DiskConfiguration, Judgment, LimitKind, LimitRecommendation, MeasuredRun,
-    PlanError, Workload,
+    AccessOrder, DiskConfiguration, Judgment, LimitKind, MeasuredRun, PlanError, Recommendation,
+    Workload,
 };
 use proptest::prelude::*;
 
@@ -46,9 +44,8 @@ fn experiment_a_without_mirror() {
             (JudgmentVerdict::AsPredicted, Bottleneck::Limit)
         );
         assert_eq!(found.limits[0].limit.kind, LimitKind::Volume, "the disk");
-        let larger = |change: &Recommendation| {
-            matches!(change, Recommendation::Limit(LimitRecommendation::LargerVolume { .. }))
-        };
+        let larger =
+            |change: &Recommendation| matches!(change, Recommendation::LargerVolume { .. });
         assert!(found.recommendations.iter().any(larger), "{:?}", found.recommendations);
     }
     for (kib, mb, ms) in [(8.0, 96.80, 1.935), (4.0, 37.54, 2.495)] {
@@ -59,11 +56,10 @@ fn experiment_a_without_mirror() {
         );
         let in_flight = found.measured.in_flight.expect("it was measured");
         assert!((in_flight - 24.0).abs() < 0.1, "Little's law: {in_flight}");
-        let deeper = |change: &Recommendation| matches!(change, Recommendation::Job(JobRecommendation::DeeperQueue { in_flight, .. }) if *in_flight > 24);
+        let deeper = |change: &Recommendation| matches!(change, Recommendation::DeeperQueue(queue) if queue.in_flight > 24);
         assert!(deeper(&found.recommendations[0]), "{:?}", found.recommendations);
-        let larger = |change: &Recommendation| {
-            matches!(change, Recommendation::Limit(LimitRecommendation::LargerBlocks { .. }))
-        };
+        let larger =
+            |change: &Recommendation| matches!(change, Recommendation::LargerBlocks { .. });
         assert!(found.recommendations.iter().any(larger), "{:?}", found.recommendations);
     }
 }
@@ -125,11 +121,7 @@ fn experiment_c_is_above_formula() {
         // 200 GiB exceed 200 GB.
         assert_eq!(found.hypotheses.iter().any(reach), gb == 200);
         assert!(!found.causes.contains(&Cause::PageCache), "direct=1 was given");
-        assert!(
-            found
-                .recommendations
-                .contains(&Recommendation::Job(JobRecommendation::CheckConfiguration))
-        );
+        assert!(found.recommendations.contains(&Recommendation::CheckConfiguration));
         assert!(
             found.inconsistencies.iter().any(|touched| touched.id == "I19"),
             "of this very page"
@@ -168,10 +160,7 @@ fn job_circumstances_are_causes() {
     };
     let found = judged("gcp-2019", A_2019, &base);
     assert_eq!((found.verdict, found.bottleneck), (JudgmentVerdict::Below, Bottleneck::Job));
-    assert_eq!(
-        found.recommendations[0],
-        Recommendation::Job(JobRecommendation::NoThrottle { by: "rate_iops".to_owned() })
-    );
+    assert_eq!(found.recommendations[0], Recommendation::NoThrottle { by: "rate_iops".to_owned() });
 
     let one = MeasuredRun {
         read: part(600.0, 4096.0, 1.66),
@@ -185,24 +174,19 @@ fn job_circumstances_are_causes() {
         (found.verdict, found.bottleneck),
         (JudgmentVerdict::AsPredicted, Bottleneck::Latency)
     );
-    assert_eq!(
-        found.recommendations[0],
-        Recommendation::Job(JobRecommendation::AsynchronousEngine)
-    );
-    assert!(
-        found.recommendations.contains(&Recommendation::Job(JobRecommendation::StreamsWithOffsets))
-    );
+    assert_eq!(found.recommendations[0], Recommendation::AsynchronousEngine);
+    assert!(found.recommendations.contains(&Recommendation::StreamsWithOffsets));
 
     let streams = MeasuredRun { jobs: 4, in_flight: Some(4), same_offsets: true, ..one.clone() };
     let found = judged("gcp-2019", A_2019, &streams);
-    assert!(found.recommendations.contains(&Recommendation::Job(JobRecommendation::OwnOffsets)));
+    assert!(found.recommendations.contains(&Recommendation::OwnOffsets));
 
     let cached = MeasuredRun { read: part(50_000.0, 4096.0, 0.02), cached: true, ..one };
     let found = judged("gcp-2019", A_2019, &cached);
     assert_eq!((found.verdict, found.bottleneck), (JudgmentVerdict::Above, Bottleneck::Limit));
     assert!(found.causes.contains(&Cause::PageCache));
     assert!(found.causes.iter().any(|finding| matches!(finding, Cause::Memory { .. })));
-    assert_eq!(found.recommendations[0], Recommendation::Job(JobRecommendation::DirectIo));
+    assert_eq!(found.recommendations[0], Recommendation::DirectIo);
 }
 
 #[test]
@@ -216,17 +200,11 @@ fn cpu_and_other_traffic_are_causes() {
     };
     let found = judged("gcp-2019", A_2019, &busy);
     assert_eq!(found.bottleneck, Bottleneck::Cpu);
-    assert_eq!(
-        found.recommendations[0],
-        Recommendation::Job(JobRecommendation::MoreJobs { jobs: 2 })
-    );
+    assert_eq!(found.recommendations[0], Recommendation::MoreJobs { jobs: 2 });
     let all = MeasuredRun { cpus: 7.9, ..busy };
     let found = judged("gcp-2019", A_2019, &all);
     assert!(
-        matches!(
-            found.recommendations[0],
-            Recommendation::Limit(LimitRecommendation::MoreCpus { vcpus: 14 })
-        ),
+        matches!(found.recommendations[0], Recommendation::MoreCpus { vcpus: 14 }),
         "{found:?}"
     );
 

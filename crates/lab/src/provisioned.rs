@@ -57,15 +57,11 @@ pub struct DiskProduct<'a> {
 
 impl DiskProduct<'_> {
     /// The disk of this size, rounded to the whole GB that clouds sell.
-    ///
-    /// # Errors
-    /// A disk type or machine type that is not in the catalogue.
     pub(crate) fn of_size(&self, bytes: u64) -> Result<DiskConfiguration, Error> {
         let bytes = (bytes as f64 / GB as f64).round().max(1.0) as u64 * GB;
         DiskConfiguration::new(self.catalogue, &self.disk_type, bytes, &self.machine).map_err(usage)
     }
 
-    /// Predicted reads of 4 KiB per second.
     fn predicted(&self, bytes: u64) -> Result<f64, Error> {
         let found = self.catalogue.predict(&self.of_size(bytes)?, &Workload::random(4096, 100));
         Ok(found.map_err(usage)?.allowed.iops)
@@ -98,14 +94,8 @@ pub(crate) fn usage(error: PlanError) -> Error {
 
 #[derive(Clone, Debug)]
 pub enum ProvisionedBed<'a> {
-    /// The published disks, emulated.
     Emulated,
-    Given {
-        targets: BedTargets,
-        /// Devices or served volumes.
-        disks: Vec<BenchTarget>,
-        product: DiskProduct<'a>,
-    },
+    Given { targets: BedTargets, disks: Vec<BenchTarget>, product: DiskProduct<'a> },
 }
 
 /// IOPS, judged against the planner's prediction.
@@ -147,7 +137,6 @@ pub struct ProvisionedSummary {
     pub caveats: Vec<String>,
 }
 
-/// Prepared disks, with the server of emulated ones.
 struct Prepared<'a> {
     targets: BedTargets,
     disks: Vec<(BenchTarget, u64)>,
@@ -249,7 +238,6 @@ fn emulated<'a>(
     })
 }
 
-/// Whether this machine has a fio with an NBD engine.
 fn fio_has_nbd(interrupt: &Interrupt) -> Result<bool, Error> {
     match Fio::find(interrupt) {
         Ok(fio) => Ok(fio.has_engine("nbd", interrupt)?),
@@ -271,9 +259,6 @@ fn volume(gb: u64) -> String {
 }
 
 /// Targets of one disk each, with their sizes in bytes.
-///
-/// # Errors
-/// A target of several disks, or a disk that does not exist: none is created here.
 pub(crate) fn sizes(
     generator: &Generator,
     targets: &[BenchTarget],

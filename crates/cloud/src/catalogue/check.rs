@@ -10,7 +10,6 @@ use super::model::{Catalogue, SourceKeys, VmRow, VmTable};
 use super::select::{CountRange, NamePattern};
 use crate::input::listed;
 
-/// The supported version of the format.
 pub(crate) const FORMAT: u32 = 1;
 
 /// One step of the path to a value.
@@ -23,7 +22,12 @@ pub(super) enum PathStep {
 /// Path, message and help of a mistake.
 type CatalogueMistake = (Vec<PathStep>, String, String);
 
-/// Checks a catalogue parsed from `text`.
+type Checked = Result<(), CatalogueMistake>;
+
+fn mistake(path: Vec<PathStep>, message: impl Into<String>, help: impl Into<String>) -> Checked {
+    Err((path, message.into(), help.into()))
+}
+
 pub(super) fn check(
     catalogue: &Catalogue,
     document: &Document<&str>,
@@ -45,7 +49,6 @@ pub(super) fn check(
     meaning.map_err(|(path, message, help)| at(offset_of(document, &path), message, help))
 }
 
-/// Visitor of every key and number.
 struct Walk {
     words: UnitWords,
     found: Option<(Option<usize>, String, String)>,
@@ -78,8 +81,8 @@ impl Walk {
             _ => true,
         };
         if !good {
-            let help = "write a number from 0, and leave out what is not known".to_owned();
-            self.report(value.span(), "a negative or endless number".to_owned(), help);
+            let help = "write a number from 0, and leave out what is not known";
+            self.report(value.span(), "a negative or endless number".to_owned(), help.to_owned());
         }
     }
 
@@ -88,7 +91,6 @@ impl Walk {
     }
 }
 
-/// Byte offset of a value, or of its nearest container.
 fn offset_of(document: &Document<&str>, path: &[PathStep]) -> Option<usize> {
     let mut item = document.as_item();
     let mut offset = None;
@@ -107,7 +109,6 @@ fn offset_of(document: &Document<&str>, path: &[PathStep]) -> Option<usize> {
     offset
 }
 
-/// The path to a value below `here`.
 fn below(here: &[PathStep], step: impl Into<PathStep>) -> Vec<PathStep> {
     here.iter().cloned().chain([step.into()]).collect()
 }
@@ -128,10 +129,10 @@ impl From<usize> for PathStep {
     }
 }
 
-fn meaning(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn meaning(catalogue: &Catalogue) -> Checked {
     if catalogue.format != FORMAT {
         let message = format!("format {} is unknown", catalogue.format);
-        return Err((path!["format"], message, format!("write format = {FORMAT}")));
+        return mistake(path!["format"], message, format!("write format = {FORMAT}"));
     }
     units(catalogue)?;
     types(catalogue)?;
@@ -141,24 +142,24 @@ fn meaning(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
     }
     for (index, table) in catalogue.per_count.iter().enumerate() {
         let here = path!["per_count", index];
-        known_type(catalogue, &here, "type", &table.kind)?;
+        known(&catalogue.types, "type", &here, "type", &table.kind)?;
         known_sources(catalogue, &here, &table.source)?;
     }
     rules(catalogue)?;
     for (index, price) in catalogue.prices.iter().enumerate() {
         let here = path!["price", index];
-        known_type(catalogue, &here, "type", &price.kind)?;
+        known(&catalogue.types, "type", &here, "type", &price.kind)?;
         known_sources(catalogue, &here, &price.source)?;
     }
     for (index, observation) in catalogue.observations.iter().enumerate() {
         let here = path!["observation", index];
-        known_type(catalogue, &here, "type", &observation.kind)?;
+        known(&catalogue.types, "type", &here, "type", &observation.kind)?;
         known_sources(catalogue, &here, &observation.source)?;
     }
     references(catalogue)
 }
 
-fn units(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn units(catalogue: &Catalogue) -> Checked {
     let units = &catalogue.units;
     for (key, bytes) in [
         ("size_bytes", units.size_bytes),
@@ -166,21 +167,17 @@ fn units(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
         ("blocks_per_throughput", units.blocks_per_throughput),
     ] {
         if !(1..=1 << 40).contains(&bytes) {
-            let help = "write a whole number from 1 to 2^40".to_owned();
-            return Err((path!["units", key], format!("{key} = {bytes} is no unit"), help));
+            let help = "write a whole number from 1 to 2^40";
+            return mistake(path!["units", key], format!("{key} = {bytes} is no unit"), help);
         }
     }
     Ok(())
 }
 
-fn known_sources(
-    catalogue: &Catalogue,
-    here: &[PathStep],
-    sources: &SourceKeys,
-) -> Result<(), CatalogueMistake> {
+fn known_sources(catalogue: &Catalogue, here: &[PathStep], sources: &SourceKeys) -> Checked {
     if sources.is_empty() {
-        let help = "write source = [\"KEY\"] with keys of [source.KEY] tables".to_owned();
-        return Err((below(here, "source"), "no source is named".to_owned(), help));
+        let help = "write source = [\"KEY\"] with keys of [source.KEY] tables";
+        return mistake(below(here, "source"), "no source is named", help);
     }
     sources.iter().try_for_each(|key| known(&catalogue.sources, "source", here, "source", key))
 }
@@ -192,34 +189,16 @@ fn known<T>(
     here: &[PathStep],
     key: &str,
     name: &str,
-) -> Result<(), CatalogueMistake> {
+) -> Checked {
     if tables.contains_key(name) {
         return Ok(());
     }
     let message = format!("no table [{kind}.{}]", shown(name));
     let names = listed(tables.keys().map(String::as_str));
-    Err((below(here, key), message, format!("add it, or write one of {names}")))
+    mistake(below(here, key), message, format!("add it, or write one of {names}"))
 }
 
-fn known_type(
-    catalogue: &Catalogue,
-    here: &[PathStep],
-    key: &str,
-    name: &str,
-) -> Result<(), CatalogueMistake> {
-    known(&catalogue.types, "type", here, key, name)
-}
-
-fn known_family(
-    all: &Catalogue,
-    here: &[PathStep],
-    key: &str,
-    name: &str,
-) -> Result<(), CatalogueMistake> {
-    known(&all.families, "family", here, key, name)
-}
-
-fn types(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn types(catalogue: &Catalogue) -> Checked {
     for (name, disk) in &catalogue.types {
         let here = path!["type", name.as_str()];
         known_sources(catalogue, &here, &disk.source)?;
@@ -237,31 +216,37 @@ fn types(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
         if let (Some(min), Some(max)) = (disk.size_gb_min, disk.size_gb_max)
             && min > max
         {
-            let help = "write the smaller one as the smallest".to_owned();
+            let help = "write the smaller one as the smallest";
             let message = format!("[type.{name}]: the smallest size exceeds the largest");
-            return Err((here, message, help));
+            return mistake(here, message, help);
         }
         if let Some(queue) = &disk.queue
             && (queue.iops_per_io_low <= 0.0
                 || queue.iops_per_io_high.is_some_and(|high| high < queue.iops_per_io_low))
         {
             let path = path!["type", name.as_str(), "queue", "iops_per_io_low"];
-            let help = "write a number above 0 and not above iops_per_io_high".to_owned();
-            return Err((path, "iops_per_io_low is out of order".to_owned(), help));
+            let help = "write a number above 0 and not above iops_per_io_high";
+            return mistake(path, "iops_per_io_low is out of order", help);
         }
         for family in disk.provisioned.iter().flat_map(|part| part.vcpus_min.keys()) {
-            known_family(catalogue, &below(&here, "provisioned"), "vcpus_min", family)?;
+            known(
+                &catalogue.families,
+                "family",
+                &below(&here, "provisioned"),
+                "vcpus_min",
+                family,
+            )?;
         }
     }
     Ok(())
 }
 
-fn families(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn families(catalogue: &Catalogue) -> Checked {
     for (name, family) in &catalogue.families {
         let here = path!["family", name.as_str()];
         known_sources(catalogue, &here, &family.source)?;
         for kind in family.disks.keys() {
-            known_type(catalogue, &here, "disks", kind)?;
+            known(&catalogue.types, "type", &here, "disks", kind)?;
         }
         let rows = family.egress.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref()));
         selectors(&below(&here, "egress"), rows)?;
@@ -273,7 +258,7 @@ fn families(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
 fn selectors<'a>(
     here: &[PathStep],
     rows: impl Iterator<Item = (Option<&'a CountRange>, Option<&'a NamePattern>)>,
-) -> Result<(), CatalogueMistake> {
+) -> Checked {
     let mut ranges: Vec<&CountRange> = Vec::new();
     let mut names = BTreeSet::new();
     for (index, (range, machine)) in rows.enumerate() {
@@ -282,35 +267,35 @@ fn selectors<'a>(
             (Some(range), None) => {
                 if let Some(other) = ranges.iter().find(|other| other.overlaps(range)) {
                     let message = format!("vcpus \"{range}\" overlaps \"{other}\" of a row above");
-                    let help = "write rows that share no number of vCPUs".to_owned();
-                    return Err((path, message, help));
+                    let help = "write rows that share no number of vCPUs";
+                    return mistake(path, message, help);
                 }
                 ranges.push(range);
             }
             (None, Some(machine)) => {
                 if !names.insert(machine.0.as_str()) {
                     let message = format!("a second row for \"{}\"", shown(&machine.0));
-                    return Err((path, message, "write one row for each machine".to_owned()));
+                    return mistake(path, message, "write one row for each machine");
                 }
             }
             _ => {
-                let message = "a row is for vCPUs or for a machine".to_owned();
-                let help = "write either vcpus = \"2-7\" or machine = \"NAME\"".to_owned();
-                return Err((path, message, help));
+                let message = "a row is for vCPUs or for a machine";
+                let help = "write either vcpus = \"2-7\" or machine = \"NAME\"";
+                return mistake(path, message, help);
             }
         }
     }
     Ok(())
 }
 
-fn per_vm(catalogue: &Catalogue, index: usize, table: &VmTable) -> Result<(), CatalogueMistake> {
+fn per_vm(catalogue: &Catalogue, index: usize, table: &VmTable) -> Checked {
     let here = path!["per_vm", index];
     known_sources(catalogue, &here, &table.source)?;
     for kind in &table.types {
-        known_type(catalogue, &here, "types", kind)?;
+        known(&catalogue.types, "type", &here, "types", kind)?;
     }
     for family in table.families.iter().filter(|family| *family != "*") {
-        known_family(catalogue, &here, "families", family)?;
+        known(&catalogue.families, "family", &here, "families", family)?;
     }
     let rows_path = below(&here, "rows");
     selectors(&rows_path, table.rows.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref())))?;
@@ -325,20 +310,20 @@ fn per_vm(catalogue: &Catalogue, index: usize, table: &VmTable) -> Result<(), Ca
             let first = other_index + 1;
             let message =
                 format!("a second table for {kind} on {family}; table {first} is the first");
-            return Err((here, message, "join the rows of the two".to_owned()));
+            return mistake(here, message, "join the rows of the two");
         }
     }
     Ok(())
 }
 
-fn vm_row(catalogue: &Catalogue, path: Vec<PathStep>, row: &VmRow) -> Result<(), CatalogueMistake> {
+fn vm_row(catalogue: &Catalogue, path: Vec<PathStep>, row: &VmRow) -> Checked {
     let together = row.iops.is_some() || row.mb_per_s.is_some();
     let apart = [row.read_iops, row.write_iops, row.read_mb_per_s, row.write_mb_per_s];
     let apart = apart.iter().any(Option::is_some);
     if together == apart {
-        let message = "a row limits reads and writes together, or each".to_owned();
-        let help = "write iops and throughput, or read_ and write_ of both".to_owned();
-        return Err((path, message, help));
+        let message = "a row limits reads and writes together, or each";
+        let help = "write iops and throughput, or read_ and write_ of both";
+        return mistake(path, message, help);
     }
     match &row.source {
         Some(sources) => known_sources(catalogue, &path, sources),
@@ -346,7 +331,7 @@ fn vm_row(catalogue: &Catalogue, path: Vec<PathStep>, row: &VmRow) -> Result<(),
     }
 }
 
-fn rules(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn rules(catalogue: &Catalogue) -> Checked {
     if let Some(egress) = &catalogue.egress {
         let here = path!["egress"];
         known_sources(catalogue, &here, &egress.source)?;
@@ -357,54 +342,54 @@ fn rules(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
             ("throughput_bytes", egress.throughput_bytes as f64),
         ] {
             if value <= 0.0 {
-                let help = "write a number above 0".to_owned();
-                return Err((path!["egress", key], format!("{key} = {value}"), help));
+                let help = "write a number above 0";
+                return mistake(path!["egress", key], format!("{key} = {value}"), help);
             }
         }
         if egress.disk_share > 1.0 {
             let message = format!("disk_share = {}", egress.disk_share);
-            let help = "write a part: 0 to 1".to_owned();
-            return Err((path!["egress", "disk_share"], message, help));
+            let help = "write a part: 0 to 1";
+            return mistake(path!["egress", "disk_share"], message, help);
         }
     }
     if let Some(cpu) = &catalogue.cpu {
         let here = path!["cpu"];
         known_sources(catalogue, &here, &cpu.source)?;
         for kind in &cpu.types {
-            known_type(catalogue, &here, "types", kind)?;
+            known(&catalogue.types, "type", &here, "types", kind)?;
         }
     }
     Ok(())
 }
 
-fn references(catalogue: &Catalogue) -> Result<(), CatalogueMistake> {
+fn references(catalogue: &Catalogue) -> Checked {
     let mut ids = BTreeSet::new();
     for (index, inconsistency) in catalogue.inconsistencies.iter().enumerate() {
         let here = path!["inconsistency", index];
         if !ids.insert(&inconsistency.id) {
             let message = format!("a second inconsistency {}", shown(&inconsistency.id));
-            return Err((here, message, "give each its own id".to_owned()));
+            return mistake(here, message, "give each its own id");
         }
         let here = below(&here, "touches");
         if let Some(touches) = &inconsistency.touches {
             for kind in touches.types.iter().flatten() {
-                known_type(catalogue, &here, "types", kind)?;
+                known(&catalogue.types, "type", &here, "types", kind)?;
             }
             for family in touches.families.iter().flatten() {
-                known_family(catalogue, &here, "families", family)?;
+                known(&catalogue.families, "family", &here, "families", family)?;
             }
         }
     }
     for (index, table) in catalogue.page_tables.iter().enumerate() {
         let here = path!["page_table", index];
         for kind in &table.types {
-            known_type(catalogue, &here, "types", kind)?;
+            known(&catalogue.types, "type", &here, "types", kind)?;
         }
         if let Some(kind) = &table.kind {
-            known_type(catalogue, &here, "type", kind)?;
+            known(&catalogue.types, "type", &here, "type", kind)?;
         }
         if let Some(family) = &table.family {
-            known_family(catalogue, &here, "family", family)?;
+            known(&catalogue.families, "family", &here, "family", family)?;
         }
     }
     Ok(())

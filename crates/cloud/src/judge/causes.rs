@@ -6,104 +6,36 @@ use crate::catalogue::LimitKind;
 use crate::input::AccessOrder;
 use crate::judge::{Bottleneck, Case, JudgmentVerdict};
 use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
-use crate::prediction::{Dimension, LimitRecommendation, PredictedLimit};
+use crate::prediction::{Dimension, PredictedLimit, Recommendation};
 
+/// A cause or a hypothesis; `Display` explains each. A `utilization` of 1 is all of the limit, `times` is
+/// the measured rate as a multiple of the limit, and `extra_us` is latency above the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "kebab-case")]
 pub enum Cause {
-    /// An enforced limit is reached.
-    AtLimit {
-        kind: LimitKind,
-        /// Utilization of the limit; 1 is all of it.
-        utilization: f64,
-        explanation: String,
-    },
-    /// The measurement exceeds a limit.
-    BeyondLimit {
-        kind: LimitKind,
-        /// Measured rate as a multiple of the limit.
-        times: f64,
-        iops: f64,
-        explanation: String,
-    },
-    /// Latency and I/Os in flight determine the rate (Little's law).
-    Latency {
-        in_flight: f64,
-        latency_us: f64,
-        iops: f64,
-        allowed_iops: f64,
-    },
-    /// The latency matches the queue depth rule.
+    AtLimit { kind: LimitKind, utilization: f64, explanation: String },
+    BeyondLimit { kind: LimitKind, times: f64, iops: f64, explanation: String },
+    Latency { in_flight: f64, latency_us: f64, iops: f64, allowed_iops: f64 },
     MatchesRule(RuleLatency),
-    /// The latency is longer than the rule's.
     SlowerThanRule(RuleLatency),
-    /// The latency is shorter than the rule's.
     FasterThanRule(RuleLatency),
-    /// No source has a latency rule for the type.
-    NoRule {
-        latency_us: f64,
-    },
-    /// Fewer I/Os were in flight than the queue depth.
-    QueueNotFull {
-        in_flight: f64,
-        requested: u64,
-    },
-    /// The job was throttled deliberately.
-    Throttled {
-        by: String,
-    },
+    NoRule { latency_us: f64 },
+    QueueNotFull { in_flight: f64, requested: u64 },
+    Throttled { by: String },
     Flushed,
-    /// An I/O engine that runs one I/O at a time despite the requested depth.
-    OneAtATime {
-        engine: String,
-    },
-    /// The I/O went through the page cache.
+    OneAtATime { engine: String },
     PageCache,
-    /// A job saturated its CPU.
-    BusyJob {
-        percent: f64,
-    },
-    /// The jobs saturated the machine's CPUs.
-    BusyMachine {
-        cpus: f64,
-        vcpus: u32,
-    },
-    /// The jobs used the same offsets.
+    BusyJob { percent: f64 },
+    BusyMachine { cpus: f64, vcpus: u32 },
     SameOffsets,
-    /// Answers were faster than a disk of this type.
-    Memory {
-        latency_us: f64,
-        best_us: f64,
-    },
-    /// The run was short enough to be a burst.
-    Burst {
-        seconds: f64,
-    },
-    /// Reads that the disk may not have served, from a cache or of unwritten blocks.
+    Memory { latency_us: f64, best_us: f64 },
+    Burst { seconds: f64 },
     EasyReads,
-    /// Another disk size would be allowed this rate.
-    OtherSize {
-        size: f64,
-        unit: &'static str,
-    },
-    /// More was bought than given, or the type or machine differs.
+    OtherSize { size: f64, unit: &'static str },
     OtherConfiguration,
-    /// The job accessed offsets beyond the given disk size.
-    BeyondEnd {
-        reach_bytes: u64,
-        /// Total bytes of the given disks.
-        size_bytes: u64,
-    },
-    /// Other egress of the machine that was not given would explain the rate.
-    OtherTraffic {
-        gbit_per_s: f64,
-    },
-    /// Something in the path adds latency: a mirror, a log, a file system, encryption.
-    SlowPath {
-        /// Added latency of each I/O, in µs, above the model.
-        extra_us: f64,
-    },
-    /// Other load on the disks or the machine.
+    BeyondEnd { reach_bytes: u64, size_bytes: u64 },
+    OtherTraffic { gbit_per_s: f64 },
+    SlowPath { extra_us: f64 },
     OtherLoad,
 }
 
@@ -196,7 +128,6 @@ impl Case<'_, '_> {
         })
     }
 
-    /// Relevant circumstances of the measurement.
     fn of_job(&self, bottleneck: Bottleneck) -> Vec<Cause> {
         let measured = self.measured;
         let mut out = Vec::new();
@@ -256,13 +187,11 @@ impl Case<'_, '_> {
         })?;
         let recommendations = self.recommender().of(cap, self.iops);
         // A type without more at any size is the wrong type.
-        if recommendations.contains(&LimitRecommendation::OtherType) {
+        if recommendations.contains(&Recommendation::OtherType) {
             return None;
         }
         recommendations.into_iter().find_map(|recommendation| match recommendation {
-            LimitRecommendation::LargerVolume { size, unit } => {
-                Some(Cause::OtherSize { size, unit })
-            }
+            Recommendation::LargerVolume { size, unit } => Some(Cause::OtherSize { size, unit }),
             _ => None,
         })
     }
@@ -296,7 +225,6 @@ impl Case<'_, '_> {
         (below && gbit - left > own).then_some(Cause::OtherTraffic { gbit_per_s: gbit - left })
     }
 
-    /// Whether the I/O was one sequential stream.
     pub(super) fn is_one_stream(&self) -> bool {
         self.measured.access == AccessOrder::Sequential && self.measured.jobs == 1
     }

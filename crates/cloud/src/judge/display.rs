@@ -5,7 +5,7 @@ use std::fmt;
 use flagstone_units::grouped;
 
 use crate::judge::causes::RuleLatency;
-use crate::judge::{Bottleneck, Cause, JobRecommendation, JudgmentVerdict, Recommendation};
+use crate::judge::{Bottleneck, Cause, JudgmentVerdict};
 
 impl fmt::Display for JudgmentVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,50 +146,6 @@ impl fmt::Display for Cause {
                 latency_text(*extra_us)
             ),
             OtherLoad => f.write_str("other load on the disk or the machine"),
-        }
-    }
-}
-
-impl fmt::Display for Recommendation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Recommendation::Limit(recommendation) => recommendation.fmt(f),
-            Recommendation::Job(change) => change.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for JobRecommendation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use JobRecommendation::*;
-        match self {
-            DeeperQueue { in_flight, iops } => write!(
-                f,
-                "deeper queue: {} in flight give {} IOPS at the same latency",
-                grouped(*in_flight as f64, 0),
-                grouped(*iops, 0)
-            ),
-            AsynchronousEngine => {
-                f.write_str("an engine that keeps many in flight, such as io_uring or libaio")
-            }
-            MoreJobs { jobs } => {
-                write!(f, "more jobs: {jobs}, each on a separate CPU")
-            }
-            StreamsWithOffsets => {
-                f.write_str("several streams: more sequential jobs, each with its own offset")
-            }
-            OwnOffsets => f.write_str("a separate offset for each job, such as offset_increment"),
-            DirectIo => f.write_str("direct=1, to bypass the page cache"),
-            NoThrottle { by } => write!(f, "a run without {by}"),
-            FewerFlushes => f.write_str("fewer flushes, or more jobs"),
-            LongerRun { seconds } => {
-                write!(f, "check: run for {} s or more, and look at the end", grouped(*seconds, 0))
-            }
-            WriteFirst => f.write_str("check: write the whole range before reading it"),
-            CheckConfiguration => {
-                f.write_str("check: look up the type, size and machine, and give them here")
-            }
-            ShorterPath => f.write_str("find the latency in the path: measure the disk directly"),
         }
     }
 }

@@ -16,7 +16,6 @@ mod utilization;
 pub use causes::{Cause, RuleLatency};
 pub use display::{count_text, latency_text};
 pub use measured::{MeasuredRates, MeasuredRun};
-pub use recommendations::{JobRecommendation, Recommendation};
 
 use serde::Serialize;
 
@@ -28,7 +27,7 @@ use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::predict::rates;
-use crate::prediction::{PredictedLimit, Rates, SourceUse};
+use crate::prediction::{PredictedLimit, Rates, Recommendation, SourceUse};
 use crate::recommendation::Recommender;
 use utilization::MeasuredLoad;
 
@@ -38,11 +37,8 @@ const SAME: f64 = 1e-6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JudgmentVerdict {
-    /// Within the predicted range and the tolerance.
     AsPredicted,
-    /// Above the predicted maximum.
     Above,
-    /// Below the predicted minimum.
     Below,
 }
 
@@ -126,7 +122,6 @@ pub struct Judgment {
     pub notes: Vec<String>,
 }
 
-/// Inputs and intermediate results of a judgment.
 struct Case<'c, 'a> {
     placement: &'c Placement<'a>,
     demand: &'c Demand,
@@ -136,7 +131,6 @@ struct Case<'c, 'a> {
     hard: &'c [Cap<'a>],
     load: &'c MeasuredLoad,
     iops: f64,
-    /// Utilization of all limits together.
     utilization: f64,
     latency_us: Option<f64>,
     in_flight: Option<f64>,
@@ -145,7 +139,6 @@ struct Case<'c, 'a> {
 }
 
 impl Case<'_, '_> {
-    /// Allowed IOPS of this mix.
     fn allowed(&self) -> f64 {
         self.iops / self.utilization
     }
@@ -275,7 +268,6 @@ impl Case<'_, '_> {
         }
     }
 
-    /// Predicted minimum and maximum of IOPS.
     fn predicted(&self) -> (f64, f64) {
         let soft = |figure, cpu: bool| {
             let caps = self.placement.soft_caps(self.workload, figure);

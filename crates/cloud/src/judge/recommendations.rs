@@ -1,58 +1,10 @@
 //! Recommendations.
 
-use serde::Serialize;
-
 use crate::judge::{Bottleneck, Case, JudgmentVerdict, LimitUtilization};
 use crate::limits::{BURST_SECONDS, MAX_BLOCK_BYTES, MAX_DEPTH};
-use crate::prediction::{Dimension, LimitRecommendation};
-
-/// A recommendation: a change of the configuration, or of its use.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Recommendation {
-    Limit(LimitRecommendation),
-    Job(JobRecommendation),
-}
-
-/// A change of the job or of the measurement.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "action", rename_all = "kebab-case")]
-pub enum JobRecommendation {
-    /// More I/Os in flight, over all jobs.
-    DeeperQueue {
-        in_flight: u64,
-        /// Resulting IOPS at the measured latency.
-        iops: f64,
-    },
-    /// An I/O engine that keeps several I/Os in flight.
-    AsynchronousEngine,
-    /// More jobs, each on its own CPU.
-    MoreJobs {
-        jobs: u64,
-    },
-    /// Several sequential streams, each at its own offset.
-    StreamsWithOffsets,
-    /// Separate offsets for the existing streams.
-    OwnOffsets,
-    DirectIo,
-    NoThrottle {
-        by: String,
-    },
-    /// Fewer flushes between writes.
-    FewerFlushes,
-    LongerRun {
-        seconds: f64,
-    },
-    /// Write the whole range before reading it.
-    WriteFirst,
-    /// Look up the type, size and machine of the disk.
-    CheckConfiguration,
-    /// Find and remove the added latency in the path.
-    ShorterPath,
-}
+use crate::prediction::{DeeperQueue, Dimension, Recommendation};
 
 impl Case<'_, '_> {
-    /// Recommendations, the most direct first.
     pub(super) fn recommendations(
         &self,
         verdict: JudgmentVerdict,
@@ -67,10 +19,8 @@ impl Case<'_, '_> {
             (_, Bottleneck::Job) => self.against_idleness(),
             (_, Bottleneck::NotKnown) => Vec::new(),
         };
-        let same_offsets = self.measured.same_offsets.then_some(JobRecommendation::OwnOffsets);
-        out.extend(same_offsets.map(Recommendation::Job));
-        let direct =
-            self.measured.cached.then_some(Recommendation::Job(JobRecommendation::DirectIo));
+        out.extend(self.measured.same_offsets.then_some(Recommendation::OwnOffsets));
+        let direct = self.measured.cached.then_some(Recommendation::DirectIo);
         out.extend(direct.filter(|change| !out.contains(change)));
         out
     }
@@ -78,41 +28,44 @@ impl Case<'_, '_> {
     /// A measurement above the limits: checks that it is sustained.
     fn to_be_sure(&self) -> Vec<Recommendation> {
         let mut out = Vec::new();
-        out.extend(self.measured.cached.then_some(JobRecommendation::DirectIo));
+        out.extend(self.measured.cached.then_some(Recommendation::DirectIo));
         let short = self.measured.seconds < BURST_SECONDS;
-        out.extend(short.then_some(JobRecommendation::LongerRun { seconds: BURST_SECONDS }));
-        out.extend((self.mix.read > 0.0).then_some(JobRecommendation::WriteFirst));
-        out.push(JobRecommendation::CheckConfiguration);
-        out.into_iter().map(Recommendation::Job).collect()
+        out.extend(short.then_some(Recommendation::LongerRun { seconds: BURST_SECONDS }));
+        out.extend((self.mix.read > 0.0).then_some(Recommendation::WriteFirst));
+        out.push(Recommendation::CheckConfiguration);
+        out
     }
 
     fn against_latency(&self, verdict: JudgmentVerdict) -> Vec<Recommendation> {
         let mut out = Vec::new();
         let engine = self.measured.one_at_a_time.is_some();
-        out.extend(engine.then_some(Recommendation::Job(JobRecommendation::AsynchronousEngine)));
-        out.extend(self.deeper_queue().map(Recommendation::Job));
+        out.extend(engine.then_some(Recommendation::AsynchronousEngine));
+        out.extend(self.deeper_queue());
         if self.is_one_stream() {
-            out.push(Recommendation::Job(JobRecommendation::StreamsWithOffsets));
+            out.push(Recommendation::StreamsWithOffsets);
         }
-        out.extend(self.larger_blocks().map(Recommendation::Limit));
+        out.extend(self.larger_blocks());
         let slow = verdict == JudgmentVerdict::Below;
-        out.extend(slow.then_some(Recommendation::Job(JobRecommendation::ShorterPath)));
+        out.extend(slow.then_some(Recommendation::ShorterPath));
         let flushes = self.measured.flushed && self.mix.write > 0.0;
-        out.extend(flushes.then_some(Recommendation::Job(JobRecommendation::FewerFlushes)));
+        out.extend(flushes.then_some(Recommendation::FewerFlushes));
         out
     }
 
     /// Queue depth that reaches the allowed rate at the measured latency.
-    fn deeper_queue(&self) -> Option<JobRecommendation> {
+    fn deeper_queue(&self) -> Option<Recommendation> {
         let latency_us = self.latency_us?;
         let iops = self.allowed();
         let in_flight = (iops * latency_us / 1e6 * (1.0 - 1e-9)).ceil();
         let can = in_flight >= 1.0 && in_flight <= f64::from(MAX_DEPTH);
-        can.then_some(JobRecommendation::DeeperQueue { in_flight: in_flight as u64, iops })
+        can.then_some(Recommendation::DeeperQueue(DeeperQueue {
+            in_flight: in_flight as u64,
+            iops: Some(iops),
+        }))
     }
 
     /// Block size with which the same IOPS use the whole throughput.
-    fn larger_blocks(&self) -> Option<LimitRecommendation> {
+    fn larger_blocks(&self) -> Option<Recommendation> {
         let utilization = self.load.utilization_in(Dimension::Throughput, self.hard);
         let bytes = self.workload.block_bytes as f64 / utilization;
         let bytes = (bytes.min(MAX_BLOCK_BYTES as f64) / 512.0).floor() as u64 * 512;
@@ -120,7 +73,7 @@ impl Case<'_, '_> {
         let whole = 1 << bytes.max(1).ilog2();
         let bytes = if whole > self.workload.block_bytes { whole } else { bytes };
         (utilization > 0.0 && bytes > self.workload.block_bytes)
-            .then_some(LimitRecommendation::LargerBlocks { bytes })
+            .then_some(Recommendation::LargerBlocks { bytes })
     }
 
     fn against_cpu(&self) -> Vec<Recommendation> {
@@ -128,27 +81,27 @@ impl Case<'_, '_> {
         let mut out = Vec::new();
         if let Some(vcpus) = self.placement.machine.vcpus.filter(|_| self.machine_is_busy()) {
             let vcpus = (f64::from(vcpus) * factor).ceil() as u32;
-            out.push(Recommendation::Limit(LimitRecommendation::MoreCpus { vcpus }));
+            out.push(Recommendation::MoreCpus { vcpus });
         } else {
             let jobs = (f64::from(self.measured.jobs) * factor).ceil() as u64;
-            out.push(Recommendation::Job(JobRecommendation::MoreJobs { jobs }));
+            out.push(Recommendation::MoreJobs { jobs });
         }
-        out.extend(self.larger_blocks().map(Recommendation::Limit));
+        out.extend(self.larger_blocks());
         out
     }
 
     fn against_idleness(&self) -> Vec<Recommendation> {
         let measured = self.measured;
         let mut out = Vec::new();
-        out.extend(measured.throttled_by.clone().map(|by| JobRecommendation::NoThrottle { by }));
-        out.extend(measured.cached.then_some(JobRecommendation::DirectIo));
+        out.extend(measured.throttled_by.clone().map(|by| Recommendation::NoThrottle { by }));
+        out.extend(measured.cached.then_some(Recommendation::DirectIo));
         let flushes = measured.flushed && self.mix.write > 0.0;
-        out.extend(flushes.then_some(JobRecommendation::FewerFlushes));
+        out.extend(flushes.then_some(Recommendation::FewerFlushes));
         if out.is_empty() {
             // The cause is unknown, but several jobs are rarely all held back.
-            out.push(JobRecommendation::MoreJobs { jobs: 2 * u64::from(measured.jobs) });
+            out.push(Recommendation::MoreJobs { jobs: 2 * u64::from(measured.jobs) });
         }
-        out.into_iter().map(Recommendation::Job).collect()
+        out
     }
 }
 
@@ -156,9 +109,8 @@ impl Case<'_, '_> {
 fn recommendations(limits: &[LimitUtilization]) -> Vec<Recommendation> {
     let mut out: Vec<Recommendation> = Vec::new();
     for recommendation in limits.iter().flat_map(|limit| &limit.limit.recommendations) {
-        let change = Recommendation::Limit(recommendation.clone());
-        if !out.contains(&change) {
-            out.push(change);
+        if !out.contains(recommendation) {
+            out.push(recommendation.clone());
         }
     }
     out
