@@ -25,7 +25,6 @@ const PATIENCE_S: f64 = 10.0;
 /// Namespace of an address without one.
 const NAMESPACE_DEFAULT: u32 = 1;
 
-/// Driver of `nvme-tcp://` targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InitiatorChoice {
@@ -54,7 +53,6 @@ impl Default for Initiator {
 }
 
 impl Initiator {
-    /// The initiator of this machine.
     pub fn of_machine() -> Initiator {
         Initiator {
             nvme: "nvme".into(),
@@ -194,7 +192,6 @@ impl Initiator {
     }
 }
 
-/// Arguments of `nvme connect` for an address.
 fn connect_words(spec: &NvmeTcpSpec, ip: IpAddr) -> Vec<String> {
     let mut words = vec![
         "connect".to_owned(),
@@ -284,7 +281,6 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Path of the block device.
     pub fn device(&self) -> &Path {
         &self.device
     }

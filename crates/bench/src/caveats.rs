@@ -9,7 +9,6 @@ use crate::stats::coefficient_of_variation_percent;
 const NOISY_PERCENT: f64 = 10.0;
 /// CPU usage that may have limited a result, in %.
 const BUSY_PERCENT: f64 = 95.0;
-/// Upper bound of the names in a list.
 pub(crate) const LISTED: usize = 12;
 
 /// Caveats as sentences; empty if there are none.

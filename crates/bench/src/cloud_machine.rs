@@ -19,24 +19,21 @@ const ADDRESS: ([u8; 4], u16) = ([169, 254, 169, 254], 80);
 /// Chassis asset tag of every machine of Azure.
 const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
-/// Identification strings of the firmware.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Firmware<'a> {
-    /// `sys_vendor`.
     pub vendor: &'a str,
-    /// `product_name`.
     pub product: &'a str,
-    /// `chassis_asset_tag`.
     pub tag: &'a str,
 }
 
-/// Source of the machine type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source<'a> {
-    /// The firmware's product name is the machine type.
     Named(&'a str),
     /// The metadata server has it: the path, and the required header.
-    Asked { path: &'static str, header: &'static str },
+    Asked {
+        path: &'static str,
+        header: &'static str,
+    },
 }
 
 /// The machine type; none on unknown machines, or if the metadata server does not answer.

@@ -17,23 +17,18 @@ use crate::table::{Table, cell};
 /// Significance level: a smaller p-value counts as a difference.
 pub const SIGNIFICANT: f64 = 0.05;
 
-/// Metric that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComparedMetric {
-    /// Throughput in MB/s, 10^6 bytes.
     Throughput,
-    /// Requests per second.
     Iops,
     /// Mean latency in ms.
     Latency,
 }
 
 impl ComparedMetric {
-    /// All metrics.
     pub const ALL: [ComparedMetric; 3] =
         [ComparedMetric::Throughput, ComparedMetric::Iops, ComparedMetric::Latency];
 
-    /// Name with the unit.
     pub fn name(self) -> &'static str {
         match self {
             ComparedMetric::Throughput => "MB/s",
@@ -42,7 +37,6 @@ impl ComparedMetric {
         }
     }
 
-    /// Value of the metric in a result.
     pub fn of(self, record: &ResultRecord) -> f64 {
         match self {
             ComparedMetric::Throughput => record.mb_per_s,
@@ -60,12 +54,9 @@ impl ComparedMetric {
     }
 }
 
-/// Repetitions of one job on one target.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RepeatedFigure {
-    /// Values of the metric.
     pub values: Vec<f64>,
-    /// Median.
     pub median: f64,
     /// 95 % confidence interval of the median; from three repetitions on.
     pub interval: Option<ConfidenceInterval>,
@@ -95,14 +86,10 @@ impl RepeatedFigure {
     }
 }
 
-/// Result of the significance test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DifferenceVerdict {
-    /// A difference with this p-value.
     Differs(f64),
-    /// No significant difference.
     NotShown {
-        /// The p-value.
         p: f64,
         /// Difference, in % of the first, that these repetitions would show with a power of 80 %.
         shown_percent: Option<f64>,
@@ -145,7 +132,6 @@ pub struct Comparison {
     jobs: Vec<JobRow>,
 }
 
-/// A job with its results on each target.
 #[derive(Clone, Debug)]
 pub(crate) struct JobRow {
     pub(crate) job: String,
@@ -158,23 +144,19 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    /// Requests in flight of one disk's threads together.
     pub(crate) fn in_flight(&self) -> u64 {
         u64::from(self.depth) * u64::from(self.threads)
     }
 
-    /// Values of a metric of all repetitions on a target.
     pub(crate) fn values(&self, at: usize, figure: ComparedMetric) -> Vec<f64> {
         self.records[at].iter().map(|record| figure.of(record)).collect()
     }
 
-    /// Median of a metric on a target.
     pub(crate) fn median(&self, at: usize, figure: ComparedMetric) -> Option<f64> {
         median(&self.values(at, figure))
     }
 }
 
-/// Median of a figure of several results, where it is known.
 pub(crate) fn median_of(
     records: &[ResultRecord],
     pick: impl Fn(&ResultRecord) -> Option<f64>,
@@ -182,14 +164,10 @@ pub(crate) fn median_of(
     median(&records.iter().filter_map(pick).collect::<Vec<_>>())
 }
 
-/// A job that became slower than the baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slower {
-    /// The job.
     pub job: String,
-    /// The slower target.
     pub name: String,
-    /// The metric.
     pub figure: ComparedMetric,
     /// By how much, in % of the baseline's median.
     pub percent: f64,
@@ -269,7 +247,6 @@ impl Comparison {
         &self.provenances
     }
 
-    /// Jobs in order.
     pub(crate) fn rows(&self) -> &[JobRow] {
         &self.jobs
     }

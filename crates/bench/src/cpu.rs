@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of one CPU since boot, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticks {
     user: u64,
@@ -14,7 +13,6 @@ pub struct Ticks {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot(Vec<Ticks>);
 
-/// Usage of a CPU, in %.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuUse {
     /// In programs.
@@ -26,12 +24,10 @@ pub struct CpuUse {
 }
 
 impl CpuUse {
-    /// In programs and the kernel.
     pub fn busy_percent(&self) -> f64 {
         self.user_percent + self.kernel_percent
     }
 
-    /// Mean of several CPUs.
     pub fn mean(cpus: &[CpuUse]) -> CpuUse {
         let of = |pick: fn(&CpuUse) -> f64| {
             cpus.iter().map(pick).sum::<f64>() / cpus.len().max(1) as f64

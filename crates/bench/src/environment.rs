@@ -14,18 +14,14 @@ use crate::target::{BenchTarget, DiskAddress};
 /// Upper bound of a file in sysfs or procfs, in bytes.
 const FILE_BYTES: u64 = 4 << 20;
 
-/// A machine and the disks that were used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// Kernel and architecture, such as `Linux 6.1.0 x86_64`.
     pub kernel: String,
-    /// Model of the CPU.
     pub cpu_model: String,
     /// CPUs that this program may use.
     pub cpus: usize,
-    /// Frequency governor, if there is one.
     pub cpu_governor: Option<String>,
-    /// Memory, in bytes.
     pub memory_bytes: u64,
     /// Vendor and product of the machine, such as `Google Google Compute Engine`.
     pub machine: Option<String>,
@@ -36,25 +32,20 @@ pub struct Environment {
     pub fio: Option<String>,
     /// I/O engine of jobs that name none.
     pub engine: Option<String>,
-    /// Version of this program.
     pub flagstone: String,
-    /// The disks, by address.
     pub disks: BTreeMap<String, DiskRecord>,
 }
 
-/// A disk, or the disk under a file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DiskRecord {
     /// `device`, `file` or `served`.
     pub kind: String,
-    /// Size of the device or file, in bytes.
     pub size_bytes: Option<u64>,
     /// Driver of a served disk, with the reason for the choice.
     #[serde(default)]
     pub initiator: Option<String>,
     /// The kernel's name of the block device.
     pub device: Option<String>,
-    /// Model of the disk.
     pub model: Option<String>,
     /// File system and mount options of a file.
     pub mount: Option<String>,
@@ -81,7 +72,6 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Records this machine and the disks of the targets.
 pub fn record(targets: &[BenchTarget], fio: Option<&crate::fio::Fio>) -> Environment {
     let uname = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();

@@ -3,13 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-/// An error of a benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The request is invalid; nothing was done.
     #[error("{0}")]
     Usage(String),
-    /// fio is not installed.
     #[error(
         "there is no fio here: install it (apt install fio, dnf install fio, zypper install fio), \
          or name it with FIO=/path/to/fio"
@@ -21,35 +19,15 @@ pub enum Error {
     FioUnusable(String),
     /// A tool failed: fio or `flagstone load`.
     #[error("{tool} failed ({status}) at: {command}\n{said}")]
-    ToolFailed {
-        /// Name of the tool.
-        tool: &'static str,
-        /// Exit status.
-        status: String,
-        /// Command line.
-        command: String,
-        /// Its messages.
-        said: String,
-    },
-    /// fio's output is invalid.
+    ToolFailed { tool: &'static str, status: String, command: String, said: String },
     #[error("cannot read what fio printed: {detail}\nat: {command}\n{said}")]
-    FioOutput {
-        /// The mistake.
-        detail: String,
-        /// Command line.
-        command: String,
-        /// Its messages.
-        said: String,
-    },
-    /// A served volume cannot be inspected or filled.
+    FioOutput { detail: String, command: String, said: String },
     #[error("{what}: {problem}")]
     Served {
-        /// The operation.
         what: &'static str,
         /// The client's message, with the volume's address.
         problem: String,
     },
-    /// A target is protected, because writing would destroy data.
     #[error("{target} is not written to: {found}\n{remedy}")]
     Guarded {
         /// The target, as it was named.
@@ -59,35 +37,17 @@ pub enum Error {
         /// The next step for the user.
         remedy: String,
     },
-    /// A file operation failed.
     #[error("{what} {}: {cause}", path.display())]
-    File {
-        /// The operation.
-        what: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        cause: io::Error,
-    },
-    /// A results file is invalid.
+    File { what: &'static str, path: PathBuf, cause: io::Error },
     #[error("{}:{line}: {detail}", path.display())]
     Results {
-        /// The file.
         path: PathBuf,
         /// Line, from 1.
         line: usize,
-        /// The mistake.
         detail: String,
     },
-    /// A system call failed.
     #[error("{what}: {cause}")]
-    System {
-        /// The operation.
-        what: &'static str,
-        /// The reason.
-        cause: io::Error,
-    },
-    /// The user interrupted.
+    System { what: &'static str, cause: io::Error },
     #[error("interrupted")]
     Interrupted,
 }
@@ -98,7 +58,6 @@ impl Error {
         matches!(self, Error::FioMissing | Error::FioUnusable(_))
     }
 
-    /// A mistake in the request.
     pub fn usage(text: impl Into<String>) -> Error {
         Error::Usage(text.into())
     }

@@ -13,10 +13,8 @@ use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::measurement::Measurement;
 use crate::process::{self, Interrupt};
 
-/// The program with the generator.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    /// Path of the program.
     pub program: PathBuf,
 }
 
@@ -76,19 +74,15 @@ pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
     Ok(words)
 }
 
-/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct LoadRun {
-    /// Parsed output.
     pub results: LoadResults,
-    /// Command line.
     pub command: String,
     /// Time in which it stood still, in seconds: see [`process::ProcessOutput::paused_s`].
     pub paused_s: f64,
 }
 
 impl LoadRun {
-    /// The measurement.
     pub fn measurement(&self) -> Measurement {
         Measurement { paused_s: self.paused_s, ..Measurement::of_load(&self.results) }
     }

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::target::{BenchTarget, DiskAddress};
 
-/// Contents of a marker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Marker {
     made_by: String,
@@ -24,12 +23,9 @@ struct Marker {
     inode: u64,
 }
 
-/// Creator in markers.
 const MADE_BY: &str = "flagstone bench";
-/// Upper bound of a marker, in bytes.
 const MARKER_BYTES: u64 = 4096;
 
-/// Path of a file's marker.
 pub fn marker(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".flagstone-bench");
@@ -125,7 +121,6 @@ fn is_in_progress(use_: &Use) -> bool {
     !matches!(use_.kind, UseKind::Partitions { .. } | UseKind::Signature { .. })
 }
 
-/// Data that would be lost.
 fn holds(found: &DeviceUse) -> Option<String> {
     match found.target {
         Kind::File { .. } if is_ours(&found.path) => None,

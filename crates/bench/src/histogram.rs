@@ -2,7 +2,6 @@
 
 use crate::limits::HISTOGRAM_BINS;
 
-/// Counts by latency, in ascending order of latency.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     bins: Vec<(u64, u64)>,
@@ -28,12 +27,10 @@ impl Histogram {
         Some(Histogram { bins, count })
     }
 
-    /// Sum of both.
     pub fn merged(&self, other: &Histogram) -> Option<Histogram> {
         Histogram::new(self.bins.iter().chain(&other.bins).copied().collect())
     }
 
-    /// Number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }

@@ -10,18 +10,12 @@ use crate::limits::{BLOCK_BYTES, DEPTH, THREADS};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobPattern {
-    /// Sequential reads.
     Read,
-    /// Sequential writes.
     Write,
-    /// Random reads.
     RandRead,
-    /// Random writes.
     RandWrite,
-    /// Sequential reads and writes.
     #[serde(alias = "readwrite")]
     Rw,
-    /// Random reads and writes.
     RandRw,
 }
 
@@ -43,12 +37,10 @@ impl JobPattern {
         !matches!(self, JobPattern::Read | JobPattern::RandRead)
     }
 
-    /// Whether the access is random.
     pub fn is_random(self) -> bool {
         matches!(self, JobPattern::RandRead | JobPattern::RandWrite | JobPattern::RandRw)
     }
 
-    /// Whether there are both reads and writes.
     pub fn is_mixed(self) -> bool {
         matches!(self, JobPattern::Rw | JobPattern::RandRw)
     }
@@ -60,7 +52,6 @@ impl fmt::Display for JobPattern {
     }
 }
 
-/// Contents of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Buffers {
@@ -69,7 +60,6 @@ pub enum Buffers {
     Scrambled,
     /// New random data for each request, which cannot be compressed or deduplicated.
     Random,
-    /// Zeros.
     Zero,
     /// These bytes, repeated.
     Pattern(Vec<u8>),
@@ -77,29 +67,21 @@ pub enum Buffers {
     File(String),
 }
 
-/// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BenchJob {
     /// Unique in its suite; letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Order and direction of the requests.
     pub pattern: JobPattern,
-    /// Bytes of a request.
     pub block_bytes: u64,
-    /// Percent of writes in a mixed pattern.
     pub write_percent: u8,
     /// Requests in flight of each thread.
     pub depth: u32,
-    /// Threads, on each disk of the target.
     pub threads: u32,
     /// Disks of the target that are used at once; 0 is all of them.
     pub disks: u32,
-    /// Warm-up before the measurement, in ms.
     pub ramp_ms: u64,
-    /// Length of the measurement, in ms.
     pub runtime_ms: u64,
-    /// Start of the accessed range, in bytes.
     pub offset_bytes: u64,
     /// Size of the accessed range, in bytes; up to the end of the target if `None`.
     pub size_bytes: Option<u64>,
@@ -111,11 +93,9 @@ pub struct BenchJob {
     /// Interval of the time series, in ms; derived from the runtime if `None`.
     #[serde(default)]
     pub interval_ms: Option<u64>,
-    /// Bypasses the page cache.
     pub direct: bool,
     /// Each write is durable when it completes (`O_DSYNC`).
     pub sync: bool,
-    /// Contents of writes.
     pub buffers: Buffers,
     /// Rate limit of each thread, in requests per second.
     pub rate_iops: Option<u64>,
@@ -220,12 +200,10 @@ const ENGINES: &[&str] =
     &["io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "sync", "vsync"];
 
 impl BenchJob {
-    /// Whether it writes to the target.
     pub fn writes(&self) -> bool {
         self.pattern.writes() && !(self.pattern.is_mixed() && self.write_percent == 0)
     }
 
-    /// Requests in flight of one disk's threads together.
     pub fn in_flight(&self) -> u64 {
         u64::from(self.depth) * u64::from(self.threads)
     }

@@ -35,7 +35,6 @@ pub const ENVIRONMENTS: usize = 100;
 pub const STACK_BYTES: usize = 64 << 10;
 /// Plots of one report, at about 10 kB of SVG each: 1,000 results stay below 5 MB.
 pub const REPORT_PLOTS: usize = 120;
-/// Lines in one plot: more cannot be distinguished.
 pub const PLOT_LINES: usize = 6;
 /// Groups of bars in one plot.
 pub const PLOT_GROUPS: usize = 8;

@@ -31,7 +31,6 @@ pub const PERCENTILES: [(&str, f64); 12] = [
 /// Requests that must lie beyond a percentile for it to be meaningful.
 const BEYOND_LEAST: f64 = 5.0;
 
-/// Whether the number of requests is enough for a percentile.
 pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
     ios * (100.0 - percent) / 100.0 > BEYOND_LEAST * 0.999
 }
@@ -39,33 +38,23 @@ pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
 /// Results of one direction, or of both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DirectionResults {
-    /// Number of requests.
     pub ios: u64,
-    /// Bytes.
     pub bytes: u64,
-    /// Requests per second.
     pub iops: f64,
-    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// Mean latency, in µs.
     pub latency_mean_us: f64,
-    /// Standard deviation of the latency, in µs.
     pub latency_stddev_us: f64,
-    /// Minimum latency, in µs.
     pub latency_min_us: f64,
-    /// Maximum latency, in µs.
     pub latency_max_us: f64,
     /// Known percentiles in µs, by their names in [`PERCENTILES`].
     pub percentiles_us: BTreeMap<String, f64>,
 }
 
 impl DirectionResults {
-    /// 10^6 bytes per second.
     pub fn mb_per_s(&self) -> f64 {
         self.bytes_per_s / 1e6
     }
 
-    /// A percentile in µs.
     pub fn percentile_us(&self, name: &str) -> Option<f64> {
         self.percentiles_us.get(name).copied()
     }
@@ -87,14 +76,10 @@ impl DirectionResults {
     }
 }
 
-/// Results of one measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// Reads and writes together.
     pub total: DirectionResults,
-    /// Reads.
     pub read: DirectionResults,
-    /// Writes.
     pub write: DirectionResults,
     /// Interval of [`Measurement::series_iops`], in ms.
     pub series_interval_ms: u64,
@@ -102,7 +87,6 @@ pub struct Measurement {
     pub series_iops: Vec<f64>,
     /// Mean usage of this machine's CPUs.
     pub cpu: Option<CpuUse>,
-    /// CPU time of the generator per request, in µs.
     pub cpu_us_per_io: Option<f64>,
     /// CPU time of the serving processes, if they are on this machine.
     #[serde(default)]
@@ -113,10 +97,8 @@ pub struct Measurement {
     pub paused_s: f64,
 }
 
-/// Sum of latencies of several jobs or directions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LatencySum {
-    /// Number of samples.
     weight: f64,
     /// Mean, range, histogram and percentiles; percentiles without a histogram cannot be added, and
     /// are kept only for a single part.

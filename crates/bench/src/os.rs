@@ -68,22 +68,18 @@ pub fn is_own_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// Seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// A running stopwatch.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts it.
     pub fn start() -> Stopwatch {
         Stopwatch(Instant::now())
     }
 
-    /// Elapsed seconds.
     pub fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }

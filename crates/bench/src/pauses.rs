@@ -14,7 +14,6 @@ use rustix::time::{ClockId, clock_gettime};
 /// Lateness of a poll that is not explained by a busy CPU.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Pauses of a child process.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     child: Option<Pid>,
@@ -24,7 +23,6 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Starts observing a child, by its process id.
     pub(crate) fn begin(child: u32) -> Pauses {
         let child = i32::try_from(child).ok().and_then(Pid::from_raw);
         Pauses { child, is_stopped: false, last_look: now(), paused: Duration::ZERO }
@@ -46,7 +44,6 @@ impl Pauses {
         self.last_look = at;
     }
 
-    /// Sum of all pauses, in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         self.paused.as_secs_f64()
     }

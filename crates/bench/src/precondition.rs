@@ -11,7 +11,6 @@ use crate::os;
 
 /// Samples that are read to decide whether a disk is filled.
 const SAMPLES: u64 = 64;
-/// Bytes of a sample.
 pub(crate) const SAMPLE_BYTES: usize = 4096;
 
 /// Creates a sparse file of the full size with its marker, so that an interrupted fill is

@@ -24,19 +24,16 @@ use crate::error::Error;
 use crate::os::Stopwatch;
 use crate::pauses::Pauses;
 
-/// Polling interval for a running program.
 const POLL: Duration = Duration::from_millis(20);
 /// Grace period of a program that was asked to end, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Operation in the error of a program that cannot be started.
 pub(crate) const CANNOT_START: &str = "cannot start a program";
 
-/// Interruption by the user.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// An interruption that is never raised.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }
@@ -54,12 +51,10 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Raises it, like a signal.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -73,14 +68,10 @@ impl Interrupt {
     }
 }
 
-/// Exit status and output of a program.
 #[derive(Debug)]
 pub struct ProcessOutput {
-    /// Exit status.
     pub status: ExitStatus,
-    /// Standard output.
     pub output: String,
-    /// Standard error.
     pub errors: String,
     /// Time in which it stood still, in seconds: stopped by a signal, or with the whole machine.
     pub paused_s: f64,
@@ -95,7 +86,6 @@ impl ProcessOutput {
     }
 }
 
-/// The end of a text, at most `bytes_max`.
 pub fn tail(text: &str, bytes_max: usize) -> &str {
     &text[text.ceil_char_boundary(text.len().saturating_sub(bytes_max))..]
 }

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::environment::{DiskRecord, Environment};
 use crate::target::BenchTarget;
 
-/// Provenance of a target.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -18,17 +17,14 @@ pub enum Provenance {
     Real,
     /// A served volume with unknown devices behind it.
     Served,
-    /// Not recorded.
     #[default]
     Unknown,
-    /// Memory.
     Memory,
     /// A volume with emulated latency, delays or faults.
     Emulated,
 }
 
 impl Provenance {
-    /// Mark after the name of a target.
     pub fn suffix(self) -> &'static str {
         match self {
             Provenance::Real => "",
@@ -97,7 +93,6 @@ impl Provenance {
 /// The user's statement on a disk that cannot be inspected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Provenance.
     pub provenance: Provenance,
     /// Configuration of the server; may be empty.
     #[serde(default)]

@@ -7,17 +7,13 @@ use crate::compare::{ComparedMetric, Comparison, JobRow};
 use crate::job::JobPattern;
 use crate::table::{Table, cell};
 
-/// A published table with its source.
 struct Published {
-    /// Suite that measures the same.
     suite: &'static str,
-    /// Title with the source.
     title: &'static str,
     head: &'static [&'static str],
     rows: &'static [&'static [&'static str]],
 }
 
-/// Published tables.
 const PUBLISHED: [Published; 3] = [
     Published {
         suite: "mirror",
@@ -67,7 +63,6 @@ const PUBLISHED: [Published; 3] = [
     },
 ];
 
-/// The published table of a suite.
 pub fn published(suite: &str) -> Option<Table> {
     let found = PUBLISHED.iter().find(|published| published.suite == suite)?;
     let mut table = Table::new(found.title, found.head);

@@ -19,20 +19,15 @@ use crate::provenance::Provenance;
 use crate::stats::WINDOW;
 use crate::target::BenchTarget;
 
-/// Version of the JSON forms.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// One line of `results.jsonl`. The main figures are at the top level, so that pandas reads them as
 /// a table; all figures are in `measurement`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResultRecord {
-    /// Version of the JSON form.
     pub schema_version: u32,
-    /// Name of the suite.
     pub suite: String,
-    /// Name of the job.
     pub job: String,
-    /// Name of the target.
     pub target: String,
     /// Addresses of its disks, as written.
     pub address: String,
@@ -41,11 +36,8 @@ pub struct ResultRecord {
     pub provenance: Provenance,
     /// Repetition, from 0.
     pub repetition: u32,
-    /// Start time, in seconds since 1970.
     pub started_unix_s: f64,
-    /// Order and direction of the requests.
     pub rw: JobPattern,
-    /// Bytes of a request.
     pub block_bytes: u64,
     /// Requests in flight of each thread.
     pub depth: u32,
@@ -53,34 +45,23 @@ pub struct ResultRecord {
     pub threads: u32,
     /// Disks used at once.
     pub disks: u32,
-    /// Length of the measurement, in ms.
     pub runtime_ms: u64,
-    /// Requests per second.
     pub iops: f64,
-    /// 10^6 bytes per second.
     pub mb_per_s: f64,
-    /// Mean latency, in µs.
     pub latency_mean_us: f64,
-    /// Median latency, in µs.
     pub latency_p50_us: Option<f64>,
-    /// 99th percentile of the latency, in µs.
     pub latency_p99_us: Option<f64>,
-    /// 99.9th percentile of the latency, in µs.
     pub latency_p99_9_us: Option<f64>,
-    /// 99.99th percentile of the latency, in µs.
     pub latency_p99_99_us: Option<f64>,
-    /// Tool that measured it.
     pub tool: String,
     /// Command line that repeats it.
     pub command: String,
     /// File in `raw/` with the tool's output.
     pub raw: Option<String>,
-    /// All figures.
     pub measurement: Measurement,
 }
 
 impl ResultRecord {
-    /// A record of a measurement.
     pub fn new(
         suite: &str,
         job: &BenchJob,
@@ -119,7 +100,6 @@ impl ResultRecord {
     }
 }
 
-/// A directory of results.
 #[derive(Clone, Debug)]
 pub struct ResultStore {
     directory: PathBuf,
@@ -187,7 +167,6 @@ impl ResultStore {
         let _ = fs::remove_dir(&self.directory);
     }
 
-    /// Path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -278,7 +257,6 @@ impl ResultStore {
     }
 }
 
-/// Command line that resumes a run.
 pub fn resume_command(directory: &Path) -> String {
     let words = ["bench", "resume"].map(str::to_owned);
     shell("flagstone", &[&words[..], &[directory.display().to_string()]].concat())

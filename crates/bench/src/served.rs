@@ -16,13 +16,9 @@ use crate::error::Error;
 use crate::precondition::{SAMPLE_BYTES, places};
 use crate::process::Interrupt;
 
-/// Buffer memory, in bytes.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Block size of a fill, in bytes.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
-/// Requests in flight of a fill.
 const FILL_DEPTH: u16 = 8;
-/// Polling interval of a fill.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Whether all samples have data.
@@ -112,7 +108,6 @@ async fn has_data(device: &SharedDevice, interrupt: &Interrupt) -> Result<bool, 
     Ok(true)
 }
 
-/// A fill by several writers.
 struct Fill {
     device: SharedDevice,
     size_bytes: u64,
@@ -120,7 +115,6 @@ struct Fill {
     next: Cell<u64>,
     written_bytes: Cell<u64>,
     random: RefCell<Rng>,
-    /// First error; it ends all writers.
     failed: RefCell<Option<IoError>>,
 }
 
@@ -131,7 +125,6 @@ impl Fill {
         Fill { device, size_bytes, next, written_bytes, random, failed }
     }
 
-    /// Writes requests until none is left or one failed.
     async fn write_rest(&self) {
         while self.failed.borrow().is_none() {
             let offset = self.next.get();

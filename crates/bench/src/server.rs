@@ -26,10 +26,8 @@ const TCP_LISTENS: &str = "0A";
 /// Flags of a listening Unix socket in `/proc/net/unix`.
 const UNIX_LISTENS: &str = "00010000";
 
-/// CPU time of the serving processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerUse {
-    /// Name of the program.
     pub program: String,
     /// CPU time in user mode, in % of one CPU.
     pub user_percent: f64,
@@ -70,13 +68,11 @@ impl Servers {
         Servers(if sockets.is_empty() { BTreeSet::new() } else { owners(&sockets) })
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// CPU usage during a measurement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metered {
     /// Mean of this machine's CPUs; `None` if unknown.
@@ -133,7 +129,6 @@ fn server_use(before: &Ticks, now: Ticks, seconds: f64) -> Option<ServerUse> {
     })
 }
 
-/// CPU time of processes since their start, in ticks.
 #[derive(Debug, Default)]
 struct Ticks {
     program: String,

@@ -10,14 +10,10 @@ use crate::error::Error;
 use crate::job::{BenchJob, Buffers, JobPattern};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
 
-/// Jobs and their repetition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
-    /// Name, one word.
     pub name: String,
-    /// Title, one line.
     pub title: String,
-    /// Description for people.
     pub about: String,
     /// Measurements of each job on each target.
     pub repetitions: u32,
@@ -25,11 +21,9 @@ pub struct Suite {
     pub precondition: bool,
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
-    /// Jobs, in order.
     pub jobs: Vec<BenchJob>,
 }
 
-/// Built-in suites: names and files.
 pub const BUILT_IN: [(&str, &str); 8] = [
     ("quick", include_str!("../suites/quick.toml")),
     ("latency", include_str!("../suites/latency.toml")),

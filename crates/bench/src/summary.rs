@@ -9,7 +9,6 @@ use crate::stats::{coefficient_of_variation_percent, median};
 use crate::table::{Table, cell};
 
 impl Comparison {
-    /// Medians of each job on each target.
     pub fn summary(&self) -> Table {
         let head = [
             "job",

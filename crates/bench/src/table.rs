@@ -7,33 +7,25 @@ use serde::{Deserialize, Serialize};
 /// A table: a head and rows of the same number of cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// Title.
     pub title: String,
-    /// Column headings.
     pub head: Vec<String>,
-    /// Rows.
     pub rows: Vec<Vec<String>>,
 }
 
-/// Format of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Aligned columns.
     Text,
-    /// GitHub's Markdown.
     Markdown,
     /// RFC 4180.
     Csv,
 }
 
 impl Table {
-    /// An empty table.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
         Table { title: title.into(), head, rows: Vec::new() }
     }
 
-    /// The table in a format.
     pub fn write(&self, form: Form) -> String {
         match form {
             Form::Text => self.text(),

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::DISKS;
 
-/// Address of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskAddress {
@@ -21,7 +20,6 @@ pub enum DiskAddress {
 }
 
 impl DiskAddress {
-    /// The path, of a device or file.
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskAddress::Path(path) => Some(path),
@@ -42,7 +40,6 @@ impl fmt::Display for DiskAddress {
 /// A target: `[NAME=]DISK[,DISK…]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenchTarget {
-    /// Name in tables.
     pub name: String,
     /// Disks, all of one kind.
     pub disks: Vec<DiskAddress>,

@@ -4,47 +4,37 @@ use crate::format::NumberFormat;
 use crate::svg;
 use crate::theme::Theme;
 
-/// A picture: title, panels from top to bottom, one legend.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figure {
-    /// Title.
     pub title: String,
     /// Line below the title in smaller letters; may be empty.
     pub subtitle: String,
-    /// Panels, from top to bottom.
     pub panels: Vec<Panel>,
     /// Source of the numbers, below all panels; may be empty.
     pub footer: String,
 }
 
 impl Figure {
-    /// The picture as an SVG document.
     pub fn svg(&self, theme: Theme) -> String {
         svg::document(self, theme)
     }
 }
 
-/// A panel: axes and what is drawn between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
     /// Horizontal axis; for bars only its label is used.
     pub x: Axis,
-    /// The vertical axis.
     pub y: Axis,
-    /// Lines, bars or curves.
     pub content: PanelContent,
     /// Marked positions, such as a failure; lines only.
     pub marks: Vec<Mark>,
 }
 
-/// An axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Axis {
     /// Label with the unit: `IOPS`, `latency, µs`.
     pub label: String,
-    /// Linear or logarithmic.
     pub scale: Scale,
-    /// Format of the numbers.
     pub format: NumberFormat,
     /// Tick values in order; chosen from the range if empty.
     pub ticks: Vec<f64>,
@@ -67,7 +57,6 @@ impl Axis {
     }
 }
 
-/// Mapping of numbers to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
     /// Linear; 0 is always shown.
@@ -78,12 +67,9 @@ pub enum Scale {
     Log2,
 }
 
-/// Contents of a panel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PanelContent {
-    /// Lines over a numeric axis.
     Lines(Vec<LineSeries>),
-    /// Grouped bars.
     Bars(Bars),
     /// Lines whose color changes along them. The label of the vertical axis is above the panel.
     Curves(Vec<Curve>),
@@ -98,36 +84,28 @@ pub struct Hue(pub usize);
 pub struct LineSeries {
     /// Name in the legend; equal names and hues of several panels are one entry.
     pub name: String,
-    /// Color and dash.
     pub hue: Hue,
     /// Pieces of (x, y) with gaps between them; a piece of one point is a dot.
     pub pieces: Vec<Vec<(f64, f64)>>,
-    /// Whether each point has a dot.
     pub dots: bool,
 }
 
-/// Bars side by side in named groups.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bars {
     /// Name and hue of the bars of a group, in order.
     pub series: Vec<(String, Hue)>,
-    /// Groups, from left to right.
     pub groups: Vec<Group>,
 }
 
-/// A group of bars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
-    /// Name, below the bars.
     pub name: String,
     /// One value for each of [`Bars::series`]; `None` leaves a gap.
     pub values: Vec<Option<BarValue>>,
 }
 
-/// Value of a bar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BarValue {
-    /// Height.
     pub value: f64,
     /// Confidence interval, drawn as a whisker.
     pub between: Option<(f64, f64)>,
@@ -139,12 +117,9 @@ impl From<f64> for BarValue {
     }
 }
 
-/// A marked position on the horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
-    /// Position.
     pub x: f64,
-    /// Text.
     pub text: String,
 }
 
@@ -179,13 +154,9 @@ pub struct Stretch {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Annotation of a point of a curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
-    /// Horizontal position.
     pub x: f64,
-    /// Vertical position.
     pub y: f64,
-    /// Text.
     pub text: String,
 }

@@ -2,7 +2,6 @@
 
 use flagstone_units::grouped;
 
-/// Format of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberFormat {
     /// Three digits and a factor of 1,000: `950`, `1.5k`, `15M`.
@@ -24,7 +23,6 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
-    /// Text of a finite number.
     pub fn text(self, value: f64) -> String {
         match self {
             NumberFormat::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),

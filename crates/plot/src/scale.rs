@@ -2,12 +2,9 @@
 
 use crate::figure::{Axis, Scale};
 
-/// Target number of ticks.
 const TICKS: f64 = 6.0;
-/// Upper bound of the ticks of an axis.
 const TICKS_MAX: usize = 24;
 
-/// An axis with a fixed range.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     scale: Scale,
@@ -15,7 +12,6 @@ pub(crate) struct Placed {
     high: f64,
     /// Largest value that is shown.
     most: f64,
-    /// Tick values, in order.
     pub(crate) ticks: Vec<f64>,
 }
 
@@ -119,7 +115,6 @@ impl Placed {
         (-0.001..=1.001).contains(&place).then_some(place)
     }
 
-    /// Position of the base of bars.
     pub(crate) fn base(&self) -> f64 {
         self.place(0.0).unwrap_or(0.0)
     }

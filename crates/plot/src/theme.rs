@@ -1,18 +1,15 @@
 //! Themes: colors for light and dark backgrounds.
 
-/// Background of a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Theme {
     /// White background, for print.
     #[default]
     Light,
-    /// Dark background.
     Dark,
     /// The reader's preference, for SVG in a browser.
     Auto,
 }
 
-/// Colors of a theme.
 pub(crate) struct Palette {
     pub(crate) ground: &'static str,
     pub(crate) ink: &'static str,
@@ -46,7 +43,6 @@ pub(crate) const DARK: Palette = Palette {
 };
 
 impl Palette {
-    /// CSS rules of the classes of shapes and text.
     pub(crate) fn rules(&self) -> String {
         let mut rules = format!(
             ".ground{{fill:{}}}.ink{{fill:{}}}.faint{{fill:{}}}.grid{{stroke:{}}}.axis{{stroke:{}}}\

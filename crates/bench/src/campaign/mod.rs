@@ -26,15 +26,10 @@ pub const ROUNDS_MAX: u32 = 25;
 /// Parameters of a campaign: everything that is needed to resume it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CampaignPlan {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// Name of the suite.
     pub suite: String,
-    /// Title of the suite.
     pub title: String,
-    /// Jobs, in order.
     pub jobs: Vec<BenchJob>,
-    /// Targets to compare.
     pub targets: Vec<BenchTarget>,
     /// Measurements of each job on each target.
     pub repetitions: u32,
@@ -42,9 +37,7 @@ pub struct CampaignPlan {
     pub steady_state: bool,
     /// Whether unwritten parts of targets are filled first.
     pub precondition: bool,
-    /// Size of files that are created, in bytes.
     pub file_bytes: u64,
-    /// Driver of `nvme-tcp://` targets.
     #[serde(default)]
     pub initiator: InitiatorChoice,
     /// User-supplied provenance of disks that cannot be inspected, by address.
@@ -60,19 +53,15 @@ pub struct CampaignPlan {
     pub destroy: Vec<String>,
 }
 
-/// One measurement of a campaign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CampaignStep {
-    /// Index of the job.
     pub job: usize,
     /// Repetition, from 0.
     pub repetition: u32,
-    /// Index of the target.
     pub target: usize,
 }
 
 impl CampaignPlan {
-    /// A campaign of a suite, with default parameters.
     pub fn new(suite: &Suite, targets: Vec<BenchTarget>, file_bytes: u64) -> CampaignPlan {
         CampaignPlan {
             schema_version: SCHEMA_VERSION,
@@ -126,12 +115,10 @@ impl CampaignPlan {
         Ok(())
     }
 
-    /// Whether any job writes to the targets.
     pub fn writes(&self) -> bool {
         self.jobs.iter().any(BenchJob::writes)
     }
 
-    /// Whether a target has enough disks for a job.
     fn suits(&self, job: usize, target: usize) -> bool {
         self.jobs[job].disks as usize <= self.targets[target].disks.len()
     }
@@ -169,7 +156,6 @@ impl CampaignPlan {
         rounds.flat_map(|(job, repetition)| self.round(job, repetition)).collect()
     }
 
-    /// Duration of a measurement, in seconds, including fio's start.
     pub fn step_seconds(&self, step: CampaignStep) -> f64 {
         let job = &self.jobs[step.job];
         (job.ramp_ms + job.runtime_ms) as f64 / 1e3 + 0.3

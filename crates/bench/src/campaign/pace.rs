@@ -7,7 +7,6 @@ const LOOK_S: f64 = 1.0;
 /// Share of a fill that must be done before its pace is used, 0 to 1.
 const TOLD_LEAST: f64 = 0.01;
 
-/// Ratio of actual to planned time of the steps so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     planned_s: f64,
@@ -15,13 +14,11 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Adds a completed step.
     pub(super) fn add(&mut self, planned_s: f64, took_s: f64) {
         self.planned_s += planned_s;
         self.took_s += took_s;
     }
 
-    /// Expected time of the given planned seconds.
     pub(super) fn corrected(&self, planned_s: f64) -> f64 {
         match self.planned_s > 0.0 {
             true => planned_s * (self.took_s / self.planned_s),
@@ -30,12 +27,10 @@ impl Pace {
     }
 }
 
-/// Assumed duration of a fill of this size, in seconds.
 pub(super) fn planned_s(size_bytes: u64) -> f64 {
     size_bytes as f64 / FILL_BYTES_PER_S
 }
 
-/// Progress of a fill.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     looked_s: f64,

@@ -23,37 +23,27 @@ use crate::server::CpuMeter;
 use crate::stats::{Steady, steady};
 use crate::target::{BenchTarget, DiskAddress};
 
-/// Progress display of a campaign.
 pub trait Watcher {
-    /// A message to the user.
     fn note(&mut self, text: &str);
     /// A measurement or fill starts; `remaining_s` is the time until the end of the campaign.
     fn begin(&mut self, what: &str, remaining_s: f64);
     /// Share of a fill that is done, 0 to 1, and the time until the end of the campaign.
     fn filled(&mut self, _done: f64, _remaining_s: f64) {}
-    /// Time passes.
     fn tick(&mut self);
-    /// A measurement is done and stored.
     fn done(&mut self, record: &ResultRecord);
-    /// A round was checked for steady state.
     fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>);
 }
 
-/// How a campaign ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CampaignEnd {
-    /// All measurements are done.
     Complete,
     /// Interrupted by the user; it can be resumed.
     Interrupted,
 }
 
-/// A campaign with its results directory and the tools that measure.
 #[derive(Debug)]
 pub struct Campaign<'a> {
-    /// Parameters.
     pub plan: &'a CampaignPlan,
-    /// Results directory.
     pub store: &'a ResultStore,
     /// For paths and `nbd://`.
     pub fio: Option<&'a Fio>,
@@ -61,7 +51,6 @@ pub struct Campaign<'a> {
     pub generator: &'a Generator,
     /// For `nvme-tcp://` through the kernel.
     pub initiator: &'a Initiator,
-    /// Interruption by the user.
     pub interrupt: &'a Interrupt,
 }
 
@@ -345,7 +334,6 @@ struct Unfilled {
     size_bytes: u64,
 }
 
-/// IOPS by job and target, in the order of the rounds.
 #[derive(Default)]
 struct Rounds(std::collections::BTreeMap<(String, String), Vec<f64>>);
 

@@ -14,7 +14,6 @@ use crate::results::ResultRecord;
 use crate::server::Servers;
 use crate::target::{BenchTarget, DiskAddress};
 
-/// Name of our own generator in results.
 pub(super) const OWN_TOOL: &str = "flagstone load";
 
 /// A target with its driver. Kernel attachments are detached when it is dropped.
@@ -22,11 +21,9 @@ pub(super) const OWN_TOOL: &str = "flagstone load";
 pub(super) struct Driven {
     /// The target, with block devices in place of addresses that the kernel attached.
     pub(super) target: BenchTarget,
-    /// Processes of this machine that serve it.
     pub(super) servers: Servers,
     /// Sizes of served disks by address, in bytes.
     sizes: BTreeMap<String, u64>,
-    /// The disks as they are in the plan.
     disks: Vec<DiskAddress>,
     /// Description of the driver, if the target is served.
     initiator: Option<String>,
@@ -35,7 +32,6 @@ pub(super) struct Driven {
 }
 
 impl Driven {
-    /// Size of the first disk, in bytes.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         let first = &self.target.disks[0];
         match first.path() {
@@ -49,7 +45,6 @@ impl Driven {
         self.sizes.get(&disk.to_string()).copied().unwrap_or(0)
     }
 
-    /// Adds the served disks to the environment.
     pub(super) fn describe(&self, environment: &mut Environment) {
         for (disk, driven) in self.disks.iter().zip(&self.target.disks) {
             if disk.path().is_some() {

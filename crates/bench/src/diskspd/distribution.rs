@@ -71,7 +71,6 @@ pub(super) fn effective(profile: &Profile, file_bytes: u64) -> Vec<Range> {
 /// threads.
 pub(super) type Effective<'a> = BTreeMap<Vec<Range>, BTreeMap<&'a str, Vec<usize>>>;
 
-/// Effective distributions of all threads of a run.
 pub(super) fn by_threads<'a>(profile: &Profile, threads: &'a [Thread]) -> Effective<'a> {
     let mut all = Effective::new();
     for (at, thread) in threads.iter().enumerate() {

@@ -1,6 +1,5 @@
 //! Parameters of a diskspd command line.
 
-/// Caching of a target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
     /// By the operating system: diskspd's default.
@@ -12,7 +11,6 @@ pub enum Cache {
     Mapped,
 }
 
-/// Order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Sequential, with a fixed stride.
@@ -20,7 +18,6 @@ pub enum Access {
         /// Bytes between the starts of consecutive requests; the block size if `None`.
         stride_bytes: Option<u64>,
     },
-    /// Random.
     Random {
         /// Alignment in bytes; the block size if `None`.
         align_bytes: Option<u64>,
@@ -29,7 +26,6 @@ pub enum Access {
     },
 }
 
-/// Contents of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WriteContent {
     /// Bytes 0 to 255, repeated: diskspd's default.
@@ -48,16 +44,12 @@ pub enum WriteContent {
     },
 }
 
-/// Rate limit of each thread on each target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskspdRate {
-    /// Bytes per millisecond.
     BytesPerMs(u64),
-    /// Requests per second.
     Iops(u64),
 }
 
-/// CPU affinity of the threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Affinity {
     /// All CPUs, round robin: diskspd's default.
@@ -78,22 +70,17 @@ pub enum Distribution {
     Absolute(Vec<(u64, u64)>),
 }
 
-/// Format of the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskspdFormat {
-    /// `-Rtext`
     #[default]
     Text,
-    /// `-Rxml`
     Xml,
 }
 
 /// All parameters, with diskspd's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// Command line, repeated in the report.
     pub command_line: String,
-    /// Paths.
     pub targets: Vec<String>,
     /// `-b`, in bytes.
     pub block_bytes: u64,
@@ -203,7 +190,6 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Whether the access is random.
     pub fn is_random(&self) -> bool {
         matches!(self.access, Access::Random { .. })
     }

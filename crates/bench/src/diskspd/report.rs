@@ -8,7 +8,6 @@ use crate::fio::program::FioRun;
 use crate::fio::series::Series;
 use crate::measurement::LatencySum;
 
-/// Counts of one direction, of one thread or of several.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Count {
     pub(super) bytes: u64,
@@ -24,7 +23,6 @@ impl Count {
     }
 }
 
-/// One thread on its target.
 #[derive(Clone, Debug)]
 pub(super) struct Thread {
     pub(super) path: String,
@@ -33,7 +31,6 @@ pub(super) struct Thread {
     pub(super) series: Series,
 }
 
-/// Direction of the counted requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Total,
@@ -65,7 +62,6 @@ impl Thread {
     }
 }
 
-/// Sum over several threads.
 pub(super) fn count<'a>(section: Section, threads: impl Iterator<Item = &'a Thread>) -> Count {
     let mut sum = Count::default();
     for thread in threads {
@@ -81,14 +77,10 @@ pub(super) fn deviation(iops: &[f64]) -> f64 {
     (iops.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count).sqrt()
 }
 
-/// The machine, as reports describe it.
 #[derive(Clone, Debug, Default)]
 pub struct System {
-    /// Host name.
     pub computer: String,
-    /// Start time, in seconds since 1970.
     pub started_unix_s: f64,
-    /// Number of CPUs.
     pub cpus: usize,
     /// Frequency governor, in place of Windows' power scheme; empty if there is none.
     pub power_scheme: String,
@@ -100,7 +92,6 @@ impl System {
     }
 }
 
-/// Data of a report.
 #[derive(Clone, Debug)]
 pub struct DiskspdReport<'a> {
     pub(super) profile: &'a Profile,
@@ -146,7 +137,6 @@ impl<'a> DiskspdReport<'a> {
         })
     }
 
-    /// Sum of all threads' IOPS over time.
     pub(super) fn series(&self) -> Series {
         let mut all = Series::default();
         // An interval that some threads did not log is incomplete and is cut off.

@@ -7,7 +7,6 @@ use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile
 use super::report::{Count, DiskspdReport, Section, count, deviation};
 use crate::cpu::CpuUse;
 
-/// Percentiles of the latency table.
 const ROWS: [(&str, f64); 13] = [
     ("25th", 25.0),
     ("50th", 50.0),
@@ -105,7 +104,6 @@ fn target(out: &mut String, profile: &Profile, path: &str) {
     }
 }
 
-/// Contents and caching of writes.
 fn data(profile: &Profile, line: &mut impl FnMut(String)) {
     line(match profile.cache {
         Cache::Cached | Cache::Mapped => "using software cache".to_owned(),
@@ -136,7 +134,6 @@ fn data(profile: &Profile, line: &mut impl FnMut(String)) {
     });
 }
 
-/// Size, order and number of the requests.
 fn requests(profile: &Profile, line: &mut impl FnMut(String)) {
     line(format!("block size: {}", size(profile.block_bytes)));
     let align = size(profile.align_bytes());
@@ -174,7 +171,6 @@ fn range(profile: &Profile, line: &mut impl FnMut(String)) {
     }
 }
 
-/// Threads and rate limit.
 fn threads(profile: &Profile, line: &mut impl FnMut(String)) {
     if !profile.total_threads {
         line(format!("threads per file: {}", profile.threads));
@@ -213,7 +209,6 @@ fn absolute(range: &distribution::Range) -> String {
 }
 
 impl DiskspdReport<'_> {
-    /// The complete report.
     pub fn text(&self) -> String {
         let mut out = profile(self.profile);
         self.system(&mut out);

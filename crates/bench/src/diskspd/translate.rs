@@ -7,14 +7,10 @@ use crate::error::Error;
 use crate::job::{BenchJob, Buffers, JobPattern};
 use crate::target::{BenchTarget, DiskAddress};
 
-/// A fio job with the differences from diskspd.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Translation {
-    /// The job, with results per thread.
     pub job: BenchJob,
-    /// All targets as one.
     pub target: BenchTarget,
-    /// Differences from diskspd's behavior.
     pub warnings: Vec<String>,
 }
 

@@ -12,7 +12,6 @@ use super::report::{DiskspdReport, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
 use crate::fio::series::Series;
 
-/// XML writer: nested elements and leaves.
 struct Writer {
     out: quick_xml::Writer<Vec<u8>>,
     open: Vec<String>,
@@ -234,7 +233,6 @@ fn mask_of(cpus: usize) -> String {
 }
 
 impl DiskspdReport<'_> {
-    /// The complete report.
     pub fn xml(&self) -> String {
         let mut xml = Writer::new();
         xml.begin("Results");

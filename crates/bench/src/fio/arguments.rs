@@ -10,18 +10,14 @@ use crate::target::{BenchTarget, DiskAddress};
 /// fio's options for a job: global ones, and a section for each disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FioJobOptions {
-    /// Global options.
     pub global: Vec<(String, String)>,
     /// Name and options of each disk's section.
     pub sections: Vec<(String, Vec<(String, String)>)>,
 }
 
-/// Interval logs of fio.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
-    /// Prefix of the files' names.
     pub prefix: &'a Path,
-    /// Interval, in ms.
     pub interval_ms: u64,
 }
 
@@ -175,7 +171,6 @@ impl FioJobOptions {
         out
     }
 
-    /// The job file.
     pub fn job_file(&self) -> String {
         let mut out = String::from("[global]\n");
         for (key, value) in &self.global {

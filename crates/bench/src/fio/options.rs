@@ -39,12 +39,10 @@ impl<'de> Deserialize<'de> for FioOptions {
 }
 
 impl FioOptions {
-    /// Value of an option.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Whether no option is known.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -53,19 +51,15 @@ impl FioOptions {
 /// Options of a job; global options apply where the job has none.
 #[derive(Clone, Copy, Debug)]
 pub struct OfJob<'a> {
-    /// Options of the job.
     pub own: &'a FioOptions,
-    /// Global options.
     pub global: &'a FioOptions,
 }
 
 impl<'a> OfJob<'a> {
-    /// Value of an option.
     pub fn get(&self, name: &str) -> Option<&'a str> {
         self.own.get(name).or_else(|| self.global.get(name))
     }
 
-    /// Whether nothing is known of the job.
     pub fn is_empty(&self) -> bool {
         self.own.is_empty() && self.global.is_empty()
     }

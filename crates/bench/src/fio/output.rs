@@ -11,7 +11,6 @@ use crate::fio::options::FioOptions;
 use crate::histogram::Histogram;
 use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
-/// Output of one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Version, such as `fio-3.33`.
@@ -23,11 +22,9 @@ pub struct Output {
     pub jobs: Vec<JobOutput>,
 }
 
-/// Results of one job.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct JobOutput {
-    /// Name of the job's section.
     #[serde(rename = "jobname")]
     pub name: String,
     /// Error number of the system, or 0.
@@ -44,9 +41,7 @@ pub struct JobOutput {
     /// Options of the job; of a group, those of its first job. fio omits options without a value.
     #[serde(rename = "job options")]
     pub options: FioOptions,
-    /// Reads.
     pub read: FioDirection,
-    /// Writes.
     pub write: FioDirection,
     /// Reads, writes and trims together, with `unified_rw_reporting`.
     pub mixed: FioDirection,
@@ -54,21 +49,15 @@ pub struct JobOutput {
     pub usr_cpu: f64,
     /// CPU time in the kernel, in % of one CPU.
     pub sys_cpu: f64,
-    /// Context switches.
     pub ctx: u64,
 }
 
-/// Results of one direction.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct FioDirection {
-    /// Bytes.
     pub io_bytes: u64,
-    /// Requests.
     pub total_ios: u64,
-    /// Requests per second.
     pub iops: f64,
-    /// Bytes per second.
     pub bw_bytes: f64,
     /// Measured time, in ms.
     pub runtime: u64,
@@ -110,7 +99,6 @@ impl FioDirection {
     }
 }
 
-/// Latency statistics.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct FioLatency {
@@ -122,7 +110,6 @@ pub struct FioLatency {
     pub mean: f64,
     /// Standard deviation, in ns.
     pub stddev: f64,
-    /// Number of samples.
     #[serde(rename = "N")]
     pub count: u64,
     /// Histogram; json+ only.

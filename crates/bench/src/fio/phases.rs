@@ -8,14 +8,11 @@ use crate::fio::options::OfJob;
 use crate::fio::output::{FioDirection, JobOutput, Output, shown};
 use crate::limits::{DEPTH, THREADS};
 
-/// Jobs that ran at the same time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FioPhase {
     /// Distinct names, in the order of the output.
     pub names: Vec<String>,
-    /// Reads of all jobs.
     pub read: PhaseRate,
-    /// Writes of all jobs.
     pub write: PhaseRate,
     /// Threads or processes.
     pub jobs: u32,
@@ -28,7 +25,6 @@ pub struct FioPhase {
     pub seconds_least: f64,
     /// fio's name of the pattern, if all jobs have the same.
     pub pattern: Option<String>,
-    /// Whether the access of any job is random.
     pub random: Option<bool>,
     /// Whether the page cache was used: `direct=1` was not given, and the engine would honor it.
     /// `None` where that is unknown.
@@ -47,18 +43,13 @@ pub struct FioPhase {
     pub cpus: f64,
     /// CPU time of the busiest job, in % of one CPU; of a group, the mean of its jobs.
     pub busiest_percent: f64,
-    /// Jobs that failed, with their error numbers.
     pub errors: Vec<(String, i64)>,
 }
 
-/// Reads or writes of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PhaseRate {
-    /// Requests per second.
     pub iops: f64,
-    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// Number of requests.
     pub ios: u64,
     /// Mean total latency in µs; `None` if fio did not measure it.
     pub latency_us: Option<f64>,
@@ -109,17 +100,14 @@ impl PhaseRate {
 }
 
 impl FioPhase {
-    /// Whether there were neither reads nor writes.
     pub fn is_idle(&self) -> bool {
         self.read.iops + self.write.iops <= 0.0
     }
 }
 
-/// Synchronous engines.
 const ONE_AT_A_TIME: [&str; 7] = ["sync", "psync", "vsync", "pvsync", "pvsync2", "mmap", "splice"];
 /// Other engines that use the page cache unless `direct=1` is given.
 const HEEDS_DIRECT: [&str; 4] = ["libaio", "io_uring", "posixaio", "windowsaio"];
-/// fio's default engine on Linux.
 const ENGINE_DEFAULT: &str = "psync";
 /// Options that slow a job down.
 const PACES: [&str; 4] = ["rate", "rate_iops", "thinktime", "latency_target"];
@@ -162,7 +150,6 @@ pub fn phases(output: &Output) -> Result<Vec<FioPhase>, String> {
     Ok(phases.iter().map(|jobs| phase(jobs)).collect())
 }
 
-/// An entry of the output.
 struct PhaseJob<'a> {
     output: &'a JobOutput,
     options: OfJob<'a>,
@@ -287,7 +274,6 @@ fn engine<'a>(options: &OfJob<'a>) -> &'a str {
     options.get("ioengine").unwrap_or(ENGINE_DEFAULT)
 }
 
-/// Requests in flight of an entry.
 fn depth(job: &PhaseJob<'_>) -> Option<u64> {
     if job.options.is_empty() {
         return None;

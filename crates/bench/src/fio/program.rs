@@ -18,16 +18,13 @@ use crate::target::BenchTarget;
 
 /// Oldest fio with all options that are used: Debian's of 2019.
 const OLDEST: (u32, u32) = (3, 12);
-/// [`OLDEST`] in messages.
 const OLDEST_NAME: &str = "fio-3.12";
-/// How to install fio, in messages.
 const INSTALL: &str = "apt install fio, dnf install fio, zypper install fio";
 /// Target number of points of a time series.
 const SERIES_AIM: u64 = 200;
 /// Shortest interval of a time series, in ms.
 const INTERVAL_LEAST_MS: u64 = 100;
 
-/// A usable fio.
 #[derive(Clone, Debug)]
 pub struct Fio {
     program: PathBuf,
@@ -35,22 +32,17 @@ pub struct Fio {
     engine: String,
 }
 
-/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct FioRun {
-    /// Parsed output.
     pub output: Output,
-    /// Output as printed.
     pub raw: String,
     /// IOPS over time: of all threads if they are reported together, else of each.
     pub series: Vec<Series>,
     /// Usage of each CPU of this machine during the measurement.
     pub cpus: Vec<CpuUse>,
-    /// Number of threads.
     pub threads: u32,
     /// Time in which fio stood still, in seconds: see [`process::ProcessOutput::paused_s`].
     pub paused_s: f64,
-    /// Command line.
     pub command: String,
 }
 
@@ -125,7 +117,6 @@ impl Fio {
         &self.engine
     }
 
-    /// The program in messages.
     fn name(&self) -> String {
         shown(&self.program.display().to_string())
     }
@@ -370,7 +361,6 @@ const ENGINES: [&str; 3] = ["io_uring", "libaio", "posixaio"];
 /// Fallback engine: synchronous, whatever depth is asked for.
 const ONE_AT_A_TIME: &str = "psync";
 
-/// Block size of a fill, in bytes.
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
 
 /// The first line that is not empty, in quotes.

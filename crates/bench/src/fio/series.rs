@@ -7,16 +7,12 @@ use crate::limits::{FIO_LOG_BYTES, SERIES_POINTS};
 /// IOPS of reads and writes over time, in intervals of equal length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Length of an interval, in ms.
     pub interval_ms: u64,
-    /// Reads per second in each interval.
     pub read_iops: Vec<f64>,
-    /// Writes per second in each interval.
     pub write_iops: Vec<f64>,
 }
 
 impl Series {
-    /// Reads and writes together.
     pub fn total_iops(&self) -> Vec<f64> {
         self.read_iops.iter().zip(&self.write_iops).map(|(read, write)| read + write).collect()
     }

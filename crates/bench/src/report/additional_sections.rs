@@ -23,7 +23,6 @@ use crate::table::Table;
 
 /// Name of the file in a directory of results.
 const FILE: &str = "lab.json";
-/// Version of the JSON form.
 const SCHEMA_VERSION: u32 = 1;
 /// Panels of one picture: more do not fit a page.
 const PANELS: usize = 4;
@@ -31,9 +30,7 @@ const PANELS: usize = 4;
 /// Additional sections of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdditionalSections {
-    /// Version of the JSON form.
     pub schema_version: u32,
-    /// Title of the experiment.
     pub title: String,
     /// Pictures, shown first.
     pub pictures: Vec<Drawing>,
@@ -54,7 +51,6 @@ pub struct Drawing {
     pub subtitle: String,
     /// Program that measured it.
     pub footer: String,
-    /// Panels, from top to bottom.
     pub panels: Vec<Drawn>,
 }
 
@@ -73,7 +69,6 @@ pub enum Drawn {
         /// Events: position and text.
         marks: Vec<(f64, String)>,
     },
-    /// Grouped bars.
     Bars {
         /// Label of the groups.
         x: String,
@@ -87,7 +82,6 @@ pub enum Drawn {
 }
 
 impl AdditionalSections {
-    /// No sections yet.
     pub fn new(title: impl Into<String>) -> AdditionalSections {
         AdditionalSections {
             schema_version: SCHEMA_VERSION,
@@ -106,14 +100,12 @@ impl AdditionalSections {
         self
     }
 
-    /// Adds a picture.
     #[must_use]
     pub fn with_picture(mut self, drawing: Drawing) -> AdditionalSections {
         self.pictures.push(drawing);
         self
     }
 
-    /// Adds caveats.
     #[must_use]
     pub fn with_caveats(mut self, caveats: &[String]) -> AdditionalSections {
         self.caveats.extend_from_slice(caveats);
@@ -150,7 +142,6 @@ impl AdditionalSections {
         }
     }
 
-    /// Reason why the sections are invalid.
     fn fault(&self) -> Option<String> {
         let points = |line: &(String, Vec<(f64, f64)>)| line.1.len();
         let cells = |named: &Named| {
@@ -184,7 +175,6 @@ impl AdditionalSections {
             .then(|| "it is larger than any experiment's, or not in its form".to_owned())
     }
 
-    /// Pictures of the report.
     pub(super) fn plots(&self) -> impl Iterator<Item = Plot> {
         let plot = |drawing: &Drawing| Plot { id: slug(&drawing.id), picture: drawing.picture() };
         self.pictures.iter().map(plot)

@@ -6,7 +6,6 @@ use super::page::{CAVEATS, notice};
 use super::{AdditionalSections, HtmlReport, PagePosition, Run, Shown, html};
 use crate::provenance::Provenance;
 
-/// A summary and the reports of several runs.
 #[derive(Debug)]
 pub struct CombinedReport {
     summary: Shown,

@@ -25,7 +25,6 @@ struct RunData<'a> {
     results: Vec<ResultRecord>,
 }
 
-/// The JSON document.
 pub(super) fn json<'a>(runs: impl IntoIterator<Item = &'a Run>) -> String {
     let runs: Vec<&Run> = runs.into_iter().collect();
     let records: usize = runs.iter().map(|run| run.rounds.len()).sum();

@@ -8,15 +8,11 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::{Plot, Run, data, slug};
 use crate::table::Table;
 
-/// Style sheet, embedded in the page.
 const STYLE: &str = include_str!("style.css");
-/// Python that reads the data of a page.
 const READ_DATA: &str = "import json, re\n\
     page = open(\"report.html\", encoding=\"utf-8\").read()\n\
     data = json.loads(re.search(r'<script type=\"application/json\" id=\"data\">(.*?)</script>', page, re.S)[1])";
-/// Id of the data section.
 pub(super) const DATA_ID: &str = "raw";
-/// Heading of the data section.
 pub(super) const DATA_HEADING: &str = "Data";
 
 /// The complete document, with the data of `runs` at its end.

@@ -37,20 +37,15 @@ use crate::provenance::Provenance;
 use crate::results::{self, ResultRecord, ResultStore};
 use crate::table::Table;
 
-/// Results of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Name in the report.
     pub name: String,
     /// All measurements, including rounds before the steady state.
     pub rounds: Vec<ResultRecord>,
     /// The measurements that count as results.
     pub records: Vec<ResultRecord>,
-    /// Plan of the campaign, if the run is a directory.
     pub plan: Option<CampaignPlan>,
-    /// Environments.
     pub environments: Vec<Environment>,
-    /// Additional sections of an experiment.
     pub additional_sections: Option<AdditionalSections>,
 }
 
@@ -105,21 +100,17 @@ pub fn comparison(runs: &[Run]) -> Comparison {
     Comparison::of_runs(runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect())
 }
 
-/// A picture with the name of its files.
 #[derive(Clone, Debug)]
 pub(crate) struct Plot {
     /// Lowercase letters, digits and `-`.
     pub(crate) id: String,
-    /// The picture.
     pub(crate) picture: Picture,
 }
 
-/// A table with the name of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
     /// Lowercase letters, digits and `-`.
     pub id: String,
-    /// The table.
     #[serde(flatten)]
     pub table: Table,
 }
@@ -133,7 +124,6 @@ struct PagePosition {
     depth: usize,
 }
 
-/// Additional sections, ready to be shown.
 #[derive(Debug)]
 struct Shown {
     title: String,
@@ -161,7 +151,6 @@ impl Shown {
     }
 }
 
-/// A report of one or several runs.
 #[derive(Debug)]
 pub struct HtmlReport {
     runs: Vec<Run>,

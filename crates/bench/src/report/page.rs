@@ -15,9 +15,7 @@ use crate::provenance::Provenance;
 use crate::stats::shown_deviations;
 use crate::table::Table;
 
-/// Heading of an experiment's caveats.
 pub(super) const CAVEATS: &str = "Caveats";
-/// Sections: ids and headings.
 const SECTIONS: [(&str, &str); 7] = [
     ("experiment", "The experiment"),
     ("results", "Results"),
@@ -29,7 +27,6 @@ const SECTIONS: [(&str, &str); 7] = [
 ];
 
 impl HtmlReport {
-    /// The report as one HTML document.
     pub fn html(&self) -> String {
         let sections = SECTIONS.into_iter().skip(usize::from(self.additional_sections.is_empty()));
         let header = html! {
@@ -41,7 +38,6 @@ impl HtmlReport {
         document(&self.title, &header, &self.body(), &self.runs)
     }
 
-    /// All sections except the data.
     pub(super) fn body(&self) -> Markup {
         html! {
             @if !self.additional_sections.is_empty() { (self.section(0, &self.experiment())) }
@@ -53,7 +49,6 @@ impl HtmlReport {
         }
     }
 
-    /// Names of the targets and time of the measurement.
     pub(super) fn about(&self) -> Markup {
         html! { p class="about" { (self.comparison.names().join(", ")) (self.when()) } }
     }
@@ -77,7 +72,6 @@ impl HtmlReport {
         html_table(&format!("{}{id}", self.place.prefix), table)
     }
 
-    /// Sections of the experiments, before the measurements.
     fn experiment(&self) -> Markup {
         html! {
             @for shown in &self.additional_sections {
@@ -92,7 +86,6 @@ impl HtmlReport {
         }
     }
 
-    /// Time of the measurement.
     fn when(&self) -> String {
         let all = self.runs.iter().flat_map(|run| &run.records).map(|record| record.started_unix_s);
         let (first, last) = all
@@ -191,7 +184,6 @@ impl HtmlReport {
         }
     }
 
-    /// Explanation of the significance tests.
     fn statistics(&self) -> String {
         let rows = self.comparison.rows();
         let least = rows.iter().flat_map(|row| row.records.iter().map(Vec::len)).min().unwrap_or(0);
@@ -279,7 +271,6 @@ pub(super) fn notice(targets: &[(Provenance, String)]) -> Markup {
     }
 }
 
-/// Sentence for all targets of one provenance.
 fn sentence(provenance: Provenance, targets: &[(Provenance, String)]) -> String {
     let of = targets.iter().filter(|(one, _)| *one == provenance);
     let names: Vec<&str> = of.map(|(_, name)| name.as_str()).collect();

@@ -30,7 +30,6 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
     plots
 }
 
-/// Tools that measured the results.
 fn footer(runs: &[Run]) -> String {
     let mut tools: Vec<&str> = Vec::new();
     for record in runs.iter().flat_map(|run| &run.records) {
@@ -49,7 +48,6 @@ struct Maker<'a> {
 /// Pieces of a line with gaps between them.
 type Pieces = Vec<Vec<(f64, f64)>>;
 
-/// Name and pieces of a line without a hue.
 type Named = (String, Pieces);
 
 impl Maker<'_> {
@@ -202,7 +200,6 @@ impl Maker<'_> {
         )
     }
 
-    /// Rounds of runs with steady state.
     fn over_rounds(&self, runs: &[Run]) -> Vec<Plot> {
         let steady = runs.iter().filter(|run| run.plan.as_ref().is_some_and(|p| p.steady_state));
         let named = steady.map(|run| (run.name.clone(), run.rounds.clone())).collect::<Vec<_>>();
@@ -274,7 +271,6 @@ fn bar(row: &JobRow, at: usize, figure: ComparedMetric) -> Option<BarValue> {
     Some(BarValue { value: cell.median, between })
 }
 
-/// Number of repetitions behind the bars.
 fn subtitle(rows: &[&JobRow]) -> String {
     let counts = || rows.iter().flat_map(|row| row.records.iter().map(Vec::len)).filter(|n| *n > 0);
     let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));

@@ -79,7 +79,6 @@ fn sizes(runs: &[Run], comparison: &Comparison) -> Vec<Option<f64>> {
     (0..comparison.names().len()).map(of).collect()
 }
 
-/// Steady-state criteria of each round.
 fn rounds(runs: &[Run]) -> Option<Table> {
     let head = ["job", "on", "round", "IOPS", "range of the last five", "drift", "steady"];
     let title = "rounds until the last five are steady (range at most 20 %, drift at most 10 %)";

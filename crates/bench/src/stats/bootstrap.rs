@@ -6,12 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::median;
 use crate::limits::RESAMPLES;
 
-/// 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConfidenceInterval {
-    /// Lower end.
     pub low: f64,
-    /// Upper end.
     pub high: f64,
 }
 

@@ -3,12 +3,10 @@
 
 use crate::limits::EXACT_PAIRS;
 
-/// Result of the test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Significance {
     /// Mann and Whitney's U of the first sample.
     pub u: f64,
-    /// Two-sided p-value.
     pub p: f64,
     /// Smallest possible p-value of samples of these sizes.
     pub p_least: f64,

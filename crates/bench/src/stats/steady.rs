@@ -13,11 +13,9 @@ const DRIFT_PERCENT: f64 = 10.0;
 /// Steadiness of the last [`WINDOW`] rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Steady {
-    /// Range over the mean, in %.
     pub range_percent: f64,
     /// Rise or fall of the fitted line over the window, in % of the mean.
     pub drift_percent: f64,
-    /// Whether both are within the specification.
     pub is_steady: bool,
 }
 

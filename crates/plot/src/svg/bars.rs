@@ -8,12 +8,10 @@ use crate::svg::write::{Anchor, Writer};
 
 /// Share of a group's width that its bars fill.
 const FILLED: f64 = 0.76;
-/// Largest width of a bar.
 const BAR_WIDTH_MAX: f64 = 64.0;
 /// Smallest width of a bar that has room for its value.
 const NUMBER_WIDTH_MIN: f64 = 26.0;
 
-/// All values that the axis has to show.
 pub(super) fn values(bars: &Bars) -> impl Iterator<Item = f64> {
     bars.groups.iter().flat_map(|group| group.values.iter().flatten()).flat_map(|value| {
         let (low, high) = value.between.unwrap_or((value.value, value.value));

@@ -9,14 +9,12 @@ use crate::svg::write::{Anchor, Writer};
 use crate::svg::{hue_class, width_of};
 use crate::theme::CURVE_DASHES;
 
-/// Font size of all text.
 const LETTERS: f64 = 11.0;
 /// Height of a name at the right edge.
 const NAME_ROW: f64 = 15.0;
 /// Gap between the end of a curve and its name.
 const NAME_GAP: f64 = 12.0;
 
-/// All points that the axes have to show.
 pub(super) fn points(curves: &[Curve]) -> impl Iterator<Item = (f64, f64)> + '_ {
     curves.iter().flat_map(|curve| &curve.stretches).flat_map(|s| s.points.iter().copied())
 }
@@ -32,7 +30,6 @@ pub(super) fn room_for_names(curves: &[Curve]) -> f64 {
     }
 }
 
-/// A piece in SVG units.
 struct Drawn<'a> {
     stretch: &'a Stretch,
     points: Vec<(f64, f64)>,

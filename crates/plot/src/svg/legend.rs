@@ -5,12 +5,9 @@ use crate::svg::write::{Anchor, Writer};
 use crate::svg::{EDGE, WIDTH, width_of};
 use crate::theme::CURVE_DASHES;
 
-/// Height of a row.
 const ROW: f64 = 22.0;
-/// Font size.
 const LETTERS: f64 = 12.0;
 
-/// Appearance of an entry.
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
     /// A line of this color and its dash.

@@ -14,14 +14,12 @@ use write::{Anchor, Writer};
 
 /// Width of all pictures, in SVG units, which are pixels at natural size.
 const WIDTH: f64 = 880.0;
-/// Left and right margin.
 const EDGE: f64 = 20.0;
 /// Average width of a character relative to its height; DejaVu Sans is a wide font.
 const CHARACTER: f64 = 0.6;
 /// Upper bound of the lines of a wrapped text.
 const LINES_MAX: usize = 12;
 
-/// Approximate width of a text.
 fn width_of(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
@@ -46,12 +44,10 @@ fn wrapped(text: &str, size: f64) -> Vec<String> {
     lines
 }
 
-/// CSS class number of a hue.
 fn hue_class(hue: Hue) -> usize {
     hue.0 % HUES
 }
 
-/// The complete document.
 pub(crate) fn document(figure: &Figure, theme: Theme) -> String {
     let mut body = Writer::default();
     let mut y = EDGE + 14.0;

@@ -5,7 +5,6 @@ use crate::scale::Placed;
 use crate::svg::write::{Anchor, Writer};
 use crate::svg::{EDGE, WIDTH, bars, curves, lines, width_of};
 
-/// Height between the axes.
 const HEIGHT: f64 = 250.0;
 /// Width of the vertical axis' numbers and label.
 const LEFT: f64 = EDGE + 66.0;
@@ -14,7 +13,6 @@ const HEADING: f64 = 30.0;
 /// Height of the horizontal axis' numbers and label.
 const BELOW: f64 = 52.0;
 
-/// Area between the axes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     pub(super) left: f64,

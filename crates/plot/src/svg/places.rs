@@ -1,6 +1,5 @@
 //! Text placement among lines: a text is drawn only where it covers nothing.
 
-/// A rectangle in SVG units.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rect {
     pub(super) left: f64,
@@ -49,7 +48,6 @@ impl Rect {
     }
 }
 
-/// Occupied areas and lines.
 #[derive(Debug)]
 pub(super) struct Places {
     frame: Rect,

@@ -4,10 +4,8 @@ use crate::figure::Hue;
 use crate::svg::hue_class;
 use crate::theme::{DASHES, HUES};
 
-/// Upper bound of the characters of one text.
 const TEXT_CHARACTERS_MAX: usize = 400;
 
-/// Anchor of a text at its position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Anchor {
     Start,
@@ -19,7 +17,6 @@ pub(crate) enum Anchor {
 pub(crate) struct Writer(String);
 
 impl Writer {
-    /// The document so far.
     pub(crate) fn finish(self) -> String {
         self.0
     }
@@ -29,7 +26,6 @@ impl Writer {
         self.0.push_str(markup);
     }
 
-    /// An element that contains only text.
     pub(crate) fn element(&mut self, name: &str, text: &str) {
         self.raw(&format!("<{name}>"));
         self.escaped(text);
@@ -50,7 +46,6 @@ impl Writer {
         self.raw("</text>");
     }
 
-    /// A text that reads upward.
     pub(crate) fn upright(&mut self, x: f64, y: f64, size: f64, class: &str, text: &str) {
         self.raw(&format!(
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" font-size=\"{size:.0}\" \

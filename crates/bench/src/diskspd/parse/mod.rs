@@ -12,10 +12,8 @@ mod together;
 use super::profile::Profile;
 use crate::limits::BLOCK_BYTES;
 
-/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
-    /// The workload.
     pub profile: Profile,
     /// Flags without a counterpart that do not change the workload.
     pub warnings: Vec<String>,
@@ -55,7 +53,6 @@ fn command_line(words: &[String]) -> String {
     out
 }
 
-/// Flags parsed so far.
 #[derive(Default)]
 struct Reader {
     profile: Profile,
