@@ -5,17 +5,17 @@
 //! interruption too; an existing connection is used and left alone. Where attaching is not possible
 //! the reason is returned, not an error.
 
-use std::net::{IpAddr, ToSocketAddrs as _};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use flagstone_config::device_spec::{DeviceSpec, Host, NvmeTcpSpec};
+use flagstone_config::device_spec::{DeviceSpec, NvmeTcpSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::fio::arguments::shell;
 use crate::limits::{CONTROLLERS, FIO_SAID_BYTES};
-use crate::os::read_text;
+use crate::os::{addresses, read_text};
 use crate::process::{self, Interrupt, ProcessOutput};
 
 /// Upper bound of an attribute in sysfs, in bytes.
@@ -224,13 +224,7 @@ pub fn connect_command(uri: &str) -> Option<String> {
 }
 
 fn resolve(spec: &NvmeTcpSpec) -> Option<IpAddr> {
-    match &spec.address.host {
-        Host::Ip(ip) => Some(*ip),
-        Host::Name(name) => {
-            let mut found = (name.as_str(), spec.address.port).to_socket_addrs().ok()?;
-            found.next().map(|address| address.ip())
-        }
-    }
+    addresses(&spec.address).first().copied()
 }
 
 /// Whether a controller's `address` attribute, such as

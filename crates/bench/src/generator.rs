@@ -40,33 +40,28 @@ pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
     if !matches!(job.buffers, Buffers::Scrambled | Buffers::Random) {
         return refused("such buffers");
     }
-    let mut words: Vec<String> = ["load", uri, "--json", "--rw"].map(str::to_owned).into();
-    words.push(job.pattern.name().to_owned());
-    let mut add = |key: &str, value: String| words.extend([key.to_owned(), value]);
-    add("--bs", job.block_bytes.to_string());
-    add("--depth", job.depth.to_string());
-    add("--threads", job.threads.to_string());
-    add("--time", format!("{}ms", job.runtime_ms));
-    if job.ramp_ms > 0 {
-        add("--ramp", format!("{}ms", job.ramp_ms));
-    }
-    if job.pattern.is_mixed() {
-        add("--read-percent", (100 - job.write_percent).to_string());
-    }
-    if job.offset_bytes > 0 {
-        add("--offset", job.offset_bytes.to_string());
-    }
+    let above_zero = |value: u64| (value > 0).then(|| value.to_string());
     // Threads of the generator start in consecutive parts of the range, which matches the
     // increments.
     let parts = (increment > 0).then(|| increment.saturating_mul(job.threads.into()));
-    if let Some(size) = parts.into_iter().chain(job.size_bytes).min() {
-        add("--size", size.to_string());
-    }
-    if let Some(seed) = job.seed {
-        add("--seed", seed.to_string());
-    }
-    if let Some(rate) = job.rate_iops {
-        add("--rate", rate.saturating_mul(job.threads.into()).to_string());
+    let size = parts.into_iter().chain(job.size_bytes).min();
+    let rate = job.rate_iops.map(|rate| rate.saturating_mul(job.threads.into()));
+    let read_percent = job.pattern.is_mixed().then(|| 100 - job.write_percent);
+    let mut words: Vec<String> = ["load", uri, "--json"].map(str::to_owned).into();
+    for (key, value) in [
+        ("--rw", Some(job.pattern.to_string())),
+        ("--bs", Some(job.block_bytes.to_string())),
+        ("--depth", Some(job.depth.to_string())),
+        ("--threads", Some(job.threads.to_string())),
+        ("--time", Some(format!("{}ms", job.runtime_ms))),
+        ("--ramp", above_zero(job.ramp_ms).map(|ms| ms + "ms")),
+        ("--read-percent", read_percent.map(|percent| percent.to_string())),
+        ("--offset", above_zero(job.offset_bytes)),
+        ("--size", size.map(|bytes| bytes.to_string())),
+        ("--seed", job.seed.map(|seed| seed.to_string())),
+        ("--rate", rate.map(|rate| rate.to_string())),
+    ] {
+        words.extend(value.map(|value| [key.to_owned(), value]).into_iter().flatten());
     }
     if job.sync {
         words.push("--fua".to_owned());

@@ -160,10 +160,7 @@ impl LatencySum {
 
 #[derive(Default)]
 struct Sum {
-    ios: u64,
-    bytes: u64,
-    iops: f64,
-    bytes_per_s: f64,
+    results: DirectionResults,
     latency: LatencySum,
 }
 
@@ -173,15 +170,12 @@ impl Sum {
             Some(((*name).to_owned(), self.latency.percentile_us(*percent)?))
         };
         DirectionResults {
-            ios: self.ios,
-            bytes: self.bytes,
-            iops: self.iops,
-            bytes_per_s: self.bytes_per_s,
             latency_mean_us: self.latency.mean_us(),
             latency_stddev_us: self.latency.stddev_us(),
             latency_min_us: self.latency.min_us(),
             latency_max_us: self.latency.max_us(),
             percentiles_us: PERCENTILES.iter().filter_map(percentile).collect(),
+            ..self.results
         }
     }
 }
@@ -210,17 +204,18 @@ impl Measurement {
         for job in &output.jobs {
             for (side, sum) in [(&job.read, &mut read), (&job.write, &mut write)] {
                 for sum in [sum, &mut total] {
-                    sum.ios = sum.ios.saturating_add(side.completed());
-                    sum.bytes = sum.bytes.saturating_add(side.io_bytes);
-                    sum.iops += side.completed_per_s();
-                    sum.bytes_per_s += bytes_per_s(side);
+                    let results = &mut sum.results;
+                    results.ios = results.ios.saturating_add(side.completed());
+                    results.bytes = results.bytes.saturating_add(side.io_bytes);
+                    results.iops += side.completed_per_s();
+                    results.bytes_per_s += bytes_per_s(side);
                     sum.latency.add(side.latency(), side.total_ios);
                 }
             }
             let busy = (job.usr_cpu + job.sys_cpu) / 100.0;
             cpu_us += busy * job.read.runtime.max(job.write.runtime) as f64 * 1e3;
         }
-        let ios = total.ios;
+        let ios = total.results.ios;
         Measurement {
             cpu_us_per_io: (ios > 0).then(|| cpu_us / ios as f64),
             total: total.side(),
@@ -243,13 +238,11 @@ impl Measurement {
             write: of(OpKind::Write),
             series_interval_ms: 1000,
             series_iops: samples.into_iter().take(SERIES_POINTS).collect(),
-            cpu: None,
             cpu_us_per_io: results
                 .cpu
                 .as_ref()
                 .map(|cpu| cpu.user_us_per_io + cpu.system_us_per_io),
-            server: None,
-            paused_s: 0.0,
+            ..Measurement::default()
         }
     }
 }

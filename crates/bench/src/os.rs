@@ -6,10 +6,12 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use flagstone_config::device_spec::{Host, HostPort};
 
 /// Reads a text file of at most `most_bytes`.
 ///
@@ -62,6 +64,17 @@ pub fn written_bytes(path: &Path) -> Option<u64> {
 const STAT_SECTOR_BYTES: u64 = 512;
 /// Index of the sectors written in a device's `stat` (Documentation/block/stat.rst of the kernel).
 const STAT_SECTORS_WRITTEN: usize = 6;
+
+/// IP addresses of a host; none if its name cannot be resolved.
+pub(crate) fn addresses(address: &HostPort) -> Vec<IpAddr> {
+    match &address.host {
+        Host::Ip(ip) => vec![*ip],
+        Host::Name(name) => {
+            let found = (name.as_str(), address.port).to_socket_addrs();
+            found.into_iter().flatten().map(|address| address.ip()).collect()
+        }
+    }
+}
 
 /// Whether an address belongs to this machine: the kernel binds only to own addresses.
 pub fn is_own_address(address: IpAddr) -> bool {

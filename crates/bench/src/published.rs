@@ -1,74 +1,20 @@
 //! Published tables of the experiments, and the same tables from own results. The table of a mirror
 //! is [`Comparison::overhead`].
 
+use std::collections::BTreeMap;
+
 use flagstone_units::{format_block_size, grouped};
 
 use crate::compare::{ComparedMetric, Comparison, JobRow};
 use crate::job::JobPattern;
 use crate::table::{Table, cell};
 
-struct Published {
-    suite: &'static str,
-    title: &'static str,
-    head: &'static [&'static str],
-    rows: &'static [&'static [&'static str]],
+fn tables() -> BTreeMap<String, Table> {
+    toml_edit::de::from_str(include_str!("published.toml")).expect("a test reads it")
 }
 
-const PUBLISHED: [Published; 3] = [
-    Published {
-        suite: "mirror",
-        title: "published: SIOS DataKeeper's synchronous mirror between two zones of Google Cloud, \
-                N2-standard-8, SSD persistent disks of 500 GB",
-        head: &[
-            "write size",
-            "MB/s, mirror",
-            "MB/s, no mirror",
-            "overhead",
-            "average latency ms, mirror",
-            "ms, no mirror",
-            "overhead",
-        ],
-        rows: &[
-            &["64K", "240.01", "240.02", "0.00 %", "6.247", "6.248", "-0.02 %"],
-            &["8K", "58.87", "96.80", "39.18 %", "3.183", "1.935", "39.21 %"],
-            &["4K", "29.34", "37.54", "21.84 %", "3.194", "2.495", "21.88 %"],
-        ],
-    },
-    Published {
-        suite: "fabric",
-        title: "published: MayaScale on Google Cloud, n1-highcpu-16, local NVMe SSDs of 375 GB \
-                against NVMe over TCP, 4 KiB, thousands of IOPS",
-        head: &[
-            "disks",
-            "randwrite, local",
-            "randwrite, NVMe/TCP",
-            "of local",
-            "randread, local",
-            "randread, NVMe/TCP",
-            "of local",
-        ],
-        rows: &[
-            &["1", "100", "100", "100 %", "180", "180", "100 %"],
-            &["2", "200", "199", "100 %", "360", "360", "100 %"],
-            &["3", "299", "299", "100 %", "522", "413", "79 %"],
-            &["4", "398", "368", "92 %", "659", "384", "58 %"],
-        ],
-    },
-    Published {
-        suite: "provisioned-iops",
-        title: "published: NetApp's walk-through, standard persistent disks; it calls both \"as \
-                expected\"",
-        head: &["size, GB", "IOPS", "0.75 IOPS a GB", "measured over that"],
-        rows: &[&["200", "309", "150", "2.06"], &["600", "745", "450", "1.66"]],
-    },
-];
-
 pub fn published(suite: &str) -> Option<Table> {
-    let found = PUBLISHED.iter().find(|published| published.suite == suite)?;
-    let mut table = Table::new(found.title, found.head);
-    let cells = |row: &&[&str]| row.iter().map(|cell| (*cell).to_owned()).collect();
-    table.rows = found.rows.iter().map(cells).collect();
-    Some(table)
+    tables().remove(suite)
 }
 
 /// Local disks against the fabric by number of disks: one table for each block size and depth that
@@ -253,11 +199,10 @@ mod tests {
 
     #[test]
     fn published_tables_name_existing_suites() {
-        for one in &PUBLISHED {
-            assert!(
-                suite::find(one.suite).is_ok()
-                    && one.rows.iter().all(|r| r.len() == one.head.len())
-            );
+        assert_eq!(tables().len(), 3);
+        for (suite, table) in tables() {
+            assert!(suite::find(&suite).is_ok());
+            assert!(table.rows.iter().all(|row| row.len() == table.head.len()));
         }
         assert_eq!(published("quick"), None);
     }

@@ -6,15 +6,15 @@
 //! then have no server CPU time.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::net::IpAddr;
 use std::path::Path;
 
-use flagstone_config::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
+use flagstone_config::device_spec::{DeviceSpec, HostPort, NbdAddress};
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::{CpuUse, Snapshot};
 use crate::limits::SERVER_PROCESSES;
-use crate::os::{Stopwatch, is_own_address, read_text};
+use crate::os::{Stopwatch, addresses, is_own_address, read_text};
 use crate::target::DiskAddress;
 
 /// Upper bound of `/proc/net/tcp`, in bytes: 100,000 sockets.
@@ -165,15 +165,8 @@ fn times(stat: &str) -> Option<(String, u64, u64)> {
 
 /// Inodes of the listening sockets at an address of this machine.
 fn tcp_listeners(address: &HostPort) -> Vec<u64> {
-    let resolved: Vec<SocketAddr> = match &address.host {
-        Host::Ip(ip) => vec![SocketAddr::new(*ip, address.port)],
-        Host::Name(name) => {
-            let found = (name.as_str(), address.port).to_socket_addrs();
-            found.map(Iterator::collect).unwrap_or_default()
-        }
-    };
     let own: Vec<IpAddr> =
-        resolved.iter().map(SocketAddr::ip).filter(|ip| is_own_address(*ip)).collect();
+        addresses(address).into_iter().filter(|ip| is_own_address(*ip)).collect();
     if own.is_empty() {
         return Vec::new();
     }

@@ -10,11 +10,12 @@ use flagstone_bench::measurement::{Measurement, PERCENTILES};
 use flagstone_bench::os::Stopwatch;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::report::{
-    AdditionalSections, CombinedReport, Drawing, Drawn, HtmlReport, Run, by_size, comparison,
+    AdditionalSections, CombinedReport, HtmlReport, Plot, Run, by_size, comparison,
 };
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::suite;
 use flagstone_bench::table::Table;
+use flagstone_plot::{Figure, Mark, Panel};
 
 /// Deterministic pseudorandom numbers.
 struct Numbers(u64);
@@ -265,20 +266,13 @@ fn report_marks_provenance_everywhere() {
 fn additional_sections() -> AdditionalSections {
     let mut table = Table::new("Ours <b>beside</b> theirs [EMULATED]", &["size", "MB/s"]);
     table.rows.push(vec!["</table><script>".to_owned(), "1.5".to_owned()]);
-    let lines = Drawn::Lines {
-        x: "seconds".to_owned(),
-        y: "IOPS".to_owned(),
-        lines: vec![("load".to_owned(), vec![(1.0, 5.0), (2.0, 7.0)])],
-        marks: vec![(1.5, "<b>it dies".to_owned())],
-    };
-    let drawing = Drawing {
-        id: "timeline".to_owned(),
-        title: "A node dies [EMULATED]".to_owned(),
-        panels: vec![lines],
-        ..Drawing::default()
-    };
+    let lines = vec![("load".to_owned(), vec![(1.0, 5.0), (2.0, 7.0)])];
+    let marks = vec![Mark { x: 1.5, text: "<b>it dies".to_owned() }];
+    let panels = vec![Panel { marks, ..Panel::lines("seconds", "IOPS", lines) }];
+    let title = "A node dies [EMULATED]".to_owned();
+    let picture = Figure { title, panels, ..Figure::default() };
     AdditionalSections::new("An experiment")
-        .with_picture(drawing)
+        .with_picture(Plot { id: "timeline".to_owned(), picture })
         .with_tables("beside", vec![table])
         .with_caveats(&["<script src=x>caveat</script>".to_owned()])
 }

@@ -1,7 +1,8 @@
 //! Additional sections of each experiment for the report: a picture, tables and caveats.
 
 use flagstone_bench::provenance::Provenance;
-use flagstone_bench::report::{AdditionalSections, Drawing, Drawn};
+use flagstone_bench::report::{AdditionalSections, Plot};
+use flagstone_plot::{Axis, Figure, Group, NumberFormat, Panel};
 
 use crate::disk_limits::{self, LimitsSummary};
 use crate::fabric::{self, FabricSummary};
@@ -54,63 +55,66 @@ fn mark(emulated: bool) -> &'static str {
 
 /// The published plots: throughput and latency by write size, measured and published. `None` if no size
 /// was measured with and without the mirror.
-fn mirror_drawing(summary: &MirrorSummary) -> Option<Drawing> {
+fn mirror_drawing(summary: &MirrorSummary) -> Option<Plot> {
     let mark = mark(summary.emulated);
-    let series = || {
-        vec![
-            format!("{PLAIN}{mark}"),
-            format!("{MIRROR}{mark}"),
-            format!("{PLAIN}, published"),
-            format!("{MIRROR}, published"),
-        ]
-    };
+    let names = [
+        format!("{PLAIN}{mark}"),
+        format!("{MIRROR}{mark}"),
+        format!("{PLAIN}, published"),
+        format!("{MIRROR}, published"),
+    ];
     let panel =
         |y: &str, measured: fn(&Figures) -> f64, published: fn(&PublishedFigures) -> f64| {
             let group = |row: &MirrorRow| {
                 let (plain, mirror) = (row.plain.as_ref()?, row.mirror.as_ref()?);
                 let theirs = [&row.published.plain, &row.published.mirror].map(published);
                 let ours = [plain, mirror].map(|cell| measured(&cell.figures));
-                let values = ours.into_iter().chain(theirs).map(Some).collect();
-                Some((row.published.size.to_owned(), values))
+                let values = ours.into_iter().chain(theirs).map(|v| Some(v.into())).collect();
+                Some(Group { name: row.published.size.to_owned(), values })
             };
-            Drawn::Bars {
-                x: "write size".to_owned(),
-                y: y.to_owned(),
-                series: series(),
-                groups: summary.table.iter().filter_map(group).collect(),
-            }
+            let y = Axis { format: NumberFormat::Plain, ..Axis::linear(y) };
+            Panel::bars("write size", y, &names, summary.table.iter().filter_map(group).collect())
         };
     let is_complete = |row: &MirrorRow| row.plain.is_some() && row.mirror.is_some();
-    summary.table.iter().any(is_complete).then(|| Drawing {
-        id: "mirror-by-size".to_owned(),
-        title: format!("Cost of a synchronous mirror{mark}"),
-        subtitle: "24 durable random writes in flight; here, and as SIOS published it".to_owned(),
-        footer: format!("flagstone lab mirror {}", env!("CARGO_PKG_VERSION")),
-        panels: vec![
-            panel("MiB/s", |figures| figures.mib_per_s, |figures| figures.mib_per_s),
-            panel(
-                "average latency, ms",
-                |figures| figures.latency_ms,
-                |figures| figures.latency_ms,
-            ),
-        ],
+    summary.table.iter().any(is_complete).then(|| {
+        let picture = Figure {
+            title: format!("Cost of a synchronous mirror{mark}"),
+            subtitle: "24 durable random writes in flight; here, and as SIOS published it"
+                .to_owned(),
+            footer: format!("flagstone lab mirror {}", env!("CARGO_PKG_VERSION")),
+            panels: vec![
+                panel("MiB/s", |figures| figures.mib_per_s, |figures| figures.mib_per_s),
+                panel(
+                    "average latency, ms",
+                    |figures| figures.latency_ms,
+                    |figures| figures.latency_ms,
+                ),
+            ],
+        };
+        Plot { id: "mirror-by-size".to_owned(), picture }
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use flagstone_plot::PanelContent;
+
     use super::*;
 
     #[test]
     fn mirror_picture_has_measured_and_published_bars() {
         let sections = mirror(&crate::mirror::summary::tests::example());
         let [drawing] = &sections.pictures[..] else { panic!("one") };
+        let drawing = &drawing.picture;
         assert!(drawing.title.contains("EMULATED") && sections.title.contains("EMULATED"));
-        let [Drawn::Bars { series, groups, .. }, _] = &drawing.panels[..] else { panic!("bars") };
-        assert_eq!(series[1..3], ["mirror [EMULATED]", "no mirror, published"]);
-        let [(size, values)] = &groups[..] else { panic!("8K alone was measured") };
+        let PanelContent::Bars(bars) = &drawing.panels[0].content else { panic!("bars") };
+        let names: Vec<_> = bars.series.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names[1..3], ["mirror [EMULATED]", "no mirror, published"]);
+        let [Group { name: size, values }] = &bars.groups[..] else {
+            panic!("8K alone was measured")
+        };
         assert_eq!(size, "8K");
-        let text = values.iter().map(|value| format!("{:.2}", value.unwrap()));
+        let text = values.iter().map(|value| format!("{:.2}", value.unwrap().value));
         assert_eq!(text.collect::<Vec<_>>(), ["93.75", "75.00", "96.80", "58.87"]);
         assert_eq!((sections.tables.len(), sections.caveats.is_empty()), (4, false));
     }

@@ -1,10 +1,12 @@
 //! Figure model: contents of a picture, independent of the drawing.
 
+use serde::{Deserialize, Serialize};
+
 use crate::format::NumberFormat;
 use crate::svg;
 use crate::theme::Theme;
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     pub title: String,
     /// Line below the title in smaller letters; may be empty.
@@ -20,7 +22,7 @@ impl Figure {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Panel {
     /// Horizontal axis; for bars only its label is used.
     pub x: Axis,
@@ -30,7 +32,7 @@ pub struct Panel {
     pub marks: Vec<Mark>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
     /// Label with the unit: `IOPS`, `latency, µs`.
     pub label: String,
@@ -38,6 +40,29 @@ pub struct Axis {
     pub format: NumberFormat,
     /// Tick values in order; chosen from the range if empty.
     pub ticks: Vec<f64>,
+}
+
+impl Panel {
+    /// Lines with dots over linear axes.
+    pub fn lines(x: &str, y: &str, lines: Vec<(String, Vec<(f64, f64)>)>) -> Panel {
+        let line = |(at, (name, points))| {
+            let hue = Hue(at);
+            LineSeries { name, hue, pieces: vec![points], dots: true }
+        };
+        Panel {
+            x: Axis::linear(x),
+            y: Axis::linear(y),
+            content: PanelContent::Lines(lines.into_iter().enumerate().map(line).collect()),
+            marks: Vec::new(),
+        }
+    }
+
+    /// Grouped bars with the names of the bars of each group.
+    pub fn bars(x: &str, y: Axis, names: &[String], groups: Vec<Group>) -> Panel {
+        let series = names.iter().cloned().enumerate().map(|(at, name)| (name, Hue(at))).collect();
+        let content = PanelContent::Bars(Bars { series, groups });
+        Panel { x: Axis::linear(x), y, content, marks: Vec::new() }
+    }
 }
 
 impl Axis {
@@ -57,7 +82,8 @@ impl Axis {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Scale {
     /// Linear; 0 is always shown.
     Linear,
@@ -67,7 +93,8 @@ pub enum Scale {
     Log2,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PanelContent {
     Lines(Vec<LineSeries>),
     Bars(Bars),
@@ -76,11 +103,13 @@ pub enum PanelContent {
 }
 
 /// Index of a color and dash, which look the same in all panels of all pictures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Hue(pub usize);
 
 /// A line with one entry in the legend.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LineSeries {
     /// Name in the legend; equal names and hues of several panels are one entry.
     pub name: String,
@@ -90,21 +119,21 @@ pub struct LineSeries {
     pub dots: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bars {
     /// Name and hue of the bars of a group, in order.
     pub series: Vec<(String, Hue)>,
     pub groups: Vec<Group>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Group {
     pub name: String,
     /// One value for each of [`Bars::series`]; `None` leaves a gap.
     pub values: Vec<Option<BarValue>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BarValue {
     pub value: f64,
     /// Confidence interval, drawn as a whisker.
@@ -117,7 +146,7 @@ impl From<f64> for BarValue {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
     pub x: f64,
     pub text: String,
@@ -125,7 +154,7 @@ pub struct Mark {
 
 /// A line whose color shows what applies along it. Several curves of a panel are distinguished by
 /// their dashes and by their names at the ends.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Name, at the end and in the legend if there are several curves.
     pub name: String,
@@ -141,7 +170,7 @@ pub struct Curve {
 }
 
 /// A piece of a curve in one color.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stretch {
     /// Color; the same number is the same color in all panels.
     pub hue: Hue,
@@ -154,7 +183,7 @@ pub struct Stretch {
     pub points: Vec<(f64, f64)>,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     pub x: f64,
     pub y: f64,

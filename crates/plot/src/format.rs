@@ -1,8 +1,10 @@
 //! Formats of numbers at axes and above bars.
 
 use flagstone_units::grouped;
+use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum NumberFormat {
     /// Three digits and a factor of 1,000: `950`, `1.5k`, `15M`.
     Si,

@@ -6,6 +6,7 @@ use super::distribution::{self, by_threads, listed};
 use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
 use super::report::{Count, DiskspdReport, Section, count, deviation};
 use crate::cpu::CpuUse;
+use crate::measurement::LatencySum;
 
 const ROWS: [(&str, f64); 13] = [
     ("25th", 25.0),
@@ -350,8 +351,8 @@ impl DiskspdReport<'_> {
         let (read, write, total) = (of(Section::Read), of(Section::Write), of(Section::Total));
         let _ = writeln!(out, "  %-ile |  Read (ms) | Write (ms) | Total (ms)");
         let _ = writeln!(out, "{}", "-".repeat(46));
-        let mut row = |name: &str, figure: &dyn Fn(&crate::measurement::LatencySum) -> f64| {
-            let text = |sum: &crate::measurement::LatencySum| match sum.is_empty() {
+        let mut row = |name: &str, figure: &dyn Fn(&LatencySum) -> f64| {
+            let text = |sum: &LatencySum| match sum.is_empty() {
                 true => "N/A".to_owned(),
                 false => format!("{:.3}", figure(sum) / 1e3),
             };

@@ -11,6 +11,7 @@ use super::profile::{
 use super::report::{DiskspdReport, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
 use crate::fio::series::Series;
+use crate::measurement::LatencySum;
 
 struct Writer {
     out: quick_xml::Writer<Vec<u8>>,
@@ -347,7 +348,7 @@ impl DiskspdReport<'_> {
             xml.ms(&format!("Average{name}Milliseconds"), sum.mean_us());
             xml.ms(&format!("{deviation}LatencyStdev"), sum.stddev_us());
         }
-        let mut bucket = |name: &str, figure: &dyn Fn(&crate::measurement::LatencySum) -> f64| {
+        let mut bucket = |name: &str, figure: &dyn Fn(&LatencySum) -> f64| {
             xml.begin("Bucket");
             xml.leaf("Percentile", name);
             for (name, sum) in sums.iter().filter(|(_, sum)| !sum.is_empty()) {

@@ -85,77 +85,56 @@ fn of_disk(disk: &DiskAddress, engine: &str) -> Result<Vec<(String, String)>, Er
 }
 
 fn of_job(job: &BenchJob) -> Vec<(String, String)> {
-    let mut out: Vec<(String, String)> = Vec::new();
-    let mut add = |key: &str, value: String| out.push((key.to_owned(), value));
-    let skip = if job.skip_bytes > 0 { format!(":{}", job.skip_bytes) } else { String::new() };
-    add("rw", format!("{}{skip}", job.pattern.name()));
-    if job.pattern.is_mixed() {
-        add("rwmixwrite", job.write_percent.to_string());
-    }
-    add("bs", job.block_bytes.to_string());
-    add("iodepth", job.depth.to_string());
-    add("numjobs", job.threads.to_string());
-    add("thread", "1".to_owned());
-    add("direct", u8::from(job.direct).to_string());
-    if job.sync {
-        add("sync", "dsync".to_owned());
-    }
-    add("time_based", "1".to_owned());
-    if job.ramp_ms > 0 {
-        add("ramp_time", format!("{}ms", job.ramp_ms));
-    }
-    add("runtime", format!("{}ms", job.runtime_ms));
-    if job.offset_bytes > 0 {
-        add("offset", job.offset_bytes.to_string());
-    }
-    if let Some(size) = job.size_bytes {
-        add("size", size.to_string());
-    }
-    if job.offset_increment_bytes > 0 {
-        add("offset_increment", job.offset_increment_bytes.to_string());
-    }
-    if job.pattern.is_random() && !job.random_map {
-        add("norandommap", "1".to_owned());
-    }
-    match job.seed {
-        Some(seed) => add("randseed", seed.to_string()),
-        None => add("randrepeat", "0".to_owned()),
-    }
-    match job.rate_iops {
-        // fio limits reads and writes separately.
-        Some(rate) if job.pattern.is_mixed() => {
-            let writes = rate * u64::from(job.write_percent) / 100;
-            // 0 would be no limit.
-            add("rate_iops", format!("{},{}", (rate - writes).max(1), writes.max(1)));
+    let one = |on: bool| on.then(|| "1".to_owned());
+    let above_zero = |value: u64| (value > 0).then(|| value.to_string());
+    let skip = above_zero(job.skip_bytes).map_or_else(String::new, |bytes| format!(":{bytes}"));
+    let mixed = job.pattern.is_mixed();
+    let rate = |rate: u64| {
+        // fio limits reads and writes separately; 0 would be no limit.
+        let writes = rate * u64::from(job.write_percent) / 100;
+        match mixed {
+            true => format!("{},{}", (rate - writes).max(1), writes.max(1)),
+            false => rate.to_string(),
         }
-        Some(rate) => add("rate_iops", rate.to_string()),
-        None => {}
-    }
-    match &job.buffers {
-        Buffers::Scrambled => {}
-        Buffers::Random => add("refill_buffers", "1".to_owned()),
-        Buffers::Zero => add("zero_buffers", "1".to_owned()),
+    };
+    let seed = job.seed.map_or(("randrepeat", 0), |seed| ("randseed", seed));
+    let content = match &job.buffers {
+        Buffers::Scrambled => ("", None),
+        Buffers::Random => ("refill_buffers", one(true)),
+        Buffers::Zero => ("zero_buffers", one(true)),
         Buffers::Pattern(bytes) => {
-            let mut hex = String::from("0x");
-            for byte in bytes {
-                let _ = write!(hex, "{byte:02x}");
-            }
-            add("buffer_pattern", hex);
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            ("buffer_pattern", Some(format!("0x{hex}")))
         }
-        Buffers::File(path) => add("buffer_pattern", format!("'{path}'")),
-    }
-    if !job.extra.iter().any(|(key, _)| key == "gtod_reduce") {
-        // Percentiles of the total latency from submission to completion, as users see it.
-        add("lat_percentiles", "1".to_owned());
-        add("clat_percentiles", "0".to_owned());
-    }
-    if !job.per_thread {
-        add("group_reporting", "1".to_owned());
-    }
-    for (key, value) in &job.extra {
-        add(key, value.clone());
-    }
-    out
+        Buffers::File(path) => ("buffer_pattern", Some(format!("'{path}'"))),
+    };
+    // Percentiles of the total latency from submission to completion, as users see it.
+    let percentiles = !job.extra.iter().any(|(key, _)| key == "gtod_reduce");
+    let options = [
+        ("rw", Some(format!("{}{skip}", job.pattern))),
+        ("rwmixwrite", mixed.then(|| job.write_percent.to_string())),
+        ("bs", Some(job.block_bytes.to_string())),
+        ("iodepth", Some(job.depth.to_string())),
+        ("numjobs", Some(job.threads.to_string())),
+        ("thread", one(true)),
+        ("direct", Some(u8::from(job.direct).to_string())),
+        ("sync", job.sync.then(|| "dsync".to_owned())),
+        ("time_based", one(true)),
+        ("ramp_time", above_zero(job.ramp_ms).map(|ms| ms + "ms")),
+        ("runtime", Some(format!("{}ms", job.runtime_ms))),
+        ("offset", above_zero(job.offset_bytes)),
+        ("size", job.size_bytes.map(|bytes| bytes.to_string())),
+        ("offset_increment", above_zero(job.offset_increment_bytes)),
+        ("norandommap", one(job.pattern.is_random() && !job.random_map)),
+        (seed.0, Some(seed.1.to_string())),
+        ("rate_iops", job.rate_iops.map(rate)),
+        content,
+        ("lat_percentiles", one(percentiles)),
+        ("clat_percentiles", percentiles.then(|| "0".to_owned())),
+        ("group_reporting", one(!job.per_thread)),
+    ];
+    let given = options.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    given.chain(job.extra.iter().cloned()).collect()
 }
 
 impl FioJobOptions {

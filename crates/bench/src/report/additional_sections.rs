@@ -7,10 +7,7 @@
 
 use std::path::Path;
 
-use flagstone_plot::{
-    Axis, BarValue, Bars, Figure as Picture, Group, Hue, LineSeries, Mark, NumberFormat, Panel,
-    PanelContent,
-};
+use flagstone_plot::{Bars, Panel, PanelContent};
 use serde::{Deserialize, Serialize};
 
 use super::{Named, Plot, slug};
@@ -33,52 +30,11 @@ pub struct AdditionalSections {
     pub schema_version: u32,
     pub title: String,
     /// Pictures, shown first.
-    pub pictures: Vec<Drawing>,
+    pub pictures: Vec<Plot>,
     /// Tables, the most important first.
     pub tables: Vec<Named>,
     /// Caveats: sentences without a full stop.
     pub caveats: Vec<String>,
-}
-
-/// A picture as data.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Drawing {
-    /// Name of its files: lowercase letters, digits and `-`.
-    pub id: String,
-    /// Heading, with the mark of emulated data.
-    pub title: String,
-    /// Line below the heading; may be empty.
-    pub subtitle: String,
-    /// Program that measured it.
-    pub footer: String,
-    pub panels: Vec<Drawn>,
-}
-
-/// A panel of a picture.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Drawn {
-    /// Values over time or another number.
-    Lines {
-        /// Label of the horizontal axis, with the unit.
-        x: String,
-        /// Label of the vertical axis, with the unit.
-        y: String,
-        /// Lines: name in the legend, and points in order.
-        lines: Vec<(String, Vec<(f64, f64)>)>,
-        /// Events: position and text.
-        marks: Vec<(f64, String)>,
-    },
-    Bars {
-        /// Label of the groups.
-        x: String,
-        /// Label of the vertical axis, with the unit.
-        y: String,
-        /// Names of the bars of a group.
-        series: Vec<String>,
-        /// Name of each group and its bars, one for each of `series`.
-        groups: Vec<(String, Vec<Option<f64>>)>,
-    },
 }
 
 impl AdditionalSections {
@@ -101,8 +57,8 @@ impl AdditionalSections {
     }
 
     #[must_use]
-    pub fn with_picture(mut self, drawing: Drawing) -> AdditionalSections {
-        self.pictures.push(drawing);
+    pub fn with_picture(mut self, plot: Plot) -> AdditionalSections {
+        self.pictures.push(plot);
         self
     }
 
@@ -143,7 +99,6 @@ impl AdditionalSections {
     }
 
     fn fault(&self) -> Option<String> {
-        let points = |line: &(String, Vec<(f64, f64)>)| line.1.len();
         let cells = |named: &Named| {
             named.table.rows.iter().map(Vec::len).sum::<usize>() + named.table.head.len()
         };
@@ -154,30 +109,31 @@ impl AdditionalSections {
             || self.tables.iter().map(cells).sum::<usize>() > SECTIONS_CELLS
             || self.caveats.len() > SECTIONS_CAVEATS
             || self.pictures.len() > SECTIONS_PICTURES;
-        let panel_is_wrong = |panel: &Drawn| match panel {
-            Drawn::Lines { lines, marks, .. } => {
+        let panel_is_wrong = |panel: &Panel| match &panel.content {
+            PanelContent::Lines(lines) => {
                 lines.len() > PLOT_LINES
-                    || marks.len() > SECTIONS_MARKS
-                    || lines.iter().map(points).sum::<usize>() > REPORT_POINTS
+                    || panel.marks.len() > SECTIONS_MARKS
+                    || lines.iter().any(|line| line.hue.0 >= PLOT_LINES)
+                    || lines.iter().flat_map(|line| &line.pieces).flatten().count() > REPORT_POINTS
             }
-            Drawn::Bars { series, groups, .. } => {
+            PanelContent::Bars(Bars { series, groups }) => {
                 groups.len() > PLOT_GROUPS
                     || series.len() > PLOT_LINES
-                    || groups.iter().any(|(_, values)| values.len() != series.len())
+                    || series.iter().any(|(_, hue)| hue.0 >= PLOT_LINES)
+                    || groups.iter().any(|group| group.values.len() != series.len())
             }
+            PanelContent::Curves(_) => true,
         };
-        let is_wrong = |drawing: &Drawing| {
-            drawing.panels.is_empty()
-                || drawing.panels.len() > PANELS
-                || drawing.panels.iter().any(panel_is_wrong)
+        let is_wrong = |plot: &Plot| {
+            let panels = &plot.picture.panels;
+            panels.is_empty() || panels.len() > PANELS || panels.iter().any(panel_is_wrong)
         };
         (is_too_large || self.pictures.iter().any(is_wrong))
             .then(|| "it is larger than any experiment's, or not in its form".to_owned())
     }
 
     pub(super) fn plots(&self) -> impl Iterator<Item = Plot> {
-        let plot = |drawing: &Drawing| Plot { id: slug(&drawing.id), picture: drawing.picture() };
-        self.pictures.iter().map(plot)
+        self.pictures.iter().map(|plot| Plot { id: slug(&plot.id), ..plot.clone() })
     }
 
     /// Tables of the report; their names are made safe for files.
@@ -186,89 +142,28 @@ impl AdditionalSections {
     }
 }
 
-impl Drawing {
-    /// The picture for the renderer.
-    pub fn picture(&self) -> Picture {
-        Picture {
-            title: self.title.clone(),
-            subtitle: self.subtitle.clone(),
-            panels: self.panels.iter().map(Drawn::panel).collect(),
-            footer: self.footer.clone(),
-        }
-    }
-}
-
-impl Drawn {
-    fn panel(&self) -> Panel {
-        match self {
-            Drawn::Lines { x, y, lines, marks } => Panel {
-                x: Axis::linear(x),
-                y: Axis::linear(y),
-                content: PanelContent::Lines(
-                    lines
-                        .iter()
-                        .enumerate()
-                        .map(|(at, (name, points))| LineSeries {
-                            name: name.clone(),
-                            hue: Hue(at),
-                            pieces: vec![points.clone()],
-                            dots: true,
-                        })
-                        .collect(),
-                ),
-                marks: marks.iter().map(|(x, text)| Mark { x: *x, text: text.clone() }).collect(),
-            },
-            Drawn::Bars { x, y, series, groups } => Panel {
-                x: Axis::linear(x),
-                y: Axis { format: NumberFormat::Plain, ..Axis::linear(y) },
-                content: PanelContent::Bars(Bars {
-                    series: series
-                        .iter()
-                        .cloned()
-                        .enumerate()
-                        .map(|(at, n)| (n, Hue(at)))
-                        .collect(),
-                    groups: groups.iter().map(group).collect(),
-                }),
-                marks: Vec::new(),
-            },
-        }
-    }
-}
-
-fn group((name, values): &(String, Vec<Option<f64>>)) -> Group {
-    Group { name: name.clone(), values: values.iter().map(|v| v.map(BarValue::from)).collect() }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use flagstone_plot::{Axis, Figure, Group, Hue, Mark};
+
     use super::*;
 
     /// All kinds of sections, with text that would be markup if it were not escaped.
     pub(in crate::report) fn example() -> AdditionalSections {
         let mut table = Table::new("T <b> [EMULATED]", &["size", "MB/s"]);
         table.rows.push(vec!["</table>".to_owned(), "1.5".to_owned()]);
-        let lines = Drawn::Lines {
-            x: "seconds".to_owned(),
-            y: "IOPS".to_owned(),
-            lines: vec![("load".to_owned(), vec![(1.0, 5.0), (2.0, 7.0)])],
-            marks: vec![(1.5, "<i>it dies".to_owned())],
-        };
-        let bars = Drawn::Bars {
-            x: "size".to_owned(),
-            y: "MB/s".to_owned(),
-            series: vec!["ours".to_owned(), "published".to_owned()],
-            groups: vec![("4K".to_owned(), vec![Some(3.5), None])],
-        };
+        let lines = vec![("load".to_owned(), vec![(1.0, 5.0), (2.0, 7.0)])];
+        let marks = vec![Mark { x: 1.5, text: "<i>it dies".to_owned() }];
+        let lines = Panel { marks, ..Panel::lines("seconds", "IOPS", lines) };
+        let names = ["ours", "published"].map(str::to_owned);
+        let group = Group { name: "4K".to_owned(), values: vec![Some(3.5.into()), None] };
+        let bars = Panel::bars("size", Axis::linear("MB/s"), &names, vec![group]);
+        let title = "D [EMULATED]".to_owned();
+        let picture = Figure { title, panels: vec![lines, bars], ..Figure::default() };
         AdditionalSections::new("An experiment")
             .with_tables("out", vec![table.clone(), table])
             .with_caveats(&["<script>alert(1)</script> is a caveat".to_owned()])
-            .with_picture(Drawing {
-                id: "../Over time".to_owned(),
-                title: "D [EMULATED]".to_owned(),
-                panels: vec![lines, bars],
-                ..Drawing::default()
-            })
+            .with_picture(Plot { id: "../Over time".to_owned(), picture })
     }
 
     #[test]
@@ -298,14 +193,17 @@ pub(super) mod tests {
         let mut many = example();
         many.tables[0].table.rows = vec![vec![String::new(); 100]; SECTIONS_CELLS / 100];
         refuses(&many);
-        let ragged = Drawn::Bars {
-            x: String::new(),
-            y: String::new(),
-            series: vec!["a".to_owned()],
-            groups: vec![("g".to_owned(), vec![Some(1.0), None])],
-        };
-        for panels in [vec![ragged.clone()], Vec::new()] {
-            refuses(&example().with_picture(Drawing { panels, ..Drawing::default() }));
+        let group = Group { name: "g".to_owned(), values: vec![Some(1.0.into()), None] };
+        let axis = || Axis::linear("y");
+        let ragged = Panel::bars("x", axis(), &["a".to_owned()], vec![group]);
+        let mut hue = Panel::lines("x", "y", vec![("a".to_owned(), vec![(1.0, 1.0)])]);
+        let PanelContent::Lines(lines) = &mut hue.content else { panic!("lines") };
+        lines[0].hue = Hue(usize::MAX);
+        let content = PanelContent::Curves(Vec::new());
+        let curves = Panel { x: axis(), y: axis(), content, marks: Vec::new() };
+        for panels in [vec![ragged], vec![hue], vec![curves], Vec::new()] {
+            let picture = Figure { panels, ..Figure::default() };
+            refuses(&example().with_picture(Plot { id: String::new(), picture }));
         }
         std::fs::write(directory.path().join(FILE), "{\n\"title\": 3}").unwrap();
         let error = AdditionalSections::read(directory.path()).unwrap_err().to_string();

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use flagstone_plot::Figure as Picture;
 use serde::{Deserialize, Serialize};
 
-pub use self::additional_sections::{AdditionalSections, Drawing, Drawn};
+pub use self::additional_sections::AdditionalSections;
 pub use self::combined_report::CombinedReport;
 pub use self::tables::by_size;
 
@@ -100,11 +100,12 @@ pub fn comparison(runs: &[Run]) -> Comparison {
     Comparison::of_runs(runs.iter().map(|run| (run.name.clone(), run.records.clone())).collect())
 }
 
-#[derive(Clone, Debug)]
-pub(crate) struct Plot {
-    /// Lowercase letters, digits and `-`.
-    pub(crate) id: String,
-    pub(crate) picture: Picture,
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plot {
+    /// Name of its files: lowercase letters, digits and `-`.
+    pub id: String,
+    #[serde(flatten)]
+    pub picture: Picture,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Plots: bars by size, job and number of disks; latency percentiles; IOPS over time and rounds.
 
 use flagstone_plot::{
-    Axis, BarValue, Bars, Figure as Picture, Group, Hue, LineSeries, NumberFormat, Panel,
-    PanelContent, Scale,
+    Axis, BarValue, Figure as Picture, Group, Hue, LineSeries, NumberFormat, Panel, PanelContent,
+    Scale,
 };
 use flagstone_units::format_block_size;
 
@@ -113,23 +113,14 @@ impl Maker<'_> {
         figures: &[ComparedMetric],
     ) -> Vec<Panel> {
         let names = self.comparison.names();
-        let panel = |figure: &ComparedMetric| Panel {
-            x: Axis::linear(label),
-            y: match figure {
+        let panel = |figure: &ComparedMetric| {
+            let y = match figure {
                 ComparedMetric::Iops => Axis::linear(figure.name()),
                 _ => Axis { format: NumberFormat::Plain, ..Axis::linear(figure.name()) },
-            },
-            content: PanelContent::Bars(Bars {
-                series: names.iter().cloned().enumerate().map(|(at, n)| (n, Hue(at))).collect(),
-                groups: rows
-                    .iter()
-                    .map(|row| Group {
-                        name: name(row),
-                        values: (0..names.len()).map(|at| bar(row, at, *figure)).collect(),
-                    })
-                    .collect(),
-            }),
-            marks: Vec::new(),
+            };
+            let values = |row: &JobRow| (0..names.len()).map(|at| bar(row, at, *figure)).collect();
+            let group = |row: &&JobRow| Group { name: name(row), values: values(row) };
+            Panel::bars(label, y, names, rows.iter().map(group).collect())
         };
         figures.iter().map(panel).collect()
     }

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use flagstone_bench::report::{Drawing, Drawn};
-use flagstone_plot::Theme;
+use flagstone_bench::report::Plot;
+use flagstone_plot::{Figure, Mark, Panel, Theme};
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -57,23 +57,20 @@ pub fn text(summary: &FailoverSummary) -> String {
 
 /// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
 /// events that follow each other closely.
-pub fn drawing(summary: &FailoverSummary) -> Drawing {
+pub fn drawing(summary: &FailoverSummary) -> Plot {
     let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
     let name = format!("verifying load by both nodes{}: {found}", summary.provenance.suffix());
     let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();
     let named = (1..).zip(&summary.events).map(|(at, event)| format!("{at} {}", event.what));
-    Drawing {
-        id: "timeline".to_owned(),
+    let marks = marks(summary).into_iter().map(|(x, text)| Mark { x, text }).collect();
+    let panel = Panel { marks, ..Panel::lines("seconds", "IOPS", vec![(name, points)]) };
+    let picture = Figure {
         title: format!("Failover under a verifying load{}", summary.provenance.suffix()),
         subtitle: named.collect::<Vec<_>>().join(", "),
         footer: format!("flagstone lab failover {}", env!("CARGO_PKG_VERSION")),
-        panels: vec![Drawn::Lines {
-            x: "seconds".to_owned(),
-            y: "IOPS".to_owned(),
-            lines: vec![(name, points)],
-            marks: marks(summary),
-        }],
-    }
+        panels: vec![panel],
+    };
+    Plot { id: "timeline".to_owned(), picture }
 }
 
 /// Events that are closer than this fraction of the whole share a mark.
@@ -94,7 +91,7 @@ fn marks(summary: &FailoverSummary) -> Vec<(f64, String)> {
 }
 
 pub(super) fn write(summary: &FailoverSummary, directory: &Path) -> Result<(), Error> {
-    let picture = drawing(summary).picture();
+    let picture = drawing(summary).picture;
     std::fs::write(directory.join("timeline.svg"), picture.svg(Theme::Auto))
         .map_err(Error::system("cannot write the timeline"))
 }
@@ -117,7 +114,7 @@ mod tests {
 
     #[test]
     fn picture_states_provenance_and_events() {
-        let svg = drawing(&example()).picture().svg(Theme::Light);
+        let svg = drawing(&example()).picture.svg(Theme::Light);
         for text in ["EMULATED", "1 node-a falls silent, 2 node-b serves", "nothing lost"] {
             assert!(svg.contains(text), "{text}");
         }
