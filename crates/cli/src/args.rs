@@ -25,7 +25,6 @@ use crate::plan::args::PlanArgs;
 use crate::status::StatusArgs;
 use crate::words::{CRASHES, IO_ENGINES, PATTERNS, one_of};
 
-/// Version and commit, as `--version` prints them.
 pub(crate) const VERSION: &str =
     concat!(env!("CARGO_PKG_VERSION"), " (", env!("FLAGSTONE_COMMIT"), ")");
 
@@ -42,7 +41,6 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// The commands that the program runs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve volumes over NVMe/TCP and NBD until SIGTERM or Ctrl-C
@@ -87,30 +85,8 @@ pub(crate) struct CompletionsArgs {
 pub(crate) struct ServeArgs {
     /// The configuration file
     pub(crate) file: Option<PathBuf>,
-    /// A volume, in addition to the file's (repeatable)
-    #[arg(long = "volume", value_name = "NAME=DEVICE")]
-    pub(crate) volumes: Vec<String>,
-    /// An address to serve on, instead of the file's (repeatable)
-    #[arg(long = "listen", value_name = "URL")]
-    pub(crate) listen: Vec<String>,
-    /// Executor threads
-    #[arg(long, value_name = "N")]
-    pub(crate) cores: Option<String>,
-    /// Upper limit of pooled I/O buffers
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) buffer_memory: Option<String>,
-    /// I/O engine: auto, io_uring or threads
-    #[arg(long, value_name = "ENGINE")]
-    pub(crate) io_engine: Option<String>,
-    /// Longest busy wait before an executor sleeps; 0 turns busy polling off
-    #[arg(long, value_name = "DURATION")]
-    pub(crate) busy_poll: Option<String>,
-    /// Unix socket of the control API that flagstone status uses; none for no API
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<String>,
-    /// TCP address of the Prometheus metrics; none for no metrics
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) metrics: Option<String>,
+    #[command(flatten)]
+    pub(crate) options: Arguments,
     /// Format of the log on standard error; RUST_LOG filters it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub(crate) log: LogFormat,
@@ -119,19 +95,9 @@ pub(crate) struct ServeArgs {
 impl ServeArgs {
     /// Builds the configuration from the file and these options.
     pub(crate) fn config(&self) -> Result<Config, Diagnostics> {
-        let arguments = Arguments {
-            volumes: self.volumes.clone(),
-            listen: self.listen.clone(),
-            cores: self.cores.clone(),
-            buffer_memory: self.buffer_memory.clone(),
-            io_engine: self.io_engine.clone(),
-            busy_poll: self.busy_poll.clone(),
-            api: self.api.clone(),
-            metrics: self.metrics.clone(),
-        };
         match &self.file {
-            Some(file) => Config::read(file, &arguments),
-            None => Config::from_args(&arguments),
+            Some(file) => Config::read(file, &self.options),
+            None => Config::from_args(&self.options),
         }
     }
 }

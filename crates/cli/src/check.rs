@@ -42,7 +42,6 @@ fn summary(name: &str, config: &Config) -> String {
     text
 }
 
-/// The report of `--json`, documented in `docs/cli.md`.
 #[derive(Serialize)]
 struct JsonReport<'a> {
     file: &'a str,

@@ -13,7 +13,6 @@ pub(crate) fn lines(head: &[(&str, CellAlignment)], rows: &[Vec<String>]) -> Vec
     aligned(table, &alignments)
 }
 
-/// Rows without a head.
 pub(crate) fn rows(alignments: &[CellAlignment], rows: &[Vec<String>]) -> Vec<String> {
     aligned(table(rows), alignments)
 }
@@ -25,7 +24,6 @@ pub(crate) fn wrapped_lines(head: &[&str], rows: &[Vec<String>], width: u16) -> 
     wrapped(table, width)
 }
 
-/// The same without a head.
 pub(crate) fn wrapped_rows(rows: &[Vec<String>], width: u16) -> Vec<String> {
     wrapped(table(rows), width)
 }

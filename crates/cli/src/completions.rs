@@ -4,7 +4,6 @@ use crate::args::{self, CompletionsArgs};
 use crate::exit::{Exit, Failure};
 use crate::output;
 
-/// Runs the command.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut args::command(), "flagstone", &mut script);

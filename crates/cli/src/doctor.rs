@@ -45,7 +45,6 @@ pub(crate) struct DoctorArgs {
     pub(crate) root: PathBuf,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     if !args.root.is_dir() {
         return Err(Failure::usage(format!("{}: not a directory", args.root.display())));

@@ -17,7 +17,6 @@ use crate::output::{json, print, progress_bar};
 /// Queue entries of remote devices: the deepest queue of one core.
 const QUEUE_DEPTH_MAX: u16 = 1023;
 
-/// Runs the command.
 pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
     if args.queues.is_some() && !matches!(args.target, DeviceSpec::NvmeTcp(_)) {
         return Err(Failure::usage("--queues is only for nvme-tcp:// devices: leave it out"));

@@ -16,7 +16,6 @@ pub enum LogFormat {
     Json,
 }
 
-/// Filter without `RUST_LOG`.
 const DEFAULT_FILTER: &str = "info";
 
 /// Starts logging. Call once, before the first message.

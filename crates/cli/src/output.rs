@@ -29,7 +29,6 @@ pub(crate) fn print(text: &str, exit: Exit) -> Exit {
     }
 }
 
-/// A document as JSON, for people and programs.
 pub(crate) fn json(document: &impl Serialize) -> String {
     serde_json::to_string_pretty(document).expect("every document is JSON") + "\n"
 }

@@ -11,7 +11,6 @@ use crate::exit::{Exit, Failure};
 use crate::logging;
 use crate::output::{complain, wants_color};
 
-/// Runs the command.
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let config = match args.config() {
         Ok(config) => config,

@@ -13,7 +13,6 @@ use flagstone_server::api::mirror_document::ResolveKeep;
 /// Words, their values and their help. A word without help is an alias, which help does not list.
 pub(crate) type Words<T> = [(&'static str, T, &'static str)];
 
-/// Parser of an option that takes one of these words.
 pub(crate) fn one_of<T>(words: &'static Words<T>) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync + 'static,
@@ -25,7 +24,6 @@ where
         .map(|word| find(words, &word).expect("the parser knows only these words"))
 }
 
-/// The value of a word.
 pub(crate) fn find<T: Copy>(words: &Words<T>, word: &str) -> Option<T> {
     words.iter().find(|(known, ..)| *known == word).map(|(_, value, _)| *value)
 }
@@ -43,26 +41,22 @@ pub(crate) const PATTERNS: &Words<AccessPattern> = &[
     ("randtrim", AccessPattern::RandTrim, "Random discards"),
 ];
 
-/// I/O engine of a load.
 pub(crate) const IO_ENGINES: &Words<IoEngine> = &[
     ("auto", IoEngine::Auto, "io_uring, or threads where io_uring is not permitted"),
     ("io_uring", IoEngine::IoUring, "io_uring, or fail"),
     ("threads", IoEngine::Threads, "Blocking calls on threads"),
 ];
 
-/// The side that crashed, which decides what may be lost.
 pub(crate) const CRASHES: &Words<Crash> = &[
     ("client", Crash::ClientOnly, "The generator: no acknowledged write may be lost"),
     ("server", Crash::Server, "The server or its power: unflushed writes may be lost"),
 ];
 
-/// Tuning goal of the disks.
 pub(crate) const TUNING_GOALS: &Words<TuningGoal> = &[
     ("iops", TuningGoal::Iops, "Small random I/O"),
     ("throughput", TuningGoal::Throughput, "Large sequential I/O"),
 ];
 
-/// Initiator for `nvme-tcp://` targets.
 pub(crate) const INITIATORS: &Words<InitiatorChoice> = &[
     (
         "auto",
@@ -77,24 +71,20 @@ pub(crate) const INITIATORS: &Words<InitiatorChoice> = &[
     ("flagstone", InitiatorChoice::Flagstone, "The built-in generator, flagstone load"),
 ];
 
-/// Format of tables.
 pub(crate) const TABLE_FORMS: &Words<Form> = &[
     ("text", Form::Text, "Aligned columns"),
     ("markdown", Form::Markdown, "GitHub Markdown tables"),
     ("csv", Form::Csv, "Comma-separated values"),
 ];
 
-/// How a node dies.
 pub(crate) const DEATHS: &Words<Death> = &[
     ("silent", Death::Silent, "The node stops answering and closes nothing"),
     ("kill", Death::Kill, "The node's connections close at once"),
 ];
 
-/// The replica whose data is kept.
 pub(crate) const KEPT_SIDES: &Words<ResolveKeep> = &[
     ("mine", ResolveKeep::Mine, "Keep this node's data; the peer discards its own"),
     ("peer", ResolveKeep::Peer, "Keep the peer's data; this node discards its own"),
 ];
 
-/// Yes or no.
 pub(crate) const YES_NO: &Words<bool> = &[("yes", true, "Yes"), ("no", false, "No")];

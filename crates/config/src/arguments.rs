@@ -11,28 +11,35 @@ use crate::names;
 
 /// Options as text. They are checked together with the file, so that all mistakes are reported at
 /// once.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Arguments {
-    /// `--volume NAME=DEVICE`, added to the file's volumes.
+    /// A volume, in addition to the file's (repeatable)
+    #[arg(long = "volume", value_name = "NAME=DEVICE")]
     pub volumes: Vec<String>,
-    /// `--listen URL`; replaces all addresses of the file.
+    /// An address to serve on, instead of the file's (repeatable)
+    #[arg(long = "listen", value_name = "URL")]
     pub listen: Vec<String>,
-    /// `--cores N`
+    /// Executor threads
+    #[arg(long, value_name = "N")]
     pub cores: Option<String>,
-    /// `--buffer-memory SIZE`
+    /// Upper limit of pooled I/O buffers
+    #[arg(long, value_name = "SIZE")]
     pub buffer_memory: Option<String>,
-    /// `--io-engine WORD`
+    /// I/O engine: auto, io_uring or threads
+    #[arg(long, value_name = "ENGINE")]
     pub io_engine: Option<String>,
-    /// `--busy-poll DURATION`
+    /// Longest busy wait before an executor sleeps; 0 turns busy polling off
+    #[arg(long, value_name = "DURATION")]
     pub busy_poll: Option<String>,
-    /// `--api PATH`
+    /// Unix socket of the control API that flagstone status uses; none for no API
+    #[arg(long, value_name = "PATH")]
     pub api: Option<String>,
-    /// `--metrics ADDRESS`
+    /// TCP address of the Prometheus metrics; none for no metrics
+    #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
 }
 
 impl Arguments {
-    /// Applies the options; they override the file.
     pub(crate) fn apply(&self, raw: &mut RawConfig, report: &Report) {
         let server = &mut raw.server;
         if !self.listen.is_empty() {
@@ -40,43 +47,42 @@ impl Arguments {
             server.listen = Some(self.listen.iter().filter_map(parsed).collect());
         }
         let kind = |name| &schema::SERVER.key(name).expect("a key of [server]").kind;
-        if let Some(text) = &self.cores {
-            let parse = |text: &str| count_in_range(text.parse().unwrap_or(-1), kind("cores"));
-            let cores = convert("--cores", text, report, parse);
-            server.cores = cores.map(|n| n.value as u32).or(server.cores);
+        let cores = |text: &str| count_in_range(text.parse().unwrap_or(-1), kind("cores"));
+        if let Some(cores) = option("--cores", &self.cores, report, cores) {
+            server.cores = Some(cores.value as u32);
         }
-        if let Some(text) = &self.buffer_memory {
-            let parse = |text: &str| size_from_text(text, kind("buffer_memory"));
-            if let Some(memory) = convert("--buffer-memory", text, report, parse) {
-                server.buffer_memory = memory;
-            }
+        let memory = |text: &str| size_from_text(text, kind("buffer_memory"));
+        if let Some(memory) = option("--buffer-memory", &self.buffer_memory, report, memory) {
+            server.buffer_memory = memory;
         }
-        if let Some(text) = &self.io_engine {
-            let parse = |text: &str| word_from_text(text, kind("io_engine"));
-            if let Some(word) = convert("--io-engine", text, report, parse) {
-                server.io_engine = io_engine(&word.value);
-            }
+        let word = |text: &str| word_from_text(text, kind("io_engine"));
+        if let Some(word) = option("--io-engine", &self.io_engine, report, word) {
+            server.io_engine = io_engine(&word.value);
         }
-        if let Some(text) = &self.busy_poll {
-            let parse = |text: &str| time_from_text(text, kind("busy_poll"));
-            server.busy_poll =
-                convert("--busy-poll", text, report, parse).map_or(server.busy_poll, |t| t.value);
+        let time = |text: &str| time_from_text(text, kind("busy_poll"));
+        if let Some(time) = option("--busy-poll", &self.busy_poll, report, time) {
+            server.busy_poll = time.value;
         }
-        if let Some(text) = &self.api {
-            server.api = convert("--api", text, report, str::parse).or(server.api.take());
-        }
-        if let Some(text) = &self.metrics {
-            let metrics = convert("--metrics", text, report, parse_metrics);
-            server.metrics = metrics.or(server.metrics.take());
-        }
+        server.api = option("--api", &self.api, report, str::parse).or(server.api.take());
+        let metrics = option("--metrics", &self.metrics, report, parse_metrics);
+        server.metrics = metrics.or(server.metrics.take());
         raw.volumes_mistaken |= !self.volumes.is_empty();
         raw.volumes.extend(self.volumes.iter().filter_map(|text| read_volume(text, report)));
     }
 }
 
-/// Source location of an option.
 fn place(option: &str, text: &str) -> Place {
     Place::Argument(format!("{option} {text}"))
+}
+
+/// The value of an option that is given and right.
+fn option<T, E: std::fmt::Display>(
+    name: &str,
+    text: &Option<String>,
+    report: &Report,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Option<Located<T>> {
+    convert(name, text.as_deref()?, report, parse)
 }
 
 fn convert<T, E: std::fmt::Display>(

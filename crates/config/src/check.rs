@@ -64,7 +64,6 @@ pub(crate) struct RawVolume {
 
 pub(crate) enum RawLayer {
     Own(Box<Layer>),
-    /// The name of a limit.
     SharedLimit(Located<String>),
     /// A mirror, without its peers, and their names.
     Mirror(Box<RawMirror>),
@@ -102,7 +101,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     let shared = resolve_limits(&raw, report);
     let peers = super::mirror::check_mirrors(&raw, &listen, report);
     let subsystems = resolve_subsystems(&raw, report);
-    if !report.is_empty() {
+    if report.count() > 0 {
         return None;
     }
     Some(Config {
@@ -278,17 +277,8 @@ fn resolve_limits(raw: &RawConfig, report: &Report) -> BTreeMap<String, usize> {
         named.map(|(index, (name, _))| (name.value.clone(), index)).collect();
     for layer in raw.volumes.iter().flat_map(|volume| &volume.layers) {
         let RawLayer::SharedLimit(name) = layer else { continue };
-        if !indices.contains_key(&name.value) {
-            let known: Vec<_> =
-                indices.keys().map(String::as_str).take(MAX_SUGGESTED_NAMES).collect();
-            let help = match known.len() {
-                0 => {
-                    format!("write a table [limit.{}] with iops = … or throughput = …", name.value)
-                }
-                _ => suggestion(&name.value, &known),
-            };
-            report.error(&name.place, format!("there is no limit `{}`", name.value), help);
-        }
+        let help = format!("[limit.{}] with iops = … or throughput = …", name.value);
+        find("limit", name, &indices, &help, report);
     }
     indices
 }
@@ -300,11 +290,13 @@ fn resolve_subsystems(raw: &RawConfig, report: &Report) -> Vec<Subsystem> {
     let mut subsystems = Vec::new();
     // Of two volumes with one name (reported elsewhere) the first is used.
     let named = raw.volumes.iter().enumerate().rev();
-    let indices = named.map(|(index, volume)| (volume.name.value.as_str(), index)).collect();
+    let indices = named.map(|(index, volume)| (volume.name.value.clone(), index)).collect();
     for one in &raw.subsystems {
         let mut namespaces = Vec::new();
         for name in &one.namespaces {
-            let Some(index) = find_volume(&indices, name, report) else { continue };
+            let Some(index) = find("volume", name, &indices, "[volume.NAME] for it", report) else {
+                continue;
+            };
             match owners.get(&index) {
                 Some(first) => {
                     let message = format!("volume `{}` is already in a subsystem", name.value);
@@ -339,19 +331,22 @@ fn resolve_subsystems(raw: &RawConfig, report: &Report) -> Vec<Subsystem> {
     subsystems
 }
 
-fn find_volume(
-    indices: &BTreeMap<&str, usize>,
+/// The index of the `kind` called `name`. `table` is the table to write if there is none yet.
+pub(crate) fn find(
+    kind: &str,
     name: &Located<String>,
+    indices: &BTreeMap<String, usize>,
+    table: &str,
     report: &Report,
 ) -> Option<usize> {
-    let found = indices.get(name.value.as_str()).copied();
+    let found = indices.get(&name.value).copied();
     if found.is_none() {
-        let known: Vec<_> = indices.keys().copied().take(MAX_SUGGESTED_NAMES).collect();
+        let known: Vec<_> = indices.keys().map(String::as_str).take(MAX_SUGGESTED_NAMES).collect();
         let help = match known.len() {
-            0 => "write a table [volume.NAME] for it".to_owned(),
+            0 => format!("write a table {table}"),
             _ => suggestion(&name.value, &known),
         };
-        report.error(&name.place, format!("there is no volume `{}`", name.value), help);
+        report.error(&name.place, format!("there is no {kind} `{}`", name.value), help);
     }
     found
 }

@@ -85,7 +85,6 @@ fn limited(limit: &Limit) -> String {
     parts.join(", ")
 }
 
-/// How large I/Os are counted.
 fn counted(what: &str, size: &IoSize) -> Option<String> {
     match size {
         IoSize::One => None,
@@ -106,7 +105,6 @@ fn counted(what: &str, size: &IoSize) -> Option<String> {
     }
 }
 
-/// A throughput, rounded if the exact number is long.
 fn throughput(bytes_per_second: u64) -> String {
     let exact = format_rate(bytes_per_second);
     match exact.chars().count() {

@@ -94,79 +94,56 @@ pub enum NbdAddress {
 
 /// A device that cannot be parsed. Each message says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum DeviceSpecError {
-    /// Nothing was written.
     #[error(
         "a device is missing: write a path, memory:1GiB, null:1TiB, nvme-tcp://HOST:4420/NQN or \
          nbd://HOST:10809/EXPORT"
     )]
     Empty,
-    /// A NUL in a path.
     #[error("a path has no NUL character")]
     NulInPath,
-    /// A scheme that is not in the grammar.
     #[error(
         "unknown kind of device `{0}:` (known: memory:, null:, nvme-tcp://, nbd://, nbd+unix://); \
          a file of that name is written ./{0}:…"
     )]
     UnknownScheme(String),
-    /// A scheme written in another case or without its slashes, or one that others use for it.
     #[error("write {0}")]
     WriteInstead(&'static str),
-    /// TLS was asked for.
     #[error(
         "NBD over TLS is not supported: write nbd:// or nbd+unix://, on a network that you trust"
     )]
     Tls,
-    /// The size behind `memory:` or `null:`.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// A size that no device can have.
     #[error("the size of a device is a multiple of 512, at least 4KiB and at most 4096PiB")]
     SizeRange,
-    /// The host or the port.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// Port 0, to which nothing can connect.
     #[error("port 0 cannot be connected to: write the port that the server listens on")]
     PortZero,
-    /// More paths than anybody has.
     #[error("at most {MAX_PATHS} addresses lead to one namespace")]
     TooManyPaths,
-    /// No NQN behind the address.
     #[error(
         "the subsystem's NQN is missing: write nvme-tcp://HOST:4420/nqn.2026-01.io.flagstone:NAME"
     )]
     NoNqn,
-    /// A name that breaks its rules.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// `%` without two hexadecimal digits, or bytes that are not UTF-8.
     #[error(
         "bad percent encoding: `%` is followed by two hexadecimal digits (a percent sign is %25)"
     )]
     PercentEncoding,
-    /// A `#fragment`.
     #[error("`#` has no meaning here: write %23 for the character itself")]
     Fragment,
-    /// A query key that this kind of device does not have.
     #[error("unknown option `{key}`; known: {known}")]
-    UnknownOption {
-        /// As written.
-        key: String,
-        /// The known options.
-        known: &'static str,
-    },
-    /// The same query key twice.
+    UnknownOption { key: String, known: &'static str },
     #[error("option `{0}` is given twice")]
     OptionTwice(String),
-    /// A query key with a bad value, or without a required value.
     #[error("{0}")]
     OptionValue(&'static str),
-    /// A host in a URI of a Unix socket.
     #[error("a Unix socket has no host: write nbd+unix:///EXPORT?socket=/path (three slashes)")]
     HostOnUnix,
-    /// The socket is missing or its path is too long.
     #[error(
         "the socket's path is missing or longer than {MAX_SOCKET_PATH_BYTES} bytes: write nbd+unix:///EXPORT?socket=/path"
     )]
@@ -358,7 +335,6 @@ fn set_nvme_option(
     Ok(())
 }
 
-/// A number of only digits.
 fn plain_number(value: Option<String>) -> Option<u32> {
     value.filter(|text| text.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
 }

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_VALUE_CHARS};
 
-/// Where a value was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Bytes of the file.
@@ -21,14 +20,12 @@ pub(crate) enum Place {
     Whole,
 }
 
-/// A value and where it was written.
 #[derive(Debug, Clone)]
 pub(crate) struct Located<T> {
     pub(crate) value: T,
     pub(crate) place: Place,
 }
 
-/// One mistake.
 #[derive(Debug, Clone)]
 struct Mistake {
     place: Place,
@@ -44,7 +41,6 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Records a mistake with its problem and its fix.
     pub(crate) fn error(
         &self,
         place: &Place,
@@ -73,14 +69,8 @@ impl Report {
         }
     }
 
-    /// Mistakes recorded so far.
     pub(crate) fn count(&self) -> usize {
         self.mistakes.borrow().len()
-    }
-
-    /// Returns true while there is no mistake.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.mistakes.borrow().is_empty()
     }
 
     /// The mistakes in the order of the file; those of the command line come last.
@@ -126,7 +116,6 @@ pub struct Diagnostic {
     pub help: String,
     /// A second place that the mistake is about, such as `first given at flagstone.toml:3:1`.
     pub note: Option<String>,
-    /// The file, or the option as written.
     #[serde(skip)]
     origin: String,
     #[serde(skip)]
@@ -277,7 +266,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Line, column, and the marked part of the excerpt.
     fn marked(text: &str, span: Range<usize>) -> (usize, usize, String) {
         let (line, column, excerpt) = locate(text, span);
         (line, column, excerpt.text[excerpt.marked].to_owned())

@@ -73,7 +73,7 @@ impl Config {
     /// Every mistake in the arguments.
     pub fn from_args(arguments: &Arguments) -> Result<Config, Diagnostics> {
         let report = Report::default();
-        let raw = read::read_nothing(&report);
+        let raw = read::read_root(&toml_edit::Table::new(), &report);
         finish(Some(raw), report, arguments, None)
     }
 

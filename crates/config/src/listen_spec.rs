@@ -30,27 +30,22 @@ pub enum ListenSpec {
 
 /// An address that cannot be parsed. Each message says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum ListenSpecError {
-    /// No protocol that is served.
     #[error(
         "a listen address begins with its protocol: nvme-tcp://0.0.0.0:4420, nbd://127.0.0.1:10809 or nbd+unix:///path.sock"
     )]
     Scheme,
-    /// TLS was asked for.
     #[error("NBD over TLS is not supported: write nbd:// or nbd+unix://")]
     Tls,
-    /// The address or the port.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// A host name.
     #[error(
         "`{0}` is a name: a listen address is an IP address, such as 0.0.0.0 (all), [::] (all, IPv6) or 127.0.0.1"
     )]
     Name(String),
-    /// Something behind the address.
     #[error("a listen address ends after the port: volumes are named in their own tables")]
     Path,
-    /// A socket path that does not fit.
     #[error(
         "the socket is an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes: write nbd+unix:///run/flagstone.sock (three slashes)"
     )]
@@ -130,13 +125,11 @@ impl fmt::Display for ListenSpec {
         match self {
             ListenSpec::NvmeTcp(address) => write!(f, "nvme-tcp://{address}"),
             ListenSpec::NbdTcp(address) => write!(f, "nbd://{address}"),
-            ListenSpec::NbdUnix(path) => fmt_unix(path, f),
+            ListenSpec::NbdUnix(path) => {
+                write!(f, "nbd+unix://{}", encoded(&path.to_string_lossy()))
+            }
         }
     }
-}
-
-fn fmt_unix(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    write!(f, "nbd+unix://{}", encoded(&path.to_string_lossy()))
 }
 
 #[cfg(test)]

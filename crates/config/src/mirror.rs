@@ -5,23 +5,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
 use flagstone_nvme::replica::Codec;
 
-use super::check::{RawConfig, RawLayer, RawVolume};
+use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Place, Report};
 use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogues;
-use super::reader::{Reader, suggestion};
-use crate::device_spec::{AuthorityError, DeviceSpec, HostPort, NVME_TCP_PORT};
-use crate::limits::{MAX_MIRROR_PEERS, MAX_SUGGESTED_NAMES};
+use super::reader::Reader;
+use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
+use crate::limits::MAX_MIRROR_PEERS;
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
 use crate::uri::parse_authority;
 use flagstone_units::{format_rate, format_size};
 
-/// Keys of rates of a resync.
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
-/// A mirror as read, with peers by name.
 pub(crate) struct RawMirror {
     place: Place,
     peers: Vec<Located<String>>,
@@ -45,14 +43,6 @@ pub(crate) fn node_name(text: &str) -> Result<String, NameError> {
     check_volume_name(text).map(|()| text.to_owned()).map_err(|_| NameError::Node)
 }
 
-fn peer_address(text: &str) -> Result<HostPort, AuthorityError> {
-    parse_authority(text, NVME_TCP_PORT)
-}
-
-fn codec(word: &str) -> Option<Codec> {
-    Codec::ALL.into_iter().find(|codec| codec.name() == word)
-}
-
 /// Reads a `[peer.NAME]`. A peer with a mistake keeps its name, so that mirrors naming it do not get a
 /// second error.
 pub(crate) fn read_peer(
@@ -66,9 +56,10 @@ pub(crate) fn read_peer(
     }
     let (connections, timeout) =
         (reader.count_or_default("connections") as u16, reader.time_or_default("timeout"));
-    let compression = codec(&reader.choice("compression"));
+    let word = reader.choice("compression");
+    let compression = Codec::ALL.into_iter().find(|codec| codec.name() == word);
     let max_bytes_per_s = reader.rate("bandwidth_max").map(|rate| rate.value);
-    let address = reader.parsed("address", peer_address);
+    let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
     let named = name.value.clone();
     let peer = address.map(|address| Peer {
         name: named,
@@ -81,7 +72,6 @@ pub(crate) fn read_peer(
     (name, peer)
 }
 
-/// Reads a volume's `mirror`.
 pub(crate) fn read_mirror(
     reader: &Reader<'_>,
     title: &str,
@@ -228,7 +218,6 @@ fn mirrors(volume: &RawVolume) -> impl Iterator<Item = &RawMirror> {
     })
 }
 
-/// Devices of volumes, and where they are named.
 fn devices(raw: &RawConfig) -> BTreeMap<String, Place> {
     let backings = raw.volumes.iter().filter_map(|volume| volume.backing.as_ref());
     let devices = backings.flat_map(|backing| &backing.devices);
@@ -243,15 +232,8 @@ fn check_peers(
 ) {
     let mut seen = BTreeSet::new();
     for name in &mirror.peers {
-        if !peers.contains_key(&name.value) {
-            let known: Vec<_> =
-                peers.keys().map(String::as_str).take(MAX_SUGGESTED_NAMES).collect();
-            let help = match known.len() {
-                0 => format!("write a table [peer.{}] with address = \"HOST\"", name.value),
-                _ => suggestion(&name.value, &known),
-            };
-            report.error(&name.place, format!("there is no peer `{}`", name.value), help);
-        }
+        let table = format!("[peer.{}] with address = \"HOST\"", name.value);
+        find("peer", name, peers, &table, report);
         if !seen.insert(&name.value) {
             let message = format!("peer `{}` is given twice", name.value);
             report.error(&name.place, message, "name each node once");
@@ -301,11 +283,8 @@ fn check_surroundings(
     }
     if !listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_))) {
         let help = "add an address such as \"nvme-tcp://0.0.0.0:4420\" to `listen`";
-        report.error(
-            &mirror.place,
-            "peers reach a mirror over NVMe/TCP, which is not served",
-            help,
-        );
+        let message = "peers reach a mirror over NVMe/TCP, which is not served";
+        report.error(&mirror.place, message, help);
     }
     if volume.read_only {
         let help = "remove `read_only`, or the mirror";

@@ -16,44 +16,36 @@ pub const DEFAULT_NQN_PREFIX: &str = "nqn.2026-01.io.flagstone";
 
 /// Why a name was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum NameError {
-    /// Not `nqn.yyyy-mm.domain[:name]`.
     #[error(
         "an NQN has the form nqn.YYYY-MM.REVERSED.DOMAIN:NAME, such as {DEFAULT_NQN_PREFIX}:db"
     )]
     NotAnNqn,
-    /// Too long for the wire.
     #[error("an NQN has at most 223 bytes, this one has {0}")]
     NqnTooLong(usize),
-    /// White space or control characters in an NQN.
     #[error("an NQN has no white space and no control characters")]
     NqnCharacter,
-    /// The discovery subsystem's name.
     #[error("this NQN is reserved for the discovery subsystem")]
     Reserved,
-    /// Not a volume name.
     #[error(
         "a volume name has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or `.`, \
          the first a letter or a digit"
     )]
     VolumeName,
-    /// Not the name of a node.
     #[error(
         "the name of a node has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or `.`, \
          the first a letter or a digit"
     )]
     Node,
-    /// Not a serial number.
     #[error(
         "a serial number has 1 to {MAX_SERIAL_BYTES} printable ASCII characters, no space at either end"
     )]
     Serial,
-    /// Not an export name.
     #[error(
         "an NBD export name has at most {MAX_EXPORT_NAME_BYTES} bytes and no control characters"
     )]
     Export,
-    /// Not a UUID.
     #[error("a UUID has the form 01234567-89ab-cdef-0123-456789abcdef and is not all zero")]
     Uuid,
 }

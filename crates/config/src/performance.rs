@@ -10,7 +10,6 @@ use super::profile::{self, Catalogues};
 use super::reader::Reader;
 use flagstone_units::{format_duration, format_rate};
 
-/// Unit of a rate.
 #[derive(Clone, Copy)]
 enum Unit {
     Ios,
@@ -44,7 +43,6 @@ pub(crate) fn read_limit(reader: &Reader<'_>, title: &str, catalogues: &Catalogu
     read_numbers(reader, title).into()
 }
 
-/// Reads a limit whose numbers are in the file.
 fn read_numbers(reader: &Reader<'_>, title: &str) -> Limit {
     let burst = reader.table("burst", &format!("{title}.burst"));
     let limit = Limit {

@@ -225,7 +225,6 @@ fn refuse(reader: &Reader<'_>, catalogue: &Catalogue, error: PlanError, keys: &[
     reader.report().error(&place, found, accepted);
 }
 
-/// The optional keys of a disk profile.
 struct ProfileOptions {
     regional: bool,
     tier1: bool,
@@ -272,7 +271,6 @@ impl ProfileOptions {
     }
 }
 
-/// Why a disk cannot be a limit.
 #[derive(Debug, thiserror::Error)]
 enum NoLimit {
     #[error("{0}")]
@@ -281,7 +279,6 @@ enum NoLimit {
     Plan(#[from] PlanError),
 }
 
-/// The ceilings of a configuration as a limit.
 fn limit(
     catalogue: &Catalogue,
     configuration: &DiskConfiguration,
@@ -314,7 +311,6 @@ fn limit(
     Ok(limit)
 }
 
-/// A rate is a whole number a second.
 fn whole(per_second: f64) -> u64 {
     per_second.round() as u64
 }

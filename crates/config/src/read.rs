@@ -22,10 +22,8 @@ use crate::limits::{
 use crate::listen_spec::ListenSpec;
 use crate::names::{self, NameError};
 
-/// The tables that a file may have.
 const ROOT: [&str; 5] = ["server", "volume", "limit", "subsystem", "peer"];
 
-/// Reads the whole file.
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
         let span = root.key(name).and_then(|key| key.span());
@@ -63,11 +61,6 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .collect(),
         peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
     }
-}
-
-/// The configuration of an empty file.
-pub(crate) fn read_nothing(report: &Report) -> RawConfig {
-    read_root(&toml_edit::Table::new(), report)
 }
 
 /// The tables `[kind.NAME]`, in the order of the file.
@@ -137,7 +130,6 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
     }
 }
 
-/// The io_engine that a word of the schema's names.
 pub(crate) fn io_engine(word: &str) -> IoEngine {
     match word {
         "io_uring" => IoEngine::IoUring,
@@ -186,22 +178,13 @@ fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogues: &Catalogu
         backing: read_backing(reader, &title),
         block_size: reader.size("block_size"),
         read_only: reader.flag("read_only"),
-        nqn: reader.parsed("nqn", parse_subsystem_nqn),
+        nqn: reader.checked("nqn", names::check_subsystem_nqn),
         uuid: reader.parsed("uuid", names::parse_uuid),
-        serial: reader.parsed("serial", parse_serial),
+        serial: reader.checked("serial", names::check_serial),
         allow_hosts: read_hosts(reader),
-        nbd_export: reader
-            .parsed("nbd_export", |text| names::check_export_name(text).map(|()| text.to_owned())),
+        nbd_export: reader.checked("nbd_export", names::check_export_name),
         name,
     }
-}
-
-fn parse_subsystem_nqn(text: &str) -> Result<String, NameError> {
-    names::check_subsystem_nqn(text).map(|()| text.to_owned())
-}
-
-fn parse_serial(text: &str) -> Result<String, NameError> {
-    names::check_serial(text).map(|()| text.to_owned())
 }
 
 fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
@@ -247,8 +230,11 @@ fn read_layer(
     catalogues: &Catalogues,
 ) -> Vec<RawLayer> {
     if key == "shared_limit" {
-        let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
-        return volume.parsed(key, parse).map(RawLayer::SharedLimit).into_iter().collect();
+        return volume
+            .checked(key, names::check_volume_name)
+            .map(RawLayer::SharedLimit)
+            .into_iter()
+            .collect();
     }
     let Some(reader) = volume.table(key, title) else { return Vec::new() };
     if key == "mirror" {
@@ -352,8 +338,8 @@ fn read_subsystem(name: Located<String>, reader: &Reader<'_>) -> RawSubsystem {
         reader.report().error(reader.place(), message, help);
     }
     RawSubsystem {
-        nqn: reader.parsed("nqn", parse_subsystem_nqn),
-        serial: reader.parsed("serial", parse_serial),
+        nqn: reader.checked("nqn", names::check_subsystem_nqn),
+        serial: reader.checked("serial", names::check_serial),
         namespaces: namespaces.map(|list| list.entries).unwrap_or_default(),
         allow_hosts: read_hosts(reader),
         name,

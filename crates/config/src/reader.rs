@@ -2,6 +2,7 @@
 //! key. Each mistake is reported at its source location.
 
 use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
@@ -16,7 +17,6 @@ use flagstone_units::{
 pub(crate) struct Reader<'a> {
     schema: &'static Section,
     table: Option<&'a dyn TableLike>,
-    /// Where the table's name is written.
     place: Place,
     report: &'a Report,
 }
@@ -68,7 +68,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Where the table's name is written.
     pub(crate) fn place(&self) -> &Place {
         &self.place
     }
@@ -90,7 +89,6 @@ impl<'a> Reader<'a> {
         keys
     }
 
-    /// Returns true if the key is present, with any value.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.item(name).is_some()
     }
@@ -135,25 +133,21 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// A flag, or its default.
     pub(crate) fn flag(&self, name: &str) -> bool {
         let value = self.read(name, |item, _| item.as_bool().map(Ok));
         value.map_or(self.key(name).default == "true", |value| value.value)
     }
 
-    /// A number, if written and in range.
     pub(crate) fn count(&self, name: &str) -> Option<Located<u64>> {
         self.read(name, |item, kind| item.as_integer().map(|n| count_in_range(n.into(), kind)))
     }
 
-    /// A number, or its default.
     pub(crate) fn count_or_default(&self, name: &str) -> u64 {
         self.count(name).map(|n| n.value).unwrap_or_else(|| {
             self.key(name).default.parse().expect("defaults are checked by a test")
         })
     }
 
-    /// A size in bytes, if written and in range.
     pub(crate) fn size(&self, name: &str) -> Option<Located<u64>> {
         self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
             (Some(n), _) => Some(match u64::try_from(n) {
@@ -173,12 +167,10 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A throughput in bytes a second, if written and in range.
     pub(crate) fn rate(&self, name: &str) -> Option<Located<u64>> {
         self.read(name, |item, kind| item.as_str().map(|text| rate_from_text(text, kind)))
     }
 
-    /// The same, or its default.
     pub(crate) fn rate_or_default(&self, name: &str) -> u64 {
         self.rate(name).map(|rate| rate.value).unwrap_or_else(|| {
             let key = self.key(name);
@@ -186,7 +178,6 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A duration, if written and in range.
     pub(crate) fn time(&self, name: &str) -> Option<Located<Duration>> {
         self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
             (Some(n), _) => Some(time_from_text(&n.to_string(), kind)),
@@ -195,14 +186,12 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A duration, or its default.
     pub(crate) fn time_or_default(&self, name: &str) -> Duration {
         self.time(name).map(|time| time.value).unwrap_or_else(|| {
             parse_duration(self.key(name).default).expect("defaults are checked by a test")
         })
     }
 
-    /// A word out of several, or the default.
     pub(crate) fn choice(&self, name: &str) -> String {
         let value =
             self.read(name, |item, kind| item.as_str().map(|text| word_from_text(text, kind)));
@@ -218,6 +207,15 @@ impl<'a> Reader<'a> {
         self.read(name, |item, _| {
             item.as_str().map(|text| parse(text).map_err(|error| error.to_string()))
         })
+    }
+
+    /// A text that `check` accepts, if written.
+    pub(crate) fn checked<E: Display>(
+        &self,
+        name: &str,
+        check: impl Fn(&str) -> Result<(), E>,
+    ) -> Option<Located<String>> {
+        self.parsed(name, |text| check(text).map(|()| text.to_owned()))
     }
 
     /// A list of texts in a grammar of their own, if written: the entries that are right. More
@@ -258,7 +256,6 @@ impl<'a> Reader<'a> {
         Some(List { entries, written: array.len(), place })
     }
 
-    /// A table within this one, if written.
     pub(crate) fn table(&self, name: &str, title: &str) -> Option<Reader<'a>> {
         let Kind::Table(schema) = self.key(name).kind else {
             unreachable!("the parser asks for tables where its schema has tables")
@@ -267,7 +264,6 @@ impl<'a> Reader<'a> {
         Reader::new(schema, title, item, self.key_place(name), self.report)
     }
 
-    /// Where mistakes are recorded.
     pub(crate) fn report(&self) -> &'a Report {
         self.report
     }
@@ -282,7 +278,6 @@ fn bad_value(name: &str, item: &Item) -> String {
     format!("bad value for `{name}`: {found}")
 }
 
-/// The type of a value with its article.
 fn described(type_name: &str) -> String {
     match type_name {
         "array" | "integer" | "inline table" => format!("an {type_name}"),
@@ -311,79 +306,64 @@ pub(crate) fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Checks a number against its key's range.
 pub(crate) fn count_in_range(number: i128, kind: &Kind) -> Result<u64, String> {
     match (kind, u64::try_from(number)) {
-        (Kind::Count { min, max }, Ok(number)) if (*min..=*max).contains(&number) => Ok(number),
+        (Kind::Count(range), Ok(number)) if range.contains(&number) => Ok(number),
         _ => Err(kind.expected()),
     }
 }
 
-/// Reads a size and checks it against its key's range.
 pub(crate) fn size_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
     size_in_range(parse_size(text).map_err(|error| error.to_string())?, kind)
 }
 
 fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
-    let Kind::Size { min, max, rule } = kind else { return Err(kind.expected()) };
-    let nearest = |below: u64, unit: u64| match bytes {
-        bytes if bytes < *min => format_size(*min),
-        bytes if bytes > *max => format_size(*max),
-        _ => {
-            format!("{} or {}", format_size(below.max(*min)), format_size((below + unit).min(*max)))
-        }
+    let Kind::Size(range, rule) = kind else { return Err(kind.expected()) };
+    let (min, max) = (*range.start(), *range.end());
+    // A size that fits, and the distance to the next one.
+    let power = 1 << bytes.max(1).ilog2();
+    let (below, unit) = match rule {
+        SizeRule::MultipleOf(unit) => (bytes - bytes % unit, *unit),
+        SizeRule::PowerOfTwo => (power, power),
+        SizeRule::MinOrMax if bytes == min || bytes == max => return Ok(bytes),
+        SizeRule::MinOrMax => return Err(format!("write {}", kind.range())),
     };
-    let (fits, nearest) = match rule {
-        SizeRule::MultipleOf(unit) => {
-            (bytes.is_multiple_of(*unit), nearest(bytes - bytes % unit, *unit))
-        }
-        SizeRule::PowerOfTwo => {
-            let below = 1 << bytes.max(1).ilog2();
-            (bytes.is_power_of_two(), nearest(below, below))
-        }
-        SizeRule::MinOrMax => (
-            bytes == *min || bytes == *max,
-            format!("{} or {}", format_size(*min), format_size(*max)),
-        ),
-    };
-    if fits && (*min..=*max).contains(&bytes) {
+    if below == bytes && range.contains(&bytes) {
         return Ok(bytes);
     }
-    match rule {
-        SizeRule::MinOrMax => Err(format!("write {nearest}")),
-        _ => Err(format!("write {nearest}: it is {}", kind.range())),
+    let nearest = match bytes {
+        bytes if bytes < min => format_size(min),
+        bytes if bytes > max => format_size(max),
+        _ => format!("{} or {}", format_size(below.max(min)), format_size((below + unit).min(max))),
+    };
+    Err(format!("write {nearest}: it is {}", kind.range()))
+}
+
+/// Refuses a value outside its key's range, with the nearest one that fits.
+fn in_range<T: Ord + Copy>(
+    value: T,
+    range: &RangeInclusive<T>,
+    kind: &Kind,
+    format: fn(T) -> String,
+) -> Result<T, String> {
+    match value.clamp(*range.start(), *range.end()) {
+        nearest if nearest == value => Ok(value),
+        nearest => Err(format!("write {}: it is {}", format(nearest), kind.range())),
     }
 }
 
-/// Reads a throughput and checks it against its key's range.
 pub(crate) fn rate_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
+    let Kind::Rate(range) = kind else { return Err(kind.expected()) };
     let rate = parse_rate(text).map_err(|error| error.to_string())?;
-    match kind {
-        Kind::Rate { min, max } if !(*min..=*max).contains(&rate) => {
-            let nearest = format_rate(rate.clamp(*min, *max));
-            Err(format!("write {nearest}: it is {}", kind.range()))
-        }
-        Kind::Rate { .. } => Ok(rate),
-        _ => Err(kind.expected()),
-    }
+    in_range(rate, range, kind, format_rate)
 }
 
-/// Reads a duration and checks it against its key's range.
 pub(crate) fn time_from_text(text: &str, kind: &Kind) -> Result<Duration, String> {
+    let Kind::Time(range) = kind else { return Err(kind.expected()) };
     let time = parse_duration(text).map_err(|error| error.to_string())?;
-    match kind {
-        Kind::Time { min, max } if time < *min => {
-            Err(format!("write {}: it is {}", format_duration(*min), kind.range()))
-        }
-        Kind::Time { max, .. } if time > *max => {
-            Err(format!("write {}: it is {}", format_duration(*max), kind.range()))
-        }
-        Kind::Time { .. } => Ok(time),
-        _ => Err(kind.expected()),
-    }
+    in_range(time, range, kind, format_duration)
 }
 
-/// Checks a word against its key's choices.
 pub(crate) fn word_from_text(text: &str, kind: &Kind) -> Result<String, String> {
     match kind {
         Kind::Choice(words) if words.contains(&text) => Ok(text.to_owned()),
@@ -404,12 +384,12 @@ mod tests {
             }
             let checked = match key.kind {
                 Kind::Flag => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
-                Kind::Count { .. } => {
+                Kind::Count(_) => {
                     count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
                 }
-                Kind::Size { .. } => size_from_text(key.default, &key.kind).map(drop),
-                Kind::Rate { .. } => rate_from_text(key.default, &key.kind).map(drop),
-                Kind::Time { .. } => time_from_text(key.default, &key.kind).map(drop),
+                Kind::Size(..) => size_from_text(key.default, &key.kind).map(drop),
+                Kind::Rate(_) => rate_from_text(key.default, &key.kind).map(drop),
+                Kind::Time(_) => time_from_text(key.default, &key.kind).map(drop),
                 Kind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
                 Kind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))
                     .map_err(|e| e.to_string()),
@@ -430,7 +410,7 @@ mod tests {
 
     #[test]
     fn size_error_names_nearest_valid_size() {
-        let kind = Kind::Size { min: 4096, max: 1 << 20, rule: SizeRule::PowerOfTwo };
+        let kind = Kind::Size(4096..=1 << 20, SizeRule::PowerOfTwo);
         let help = size_from_text("5000", &kind).unwrap_err();
         assert!(help.starts_with("write 4KiB or 8KiB: "), "{help}");
         assert!(size_from_text("0", &kind).unwrap_err().starts_with("write 4KiB: "));

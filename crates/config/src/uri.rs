@@ -56,23 +56,18 @@ impl HostPort {
 
 /// Why a `HOST:PORT` was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum AuthorityError {
-    /// Nothing before the port or the path.
     #[error("the host is missing: write HOST:PORT, such as 192.0.2.1:{0} or [2001:db8::1]:{0}")]
     NoHost(u16),
-    /// `user@host`.
     #[error("a user name before the host is not supported: write HOST:PORT alone")]
     UserInfo,
-    /// `[` without `]`, or something that is no IPv6 address between them.
     #[error("no IPv6 address between the brackets: write it as [2001:db8::1]:{0}")]
     BadIpv6(u16),
-    /// More than one colon outside brackets.
     #[error("an IPv6 address needs brackets: write [2001:db8::1]:{0}")]
     BareIpv6(u16),
-    /// A host that is neither an address nor a name.
     #[error("the host is neither an IP address nor a host name (letters, digits, `-`, `_`, `.`)")]
     BadHost,
-    /// A port that is no number from 0 to 65535.
     #[error("the port is a number up to 65535, such as {0}")]
     BadPort(u16),
 }

@@ -180,30 +180,31 @@ fn parser_accepts_schema_ranges_and_defaults() {
         let parse = |value: &str| Config::parse("f", &file_with(section.path, key.name, value));
         let (inside, outside) = match &key.kind {
             Kind::Flag => (vec!["true".into(), "false".into()], vec!["1".into()]),
-            Kind::Count { min, max } => (
-                vec![min.to_string(), max.to_string()],
-                vec![(i128::from(*min) - 1).to_string(), (max + 1).to_string()],
+            Kind::Count(range) => (
+                vec![range.start().to_string(), range.end().to_string()],
+                vec![(i128::from(*range.start()) - 1).to_string(), (range.end() + 1).to_string()],
             ),
-            Kind::Size { min, max, .. } => (
-                vec![max.to_string(), format!("\"{}\"", format_size(*max))],
+            Kind::Size(range, _) => (
+                vec![range.end().to_string(), format!("\"{}\"", format_size(*range.end()))],
                 vec![
-                    (max + 1).to_string(),
-                    (max * 2).to_string(),
-                    (i128::from(*min) - 1).to_string(),
+                    (range.end() + 1).to_string(),
+                    (range.end() * 2).to_string(),
+                    (i128::from(*range.start()) - 1).to_string(),
                 ],
             ),
-            Kind::Rate { min, max } => (
-                vec![format!("\"{}\"", format_rate(*min)), format!("\"{}\"", format_rate(*max))],
+            Kind::Rate(range) => (
+                [range.start(), range.end()].map(|n| format!("\"{}\"", format_rate(*n))).to_vec(),
                 vec![
-                    format!("\"{}B/s\"", max + 1),
-                    format!("\"{}B/s\"", min - 1),
-                    format!("\"{max}\""),
-                    max.to_string(),
+                    format!("\"{}B/s\"", range.end() + 1),
+                    format!("\"{}B/s\"", range.start() - 1),
+                    format!("\"{}\"", range.end()),
+                    range.end().to_string(),
                 ],
             ),
-            Kind::Time { max, .. } => {
+            Kind::Time(range) => {
                 let text = |time: Duration| format!("\"{}ms\"", time.as_millis());
-                (vec![text(*max)], vec![text(*max + Duration::from_millis(1)), "1".into()])
+                let max = *range.end();
+                (vec![text(max)], vec![text(max + Duration::from_millis(1)), "1".into()])
             }
             Kind::Choice(words) => {
                 (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])

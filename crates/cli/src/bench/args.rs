@@ -1,5 +1,6 @@
 //! Options of `flagstone bench`.
 
+use std::ops::RangeBounds;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -16,7 +17,6 @@ pub(crate) struct BenchArgs {
     pub(crate) command: BenchCommand,
 }
 
-/// The commands of `flagstone bench`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Run a suite of jobs on disks, files or served volumes, and compare them
@@ -154,17 +154,29 @@ pub(crate) struct ListArgs {
     pub(crate) suite: Option<String>,
 }
 
-fn measured_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text).map_err(|error| error.to_string())? {
-        0 => Err("write a time longer than 0, such as 10s".to_owned()),
-        ms => Ok(ms),
-    }
+/// A time in ms within `range`, which `expected` describes.
+pub(crate) fn time_ms(
+    text: &str,
+    range: impl RangeBounds<u64>,
+    expected: &str,
+) -> Result<u64, String> {
+    let ms = parse_time_ms(text).map_err(|error| error.to_string())?;
+    range.contains(&ms).then_some(ms).ok_or_else(|| format!("write {expected}"))
+}
+
+pub(crate) fn measured_time(text: &str) -> Result<u64, String> {
+    time_ms(text, 1.., "a time longer than 0, such as 10s")
 }
 
 fn file_size(text: &str) -> Result<u64, String> {
+    whole_mib(text, 1 << 20, "a multiple of 1m")
+}
+
+/// Whole MiB, in bytes, from `least` on; `expected` describes them.
+pub(crate) fn whole_mib(text: &str, least: u64, expected: &str) -> Result<u64, String> {
     match parse_block_size(text).map_err(|error| error.to_string())? {
-        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => Ok(bytes),
-        _ => Err("write a multiple of 1m".to_owned()),
+        bytes if bytes >= least && bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        _ => Err(format!("write {expected}")),
     }
 }
 

@@ -20,7 +20,6 @@ use flagstone_bench::table::{Form, Table, write_all};
 use self::args::{BenchArgs, BenchCommand};
 use crate::exit::{Exit, Failure};
 
-/// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Result<Exit, Failure> {
     let ended = match &args.command {
         BenchCommand::Run(args) => run::run(args),
@@ -40,7 +39,6 @@ pub(crate) fn exit_of(ending: CampaignEnd) -> Exit {
     }
 }
 
-/// All tables of the runs.
 fn tables(runs: &[Run], form: Form) -> String {
     let comparison = &comparison(runs);
     let mut all: Vec<Table> = vec![comparison.summary()];

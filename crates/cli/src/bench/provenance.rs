@@ -5,23 +5,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use flagstone_bench::Error;
-use flagstone_bench::campaign::CampaignPlan;
 use flagstone_bench::limits::STACK_BYTES;
 use flagstone_bench::os::read_text;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::target::BenchTarget;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::{Config, Layer, Volume};
-
-use super::args::RunArgs;
-
-/// Provenance of the plan's disks, by disk name.
-pub(super) fn of_plan(
-    plan: &CampaignPlan,
-    args: &RunArgs,
-) -> Result<BTreeMap<String, Origin>, Error> {
-    of(&plan.targets, args.api.as_ref(), args.stack.as_deref(), &args.emulated)
-}
 
 /// Combines the API of a local server, a configuration file and the names of emulated targets.
 pub(crate) fn of(

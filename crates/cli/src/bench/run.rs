@@ -44,7 +44,8 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     plan.precondition &= !args.no_precondition;
     plan.destroy.clone_from(&args.destroy_data);
     plan.initiator = args.initiator;
-    plan.origins = provenance::of_plan(&plan, args)?;
+    plan.origins =
+        provenance::of(&plan.targets, args.api.as_ref(), args.stack.as_deref(), &args.emulated)?;
     plan.check()?;
     let known: Vec<_> =
         plan.targets.iter().flat_map(|target| &target.disks).map(DiskAddress::to_string).collect();

@@ -10,10 +10,8 @@ use indicatif::ProgressBar;
 
 use crate::output::{complain, progress_bar};
 
-/// Progress output of a campaign on standard error.
 pub(crate) struct CampaignProgress {
     bar: ProgressBar,
-    /// The current step.
     what: String,
     /// The completed fraction of the step, 0 to 1, if known.
     done: Option<f64>,

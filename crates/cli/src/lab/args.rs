@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use flagstone_bench::table::Form;
 use flagstone_lab::failover::Death;
-use flagstone_units::{parse_block_size, parse_time_ms};
+use flagstone_units::parse_time_ms;
 
 use super::real_args::{
     RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
 };
+use crate::bench::args::{measured_time, time_ms, whole_mib};
 use crate::words::{DEATHS, TABLE_FORMS, one_of};
 
 #[derive(Debug, Args)]
@@ -18,7 +19,6 @@ pub(crate) struct LabArgs {
     pub(crate) command: LabCommand,
 }
 
-/// The experiments.
 #[derive(Debug, Subcommand)]
 pub(crate) enum LabCommand {
     /// Compare a mirror with a plain disk, emulated or on real nodes, and with the published table
@@ -36,7 +36,6 @@ pub(crate) enum LabCommand {
     Demo(DemoArgs),
 }
 
-/// Destination and format of the results.
 #[derive(Debug, Args)]
 pub(crate) struct OutputArgs {
     /// Results and report directory; lab-results/EXPERIMENT-TIME if not given
@@ -50,7 +49,6 @@ pub(crate) struct OutputArgs {
     pub(crate) json: bool,
 }
 
-/// Length and number of measurements.
 #[derive(Debug, Args)]
 pub(crate) struct LengthArgs {
     /// A first look: few and short measurements
@@ -195,20 +193,14 @@ pub(crate) struct DemoArgs {
 const DEMO_BYTES_LEAST: u64 = 64 << 20;
 
 fn demo_size(text: &str) -> Result<u64, String> {
-    match parse_block_size(text).map_err(|error| error.to_string())? {
-        bytes if bytes >= DEMO_BYTES_LEAST && bytes.is_multiple_of(1 << 20) => Ok(bytes),
-        _ => Err("write a multiple of 1m, from 64m on".to_owned()),
-    }
+    whole_mib(text, DEMO_BYTES_LEAST, "a multiple of 1m, from 64m on")
 }
 
 /// Shortest and longest measurement of the demo, in ms.
 const DEMO_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
 fn demo_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text).map_err(|error| error.to_string())? {
-        ms if DEMO_MS.contains(&ms) => Ok(ms),
-        _ => Err("write a time from 100ms to 1h".to_owned()),
-    }
+    time_ms(text, DEMO_MS, "a time from 100ms to 1h")
 }
 
 /// Longest round trip, in µs: writes time out after seconds.
@@ -233,22 +225,12 @@ fn round_trip_us(text: &str) -> Result<u64, String> {
     }
 }
 
-pub(super) fn measured_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text).map_err(|error| error.to_string())? {
-        0 => Err("write a time longer than 0, such as 10s".to_owned()),
-        ms => Ok(ms),
-    }
-}
-
 /// Shortest and longest drill, in ms. A silent peer is detected after two seconds, so a shorter
 /// drill has no time for all its events; a longer one makes an unreadable timeline.
 const DRILL_MS: std::ops::RangeInclusive<u64> = 10_000..=3_600_000;
 
 fn drill_time(text: &str) -> Result<u64, String> {
-    match parse_time_ms(text).map_err(|error| error.to_string())? {
-        ms if DRILL_MS.contains(&ms) => Ok(ms),
-        _ => Err("write a time from 10s to 1h".to_owned()),
-    }
+    time_ms(text, DRILL_MS, "a time from 10s to 1h")
 }
 
 #[cfg(test)]

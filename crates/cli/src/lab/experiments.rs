@@ -32,7 +32,6 @@ const RTT_US: u64 = 300;
 /// more limits such a disk.
 const WALK_THROUGH: (&str, &str) = ("pd-standard", "n1-standard-8");
 
-/// Parameters of an experiment.
 pub(super) fn run_options(
     experiment: &str,
     results: Option<&PathBuf>,
@@ -48,7 +47,6 @@ pub(super) fn run_options(
     })
 }
 
-/// Properties of given targets.
 pub(super) fn given(args: &TargetArgs, machine: Option<&String>) -> BedTargets {
     BedTargets {
         machine: machine.cloned(),
@@ -59,7 +57,6 @@ pub(super) fn given(args: &TargetArgs, machine: Option<&String>) -> BedTargets {
     }
 }
 
-/// Properties of given targets that an experiment fills and measures.
 fn measured(args: &MeasuredArgs, machine: Option<&String>) -> BedTargets {
     BedTargets {
         precondition: !args.no_precondition,
@@ -78,7 +75,6 @@ pub(super) fn with_origins(
     Ok(bed)
 }
 
-/// What is shown of a summary.
 struct Shown {
     is_empty: bool,
     tables: Vec<Table>,
@@ -119,7 +115,6 @@ fn run<S: Serialize>(
     Ok(exit)
 }
 
-/// `flagstone lab mirror`.
 pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
     let nodes = &args.nodes;
     let bed = match &nodes.node_a {
@@ -163,7 +158,6 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
     )
 }
 
-/// `flagstone lab fabric`.
 pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
     let asked = &args.real;
     let (bed, note) = match asked.disks.is_empty() {
@@ -213,10 +207,8 @@ fn product<'a>(args: &KindArgs, catalogue: &'a Catalogue) -> DiskProduct<'a> {
     }
 }
 
-/// Note about the disks of an emulated bed.
 const EMULATED_DISKS: &str = "disks are EMULATED on this machine";
 
-/// `flagstone lab provisioned`.
 pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     let asked = &args.real;
     let catalogue = catalogue(&asked.kind)?;
@@ -247,7 +239,6 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     )
 }
 
-/// `flagstone lab limits`.
 pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
     let asked = &args.real;
     let catalogue = catalogue(&asked.kind)?;

@@ -56,7 +56,6 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     Ok(exit)
 }
 
-/// Nodes of the user.
 fn given_nodes(args: &FailoverArgs, node_a: &str, node_b: &str) -> Result<GivenFailover, Error> {
     let nodes = &args.nodes;
     let mut bed = GivenFailover {
@@ -84,7 +83,6 @@ fn given_nodes(args: &FailoverArgs, node_a: &str, node_b: &str) -> Result<GivenF
     Ok(bed)
 }
 
-/// Asks the user at the terminal.
 struct Asking<'a> {
     steps: &'a mut Steps,
     interrupt: &'a Interrupt,
@@ -155,7 +153,6 @@ impl Steps {
         Steps { bar, done: 0, all }
     }
 
-    /// Prints a line that stays.
     pub(super) fn line(&self, text: &str) {
         self.bar.suspend(|| complain(text));
     }

@@ -21,7 +21,6 @@ use self::args::{LabArgs, LabCommand};
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, json};
 
-/// Runs the command.
 pub(crate) fn run(args: &LabArgs) -> Result<Exit, Failure> {
     let ended = match &args.command {
         LabCommand::Mirror(args) => experiments::mirror(args),
@@ -40,7 +39,6 @@ fn program() -> Result<PathBuf, Error> {
         .map_err(|cause| Error::System { what: "cannot find this program", cause })
 }
 
-/// The command line, without the program's directory.
 fn typed() -> String {
     let words: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -62,14 +60,12 @@ fn tell_of_results(directory: &Path) {
     }
 }
 
-/// Writes a summary as `summary.json` beside the results.
 fn write_summary(directory: &Path, summary: &impl Serialize) -> Result<(), Error> {
     let path = directory.join("summary.json");
     std::fs::write(&path, json(summary)).map_err(BenchError::file("cannot write", &path))?;
     Ok(())
 }
 
-/// Tables and caveats.
 fn text(tables: &[Table], caveats: &[String], form: Form) -> String {
     let mut all: Vec<String> = tables.iter().map(|table| table.write(form)).collect();
     // CSV has tables only.

@@ -8,7 +8,6 @@ use flagstone_bench::target::BenchTarget;
 
 use crate::words::{INITIATORS, one_of};
 
-/// Options of every experiment on real targets.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct TargetArgs {
@@ -21,7 +20,6 @@ pub(crate) struct TargetArgs {
     pub(crate) stack: Option<PathBuf>,
 }
 
-/// Options of experiments that fill and measure targets.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct MeasuredArgs {
@@ -35,7 +33,6 @@ pub(crate) struct MeasuredArgs {
     pub(crate) no_precondition: bool,
 }
 
-/// Options of `lab mirror`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct RealMirrorArgs {
@@ -59,7 +56,6 @@ pub(crate) struct RealMirrorArgs {
     pub(crate) targets: MeasuredArgs,
 }
 
-/// Options of `lab failover`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct RealFailoverArgs {
@@ -96,13 +92,11 @@ pub(crate) struct RealFailoverArgs {
 }
 
 impl RealFailoverArgs {
-    /// The addresses of both nodes, if they are given.
     pub(crate) fn both(&self) -> Option<(&str, &str)> {
         self.node_a.as_deref().zip(self.node_b.as_deref())
     }
 }
 
-/// Options of experiments on catalogue disks.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct KindArgs {
@@ -117,7 +111,6 @@ pub(crate) struct KindArgs {
     pub(crate) catalogue: String,
 }
 
-/// Options of `lab fabric`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct RealFabricArgs {
@@ -135,7 +128,6 @@ pub(crate) struct RealFabricArgs {
     pub(crate) targets: MeasuredArgs,
 }
 
-/// Options of `lab provisioned`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct RealProvisionedArgs {
@@ -153,7 +145,6 @@ pub(crate) struct RealProvisionedArgs {
     pub(crate) initiator: InitiatorChoice,
 }
 
-/// Options of `lab limits`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct RealLimitsArgs {

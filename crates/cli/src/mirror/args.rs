@@ -13,7 +13,6 @@ pub(crate) struct MirrorArgs {
     pub(crate) command: MirrorCommand,
 }
 
-/// Commands of `flagstone mirror`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MirrorCommand {
     /// Show the state of mirrors, their out-of-sync data, and the next step
@@ -44,7 +43,6 @@ pub(crate) enum MirrorCommand {
     Delete(ForceArgs),
 }
 
-/// Options of all actions.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ActionArgs {
     /// Show the effect of the action on the current state, and change nothing
@@ -54,7 +52,6 @@ pub(crate) struct ActionArgs {
     pub(crate) query: QueryArgs,
 }
 
-/// Arguments of an action without options of its own.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VolumeArgs {
     /// The volume
@@ -87,7 +84,6 @@ pub(crate) struct CreateArgs {
     pub(crate) action_args: ActionArgs,
 }
 
-/// Arguments of actions on a peer.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PeerArgs {
     /// The volume

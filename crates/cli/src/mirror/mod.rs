@@ -24,7 +24,6 @@ use args::{MirrorArgs, MirrorCommand};
 use request::{ActionRequest, is_settled, request};
 use show::MirrorSample;
 
-/// Runs the command.
 pub(crate) fn run(args: &MirrorArgs) -> Result<Exit, Failure> {
     run_client(|| asked(args))
 }

@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use super::args::{ActionArgs, ForceArgs, MirrorCommand, PeerArgs};
 use crate::status::QueryArgs;
 
-/// An action request.
 #[derive(Clone, Debug)]
 pub(super) struct ActionRequest {
     pub(super) action: MirrorAction,
@@ -57,7 +56,6 @@ impl ActionRequest {
     }
 }
 
-/// The request of a command; `None` for status.
 pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
     Some(match command {
         MirrorCommand::Status(_) => return None,

@@ -16,7 +16,6 @@ use crate::status::table::{grouped, rate};
 const BAR: u64 = 32;
 const WIDTH: u16 = 96;
 
-/// A mirror document and its time.
 pub(super) struct MirrorSample {
     pub(super) at: Instant,
     /// Time since the Unix epoch, in seconds.
@@ -79,15 +78,14 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         let was = last.and_then(|last| last.document.peer(&peer.name));
         text.push_str(&peer_text(peer, was, look.wall));
     }
-    text.push_str(&work(replica, before.map(|(was, replica)| (seconds(was, look), replica))));
+    text.push_str(&work(
+        replica,
+        before.map(|(was, replica)| (look.at.since(was.at).as_secs_f64(), replica)),
+    ));
     if let Some(verify) = &now.verify {
         text.push_str(&verify_text(verify));
     }
     text + &next(now)
-}
-
-fn seconds(was: &MirrorSample, now: &MirrorSample) -> f64 {
-    now.at.since(was.at).as_secs_f64()
 }
 
 fn next(now: &MirrorDocument) -> String {
@@ -293,7 +291,6 @@ fn verify_text(verify: &VerifyDocument) -> String {
     text
 }
 
-/// Result of an action.
 pub(super) fn action(answer: &ActionDocument) -> String {
     let head = match (answer.dry_run, answer.changed) {
         (true, _) => "dry run: ",

@@ -8,7 +8,6 @@ use flagstone_units::display::size;
 use super::show::percent;
 use crate::columns::{Left, Right, lines};
 
-/// One line for each peer of each mirror.
 pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
     if mirrors.is_empty() {
         return "no volume has a mirror: add `mirror = { … }` to a volume in the configuration\n"

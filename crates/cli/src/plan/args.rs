@@ -18,7 +18,6 @@ pub(crate) struct PlanArgs {
     pub(crate) command: PlanCommand,
 }
 
-/// The commands of `flagstone plan`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanCommand {
     /// Predict the performance of a disk, size and machine, and the limit that binds
@@ -37,7 +36,6 @@ pub(crate) enum PlanCommand {
     Catalog(CatalogArgs),
 }
 
-/// The catalogue and the format of the result.
 #[derive(Debug, Args)]
 pub(crate) struct CatalogueArg {
     /// Limits and prices: gcp-current, gcp-2019, or a file
@@ -55,7 +53,6 @@ impl CatalogueArg {
     }
 }
 
-/// Options of the machine and of what is provisioned.
 #[derive(Debug, Args)]
 pub(crate) struct MachineArgs {
     /// Machine type, such as n2-standard-8; the catalogue's default if not given
@@ -83,8 +80,6 @@ impl MachineArgs {
     pub(super) fn on(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
         let machine = self.machine.as_ref().or(catalogue.machine_default.as_ref());
         let machine = machine.ok_or("--machine is missing: write a machine type")?;
-        let iops = self.iops.as_ref().map(|text| decimal("--iops", text));
-        let throughput = self.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
         Ok(DiskConfiguration {
             kind: String::new(),
             size_bytes: 0,
@@ -93,13 +88,12 @@ impl MachineArgs {
             regional: self.regional,
             other_egress_gbit_per_s: decimal("--other-egress-gbps", &self.other_egress_gbps)?,
             tier1_networking: self.tier1_networking,
-            provisioned_iops: iops.transpose()?,
-            provisioned_bytes_per_s: throughput.transpose()?,
+            provisioned_iops: optional("--iops", &self.iops, decimal)?,
+            provisioned_bytes_per_s: optional("--throughput", &self.throughput, bytes_per_s)?,
         })
     }
 }
 
-/// Options of the disks.
 #[derive(Debug, Args)]
 pub(crate) struct DiskArgs {
     /// Type of disk, such as pd-ssd
@@ -120,7 +114,7 @@ impl DiskArgs {
     pub(crate) fn configuration(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
         let disk = catalogue.disk_type(&self.kind).map_err(|error| error.to_string())?;
         let size_bytes = match &self.size {
-            Some(text) => parse_size(text).map_err(|error| format!("--size {text}: {error}"))?,
+            Some(text) => bytes("--size", text)?,
             None if disk.size_gb_each.is_some() => 0,
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
@@ -132,7 +126,6 @@ impl DiskArgs {
     }
 }
 
-/// Options of the jobs of a workload.
 #[derive(Debug, Args)]
 pub(crate) struct JobArgs {
     /// I/Os in flight of each job; enough for every limit if not given
@@ -182,7 +175,6 @@ impl JobArgs {
 /// A percentage of reads of a pattern that only reads or only writes.
 pub(super) const NOT_MIXED: &str = "--read-percent is for readwrite and randrw: write --rw randrw";
 
-/// Options of the workload.
 #[derive(Debug, Args)]
 pub(crate) struct WorkloadArgs {
     /// Bytes of one I/O; as in fio, 4k is 4,096
@@ -308,6 +300,20 @@ pub(crate) struct TableArgs {
 pub(crate) struct CatalogArgs {
     /// Name of the catalogue; lists the names if not given
     pub(crate) name: Option<String>,
+}
+
+/// The value of an option, if it is given.
+pub(crate) fn optional<T>(
+    option: &str,
+    text: &Option<String>,
+    parse: impl Fn(&str, &str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    text.as_ref().map(|text| parse(option, text)).transpose()
+}
+
+/// A size such as `500GB`, in bytes.
+pub(crate) fn bytes(option: &str, text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| format!("{option} {}: {error}", printable(text)))
 }
 
 /// A whole number from 1.

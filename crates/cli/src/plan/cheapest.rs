@@ -1,5 +1,6 @@
 //! `flagstone plan cheapest`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -7,12 +8,9 @@ use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
 };
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
-use flagstone_units::{parse_block_size, parse_size};
-use serde::Serialize;
+use flagstone_units::{display::block_size, grouped, parse_block_size};
 
-use super::args::{CheapestArgs, bytes_per_s, count, decimal};
+use super::args::{CheapestArgs, bytes, bytes_per_s, count, decimal, optional};
 use super::paint::Paint;
 use super::predict::list;
 use super::{bold_table, head, json, source_lines};
@@ -20,11 +18,10 @@ use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// Runs the command.
 pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
     let (catalogue, answer) = answer(args)?;
     if args.catalogue.json {
-        return Ok(json(&catalogue, Report { answer: &answer }));
+        return Ok(json(&catalogue, BTreeMap::from([("answer", &answer)])));
     }
     let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
     Ok(print(&text(&catalogue, &answer, Paint::stdout()), exit))
@@ -44,18 +41,11 @@ fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), Failure> {
 }
 
 fn need(args: &CheapestArgs) -> Result<Need, String> {
-    let number =
-        |option, text: &Option<String>| text.as_ref().map_or(Ok(0.0), |text| decimal(option, text));
-    let throughput = args.throughput.as_ref().map(|text| bytes_per_s("--throughput", text));
-    let capacity = args
-        .capacity
-        .as_ref()
-        .map(|text| parse_size(text).map_err(|error| format!("--capacity {text}: {error}")));
     Ok(Need {
-        read_iops: number("--read-iops", &args.read_iops)?,
-        write_iops: number("--write-iops", &args.write_iops)?,
-        bytes_per_s: throughput.transpose()?.unwrap_or(0.0),
-        capacity_bytes: capacity.transpose()?.unwrap_or(0),
+        read_iops: optional("--read-iops", &args.read_iops, decimal)?.unwrap_or(0.0),
+        write_iops: optional("--write-iops", &args.write_iops, decimal)?.unwrap_or(0.0),
+        bytes_per_s: optional("--throughput", &args.throughput, bytes_per_s)?.unwrap_or(0.0),
+        capacity_bytes: optional("--capacity", &args.capacity, bytes)?.unwrap_or(0),
         block_bytes: parse_block_size(&args.bs)
             .map_err(|error| format!("--bs {}: {error}", args.bs))?,
         at_once: !args.not_at_once,
@@ -81,12 +71,6 @@ fn scope(args: &CheapestArgs) -> Result<Scope, String> {
         other_egress_gbit_per_s: decimal("--other-egress-gbps", &args.other_egress_gbps)?,
         disks_max: count("--disks-max", &args.disks_max, 128)?,
     })
-}
-
-/// The report of `--json`, documented in `docs/plan-json.md`.
-#[derive(Serialize)]
-struct Report<'a> {
-    answer: &'a CheapestReport,
 }
 
 fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String {
@@ -210,7 +194,6 @@ fn disks(answer: &CheapestReport, found: &CheapestPlan) -> String {
     text
 }
 
-/// Other machines to name before the rest is only counted.
 const MACHINES_SHOWN: usize = 2;
 
 fn machine(found: &CheapestPlan) -> String {

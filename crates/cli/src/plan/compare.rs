@@ -8,12 +8,10 @@ use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
-use flagstone_units::parse_size;
+use flagstone_units::{display::block_size, grouped};
 use serde::Serialize;
 
-use super::args::NOT_MIXED;
+use super::args::{NOT_MIXED, bytes};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{PlanCompareArgs, none_can};
@@ -22,10 +20,8 @@ use crate::columns::wrapped_lines;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// Widest cell before it wraps.
 const CELL_MAX: u16 = 34;
 
-/// Runs the command.
 pub(super) fn run(args: &PlanCompareArgs) -> Result<Exit, Failure> {
     let (catalogue, request, columns) = compared(args)?;
     none_can(&catalogue, columns.iter().map(|of| of.error.as_ref()))?;
@@ -41,7 +37,6 @@ pub(super) fn run(args: &PlanCompareArgs) -> Result<Exit, Failure> {
     Ok(print(&text(&catalogue, &request, &columns, Paint::stdout()), Exit::Success))
 }
 
-/// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
     request: &'a ComparisonRequest,
@@ -59,8 +54,7 @@ fn compared(
         catalogue = prices.apply(file, &catalogue).map_err(|error| error.to_string())?;
     }
     let (kinds, on) = args.types.types(&catalogue)?;
-    let capacity = parse_size(&args.capacity)
-        .map_err(|error| format!("--capacity {}: {error}", args.capacity))?;
+    let capacity = bytes("--capacity", &args.capacity)?;
     if capacity == 0 {
         return Err(Failure::usage("--capacity 0: write a size above 0, such as 1TB"));
     }
@@ -129,7 +123,6 @@ fn question(request: &ComparisonRequest) -> String {
     format!("{capacity} GB{zones} on {machine}; {depth}")
 }
 
-/// Name of a workload in a row.
 fn load_name(workload: &Workload) -> String {
     let access = match workload.access {
         flagstone_cloud::AccessOrder::Random => "random",
@@ -142,7 +135,6 @@ fn load_name(workload: &Workload) -> String {
     }
 }
 
-/// Sources of all columns, without duplicates.
 fn sources(columns: &[ComparisonColumn]) -> Vec<SourceUse> {
     let mut all: Vec<SourceUse> = Vec::new();
     for source in columns.iter().flat_map(|column| &column.sources) {
@@ -153,7 +145,6 @@ fn sources(columns: &[ComparisonColumn]) -> Vec<SourceUse> {
     all
 }
 
-/// The rows below the type names.
 fn rows(
     catalogue: &Catalogue,
     request: &ComparisonRequest,
@@ -209,7 +200,6 @@ fn rows(
     rows
 }
 
-/// The disks, or the reason for their absence.
 fn disks(catalogue: &Catalogue, column: &ComparisonColumn) -> String {
     if let Some(why) = &column.error {
         return format!("none: {why}");

@@ -14,8 +14,7 @@ use flagstone_cloud::judge::{
 };
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, Rates};
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
+use flagstone_units::{display::block_size, grouped};
 use serde::Serialize;
 
 use super::args::{ExplainArgs, printable};
@@ -26,10 +25,8 @@ use crate::columns::{self, Left, Right};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// File name of standard input.
 const STDIN: &str = "-";
 
-/// Runs the command.
 pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
     let catalogue = args.catalogue.open()?;
     let configuration = args.disk.configuration(&catalogue)?;
@@ -58,7 +55,6 @@ pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
     Ok(print(&text(&catalogue, &version, &judged, Paint::stdout()), Exit::Success))
 }
 
-/// A phase and its judgment; `None` without I/O.
 struct Judged {
     phase: FioPhase,
     judgment: Option<Judgment>,
@@ -115,14 +111,12 @@ fn measured(phase: &FioPhase) -> MeasuredRun {
     }
 }
 
-/// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
     fio_version: &'a str,
     judgments: Vec<Entry<'a>>,
 }
 
-/// One phase of `--json`.
 #[derive(Serialize)]
 struct Entry<'a> {
     jobs: &'a [String],
@@ -189,7 +183,6 @@ fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> S
     out
 }
 
-/// Job names to show of a phase with many jobs.
 const NAMES_SHOWN: usize = 4;
 
 fn title(phase: &FioPhase) -> String {

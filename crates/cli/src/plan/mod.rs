@@ -27,7 +27,6 @@ use paint::Paint;
 /// Version of the JSON of every command of `flagstone plan`; `docs/plan-json.md`.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
 
-/// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<Exit, Failure> {
     match &args.command {
         PlanCommand::Predict(args) => predict::run(args),
@@ -90,7 +89,6 @@ impl<'a> From<&'a Catalogue> for CatalogueHead<'a> {
     }
 }
 
-/// First line of every report.
 pub(crate) fn head(catalogue: &Catalogue) -> String {
     format!(
         "catalogue {}: {}; date: {}; confidence {}\n",
@@ -107,7 +105,6 @@ struct JsonReport<'a, T> {
     body: T,
 }
 
-/// Prints a report as JSON.
 pub(crate) fn json(catalogue: &Catalogue, body: impl Serialize) -> Exit {
     let catalogue = catalogue.into();
     print(
@@ -116,7 +113,6 @@ pub(crate) fn json(catalogue: &Catalogue, body: impl Serialize) -> Exit {
     )
 }
 
-/// Writes the lines of a table, the first in bold.
 fn bold_table(lines: Vec<String>, paint: Paint, out: &mut String) {
     for (number, line) in lines.into_iter().enumerate() {
         let line = if number == 0 { paint.bold(&line) } else { line };
@@ -124,7 +120,6 @@ fn bold_table(lines: Vec<String>, paint: Paint, out: &mut String) {
     }
 }
 
-/// Removes duplicates and keeps the order.
 fn once<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut out: Vec<T> = Vec::new();
     for one in all {
@@ -142,7 +137,6 @@ fn source_lines<'a>(sources: impl IntoIterator<Item = &'a SourceUse>) -> Vec<Str
     }))
 }
 
-/// Machine, vCPUs and other traffic of a configuration.
 fn machine_text(machine: &Machine, other_egress_gbit_per_s: f64) -> String {
     let vcpus = machine.vcpus.map(|n| format!(" ({n} vCPUs)")).unwrap_or_default();
     let network = match other_egress_gbit_per_s {
@@ -152,7 +146,6 @@ fn machine_text(machine: &Machine, other_egress_gbit_per_s: f64) -> String {
     format!("{}{vcpus}{network}", machine.name)
 }
 
-/// Queue depth of a workload.
 fn in_flight_text(workload: Option<&Workload>) -> String {
     match workload.and_then(Workload::in_flight) {
         Some(in_flight) => format!("{in_flight} in flight"),

@@ -11,7 +11,6 @@ pub(super) struct Paint {
 }
 
 impl Paint {
-    /// Colors if standard output supports them.
     pub(super) fn stdout() -> Paint {
         Paint { color: wants_color(&io::stdout()) }
     }

@@ -1,13 +1,12 @@
 //! `flagstone plan predict`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates};
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
-use serde::Serialize;
+use flagstone_units::{display::block_size, grouped};
 
 use super::args::PredictArgs;
 use super::paint::Paint;
@@ -16,7 +15,6 @@ use crate::columns::{self, CellAlignment, Left, Right};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// Runs the command.
 pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     let catalogue = args.catalogue.open()?;
     let workload = args
@@ -29,20 +27,13 @@ pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
         .predict(&configuration, &workload)
         .map_err(|error| plan_failure(&error, &catalogue))?;
     if args.catalogue.json {
-        return Ok(json(&catalogue, Report { prediction: &prediction }));
+        return Ok(json(&catalogue, BTreeMap::from([("prediction", &prediction)])));
     }
     let pattern = args.workload.pattern_text(&workload);
     Ok(print(&text(&catalogue, &prediction, &pattern, Paint::stdout()), Exit::Success))
 }
 
-/// A style and the cells of a line.
 type StyledLine = (fn(Paint, &str) -> String, Vec<String>);
-
-/// The report of `--json`, documented in `docs/plan-json.md`.
-#[derive(Serialize)]
-struct Report<'a> {
-    prediction: &'a Prediction,
-}
 
 fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) -> String {
     let mut out = head(catalogue);
@@ -50,14 +41,9 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
     rates(found, paint, &mut out);
     limits(found, paint, &mut out);
     if let Some(cost) = &found.cost {
-        let _ = writeln!(
-            out,
-            "\n{}  {:.2} USD a month for the disks, in {} (confidence {})",
-            paint.bold("price"),
-            cost.usd_per_month,
-            cost.region,
-            cost.confidence
-        );
+        let (usd, region, confidence) = (cost.usd_per_month, &cost.region, cost.confidence);
+        let text = format!("{usd:.2} USD a month for the disks, in {region}");
+        let _ = writeln!(out, "\n{}  {text} (confidence {confidence})", paint.bold("price"));
     }
     rests_on(found.confidence, &found.sources, paint, &mut out);
     contradictions(&found.inconsistencies, paint, &mut out);
@@ -72,7 +58,6 @@ fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
     format!("{disks}: {pattern}, {} blocks, {depth}", block_size(found.workload.block_bytes))
 }
 
-/// The disks and the machine as text.
 pub(super) fn disks_text(catalogue: &Catalogue, configuration: &DiskConfiguration) -> String {
     let units = &catalogue.units;
     let each = catalogue.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
@@ -109,7 +94,6 @@ fn rates(found: &Prediction, paint: Paint, out: &mut String) {
     let _ = writeln!(out, "  latency    {latency}");
 }
 
-/// Columns of [`rates_row`].
 pub(super) const RATES: [CellAlignment; 4] = [Left, Right, Right, Left];
 
 /// Label, IOPS, throughput and a remark.
@@ -159,7 +143,6 @@ pub(super) fn decimals(number: f64) -> String {
     }
 }
 
-/// The sources of a result.
 pub(super) fn rests_on(
     confidence: Confidence,
     sources: &[SourceUse],
@@ -167,16 +150,11 @@ pub(super) fn rests_on(
     out: &mut String,
 ) {
     let _ = writeln!(out, "\n{} (confidence {confidence})", paint.bold("sources"));
-    for source in sources {
-        let _ = writeln!(
-            out,
-            "  {} ({}, confidence {}): {}",
-            source.key, source.date, source.confidence, source.address
-        );
+    for SourceUse { key, date, confidence, address, .. } in sources {
+        let _ = writeln!(out, "  {key} ({date}, confidence {confidence}): {address}");
     }
 }
 
-/// Contradictions within the sources.
 pub(super) fn contradictions(touched: &[Inconsistency], paint: Paint, out: &mut String) {
     if touched.is_empty() {
         return;

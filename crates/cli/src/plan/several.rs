@@ -3,16 +3,14 @@
 use clap::Args;
 use flagstone_cloud::catalogue::Catalogue;
 use flagstone_cloud::{DiskConfiguration, PlanError, Workload};
-use flagstone_units::parse_size;
 
-use super::args::{CatalogueArg, JobArgs, MachineArgs, count, printable};
+use super::args::{CatalogueArg, JobArgs, MachineArgs, bytes, count, optional, printable};
 use super::once;
 use crate::exit::Failure;
 
 /// Maximum number of types: more lines are indistinguishable, and more columns do not fit.
 const TYPES_MAX: usize = 6;
 
-/// Options of the types and the machine.
 #[derive(Debug, Args)]
 pub(crate) struct TypesArgs {
     /// Types of disk, such as pd-ssd,pd-balanced,hyperdisk-balanced
@@ -44,7 +42,6 @@ impl TypesArgs {
     }
 }
 
-/// Options of the workloads.
 #[derive(Debug, Args)]
 pub(crate) struct LoadsArgs {
     /// Bytes of one I/O: one size for both, or one for IOPS and one for MB/s
@@ -132,10 +129,7 @@ impl CurveArgs {
         if over_size && self.size.is_some() {
             return Err("--size is what --over size changes: leave it out, or write --to".into());
         }
-        let size = self.size.as_ref().map(|text| {
-            parse_size(text).map_err(|error| format!("--size {}: {error}", printable(text)))
-        });
-        let size = size.transpose()?;
+        let size = optional("--size", &self.size, bytes)?;
         let disks = self.disks.as_ref().map(|text| count("--disks", text, 128)).transpose()?;
         let one = |kind: &String| {
             let disk = catalogue.disk_type(kind).map_err(|error| error.to_string())?;

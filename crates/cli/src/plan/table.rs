@@ -14,7 +14,6 @@ use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// Runs the command.
 pub(super) fn run(args: &TableArgs) -> Result<Exit, Failure> {
     let catalogue = args.catalogue.open()?;
     let tables = catalogue.tables(args.kind.as_deref()).map_err(Failure::usage)?;
@@ -24,7 +23,6 @@ pub(super) fn run(args: &TableArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
     not_known: &'a [String],

@@ -18,7 +18,6 @@ use crate::exit::{Exit, Failure};
 use rates::RateTracker;
 use server::ApiClient;
 
-/// Connection to the server and format of its answers.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct QueryArgs {
     /// Print the server's JSON documents (docs/api.md); with --watch one per line
@@ -72,7 +71,6 @@ pub(crate) struct StatusArgs {
     pub(crate) query: QueryArgs,
 }
 
-/// Shortest interval of `--watch`.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 fn pause(text: &str) -> Result<Duration, String> {
@@ -86,7 +84,6 @@ fn pause(text: &str) -> Result<Duration, String> {
 /// Puts the cursor at the top and clears the terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// Runs a command that asks a server.
 pub(crate) fn run_client<F>(command: impl FnOnce() -> F) -> Result<Exit, Failure>
 where
     F: Future<Output = Result<Exit, Failure>>,
@@ -96,7 +93,6 @@ where
     run_cores(&config, command).map_err(Failure::failed)?
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     run_client(|| look(args))
 }

@@ -1,21 +1,18 @@
 //! Rates between two samples of a server's counters.
 
 use std::collections::BTreeMap;
+use std::iter::zip;
 
 use flagstone_runtime::time::Instant;
 use flagstone_server::api::document::{CallsDocument, IoDocument, VolumeDocument};
 
-/// The counters of the last sample.
 pub(super) struct RateTracker {
     last: Option<(Instant, BTreeMap<String, IoDocument>)>,
 }
 
-/// Rates of one kind of call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct CallRates {
-    /// Calls per second.
     pub(super) per_second: f64,
-    /// Bytes per second.
     pub(super) bytes_per_second: f64,
     /// Mean latency in µs; 0 without calls.
     pub(super) mean_us: f64,
@@ -23,15 +20,8 @@ pub(super) struct CallRates {
     pub(super) p99_us: f64,
 }
 
-/// Rates of one volume.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct VolumeRates {
-    pub(super) read: CallRates,
-    pub(super) write: CallRates,
-    pub(super) flush: CallRates,
-    pub(super) discard: CallRates,
-    pub(super) write_zeroes: CallRates,
-}
+/// Rates of one volume, in the order of [`by_kind`].
+pub(super) type VolumeRates = [CallRates; 5];
 
 impl RateTracker {
     pub(super) fn new() -> RateTracker {
@@ -56,9 +46,14 @@ impl RateTracker {
     }
 }
 
+/// Reads, writes, flushes, discards and writes of zeroes.
+pub(super) fn by_kind(io: &IoDocument) -> [&CallsDocument; 5] {
+    [&io.read, &io.write, &io.flush, &io.discard, &io.write_zeroes]
+}
+
 fn between(before: &IoDocument, after: &IoDocument, seconds: f64) -> Option<VolumeRates> {
-    let rate = |of: fn(&IoDocument) -> &CallsDocument| {
-        let (before, after) = (of(before), of(after));
+    (seconds > 0.0).then_some(())?;
+    let rate = |(before, after): (&CallsDocument, &CallsDocument)| {
         let count = after.count.checked_sub(before.count)?;
         let bytes = after.bytes.checked_sub(before.bytes)?;
         let latency = after.latency.histogram().since(&before.latency.histogram());
@@ -73,14 +68,8 @@ fn between(before: &IoDocument, after: &IoDocument, seconds: f64) -> Option<Volu
             p99_us: latency.quantile_ns(0.99) / 1e3,
         })
     };
-    (seconds > 0.0).then_some(())?;
-    Some(VolumeRates {
-        read: rate(|io| &io.read)?,
-        write: rate(|io| &io.write)?,
-        flush: rate(|io| &io.flush)?,
-        discard: rate(|io| &io.discard)?,
-        write_zeroes: rate(|io| &io.write_zeroes)?,
-    })
+    let rates: Option<Vec<_>> = zip(by_kind(before), by_kind(after)).map(rate).collect();
+    rates?.try_into().ok()
 }
 
 #[cfg(test)]
@@ -98,10 +87,11 @@ mod tests {
             io
         };
         let rates = between(&io(10), &io(30), 2.0).unwrap();
-        assert_eq!((rates.read.per_second, rates.read.bytes_per_second), (10.0, 40960.0));
-        assert_eq!(rates.read.mean_us, 2.5);
-        assert!((2.5..2.56).contains(&rates.read.p99_us), "{rates:?}");
-        assert_eq!(rates.write, CallRates::default());
+        let [read, write, ..] = rates;
+        assert_eq!((read.per_second, read.bytes_per_second), (10.0, 40960.0));
+        assert_eq!(read.mean_us, 2.5);
+        assert!((2.5..2.56).contains(&read.p99_us), "{rates:?}");
+        assert_eq!(write, CallRates::default());
         // A restarted server, and two samples at the same time.
         assert_eq!(between(&io(30), &io(10), 1.0), None);
         assert_eq!(between(&io(10), &io(30), 0.0), None);

@@ -10,12 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::exit::Failure;
 
-/// A connection to a server's API.
 pub(crate) struct ApiClient {
     client: Client,
 }
 
-/// The members of a problem document that are shown.
 #[derive(serde::Deserialize)]
 struct ProblemDocument {
     detail: String,
@@ -41,13 +39,11 @@ impl ApiClient {
         )))
     }
 
-    /// Gets a document as text.
     pub(crate) fn get_text(&mut self, path: &str) -> Result<String, Failure> {
         let reply = self.client.ask(Method::GET, path, None);
         text(reply.map_err(|error| format!("the server stopped answering: {error}")))
     }
 
-    /// Posts an action and returns the answer's document as text.
     pub(crate) fn post_text(&mut self, path: &str, body: &str) -> Result<String, Failure> {
         let reply = self.client.ask(Method::POST, path, Some(body.as_bytes()));
         text(reply.map_err(|error| {
@@ -69,7 +65,6 @@ fn text(reply: Result<Reply, String>) -> Result<String, Failure> {
     String::from_utf8(reply.body).map_err(|_| Failure::failed("the server's answer is not UTF-8"))
 }
 
-/// Parses a document.
 pub(crate) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     let read = serde_json::from_slice(body);
     read.map_err(|error| Failure::failed(format!("cannot parse the server's answer: {error}")))

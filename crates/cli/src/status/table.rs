@@ -1,6 +1,7 @@
 //! Text of `flagstone status`: a line for each volume, or the details of one.
 
 use std::fmt::Write as _;
+use std::iter::zip;
 
 use flagstone_server::api::document::{
     CallsDocument, ConnectionDocument, ListenerDocument, PendingDocument, ServerDocument,
@@ -9,15 +10,13 @@ use flagstone_server::api::document::{
 use flagstone_units::display::{duration, size, three_digits};
 use flagstone_units::format_size;
 
-use super::rates::{CallRates, VolumeRates};
+use super::rates::{CallRates, VolumeRates, by_kind};
 use crate::columns::{Left, Right, lines};
 
-/// A count with thousands separators.
 pub(crate) fn grouped(count: u64) -> String {
     flagstone_units::grouped(count as f64, 0)
 }
 
-/// Calls per second.
 pub(crate) fn rate(per_second: f64) -> String {
     let decimals = usize::from(per_second > 0.0 && per_second < 10.0);
     flagstone_units::grouped(per_second, decimals)
@@ -71,14 +70,14 @@ pub(super) fn all(
                     Some(_) => "-".to_owned(),
                     None => format_size(volume.size_bytes),
                 },
-                hosts(volume).to_string(),
+                volume.connections.len().to_string(),
             ];
             match rates {
-                Some(rates) => row.extend([rates.read, rates.write].iter().flat_map(rated)),
+                Some(rates) => row.extend(rates[..2].iter().flat_map(rated)),
                 None if shows_rates => row.extend(vec!["-".to_owned(); 8]),
                 None => row.extend([&io.read, &io.write].into_iter().flat_map(totaled)),
             }
-            let all = kinds(volume).map(|(_, calls)| calls);
+            let all = by_kind(io);
             row.push(grouped(all.iter().map(|calls| calls.in_flight).sum()));
             row.push(grouped(all.iter().map(|calls| calls.errors).sum()));
             row.push(grouped(volume.limits.iter().map(|limit| limit.waiting as u64).sum()));
@@ -105,7 +104,6 @@ pub(super) fn all(
 /// Warning about a volume whose device has failed a flush.
 const FLUSH_FAILED: &str = "a flush of its device failed: it rejects writes, and writes since the last successful flush may be lost although they are still readable. Restart the server to continue with the data on the device";
 
-/// Details of one volume.
 pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> String {
     let access = if volume.read_only { "read-only" } else { "read-write" };
     let wait = &volume.pending;
@@ -186,30 +184,21 @@ fn calls(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> Vec<String> {
         Some(_) => &["a second", "MB/s", "mean µs", "p99 µs", "in flight", "errors"],
         None => &["calls", "bytes", "mean µs", "p99 µs", "in flight", "errors"],
     }));
-    let by_kind = rates
-        .map(|rates| [rates.read, rates.write, rates.flush, rates.discard, rates.write_zeroes]);
     let row = |(index, (name, calls)): (usize, (&str, &CallsDocument))| {
         let mut row = vec![name.to_owned()];
-        match &by_kind {
+        match rates {
             Some(rates) => row.extend(rated(&rates[index])),
             None => row.extend(totaled(calls)),
         }
         row.extend([grouped(calls.in_flight), grouped(calls.errors)]);
         row
     };
-    let rows: Vec<_> = kinds(volume).into_iter().enumerate().map(row).collect();
+    let rows: Vec<_> = kinds(volume).enumerate().map(row).collect();
     lines(&head, &rows)
 }
 
-fn kinds(volume: &VolumeDocument) -> [(&'static str, &CallsDocument); 5] {
-    let io = &volume.io;
-    [
-        ("reads", &io.read),
-        ("writes", &io.write),
-        ("flushes", &io.flush),
-        ("discards", &io.discard),
-        ("zeroes", &io.write_zeroes),
-    ]
+fn kinds(volume: &VolumeDocument) -> impl Iterator<Item = (&'static str, &CallsDocument)> {
+    zip(["reads", "writes", "flushes", "discards", "zeroes"], by_kind(&volume.io))
 }
 
 fn rated(of: &CallRates) -> [String; 4] {
@@ -230,11 +219,6 @@ fn totaled(of: &CallsDocument) -> [String; 4] {
         micros(latency.mean_us, calls),
         micros(latency.p99_us, calls),
     ]
-}
-
-/// Attached hosts: one for each controller and each NBD connection.
-fn hosts(volume: &VolumeDocument) -> usize {
-    volume.connections.len()
 }
 
 fn waiting(wait: &PendingDocument) -> String {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::form::keys;
 use super::{Kind, Section};
 
-/// Range of a modeled latency.
-const LATENCY: Kind = Kind::Time { min: Duration::from_micros(1), max: Duration::from_secs(60) };
+const LATENCY: Kind = Kind::Time(Duration::from_micros(1)..=Duration::from_secs(60));
 
 /// `disk_model = { … }`
 pub static DISK_MODEL: Section = Section {
@@ -21,7 +20,7 @@ pub static DISK_MODEL: Section = Section {
             "Median for writes, flushes, discards and writes of zeroes; replaces `latency`.";
         "write_p99", LATENCY, "" =>
             "99th percentile of writes. Default: the same as `write_latency`.";
-        "seed", Kind::Count { min: 0, max: i64::MAX as u64 }, "0" =>
+        "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of the latencies, which are drawn in the order of the requests.";
     },
     profile: true,

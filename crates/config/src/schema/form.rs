@@ -1,5 +1,6 @@
 //! Tables of the configuration file: their keys, and the kinds of the values.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::PROFILE;
@@ -35,35 +36,13 @@ pub enum Kind {
     /// `true` or `false`.
     Flag,
     /// A whole number.
-    Count {
-        /// Least.
-        min: u64,
-        /// Most.
-        max: u64,
-    },
+    Count(RangeInclusive<u64>),
     /// A size in bytes: text with a unit, or a whole number.
-    Size {
-        /// Least.
-        min: u64,
-        /// Most.
-        max: u64,
-        /// A further condition.
-        rule: SizeRule,
-    },
+    Size(RangeInclusive<u64>, SizeRule),
     /// Bytes a second: text with a unit and `/s`.
-    Rate {
-        /// Least.
-        min: u64,
-        /// Most.
-        max: u64,
-    },
+    Rate(RangeInclusive<u64>),
     /// A duration: text with a unit.
-    Time {
-        /// Shortest.
-        min: Duration,
-        /// Longest.
-        max: Duration,
-    },
+    Time(RangeInclusive<Duration>),
     /// One of these values.
     Choice(&'static [&'static str]),
     /// A text of this form.
@@ -118,5 +97,5 @@ macro_rules! keys {
 pub(super) use keys;
 
 pub(super) const fn time(min_ms: u64, max_ms: u64) -> Kind {
-    Kind::Time { min: Duration::from_millis(min_ms), max: Duration::from_millis(max_ms) }
+    Kind::Time(RangeInclusive::new(Duration::from_millis(min_ms), Duration::from_millis(max_ms)))
 }

@@ -6,14 +6,13 @@ use super::form::{DAY_MS, MIB, keys};
 use super::{Kind, Section, SizeRule};
 use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
 
-pub(super) const IOPS: Kind = Kind::Count { min: 1, max: MAX_LIMIT_IOPS };
-pub(super) const THROUGHPUT: Kind =
-    Kind::Rate { min: *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() };
-const BURST_IOPS: Kind = Kind::Count { min: 2, max: MAX_LIMIT_IOPS };
+pub(super) const IOPS: Kind = Kind::Count(1..=MAX_LIMIT_IOPS);
+pub(super) const THROUGHPUT: Kind = Kind::Rate(LIMIT_BYTES_PER_SECOND);
+const BURST_IOPS: Kind = Kind::Count(2..=MAX_LIMIT_IOPS);
 const BURST_THROUGHPUT: Kind =
-    Kind::Rate { min: 2 * *LIMIT_BYTES_PER_SECOND.start(), max: *LIMIT_BYTES_PER_SECOND.end() };
+    Kind::Rate(2 * *LIMIT_BYTES_PER_SECOND.start()..=*LIMIT_BYTES_PER_SECOND.end());
 const MIX: Kind = Kind::Choice(&["separate", "shared"]);
-const IO_SIZE: Kind = Kind::Size { min: 512, max: 32 * MIB, rule: SizeRule::MultipleOf(512) };
+const IO_SIZE: Kind = Kind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
 
 /// `limit = { … }` of a volume, and `[limit.NAME]`
 pub static LIMIT: Section = Section {
@@ -49,7 +48,7 @@ pub static BURST: Section = Section {
         "throughput", BURST_THROUGHPUT, "" => "The same for `throughput`.";
         "read_throughput", BURST_THROUGHPUT, "" => "The same for `read_throughput`.";
         "write_throughput", BURST_THROUGHPUT, "" => "The same for `write_throughput`.";
-        "duration", Kind::Time { min: Duration::from_secs(1), max: Duration::from_millis(DAY_MS) }, "30s" =>
+        "duration", Kind::Time(Duration::from_secs(1)..=Duration::from_millis(DAY_MS)), "30s" =>
             "Time that a full bucket lasts at the highest rate. The bucket starts full, and unused rate refills it.";
     },
     profile: false,

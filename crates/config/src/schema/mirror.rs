@@ -20,7 +20,7 @@ const CONGESTION: Kind =
     Kind::Choice(&[OnCongestion::Throttle.name(), OnCongestion::Detach.name()]);
 const MODE: Kind = Kind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
 const ACK: Kind = Kind::Choice(&[Ack::Disk.name(), Ack::Memory.name()]);
-const LINK_RATE: Kind = Kind::Rate { min: MIB, max: *LIMIT_BYTES_PER_SECOND.end() };
+const LINK_RATE: Kind = Kind::Rate(MIB..=*LIMIT_BYTES_PER_SECOND.end());
 
 /// `mirror = { … }`
 pub static MIRROR: Section = Section {
@@ -40,13 +40,13 @@ pub static MIRROR: Section = Section {
             "Disk model of the `intent_log` device, with the keys of `disk_model`. For labs and tests.";
         "intent_log_mode", LOG_MODE, IntentLogMode::ActiveRegions.name() =>
             "What the log records before data is written. `active-regions`: the active regions, when that set changes. `every-write`: one record for each write; only for `flagstone lab mirror`, which shows the cost of a log without active regions. It adds no safety and is refused without `intent_log_disk_model`.";
-        "added_rtt", Kind::Time { min: Duration::from_micros(1), max: Duration::from_secs(1) }, "" =>
+        "added_rtt", Kind::Time(Duration::from_micros(1)..=Duration::from_secs(1)), "" =>
             "Added to the real round trip of the link, as if it were longer. For labs and tests.";
         "on_peer_loss", PEER_LOSS, OnPeerLoss::Degrade.name() =>
             "Mode `sync`, when the peer cannot be reached. `degrade`: durably record that the peer is out of date, and continue without it. `block`: block writes until the peer returns, or until an operator pauses or breaks the mirror.";
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain (both nodes took writes without the other). `manual`: keep both until an operator chooses. `keep-serving`: if the peer serves hosts and this node does not, this node discards its own writes. If both serve, or neither, an operator has to choose. Set it on both nodes: it governs its own.";
-        "queue", Kind::Size { min: 32 * MIB, max: 64 * GIB, rule: SizeRule::MultipleOf(MIB) }, "64MiB" =>
+        "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: size of the queue of writes not yet acknowledged by the peer. They are pooled buffers: at most half of the server's `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>
             "Mode `async`, when the queue is full. `throttle`: hosts wait for the link. `detach`: stop sending to the peer, track its out-of-sync blocks, and resynchronize later.";
@@ -58,9 +58,9 @@ pub static MIRROR: Section = Section {
             "A resync yields to hosts: it slows their I/O to at most about twice the usual latency.";
         "resync_compare", Kind::Flag, "false" =>
             "A resync compares checksums first and copies only blocks that differ. For links slower than the disks.";
-        "granularity", Kind::Size { min: 4 * KIB, max: 16 * MIB, rule: SizeRule::PowerOfTwo }, "64KiB" =>
+        "granularity", Kind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
             "Bytes that one bit of the bitmap covers, the same on all nodes. Fixed when `flagstone mirror create` makes the source's replica. A finer bitmap copies less in a resync and takes more space: 2 MiB a TiB at 64KiB, up to a few times that in memory. The minimum is 8KiB beyond 32 TiB and 128KiB beyond 64 TiB (also the default there), and it doubles with each further doubling of the volume.";
-        "activity_log_size", Kind::Size { min: GIB / 8, max: 256 * GIB, rule: SizeRule::MultipleOf(MIB) }, "4GiB" =>
+        "activity_log_size", Kind::Size(GIB / 8..=256 * GIB, SizeRule::MultipleOf(MIB)), "4GiB" =>
             "Size of the activity log: the active regions together, which is the most that a resync copies after a crash. A larger one saves log writes. Fixed when the replica is made.";
     },
     profile: false,
@@ -72,7 +72,7 @@ pub static PEER: Section = Section {
     keys: keys! {
         "address", Kind::Text("host and port"), "" =>
             "Address where it serves NVMe/TCP: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; port 4420 if omitted. May be an address of a replication network. Required.";
-        "connections", Kind::Count { min: 1, max: 16 }, "1" =>
+        "connections", Kind::Count(1..=16), "1" =>
             "Connections to it, for each mirrored volume and each core that serves it.";
         "timeout", time(500, MINUTE_MS), "5s" =>
             "Time without an answer after which the peer counts as lost. Writes of mode `sync` wait that long for a stalled peer.";

@@ -5,12 +5,7 @@ use super::limit::{IOPS, THROUGHPUT};
 use super::{Kind, Section, SizeRule};
 use crate::limits::PROFILE_SIZE_BYTES;
 
-/// Range of a profiled disk's size.
-const SIZE: Kind = Kind::Size {
-    min: *PROFILE_SIZE_BYTES.start(),
-    max: *PROFILE_SIZE_BYTES.end(),
-    rule: SizeRule::MultipleOf(512),
-};
+const SIZE: Kind = Kind::Size(PROFILE_SIZE_BYTES, SizeRule::MultipleOf(512));
 
 /// The keys of a disk profile, in [`LIMIT`](super::LIMIT) and [`DISK_MODEL`](super::DISK_MODEL)
 pub static PROFILE: Section = Section {
@@ -24,14 +19,14 @@ pub static PROFILE: Section = Section {
             "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalogue's default machine, if it has one.";
         "catalog", Kind::Text("catalogue"), "" =>
             "Catalogue of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
-        "disks", Kind::Count { min: 1, max: flagstone_cloud::limits::MAX_DISKS as u64 }, "" =>
+        "disks", Kind::Count(1..=flagstone_cloud::limits::MAX_DISKS as u64), "" =>
             "Number of such disks, striped. Default: the number that the machine comes with, or 1.";
         "regional", Kind::Flag, "" => "The disk is replicated in two zones. Default: false.";
         "provisioned_iops", IOPS, "" =>
             "Provisioned IOPS of each disk, for types that sell IOPS. Default: the default of the type.";
         "provisioned_throughput", THROUGHPUT, "" =>
             "Provisioned throughput of each disk, for types that sell throughput. Default: the default of the type.";
-        "other_egress_gbps", Kind::Count { min: 0, max: 10_000 }, "" =>
+        "other_egress_gbps", Kind::Count(0..=10_000), "" =>
             "Other egress traffic of the machine, in Gbit/s. Default: 0.";
         "tier1_networking", Kind::Flag, "" =>
             "The machine has Tier_1 networking (higher egress). Default: false.";

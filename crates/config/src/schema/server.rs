@@ -9,9 +9,9 @@ pub static SERVER: Section = Section {
     keys: keys! {
         "listen", Kind::List("listen address"), "" =>
             "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
-        "cores", Kind::Count { min: 1, max: 1024 }, "" =>
+        "cores", Kind::Count(1..=1024), "" =>
             "Executor threads. Default: one for each CPU the process may use.";
-        "buffer_memory", Kind::Size { min: 16 * MIB, max: 1024 * GIB, rule: SizeRule::MultipleOf(MIB) }, "256MiB" =>
+        "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
             "Hard limit of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served: `mdts` for NVMe/TCP, 32MiB for NBD.";
         "node", Kind::Text("node name"), "" =>
             "Name of this node: the NAME of its [`[peer.NAME]`](#peername) table in the peers' files. Required if a volume is mirrored.";
@@ -35,14 +35,14 @@ pub static NVME: Section = Section {
     keys: keys! {
         "nqn_prefix", Kind::Text("NQN"), "nqn.2026-01.io.flagstone" =>
             "Prefix of the NQN of every volume and subsystem without `nqn`: `PREFIX:NAME`.";
-        "in_capsule", Kind::Size { min: 0, max: 256 * KIB, rule: SizeRule::MultipleOf(4 * KIB) }, "64KiB" =>
+        "in_capsule", Kind::Size(0..=256 * KIB, SizeRule::MultipleOf(4 * KIB)), "64KiB" =>
             "Largest in-capsule data: writes up to this size carry their data with the command and save a round trip. At most `mdts`.";
-        "max_queues", Kind::Count { min: 1, max: 128 }, "128" => "I/O queues of one controller.";
-        "queue_depth", Kind::Count { min: 32, max: 1024 }, "1024" =>
+        "max_queues", Kind::Count(1..=128), "128" => "I/O queues of one controller.";
+        "queue_depth", Kind::Count(32..=1024), "1024" =>
             "Entries of one I/O queue. At most one command fewer is in progress.";
-        "mdts", Kind::Size { min: 8 * KIB, max: 32 * MIB, rule: SizeRule::PowerOfTwo }, "1MiB" =>
+        "mdts", Kind::Size(8 * KIB..=32 * MIB, SizeRule::PowerOfTwo), "1MiB" =>
             "Largest data transfer of one command.";
-        "max_connections", Kind::Count { min: 1, max: 65536 }, "1024" =>
+        "max_connections", Kind::Count(1..=65536), "1024" =>
             "Connections (queues) of all hosts together.";
         "header_digest", Kind::Flag, "true" => "Grant header digests to hosts that ask for them.";
         "data_digest", Kind::Flag, "true" => "Grant data digests to hosts that ask for them.";
@@ -58,7 +58,7 @@ pub static NVME: Section = Section {
 pub static NBD: Section = Section {
     path: "server.nbd",
     keys: keys! {
-        "max_connections", Kind::Count { min: 1, max: 65536 }, "256" =>
+        "max_connections", Kind::Count(1..=65536), "256" =>
             "Connections of all clients together.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit from accepting a connection to the end of its negotiation.";

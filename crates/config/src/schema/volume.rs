@@ -3,8 +3,8 @@
 use super::form::{GIB, MINUTE_MS, keys, time};
 use super::{DISK_MODEL, Kind, LIMIT, MIRROR, Section, SizeRule};
 
-const EVERY: Kind = Kind::Count { min: 1, max: 1_000_000_000 };
-const PER_MILLION: Kind = Kind::Count { min: 0, max: 1_000_000 };
+const EVERY: Kind = Kind::Count(1..=1_000_000_000);
+const PER_MILLION: Kind = Kind::Count(0..=1_000_000);
 
 /// `[volume.NAME]`
 pub static VOLUME: Section = Section {
@@ -23,7 +23,7 @@ pub static VOLUME: Section = Section {
         "device", Kind::Text("device"), "" =>
             "Device that stores the data: a path, `memory:SIZE`, `null:SIZE`, `nvme-tcp://HOST:PORT/NQN` or `nbd://HOST:PORT/EXPORT`. Comes after the layers. This or `stripe` is required.";
         "stripe", Kind::Table(&STRIPE), "" => "Several devices striped; replaces `device`.";
-        "block_size", Kind::Size { min: 512, max: 4096, rule: SizeRule::MinOrMax }, "" =>
+        "block_size", Kind::Size(512..=4096, SizeRule::MinOrMax), "" =>
             "Logical block size that hosts see. Default: the device's own, 4096 for a file.";
         "read_only", Kind::Flag, "false" => "Refuse writes, and open the device read-only.";
         "nqn", Kind::Text("NQN"), "" =>
@@ -68,7 +68,7 @@ pub static FAULT: Section = Section {
             "Writes and writes of zeroes that fail of a million, at random. Replaces `write_error_every`.";
         "flush_errors_per_million", PER_MILLION, "" =>
             "Flushes that fail of a million, at random. Replaces `flush_error_every`.";
-        "seed", Kind::Count { min: 0, max: i64::MAX as u64 }, "0" =>
+        "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of the random failures (`…_per_million`).";
     },
     profile: false,
@@ -78,7 +78,7 @@ pub static FAULT: Section = Section {
 pub static STRIPE: Section = Section {
     path: "volume.NAME.stripe",
     keys: keys! {
-        "chunk", Kind::Size { min: 512, max: GIB, rule: SizeRule::MultipleOf(512) }, "64KiB" =>
+        "chunk", Kind::Size(512..=GIB, SizeRule::MultipleOf(512)), "64KiB" =>
             "Chunk size: consecutive bytes on one device. A multiple of the block size.";
         "devices", Kind::List("device"), "" => "The devices, 2 to 64, in their order. Required.";
     },

@@ -1,6 +1,8 @@
 //! Descriptions of keys and values for people: the tables of the documentation and the help line of
 //! a diagnostic.
 
+use std::ops::RangeInclusive;
+
 use super::{Kind, Section, SizeRule};
 use flagstone_units::{format_duration, format_rate, format_size};
 
@@ -30,10 +32,10 @@ impl Kind {
     pub fn noun(&self) -> String {
         match self {
             Kind::Flag => "boolean".into(),
-            Kind::Count { .. } => "number".into(),
-            Kind::Size { .. } => "size".into(),
-            Kind::Rate { .. } => "throughput".into(),
-            Kind::Time { .. } => "duration".into(),
+            Kind::Count(_) => "number".into(),
+            Kind::Size(..) => "size".into(),
+            Kind::Rate(_) => "throughput".into(),
+            Kind::Time(_) => "duration".into(),
             Kind::Choice(_) => "enum".into(),
             Kind::Text(form) => (*form).into(),
             Kind::List(form) => format!("list of {}", plural(form)),
@@ -45,21 +47,18 @@ impl Kind {
     pub fn range(&self) -> String {
         match self {
             Kind::Flag => "true or false".into(),
-            Kind::Count { min, max } => format!("{min} to {max}"),
-            Kind::Size { min, max, rule } => {
-                let (min, max) = (format_size(*min), format_size(*max));
-                match rule {
-                    SizeRule::MultipleOf(unit) => {
-                        format!("{min} to {max}, a multiple of {}", format_size(*unit))
-                    }
-                    SizeRule::PowerOfTwo => format!("{min} to {max}, a power of two"),
-                    SizeRule::MinOrMax => format!("{min} or {max}"),
-                }
+            Kind::Count(range) => ends(range, |n| n.to_string()),
+            Kind::Size(range, SizeRule::MultipleOf(unit)) => {
+                format!("{}, a multiple of {}", ends(range, format_size), format_size(*unit))
             }
-            Kind::Rate { min, max } => format!("{} to {}", format_rate(*min), format_rate(*max)),
-            Kind::Time { min, max } => {
-                format!("{} to {}", format_duration(*min), format_duration(*max))
+            Kind::Size(range, SizeRule::PowerOfTwo) => {
+                format!("{}, a power of two", ends(range, format_size))
             }
+            Kind::Size(range, SizeRule::MinOrMax) => {
+                format!("{} or {}", format_size(*range.start()), format_size(*range.end()))
+            }
+            Kind::Rate(range) => ends(range, format_rate),
+            Kind::Time(range) => ends(range, format_duration),
             Kind::Choice(words) => {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
             }
@@ -71,16 +70,17 @@ impl Kind {
     pub fn expected(&self) -> String {
         match self {
             Kind::Flag => "write true or false, without quotes".into(),
-            Kind::Count { .. } => format!("write a whole number from {}", self.range()),
-            Kind::Size { min, max, .. } => {
-                let example = format_size((*min).max(4096).min(*max));
+            Kind::Count(_) => format!("write a whole number from {}", self.range()),
+            Kind::Size(range, _) => {
+                let example = format_size(4096_u64.clamp(*range.start(), *range.end()));
                 format!("write a size such as \"{example}\": {}", self.range())
             }
-            Kind::Rate { .. } => {
+            Kind::Rate(_) => {
                 format!("write a throughput such as \"240MB/s\": {}", self.range())
             }
-            Kind::Time { max, .. } => {
-                format!("write a duration such as \"{}\": {}", format_duration(*max), self.range())
+            Kind::Time(range) => {
+                let example = format_duration(*range.end());
+                format!("write a duration such as \"{example}\": {}", self.range())
             }
             Kind::Choice(words) => {
                 let words: Vec<_> = words.iter().map(|word| format!("\"{word}\"")).collect();
@@ -100,10 +100,14 @@ impl Kind {
     /// A value of this kind as it is written in the file.
     pub fn as_toml(&self, text: &str) -> String {
         match self {
-            Kind::Flag | Kind::Count { .. } => text.to_owned(),
+            Kind::Flag | Kind::Count(_) => text.to_owned(),
             _ => format!("\"{text}\""),
         }
     }
+}
+
+fn ends<T: Copy>(range: &RangeInclusive<T>, format: impl Fn(T) -> String) -> String {
+    format!("{} to {}", format(*range.start()), format(*range.end()))
 }
 
 fn plural(noun: &str) -> String {

@@ -10,12 +10,10 @@ use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
 use flagstone_plot::Theme;
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
-use flagstone_units::{parse_block_size, parse_size};
+use flagstone_units::{display::block_size, grouped, parse_block_size};
 use serde::Serialize;
 
-use super::args::{count, printable};
+use super::args::{bytes, count, optional, printable};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{CurveArgs, none_can};
@@ -24,7 +22,6 @@ use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 
-/// Curves of one disk type, or the reason for their absence.
 struct OfType {
     configuration: DiskConfiguration,
     /// The curve of the IOPS workload and the curve of the throughput workload; one if both are the
@@ -32,7 +29,6 @@ struct OfType {
     curves: Result<Vec<LimitCurve>, PlanError>,
 }
 
-/// All curves of the command.
 struct CurveSet {
     over: Over,
     loads: Vec<Workload>,
@@ -40,18 +36,15 @@ struct CurveSet {
 }
 
 impl CurveSet {
-    /// The curves of all types that have some.
     fn curves(&self) -> impl Iterator<Item = &LimitCurve> {
         self.types.iter().filter_map(|of| of.curves.as_ref().ok()).flatten()
     }
 
-    /// Gaps of the sources of all curves.
     fn not_known(&self) -> Vec<String> {
         once(self.curves().flat_map(|curve| curve.not_known.clone()))
     }
 }
 
-/// Runs the command.
 pub(super) fn run(args: &CurveArgs) -> Result<Exit, Failure> {
     let (catalogue, found) = found(args)?;
     none_can(&catalogue, found.types.iter().map(|of| of.curves.as_ref().err()))?;
@@ -107,10 +100,8 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), Failure> {
         false => vec![small, large],
     };
     let configurations = args.configurations(&catalogue, over == Over::Size)?;
-    let end = |option, text: &Option<String>| {
-        text.as_ref().map(|text| place(option, text, over, &catalogue.units)).transpose()
-    };
-    let range = (end("--from", &args.from)?, end("--to", &args.to)?);
+    let end = |option: &str, text: &str| place(option, text, over, &catalogue.units);
+    let range = (optional("--from", &args.from, end)?, optional("--to", &args.to, end)?);
     let wide = Sweep::new(&catalogue, over, &configurations, range);
     let wide = wide.map_err(|error| error.to_string())?;
     let mut found = follow(&catalogue, &configurations, &loads, &wide);
@@ -154,20 +145,16 @@ fn follow(
     }
 }
 
-/// Parses an end of the range, in the unit of its dimension.
 fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, String> {
-    let wrong = |error: String| format!("{option} {}: {error}", printable(text));
     match over {
-        Over::Size => {
-            let bytes = parse_size(text).map_err(|error| wrong(error.to_string()))?;
-            Ok(units.size_of(bytes).round() as u64)
+        Over::Size => Ok(units.size_of(bytes(option, text)?).round() as u64),
+        Over::Block => {
+            parse_block_size(text).map_err(|error| format!("{option} {}: {error}", printable(text)))
         }
-        Over::Block => parse_block_size(text).map_err(|error| wrong(error.to_string())),
         Over::Vcpus | Over::Depth => count(option, text, 1 << 20).map(u64::from),
     }
 }
 
-/// The report of `--json`, documented in `docs/plan-json.md`.
 #[derive(Serialize)]
 struct Report<'a> {
     over: Over,
@@ -177,7 +164,6 @@ struct Report<'a> {
     types: Vec<TypeReport<'a>>,
 }
 
-/// One type of the report.
 #[derive(Serialize)]
 struct TypeReport<'a> {
     configuration: &'a DiskConfiguration,
@@ -205,7 +191,6 @@ fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
     }
 }
 
-/// A position as text.
 fn at_text(over: Over, units: &Units, at: u64) -> String {
     match over {
         Over::Size => format!("{} {}", grouped(at as f64, 0), units.size.name()),

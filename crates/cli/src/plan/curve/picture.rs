@@ -5,15 +5,13 @@ use flagstone_cloud::curve::{CurvePoint, CurveSpan, LimitCurve, Over};
 use flagstone_cloud::{AccessOrder, LimitKind, Workload};
 use flagstone_plot as plot;
 use flagstone_plot::{Axis, Figure, Hue, Note, NumberFormat, Panel, PanelContent, Scale, Stretch};
-use flagstone_units::display::block_size;
-use flagstone_units::grouped;
+use flagstone_units::{display::block_size, grouped};
 
 use super::{CurveSet, limit_text};
 
 /// An axis of rates is logarithmic if its ends differ by more than this factor.
 const LOG_FROM: f64 = 5.0;
 
-/// The rate that a panel shows.
 #[derive(Clone, Copy, PartialEq)]
 enum Rate {
     Iops,
@@ -86,7 +84,6 @@ fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
     parts.join(" · ")
 }
 
-/// Sources and gaps.
 fn footer(catalogue: &Catalogue, found: &CurveSet) -> String {
     let confidence = found.curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
     let mut lines =
@@ -158,7 +155,6 @@ fn load_text(load: &Workload, rw: &str, over: Over) -> String {
     }
 }
 
-/// The horizontal axis.
 fn across(catalogue: &Catalogue, found: &CurveSet, mut places: Vec<u64>) -> Axis {
     places.sort_unstable();
     places.dedup();
@@ -181,7 +177,6 @@ fn across(catalogue: &Catalogue, found: &CurveSet, mut places: Vec<u64>) -> Axis
     }
 }
 
-/// Color of a limit, equal in all pictures.
 fn hue(kind: LimitKind) -> Hue {
     Hue(match kind {
         LimitKind::Volume => 0,
