@@ -32,7 +32,7 @@ pub enum Error {
     Guarded {
         /// The target, as it was named.
         target: String,
-        /// What is on it.
+        /// Contents that were found.
         found: String,
         /// The next step for the user.
         remedy: String,

@@ -21,7 +21,7 @@ pub struct Generator {
 /// Arguments of `flagstone` for a job.
 ///
 /// # Errors
-/// What the generator does not support, by name.
+/// The job uses a feature that the generator lacks; the error names it.
 pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
     job.check().map_err(Error::Usage)?;
     let refused = |what: &str| {

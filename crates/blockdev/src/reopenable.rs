@@ -119,7 +119,7 @@ mod tests {
     use crate::{FaultConfig, FaultLayer, MemoryDevice};
 
     #[test]
-    fn closed_device_is_released_and_reopened_one_used() {
+    fn reopened_device_replaces_closed_one() {
         block_on(async {
             let memory = || Arc::new(MemoryDevice::new(8192, 512).expect("a size")) as SharedDevice;
             let first = memory();

@@ -73,7 +73,7 @@ pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, MetricsError> {
     address.socket_addr().ok_or_else(named).map(Some)
 }
 
-/// Where the API is served and looked for when nothing was written, the first that can be had.
+/// Default sockets of the API, in the order in which they are tried.
 pub fn default_sockets() -> Vec<PathBuf> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     let own = own.map(|folder| PathBuf::from(folder).join("flagstone"));

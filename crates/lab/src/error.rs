@@ -33,7 +33,7 @@ impl Error {
         Error::Command { command, node, status, said }
     }
 
-    /// Output of `what` that is not what it should be.
+    /// Unexpected output of `what`.
     pub(crate) fn unexpected(what: &str, detail: impl ToString) -> Error {
         Error::Unexpected { what: what.to_owned(), detail: detail.to_string() }
     }

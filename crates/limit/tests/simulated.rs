@@ -207,7 +207,7 @@ fn dropped_commands_leave_no_trace() {
 }
 
 #[test]
-fn idle_time_is_not_saved_but_bursts_are() {
+fn idle_time_saves_only_burst_credit() {
     simulate(9, async || {
         let count = async |device: &SharedDevice, span: Duration| {
             let until: Instant = time::now() + span;

@@ -359,7 +359,7 @@ impl Mirror {
         }
     }
 
-    /// The state towards a peer.
+    /// The state toward a peer.
     ///
     /// # Panics
     /// When there is no such peer.
@@ -367,7 +367,7 @@ impl Mirror {
         self.0.shown(leg)
     }
 
-    /// Waits until the state towards a peer differs from `was`, and returns it.
+    /// Waits until the state toward a peer differs from `was`, and returns it.
     ///
     /// # Panics
     /// When there is no such peer.

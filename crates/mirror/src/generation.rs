@@ -116,7 +116,7 @@ impl GenerationHistory {
         }
     }
 
-    /// The peer is about to adopt `name`, and the bitmap covers everything, whatever it holds.
+    /// Records that the peer is about to adopt `name`. The bitmap covers every difference.
     pub fn expect_name(&mut self, name: Generation) {
         // The first base is the most likely one: later ones give way to it.
         match self.bases.0.iter().position(|held| held.is_none()) {

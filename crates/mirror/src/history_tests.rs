@@ -433,7 +433,7 @@ fn explore(depth: usize, rules: &Rules) -> Result<usize, String> {
 }
 
 #[test]
-fn short_histories_keep_promises_and_show_split_brain() {
+fn histories_keep_guarantees_and_detect_split_brain() {
     let worlds = explore(12, &ALL).unwrap_or_else(|broken| panic!("{broken}"));
     assert!(worlds > 200_000, "only {worlds} worlds were seen");
 }

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn oversized_write_passes_on_its_own() {
+    fn oversized_write_is_admitted_alone() {
         let mut queue = WriteQueue::new(LIMITS);
         let huge = queue.push(1000, 0).unwrap();
         assert!(queue.push(1, 0).is_none());

@@ -64,7 +64,7 @@ impl Numbering {
         WriteNumbers { first, parts }
     }
 
-    /// A write has completed towards its host: writes that start later may depend on it.
+    /// A write has completed for its host: writes that start later may depend on it.
     pub(crate) fn completed(&mut self, numbers: WriteNumbers) {
         let after = numbers.first.number.wrapping_add(numbers.parts);
         let newer = self.next.wrapping_sub(after);

@@ -353,7 +353,7 @@ impl Replica {
     /// Records that a flush of the devices failed before they were opened: data that can be read
     /// may not be durable, and no later flush changes that. Until a resync to this replica
     /// completes, across restarts, its checksums never match, so possibly different blocks are
-    /// rewritten; it counts as inconsistent towards peers; and it does not serve. Call it before a
+    /// rewritten; it counts as inconsistent toward peers; and it does not serve. Call it before a
     /// mirror is created from the replica.
     ///
     /// # Errors

@@ -270,7 +270,7 @@ fn untrusted_log_marks_everything() {
 }
 
 #[test]
-fn damage_marks_blocks_it_may_hide() {
+fn damaged_bitmap_page_marks_its_blocks() {
     let (sim, node) = world(4, true);
     let layout = crate::layout::log_layout(&create().geometry);
     sim.poke(node, LOG, layout.pages + 100, &[0xAA]);

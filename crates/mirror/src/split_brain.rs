@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn at_most_one_side_discards_and_never_the_server(
+        fn only_a_side_that_does_not_serve_discards(
             mine in (0u64..5, prop::collection::vec(0u64..5, 0..3), any::<bool>()),
             peers in (0u64..5, prop::collection::vec(0u64..5, 0..3), any::<bool>()),
         ) {

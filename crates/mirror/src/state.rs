@@ -8,7 +8,7 @@ use crate::peer::LinkStatus;
 use crate::versions::LinkVersions;
 
 named! {
-    /// The state of a mirror towards one peer.
+    /// The state of a mirror toward one peer.
     pub enum MirrorState {
         /// Both replicas are equal, and writes go to both.
         Mirroring = "mirroring",
@@ -36,13 +36,13 @@ named! {
 }
 
 named! {
-    /// What the operator asked for, for one peer.
+    /// Desired state of the connection to one peer.
     #[derive(Default)]
     pub enum DesiredState {
         /// Keep the peer up to date.
         #[default]
         Connected = "connected",
-        /// Record what the peer lacks, without sending it.
+        /// Record the peer's out-of-sync blocks, without sending them.
         Paused = "paused",
         /// Do without the peer, and do not even record what it lacks.
         Detached = "detached",
@@ -87,7 +87,7 @@ pub enum HandshakeOutcome {
 pub struct MirrorFacts {
     /// This side's role.
     pub role: ReplicaRole,
-    /// What the operator asked for.
+    /// Desired state.
     pub desired_state: DesiredState,
     /// Progress of the leg's connection.
     pub phase: LegPhase,

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_slot_is_neither_free_nor_in_flight() {
+    fn slot_kept_for_resend_is_not_reused() {
         let mut slots = CommandSlots::new(1);
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         slots.end(cid, CommandOutcome::Completed(Cqe::new(cid, Status::COMMAND_INTERRUPTED)));

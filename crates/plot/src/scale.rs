@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn roomy_axis_exceeds_its_values() {
+    fn axis_leaves_room_above_values() {
         let log = Placed::roomy(&Axis::log("IOPS"), [300.0, 15_000.0].into_iter());
         assert!(log.place(15_000.0).unwrap() < 0.99 && log.place(300.0).unwrap() > 0.01);
         let linear = Placed::roomy(&Axis::linear("IOPS"), [15_000.0].into_iter());

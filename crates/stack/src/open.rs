@@ -141,7 +141,7 @@ pub struct OpenVolume {
 /// Makes the limits that volumes share.
 ///
 /// # Errors
-/// That one has numbers that a limit cannot have.
+/// A limit's numbers are out of range.
 pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenError> {
     let open = |shared: &SharedLimit| {
         tracing::info!("limit `{}` is {}", shared.name, shared.limit);
@@ -157,7 +157,7 @@ pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenErro
 /// Makes the own limit of a volume, if it is to have one.
 ///
 /// # Errors
-/// That it has numbers that a limit cannot have.
+/// The limit's numbers are out of range.
 pub fn own_limit(volume: &Volume) -> Result<Option<Arc<Limiter>>, OpenError> {
     let mut layers = volume.layers.iter();
     let limit = layers.find_map(|layer| match layer {
@@ -199,7 +199,7 @@ pub async fn open_volume(
 /// Puts a layer of a volume over a device, with the volume's own and the shared limits.
 ///
 /// # Errors
-/// That the layer cannot be over this device.
+/// The layer does not support this device.
 pub fn over(
     volume: &Volume,
     device: SharedDevice,
@@ -282,7 +282,7 @@ pub fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevice, Stri
     })
 }
 
-/// The error of a volume, which a device or layer of it has.
+/// Error of a volume's device or layer, under the volume's name.
 pub fn volume_error(volume: &Volume, problem: String) -> OpenError {
     OpenError { device: format!("volume `{}`", volume.name), problem, may_pass: false }
 }
@@ -314,7 +314,7 @@ fn fault_config(fault: &config::Fault) -> FaultConfig {
 /// Checks that the device of a volume has the configured block size.
 ///
 /// # Errors
-/// That it has another.
+/// The device has another block size.
 pub fn check_block_size(volume: &Volume, device: &SharedDevice) -> Result<(), OpenError> {
     let has = device.geometry().block_bytes;
     match volume.block_size_bytes {

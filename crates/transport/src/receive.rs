@@ -642,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn will_take_holds_for_predicted_and_plain_layouts() {
+    fn receive_buffer_fits_any_layout() {
         block_on(async {
             for (guess, align, payload) in [(true, 4096, 32 << 10), (false, 1, 4 << 10)] {
                 let shape = MessageShape { header: 28, payload };

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn immediate_calls_stay_immediate_and_cached_reads_count() {
+    fn stats_keep_immediate_calls_and_count_cached_reads() {
         flagstone_runtime::block_on(async {
             let (device, counters) = StatsLayer::new(null());
             assert!(device.flush().try_now().is_ok());

@@ -110,7 +110,7 @@ fn limits(found: &Prediction, paint: Paint, out: &mut String) {
         let (mark, color): (_, fn(Paint, &str) -> String) = match same(limit, &found.binding) {
             true => ("binds", Paint::red),
             false if next => ("next", Paint::yellow),
-            // A limit with recommendations that neither binds nor is next equals one of the two.
+            // Only limits that bind, come next, or equal one of these have recommendations.
             false if limit.recommendations.is_empty() => ("", |_, text| text.to_owned()),
             false => ("equal", |_, text| text.to_owned()),
         };

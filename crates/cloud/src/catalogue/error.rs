@@ -60,7 +60,7 @@ fn place(text: &str, span: Option<Range<usize>>) -> String {
     text[start..].lines().next().unwrap_or("").trim().to_owned()
 }
 
-/// Unit words of keys that do not fit the catalogue's units, with those that do.
+/// Units in key names: each wrong one and its replacement.
 pub(super) struct UnitWords([(&'static str, &'static str); 3]);
 
 impl UnitWords {

@@ -154,7 +154,7 @@ fn undo_leaves_foreign_changes() {
 }
 
 #[test]
-fn foreign_lines_in_persisted_files_are_restored() {
+fn undo_keeps_lines_of_other_programs() {
     let (_directory, root) = host();
     let path = root.locate(SYSCTL_FILE);
     fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");

@@ -1,6 +1,6 @@
 //! Device inspection: the current use of a device or file, which protects data from destruction.
 //!
-//! Inspection errs towards "in use": [`DeviceUse::unknown`] lists everything that could not be
+//! Inspection errs toward "in use": [`DeviceUse::unknown`] lists everything that could not be
 //! examined, and such a device is not free. It changes nothing on the device. It shows one moment:
 //! a free device may be mounted the next.
 

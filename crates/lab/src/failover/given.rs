@@ -1,6 +1,7 @@
 //! Drill on nodes of the user, whose commands act on them; the user is asked where there is none.
 //!
-//! The death is when its command began or the user said so. What the host had of it is measured.
+//! The time of death is the start of the kill command, or the user's confirmation. The effect on
+//! the host is measured.
 
 use std::process::Command;
 

@@ -68,7 +68,7 @@ pub trait Follower {
     /// Asks the user to act on a node, and returns when that is done.
     ///
     /// # Errors
-    /// Nobody can be asked; the user's interruption.
+    /// There is no terminal to ask on, or the user interrupted.
     fn ask(&mut self, what: &str) -> Result<(), Error> {
         Err(flagstone_bench::Error::usage(format!("nobody can be asked to: {what}")).into())
     }

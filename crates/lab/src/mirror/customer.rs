@@ -165,7 +165,7 @@ mod tests {
 
     /// The arithmetic in the caveats and in `docs/lab.md`.
     #[test]
-    fn one_metadata_write_at_a_time_explains_the_figure() {
+    fn serialized_metadata_writes_explain_published_iops() {
         let [large, middle, small] = &ROWS;
         assert_eq!(per_s(SLOW_LOG_MIB_PER_S, large), 1120.0);
         assert_eq!(at_most(1000.0, large), 62.5);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn page_limit_does_not_explain_the_slow_machine() {
+    fn published_limit_does_not_explain_c2_throughput() {
         let [large, middle, small] = [0, 1, 2].map(|at| page_limit(MACHINE, &ROWS[at]).unwrap());
         assert!(large > 1.6 * MACHINE_MIB_PER_S, "{large}");
         // 4,000 a second.

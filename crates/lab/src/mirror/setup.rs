@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trip_is_in_the_target_disk_or_in_the_link() {
+    fn round_trip_is_emulated_once() {
         let directory = tempfile::tempdir().unwrap();
         let pair = NodePair::new("flagstone".as_ref(), directory.path()).unwrap();
         let disks = EmulatedDisks { write_latency_us: 1000, link_us: 300, machine: None };

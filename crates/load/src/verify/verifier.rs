@@ -164,7 +164,7 @@ pub struct Verifier {
     /// Time of the last power loss.
     power_lost: u64,
     issued: Vec<u32>,
-    /// The only candidate of blocks that are neither open nor left over.
+    /// Version of each block with a single candidate.
     settled: Vec<BlockVersion>,
     floor: Vec<BlockVersion>,
     open: BTreeMap<u32, Open>,

@@ -143,7 +143,7 @@ pub struct Superblock {
     /// Eight bytes that the opener derives from the volume's name on this node; 0 when never set.
     /// They reveal a device that was swapped for another.
     pub volume_tag: u64,
-    /// What the operator asked for, by the peer's position in the configuration.
+    /// Desired state of each peer, by its position in the configuration.
     pub desired_states: [DesiredState; PEERS_MAX],
     /// Peers, in the order in which they were met.
     pub peers: [PeerRecord; PEERS_MAX],

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_transport_address_is_none() {
+    fn address_of_other_transport_is_none() {
         let at: SocketAddr = "[2001:db8::1]:4420".parse().unwrap();
         let good = DiscoveryEntry::tcp(SubsystemType::NVM, &Nqn::discovery(), at, 1);
         assert_eq!(good.tcp_address(), Some(at));

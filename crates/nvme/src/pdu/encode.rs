@@ -18,7 +18,7 @@ use core::mem::offset_of;
 pub struct DataFlags {
     /// `LAST_PDU`: the last PDU of this transfer.
     pub last: bool,
-    /// SUCCESS: no `CapsuleResp` follows; only towards a host and only with `last`.
+    /// SUCCESS: no `CapsuleResp` follows; only toward a host and only with `last`.
     pub success: bool,
 }
 

@@ -57,7 +57,7 @@ impl Transfer {
     /// # Errors
     /// Invalid header field: another command or transfer tag. Out of range: outside the transfer.
     /// Sequence error: not at the end of the last piece, or `LAST_PDU` before the end or missing at
-    /// the end. For SUCCESS without `LAST_PDU` towards a host, invalid header field.
+    /// the end. For SUCCESS without `LAST_PDU` toward a host, invalid header field.
     #[inline]
     pub const fn accept(&mut self, header: &DataHeader) -> Result<Piece, Fatal> {
         if header.cid.get() != self.cid {

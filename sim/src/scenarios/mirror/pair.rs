@@ -71,7 +71,7 @@ impl<const N: usize> Group<N> {
         let group = Group::made(seed, options);
         *group.releases.borrow_mut() = releases;
         (0..N).for_each(|index| group.start(index));
-        (1..N).for_each(|other| group.until_towards(0, other, MirrorState::Mirroring));
+        (1..N).for_each(|other| group.until_toward(0, other, MirrorState::Mirroring));
         group
     }
 
@@ -306,11 +306,11 @@ impl<const N: usize> Group<N> {
     /// Runs until a node reports a state toward the first of the others, for at most two minutes
     /// of simulated time.
     pub(super) fn until(&self, index: usize, state: MirrorState) {
-        self.until_towards(index, usize::from(index == 0), state);
+        self.until_toward(index, usize::from(index == 0), state);
     }
 
     /// As [`Group::until`], toward any other node.
-    pub(super) fn until_towards(&self, index: usize, other: usize, state: MirrorState) {
+    pub(super) fn until_toward(&self, index: usize, other: usize, state: MirrorState) {
         let leg = Self::leg_to(index, other);
         let deadline = self.sim.now() + Duration::from_secs(120);
         let shown = || self.mirror(index).state(leg);
@@ -325,7 +325,7 @@ impl<const N: usize> Group<N> {
     /// byte.
     pub(super) fn becomes_in_sync(&self, source: usize) {
         for other in (0..N).filter(|other| *other != source) {
-            self.until_towards(source, other, MirrorState::Mirroring);
+            self.until_toward(source, other, MirrorState::Mirroring);
             assert!(self.leg(source) == self.leg(other), "the legs differ");
         }
     }

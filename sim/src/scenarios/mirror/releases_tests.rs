@@ -32,7 +32,7 @@ fn strict(peer: &mut PeerOptions) {
 
 /// Checks that node 0 serves and all others are in sync with it.
 fn mirrors<const N: usize>(group: &Group<N>) {
-    (1..N).for_each(|other| group.until_towards(0, other, MirrorState::Mirroring));
+    (1..N).for_each(|other| group.until_toward(0, other, MirrorState::Mirroring));
 }
 
 /// Enlarges the devices, each with different content in the new part.

@@ -117,7 +117,7 @@ fn rule_17_other_target_has_data_from_the_transfer() {
     trio.on(0, |mirror| async move { mirror.switchover(Trio::leg_to(0, 1)).await })
         .expect("both are in sync");
     trio.part(0, 2);
-    trio.until_towards(1, 0, MirrorState::Mirroring);
+    trio.until_toward(1, 0, MirrorState::Mirroring);
     let before = trio.superblock(1).current;
     assert_eq!(before, trio.superblock(2).current, "the transfer left them equal");
     trio.write(1, 7, 2).expect("one target is there");
@@ -147,7 +147,7 @@ fn rule_18_in_flight_writes_may_have_reached_any_target() {
     trio.restart(1);
     assert_eq!(trio.active(), [1], "it knows that the others are out of date");
     trio.hub().heal();
-    trio.until_towards(1, 2, MirrorState::Mirroring);
+    trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "two nodes in sync differ");
 }
 
@@ -165,12 +165,12 @@ fn rule_19_generations_of_source_identify_stale_target() {
     trio.write(0, 7, 3).expect("it runs degraded");
     trio.hub().heal();
     trio.isolate(2);
-    trio.until_towards(0, 1, MirrorState::Mirroring);
+    trio.until_toward(0, 1, MirrorState::Mirroring);
     assert_eq!(trio.superblock(2).current, theirs, "it was left behind");
     trio.end(0, false);
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
     trio.hub().heal();
-    trio.until_towards(1, 2, MirrorState::Mirroring);
+    trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "the legs differ");
 }
 
@@ -197,7 +197,7 @@ fn rule_19_full_resync_generation_reaches_other_targets() {
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
     assert!(trio.superblock(1).history.contains(name), "it has adopted the generation");
     trio.hub().heal();
-    trio.until_towards(1, 2, MirrorState::Mirroring);
+    trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "the legs differ");
 }
 
@@ -260,7 +260,7 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
         trio.write(0, 20 + round, 2).expect("it runs degraded");
         trio.hub().heal();
         trio.isolate(2);
-        trio.until_towards(0, 1, MirrorState::Mirroring);
+        trio.until_toward(0, 1, MirrorState::Mirroring);
     }
     let source = trio.superblock(0);
     let target = trio.superblock(2).replica;
