@@ -4,7 +4,7 @@
 
 use flagstone_bench::fio::output;
 use flagstone_bench::fio::phases::{FioPhase, PhaseRate, phases};
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::judge::MeasuredRates;
 use flagstone_cloud::limits::TOLERANCE;
 use flagstone_cloud::{DiskConfiguration, MeasuredRun};
@@ -24,14 +24,14 @@ pub fn run(input: &[u8]) {
     };
     let jobs: u64 = phases.iter().map(|phase| u64::from(phase.jobs)).sum();
     assert!(jobs >= output.jobs.len() as u64);
-    let catalogue = Catalogue::builtin(["gcp-2019", "gcp-current"][usize::from(choice % 2)]);
-    let catalogue = catalogue.expect("it is in the program");
+    let catalog = Catalog::builtin(["gcp-2019", "gcp-current"][usize::from(choice % 2)]);
+    let catalog = catalog.expect("it is in the program");
     for phase in phases {
-        judge(catalogue, &phase);
+        judge(catalog, &phase);
     }
 }
 
-fn judge(catalogue: &Catalogue, phase: &FioPhase) {
+fn judge(catalog: &Catalog, phase: &FioPhase) {
     for rate in [&phase.read, &phase.write] {
         let latency = rate.latency_us.unwrap_or(0.0);
         for figure in [rate.iops, rate.bytes_per_s, latency, phase.seconds, phase.cpus] {
@@ -55,9 +55,9 @@ fn judge(catalogue: &Catalogue, phase: &FioPhase) {
         ..MeasuredRun::default()
     };
     let size_bytes = 500 << 30;
-    let configuration = DiskConfiguration::new(catalogue, "pd-ssd", size_bytes, "n2-standard-8");
-    let configuration = configuration.expect("both catalogues have it");
-    if let Ok(found) = catalogue.judge(&configuration, &measured, TOLERANCE) {
+    let configuration = DiskConfiguration::new(catalog, "pd-ssd", size_bytes, "n2-standard-8");
+    let configuration = configuration.expect("both catalogs have it");
+    if let Ok(found) = catalog.judge(&configuration, &measured, TOLERANCE) {
         assert!(found.ratio.is_finite() && found.utilization.is_finite());
         let words = found.causes.iter().chain(&found.hypotheses).map(ToString::to_string);
         assert!(

@@ -12,7 +12,7 @@
 
 pub mod bench_diskspd;
 pub mod bench_fio;
-pub mod catalogue;
+pub mod catalog;
 pub mod config;
 mod conversation;
 pub mod fio;

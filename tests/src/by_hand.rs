@@ -141,7 +141,7 @@ impl Witness {
         let bytes = data.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>() * bit;
         same("less than all", &(bytes < self.size_of(node)), &true)?;
         let status = self.pair.status(node);
-        same("out of date", &Value::from(bytes), &status["peers"][0]["out_of_date_bytes"])
+        same("out of date", &Value::from(bytes), &status["peers"][0]["out_of_sync_bytes"])
     }
 
     fn size_of(&self, node: usize) -> u64 {

@@ -42,7 +42,7 @@ fn target_with_full_disk_falls_behind_until_it_has_space() {
     let status = pair.status(0);
     assert_ne!(status["state"], "mirroring", "{status:#}");
     assert!(status["peers"][0]["disconnects"].as_u64() > Some(0), "{status:#}");
-    assert!(status["peers"][0]["out_of_date_bytes"].as_u64() > Some(0), "{status:#}");
+    assert!(status["peers"][0]["out_of_sync_bytes"].as_u64() > Some(0), "{status:#}");
     pair.assert_kept(0, "state");
     // The target is inconsistent, so it can never take over.
     has(&pair, 1, "the target knows", |status| status["replica"]["inconsistent"] == true);

@@ -42,7 +42,7 @@ fn silent_link_cut_copies_only_changes() {
         // Hosts wait at most for the timeout, and see no error.
         pair.load(&pair.path(0), line, &state).wait().assert_complete();
         pair.wait_for(0, "resync-pending");
-        let lacks = peer_number(&pair, 0, "out_of_date_bytes");
+        let lacks = peer_number(&pair, 0, "out_of_sync_bytes");
         assert!((1..=2 << 20).contains(&lacks), "{lacks} bytes are out of date");
         assert_eq!(lacks % GRANULARITY_BYTES, 0);
         pair.network().heal();
@@ -69,7 +69,7 @@ fn idle_link_cut_copies_nothing() {
     until("the target gives its source up", gone, || format!("{:#}", pair.status(1)));
     pair.network().heal();
     pair.wait_for(0, "mirroring");
-    assert_eq!(peer_number(&pair, 0, "out_of_date_bytes"), 0);
+    assert_eq!(peer_number(&pair, 0, "out_of_sync_bytes"), 0);
     assert_eq!(peer_number(&pair, 0, "disconnects"), 1);
     pair.end(0);
 }

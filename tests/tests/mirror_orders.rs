@@ -134,8 +134,8 @@ fn log_without_space_does_not_fail_the_server_start() {
     pair.node(0).restart();
     until("it serves", || active(&pair), || pair.status(0).to_string());
     let status = pair.status(0);
-    let out_of_date = status["peers"][0]["out_of_date_bytes"].as_u64();
-    assert!(out_of_date >= status["replica"]["size_bytes"].as_u64(), "{status:#}");
+    let out_of_sync = status["peers"][0]["out_of_sync_bytes"].as_u64();
+    assert!(out_of_sync >= status["replica"]["size_bytes"].as_u64(), "{status:#}");
     assert_eq!(file.metadata().expect("it exists").len(), large);
     pair.node(0).kill();
     let precious = b"/dev/sda1 / ext4 defaults 0 1\n";

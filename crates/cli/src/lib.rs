@@ -51,7 +51,7 @@ pub fn option_groups() -> [(&'static str, clap::Command); 8] {
         ("mirror-actions", mirror::args::ActionArgs::augment_args(group())),
         ("plan-machine", plan::args::MachineArgs::augment_args(group())),
         ("plan-jobs", plan::args::JobArgs::augment_args(group())),
-        ("plan-output", plan::args::CatalogueArg::augment_args(group())),
+        ("plan-output", plan::args::CatalogArg::augment_args(group())),
         ("lab-results", lab::args::OutputArgs::augment_args(group())),
         ("lab-lengths", lab::args::LengthArgs::augment_args(group())),
         ("lab-targets", lab::real_args::MeasuredArgs::augment_args(group())),

@@ -293,7 +293,7 @@ fn prediction_json() {
     assert_eq!(code(&output), Some(0));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
     assert_eq!(report["schema_version"], 1);
-    assert_eq!(report["catalogue"]["name"], "gcp-2019");
+    assert_eq!(report["catalog"]["name"], "gcp-2019");
     let found = &report["prediction"];
     assert_eq!(found["total"]["iops"], 9600.0);
     assert_eq!(found["latency_us"], 2500.0);
@@ -349,7 +349,7 @@ fn cheapest_json_and_errors() {
     }
     let output = run("plan cheapest --read-iops 900000000");
     assert_eq!(code(&output), Some(1));
-    assert!(text(&output.stdout).contains("nothing in the catalogue is sufficient"));
+    assert!(text(&output.stdout).contains("nothing in the catalog is sufficient"));
 }
 
 const EXPLAIN: &str = "plan explain docs/examples/randwrite-8k.json --type pd-ssd --size 500GB \
@@ -524,7 +524,7 @@ fn plan_table_text_and_json() {
     assert!(lines.iter().any(|line| line == "8,192 3,000 12,288 7,500 240 240"), "{lines:#?}");
     let output = run("plan table --json");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
-    assert_eq!(report["catalogue"]["name"], "gcp-current");
+    assert_eq!(report["catalog"]["name"], "gcp-current");
     let tables = report["tables"].as_array().expect("a list");
     let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
     for table in tables {
@@ -540,7 +540,7 @@ fn plan_table_text_and_json() {
 }
 
 #[test]
-fn printed_catalogue_is_usable() {
+fn printed_catalog_is_usable() {
     let output = run("plan catalog gcp-2019");
     assert_eq!(code(&output), Some(0));
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("printed.toml");

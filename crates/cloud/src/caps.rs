@@ -1,7 +1,7 @@
 //! Limits of a configuration as numbers: hard limits, which the cloud enforces, and soft limits of
 //! the workload (queue depth and CPU).
 
-use crate::catalogue::{Confidence, LimitKind, Rounding, SourceKeys, VmRow, VolumeLimits};
+use crate::catalog::{Confidence, LimitKind, Rounding, SourceKeys, VmRow, VolumeLimits};
 use crate::input::Workload;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
@@ -104,7 +104,7 @@ impl<'a> Placement<'a> {
         let mut caps = Vec::with_capacity(8);
         let disks = f64::from(demand.disks);
         if let Some(limits) = self.volume_limits() {
-            let block = self.catalogue.units.block_of(block_bytes);
+            let block = self.catalog.units.block_of(block_bytes);
             caps.extend(volume_caps(limits, demand.size * disks, block));
         }
         if let Some(part) = &self.disk.provisioned {
@@ -149,18 +149,18 @@ impl<'a> Placement<'a> {
         caps
     }
 
-    /// Write throughput under the egress limit, in the catalogue's unit.
+    /// Write throughput under the egress limit, in the catalog's unit.
     fn egress_cap(&self) -> Option<Cap<'a>> {
-        let egress = self.catalogue.egress.as_ref().filter(|_| self.disk.uses_egress)?;
+        let egress = self.catalog.egress.as_ref().filter(|_| self.disk.uses_egress)?;
         let most = self.egress_throughput(self.egress_gbit_per_s?, self.other_egress_gbit_per_s);
         let basis = (&egress.source, egress.confidence);
         Some(Cap::hard(LimitKind::Egress, Dimension::Throughput, [None, Some(most)], basis))
     }
 
-    /// Write throughput, in the catalogue's unit, with an egress of `gbit` and `other` Gbit/s of
+    /// Write throughput, in the catalog's unit, with an egress of `gbit` and `other` Gbit/s of
     /// other traffic. Rounds like its source.
     pub(crate) fn egress_throughput(&self, gbit: f64, other: f64) -> f64 {
-        let Some(egress) = &self.catalogue.egress else { return f64::INFINITY };
+        let Some(egress) = &self.catalog.egress else { return f64::INFINITY };
         let left = (gbit - other).max(egress.disk_share * gbit);
         let multiplier = match self.regional {
             true => egress.multiplier_regional,
@@ -175,10 +175,10 @@ impl<'a> Placement<'a> {
         rounded * self.egress_unit()
     }
 
-    /// Catalogue throughput units in one unit of the egress rule.
+    /// Catalog throughput units in one unit of the egress rule.
     pub(crate) fn egress_unit(&self) -> f64 {
-        let own = self.catalogue.units.throughput_bytes() as f64;
-        self.catalogue.egress.as_ref().map_or(1.0, |egress| egress.throughput_bytes as f64 / own)
+        let own = self.catalog.units.throughput_bytes() as f64;
+        self.catalog.egress.as_ref().map_or(1.0, |egress| egress.throughput_bytes as f64 / own)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::catalogue::{Catalogue, Confidence, Inconsistency};
+use crate::catalog::{Catalog, Confidence, Inconsistency};
 use crate::input::{DiskConfiguration, Machine, PlanError, Workload};
 use crate::limits::MAX_DISKS;
 use crate::placement::Placement;
@@ -67,7 +67,7 @@ fn in_words<S: Serializer>(error: &Option<PlanError>, serializer: S) -> Result<S
     error.as_ref().map(PlanError::to_string).serialize(serializer)
 }
 
-impl Catalogue {
+impl Catalog {
     /// One column for each of `kinds`.
     ///
     /// # Errors

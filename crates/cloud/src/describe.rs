@@ -4,7 +4,7 @@ use flagstone_units::display::block_size;
 use flagstone_units::grouped;
 
 use crate::caps::{Cap, VolumeRule};
-use crate::catalogue::LimitKind;
+use crate::catalog::LimitKind;
 use crate::input::{AccessOrder, Workload};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement, size_text};
@@ -51,7 +51,7 @@ pub(crate) fn explanation(
 }
 
 fn of_volume(placement: &Placement<'_>, demand: &Demand, cap: &Cap<'_>) -> String {
-    let unit = placement.catalogue.units.size.name();
+    let unit = placement.catalog.units.size.name();
     let size = size_text(demand.size, unit);
     let disks = match demand.disks {
         1 => String::new(),
@@ -62,7 +62,7 @@ fn of_volume(placement: &Placement<'_>, demand: &Demand, cap: &Cap<'_>) -> Strin
     }
     if placement.count_row(demand.disks).is_some() {
         let machine = &placement.machine.name;
-        let with = match placement.catalogue.fixed_disks(placement.kind, machine) {
+        let with = match placement.catalog.fixed_disks(placement.kind, machine) {
             Some(_) => format!(", with which {machine} comes"),
             None => String::new(),
         };
@@ -71,7 +71,7 @@ fn of_volume(placement: &Placement<'_>, demand: &Demand, cap: &Cap<'_>) -> Strin
     let Some(limits) = placement.volume_limits() else { return size };
     let of = match cap.dimension {
         Dimension::Iops => "IOPS",
-        Dimension::Throughput => placement.catalogue.units.throughput.name(),
+        Dimension::Throughput => placement.catalog.units.throughput.name(),
     };
     let VolumeRule { baseline, rates, most } = limits.rule(cap.dimension);
     let base = if baseline > 0.0 { format!("{} + ", grouped(baseline, 0)) } else { String::new() };
@@ -95,8 +95,7 @@ fn pair(figures: [Option<f64>; 2]) -> String {
 }
 
 fn of_egress(placement: &Placement<'_>) -> String {
-    let (Some(rule), Some(gbit)) = (&placement.catalogue.egress, placement.egress_gbit_per_s)
-    else {
+    let (Some(rule), Some(gbit)) = (&placement.catalog.egress, placement.egress_gbit_per_s) else {
         return String::new();
     };
     let (multiplier, zones) = match placement.regional {
@@ -179,12 +178,12 @@ pub(crate) fn notes(
         let (family, kind) = (&placement.machine.family, placement.kind);
         out.push(format!("{family} supports {kind} only on request"));
     }
-    let block = placement.catalogue.units.block_of(workload.block_bytes);
+    let block = placement.catalog.units.block_of(workload.block_bytes);
     if let Some(least) = placement.disk.block_kb_min_for_throughput
         && binding.dimension == Dimension::Throughput
         && block < least
     {
-        let unit = placement.catalogue.units.block.name();
+        let unit = placement.catalog.units.block.name();
         out.push(format!("the highest throughput needs blocks of {least} {unit} or larger"));
     }
     if workload.access == AccessOrder::Sequential && workload.jobs > 1 {

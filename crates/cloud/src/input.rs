@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::catalogue::Catalogue;
+use crate::catalog::Catalog;
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_BLOCK_BYTES};
 
 /// Reason for a missing result, in one line.
@@ -80,7 +80,7 @@ pub struct Machine {
     pub name: String,
     /// Such as `n2`.
     pub family: String,
-    /// vCPUs; `None` if neither the name nor the catalogue says.
+    /// vCPUs; `None` if neither the name nor the catalog says.
     pub vcpus: Option<u32>,
 }
 
@@ -108,19 +108,19 @@ impl DiskConfiguration {
     /// One zonal disk on a machine without other egress.
     ///
     /// # Errors
-    /// A type or machine that the catalogue lacks.
+    /// A type or machine that the catalog lacks.
     pub fn new(
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         kind: &str,
         size_bytes: u64,
         machine: &str,
     ) -> Result<DiskConfiguration, PlanError> {
-        catalogue.disk_type(kind)?;
+        catalog.disk_type(kind)?;
         Ok(DiskConfiguration {
             kind: kind.to_owned(),
             size_bytes,
             disks: 1,
-            machine: catalogue.machine(machine)?,
+            machine: catalog.machine(machine)?,
             regional: false,
             other_egress_gbit_per_s: 0.0,
             tier1_networking: false,
@@ -163,12 +163,12 @@ pub(crate) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-impl Catalogue {
+impl Catalog {
     /// Looks up a disk type.
     ///
     /// # Errors
     /// The type is unknown; the message lists the known ones.
-    pub fn disk_type(&self, name: &str) -> Result<&crate::catalogue::DiskType, PlanError> {
+    pub fn disk_type(&self, name: &str) -> Result<&crate::catalog::DiskType, PlanError> {
         self.types.get(name).ok_or_else(|| {
             PlanError::input(
                 format!("unknown type of disk `{}`", shown(name)),
@@ -181,7 +181,7 @@ impl Catalogue {
     /// `c3-standard-88-lssd`, `n1-custom-6-12288` or `a2-highgpu-1g`.
     ///
     /// # Errors
-    /// The catalogue lacks the family, or the family lacks the machine.
+    /// The catalog lacks the family, or the family lacks the machine.
     pub fn machine(&self, name: &str) -> Result<Machine, PlanError> {
         let mut words = name.split('-');
         let family_name = words.next().unwrap_or("");
@@ -223,7 +223,7 @@ impl Catalogue {
     }
 }
 
-fn machines_of(name: &str, family: &crate::catalogue::MachineFamily) -> String {
+fn machines_of(name: &str, family: &crate::catalog::MachineFamily) -> String {
     let mut parts = Vec::new();
     match (&family.vcpus, family.vcpus_max) {
         (Some(all), _) => {

@@ -1,22 +1,22 @@
 //! Cloud disks as data: performance, binding limit and price of a disk type, size and machine.
 //!
-//! - Limits are data. A versioned catalogue holds them with sources, dates and confidence. The
-//!   built-in catalogues are the files of `catalogues/`, and a user may supply another. A value
+//! - Limits are data. A versioned catalog holds them with sources, dates and confidence. The
+//!   built-in catalogs are the files of `catalogs/`, and a user may supply another. A value
 //!   without a source stays unknown.
-//! - Functions are pure. The only I/O is reading a given catalogue file.
+//! - Functions are pure. The only I/O is reading a given catalog file.
 //! - Every cell of the 2019 page is reproduced: tests compare all its tables with the model.
 //!   Contradictions of the page are reported with the results that they affect.
 //!
-//! Start with [`catalogue`]; then [`input`], the question, and [`prediction`], the answer.
+//! Start with [`catalog`]; then [`input`], the question, and [`prediction`], the answer.
 //! [`judge`] compares measurements.
 
 #![allow(
     missing_docs,
-    reason = "names that say it all have no comment; `docs/catalogue.md` has the keys"
+    reason = "names that say it all have no comment; `docs/catalog.md` has the keys"
 )]
 
 pub mod caps;
-pub mod catalogue;
+pub mod catalog;
 pub mod cheapest;
 pub mod compare;
 pub mod curve;
@@ -34,7 +34,7 @@ mod provision;
 mod recommendation;
 pub mod table;
 
-pub use catalogue::{Catalogue, CatalogueError, Confidence, LimitKind};
+pub use catalog::{Catalog, CatalogError, Confidence, LimitKind};
 pub use input::{AccessOrder, DiskConfiguration, Machine, PlanError, Workload};
 pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;

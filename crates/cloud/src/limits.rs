@@ -1,7 +1,7 @@
-//! Bounds of this crate, which keep a hostile catalogue or command line harmless.
+//! Bounds of this crate, which keep a hostile catalog or command line harmless.
 
-/// Largest catalogue file, in bytes. The built-in ones are below 64 KiB.
-pub const MAX_CATALOGUE_BYTES: u64 = 1 << 20;
+/// Largest catalog file, in bytes. The built-in ones are below 64 KiB.
+pub const MAX_CATALOG_BYTES: u64 = 1 << 20;
 
 /// Longest quotation in a message, in characters.
 pub const MAX_SHOWN_CHARS: usize = 60;
@@ -33,7 +33,7 @@ pub const JOB_BUSY_PERCENT: f64 = 95.0;
 pub const CPU_BUSY: f64 = 0.9;
 
 /// Run length, in s, below which a run may be a burst. Disks commonly have credits for minutes; no
-/// source of the catalogues gives a number.
+/// source of the catalogs gives a number.
 pub const BURST_SECONDS: f64 = 600.0;
 
 /// Fraction of the best latency of the queue depth rule below which an answer came from memory.

@@ -3,18 +3,18 @@
 //! All functions return IOPS of reads and writes together, and `f64::INFINITY` without a limit.
 
 use crate::caps::Cap;
-use crate::catalogue::{Sharing, Units};
+use crate::catalog::{Sharing, Units};
 use crate::input::Workload;
 use crate::prediction::Dimension;
 
-/// The properties of a workload that limits depend on, in a catalogue's units.
+/// The properties of a workload that limits depend on, in a catalog's units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkloadMix {
     /// Fraction of reads, 0 to 1.
     pub read: f64,
     /// Fraction of writes, 0 to 1.
     pub write: f64,
-    /// Throughput of one I/O per second, in the catalogue's unit.
+    /// Throughput of one I/O per second, in the catalog's unit.
     pub throughput_per_io: f64,
     /// Sharing rule of IOPS.
     pub iops: Sharing,
@@ -103,7 +103,7 @@ impl WorkloadMix {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::LimitKind;
+    use crate::catalog::LimitKind;
     use proptest::prelude::*;
 
     fn cap(dimension: Dimension, read: f64, write: f64) -> Cap<'static> {

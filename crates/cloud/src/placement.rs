@@ -1,8 +1,8 @@
-//! Placement: a disk type on a machine. Its catalogue rows are looked up once, so that many sizes
+//! Placement: a disk type on a machine. Its catalog rows are looked up once, so that many sizes
 //! and numbers of disks can be tried cheaply.
 
-use crate::catalogue::{
-    Catalogue, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, Mixing, NamePattern,
+use crate::catalog::{
+    Catalog, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, Mixing, NamePattern,
     Sharing, Support, VmRow, VmTable, VolumeLimits,
 };
 use crate::input::{DiskConfiguration, Machine, PlanError};
@@ -10,7 +10,7 @@ use crate::mix::WorkloadMix;
 
 #[derive(Debug, Clone)]
 pub struct Placement<'a> {
-    pub catalogue: &'a Catalogue,
+    pub catalog: &'a Catalog,
     pub kind: &'a str,
     pub disk: &'a DiskType,
     pub machine: Machine,
@@ -25,7 +25,7 @@ pub struct Placement<'a> {
     pub by_request: bool,
 }
 
-/// Disks in the catalogue's units, with their purchased performance.
+/// Disks in the catalog's units, with their purchased performance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Demand {
     pub size: f64,
@@ -50,7 +50,7 @@ pub(crate) fn row_for<'r, R>(
     rows.iter().find(named).or_else(|| rows.iter().find(sized))
 }
 
-impl Catalogue {
+impl Catalog {
     /// The limit table of a machine family for a type: its own, or the `*` table.
     pub fn vm_table(&self, kind: &str, family: &str) -> Option<&VmTable> {
         let of = |name: &str| {
@@ -102,11 +102,11 @@ impl<'a> Placement<'a> {
     /// # Errors
     /// An unknown type, or a machine that does not support it.
     pub fn of(
-        catalogue: &'a Catalogue,
+        catalog: &'a Catalog,
         configuration: &DiskConfiguration,
     ) -> Result<Placement<'a>, PlanError> {
         Placement::new(
-            catalogue,
+            catalog,
             &configuration.kind,
             &configuration.machine,
             configuration.regional,
@@ -120,25 +120,25 @@ impl<'a> Placement<'a> {
     /// # Errors
     /// As [`Placement::of`].
     pub fn new(
-        catalogue: &'a Catalogue,
+        catalog: &'a Catalog,
         kind: &str,
         machine: &Machine,
         regional: bool,
         other_egress_gbit_per_s: f64,
         tier1_networking: bool,
     ) -> Result<Placement<'a>, PlanError> {
-        catalogue.disk_type(kind)?;
-        let (kind, disk) = catalogue
+        catalog.disk_type(kind)?;
+        let (kind, disk) = catalog
             .types
             .get_key_value(kind)
             .ok_or_else(|| PlanError::NotKnown(kind.to_owned()))?;
-        let egress_gbit_per_s = catalogue.egress_of(machine, tier1_networking);
-        let table = catalogue.vm_table(kind, &machine.family);
+        let egress_gbit_per_s = catalog.egress_of(machine, tier1_networking);
+        let table = catalog.vm_table(kind, &machine.family);
         let row = table.and_then(|table| {
             row_for(&table.rows, machine, |row| (row.vcpus.as_ref(), row.machine.as_ref()))
         });
         let placement = Placement {
-            catalogue,
+            catalog,
             kind,
             disk,
             machine: machine.clone(),
@@ -153,7 +153,7 @@ impl<'a> Placement<'a> {
 
     fn checked(mut self, tier1_networking: bool) -> Result<Placement<'a>, PlanError> {
         let (kind, machine) = (self.kind, self.machine.name.as_str());
-        let family = self.catalogue.families.get(&self.machine.family);
+        let family = self.catalog.families.get(&self.machine.family);
         match family.and_then(|family| family.disks.get(kind)) {
             Some(Support::No) => {
                 let takes = family.map(|family| {
@@ -171,9 +171,9 @@ impl<'a> Placement<'a> {
             _ => {}
         }
         if self.regional && self.disk.regional.is_none() {
-            let can = self.catalogue.types.iter().filter(|(_, disk)| disk.regional.is_some());
+            let can = self.catalog.types.iter().filter(|(_, disk)| disk.regional.is_some());
             let can = crate::input::listed(can.map(|(name, _)| name.as_str()));
-            let found = format!("{} knows no regional {kind}", self.catalogue.name);
+            let found = format!("{} knows no regional {kind}", self.catalog.name);
             return Err(PlanError::input(found, format!("leave --regional out, or write {can}")));
         }
         if let (Some(part), Some(vcpus)) = (&self.disk.provisioned, self.machine.vcpus)
@@ -204,7 +204,7 @@ impl<'a> Placement<'a> {
 
     /// In a family whose disks come with some machines, the other machines have none.
     fn check_local(&self) -> Result<(), PlanError> {
-        let rows = || self.catalogue.count_tables(self.kind).flat_map(|table| &table.rows);
+        let rows = || self.catalog.count_tables(self.kind).flat_map(|table| &table.rows);
         let named = || rows().filter_map(|row| row.machine.as_ref());
         if named().any(|pattern| pattern.matches(&self.machine.name)) {
             return Ok(());
@@ -251,7 +251,7 @@ impl<'a> Placement<'a> {
     /// The row for a number of disks, for types with limits by that number.
     pub(crate) fn count_row(&self, disks: u32) -> Option<(&'a CountTable, &'a CountRow)> {
         let rows = || {
-            let tables = self.catalogue.per_count.iter().filter(|table| table.kind == self.kind);
+            let tables = self.catalog.per_count.iter().filter(|table| table.kind == self.kind);
             tables.flat_map(|table| table.rows.iter().map(move |row| (table, row)))
         };
         let named = rows().find(|(_, row)| {
@@ -261,7 +261,7 @@ impl<'a> Placement<'a> {
     }
 
     pub(crate) fn cpu(&self) -> Option<&'a Cpu> {
-        let cpu = self.catalogue.cpu.as_ref()?;
+        let cpu = self.catalog.cpu.as_ref()?;
         cpu.types.iter().any(|known| known == self.kind).then_some(cpu)
     }
 
@@ -271,13 +271,13 @@ impl<'a> Placement<'a> {
         known.unwrap_or((Sharing::Shared, Sharing::Shared))
     }
 
-    /// The disks of a configuration in the catalogue's units.
+    /// The disks of a configuration in the catalog's units.
     ///
     /// # Errors
     /// A size, number or performance that is not available, with the range.
     pub fn demand(&self, configuration: &DiskConfiguration) -> Result<Demand, PlanError> {
         configuration.check_numbers()?;
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let size = match self.size_each() {
             Some(each) => {
                 self.check_each(configuration, each)?;
@@ -303,7 +303,7 @@ impl<'a> Placement<'a> {
     }
 
     fn check_each(&self, configuration: &DiskConfiguration, each: f64) -> Result<(), PlanError> {
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let asked = units.size_of(configuration.size_bytes);
         if configuration.size_bytes != 0 && (asked - each).abs() > 0.01 {
             let found = format!("{} of {}", size_text(asked, units.size.name()), self.kind);
@@ -312,7 +312,7 @@ impl<'a> Placement<'a> {
             return Err(PlanError::input(found, accepted));
         }
         let machine = &self.machine.name;
-        match self.catalogue.fixed_disks(self.kind, machine) {
+        match self.catalog.fixed_disks(self.kind, machine) {
             Some(fixed) if fixed != configuration.disks => {
                 let found = format!("{} disks of {} on {machine}", configuration.disks, self.kind);
                 Err(PlanError::input(found, format!("it comes with {fixed}")))
@@ -324,7 +324,7 @@ impl<'a> Placement<'a> {
     /// # Errors
     /// A size that the type lacks, with the range.
     pub fn check_size(&self, size: f64) -> Result<(), PlanError> {
-        let unit = self.catalogue.units.size.name();
+        let unit = self.catalog.units.size.name();
         let (min, max) = (self.disk.size_gb_min, self.disk.size_gb_max);
         let fits =
             size > 0.0 && min.is_none_or(|min| size >= min) && max.is_none_or(|max| size <= max);
@@ -351,15 +351,14 @@ impl<'a> Placement<'a> {
         let Some(part) = &self.disk.provisioned else {
             if iops.is_some() || throughput.is_some() {
                 let found = format!("performance bought for {}", self.kind);
-                let sold =
-                    self.catalogue.types.iter().filter(|(_, disk)| disk.provisioned.is_some());
+                let sold = self.catalog.types.iter().filter(|(_, disk)| disk.provisioned.is_some());
                 let sold = crate::input::listed(sold.map(|(name, _)| name.as_str()));
                 let accepted = format!("it follows the size; it is bought for {sold}");
                 return Err(PlanError::input(found, accepted));
             }
             return Ok((None, None));
         };
-        part.resolve(self.kind, self.catalogue.units.throughput.name(), size, iops, throughput)
+        part.resolve(self.kind, self.catalog.units.throughput.name(), size, iops, throughput)
     }
 }
 

@@ -5,7 +5,7 @@
 //! [`LimitKind`] binds and the others are next.
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalogue::{Catalogue, Confidence, LimitKind, SourceKeys};
+use crate::catalog::{Catalog, Confidence, LimitKind, SourceKeys};
 use crate::describe;
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::mix::WorkloadMix;
@@ -16,7 +16,7 @@ use crate::recommendation::Recommender;
 /// Relative difference below which two figures are equal: they come from the same limits.
 pub(crate) const SAME: f64 = 1e-9;
 
-impl Catalogue {
+impl Catalog {
     /// Predicts a workload on a configuration.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Catalogue {
             .sort_by(|a, b| a.workload_iops.total_cmp(&b.workload_iops).then(a.kind.cmp(&b.kind)));
         let cost = placement.cost(&demand);
         Ok(Prediction {
-            catalogue: self.name.clone(),
+            catalog: self.name.clone(),
             configuration: configuration.clone(),
             workload: workload.clone(),
             throughput_unit: self.units.throughput.name(),
@@ -88,7 +88,7 @@ impl Catalogue {
     /// Limits that the cloud enforces on a configuration, for any workload.
     ///
     /// # Errors
-    /// As [`Catalogue::predict`].
+    /// As [`Catalog::predict`].
     pub fn ceilings(&self, configuration: &DiskConfiguration) -> Result<Ceilings, PlanError> {
         let placement = Placement::of(self, configuration)?;
         let demand = placement.demand(configuration)?;
@@ -99,9 +99,9 @@ impl Catalogue {
 }
 
 /// A rate of blocks in all units.
-pub(crate) fn rates(catalogue: &Catalogue, block_bytes: u64, iops: f64) -> Rates {
+pub(crate) fn rates(catalog: &Catalog, block_bytes: u64, iops: f64) -> Rates {
     let bytes_per_s = iops * block_bytes as f64;
-    let throughput = bytes_per_s / catalogue.units.throughput_bytes() as f64;
+    let throughput = bytes_per_s / catalog.units.throughput_bytes() as f64;
     Rates { iops, bytes_per_s, throughput }
 }
 
@@ -175,7 +175,7 @@ fn least(
     next: Option<&PredictedLimit>,
 ) -> Confidence {
     let rule = placement.mixing_rule(mix);
-    let rule = rule.map(|rule| placement.catalogue.confidence_of(&rule.source, rule.confidence));
+    let rule = rule.map(|rule| placement.catalog.confidence_of(&rule.source, rule.confidence));
     let worst = binding.confidence.max(next.map_or(Confidence::A, |next| next.confidence));
     worst.max(rule.unwrap_or(Confidence::A))
 }
@@ -203,7 +203,7 @@ fn used<'a>(
 pub(crate) fn ceilings(placement: &Placement<'_>, demand: &Demand) -> Ceilings {
     // The smallest block has no limit by block size; the others are listed.
     let caps = placement.hard_caps(demand, crate::limits::MIN_BLOCK_BYTES);
-    let units = &placement.catalogue.units;
+    let units = &placement.catalog.units;
     let under = |dimension, of: fn(&Cap<'_>) -> Option<f64>| {
         let found = caps.iter().filter(|cap| cap.dimension == dimension).filter_map(of);
         found.min_by(f64::total_cmp)

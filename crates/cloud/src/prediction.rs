@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::catalogue::{Confidence, Inconsistency, LimitKind, Sharing};
+use crate::catalog::{Confidence, Inconsistency, LimitKind, Sharing};
 use crate::input::{DiskConfiguration, Workload};
 
 /// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
@@ -10,7 +10,7 @@ use crate::input::{DiskConfiguration, Workload};
 pub struct Rates {
     pub iops: f64,
     pub bytes_per_s: f64,
-    /// Throughput in the catalogue's unit.
+    /// Throughput in the catalog's unit.
     pub throughput: f64,
 }
 
@@ -18,7 +18,7 @@ pub struct Rates {
 #[serde(rename_all = "kebab-case")]
 pub enum Dimension {
     Iops,
-    /// The catalogue's unit of throughput.
+    /// The catalog's unit of throughput.
     Throughput,
 }
 
@@ -46,7 +46,7 @@ pub struct PredictedLimit {
 /// smallest that brings the workload to the next limit, where it can be computed; `Display` explains
 /// each. `machine` is a name, or a vCPU range as in the table, such as `16-31`, and `workload_iops` are
 /// the IOPS of this workload under that machine's limit. `throughput` is that of each disk, in the
-/// catalogue's unit. `bytes` is the largest or smallest block that gains something.
+/// catalog's unit. `bytes` is the largest or smallest block that gains something.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Recommendation {
@@ -133,7 +133,7 @@ pub struct Cost {
 /// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    pub catalogue: String,
+    pub catalog: String,
     pub configuration: DiskConfiguration,
     pub workload: Workload,
     /// Unit of `throughput` and of limits in throughput.

@@ -1,6 +1,6 @@
 //! Monthly prices of disks.
 
-use crate::catalogue::Price;
+use crate::catalog::Price;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Cost;
 
@@ -10,7 +10,7 @@ pub struct NoPrice(pub String);
 
 impl<'a> Placement<'a> {
     pub fn price(&self) -> Option<&'a Price> {
-        self.catalogue.prices.iter().find(|price| price.kind == self.kind)
+        self.catalog.prices.iter().find(|price| price.kind == self.kind)
     }
 
     /// Price of the disks, without the machine.
@@ -18,7 +18,7 @@ impl<'a> Placement<'a> {
     /// # Errors
     /// The reason that it is unknown.
     pub fn cost(&self, demand: &Demand) -> Result<Cost, NoPrice> {
-        let name = &self.catalogue.name;
+        let name = &self.catalog.name;
         let price =
             self.price().ok_or_else(|| NoPrice(format!("no price of {} in {name}", self.kind)))?;
         if price.disputed {
@@ -53,7 +53,7 @@ impl<'a> Placement<'a> {
             usd_throughput,
             region: price.region.clone(),
             sources: price.source.clone(),
-            confidence: self.catalogue.confidence_of(&price.source, price.confidence),
+            confidence: self.catalog.confidence_of(&price.source, price.confidence),
         })
     }
 }

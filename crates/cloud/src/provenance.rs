@@ -1,14 +1,14 @@
 //! Provenance of results: sources, confidence and contradictions.
 
-use crate::catalogue::{
-    Catalogue, Confidence, CountRange, Inconsistency, IoDirection, LimitKind, NamePattern,
+use crate::catalog::{
+    Catalog, Confidence, CountRange, Inconsistency, IoDirection, LimitKind, NamePattern,
     SourceKeys, TableKind, Touches,
 };
 use crate::input::Workload;
 use crate::placement::{Demand, Placement};
 use crate::prediction::SourceUse;
 
-impl Catalogue {
+impl Catalog {
     /// Confidence of a table: its own, or the best of its sources.
     pub fn confidence_of(&self, sources: &SourceKeys, own: Option<Confidence>) -> Confidence {
         let best = sources.iter().filter_map(|key| self.sources.get(key)).map(|s| s.confidence);
@@ -89,7 +89,7 @@ impl Placement<'_> {
         workload: &Workload,
         limits: &[LimitKind],
     ) -> Vec<Inconsistency> {
-        self.catalogue.touched(|touches| self.touches(touches, demand, workload, limits))
+        self.catalog.touched(|touches| self.touches(touches, demand, workload, limits))
     }
 
     fn touches(
@@ -99,7 +99,7 @@ impl Placement<'_> {
         workload: &Workload,
         limits: &[LimitKind],
     ) -> bool {
-        let block = self.catalogue.units.block_of(workload.block_bytes);
+        let block = self.catalog.units.block_of(workload.block_bytes);
         let mixed = (1..100).contains(&workload.read_percent);
         let directions = match touches.direction {
             Some(IoDirection::Read) => workload.read_percent > 0,

@@ -1,7 +1,7 @@
 //! Provisioned performance: the purchasable ranges of types whose performance is bought separately
 //! from the size.
 
-use crate::catalogue::ProvisionedRule;
+use crate::catalog::ProvisionedRule;
 use crate::input::PlanError;
 
 /// A purchasable range; an end is open without a source.
@@ -132,11 +132,11 @@ fn derived(kind: &str, what: &str, other: &str) -> PlanError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::Catalogue;
+    use crate::catalog::Catalog;
 
     fn part(kind: &str) -> &'static ProvisionedRule {
-        let catalogue = Catalogue::builtin("gcp-current").expect("it is in the program");
-        catalogue.types[kind].provisioned.as_ref().expect("it is bought")
+        let catalog = Catalog::builtin("gcp-current").expect("it is in the program");
+        catalog.types[kind].provisioned.as_ref().expect("it is bought")
     }
 
     fn resolve(

@@ -5,14 +5,14 @@ use flagstone_units::display::block_size;
 use flagstone_units::grouped;
 
 use crate::caps::{Cap, vm_caps, volume_caps};
-use crate::catalogue::LimitKind;
+use crate::catalog::LimitKind;
 use crate::describe;
 use crate::input::Workload;
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::prediction::{DeeperQueue, Dimension, PredictedLimit, Recommendation};
 
-/// Largest size to try for types without a maximum, in the catalogue's unit.
+/// Largest size to try for types without a maximum, in the catalog's unit.
 const SIZE_TRIED_MAX: f64 = 65536.0;
 
 /// Tolerance of a target, whose computed value may miss in the last digit.
@@ -45,7 +45,7 @@ impl Recommender<'_, '_> {
             explanation: describe::explanation(placement, demand, workload, cap),
             recommendations: target.map_or_else(Vec::new, |target| self.of(cap, target)),
             sources: cap.source.clone(),
-            confidence: placement.catalogue.confidence_of(cap.source, cap.confidence),
+            confidence: placement.catalog.confidence_of(cap.source, cap.confidence),
         }
     }
 
@@ -74,7 +74,7 @@ impl Recommender<'_, '_> {
         let Some(limits) = self.placement.volume_limits() else {
             return vec![Recommendation::OtherType];
         };
-        let block = self.placement.catalogue.units.block_of(self.workload.block_bytes);
+        let block = self.placement.catalog.units.block_of(self.workload.block_bytes);
         let disks = f64::from(self.demand.disks);
         let at = |size: f64| {
             let caps = volume_caps(limits, size * disks, block);
@@ -92,7 +92,7 @@ impl Recommender<'_, '_> {
         });
         let mut recommendations = vec![Recommendation::LargerVolume {
             size,
-            unit: self.placement.catalogue.units.size.name(),
+            unit: self.placement.catalog.units.size.name(),
         }];
         if most < target {
             recommendations.push(Recommendation::OtherType);
@@ -105,7 +105,7 @@ impl Recommender<'_, '_> {
         let disks = f64::from(self.demand.disks);
         let factor = target / self.mix.iops_under_one(cap);
         let each = |bought: Option<f64>| (bought.unwrap_or(0.0) * factor).ceil();
-        let unit = self.placement.catalogue.units.throughput.name();
+        let unit = self.placement.catalog.units.throughput.name();
         let size = self.demand.size;
         let (iops, throughput) = (each(self.demand.iops), each(self.demand.throughput));
         let wanted = match cap.dimension {
@@ -146,7 +146,7 @@ impl Recommender<'_, '_> {
 
     fn more_disks(&self, cap: &Cap<'_>, target: f64) -> Vec<Recommendation> {
         let kind = self.placement.kind;
-        if self.placement.catalogue.fixed_disks(kind, &self.placement.machine.name).is_some() {
+        if self.placement.catalog.fixed_disks(kind, &self.placement.machine.name).is_some() {
             return vec![Recommendation::OtherFamily];
         }
         let at = |disks: u32| {
@@ -198,7 +198,7 @@ impl Recommender<'_, '_> {
 
     fn of_egress(&self, target: f64) -> Vec<Recommendation> {
         let placement = self.placement;
-        let (Some(rule), Some(gbit)) = (&placement.catalogue.egress, placement.egress_gbit_per_s)
+        let (Some(rule), Some(gbit)) = (&placement.catalog.egress, placement.egress_gbit_per_s)
         else {
             return Vec::new();
         };
@@ -215,7 +215,7 @@ impl Recommender<'_, '_> {
         if placement.regional {
             recommendations.push(Recommendation::Zonal);
         }
-        let family = placement.catalogue.families.get(&placement.machine.family);
+        let family = placement.catalog.families.get(&placement.machine.family);
         let rows = family.map_or(&[][..], |family| &family.egress[..]);
         let name = |vcpus: &dyn std::fmt::Display| {
             format!("{} with {vcpus} vCPUs", placement.machine.family)
@@ -247,7 +247,7 @@ impl Recommender<'_, '_> {
     fn of_block(&self) -> Vec<Recommendation> {
         let block =
             self.placement.volume_limits().and_then(|part| part.write_iops_max_by_block.first());
-        let unit = self.placement.catalogue.units.block_bytes as f64;
+        let unit = self.placement.catalog.units.block_bytes as f64;
         let bytes = block.map_or(0, |row| (row.block_kb_max * unit) as u64);
         vec![Recommendation::SmallerBlocks { bytes }]
     }

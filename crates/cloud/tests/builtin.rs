@@ -1,25 +1,25 @@
-//! Built-in catalogues: they parse, and every number has a source.
+//! Built-in catalogs: they parse, and every number has a source.
 
-use flagstone_cloud::Catalogue;
+use flagstone_cloud::Catalog;
 
 #[test]
-fn builtin_catalogues_parse() {
-    for name in Catalogue::builtin_names() {
-        let text = Catalogue::builtin_text(name).expect(name);
-        let catalogue = Catalogue::parse(name, text).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(catalogue.name, name);
-        assert_eq!(Catalogue::builtin(name), Some(&catalogue));
-        assert_eq!(Catalogue::open(name).as_ref(), Ok(&catalogue));
+fn builtin_catalogs_parse() {
+    for name in Catalog::builtin_names() {
+        let text = Catalog::builtin_text(name).expect(name);
+        let catalog = Catalog::parse(name, text).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(catalog.name, name);
+        assert_eq!(Catalog::builtin(name), Some(&catalog));
+        assert_eq!(Catalog::open(name).as_ref(), Ok(&catalog));
     }
-    assert_eq!(Catalogue::builtin("gcp-2031"), None);
+    assert_eq!(Catalog::builtin("gcp-2031"), None);
 }
 
 #[test]
 fn sources_are_dated_and_used() {
-    for name in Catalogue::builtin_names() {
-        let text = Catalogue::builtin_text(name).expect(name);
-        let catalogue = Catalogue::builtin(name).expect(name);
-        for (key, source) in &catalogue.sources {
+    for name in Catalog::builtin_names() {
+        let text = Catalog::builtin_text(name).expect(name);
+        let catalog = Catalog::builtin(name).expect(name);
+        for (key, source) in &catalog.sources {
             assert!(!source.date.is_empty() && !source.address.is_empty(), "{key}");
             assert!(text.contains(&format!("\"{key}\"")), "{name}: nothing rests on {key}");
         }
@@ -28,10 +28,10 @@ fn sources_are_dated_and_used() {
 
 #[test]
 fn types_have_tables_with_sources() {
-    for name in Catalogue::builtin_names() {
-        let catalogue = Catalogue::builtin(name).expect(name);
-        for kind in catalogue.types.keys() {
-            let tables = catalogue.tables(Some(kind)).unwrap_or_else(|error| panic!("{error}"));
+    for name in Catalog::builtin_names() {
+        let catalog = Catalog::builtin(name).expect(name);
+        for kind in catalog.types.keys() {
+            let tables = catalog.tables(Some(kind)).unwrap_or_else(|error| panic!("{error}"));
             assert!(!tables.is_empty(), "{kind}");
             for table in tables {
                 assert!(!table.sources.is_empty(), "{kind}: {}", table.title);

@@ -1,8 +1,8 @@
-//! Cheapest search: compared with an exhaustive search of a small catalogue, and run on the
+//! Cheapest search: compared with an exhaustive search of a small catalog, and run on the
 //! built-in ones.
 #![allow(missing_docs)]
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{CheapestPlan, CheapestReport, Need, Prices, Requirement, Scope};
 use flagstone_cloud::{DiskConfiguration, Workload};
 use proptest::prelude::*;
@@ -120,15 +120,15 @@ fn need(read: u32, write: u32, mb_per_s: u32, gb: u32) -> Need {
     }
 }
 
-/// Whether [`flagstone_cloud::Catalogue::predict`] finds the configuration sufficient,
+/// Whether [`flagstone_cloud::Catalog::predict`] finds the configuration sufficient,
 /// independently of the search.
-fn carries(catalogue: &Catalogue, configuration: &DiskConfiguration, need: &Need) -> bool {
+fn carries(catalog: &Catalog, configuration: &DiskConfiguration, need: &Need) -> bool {
     let total = need.read_iops + need.write_iops;
     let read = if total > 0.0 { Some(need.read_iops / total * 100.0) } else { None };
     let enough = |block: u64, percent: f64, iops: f64| {
         assert_eq!(percent.fract(), 0.0, "whole percents alone can be predicted");
         let workload = Workload::random(block, percent as u8);
-        catalogue
+        catalog
             .predict(configuration, &workload)
             .is_ok_and(|found| found.allowed.iops >= iops * (1.0 - 1e-9))
     };
@@ -140,7 +140,7 @@ fn carries(catalogue: &Catalogue, configuration: &DiskConfiguration, need: &Need
 }
 
 /// The lowest price over everything that can be bought.
-fn by_trying(catalogue: &Catalogue, need: &Need) -> Option<f64> {
+fn by_trying(catalog: &Catalog, need: &Need) -> Option<f64> {
     let gb = need.capacity_bytes / 1_000_000_000;
     let mut best: Option<f64> = None;
     for (kind, machine) in [
@@ -165,13 +165,13 @@ fn by_trying(catalogue: &Catalogue, need: &Need) -> Option<f64> {
                 for (iops, throughput) in &bought {
                     let bytes = size * 1_000_000_000;
                     let mut configuration =
-                        DiskConfiguration::new(catalogue, kind, bytes, machine).unwrap();
+                        DiskConfiguration::new(catalog, kind, bytes, machine).unwrap();
                     configuration.disks = disks;
                     configuration.provisioned_iops = *iops;
                     configuration.provisioned_bytes_per_s = *throughput;
                     let usd = usd(kind, disks, size, *iops, *throughput);
                     let cheaper = best.is_none_or(|best| usd < best - 1e-9);
-                    if cheaper && carries(catalogue, &configuration, need) {
+                    if cheaper && carries(catalog, &configuration, need) {
                         best = Some(usd);
                     }
                 }
@@ -193,22 +193,22 @@ fn usd(kind: &str, disks: u32, size: u64, iops: Option<f64>, bytes: Option<f64>)
     each * f64::from(disks)
 }
 
-fn ask(catalogue: &Catalogue, need: &Need) -> CheapestReport {
+fn ask(catalog: &Catalog, need: &Need) -> CheapestReport {
     let scope = Scope { disks_max: DISKS, ..Scope::default() };
-    catalogue.cheapest(need, &scope, &Prices::default(), (10, false)).unwrap()
+    catalog.cheapest(need, &scope, &Prices::default(), (10, false)).unwrap()
 }
 
 /// A result as input of `predict`.
-fn configuration(catalogue: &Catalogue, found: &CheapestPlan) -> DiskConfiguration {
-    let units = &catalogue.units;
+fn configuration(catalog: &Catalog, found: &CheapestPlan) -> DiskConfiguration {
+    let units = &catalog.units;
     let bytes = (found.size * units.size_bytes as f64) as u64;
     let name = &found.machine.name;
-    let mut configuration = DiskConfiguration::new(catalogue, &found.kind, bytes, name).unwrap();
+    let mut configuration = DiskConfiguration::new(catalog, &found.kind, bytes, name).unwrap();
     configuration.disks = found.disks;
     configuration.provisioned_iops = found.iops;
     let bytes_per_s = |rate: f64| rate * units.throughput_bytes() as f64;
     configuration.provisioned_bytes_per_s = found.throughput.map(bytes_per_s);
-    configuration.regional = found.regional && catalogue.types[&found.kind].regional.is_some();
+    configuration.regional = found.regional && catalog.types[&found.kind].regional.is_some();
     configuration
 }
 
@@ -222,14 +222,14 @@ proptest! {
         mb_per_s in 0u32..14,
         gb in 1u32..50,
     ) {
-        let catalogue = Catalogue::parse("small", SMALL).unwrap();
+        let catalog = Catalog::parse("small", SMALL).unwrap();
         // Whole numbers of both give a whole percentage.
         let read = total * read_percent / 100;
         prop_assume!(total == 0 || (read * 100).is_multiple_of(total));
         let need = need(read, total - read, mb_per_s, gb);
-        let answer = ask(&catalogue, &need);
+        let answer = ask(&catalog, &need);
         let best = answer.found.first().map(|found| found.usd_per_month);
-        match (best, by_trying(&catalogue, &need)) {
+        match (best, by_trying(&catalog, &need)) {
             (Some(found), Some(tried)) => prop_assert!(
                 (found - tried).abs() < 1e-6,
                 "{need:?}: found {found}, there is {tried}: {:#?}", answer.found[0]
@@ -238,7 +238,7 @@ proptest! {
             (found, tried) => prop_assert!(false, "{need:?}: found {found:?}, there is {tried:?}"),
         }
         for found in &answer.found {
-            prop_assert!(carries(&catalogue, &configuration(&catalogue, found), &need), "{found:#?}");
+            prop_assert!(carries(&catalog, &configuration(&catalog, found), &need), "{found:#?}");
         }
         prop_assert!(answer.found.is_sorted_by_key(|found| found.usd_per_month));
         for cheaper in &answer.cheaper {
@@ -250,7 +250,7 @@ proptest! {
 
 #[test]
 fn results_carry_the_need() {
-    let current = Catalogue::builtin("gcp-current").unwrap();
+    let current = Catalog::builtin("gcp-current").unwrap();
     let need = Need {
         read_iops: 20_000.0,
         write_iops: 10_000.0,
@@ -281,13 +281,13 @@ fn results_carry_the_need() {
 
 #[test]
 fn price_drivers_are_named() {
-    let catalogue = Catalogue::parse("small", SMALL).unwrap();
-    let capacity = &ask(&catalogue, &need(1, 0, 0, 20)).found[0];
+    let catalog = Catalog::parse("small", SMALL).unwrap();
+    let capacity = &ask(&catalog, &need(1, 0, 0, 20)).found[0];
     assert_eq!(capacity.decided_by, [Requirement::Capacity]);
-    let iops = &ask(&catalogue, &need(10, 0, 0, 2)).found[0];
+    let iops = &ask(&catalog, &need(10, 0, 0, 2)).found[0];
     assert!(iops.decided_by.contains(&Requirement::Iops), "{iops:?}");
     // 16 GB of `bought` cost 11.20 USD and lack the IOPS for 20 reads per second.
-    let answer = ask(&catalogue, &need(20, 0, 0, 16));
+    let answer = ask(&catalog, &need(20, 0, 0, 16));
     let cheaper = answer.cheaper.iter().find(|cheaper| cheaper.kind == "bought").unwrap();
     assert_eq!(cheaper.lacks, Requirement::Iops);
     assert!(cheaper.enough_usd_per_month.unwrap() > cheaper.usd_per_month);
@@ -295,13 +295,13 @@ fn price_drivers_are_named() {
 
 #[test]
 fn machine_prices_change_order() {
-    let catalogue = Catalogue::parse("small", SMALL).unwrap();
+    let catalog = Catalog::parse("small", SMALL).unwrap();
     let text = "machine_usd_per_month = { a-standard-2 = 100.0, b-standard-4 = 1.0 }\n\
                 [disk.bought]\nusd_per_gb = 2.0\nusd_per_iops = 0.1\nusd_per_mb_per_s = 0.1\n";
     let prices = Prices::parse("own.toml", text).unwrap();
-    let catalogue = prices.apply("own.toml", &catalogue).unwrap();
+    let catalog = prices.apply("own.toml", &catalog).unwrap();
     let scope = Scope { disks_max: DISKS, ..Scope::default() };
-    let answer = catalogue.cheapest(&need(5, 0, 0, 4), &scope, &prices, (10, false)).unwrap();
+    let answer = catalog.cheapest(&need(5, 0, 0, 4), &scope, &prices, (10, false)).unwrap();
     let best = &answer.found[0];
     assert_eq!((best.machine.name.as_str(), best.usd_machine), ("b-standard-4", Some(1.0)));
     assert_eq!(best.cost.sources, ["price-file"]);
@@ -311,13 +311,13 @@ fn machine_prices_change_order() {
 
 #[test]
 fn search_mistakes_are_one_line() {
-    let catalogue = Catalogue::parse("small", SMALL).unwrap();
+    let catalog = Catalog::parse("small", SMALL).unwrap();
     let scope = Scope::default();
     let none = Prices::default();
     let mut wrong = need(1, 1, 1, 1);
     wrong.read_iops = -1.0;
     let told = |need: &Need, scope: &Scope| {
-        catalogue.cheapest(need, scope, &none, (10, false)).unwrap_err().to_string()
+        catalog.cheapest(need, scope, &none, (10, false)).unwrap_err().to_string()
     };
     assert!(told(&wrong, &scope).contains("-1 read IOPS: write a number from 0"));
     assert!(told(&need(0, 0, 0, 0), &scope).contains("nothing is needed"));

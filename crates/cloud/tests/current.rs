@@ -1,6 +1,6 @@
 //! `gcp-current` compared with its sources cell by cell, and invariants of predictions.
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::{
     Demand, DiskConfiguration, LimitKind, Placement, PlanError, Prediction, Recommendation,
     Workload,
@@ -11,8 +11,8 @@ use toml_edit::Document;
 const GIB: u64 = 1 << 30;
 const MIB: f64 = 1048576.0;
 
-fn catalogue() -> &'static Catalogue {
-    Catalogue::builtin("gcp-current").expect("it is in the program")
+fn catalog() -> &'static Catalog {
+    Catalog::builtin("gcp-current").expect("it is in the program")
 }
 
 fn cells(name: &str) -> Vec<Vec<String>> {
@@ -26,7 +26,7 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or_else(|_| panic!("{text}"))
 }
 
-/// Wrong cells of a source, with the catalogue's replacement.
+/// Wrong cells of a source, with the catalog's replacement.
 const CORRECTED: [(&str, &str, &str, [f64; 4]); 4] = [
     ("n1", "pd-balanced", "64 or more", [80000.0, 80000.0, 1200.0, 1200.0]),
     ("n1", "pd-ssd", "16-31", [25000.0, 25000.0, 1200.0, 1200.0]),
@@ -61,9 +61,9 @@ fn persistent_disks_by_machine() {
     for row in rows {
         let family = row[0].split('-').next().expect("split gives one");
         let name = machine_of(family, &row[2]);
-        let machine = catalogue().machine(&name).unwrap_or_else(|error| panic!("{error}"));
+        let machine = catalog().machine(&name).unwrap_or_else(|error| panic!("{error}"));
         let placement =
-            Placement::new(catalogue(), &row[1], &machine, false, 0.0, false).expect("right");
+            Placement::new(catalog(), &row[1], &machine, false, 0.0, false).expect("right");
         let (_, found) = placement.vm.unwrap_or_else(|| panic!("{row:?}"));
         let mut wanted: Vec<_> = row[3..].iter().map(|cell| number(cell)).collect();
         let known = CORRECTED
@@ -84,8 +84,8 @@ fn persistent_disks_by_machine() {
 fn hyperdisk_by_machine() {
     for row in cells("hyperdisk") {
         let name = machine_of(&row[1], &row[2]);
-        let machine = catalogue().machine(&name).unwrap_or_else(|error| panic!("{error}"));
-        let table = catalogue().vm_table(&row[0], &machine.family).expect("there is one");
+        let machine = catalog().machine(&name).unwrap_or_else(|error| panic!("{error}"));
+        let table = catalog().vm_table(&row[0], &machine.family).expect("there is one");
         let found = table
             .rows
             .iter()
@@ -108,17 +108,17 @@ fn egress_of_machines() {
             word if word.bytes().all(|b| b.is_ascii_alphabetic()) => format!("{}-{word}", row[0]),
             word => machine_of(&row[0], word),
         };
-        let machine = catalogue().machine(&name).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(catalogue().egress_of(&machine, false), Some(number(&row[2])), "{row:?}");
+        let machine = catalog().machine(&name).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(catalog().egress_of(&machine, false), Some(number(&row[2])), "{row:?}");
         let tier1_networking =
             Some(&row[3]).filter(|cell| !cell.is_empty()).map(|cell| number(cell));
-        assert_eq!(catalogue().egress_of(&machine, true), tier1_networking, "{row:?}");
+        assert_eq!(catalog().egress_of(&machine, true), tier1_networking, "{row:?}");
     }
 }
 
 #[test]
 fn egress_table_of_n1() {
-    let tables = catalogue().tables(None).expect("no type was named");
+    let tables = catalog().tables(None).expect("no type was named");
     let table = tables.iter().find(|table| table.title.contains("egress")).expect("there is one");
     let printed: Vec<Vec<String>> = table
         .rows
@@ -131,10 +131,9 @@ fn egress_table_of_n1() {
 #[test]
 fn local_ssds() {
     let predict = |kind: &str, machine: &str, disks: u32, block: u64, reads: u8| {
-        let mut configuration =
-            DiskConfiguration::new(catalogue(), kind, 0, machine).expect("right");
+        let mut configuration = DiskConfiguration::new(catalog(), kind, 0, machine).expect("right");
         configuration.disks = disks;
-        let prediction = catalogue().predict(&configuration, &Workload::random(block, reads));
+        let prediction = catalog().predict(&configuration, &Workload::random(block, reads));
         prediction.unwrap_or_else(|error| panic!("{error}")).allowed
     };
     let check = |kind: &str, machine: &str, disks: u32, wanted: &[String]| {
@@ -156,7 +155,7 @@ fn local_ssds() {
         }
     }
     for row in cells("titanium") {
-        let disks = catalogue().fixed_disks("local-ssd-titanium", &row[0]).expect("fixed");
+        let disks = catalog().fixed_disks("local-ssd-titanium", &row[0]).expect("fixed");
         check("local-ssd-titanium", &row[0], disks, &row[1..]);
         // 3 TB each: 750,000 and 500,000 IOPS, 3,072 and 2,560 MiB/s.
         assert_eq!(number(&row[1]), 750_000.0 * f64::from(disks));
@@ -164,16 +163,16 @@ fn local_ssds() {
     }
     let unknown = DiskConfiguration {
         disks: 12,
-        ..DiskConfiguration::new(catalogue(), "local-ssd-nvme", 0, "n2-standard-64").expect("right")
+        ..DiskConfiguration::new(catalog(), "local-ssd-nvme", 0, "n2-standard-64").expect("right")
     };
-    let error = catalogue().predict(&unknown, &Workload::random(4096, 100)).expect_err("not known");
+    let error = catalog().predict(&unknown, &Workload::random(4096, 100)).expect_err("not known");
     assert!(matches!(error, PlanError::NotKnown(_)), "{error}");
 }
 
 #[test]
 fn prices() {
     for row in cells("price") {
-        let price = catalogue().prices.iter().find(|price| price.kind == row[0]).expect("known");
+        let price = catalog().prices.iter().find(|price| price.kind == row[0]).expect("known");
         assert_eq!(price.usd_per_gb, number(&row[1]), "{row:?}");
         let regional = Some(&row[2]).filter(|cell| !cell.is_empty()).map(|cell| number(cell));
         assert_eq!(price.usd_per_gb_regional, regional, "{row:?}");
@@ -182,15 +181,15 @@ fn prices() {
 
 fn predict(kind: &str, size_gib: u64, machine: &str, workload: &Workload) -> Prediction {
     let configuration =
-        DiskConfiguration::new(catalogue(), kind, size_gib * GIB, machine).expect("right");
-    catalogue().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
+        DiskConfiguration::new(catalog(), kind, size_gib * GIB, machine).expect("right");
+    catalog().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Expectations of the provider's tests for the largest machines.
 #[test]
 fn expected_observations_agree() {
     let mut seen = 0;
-    for observed in catalogue().observations.iter().filter(|observed| !observed.measured) {
+    for observed in catalog().observations.iter().filter(|observed| !observed.measured) {
         let machine = observed.machine.as_deref().expect("each names one");
         if observed.kind == "pd-extreme" || machine == "c3d-standard-180" {
             // Provisioned, or contradictory (K08).
@@ -214,36 +213,36 @@ fn expected_observations_agree() {
 #[test]
 fn baseline_counts_once() {
     let mut configuration =
-        DiskConfiguration::new(catalogue(), "pd-balanced", 100 * GIB, "n2-standard-64")
+        DiskConfiguration::new(catalog(), "pd-balanced", 100 * GIB, "n2-standard-64")
             .expect("right");
     let workload = Workload::random(4096, 100);
-    let one = catalogue().predict(&configuration, &workload).expect("right");
+    let one = catalog().predict(&configuration, &workload).expect("right");
     assert_eq!(one.allowed.iops, 3600.0);
     configuration.disks = 2;
-    let two = catalogue().predict(&configuration, &workload).expect("right");
+    let two = catalog().predict(&configuration, &workload).expect("right");
     assert_eq!(two.allowed.iops, 4200.0);
 }
 
 #[test]
 fn hyperdisk_purchases() {
     let mut configuration =
-        DiskConfiguration::new(catalogue(), "hyperdisk-balanced", 500 * GIB, "c4d-standard-64")
+        DiskConfiguration::new(catalog(), "hyperdisk-balanced", 500 * GIB, "c4d-standard-64")
             .expect("right");
     let small = Workload::random(4096, 100);
-    let free = catalogue().predict(&configuration, &small).expect("right");
+    let free = catalog().predict(&configuration, &small).expect("right");
     assert_eq!(free.allowed.iops, 3000.0);
     assert_eq!(free.cost.expect("known").usd_per_month, 40.0);
     configuration.provisioned_iops = Some(20000.0);
     configuration.provisioned_bytes_per_s = Some(600.0 * MIB);
-    let bought = catalogue().predict(&configuration, &small).expect("right");
+    let bought = catalog().predict(&configuration, &small).expect("right");
     assert_eq!(bought.allowed.iops, 20000.0);
     let cost = bought.cost.expect("known");
     assert!((cost.usd_per_month - (40.0 + 85.0 + 18.4)).abs() < 1e-9, "{cost:?}");
     configuration.provisioned_bytes_per_s = Some(6000.0 * MIB);
-    let error = catalogue().predict(&configuration, &small).expect_err("too much");
+    let error = catalog().predict(&configuration, &small).expect_err("too much");
     assert!(error.to_string().contains("2400"), "{error}");
     configuration.provisioned_iops = Some(100.0);
-    let error = catalogue().predict(&configuration, &small).expect_err("too few");
+    let error = catalog().predict(&configuration, &small).expect_err("too few");
     assert!(error.to_string().contains("3000 to 160000"), "{error}");
 }
 
@@ -261,10 +260,10 @@ fn gaps_are_reported() {
 #[test]
 fn impossible_configurations_are_refused() {
     let refused = |kind: &str, machine: &str, size_gib: u64| {
-        let configuration = DiskConfiguration::new(catalogue(), kind, size_gib * GIB, machine);
+        let configuration = DiskConfiguration::new(catalog(), kind, size_gib * GIB, machine);
         let workload = Workload::random(4096, 100);
         configuration
-            .and_then(|configuration| catalogue().predict(&configuration, &workload))
+            .and_then(|configuration| catalog().predict(&configuration, &workload))
             .expect_err("refused")
             .to_string()
     };
@@ -306,7 +305,7 @@ fn recommendations_lift_binding_limit() {
 
 /// Types, with machines whose limits are known.
 fn a_place() -> impl Strategy<Value = (&'static str, String)> {
-    let table = prop::sample::select(catalogue().per_vm.iter().collect::<Vec<_>>());
+    let table = prop::sample::select(catalog().per_vm.iter().collect::<Vec<_>>());
     let of_table = table.prop_flat_map(|table| {
         let kinds = table.types.iter().map(String::as_str).collect::<Vec<_>>();
         let rows: Vec<_> = table
@@ -317,7 +316,7 @@ fn a_place() -> impl Strategy<Value = (&'static str, String)> {
                 (None, Some(range)) => format!("{}-standard-{}", table.families[0], range.min),
                 (None, None) => unreachable!("checked"),
             })
-            .filter(|name| catalogue().machine(name).is_ok())
+            .filter(|name| catalog().machine(name).is_ok())
             .collect();
         (prop::sample::select(kinds), prop::sample::select(rows))
     });
@@ -325,9 +324,9 @@ fn a_place() -> impl Strategy<Value = (&'static str, String)> {
 }
 
 fn configured(kind: &str, size: u64, machine: &str, disks: u32) -> Option<DiskConfiguration> {
-    let mut configuration = DiskConfiguration::new(catalogue(), kind, size * GIB, machine).ok()?;
+    let mut configuration = DiskConfiguration::new(catalog(), kind, size * GIB, machine).ok()?;
     configuration.disks = disks;
-    let part = catalogue().types[kind].provisioned.as_ref();
+    let part = catalog().types[kind].provisioned.as_ref();
     if part.is_some_and(|part| part.iops_default.is_none() && part.iops_per_mb_per_s.is_none()) {
         configuration.provisioned_iops = Some(20000.0);
     }
@@ -353,7 +352,7 @@ proptest! {
     ) {
         let at = |size| {
             let configuration = configured(kind, size, &machine, 1)?;
-            catalogue().predict(&configuration, &workload).ok()
+            catalog().predict(&configuration, &workload).ok()
         };
         if let (Some(small), Some(large)) = (at(small), at(small + more)) {
             prop_assert!(small.total.iops <= large.total.iops * (1.0 + 1e-12));
@@ -371,7 +370,7 @@ proptest! {
     ) {
         let Some(mut configuration) = configured(kind, size, &machine, disks) else { return Ok(()) };
         configuration.other_egress_gbit_per_s = network;
-        let Ok(found) = catalogue().predict(&configuration, &workload) else { return Ok(()) };
+        let Ok(found) = catalog().predict(&configuration, &workload) else { return Ok(()) };
         let slack = 1.0 + 1e-9;
         let ceilings = &found.ceilings;
         for (rate, most) in [
@@ -410,7 +409,7 @@ proptest! {
     ) {
         let Some(configuration) = configured(kind, size, &machine, 1) else { return Ok(()) };
         let workload = Workload::random(1 << shift, if writes { 0 } else { 100 });
-        let Ok(found) = catalogue().predict(&configuration, &workload) else { return Ok(()) };
+        let Ok(found) = catalog().predict(&configuration, &workload) else { return Ok(()) };
         let least = found.limits[0].workload_iops;
         prop_assert!((found.total.iops - least).abs() <= 1e-9 * least);
         prop_assert!((found.binding.workload_iops - least).abs() <= 1e-9 * least);
@@ -425,22 +424,22 @@ proptest! {
         index in 0..400usize,
         workload in a_workload(),
     ) {
-        let table = &catalogue().per_vm[index % catalogue().per_vm.len()];
+        let table = &catalog().per_vm[index % catalog().per_vm.len()];
         let rows: Vec<_> = table.rows.iter().filter(|row| row.vcpus.is_some()).collect();
         for pair in rows.windows(2) {
-            let numbers = |row: &flagstone_cloud::catalogue::VmRow| {
+            let numbers = |row: &flagstone_cloud::catalog::VmRow| {
                 [row.iops, row.mb_per_s, row.read_iops, row.write_iops, row.read_mb_per_s, row.write_mb_per_s]
             };
             let both = numbers(pair[0]).into_iter().zip(numbers(pair[1]));
             let grows = both.into_iter().all(|(a, b)| a.zip(b).is_none_or(|(a, b)| a <= b));
             prop_assert!(grows, "{:?} then {:?}", pair[0], pair[1]);
         }
-        let predict = |row: &flagstone_cloud::catalogue::VmRow| {
+        let predict = |row: &flagstone_cloud::catalog::VmRow| {
             let vcpus = row.vcpus.expect("filtered").min;
-            let machine = catalogue().machine(&format!("{}-standard-{vcpus}", table.families[0])).ok()?;
-            let placement = Placement::new(catalogue(), &table.types[0], &machine, false, 0.0, false).ok()?;
+            let machine = catalog().machine(&format!("{}-standard-{vcpus}", table.families[0])).ok()?;
+            let placement = Placement::new(catalog(), &table.types[0], &machine, false, 0.0, false).ok()?;
             let demand = Demand { size: 65536.0, disks: 1, iops: Some(2e6), throughput: Some(1e5) };
-            let mix = flagstone_cloud::WorkloadMix::new(&workload, &catalogue().units, placement.sharing());
+            let mix = flagstone_cloud::WorkloadMix::new(&workload, &catalog().units, placement.sharing());
             Some(mix.iops_under(placement.hard_caps(&demand, workload.block_bytes).iter()))
         };
         for pair in rows.windows(2) {

@@ -1,20 +1,20 @@
-//! `docs/catalogue.md`: its tables of keys are generated from the types.
+//! `docs/catalog.md`: its tables of keys are generated from the types.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use flagstone_cloud::Catalogue;
+use flagstone_cloud::Catalog;
 
 const MODEL: &str = concat!(
-    include_str!("../src/catalogue/model/mod.rs"),
-    include_str!("../src/catalogue/model/disk.rs"),
-    include_str!("../src/catalogue/model/machine.rs"),
-    include_str!("../src/catalogue/model/page.rs"),
-    include_str!("../src/catalogue/model/remarks.rs"),
-    include_str!("../src/catalogue/model/rules.rs"),
-    include_str!("../src/catalogue/model/source.rs"),
-    include_str!("../src/catalogue/model/units.rs"),
+    include_str!("../src/catalog/model/mod.rs"),
+    include_str!("../src/catalog/model/disk.rs"),
+    include_str!("../src/catalog/model/machine.rs"),
+    include_str!("../src/catalog/model/page.rs"),
+    include_str!("../src/catalog/model/remarks.rs"),
+    include_str!("../src/catalog/model/rules.rs"),
+    include_str!("../src/catalog/model/source.rs"),
+    include_str!("../src/catalog/model/units.rs"),
 );
 
 /// Keys that most tables share, which the page describes once.
@@ -57,9 +57,9 @@ fn keys(of: &str) -> String {
 }
 
 #[test]
-fn catalogue_reference_matches_types() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
-    let written = fs::read_to_string(&path).expect("docs/catalogue.md exists");
+fn catalog_reference_matches_types() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalog.md");
+    let written = fs::read_to_string(&path).expect("docs/catalog.md exists");
     let mut doc = written.clone();
     let structs = MODEL.matches("\npub struct ").count();
     let mut documented = 0;
@@ -77,15 +77,15 @@ fn catalogue_reference_matches_types() {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         fs::write(&path, &doc).expect("it can be written");
     }
-    let written = fs::read_to_string(&path).expect("docs/catalogue.md exists");
-    assert!(written == doc, "docs/catalogue.md differs (UPDATE_GOLDEN=1 writes it); now:\n{doc}");
+    let written = fs::read_to_string(&path).expect("docs/catalog.md exists");
+    assert!(written == doc, "docs/catalog.md differs (UPDATE_GOLDEN=1 writes it); now:\n{doc}");
 }
 
 #[test]
-fn documented_catalogue_parses() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalogue.md");
-    let doc = fs::read_to_string(path).expect("docs/catalogue.md exists");
+fn documented_catalog_parses() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/catalog.md");
+    let doc = fs::read_to_string(path).expect("docs/catalog.md exists");
     let example = doc.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
-    let catalogue = Catalogue::parse("docs/catalogue.md", example.expect("there is one"));
-    catalogue.unwrap_or_else(|error| panic!("{error}"));
+    let catalog = Catalog::parse("docs/catalog.md", example.expect("there is one"));
+    catalog.unwrap_or_else(|error| panic!("{error}"));
 }

@@ -1,6 +1,6 @@
 //! Judgments of published measurements, and invariants of judgments.
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::judge::{Bottleneck, Cause, JudgmentVerdict, MeasuredRates};
 use flagstone_cloud::limits::TOLERANCE;
 use flagstone_cloud::{
@@ -10,14 +10,14 @@ use flagstone_cloud::{
 use proptest::prelude::*;
 
 fn judged(
-    catalogue: &str,
+    catalog: &str,
     (kind, size_bytes, machine): (&str, u64, &str),
     measured: &MeasuredRun,
 ) -> Judgment {
-    let catalogue = Catalogue::builtin(catalogue).expect("it is in the program");
+    let catalog = Catalog::builtin(catalog).expect("it is in the program");
     let configuration =
-        DiskConfiguration::new(catalogue, kind, size_bytes, machine).expect("it exists");
-    catalogue.judge(&configuration, measured, TOLERANCE).expect("it can be judged")
+        DiskConfiguration::new(catalog, kind, size_bytes, machine).expect("it exists");
+    catalog.judge(&configuration, measured, TOLERANCE).expect("it can be judged")
 }
 
 fn part(iops: f64, block: f64, latency_ms: f64) -> MeasuredRates {
@@ -36,9 +36,9 @@ const A_2019: (&str, u64, &str) = ("pd-ssd", 500_000_000_000, "n2-standard-8");
 #[test]
 fn experiment_a_without_mirror() {
     // The disk as of the experiment's date; the current formula adds 240 MiB/s.
-    let (catalogue, place) = ("gcp-2019", A_2019);
+    let (catalog, place) = ("gcp-2019", A_2019);
     for (mb, ms) in [(240.02, 6.248), (240.01, 6.247)] {
-        let found = judged(catalogue, place, &mirror_row(64.0, mb, ms));
+        let found = judged(catalog, place, &mirror_row(64.0, mb, ms));
         assert_eq!(
             (found.verdict, found.bottleneck),
             (JudgmentVerdict::AsPredicted, Bottleneck::Limit)
@@ -49,7 +49,7 @@ fn experiment_a_without_mirror() {
         assert!(found.recommendations.iter().any(larger), "{:?}", found.recommendations);
     }
     for (kib, mb, ms) in [(8.0, 96.80, 1.935), (4.0, 37.54, 2.495)] {
-        let found = judged(catalogue, place, &mirror_row(kib, mb, ms));
+        let found = judged(catalog, place, &mirror_row(kib, mb, ms));
         assert_eq!(
             (found.verdict, found.bottleneck),
             (JudgmentVerdict::AsPredicted, Bottleneck::Latency)
@@ -131,8 +131,8 @@ fn experiment_c_is_above_formula() {
 
 #[test]
 fn experiment_b_local_and_over_network() {
-    let catalogue = Catalogue::builtin("gcp-2019").expect("it is in the program");
-    let local = DiskConfiguration::new(catalogue, "local-ssd-nvme", 0, "n1-highcpu-16");
+    let catalog = Catalog::builtin("gcp-2019").expect("it is in the program");
+    let local = DiskConfiguration::new(catalog, "local-ssd-nvme", 0, "n1-highcpu-16");
     let configuration = DiskConfiguration { disks: 4, ..local.expect("it exists") };
     // 4 KiB I/Os without a published latency. The page's 2,650 and 1,400 MB/s are 662,500 and
     // 350,000 of them, below its 680,000 and 360,000 IOPS.
@@ -144,7 +144,7 @@ fn experiment_b_local_and_over_network() {
     ] {
         let of = |iops: f64| MeasuredRates { iops, bytes_per_s: iops * 4096.0, latency_us: None };
         let measured = MeasuredRun { read: of(reads), write: of(writes), ..MeasuredRun::default() };
-        let found = catalogue.judge(&configuration, &measured, TOLERANCE).expect("it is known");
+        let found = catalog.judge(&configuration, &measured, TOLERANCE).expect("it is known");
         assert_eq!((found.verdict, found.bottleneck), (verdict, bottleneck), "{reads} {writes}");
         assert!((found.utilization - utilization).abs() < 0.001, "{}", found.utilization);
     }
@@ -257,9 +257,9 @@ fn missing_latency_rule_is_reported() {
 
 #[test]
 fn impossible_measurements_are_refused() {
-    let catalogue = Catalogue::builtin("gcp-2019").expect("it is in the program");
+    let catalog = Catalog::builtin("gcp-2019").expect("it is in the program");
     let (kind, size, machine) = A_2019;
-    let configuration = DiskConfiguration::new(catalogue, kind, size, machine).expect("it exists");
+    let configuration = DiskConfiguration::new(catalog, kind, size, machine).expect("it exists");
     let good = mirror_row(8.0, 96.8, 1.935);
     let with = |iops: f64, bytes_per_s: f64, latency_us: f64| MeasuredRun {
         write: MeasuredRates { iops, bytes_per_s, latency_us: Some(latency_us) },
@@ -274,11 +274,11 @@ fn impossible_measurements_are_refused() {
         with(1.0, 1.0, 1.0),
         with(1.0, 1e12, 1.0),
     ] {
-        let error = catalogue.judge(&configuration, &bad, TOLERANCE).expect_err("it is impossible");
+        let error = catalog.judge(&configuration, &bad, TOLERANCE).expect_err("it is impossible");
         assert!(matches!(error, PlanError::Input { .. }), "{error}");
     }
     for tolerance in [-0.1, 1.0, f64::NAN] {
-        assert!(catalogue.judge(&configuration, &good, tolerance).is_err(), "{tolerance}");
+        assert!(catalog.judge(&configuration, &good, tolerance).is_err(), "{tolerance}");
     }
 }
 
@@ -289,15 +289,15 @@ proptest! {
         kind in 0usize..20, gib in 100u64..4000, block in 12u32..21, percent in 0u8..=100,
         depth in 1u32..300, high in any::<bool>(),
     ) {
-        let catalogue = Catalogue::builtin("gcp-current").expect("it is in the program");
-        let kinds: Vec<_> = catalogue.types.keys().collect();
+        let catalog = Catalog::builtin("gcp-current").expect("it is in the program");
+        let kinds: Vec<_> = catalog.types.keys().collect();
         let kind = kinds[kind % kinds.len()];
-        let Ok(configuration) = DiskConfiguration::new(catalogue, kind, gib << 30, "n2-standard-16") else {
+        let Ok(configuration) = DiskConfiguration::new(catalog, kind, gib << 30, "n2-standard-16") else {
             return Ok(());
         };
         let workload =
             Workload { depth: Some(depth), ..Workload::random(1 << block, percent) };
-        let Ok(predicted) = catalogue.predict(&configuration, &workload) else { return Ok(()) };
+        let Ok(predicted) = catalog.predict(&configuration, &workload) else { return Ok(()) };
         let total = predicted.at_best.filter(|_| high).unwrap_or(predicted.total).iops;
         let latency_us = Some(f64::from(depth) / total * 1e6);
         let of = |share: f64| {
@@ -308,7 +308,7 @@ proptest! {
         let measured = MeasuredRun {
             read: of(read), write: of(1.0 - read), in_flight: Some(u64::from(depth)), ..MeasuredRun::default()
         };
-        let found = catalogue.judge(&configuration, &measured, TOLERANCE).expect("it was predicted");
+        let found = catalog.judge(&configuration, &measured, TOLERANCE).expect("it was predicted");
         prop_assert_eq!(found.verdict, JudgmentVerdict::AsPredicted);
         prop_assert!((found.allowed.iops - predicted.allowed.iops).abs() < 1e-6 * predicted.allowed.iops);
         prop_assert!(found.hypotheses.is_empty());
@@ -321,7 +321,7 @@ proptest! {
             };
             let measured =
                 MeasuredRun { read: scale(measured.read), write: scale(measured.write), ..measured.clone() };
-            catalogue.judge(&configuration, &measured, TOLERANCE).expect("it can be judged").verdict
+            catalog.judge(&configuration, &measured, TOLERANCE).expect("it can be judged").verdict
         };
         prop_assert_eq!(times(1.2 * found.predicted_high.iops / total), JudgmentVerdict::Above);
         prop_assert_eq!(times(0.3 * predicted.total.iops / total), JudgmentVerdict::Below);
@@ -346,10 +346,10 @@ proptest! {
             reach_bytes: reach, ..MeasuredRun::default()
         };
         for name in ["gcp-2019", "gcp-current"] {
-            let catalogue = Catalogue::builtin(name).expect("it is in the program");
+            let catalog = Catalog::builtin(name).expect("it is in the program");
             let (kind, size, machine) = A_2019;
-            let configuration = DiskConfiguration::new(catalogue, kind, size, machine).expect("it exists");
-            if let Ok(found) = catalogue.judge(&configuration, &measured, TOLERANCE) {
+            let configuration = DiskConfiguration::new(catalog, kind, size, machine).expect("it exists");
+            if let Ok(found) = catalog.judge(&configuration, &measured, TOLERANCE) {
                 prop_assert!(found.ratio.is_finite() && found.utilization.is_finite());
                 for line in found.causes.iter().chain(&found.hypotheses).map(ToString::to_string)
                     .chain(found.recommendations.iter().map(ToString::to_string))

@@ -1,9 +1,9 @@
-//! Catalogue mistakes: one line with the file, the line number and the accepted input.
+//! Catalog mistakes: one line with the file, the line number and the accepted input.
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use proptest::prelude::*;
 
-/// A small valid catalogue.
+/// A small valid catalog.
 const RIGHT: &str = r#"format = 1
 name = "mine"
 title = "My disks"
@@ -49,12 +49,9 @@ rows = [
 "#;
 
 #[test]
-fn small_catalogue_parses() {
-    let catalogue = Catalogue::parse("mine.toml", RIGHT).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(
-        catalogue.types["fast"].volume.as_ref().and_then(|v| v.read_iops_per_gb),
-        Some(10.0)
-    );
+fn small_catalog_parses() {
+    let catalog = Catalog::parse("mine.toml", RIGHT).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(catalog.types["fast"].volume.as_ref().and_then(|v| v.read_iops_per_gb), Some(10.0));
 }
 
 /// The error after replacing `from` with `to`.
@@ -62,14 +59,14 @@ fn small_catalogue_parses() {
 fn error(from: &str, to: &str) -> String {
     assert_eq!(RIGHT.matches(from).count(), 1, "{from} stands once");
     let text = RIGHT.replace(from, to);
-    match Catalogue::parse("mine.toml", &text) {
+    match Catalog::parse("mine.toml", &text) {
         Ok(_) => panic!("{to} is accepted"),
         Err(error) => error.to_string(),
     }
 }
 
 #[test]
-fn catalogue_mistakes_are_one_line() {
+fn catalog_mistakes_are_one_line() {
     let mut different = Vec::new();
     for (from, to, wanted) in [
         ("title = \"My disks\"\n", "", "mine.toml:1: `title` is missing"),
@@ -91,7 +88,7 @@ fn catalogue_mistakes_are_one_line() {
         (
             "write_iops_per_gib = 5.5",
             "write_iops_per_gb = 5.5",
-            "mine.toml:28: `write_iops_per_gb` is not in the units of this catalogue: write write_iops_per_gib",
+            "mine.toml:28: `write_iops_per_gb` is not in the units of this catalog: write write_iops_per_gib",
         ),
         (
             "write_iops_per_gib = 5.5",
@@ -178,19 +175,19 @@ fn catalogue_mistakes_are_one_line() {
 }
 
 #[test]
-fn unreadable_catalogues_are_refused() {
+fn unreadable_catalogs_are_refused() {
     for path in ["no/such/file", "src"] {
-        let error = Catalogue::open(path).expect_err("there is none").to_string();
+        let error = Catalog::open(path).expect_err("there is none").to_string();
         assert!(error.starts_with(&format!("{path}: cannot read")), "{error}");
         assert!(error.contains("gcp-2019 or gcp-current") && !error.contains('\n'), "{error}");
     }
 }
 
 proptest! {
-    /// A lost, doubled or truncated line of a built-in catalogue gives at most a one-line error.
+    /// A lost, doubled or truncated line of a built-in catalog gives at most a one-line error.
     #[test]
-    fn damaged_catalogues_never_panic(line in 0usize..1000, at in 0usize..80, what in 0u8..3) {
-        let text = Catalogue::builtin_text("gcp-2019").expect("it is in the program");
+    fn damaged_catalogs_never_panic(line in 0usize..1000, at in 0usize..80, what in 0u8..3) {
+        let text = Catalog::builtin_text("gcp-2019").expect("it is in the program");
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         let line = line % lines.len();
         match what {
@@ -198,7 +195,7 @@ proptest! {
             1 => { let again = lines[line].clone(); lines.insert(line, again); }
             _ => { lines[line] = lines[line].chars().take(at).collect(); }
         }
-        if let Err(error) = Catalogue::parse("damaged", &lines.join("\n")) {
+        if let Err(error) = Catalog::parse("damaged", &lines.join("\n")) {
             let text = error.to_string();
             prop_assert!(text.starts_with("damaged:") && !text.contains('\n'), "{text}");
         }

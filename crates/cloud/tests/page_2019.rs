@@ -1,9 +1,9 @@
 //! Every cell of the 2019 page, by the model and by the printed tables.
 //!
-//! `page-2019.toml` holds the cells as the page prints them, separate from the catalogue, so that a
+//! `page-2019.toml` holds the cells as the page prints them, separate from the catalog, so that a
 //! mistake in one cannot hide in the other.
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::table::PlanTable;
 use flagstone_cloud::{
     Demand, DiskConfiguration, LimitKind, Placement, Prediction, Workload, WorkloadMix,
@@ -15,8 +15,8 @@ const KB: u64 = 1024;
 const LARGE: u64 = 1024 * KB;
 const GB: u64 = 1_000_000_000;
 
-fn catalogue() -> &'static Catalogue {
-    Catalogue::builtin("gcp-2019").expect("it is in the program")
+fn catalog() -> &'static Catalog {
+    Catalog::builtin("gcp-2019").expect("it is in the program")
 }
 
 /// Rows of a page table as text.
@@ -42,8 +42,8 @@ const COLUMNS: [(u64, bool); 5] =
 
 fn predict(kind: &str, size_gb: u64, machine: &str, workload: &Workload) -> Prediction {
     let configuration =
-        DiskConfiguration::new(catalogue(), kind, size_gb * GB, machine).expect("right");
-    catalogue().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
+        DiskConfiguration::new(catalog(), kind, size_gb * GB, machine).expect("right");
+    catalog().predict(&configuration, workload).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Value of a limit table's column: IOPS of small blocks, MB/s of large ones.
@@ -60,7 +60,7 @@ fn assert_near(value: f64, wanted: f64, what: &str) {
 }
 
 fn table(title: &str) -> PlanTable {
-    let tables = catalogue().tables(None).expect("no type was named");
+    let tables = catalog().tables(None).expect("no type was named");
     tables.into_iter().find(|table| table.title == title).unwrap_or_else(|| panic!("{title}"))
 }
 
@@ -114,14 +114,13 @@ fn per_instance_cells_of_c2() {
         let rows = cells(name);
         assert_eq!(rows.len(), 5);
         for row in &rows {
-            let machine =
-                catalogue().machine(&format!("c2-standard-{}", row[0])).expect("it is one");
+            let machine = catalog().machine(&format!("c2-standard-{}", row[0])).expect("it is one");
             let placement =
-                Placement::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
+                Placement::new(catalog(), kind, &machine, false, 0.0, false).expect("right");
             let demand = Demand { size: 65536.0, disks: 1, iops: None, throughput: None };
             for (cell, (block, reads)) in row[1..].iter().zip(COLUMNS) {
                 let workload = Workload::random(block, if reads { 100 } else { 0 });
-                let mix = WorkloadMix::new(&workload, &catalogue().units, placement.sharing());
+                let mix = WorkloadMix::new(&workload, &catalog().units, placement.sharing());
                 let caps = placement.hard_caps(&demand, block);
                 let of_machine = caps.iter().filter(|cap| {
                     let throughput =
@@ -245,14 +244,14 @@ fn assert_point(
     (read, write): (f64, f64),
     (unit, total): (f64, f64),
 ) {
-    let machine = catalogue().machine(machine).expect("it is one");
-    let placement = Placement::new(catalogue(), kind, &machine, false, 0.0, false).expect("right");
+    let machine = catalog().machine(machine).expect("it is one");
+    let placement = Placement::new(catalog(), kind, &machine, false, 0.0, false).expect("right");
     let demand = Demand { size: 65536.0, disks: 1, iops: None, throughput: None };
     let workload = Workload::random(block, 50);
     let mix = WorkloadMix {
         read: read / (read + write),
         write: write / (read + write),
-        ..WorkloadMix::new(&workload, &catalogue().units, placement.sharing())
+        ..WorkloadMix::new(&workload, &catalog().units, placement.sharing())
     };
     let iops = mix.iops_under(placement.hard_caps(&demand, block).iter());
     assert_near(iops * unit, total, &format!("{kind} on {}: {read} / {write}", machine.name));
@@ -301,8 +300,8 @@ fn egress_cells() {
                 let size = number(&part[2]) as u64;
                 let workload = Workload::random(LARGE, 0);
                 let mut configuration =
-                    DiskConfiguration::new(catalogue(), kind, size * GB, &machine).expect("right");
-                let limit = catalogue().predict(&configuration, &workload).expect("right");
+                    DiskConfiguration::new(catalog(), kind, size * GB, &machine).expect("right");
+                let limit = catalog().predict(&configuration, &workload).expect("right");
                 // The size is the smallest whole number that reaches the limit; the page prints the
                 // limit rounded down from that size.
                 let wanted = number(&part[0]);
@@ -312,7 +311,7 @@ fn egress_cells() {
                 assert_near(egress.min(most), wanted, &format!("{kind} {vcpus}"));
                 assert_near(limit.allowed.throughput, wanted, &format!("{kind} {vcpus} {size} GB"));
                 configuration.size_bytes -= GB;
-                let less = catalogue().predict(&configuration, &workload).expect("right");
+                let less = catalog().predict(&configuration, &workload).expect("right");
                 assert!(
                     less.allowed.throughput < wanted,
                     "{kind} {vcpus}: {size} GB is not the least"
@@ -320,7 +319,7 @@ fn egress_cells() {
 
                 configuration.size_bytes = 65536 * GB;
                 configuration.other_egress_gbit_per_s = f64::from(2 * vcpus.min(8));
-                let busy = catalogue().predict(&configuration, &workload).expect("right");
+                let busy = catalog().predict(&configuration, &workload).expect("right");
                 assert_near(
                     busy.allowed.throughput,
                     number(&part[1]),
@@ -343,19 +342,19 @@ fn egress_table_as_printed() {
 fn worked_examples_of_egress() {
     let workload = Workload::random(LARGE, 0);
     let mut configuration =
-        DiskConfiguration::new(catalogue(), "pd-ssd", 1000 * GB, "n1-standard-1").expect("right");
+        DiskConfiguration::new(catalog(), "pd-ssd", 1000 * GB, "n1-standard-1").expect("right");
     for (regional, wanted) in [(false, 72.0), (true, 36.0)] {
         configuration.regional = regional;
-        let prediction = catalogue().predict(&configuration, &workload).expect("right");
+        let prediction = catalog().predict(&configuration, &workload).expect("right");
         assert_near(prediction.allowed.throughput, wanted, "1 vCPU");
         assert_eq!(prediction.binding.kind, LimitKind::Egress);
         assert!(prediction.inconsistencies.iter().any(|touched| touched.id == "I02"));
     }
     configuration.regional = false;
-    configuration.machine = catalogue().machine("n1-standard-8").expect("it is one");
+    configuration.machine = catalog().machine("n1-standard-8").expect("it is one");
     configuration.other_egress_gbit_per_s = 4.0;
     // (16 - 4) Gbit/s x 119 / 3.3 = 432 MB/s, above the machine's 400.
-    let prediction = catalogue().predict(&configuration, &workload).expect("right");
+    let prediction = catalog().predict(&configuration, &workload).expect("right");
     assert_near(prediction.allowed.throughput, 400.0, "4 Gbit/s of other traffic");
 }
 
@@ -404,7 +403,7 @@ fn prices_as_printed_and_exact() {
 
 #[test]
 fn inconsistencies_are_complete() {
-    let ids: Vec<_> = catalogue().inconsistencies.iter().map(|entry| entry.id.clone()).collect();
+    let ids: Vec<_> = catalog().inconsistencies.iter().map(|entry| entry.id.clone()).collect();
     let wanted: Vec<_> = (1..=20).map(|number| format!("I{number:02}")).collect();
     assert_eq!(ids, wanted);
 }

@@ -53,8 +53,8 @@ impl Display for Provisioned {
 
 impl Display for Profile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Profile { disk, catalogue, date, confidence, .. } = self;
-        write!(f, "{disk} (catalogue {catalogue}; date: {date}; confidence {confidence})")
+        let Profile { disk, catalog, date, confidence, .. } = self;
+        write!(f, "{disk} (catalog {catalog}; date: {date}; confidence {confidence})")
     }
 }
 

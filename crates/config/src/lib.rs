@@ -1,7 +1,7 @@
 //! Configuration: one TOML file, or the options of `flagstone serve`, or both.
 //!
 //! [`Config::parse`] returns either a configuration that is valid as a whole or all its mistakes
-//! ([`Diagnostics`]), each at its line and column with the fix. Unknown keys are mistakes. Catalogues
+//! ([`Diagnostics`]), each at its line and column with the fix. Unknown keys are mistakes. Catalogs
 //! named in the file are read with it. No input causes a panic, or memory use beyond a small multiple
 //! of the file's size.
 //!

@@ -38,11 +38,11 @@ pub const MAX_LIMIT_IOPS: u64 = 100_000_000;
 /// Lowest and highest throughput to write as a limit, in bytes a second: 1KB/s to 1TB/s.
 pub const LIMIT_BYTES_PER_SECOND: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
-/// Smallest and largest disk of a profile, in bytes: 1 MiB to 1 PiB. The catalogue bounds each type.
+/// Smallest and largest disk of a profile, in bytes: 1 MiB to 1 PiB. The catalog bounds each type.
 pub const PROFILE_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 
-/// Most different catalogues of one configuration: 16 × 1 MiB of text are read at most.
-pub const MAX_CATALOGUES: usize = 16;
+/// Most different catalogs of one configuration: 16 × 1 MiB of text are read at most.
+pub const MAX_CATALOGS: usize = 16;
 
 /// Most addresses listened on.
 pub const MAX_LISTEN: usize = 64;

@@ -9,7 +9,7 @@ use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Place, Report};
 use super::model::{Layer, Mirror, Peer};
 use super::performance;
-use super::profile::Catalogues;
+use super::profile::Catalogs;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::MAX_MIRROR_PEERS;
@@ -75,7 +75,7 @@ pub(crate) fn read_peer(
 pub(crate) fn read_mirror(
     reader: &Reader<'_>,
     title: &str,
-    catalogues: &Catalogues,
+    catalogs: &Catalogs,
 ) -> Option<RawLayer> {
     let peers = read_peers(reader, title)?;
     let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
@@ -91,7 +91,7 @@ pub(crate) fn read_mirror(
             AfterSplitBrain::name,
         ),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
-        intent_log_layers: read_intent_log_layers(reader, title, catalogues),
+        intent_log_layers: read_intent_log_layers(reader, title, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
         added_rtt: reader.time("added_rtt").map(|rtt| rtt.value).unwrap_or_default(),
         queue_bytes: reader.size_or_default("queue").value,
@@ -139,7 +139,7 @@ fn read_peers(reader: &Reader<'_>, title: &str) -> Option<Vec<Located<String>>> 
     None
 }
 
-fn read_intent_log_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<Layer> {
+fn read_intent_log_layers(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<Layer> {
     let key = "intent_log_disk_model";
     let Some(model) = reader.table(key, &format!("{title}.{key}")) else { return Vec::new() };
     if !reader.has("intent_log") {
@@ -148,7 +148,7 @@ fn read_intent_log_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalog
         reader.report().error(&reader.key_place(key), message, help);
     }
     let (limit, latency) =
-        performance::read_disk_model(&model, &format!("{title}.{key}"), catalogues);
+        performance::read_disk_model(&model, &format!("{title}.{key}"), catalogs);
     let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
     limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
 }

@@ -212,9 +212,9 @@ impl From<Limit> for Provisioned {
 pub struct Profile {
     /// Such as `500 GiB of pd-ssd on n2-standard-8`.
     pub disk: String,
-    /// Name of the catalogue.
-    pub catalogue: String,
-    /// Date of the catalogue, in its own words.
+    /// Name of the catalog.
+    pub catalog: String,
+    /// Date of the catalog, in its own words.
     pub date: String,
     /// Confidence in the numbers: the lowest of their sources.
     pub confidence: Confidence,

@@ -6,7 +6,7 @@ use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, 
 
 use super::diagnostic::Located;
 use super::model::Provisioned;
-use super::profile::{self, Catalogues};
+use super::profile::{self, Catalogs};
 use super::reader::Reader;
 use flagstone_units::{format_duration, format_rate};
 
@@ -34,10 +34,10 @@ impl Unit {
 
 /// Reads a limit of a volume, or one that several share. After a mistake, which is reported, the
 /// result is arbitrary.
-pub(crate) fn read_limit(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Provisioned {
+pub(crate) fn read_limit(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Provisioned {
     if reader.has("profile") {
         profile::refuse_others(reader, &[]);
-        return profile::read(reader, catalogues).map(|disk| disk.provisioned).unwrap_or_default();
+        return profile::read(reader, catalogs).map(|disk| disk.provisioned).unwrap_or_default();
     }
     profile::refuse_alone(reader);
     read_numbers(reader, title).into()
@@ -137,12 +137,12 @@ fn credit(beyond: u64, duration: Duration) -> u64 {
 pub(crate) fn read_disk_model(
     reader: &Reader<'_>,
     title: &str,
-    catalogues: &Catalogues,
+    catalogs: &Catalogs,
 ) -> (Option<Provisioned>, Option<DiskModelConfig>) {
     let disk = match reader.has("profile") {
         true => {
             profile::refuse_others(reader, &LATENCY_KEYS);
-            let Some(disk) = profile::read(reader, catalogues) else { return (None, None) };
+            let Some(disk) = profile::read(reader, catalogs) else { return (None, None) };
             Some(disk)
         }
         false => {

@@ -1,9 +1,9 @@
-//! Disk profile (`profile = "pd-ssd"`): limit and latency of a disk from a catalogue.
+//! Disk profile (`profile = "pd-ssd"`): limit and latency of a disk from a catalog.
 //!
-//! The catalogue has the limits of the disk's size, its machine and its network, the sharing between
+//! The catalog has the limits of the disk's size, its machine and its network, the sharing between
 //! reads and writes, and the weight of large writes. This module converts them to a limit of
 //! [`flagstone_limit`], so that a volume is allowed exactly the rates that `flagstone plan predict`
-//! predicts. Values missing from the catalogue are not limited, and a remark says so.
+//! predicts. Values missing from the catalog are not limited, and a remark says so.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,11 +12,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_cloud::catalogue::{DEFAULT_CATALOGUE, Sharing};
+use flagstone_cloud::catalog::{DEFAULT_CATALOG, Sharing};
 use flagstone_cloud::limits::MIN_BLOCK_BYTES;
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{
-    Catalogue, CatalogueError, Ceilings, Confidence, DiskConfiguration, LimitKind, Placement,
+    Catalog, CatalogError, Ceilings, Confidence, DiskConfiguration, LimitKind, Placement,
     PlanError, Workload,
 };
 use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
@@ -25,10 +25,10 @@ use super::diagnostic::{Place, shown};
 use super::model::{Profile, Provisioned};
 use super::reader::Reader;
 use super::schema::PROFILE;
-use crate::limits::MAX_CATALOGUES;
+use crate::limits::MAX_CATALOGS;
 use flagstone_units::{format_duration, format_size};
 
-/// Options of `flagstone plan`, which messages of the catalogue name, and the matching keys.
+/// Options of `flagstone plan`, which messages of the catalog name, and the matching keys.
 const OPTIONS: [(&str, &str); 6] = [
     ("--regional", "`regional`"),
     ("--throughput", "`provisioned_throughput`"),
@@ -38,65 +38,65 @@ const OPTIONS: [(&str, &str); 6] = [
     ("--machine", "`machine`"),
 ];
 
-/// The catalogues of one configuration, each read once.
+/// The catalogs of one configuration, each read once.
 #[derive(Default)]
-pub(crate) struct Catalogues {
-    read: RefCell<BTreeMap<String, Option<Rc<Catalogue>>>>,
+pub(crate) struct Catalogs {
+    read: RefCell<BTreeMap<String, Option<Rc<Catalog>>>>,
 }
 
-impl Catalogues {
-    /// The catalogue that the table names. A mistake in the catalogue is reported once, at the first
+impl Catalogs {
+    /// The catalog that the table names. A mistake in the catalog is reported once, at the first
     /// key that names it.
-    fn of(&self, reader: &Reader<'_>) -> Option<Rc<Catalogue>> {
+    fn of(&self, reader: &Reader<'_>) -> Option<Rc<Catalog>> {
         let written = text(reader, "catalog");
         if written.is_none() && reader.has("catalog") {
             return None;
         }
-        let name = written.unwrap_or_else(|| DEFAULT_CATALOGUE.to_owned());
+        let name = written.unwrap_or_else(|| DEFAULT_CATALOG.to_owned());
         let mut read = self.read.borrow_mut();
-        if let Some(catalogue) = read.get(&name) {
-            return catalogue.clone();
+        if let Some(catalog) = read.get(&name) {
+            return catalog.clone();
         }
         let place = reader.key_place("catalog");
-        if read.len() == MAX_CATALOGUES {
-            let message = format!("more than {MAX_CATALOGUES} catalogues");
+        if read.len() == MAX_CATALOGS {
+            let message = format!("more than {MAX_CATALOGS} catalogs");
             reader.report().error(&place, message, "join some of them in one file");
             return None;
         }
         let opened = open(&name).map(Rc::new);
         if let Err(error) = &opened {
             let line = error.line.map(|line| format!("line {line}: ")).unwrap_or_default();
-            let message = format!("bad catalogue {}: {line}{}", shown(&name), error.message);
+            let message = format!("bad catalog {}: {line}{}", shown(&name), error.message);
             reader.report().error(&place, message, &error.help);
         }
         read.entry(name).or_insert(opened.ok()).clone()
     }
 }
 
-/// As [`Catalogue::open`], for regular files only: reading a pipe or a device could block forever.
-fn open(name: &str) -> Result<Catalogue, CatalogueError> {
+/// As [`Catalog::open`], for regular files only: reading a pipe or a device could block forever.
+fn open(name: &str) -> Result<Catalog, CatalogError> {
     let special = std::fs::metadata(name).is_ok_and(|found| !found.is_file());
-    if special && Catalogue::builtin(name).is_none() {
-        return Err(CatalogueError {
+    if special && Catalog::builtin(name).is_none() {
+        return Err(CatalogError {
             file: name.to_owned(),
             line: None,
             message: "it is not a file".to_owned(),
             help: format!(
-                "write {}, or the path of a catalogue",
-                Catalogue::builtin_names().join(" or ")
+                "write {}, or the path of a catalog",
+                Catalog::builtin_names().join(" or ")
             ),
         });
     }
-    match Catalogue::builtin(name) {
-        Some(catalogue) => Ok(catalogue.clone()),
-        None => Catalogue::read(Path::new(name)),
+    match Catalog::builtin(name) {
+        Some(catalog) => Ok(catalog.clone()),
+        None => Catalog::read(Path::new(name)),
     }
 }
 
-/// A disk of a catalogue, as a limit and a latency.
+/// A disk of a catalog, as a limit and a latency.
 pub(crate) struct ProfiledDisk {
     pub(crate) provisioned: Provisioned,
-    /// Latency of each I/O that the catalogue's queue depth rule guarantees.
+    /// Latency of each I/O that the catalog's queue depth rule guarantees.
     pub(crate) latency: Option<Duration>,
 }
 
@@ -107,7 +107,7 @@ impl ProfiledDisk {
             && !written
         {
             profile.remarks.push(format!(
-                "the latency of {} is that of the rule of the queue depth; the catalogue has no distribution of it",
+                "the latency of {} is that of the rule of the queue depth; the catalog has no distribution of it",
                 format_duration(latency)
             ));
         }
@@ -124,7 +124,7 @@ pub(crate) fn refuse_alone(reader: &Reader<'_>) {
     }
 }
 
-/// Reports numbers written beside `profile`, which takes them from the catalogue.
+/// Reports numbers written beside `profile`, which takes them from the catalog.
 pub(crate) fn refuse_others(reader: &Reader<'_>, accepted: &[&str]) {
     for (key, place) in reader.keys_in_order() {
         if PROFILE.key(key).is_some() || accepted.contains(&key) || !reader.knows(key) {
@@ -137,15 +137,15 @@ pub(crate) fn refuse_others(reader: &Reader<'_>, accepted: &[&str]) {
     }
 }
 
-/// Reports that a disk model needs a latency, which the catalogue does not have for this disk.
+/// Reports that a disk model needs a latency, which the catalog does not have for this disk.
 pub(crate) fn latency_is_not_known(reader: &Reader<'_>, disk: &ProfiledDisk) {
     let profile = disk.provisioned.profile.as_ref();
-    let (kind, catalogue) =
-        (text(reader, "profile"), profile.map(|profile| profile.catalogue.as_str()));
+    let (kind, catalog) =
+        (text(reader, "profile"), profile.map(|profile| profile.catalog.as_str()));
     let message = format!(
         "the latency of {} is not known: {} has no rule of it",
         kind.as_deref().unwrap_or("it"),
-        catalogue.unwrap_or("the catalogue")
+        catalog.unwrap_or("the catalog")
     );
     let help = "write it too, such as latency = \"800us\", p99 = \"3ms\"; `limit` needs none";
     reader.report().error(&reader.key_place("profile"), message, help);
@@ -156,10 +156,10 @@ fn text(reader: &Reader<'_>, key: &str) -> Option<String> {
 }
 
 /// Reads the disk profile of a table. Mistakes are reported at their keys.
-pub(crate) fn read(reader: &Reader<'_>, catalogues: &Catalogues) -> Option<ProfiledDisk> {
+pub(crate) fn read(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<ProfiledDisk> {
     let reported = reader.report().count();
     let kind = text(reader, "profile");
-    let catalogue = catalogues.of(reader);
+    let catalog = catalogs.of(reader);
     let machine = text(reader, "machine");
     let size = reader.size("size");
     let disks = reader.count("disks");
@@ -176,10 +176,10 @@ pub(crate) fn read(reader: &Reader<'_>, catalogues: &Catalogues) -> Option<Profi
     if reader.report().count() > reported {
         return None;
     }
-    let (kind, catalogue) = (kind?, catalogue?);
-    let refused = |error: PlanError, keys: &[&str]| refuse(reader, &catalogue, error, keys);
-    let disk = catalogue.disk_type(&kind).map_err(|error| refused(error, &["profile"])).ok()?;
-    let Some(machine) = machine.or_else(|| catalogue.machine_default.clone()) else {
+    let (kind, catalog) = (kind?, catalog?);
+    let refused = |error: PlanError, keys: &[&str]| refuse(reader, &catalog, error, keys);
+    let disk = catalog.disk_type(&kind).map_err(|error| refused(error, &["profile"])).ok()?;
+    let Some(machine) = machine.or_else(|| catalog.machine_default.clone()) else {
         let help = "write the type of its machine, such as machine = \"n2-standard-8\"";
         reader.report().error(&reader.key_place("profile"), "`profile` without `machine`", help);
         return None;
@@ -190,30 +190,30 @@ pub(crate) fn read(reader: &Reader<'_>, catalogues: &Catalogues) -> Option<Profi
         return None;
     }
     let size_bytes = size.map_or(0, |size| size.value);
-    let made = DiskConfiguration::new(&catalogue, &kind, size_bytes, &machine);
+    let made = DiskConfiguration::new(&catalog, &kind, size_bytes, &machine);
     let mut configuration = made.map_err(|error| refused(error, &["machine"])).ok()?;
-    let fixed = catalogue.fixed_disks(&kind, &machine).unwrap_or(1);
+    let fixed = catalog.fixed_disks(&kind, &machine).unwrap_or(1);
     configuration.disks = disks.map_or(fixed, |disks| disks.value as u32);
-    options.settle(&catalogue, &mut configuration, refused).ok()?;
-    let ceilings = catalogue.ceilings(&configuration).map_err(|error| refused(error, &[])).ok()?;
-    let limit = limit(&catalogue, &configuration, &ceilings).map_err(|error| {
+    options.settle(&catalog, &mut configuration, refused).ok()?;
+    let ceilings = catalog.ceilings(&configuration).map_err(|error| refused(error, &[])).ok()?;
+    let limit = limit(&catalog, &configuration, &ceilings).map_err(|error| {
         let message = format!("{} of {kind} cannot be a limit", described(&configuration));
         reader.report().error(&reader.key_place("profile"), message, error);
     });
     let numbers = limit.ok()?;
-    let profile = Some(Box::new(describe(&catalogue, &configuration)));
+    let profile = Some(Box::new(describe(&catalog, &configuration)));
     let latency = ceilings.service_us.map(|(sure, _)| Duration::from_nanos((sure * 1e3) as u64));
     Some(ProfiledDisk { provisioned: Provisioned { numbers, profile }, latency })
 }
 
 /// Reports an error of the model at the first of `keys` that is written, with option names
 /// translated to keys.
-fn refuse(reader: &Reader<'_>, catalogue: &Catalogue, error: PlanError, keys: &[&str]) {
+fn refuse(reader: &Reader<'_>, catalog: &Catalog, error: PlanError, keys: &[&str]) {
     let key = keys.iter().find(|key| reader.has(key)).unwrap_or(&"profile");
     let (mut found, mut accepted) = match error {
         PlanError::Input { found, accepted } => (found, accepted),
         PlanError::NotKnown(what) => {
-            let accepted = format!("{} has no limit of it: write the numbers", catalogue.name);
+            let accepted = format!("{} has no limit of it: write the numbers", catalog.name);
             (format!("not known: {what}"), accepted)
         }
     };
@@ -237,12 +237,12 @@ impl ProfileOptions {
     /// Applies one option after the other, so that an error is reported at the key that caused it.
     fn settle(
         &self,
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         configuration: &mut DiskConfiguration,
         refused: impl Fn(PlanError, &[&str]),
     ) -> Result<(), ()> {
         let site = |configuration: &DiskConfiguration, keys: &[&str]| {
-            Placement::of(catalogue, configuration).map_err(|error| refused(error, keys))
+            Placement::of(catalog, configuration).map_err(|error| refused(error, keys))
         };
         site(configuration, &["machine"])?;
         configuration.regional = self.regional;
@@ -257,7 +257,7 @@ impl ProfileOptions {
                 site.demand(configuration).map_err(|error| refused(error, &[keys]))?;
             }
             None => {
-                let size = catalogue.units.size_of(configuration.size_bytes);
+                let size = catalog.units.size_of(configuration.size_bytes);
                 site.check_size(size).map_err(|error| refused(error, &["size"]))?;
             }
         }
@@ -280,11 +280,11 @@ enum NoLimit {
 }
 
 fn limit(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     configuration: &DiskConfiguration,
     ceilings: &Ceilings,
 ) -> Result<Limit, NoLimit> {
-    let site = Placement::of(catalogue, configuration)?;
+    let site = Placement::of(catalog, configuration)?;
     let demand = site.demand(configuration)?;
     // A machine limit for reads and writes together is one more budget.
     let caps = site.hard_caps(&demand, MIN_BLOCK_BYTES);
@@ -292,7 +292,7 @@ fn limit(
         let both = caps.iter().filter(|cap| cap.together && cap.dimension == dimension);
         both.filter_map(|cap| cap.read).min_by(f64::total_cmp)
     };
-    let unit = catalogue.units.throughput_bytes() as f64;
+    let unit = catalog.units.throughput_bytes() as f64;
     let limit = Limit {
         ios: budget(
             together(Dimension::Iops),
@@ -362,7 +362,7 @@ fn described(configuration: &DiskConfiguration) -> String {
 
 /// Description of the disk for people, with the confidence and the remarks of the sources of its
 /// numbers for every kind of I/O.
-fn describe(catalogue: &Catalogue, configuration: &DiskConfiguration) -> Profile {
+fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
     let mut confidence = Confidence::A;
     let mut remarks = Vec::new();
     let mut add = |remark: String| {
@@ -373,7 +373,7 @@ fn describe(catalogue: &Catalogue, configuration: &DiskConfiguration) -> Profile
     for block_bytes in [4 << 10, 64 << 10, 1 << 20] {
         for read_percent in [100, 0, 50] {
             let workload = Workload::random(block_bytes, read_percent);
-            let Ok(found) = catalogue.predict(configuration, &workload) else { continue };
+            let Ok(found) = catalog.predict(configuration, &workload) else { continue };
             let enforced = |limit: &&flagstone_cloud::PredictedLimit| {
                 !matches!(limit.kind, LimitKind::Cpu | LimitKind::QueueDepth)
             };
@@ -397,8 +397,8 @@ fn describe(catalogue: &Catalogue, configuration: &DiskConfiguration) -> Profile
             found.notes.into_iter().for_each(&mut add);
         }
     }
-    let rule = catalogue.types.get(&configuration.kind).and_then(|disk| disk.mixing.as_ref());
-    let rule = rule.map(|rule| catalogue.confidence_of(&rule.source, rule.confidence));
+    let rule = catalog.types.get(&configuration.kind).and_then(|disk| disk.mixing.as_ref());
+    let rule = rule.map(|rule| catalog.confidence_of(&rule.source, rule.confidence));
     let disks = match configuration.disks {
         1 => String::new(),
         many => format!("{many} x "),
@@ -413,8 +413,8 @@ fn describe(catalogue: &Catalogue, configuration: &DiskConfiguration) -> Profile
             "{disks}{size}{regional}{} on {}",
             configuration.kind, configuration.machine.name
         ),
-        catalogue: catalogue.name.clone(),
-        date: catalogue.date.clone(),
+        catalog: catalog.name.clone(),
+        date: catalog.date.clone(),
         confidence: confidence.max(rule.unwrap_or(Confidence::A)),
         remarks,
     }

@@ -10,7 +10,7 @@ use super::diagnostic::{Located, Place, Report};
 use super::mirror;
 use super::model::{Delay, Fault, FaultRate, Layer, Nbd, Nvme};
 use super::performance;
-use super::profile::Catalogues;
+use super::profile::Catalogs;
 use super::reader::{Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
 use crate::api_spec::{ApiSpec, parse_metrics};
@@ -40,19 +40,19 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
     let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
     let peers = tables("peer", &schema::PEER, MAX_PEERS);
-    let catalogues = Catalogues::default();
+    let catalogs = Catalogs::default();
     RawConfig {
         server: read_server(&server),
         volumes_mistaken: root.contains_key("volume"),
         volumes: volumes
             .into_iter()
-            .map(|(name, reader)| read_volume(name, &reader, &catalogues))
+            .map(|(name, reader)| read_volume(name, &reader, &catalogs))
             .collect(),
         limits: limits
             .into_iter()
             .map(|(name, reader)| {
                 let title = format!("limit.{}", bare(&name.value));
-                (name, performance::read_limit(&reader, &title, &catalogues))
+                (name, performance::read_limit(&reader, &title, &catalogs))
             })
             .collect(),
         subsystems: subsystems
@@ -171,10 +171,10 @@ fn read_nbd(reader: &Reader<'_>) -> Nbd {
     }
 }
 
-fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogues: &Catalogues) -> RawVolume {
+fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogs: &Catalogs) -> RawVolume {
     let title = format!("volume.{}", name.value);
     RawVolume {
-        layers: read_layers(reader, &title, catalogues),
+        layers: read_layers(reader, &title, catalogs),
         backing: read_backing(reader, &title),
         block_size: reader.size("block_size"),
         read_only: reader.flag("read_only"),
@@ -196,7 +196,7 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
 }
 
 /// The layers in the order of their keys. One below the device is a mistake: nothing is there.
-fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec<RawLayer> {
+fn read_layers(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<RawLayer> {
     let mut layers = Vec::new();
     let mut bottom = None;
     for (key, place) in reader.keys_in_order() {
@@ -213,7 +213,7 @@ fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec
                     let related = ("the device is given at", device_place);
                     reader.report().error_with(&place, message, help, related);
                 }
-                layers.extend(read_layer(key, reader, &format!("{title}.{key}"), catalogues));
+                layers.extend(read_layer(key, reader, &format!("{title}.{key}"), catalogs));
             }
             _ => {}
         }
@@ -223,12 +223,7 @@ fn read_layers(reader: &Reader<'_>, title: &str, catalogues: &Catalogues) -> Vec
 
 /// The layers of one key of a volume, if it can be read. All have one, but for an emulation that is
 /// like a disk: its limit, and below it its latency.
-fn read_layer(
-    key: &str,
-    volume: &Reader<'_>,
-    title: &str,
-    catalogues: &Catalogues,
-) -> Vec<RawLayer> {
+fn read_layer(key: &str, volume: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<RawLayer> {
     if key == "shared_limit" {
         return volume
             .checked(key, names::check_volume_name)
@@ -238,16 +233,16 @@ fn read_layer(
     }
     let Some(reader) = volume.table(key, title) else { return Vec::new() };
     if key == "mirror" {
-        return mirror::read_mirror(&reader, title, catalogues).into_iter().collect();
+        return mirror::read_mirror(&reader, title, catalogs).into_iter().collect();
     }
     let layers = match key {
         "delay" => vec![Layer::Delay(read_delay(&reader))],
         "fault" => vec![Layer::Fault(read_fault(&reader))],
         "limit" => {
-            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogues)))]
+            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogs)))]
         }
         _ => {
-            let (limit, latency) = performance::read_disk_model(&reader, title, catalogues);
+            let (limit, latency) = performance::read_disk_model(&reader, title, catalogs);
             if limit.is_some() && volume.has("limit") {
                 let message = "`disk_model` with `profile` has the limits of the disk already";
                 let help =

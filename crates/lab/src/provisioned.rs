@@ -16,7 +16,7 @@ use flagstone_bench::suite;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_cloud::judge::{JudgmentVerdict, MeasuredRates};
-use flagstone_cloud::{Catalogue, DiskConfiguration, MeasuredRun, PlanError, Workload};
+use flagstone_cloud::{Catalog, DiskConfiguration, MeasuredRun, PlanError, Workload};
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -28,8 +28,8 @@ use crate::ports::free_ports;
 
 /// Built-in suite with the walk-through's fio job.
 const SUITE: &str = "provisioned-iops";
-/// Catalogue with the walk-through's formula.
-const CATALOGUE: &str = "gcp-2019";
+/// Catalog with the walk-through's formula.
+const CATALOG: &str = "gcp-2019";
 /// Type of the walk-through's disks.
 const TYPE: &str = "pd-standard";
 /// Machine of the emulated bed. The walk-through names none; no machine with 4 or more vCPUs limits
@@ -46,10 +46,10 @@ const GB: u64 = 1_000_000_000;
 /// Published sizes, in GB, with the measured IOPS.
 const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 
-/// A disk product of a cloud in a catalogue.
+/// A disk product of a cloud in a catalog.
 #[derive(Clone, Debug)]
 pub struct DiskProduct<'a> {
-    pub catalogue: &'a Catalogue,
+    pub catalog: &'a Catalog,
     /// Disk type, such as `pd-standard`.
     pub disk_type: String,
     pub machine: String,
@@ -59,11 +59,11 @@ impl DiskProduct<'_> {
     /// The disk of this size, rounded to the whole GB that clouds sell.
     pub(crate) fn of_size(&self, bytes: u64) -> Result<DiskConfiguration, Error> {
         let bytes = (bytes as f64 / GB as f64).round().max(1.0) as u64 * GB;
-        DiskConfiguration::new(self.catalogue, &self.disk_type, bytes, &self.machine).map_err(usage)
+        DiskConfiguration::new(self.catalog, &self.disk_type, bytes, &self.machine).map_err(usage)
     }
 
     fn predicted(&self, bytes: u64) -> Result<f64, Error> {
-        let found = self.catalogue.predict(&self.of_size(bytes)?, &Workload::random(4096, 100));
+        let found = self.catalog.predict(&self.of_size(bytes)?, &Workload::random(4096, 100));
         Ok(found.map_err(usage)?.allowed.iops)
     }
 
@@ -74,7 +74,7 @@ impl DiskProduct<'_> {
             in_flight: Some(IN_FLIGHT.into()),
             ..MeasuredRun::default()
         };
-        let found = self.catalogue.judge(&self.of_size(bytes)?, &measured, TOLERANCE);
+        let found = self.catalog.judge(&self.of_size(bytes)?, &measured, TOLERANCE);
         let found = found.map_err(usage)?;
         Ok(JudgedIops { iops, verdict: found.verdict, ratio: found.ratio })
     }
@@ -131,7 +131,7 @@ pub struct ProvisionedSummary {
     #[serde(rename = "type")]
     pub disk_type: String,
     pub machine: String,
-    pub catalogue: String,
+    pub catalog: String,
     /// Disks, in the order in which they were named.
     pub rows: Vec<ProvisionedRow>,
     pub caveats: Vec<String>,
@@ -228,7 +228,7 @@ fn emulated<'a>(
         targets: BedTargets::emulated(origins.map(|((t, _), (gb, _))| (t.address(), volume(*gb)))),
         disks,
         product: DiskProduct {
-            catalogue: Catalogue::builtin(CATALOGUE).expect("a built-in catalogue"),
+            catalog: Catalog::builtin(CATALOG).expect("a built-in catalog"),
             disk_type: TYPE.to_owned(),
             machine: MACHINE.to_owned(),
         },
@@ -253,7 +253,7 @@ fn name(gb: u64) -> String {
 fn volume(gb: u64) -> String {
     format!(
         "[volume.{}]\ndisk_model = {{ profile = \"{TYPE}\", size = \"{gb}GB\", machine = \"{MACHINE}\", \
-         catalog = \"{CATALOGUE}\" }}\ndevice = \"null:{gb}GB\"\n\n",
+         catalog = \"{CATALOG}\" }}\ndevice = \"null:{gb}GB\"\n\n",
         name(gb)
     )
 }
@@ -296,7 +296,7 @@ fn row(
 
 fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> ProvisionedSummary {
     let figures: Vec<&Figures> = rows.iter().map(|row| &row.figures).collect();
-    let DiskProduct { catalogue, disk_type, machine } = &prepared.product;
+    let DiskProduct { catalog, disk_type, machine } = &prepared.product;
     let mut caveats = bed::caveats(prepared.targets.machine.as_ref(), &figures);
     if prepared.is_given {
         caveats.push(format!(
@@ -328,7 +328,7 @@ fn summary(prepared: &Prepared<'_>, rows: Vec<ProvisionedRow>, tool: String) -> 
         tool,
         disk_type: disk_type.clone(),
         machine: machine.clone(),
-        catalogue: catalogue.name.clone(),
+        catalog: catalog.name.clone(),
         caveats,
         rows,
     }
@@ -343,7 +343,7 @@ pub fn table(summary: &ProvisionedSummary) -> Table {
     let title = format!(
         "IOPS of 4 KiB random reads by size: {}, as {} predicts for {}, and as NetApp published them",
         here(&figures, Some(&summary.machine)),
-        summary.catalogue,
+        summary.catalog,
         summary.disk_type
     );
     let mut table = Table::new(title, &head);
@@ -401,7 +401,7 @@ mod tests {
 
     fn product() -> DiskProduct<'static> {
         DiskProduct {
-            catalogue: Catalogue::builtin(CATALOGUE).unwrap(),
+            catalog: Catalog::builtin(CATALOG).unwrap(),
             disk_type: TYPE.to_owned(),
             machine: MACHINE.to_owned(),
         }
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn emulated_disks_follow_the_catalogue() {
+    fn emulated_disks_follow_the_catalog() {
         let volumes: String = PUBLISHED.iter().map(|(gb, _)| volume(*gb)).collect();
         let config =
             Config::parse("lab", &volumes).unwrap_or_else(|wrong| panic!("{wrong}\n{volumes}"));

@@ -582,7 +582,7 @@ impl Inner {
         MirrorPeerStatus {
             replica: peer,
             state: self.shown(leg),
-            out_of_date_bytes: own.out_of_sync.bytes(),
+            out_of_sync_bytes: own.out_of_sync.bytes(),
             last_in_sync_s: read(&counters.last_in_sync_s),
             lag_bytes,
             lag_writes,

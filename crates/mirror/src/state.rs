@@ -128,7 +128,7 @@ pub struct MirrorPeerStatus {
     /// See [`MirrorState`].
     pub state: MirrorState,
     /// Bytes that the peer lacks, at the bitmap's granularity.
-    pub out_of_date_bytes: u64,
+    pub out_of_sync_bytes: u64,
     /// When the peer was last known to be in sync, in seconds since the Unix epoch; 0 if never
     /// since the mirror was opened.
     pub last_in_sync_s: u64,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_cloud::{Catalogue, DiskConfiguration, PlanError, Workload};
+use flagstone_cloud::{Catalog, DiskConfiguration, PlanError, Workload};
 use flagstone_config::{Config, Layer, Provisioned};
 use flagstone_limit::{Budget, IoSize, IoStep, Limit};
 use flagstone_runtime::sim::{self, Simulation};
@@ -51,7 +51,7 @@ fn profile_numbers_match_page_of_2019() {
     let hdd = numbers("profile = \"pd-standard\", size = \"20TB\", machine = \"n1-standard-32\"");
     assert_eq!(hdd.ios, Budget::shared(3000, 15_000));
     assert_eq!(hdd.bytes, Budget::total(240 * MB));
-    let above_bytes = 8 * Catalogue::builtin("gcp-2019").unwrap().units.block_bytes as u32;
+    let above_bytes = 8 * Catalog::builtin("gcp-2019").unwrap().units.block_bytes as u32;
     let step = IoStep { above_bytes, millionths: 2_000_000 };
     assert_eq!(hdd.write_size, IoSize::steps([step]).unwrap());
 }
@@ -67,7 +67,7 @@ fn profile_names_disk_and_sources() {
     assert!(
         lines[0].starts_with(
             "limited to 15000 IOPS, 245.76MB/s read, 245.76MB/s write, profile 500GB of"
-        ) && lines[0].contains("pd-ssd on n1-standard-8 (catalogue gcp-2019; date: ")
+        ) && lines[0].contains("pd-ssd on n1-standard-8 (catalog gcp-2019; date: ")
             && lines[0].ends_with("confidence A)"),
         "{lines:?}"
     );
@@ -83,7 +83,7 @@ fn profile_names_disk_and_sources() {
 }
 
 #[test]
-fn configured_latency_overrides_catalogue() {
+fn configured_latency_overrides_catalog() {
     let text = |kind: &str| {
         volume(&format!(
             "disk_model = {{ profile = \"{kind}\", size = \"500GB\", machine = \"n2-standard-8\", \
@@ -101,11 +101,11 @@ fn configured_latency_overrides_catalogue() {
 }
 
 #[test]
-fn a_catalogue_may_be_a_file() {
+fn a_catalog_may_be_a_file() {
     let dir = std::env::temp_dir().join(format!("flagstone-like-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let file = dir.join("own.toml");
-    let own = Catalogue::builtin_text("gcp-2019").unwrap();
+    let own = Catalog::builtin_text("gcp-2019").unwrap();
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     write(&own.replacen("gcp-2019", "ours", 1));
     let text = volume(&format!(
@@ -116,16 +116,16 @@ fn a_catalogue_may_be_a_file() {
     let limit = limit_of(&config).clone();
     // It is read again with the configuration.
     write("name = 5\n");
-    let mistake = Config::parse("f", &text).expect_err("the catalogue is broken").to_string();
+    let mistake = Config::parse("f", &text).expect_err("the catalog is broken").to_string();
     std::fs::remove_dir_all(&dir).unwrap();
     assert_eq!(limit.numbers.ios, Budget::total(3000));
-    assert!(mistake.contains("f:2:") && mistake.contains("bad catalogue"), "{mistake}");
+    assert!(mistake.contains("f:2:") && mistake.contains("bad catalog"), "{mistake}");
 }
 
 /// A disk to be like, as `plan predict` and as the file have it.
 #[derive(Debug, Clone)]
 struct Disk {
-    catalogue: &'static str,
+    catalog: &'static str,
     kind: String,
     size_gb: u64,
     machine: String,
@@ -138,10 +138,10 @@ struct Disk {
 
 impl Disk {
     fn configuration(&self) -> Result<DiskConfiguration, PlanError> {
-        let catalogue = Catalogue::builtin(self.catalogue).unwrap();
-        let local = catalogue.disk_type(&self.kind)?.size_gb_each.is_some();
-        let size = if local { 0 } else { self.size_gb * catalogue.units.size_bytes };
-        let mut made = DiskConfiguration::new(catalogue, &self.kind, size, &self.machine)?;
+        let catalog = Catalog::builtin(self.catalog).unwrap();
+        let local = catalog.disk_type(&self.kind)?.size_gb_each.is_some();
+        let size = if local { 0 } else { self.size_gb * catalog.units.size_bytes };
+        let mut made = DiskConfiguration::new(catalog, &self.kind, size, &self.machine)?;
         made.disks = self.disks;
         made.regional = self.regional;
         made.other_egress_gbit_per_s = self.other_egress_gbps.into();
@@ -161,7 +161,7 @@ impl Disk {
              regional = {}, other_egress_gbps = {}{} }}",
             self.kind,
             self.machine,
-            self.catalogue,
+            self.catalog,
             self.disks,
             self.regional,
             self.other_egress_gbps,
@@ -223,7 +223,7 @@ fn measured(config: &Config, workload: &Workload, depth: u64, about: f64) -> f64
 }
 
 fn disks() -> impl Strategy<Value = Disk> {
-    let of = |catalogue: &'static str, kinds: &'static [&'static str], machines| {
+    let of = |catalog: &'static str, kinds: &'static [&'static str], machines| {
         (
             prop::sample::select(kinds),
             prop::sample::select(machines),
@@ -247,7 +247,7 @@ fn disks() -> impl Strategy<Value = Disk> {
                 )| {
                     let (kind, machine): (&str, &str) = (kind, machine);
                     Disk {
-                        catalogue,
+                        catalog,
                         kind: kind.to_owned(),
                         size_gb,
                         machine: machine.to_owned(),
@@ -290,9 +290,9 @@ proptest! {
         disk in disks(),
         (workload, depth) in workloads(),
     ) {
-        let catalogue = Catalogue::builtin(disk.catalogue).unwrap();
+        let catalog = Catalog::builtin(disk.catalog).unwrap();
         let configuration = disk.configuration();
-        let predicted = configuration.clone().and_then(|one| catalogue.predict(&one, &workload));
+        let predicted = configuration.clone().and_then(|one| catalog.predict(&one, &workload));
         let size_bytes = configuration.map_or(1 << 40, |one| one.size_bytes);
         let read = Config::parse("f", &disk.text(size_bytes));
         let predicted = match (predicted, &read) {

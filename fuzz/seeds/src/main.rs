@@ -44,7 +44,7 @@ fn main() -> io::Result<()> {
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;
-    text::catalogues(&corpus)?;
+    text::catalogs(&corpus)?;
     text::specs(&corpus)?;
     text::fio_outputs(&corpus)?;
     text::requests(&corpus)

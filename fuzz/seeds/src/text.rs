@@ -19,16 +19,16 @@ pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     Ok(())
 }
 
-/// `catalogue`: the documentation's, and the 2019 tables up to the input limit.
-pub(crate) fn catalogues(corpus: &Corpus) -> io::Result<()> {
+/// `catalog`: the documentation's, and the 2019 tables up to the input limit.
+pub(crate) fn catalogs(corpus: &Corpus) -> io::Result<()> {
     /// Longest input of `fuzz/run`, in bytes.
     const MOST: usize = 16_384;
-    let documentation = std::fs::read_to_string(corpus.project.join("docs/catalogue.md"))?;
+    let documentation = std::fs::read_to_string(corpus.project.join("docs/catalog.md"))?;
     let example = documentation.split("```toml\n").nth(1).and_then(|text| text.split("```").next());
-    corpus.put("catalogue", "example", example.unwrap_or_default().as_bytes())?;
-    let page = std::fs::read(corpus.project.join("crates/cloud/catalogues/gcp-2019.toml"))?;
+    corpus.put("catalog", "example", example.unwrap_or_default().as_bytes())?;
+    let page = std::fs::read(corpus.project.join("crates/cloud/catalogs/gcp-2019.toml"))?;
     let end = page[..page.len().min(MOST)].windows(2).rposition(|pair| pair == b"\n[");
-    corpus.put("catalogue", "page-2019", &page[..end.map_or(0, |end| end + 1)])
+    corpus.put("catalog", "page-2019", &page[..end.map_or(0, |end| end + 1)])
 }
 
 /// `fio`: output of the real fio without spaces, after the byte that selects the catalog.

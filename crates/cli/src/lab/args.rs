@@ -92,7 +92,7 @@ pub(crate) struct LabMirrorArgs {
     /// value to use if it is not measured
     #[arg(long, value_name = "TIME", value_parser = round_trip_us)]
     pub(crate) rtt: Option<u64>,
-    /// A machine type of the catalogue gcp-2019, such as c2-standard-8, whose limits replace those
+    /// A machine type of the catalog gcp-2019, such as c2-standard-8, whose limits replace those
     /// of the published disk; for real nodes, their type
     #[arg(long, value_name = "NAME")]
     pub(crate) machine: Option<String>,

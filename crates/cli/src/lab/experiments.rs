@@ -9,7 +9,7 @@ use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::Table;
 use flagstone_bench::target::BenchTarget;
-use flagstone_cloud::Catalogue;
+use flagstone_cloud::Catalog;
 use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
 use flagstone_lab::disk_limits::{self, LimitsBed};
 use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, GivenFabric};
@@ -193,15 +193,15 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
     )
 }
 
-fn catalogue(args: &KindArgs) -> Result<Catalogue, Error> {
-    Ok(Catalogue::open(&args.catalogue).map_err(|error| BenchError::usage(error.to_string()))?)
+fn catalog(args: &KindArgs) -> Result<Catalog, Error> {
+    Ok(Catalog::open(&args.catalog).map_err(|error| BenchError::usage(error.to_string()))?)
 }
 
-fn product<'a>(args: &KindArgs, catalogue: &'a Catalogue) -> DiskProduct<'a> {
+fn product<'a>(args: &KindArgs, catalog: &'a Catalog) -> DiskProduct<'a> {
     let or = |asked: &Option<String>, own: &str| asked.clone().unwrap_or_else(|| own.to_owned());
     let (disk_type, machine) = WALK_THROUGH;
     DiskProduct {
-        catalogue,
+        catalog,
         disk_type: or(&args.profile, disk_type),
         machine: or(&args.machine, machine),
     }
@@ -211,11 +211,11 @@ const EMULATED_DISKS: &str = "disks are EMULATED on this machine";
 
 pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
     let asked = &args.real;
-    let catalogue = catalogue(&asked.kind)?;
+    let catalog = catalog(&asked.kind)?;
     let (bed, note) = match asked.disks.is_empty() {
         true => (ProvisionedBed::Emulated, Some(EMULATED_DISKS)),
         false => {
-            let product = product(&asked.kind, &catalogue);
+            let product = product(&asked.kind, &catalog);
             let args = TargetArgs { destroy_data: Vec::new(), stack: asked.stack.clone() };
             let targets =
                 BedTargets { initiator: asked.initiator, ..given(&args, Some(&product.machine)) };
@@ -241,11 +241,11 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
 
 pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
     let asked = &args.real;
-    let catalogue = catalogue(&asked.kind)?;
+    let catalog = catalog(&asked.kind)?;
     let (bed, note) = match &asked.disk {
         None => (LimitsBed::Emulated, Some(EMULATED_DISKS)),
         Some(disk) => {
-            let product = product(&asked.kind, &catalogue);
+            let product = product(&asked.kind, &catalog);
             let targets = measured(&asked.targets, Some(&product.machine));
             let targets =
                 with_origins(targets, &asked.targets.targets, std::slice::from_ref(disk))?;

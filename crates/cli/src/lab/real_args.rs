@@ -100,15 +100,15 @@ impl RealFailoverArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Real targets")]
 pub(crate) struct KindArgs {
-    /// Type of the real disks in the catalogue, such as pd-ssd
+    /// Type of the real disks in the catalog, such as pd-ssd
     #[arg(long, value_name = "TYPE")]
     pub(crate) profile: Option<String>,
     /// Machine type with the real disks, such as n1-standard-8
     #[arg(long, value_name = "NAME")]
     pub(crate) machine: Option<String>,
-    /// Catalogue with the limits of the real disks: a built-in name, or a file
-    #[arg(long = "catalog", value_name = "CATALOGUE", default_value = "gcp-2019")]
-    pub(crate) catalogue: String,
+    /// Catalog with the limits of the real disks: a built-in name, or a file
+    #[arg(long = "catalog", value_name = "CATALOG", default_value = "gcp-2019")]
+    pub(crate) catalog: String,
 }
 
 #[derive(Debug, Args)]

@@ -133,7 +133,7 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
         1 => ", disconnected once".to_owned(),
         times => format!(", disconnected {} times", grouped(times)),
     };
-    let _ = writeln!(text, "  out of sync {}{disconnects}", size(peer.out_of_date_bytes));
+    let _ = writeln!(text, "  out of sync {}{disconnects}", size(peer.out_of_sync_bytes));
     if peer.discards > 0 {
         let _ = writeln!(
             text,

@@ -36,7 +36,7 @@ pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
                     .to_owned(),
                 peer.name.clone(),
                 peer.state.to_string(),
-                size(peer.out_of_date_bytes),
+                size(peer.out_of_sync_bytes),
                 resync.map_or("-".to_owned(), |resync| {
                     format!("{} %", percent(resync.done_bytes, resync.total_bytes))
                 }),
@@ -67,7 +67,7 @@ mod tests {
         let peer = PeerDocument {
             name: "node-b".into(),
             state: ReportedState::Resynchronizing,
-            out_of_date_bytes: 3 << 20,
+            out_of_sync_bytes: 3 << 20,
             resync: Some(resync),
             ..PeerDocument::default()
         };

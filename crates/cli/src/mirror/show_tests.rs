@@ -12,7 +12,7 @@ fn document(state: ReportedState) -> MirrorDocument {
         state,
         mode: Some(Mode::Sync),
         ack: Some(Ack::Disk),
-        out_of_date_bytes: 3 << 20,
+        out_of_sync_bytes: 3 << 20,
         last_in_sync_seconds: Some(1_000),
         added_us: 3_100,
         added_writes: 10,

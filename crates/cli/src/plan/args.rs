@@ -4,7 +4,7 @@
 //! what is accepted.
 
 use clap::{Args, Subcommand};
-use flagstone_cloud::catalogue::{Catalogue, DEFAULT_CATALOGUE};
+use flagstone_cloud::catalog::{Catalog, DEFAULT_CATALOG};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
 use flagstone_units::{parse_block_size, parse_size};
 
@@ -30,32 +30,32 @@ pub(crate) enum PlanCommand {
     Compare(Box<PlanCompareArgs>),
     /// Plot IOPS and MB/s over size, vCPUs, block size or queue depth, with the limit that binds
     Curve(Box<CurveArgs>),
-    /// Print the limit and price tables of a catalogue
+    /// Print the limit and price tables of a catalog
     Table(TableArgs),
-    /// Print a built-in catalogue, as a template
+    /// Print a built-in catalog, as a template
     Catalog(CatalogArgs),
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CatalogueArg {
+pub(crate) struct CatalogArg {
     /// Limits and prices: gcp-current, gcp-2019, or a file
-    #[arg(long = "catalog", value_name = "CATALOGUE", default_value = DEFAULT_CATALOGUE)]
-    pub(crate) catalogue: String,
+    #[arg(long = "catalog", value_name = "CATALOG", default_value = DEFAULT_CATALOG)]
+    pub(crate) catalog: String,
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-impl CatalogueArg {
-    /// Opens the catalogue.
-    pub(crate) fn open(&self) -> Result<Catalogue, Failure> {
-        Catalogue::open(&self.catalogue).map_err(Failure::usage)
+impl CatalogArg {
+    /// Opens the catalog.
+    pub(crate) fn open(&self) -> Result<Catalog, Failure> {
+        Catalog::open(&self.catalog).map_err(Failure::usage)
     }
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct MachineArgs {
-    /// Machine type, such as n2-standard-8; the catalogue's default if not given
+    /// Machine type, such as n2-standard-8; the catalog's default if not given
     #[arg(long, value_name = "NAME")]
     pub(crate) machine: Option<String>,
     /// Disks are replicated in two zones
@@ -77,14 +77,14 @@ pub(crate) struct MachineArgs {
 
 impl MachineArgs {
     /// A configuration without a type and a size: one disk on the machine.
-    pub(super) fn on(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
-        let machine = self.machine.as_ref().or(catalogue.machine_default.as_ref());
+    pub(super) fn on(&self, catalog: &Catalog) -> Result<DiskConfiguration, String> {
+        let machine = self.machine.as_ref().or(catalog.machine_default.as_ref());
         let machine = machine.ok_or("--machine is missing: write a machine type")?;
         Ok(DiskConfiguration {
             kind: String::new(),
             size_bytes: 0,
             disks: 1,
-            machine: catalogue.machine(machine).map_err(|error| error.to_string())?,
+            machine: catalog.machine(machine).map_err(|error| error.to_string())?,
             regional: self.regional,
             other_egress_gbit_per_s: decimal("--other-egress-gbps", &self.other_egress_gbps)?,
             tier1_networking: self.tier1_networking,
@@ -110,16 +110,16 @@ pub(crate) struct DiskArgs {
 }
 
 impl DiskArgs {
-    /// The configuration in a catalogue.
-    pub(crate) fn configuration(&self, catalogue: &Catalogue) -> Result<DiskConfiguration, String> {
-        let disk = catalogue.disk_type(&self.kind).map_err(|error| error.to_string())?;
+    /// The configuration in a catalog.
+    pub(crate) fn configuration(&self, catalog: &Catalog) -> Result<DiskConfiguration, String> {
+        let disk = catalog.disk_type(&self.kind).map_err(|error| error.to_string())?;
         let size_bytes = match &self.size {
             Some(text) => bytes("--size", text)?,
             None if disk.size_gb_each.is_some() => 0,
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
-        let on = self.machine.on(catalogue)?;
-        let fixed = catalogue.fixed_disks(&self.kind, &on.machine.name).unwrap_or(1);
+        let on = self.machine.on(catalog)?;
+        let fixed = catalog.fixed_disks(&self.kind, &on.machine.name).unwrap_or(1);
         let disks = self.disks.as_ref().map(|text| count("--disks", text, 128)).transpose()?;
         let (kind, disks) = (self.kind.clone(), disks.unwrap_or(fixed));
         Ok(DiskConfiguration { kind, size_bytes, disks, ..on })
@@ -204,7 +204,7 @@ pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) workload: WorkloadArgs,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]
@@ -249,7 +249,7 @@ pub(crate) struct CheapestArgs {
     /// Machines have Tier_1 networking where it exists
     #[arg(long)]
     pub(crate) tier1_networking: bool,
-    /// Prices of machines, and of disks instead of the catalogue's: a TOML file
+    /// Prices of machines, and of disks instead of the catalog's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub(crate) price_file: Option<String>,
     /// Show only the cheapest of configurations that differ in the number of disks
@@ -259,7 +259,7 @@ pub(crate) struct CheapestArgs {
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub(crate) top: String,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]
@@ -273,7 +273,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "PERCENT", default_value = "5", allow_hyphen_values = true)]
     pub(crate) tolerance: String,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 impl ExplainArgs {
@@ -293,12 +293,12 @@ pub(crate) struct TableArgs {
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CatalogArgs {
-    /// Name of the catalogue; lists the names if not given
+    /// Name of the catalog; lists the names if not given
     pub(crate) name: Option<String>,
 }
 

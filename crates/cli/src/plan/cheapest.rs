@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
 };
@@ -19,25 +19,25 @@ use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
-    let (catalogue, answer) = answer(args)?;
-    if args.catalogue.json {
-        return Ok(json(&catalogue, BTreeMap::from([("answer", &answer)])));
+    let (catalog, answer) = answer(args)?;
+    if args.catalog.json {
+        return Ok(json(&catalog, BTreeMap::from([("answer", &answer)])));
     }
     let exit = if answer.found.is_empty() { Exit::Failed } else { Exit::Success };
-    Ok(print(&text(&catalogue, &answer, Paint::stdout()), exit))
+    Ok(print(&text(&catalog, &answer, Paint::stdout()), exit))
 }
 
-fn answer(args: &CheapestArgs) -> Result<(Catalogue, CheapestReport), Failure> {
-    let mut catalogue = args.catalogue.open()?;
+fn answer(args: &CheapestArgs) -> Result<(Catalog, CheapestReport), Failure> {
+    let mut catalog = args.catalog.open()?;
     let mut prices = Prices::default();
     if let Some(file) = &args.price_file {
         prices = Prices::read(Path::new(file)).map_err(|error| error.to_string())?;
-        catalogue = prices.apply(file, &catalogue).map_err(|error| error.to_string())?;
+        catalog = prices.apply(file, &catalog).map_err(|error| error.to_string())?;
     }
     let most = count("--top", &args.top, 1000)?;
     let (need, scope) = (need(args)?, scope(args)?);
-    let answer = catalogue.cheapest(&need, &scope, &prices, (most as usize, args.distinct));
-    Ok((catalogue.clone(), answer.map_err(|error| error.to_string())?))
+    let answer = catalog.cheapest(&need, &scope, &prices, (most as usize, args.distinct));
+    Ok((catalog.clone(), answer.map_err(|error| error.to_string())?))
 }
 
 fn need(args: &CheapestArgs) -> Result<Need, String> {
@@ -73,11 +73,11 @@ fn scope(args: &CheapestArgs) -> Result<Scope, String> {
     })
 }
 
-fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String {
-    let mut out = head(catalogue);
+fn text(catalog: &Catalog, answer: &CheapestReport, paint: Paint) -> String {
+    let mut out = head(catalog);
     let _ = writeln!(out, "{}\n", asked(&answer.need, &answer.scope));
     if answer.found.is_empty() {
-        let _ = writeln!(out, "{}", paint.red("nothing in the catalogue is sufficient"));
+        let _ = writeln!(out, "{}", paint.red("nothing in the catalog is sufficient"));
     } else {
         found(answer, paint, &mut out);
         others(answer, paint, &mut out);
@@ -91,7 +91,7 @@ fn text(catalogue: &Catalogue, answer: &CheapestReport, paint: Paint) -> String 
     if !answer.machines_priced {
         let _ = writeln!(
             out,
-            "\nPrices exclude machines, which the catalogue does not price: give --price-file."
+            "\nPrices exclude machines, which the catalog does not price: give --price-file."
         );
     }
     list("not known", &answer.not_known, paint, &mut out);

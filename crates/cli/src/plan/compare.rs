@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use flagstone_cloud::Workload;
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
@@ -23,18 +23,18 @@ use crate::output::print;
 const CELL_MAX: u16 = 34;
 
 pub(super) fn run(args: &PlanCompareArgs) -> Result<Exit, Failure> {
-    let (catalogue, request, columns) = compared(args)?;
-    none_can(&catalogue, columns.iter().map(|of| of.error.as_ref()))?;
-    if args.catalogue.json {
+    let (catalog, request, columns) = compared(args)?;
+    none_can(&catalog, columns.iter().map(|of| of.error.as_ref()))?;
+    if args.catalog.json {
         let report = Report {
             request: &request,
-            size_unit: catalogue.units.size.name(),
-            throughput_unit: catalogue.units.throughput.name(),
+            size_unit: catalog.units.size.name(),
+            throughput_unit: catalog.units.throughput.name(),
             columns: &columns,
         };
-        return Ok(json(&catalogue, report));
+        return Ok(json(&catalog, report));
     }
-    Ok(print(&text(&catalogue, &request, &columns, Paint::stdout()), Exit::Success))
+    Ok(print(&text(&catalog, &request, &columns, Paint::stdout()), Exit::Success))
 }
 
 #[derive(Serialize)]
@@ -47,13 +47,13 @@ struct Report<'a> {
 
 fn compared(
     args: &PlanCompareArgs,
-) -> Result<(Catalogue, ComparisonRequest, Vec<ComparisonColumn>), Failure> {
-    let mut catalogue = args.catalogue.open()?;
+) -> Result<(Catalog, ComparisonRequest, Vec<ComparisonColumn>), Failure> {
+    let mut catalog = args.catalog.open()?;
     if let Some(file) = &args.price_file {
         let prices = Prices::read(Path::new(file)).map_err(|error| error.to_string())?;
-        catalogue = prices.apply(file, &catalogue).map_err(|error| error.to_string())?;
+        catalog = prices.apply(file, &catalog).map_err(|error| error.to_string())?;
     }
-    let (kinds, on) = args.types.types(&catalogue)?;
+    let (kinds, on) = args.types.types(&catalog)?;
     let capacity = bytes("--capacity", &args.capacity)?;
     if capacity == 0 {
         return Err(Failure::usage("--capacity 0: write a size above 0, such as 1TB"));
@@ -68,8 +68,8 @@ fn compared(
         provisioned_bytes_per_s: on.provisioned_bytes_per_s,
         workloads: workloads(args)?,
     };
-    let columns = catalogue.compare(&kinds, &request).map_err(|error| error.to_string())?;
-    Ok((catalogue, request, columns))
+    let columns = catalog.compare(&kinds, &request).map_err(|error| error.to_string())?;
+    Ok((catalog, request, columns))
 }
 
 /// The workloads: those for IOPS first, then those for MB/s.
@@ -87,15 +87,15 @@ fn workloads(args: &PlanCompareArgs) -> Result<Vec<Workload>, String> {
 }
 
 fn text(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     request: &ComparisonRequest,
     columns: &[ComparisonColumn],
     paint: Paint,
 ) -> String {
-    let mut out = head(catalogue);
+    let mut out = head(catalog);
     let _ = writeln!(out, "{}\n", question(request));
     let sources = sources(columns);
-    let rows = rows(catalogue, request, columns, &sources);
+    let rows = rows(catalog, request, columns, &sources);
     let mut heads = vec![""];
     heads.extend(columns.iter().map(|column| column.kind.as_str()));
     bold_table(wrapped_lines(&heads, &rows, CELL_MAX), paint, &mut out);
@@ -146,7 +146,7 @@ fn sources(columns: &[ComparisonColumn]) -> Vec<SourceUse> {
 }
 
 fn rows(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     request: &ComparisonRequest,
     columns: &[ComparisonColumn],
     sources: &[SourceUse],
@@ -157,14 +157,14 @@ fn rows(
         cells.extend(columns.iter().map(cell));
         rows.push(cells);
     };
-    row("disks", &|column| disks(catalogue, column));
+    row("disks", &|column| disks(catalog, column));
     let of = |column: &ComparisonColumn, what: &dyn Fn(&ComparisonColumn) -> String| match column
         .error
     {
         Some(_) => "-".to_owned(),
         None => what(column),
     };
-    let unit = catalogue.units.throughput.name();
+    let unit = catalog.units.throughput.name();
     let half = request.workloads.len() / 2;
     for (index, workload) in request.workloads.iter().enumerate() {
         let iops = index < half;
@@ -200,17 +200,17 @@ fn rows(
     rows
 }
 
-fn disks(catalogue: &Catalogue, column: &ComparisonColumn) -> String {
+fn disks(catalog: &Catalog, column: &ComparisonColumn) -> String {
     if let Some(why) = &column.error {
         return format!("none: {why}");
     }
-    let unit = catalogue.units.size.name();
+    let unit = catalog.units.size.name();
     let mut text = format!("{} x {} {unit}", column.disks, grouped(column.size, 0));
     if let Some(iops) = column.iops {
         let _ = write!(text, ", {} IOPS", grouped(iops, 0));
     }
     if let Some(throughput) = column.throughput {
-        let _ = write!(text, ", {} {}", grouped(throughput, 0), catalogue.units.throughput.name());
+        let _ = write!(text, ", {} {}", grouped(throughput, 0), catalog.units.throughput.name());
     }
     if column.by_request {
         text.push_str(" (ask first)");

@@ -8,7 +8,7 @@ use flagstone_bench::fio::output;
 use flagstone_bench::fio::phases::{FioPhase, PhaseRate, phases};
 use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
-use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
+use flagstone_cloud::catalog::{Catalog, Inconsistency};
 use flagstone_cloud::judge::{
     Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, latency_text,
 };
@@ -28,8 +28,8 @@ use crate::output::print;
 const STDIN: &str = "-";
 
 pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
-    let catalogue = args.catalogue.open()?;
-    let configuration = args.disk.configuration(&catalogue)?;
+    let catalog = args.catalog.open()?;
+    let configuration = args.disk.configuration(&catalog)?;
     let tolerance = args.tolerance()?;
     let file = printable(&args.result);
     let read = read(&args.result);
@@ -37,9 +37,9 @@ pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
     let mut judged = Vec::new();
     for phase in phases {
         let judgment = (!phase.is_idle())
-            .then(|| catalogue.judge(&configuration, &measured(&phase), tolerance))
+            .then(|| catalog.judge(&configuration, &measured(&phase), tolerance))
             .transpose()
-            .map_err(|error| plan_failure(&error, &catalogue))?;
+            .map_err(|error| plan_failure(&error, &catalog))?;
         judged.push(Judged { phase, judgment });
     }
     if judged.iter().all(|judged| judged.judgment.is_none()) {
@@ -48,11 +48,11 @@ pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
         let text = format!("{file}: no reads and no writes in the result{said}");
         return Err(Failure::usage(text));
     }
-    if args.catalogue.json {
+    if args.catalog.json {
         let judgments = judged.iter().map(Entry::from).collect();
-        return Ok(json(&catalogue, Report { fio_version: &version, judgments }));
+        return Ok(json(&catalog, Report { fio_version: &version, judgments }));
     }
-    Ok(print(&text(&catalogue, &version, &judged, Paint::stdout()), Exit::Success))
+    Ok(print(&text(&catalog, &version, &judged, Paint::stdout()), Exit::Success))
 }
 
 struct Judged {
@@ -150,10 +150,10 @@ impl<'a> From<&'a Judged> for Entry<'a> {
     }
 }
 
-fn text(catalogue: &Catalogue, version: &str, all: &[Judged], paint: Paint) -> String {
-    let mut out = head(catalogue);
+fn text(catalog: &Catalog, version: &str, all: &[Judged], paint: Paint) -> String {
+    let mut out = head(catalog);
     let found: Vec<_> = all.iter().filter_map(|judged| judged.judgment.as_ref()).collect();
-    let disks = found.first().map(|first| disks_text(catalogue, &first.configuration));
+    let disks = found.first().map(|first| disks_text(catalog, &first.configuration));
     let _ = writeln!(out, "{}; measured with {version}", disks.unwrap_or_default());
     for judged in all {
         let _ = writeln!(out, "\n{}", paint.bold(&title(&judged.phase)));

@@ -1,4 +1,4 @@
-//! `flagstone plan`: performance and price of cloud disks, predicted from a catalogue. Pure
+//! `flagstone plan`: performance and price of cloud disks, predicted from a catalog. Pure
 //! arithmetic; it measures nothing and contacts no service.
 
 pub(crate) mod args;
@@ -13,7 +13,7 @@ mod table;
 
 use std::fmt::Write as _;
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{Machine, PlanError, Workload};
 use serde::Serialize;
@@ -40,59 +40,57 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Exit, Failure> {
 }
 
 fn catalog(args: &CatalogArgs) -> Result<Exit, Failure> {
-    let names = Catalogue::builtin_names();
+    let names = Catalog::builtin_names();
     let Some(name) = &args.name else {
         let row = |name: &str| {
-            let catalogue = Catalogue::builtin(name).expect("it is in the program");
-            vec![name.to_owned(), catalogue.title.clone()]
+            let catalog = Catalog::builtin(name).expect("it is in the program");
+            vec![name.to_owned(), catalog.title.clone()]
         };
         let lines = columns::rows(&[Left, Left], &names.map(row));
         return Ok(print(&(lines.join("\n") + "\n"), Exit::Success));
     };
-    let text = Catalogue::builtin_text(name).ok_or_else(|| {
-        Failure::usage(format!("unknown catalogue `{name}`: write {}", names.join(" or ")))
+    let text = Catalog::builtin_text(name).ok_or_else(|| {
+        Failure::usage(format!("unknown catalog `{name}`: write {}", names.join(" or ")))
     })?;
     Ok(print(text, Exit::Success))
 }
 
-/// An error of the model: a wrong option, or a gap of the catalogue.
-fn plan_failure(error: &PlanError, catalogue: &Catalogue) -> Failure {
+/// An error of the model: a wrong option, or a gap of the catalog.
+fn plan_failure(error: &PlanError, catalog: &Catalog) -> Failure {
     match error {
         PlanError::Input { .. } => Failure::usage(error),
-        PlanError::NotKnown(_) => {
-            Failure::failed(format!("{error} (catalogue {})", catalogue.name))
-        }
+        PlanError::NotKnown(_) => Failure::failed(format!("{error} (catalog {})", catalog.name)),
     }
 }
 
-/// The catalogue's part of every report.
+/// The catalog's part of every report.
 #[derive(Debug, Serialize)]
-pub(crate) struct CatalogueHead<'a> {
+pub(crate) struct CatalogHead<'a> {
     name: &'a str,
     title: &'a str,
     date: &'a str,
     confidence: flagstone_cloud::Confidence,
     about: &'a str,
-    units: &'a flagstone_cloud::catalogue::Units,
+    units: &'a flagstone_cloud::catalog::Units,
 }
 
-impl<'a> From<&'a Catalogue> for CatalogueHead<'a> {
-    fn from(catalogue: &'a Catalogue) -> CatalogueHead<'a> {
-        CatalogueHead {
-            name: &catalogue.name,
-            title: &catalogue.title,
-            date: &catalogue.date,
-            confidence: catalogue.confidence,
-            about: &catalogue.about,
-            units: &catalogue.units,
+impl<'a> From<&'a Catalog> for CatalogHead<'a> {
+    fn from(catalog: &'a Catalog) -> CatalogHead<'a> {
+        CatalogHead {
+            name: &catalog.name,
+            title: &catalog.title,
+            date: &catalog.date,
+            confidence: catalog.confidence,
+            about: &catalog.about,
+            units: &catalog.units,
         }
     }
 }
 
-pub(crate) fn head(catalogue: &Catalogue) -> String {
+pub(crate) fn head(catalog: &Catalog) -> String {
     format!(
-        "catalogue {}: {}; date: {}; confidence {}\n",
-        catalogue.name, catalogue.title, catalogue.date, catalogue.confidence
+        "catalog {}: {}; date: {}; confidence {}\n",
+        catalog.name, catalog.title, catalog.date, catalog.confidence
     )
 }
 
@@ -100,15 +98,15 @@ pub(crate) fn head(catalogue: &Catalogue) -> String {
 #[derive(Debug, Serialize)]
 struct JsonReport<'a, T> {
     schema_version: u32,
-    catalogue: CatalogueHead<'a>,
+    catalog: CatalogHead<'a>,
     #[serde(flatten)]
     body: T,
 }
 
-pub(crate) fn json(catalogue: &Catalogue, body: impl Serialize) -> Exit {
-    let catalogue = catalogue.into();
+pub(crate) fn json(catalog: &Catalog, body: impl Serialize) -> Exit {
+    let catalog = catalog.into();
     print(
-        &output::json(&JsonReport { schema_version: SCHEMA_VERSION, catalogue, body }),
+        &output::json(&JsonReport { schema_version: SCHEMA_VERSION, catalog, body }),
         Exit::Success,
     )
 }

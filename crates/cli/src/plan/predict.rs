@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use flagstone_cloud::catalogue::{Catalogue, Inconsistency};
+use flagstone_cloud::catalog::{Catalog, Inconsistency};
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates};
 use flagstone_units::{display::block_size, grouped};
@@ -16,28 +16,28 @@ use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
-    let catalogue = args.catalogue.open()?;
+    let catalog = args.catalog.open()?;
     let workload = args
         .workload
         .jobs
         .workload(&args.workload.rw, &args.workload.bs)
         .map_err(Failure::usage)?;
-    let configuration = args.disk.configuration(&catalogue)?;
-    let prediction = catalogue
+    let configuration = args.disk.configuration(&catalog)?;
+    let prediction = catalog
         .predict(&configuration, &workload)
-        .map_err(|error| plan_failure(&error, &catalogue))?;
-    if args.catalogue.json {
-        return Ok(json(&catalogue, BTreeMap::from([("prediction", &prediction)])));
+        .map_err(|error| plan_failure(&error, &catalog))?;
+    if args.catalog.json {
+        return Ok(json(&catalog, BTreeMap::from([("prediction", &prediction)])));
     }
     let pattern = args.workload.pattern_text(&workload);
-    Ok(print(&text(&catalogue, &prediction, &pattern, Paint::stdout()), Exit::Success))
+    Ok(print(&text(&catalog, &prediction, &pattern, Paint::stdout()), Exit::Success))
 }
 
 type StyledLine = (fn(Paint, &str) -> String, Vec<String>);
 
-fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) -> String {
-    let mut out = head(catalogue);
-    let _ = writeln!(out, "{}\n", asked(catalogue, found, pattern));
+fn text(catalog: &Catalog, found: &Prediction, pattern: &str, paint: Paint) -> String {
+    let mut out = head(catalog);
+    let _ = writeln!(out, "{}\n", asked(catalog, found, pattern));
     rates(found, paint, &mut out);
     limits(found, paint, &mut out);
     if let Some(cost) = &found.cost {
@@ -52,15 +52,15 @@ fn text(catalogue: &Catalogue, found: &Prediction, pattern: &str, paint: Paint) 
     out
 }
 
-fn asked(catalogue: &Catalogue, found: &Prediction, pattern: &str) -> String {
+fn asked(catalog: &Catalog, found: &Prediction, pattern: &str) -> String {
     let depth = in_flight_text(Some(&found.workload));
-    let disks = disks_text(catalogue, &found.configuration);
+    let disks = disks_text(catalog, &found.configuration);
     format!("{disks}: {pattern}, {} blocks, {depth}", block_size(found.workload.block_bytes))
 }
 
-pub(super) fn disks_text(catalogue: &Catalogue, configuration: &DiskConfiguration) -> String {
-    let units = &catalogue.units;
-    let each = catalogue.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
+pub(super) fn disks_text(catalog: &Catalog, configuration: &DiskConfiguration) -> String {
+    let units = &catalog.units;
+    let each = catalog.types.get(&configuration.kind).and_then(|disk| disk.size_gb_each);
     let size = each.unwrap_or(units.size_of(configuration.size_bytes));
     let size = format!("{} {}", (size * 100.0).round() / 100.0, units.size.name());
     let disks = match configuration.disks {

@@ -1,10 +1,10 @@
 //! Options of the `flagstone plan` commands that take several disk types.
 
 use clap::Args;
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::{DiskConfiguration, PlanError, Workload};
 
-use super::args::{CatalogueArg, JobArgs, MachineArgs, bytes, count, optional, printable};
+use super::args::{CatalogArg, JobArgs, MachineArgs, bytes, count, optional, printable};
 use super::once;
 use crate::exit::Failure;
 
@@ -24,12 +24,12 @@ impl TypesArgs {
     /// The types, and a configuration on their machine.
     pub(super) fn types(
         &self,
-        catalogue: &Catalogue,
+        catalog: &Catalog,
     ) -> Result<(Vec<String>, DiskConfiguration), String> {
         let words = self.kinds.split(',').map(str::trim).filter(|word| !word.is_empty());
         let mut kinds: Vec<String> = Vec::new();
         for word in words {
-            catalogue.disk_type(word).map_err(|error| error.to_string())?;
+            catalog.disk_type(word).map_err(|error| error.to_string())?;
             if !kinds.iter().any(|known| known == word) {
                 kinds.push(word.to_owned());
             }
@@ -38,7 +38,7 @@ impl TypesArgs {
             let text = printable(&self.kinds);
             return Err(format!("--type {text}: write 1 to {TYPES_MAX} types, with commas"));
         }
-        Ok((kinds, self.machine.on(catalogue)?))
+        Ok((kinds, self.machine.on(catalog)?))
     }
 }
 
@@ -80,11 +80,11 @@ pub(crate) struct PlanCompareArgs {
     pub(crate) rw: Option<String>,
     #[command(flatten)]
     pub(crate) loads: LoadsArgs,
-    /// Prices of disks instead of the catalogue's: a TOML file
+    /// Prices of disks instead of the catalog's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub(crate) price_file: Option<String>,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]
@@ -115,34 +115,34 @@ pub(crate) struct CurveArgs {
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<String>,
     #[command(flatten)]
-    pub(crate) catalogue: CatalogueArg,
+    pub(crate) catalog: CatalogArg,
 }
 
 impl CurveArgs {
     /// Configuration of each type; the swept dimension is a placeholder.
     pub(super) fn configurations(
         &self,
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         over_size: bool,
     ) -> Result<Vec<DiskConfiguration>, String> {
-        let (kinds, on) = self.types.types(catalogue)?;
+        let (kinds, on) = self.types.types(catalog)?;
         if over_size && self.size.is_some() {
             return Err("--size is what --over size changes: leave it out, or write --to".into());
         }
         let size = optional("--size", &self.size, bytes)?;
         let disks = self.disks.as_ref().map(|text| count("--disks", text, 128)).transpose()?;
         let one = |kind: &String| {
-            let disk = catalogue.disk_type(kind).map_err(|error| error.to_string())?;
+            let disk = catalog.disk_type(kind).map_err(|error| error.to_string())?;
             let local = disk.size_gb_each.is_some();
             if size.is_none() && !local && !over_size {
                 return Err("--size is missing: write the size of a disk, such as 500GB".into());
             }
-            let fixed = catalogue.fixed_disks(kind, &on.machine.name).unwrap_or(1);
+            let fixed = catalog.fixed_disks(kind, &on.machine.name).unwrap_or(1);
             // Provisioned values apply only to types that sell them.
             let part = disk.provisioned.as_ref();
             let iops =
                 on.provisioned_iops.filter(|_| part.is_some_and(|p| p.iops_per_mb_per_s.is_none()));
-            let sells = |part: &flagstone_cloud::catalogue::ProvisionedRule| {
+            let sells = |part: &flagstone_cloud::catalog::ProvisionedRule| {
                 part.throughput_range(1.0, Some(1.0)).is_some()
             };
             Ok(DiskConfiguration {
@@ -160,16 +160,16 @@ impl CurveArgs {
     }
 }
 
-/// Fails if no type is possible, with the reasons in one line: unknown to the catalogue, or a
+/// Fails if no type is possible, with the reasons in one line: unknown to the catalog, or a
 /// mistake. `cannot` has the error of each type.
 pub(super) fn none_can<'a>(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     cannot: impl Iterator<Item = Option<&'a PlanError>>,
 ) -> Result<(), Failure> {
     let Some(errors) = cannot.collect::<Option<Vec<_>>>() else { return Ok(()) };
     let why = once(errors.iter().map(|error| error.to_string())).join("; ");
     Err(match errors.iter().all(|error| matches!(error, PlanError::NotKnown(_))) {
-        true => Failure::failed(format!("{why} (catalogue {})", catalogue.name)),
+        true => Failure::failed(format!("{why} (catalog {})", catalog.name)),
         false => Failure::usage(why),
     })
 }

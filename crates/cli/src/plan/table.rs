@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use flagstone_cloud::catalogue::Catalogue;
+use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::table::{PlanCell, PlanTable};
 use serde::Serialize;
 
@@ -15,11 +15,11 @@ use crate::exit::{Exit, Failure};
 use crate::output::print;
 
 pub(super) fn run(args: &TableArgs) -> Result<Exit, Failure> {
-    let catalogue = args.catalogue.open()?;
-    let tables = catalogue.tables(args.kind.as_deref()).map_err(Failure::usage)?;
-    Ok(match args.catalogue.json {
-        true => json(&catalogue, Report { not_known: &catalogue.not_known, tables: &tables }),
-        false => print(&text(&catalogue, &tables, Paint::stdout()), Exit::Success),
+    let catalog = args.catalog.open()?;
+    let tables = catalog.tables(args.kind.as_deref()).map_err(Failure::usage)?;
+    Ok(match args.catalog.json {
+        true => json(&catalog, Report { not_known: &catalog.not_known, tables: &tables }),
+        false => print(&text(&catalog, &tables, Paint::stdout()), Exit::Success),
     })
 }
 
@@ -29,12 +29,12 @@ struct Report<'a> {
     tables: &'a [PlanTable],
 }
 
-fn text(catalogue: &Catalogue, tables: &[PlanTable], paint: Paint) -> String {
-    let mut out = head(catalogue);
+fn text(catalog: &Catalog, tables: &[PlanTable], paint: Paint) -> String {
+    let mut out = head(catalog);
     for table in tables {
         one(table, paint, &mut out);
     }
-    list("not known", &catalogue.not_known, paint, &mut out);
+    list("not known", &catalog.not_known, paint, &mut out);
     out
 }
 

@@ -1,13 +1,13 @@
 //! Smallest disks of a type on a machine that carry a need.
 //!
 //! The smallest is the cheapest. For a number of disks, the choices are size, IOPS and throughput
-//! of each. Every rule of the catalogue bounds one of them from below by something that rises with
+//! of each. Every rule of the catalog bounds one of them from below by something that rises with
 //! the others (GB per IOPS, throughput per GB), and every limit rises with them. Therefore one
 //! smallest triple satisfies all rules, and it is smaller in each member than every other one. No
 //! price falls when more is bought.
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalogue::ProvisionedRule;
+use crate::catalog::ProvisionedRule;
 use crate::cheapest::need::{RequiredLoad, Requirement};
 use crate::input::Workload;
 use crate::placement::{Demand, Placement};
@@ -32,7 +32,7 @@ pub(super) enum Misfit {
 pub(super) struct Fit<'s, 'a> {
     placement: &'s Placement<'a>,
     loads: Vec<RequiredLoad>,
-    /// Capacity in the catalogue's unit.
+    /// Capacity in the catalog's unit.
     capacity: f64,
     /// Total size that carries the loads, for types with limits by size.
     size: f64,
@@ -136,7 +136,7 @@ impl<'s, 'a> Fit<'s, 'a> {
     /// Disks of one size: only their number can be chosen.
     fn with_each(&self, size: f64, disks: u32) -> Result<Demand, Misfit> {
         let machine = &self.placement.machine.name;
-        let fixed = self.placement.catalogue.fixed_disks(self.placement.kind, machine);
+        let fixed = self.placement.catalog.fixed_disks(self.placement.kind, machine);
         if fixed.is_some_and(|fixed| fixed != disks) || self.placement.count_row(disks).is_none() {
             return Err(Misfit::Count);
         }

@@ -1,24 +1,21 @@
 //! Machines to choose from.
 
-use crate::catalogue::{Catalogue, MachineFamily};
+use crate::catalog::{Catalog, MachineFamily};
 use crate::input::{Machine, PlanError};
 
-/// Machines of the `wanted` families or names, or of the whole catalogue if empty. Sorted by family
+/// Machines of the `wanted` families or names, or of the whole catalog if empty. Sorted by family
 /// and vCPUs, without duplicates.
-pub(super) fn machines(
-    catalogue: &Catalogue,
-    wanted: &[String],
-) -> Result<Vec<Machine>, PlanError> {
+pub(super) fn machines(catalog: &Catalog, wanted: &[String]) -> Result<Vec<Machine>, PlanError> {
     let mut found: Vec<Machine> = Vec::new();
     if wanted.is_empty() {
-        for (name, family) in &catalogue.families {
-            found.extend(of_family(catalogue, name, family));
+        for (name, family) in &catalog.families {
+            found.extend(of_family(catalog, name, family));
         }
     }
     for name in wanted {
-        match catalogue.families.get(name) {
-            Some(family) => found.extend(of_family(catalogue, name, family)),
-            None => found.push(catalogue.machine(name)?),
+        match catalog.families.get(name) {
+            Some(family) => found.extend(of_family(catalog, name, family)),
+            None => found.push(catalog.machine(name)?),
         }
     }
     found.sort_by(|a, b| (&a.family, a.vcpus, &a.name).cmp(&(&b.family, b.vcpus, &b.name)));
@@ -27,15 +24,15 @@ pub(super) fn machines(
 }
 
 /// Machines of a family: one per vCPU count, the named ones, and machines that come with disks.
-fn of_family(catalogue: &Catalogue, name: &str, family: &MachineFamily) -> Vec<Machine> {
+fn of_family(catalog: &Catalog, name: &str, family: &MachineFamily) -> Vec<Machine> {
     let counts = family.vcpus.iter().flatten();
     let mut names: Vec<String> = counts.map(|n| format!("{name}-standard-{n}")).collect();
     names.extend(family.machines.iter().cloned());
     let prefix = format!("{name}-");
-    let rows = catalogue.per_count.iter().flat_map(|table| &table.rows);
+    let rows = catalog.per_count.iter().flat_map(|table| &table.rows);
     let with_disks = rows.filter_map(|row| row.machine.as_ref()).map(|pattern| &pattern.0);
     // A `*` in a row stands for the machine's kind.
     let with_disks = with_disks.filter(|pattern| pattern.starts_with(&prefix));
     names.extend(with_disks.map(|pattern| pattern.replace('*', "standard")));
-    names.iter().filter_map(|name| catalogue.machine(name).ok()).collect()
+    names.iter().filter_map(|name| catalog.machine(name).ok()).collect()
 }

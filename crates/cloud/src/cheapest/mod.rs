@@ -18,7 +18,7 @@ use serde::Serialize;
 pub use need::{Need, Requirement, Scope};
 pub use prices::Prices;
 
-use crate::catalogue::{Catalogue, Confidence};
+use crate::catalog::{Catalog, Confidence};
 use crate::input::{Machine, PlanError, listed};
 use crate::placement::{Demand, Placement};
 use crate::prediction::{Cost, SourceUse};
@@ -26,7 +26,7 @@ use fit::{Fit, carries};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheapestReport {
-    pub catalogue: String,
+    pub catalog: String,
     pub need: Need,
     pub scope: Scope,
     pub size_unit: &'static str,
@@ -135,9 +135,9 @@ impl PlanCandidate<'_> {
     }
 }
 
-impl Catalogue {
+impl Catalog {
     /// The `most` cheapest configurations for a need. `prices` has the prices of machines; those of
-    /// disks come from the catalogue ([`Prices::apply`] replaces them). If `distinct`, the cheapest of
+    /// disks come from the catalog ([`Prices::apply`] replaces them). If `distinct`, the cheapest of
     /// configurations that differ only in the number of disks represents the others
     /// ([`CheapestPlan::others`]).
     ///
@@ -152,7 +152,7 @@ impl Catalogue {
     ) -> Result<CheapestReport, PlanError> {
         need.check(scope)?;
         let mut search = Search {
-            catalogue: self,
+            catalog: self,
             need,
             scope,
             prices,
@@ -185,7 +185,7 @@ impl Catalogue {
         });
         let sources = self.source_uses(uses.flatten());
         Ok(CheapestReport {
-            catalogue: self.name.clone(),
+            catalog: self.name.clone(),
             need: need.clone(),
             scope: scope.clone(),
             size_unit: self.units.size.name(),
@@ -225,21 +225,21 @@ impl Catalogue {
 
 /// Whether a scope selects regional disks of a type. An always regional type has no separate
 /// limits.
-fn is_regional(catalogue: &Catalogue, kind: &str, scope: &Scope) -> bool {
-    scope.regional && catalogue.types.get(kind).is_some_and(|disk| disk.regional.is_some())
+fn is_regional(catalog: &Catalog, kind: &str, scope: &Scope) -> bool {
+    scope.regional && catalog.types.get(kind).is_some_and(|disk| disk.regional.is_some())
 }
 
 /// A disk type on a machine, if the combination is available and its limits are known.
 fn placement<'a>(
-    catalogue: &'a Catalogue,
+    catalog: &'a Catalog,
     kind: &str,
     machine: &Machine,
     scope: &Scope,
 ) -> Result<Placement<'a>, Option<String>> {
-    let regional = is_regional(catalogue, kind, scope);
-    let tier1_networking = scope.tier1_networking && catalogue.egress_of(machine, true).is_some();
+    let regional = is_regional(catalog, kind, scope);
+    let tier1_networking = scope.tier1_networking && catalog.egress_of(machine, true).is_some();
     let placement = Placement::new(
-        catalogue,
+        catalog,
         kind,
         machine,
         regional,
@@ -247,7 +247,7 @@ fn placement<'a>(
         tier1_networking,
     );
     let placement = placement.map_err(|_| None)?;
-    let has_tables = catalogue.per_vm.iter().any(|t| t.types.iter().any(|known| known == kind));
+    let has_tables = catalog.per_vm.iter().any(|t| t.types.iter().any(|known| known == kind));
     if placement.vm.is_none() && has_tables && placement.size_each().is_none() {
         return Err(Some(format!("limits of {kind}, so that they are left out, of machines of")));
     }
@@ -255,7 +255,7 @@ fn placement<'a>(
 }
 
 struct Search<'s, 'a> {
-    catalogue: &'a Catalogue,
+    catalog: &'a Catalog,
     need: &'s Need,
     scope: &'s Scope,
     prices: &'s Prices,
@@ -273,7 +273,7 @@ impl<'a> Search<'_, 'a> {
     fn kind(&mut self, kind: &str, machines: &[Machine]) {
         let mut known: BTreeMap<Signature, Vec<(Demand, Cost)>> = BTreeMap::new();
         for machine in machines {
-            let placement = match placement(self.catalogue, kind, machine, self.scope) {
+            let placement = match placement(self.catalog, kind, machine, self.scope) {
                 Ok(placement) => placement,
                 Err(None) => continue,
                 Err(Some(what)) => {
@@ -311,7 +311,7 @@ impl<'a> Search<'_, 'a> {
     /// Every sufficient number of disks, with the smallest configuration of each disk.
     fn fits(&mut self, placement: &Placement<'a>) -> Vec<(Demand, Cost)> {
         let mut out = Vec::new();
-        let capacity = self.catalogue.units.size_of(self.need.capacity_bytes);
+        let capacity = self.catalog.units.size_of(self.need.capacity_bytes);
         let Ok(fit) = Fit::new(placement, self.need.loads(placement), capacity) else { return out };
         // Limits and price depend only on the total size.
         let first_is_least =
@@ -391,7 +391,7 @@ fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c PlanCandidate<'a>>>, priced: bool) ->
 fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPlan {
     let best = group[0];
     let PlanCandidate { placement, demand, cost, usd_machine } = best;
-    let catalogue = placement.catalogue;
+    let catalog = placement.catalog;
     let mut or_machines: Vec<(&str, &str)> = Vec::new();
     for other in &group[1..] {
         let machine = &other.placement.machine;
@@ -402,7 +402,7 @@ fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPl
         }
     }
     let loads = need.loads(placement);
-    let capacity = catalogue.units.size_of(need.capacity_bytes);
+    let capacity = catalog.units.size_of(need.capacity_bytes);
     let mut headroom: Vec<Headroom> = loads
         .iter()
         .map(|load| Headroom {
@@ -420,7 +420,7 @@ fn found(group: &[&PlanCandidate<'_>], need: &Need, scope: &Scope) -> CheapestPl
     let total = need.read_iops + need.write_iops;
     let table = placement.vm.map(|(table, row)| {
         let source = row.source.as_ref().unwrap_or(&table.source);
-        catalogue.confidence_of(source, row.confidence.or(table.confidence))
+        catalog.confidence_of(source, row.confidence.or(table.confidence))
     });
     CheapestPlan {
         kind: placement.kind.to_owned(),

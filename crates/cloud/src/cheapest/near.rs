@@ -1,6 +1,6 @@
 //! Price drivers of a configuration, and the shortfall of cheaper types.
 
-use crate::catalogue::Catalogue;
+use crate::catalog::Catalog;
 use crate::cheapest::fit::{Fit, caps, carries};
 use crate::cheapest::need::{Need, RequiredLoad, Requirement, Scope};
 use crate::cheapest::{Cheaper, PlanCandidate, placement};
@@ -23,7 +23,7 @@ pub(super) fn decided_by(
     need: &Need,
     disks_max: u32,
 ) -> Vec<Requirement> {
-    let capacity = placement.catalogue.units.size_of(need.capacity_bytes);
+    let capacity = placement.catalog.units.size_of(need.capacity_bytes);
     let without = |what: Requirement| {
         let mut loads = need.loads(placement);
         loads.retain(|load| load.what != what);
@@ -40,7 +40,7 @@ pub(super) fn decided_by(
 
 /// The shortfall of each type that would be cheaper than the best if only the capacity mattered.
 pub(super) fn cheaper(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     need: &Need,
     scope: &Scope,
     kinds: &[&str],
@@ -52,7 +52,7 @@ pub(super) fn cheaper(
     let mut out: Vec<Cheaper> = Vec::new();
     for kind in kinds {
         let placements =
-            machines.iter().filter_map(|machine| placement(catalogue, kind, machine, scope).ok());
+            machines.iter().filter_map(|machine| placement(catalog, kind, machine, scope).ok());
         // Machines differ in their shortfall; the best machine represents the type.
         let lacking = placements.filter_map(|placement| lacking(&placement, need, scope, bound));
         let part = |c: &Cheaper| c.has_iops / c.needs_iops;
@@ -67,7 +67,7 @@ pub(super) fn cheaper(
 
 /// Disks for only the capacity, if they cost less than `bound` and fall short.
 fn lacking(placement: &Placement<'_>, need: &Need, scope: &Scope, bound: f64) -> Option<Cheaper> {
-    let capacity = placement.catalogue.units.size_of(need.capacity_bytes);
+    let capacity = placement.catalog.units.size_of(need.capacity_bytes);
     let fit = Fit::new(placement, Vec::new(), capacity).ok()?;
     let demand = (1..=scope.disks_max).find_map(|disks| fit.with(disks).ok())?;
     let cost = placement.cost(&demand).ok().filter(|cost| is_less(cost.usd_per_month, bound))?;

@@ -90,7 +90,7 @@ impl Need {
 
     /// The loads that a configuration has to carry, each separately.
     pub(super) fn loads(&self, placement: &Placement<'_>) -> Vec<RequiredLoad> {
-        let units = &placement.catalogue.units;
+        let units = &placement.catalog.units;
         let load = |what, iops, read, block_bytes| {
             let mix = WorkloadMix::of_reads(read, block_bytes, units, placement.sharing());
             RequiredLoad { what, iops, block_bytes, mix }

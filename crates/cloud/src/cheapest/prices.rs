@@ -1,4 +1,4 @@
-//! User-supplied prices: of machines, which catalogues lack, and of disks in another region or
+//! User-supplied prices: of machines, which catalogs lack, and of disks in another region or
 //! under another contract.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::catalogue::{Catalogue, CatalogueError, CatalogueSource, Confidence, Price};
+use crate::catalog::{Catalog, CatalogError, CatalogSource, Confidence, Price};
 
 /// Key of the price file among the sources.
 const SOURCE: &str = "price-file";
@@ -23,7 +23,7 @@ pub struct Prices {
     disk: BTreeMap<String, DiskPrice>,
 }
 
-/// Price of a disk type, in the catalogue's units.
+/// Price of a disk type, in the catalog's units.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DiskPrice {
@@ -41,8 +41,8 @@ impl Prices {
     ///
     /// # Errors
     /// The first mistake.
-    pub fn parse(file: &str, text: &str) -> Result<Prices, CatalogueError> {
-        let prices: Prices = crate::catalogue::from_toml(file, text)?;
+    pub fn parse(file: &str, text: &str) -> Result<Prices, CatalogError> {
+        let prices: Prices = crate::catalog::from_toml(file, text)?;
         let disks = prices.disk.iter().flat_map(|(name, disk)| {
             let rest = [disk.usd_per_gb_regional, disk.usd_per_iops, disk.usd_per_mb_per_s];
             rest.into_iter().flatten().chain([disk.usd_per_gb]).map(move |usd| (name, usd))
@@ -50,7 +50,7 @@ impl Prices {
         let machines = prices.machine_usd_per_month.iter().map(|(name, usd)| (name, *usd));
         for (name, usd) in disks.chain(machines) {
             if !(usd.is_finite() && usd >= 0.0) {
-                return Err(CatalogueError {
+                return Err(CatalogError {
                     file: file.to_owned(),
                     line: None,
                     message: format!("a price of {usd} for `{name}`"),
@@ -65,18 +65,18 @@ impl Prices {
     ///
     /// # Errors
     /// The file is unreadable, or its first mistake.
-    pub fn read(path: &Path) -> Result<Prices, CatalogueError> {
-        let text = crate::catalogue::read_text(path, "a price file")?;
+    pub fn read(path: &Path) -> Result<Prices, CatalogError> {
+        let text = crate::catalog::read_text(path, "a price file")?;
         Prices::parse(&path.display().to_string(), &text)
     }
 
-    /// The catalogue with these disk prices instead of its own.
+    /// The catalog with these disk prices instead of its own.
     ///
     /// # Errors
-    /// A type that the catalogue lacks.
-    pub fn apply(&self, file: &str, catalogue: &Catalogue) -> Result<Catalogue, CatalogueError> {
-        let mut with = catalogue.clone();
-        let source = CatalogueSource {
+    /// A type that the catalog lacks.
+    pub fn apply(&self, file: &str, catalog: &Catalog) -> Result<Catalog, CatalogError> {
+        let mut with = catalog.clone();
+        let source = CatalogSource {
             address: file.to_owned(),
             date: if self.title.is_empty() { "as given".to_owned() } else { self.title.clone() },
             confidence: Confidence::A,
@@ -85,13 +85,13 @@ impl Prices {
         };
         with.sources.insert(SOURCE.to_owned(), source);
         for (kind, disk) in &self.disk {
-            if !catalogue.types.contains_key(kind) {
-                let names: Vec<&str> = catalogue.types.keys().map(String::as_str).collect();
-                return Err(CatalogueError {
+            if !catalog.types.contains_key(kind) {
+                let names: Vec<&str> = catalog.types.keys().map(String::as_str).collect();
+                return Err(CatalogError {
                     file: file.to_owned(),
                     line: None,
                     message: format!("unknown type of disk `{kind}`"),
-                    help: format!("{} has {}", catalogue.name, names.join(", ")),
+                    help: format!("{} has {}", catalog.name, names.join(", ")),
                 });
             }
             with.prices.retain(|price| price.kind != *kind);

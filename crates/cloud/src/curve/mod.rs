@@ -1,6 +1,6 @@
 //! Limit curves: performance along one dimension, and the limit that binds at each position.
 //!
-//! Every position is a prediction, equal to that of [`Catalogue::predict`]. Between positions with
+//! Every position is a prediction, equal to that of [`Catalog::predict`]. Between positions with
 //! different binding limits, bisection finds the change down to the smallest step. Impossible
 //! positions are absent.
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 pub use sweep::{Over, Sweep};
 
 use crate::caps::QueueFigure;
-use crate::catalogue::{Catalogue, Confidence, Inconsistency, LimitKind};
+use crate::catalog::{Catalog, Confidence, Inconsistency, LimitKind};
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::mix::WorkloadMix;
 use crate::placement::Placement;
@@ -37,12 +37,12 @@ pub struct LimitCurve {
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct CurvePoint {
-    /// Position: disk size in the catalogue's unit, vCPUs, bytes of a block, or I/Os in flight of a
+    /// Position: disk size in the catalog's unit, vCPUs, bytes of a block, or I/Os in flight of a
     /// job.
     pub at: u64,
     /// IOPS of reads and writes together.
     pub iops: f64,
-    /// Throughput in the catalogue's unit.
+    /// Throughput in the catalog's unit.
     pub throughput: f64,
     pub binding: LimitKind,
     pub dimension: Dimension,
@@ -63,7 +63,7 @@ impl CurveSpan {
     }
 }
 
-impl Catalogue {
+impl Catalog {
     /// Follows a configuration and a workload along a dimension, whose own value in them is
     /// ignored.
     ///
@@ -75,7 +75,7 @@ impl Catalogue {
         workload: &Workload,
         sweep: &Sweep,
     ) -> Result<LimitCurve, PlanError> {
-        let walk = Walk { catalogue: self, configuration, workload, over: sweep.over };
+        let walk = Walk { catalog: self, configuration, workload, over: sweep.over };
         let mut found: Vec<(u64, Result<CurvePoint, PlanError>)> = Vec::new();
         for at in &sweep.places {
             let next = walk.at(*at);
@@ -146,7 +146,7 @@ fn spans(points: &[CurvePoint]) -> Vec<CurveSpan> {
 }
 
 struct Walk<'w> {
-    catalogue: &'w Catalogue,
+    catalog: &'w Catalog,
     configuration: &'w DiskConfiguration,
     workload: &'w Workload,
     over: Over,
@@ -157,16 +157,16 @@ impl Walk<'_> {
         let (mut configuration, mut workload) = (self.configuration.clone(), self.workload.clone());
         match self.over {
             Over::Size => {
-                let bytes = u128::from(at) * u128::from(self.catalogue.units.size_bytes);
+                let bytes = u128::from(at) * u128::from(self.catalog.units.size_bytes);
                 configuration.size_bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
             }
             Over::Vcpus => {
                 let name = sweep::with_vcpus(&configuration.machine.name, at);
-                configuration.machine = self.catalogue.machine(&name.unwrap_or_default())?;
+                configuration.machine = self.catalog.machine(&name.unwrap_or_default())?;
             }
             Over::Block => workload.block_bytes = at,
             Over::Depth => {
-                let disk = self.catalogue.disk_type(&configuration.kind)?;
+                let disk = self.catalog.disk_type(&configuration.kind)?;
                 if disk.queue.is_none() {
                     let what = format!("what one I/O in flight brings on {}", configuration.kind);
                     return Err(PlanError::NotKnown(what));
@@ -180,7 +180,7 @@ impl Walk<'_> {
     /// The error for a curve without points. A valid size's error takes precedence over a range
     /// error.
     fn why_none(&self, found: Vec<(u64, Result<CurvePoint, PlanError>)>) -> PlanError {
-        let disk = self.catalogue.types.get(&self.configuration.kind);
+        let disk = self.catalog.types.get(&self.configuration.kind);
         let least = disk.and_then(|disk| disk.size_gb_min).map(|size| size.ceil() as u64);
         let of_least = least.filter(|_| self.over == Over::Size).and_then(|at| self.at(at).err());
         let first = found.into_iter().find_map(|(_, point)| point.err());
@@ -191,9 +191,9 @@ impl Walk<'_> {
     fn at(&self, at: u64) -> Result<CurvePoint, PlanError> {
         let (configuration, workload) = self.asked(at)?;
         workload.check()?;
-        let placement = Placement::of(self.catalogue, &configuration)?;
+        let placement = Placement::of(self.catalog, &configuration)?;
         let demand = placement.demand(&configuration)?;
-        let mix = WorkloadMix::new(&workload, &self.catalogue.units, placement.sharing());
+        let mix = WorkloadMix::new(&workload, &self.catalog.units, placement.sharing());
         let mut caps = placement.hard_caps(&demand, workload.block_bytes);
         if !mix.iops_under(caps.iter()).is_finite() {
             return Err(placement.not_known());
@@ -202,7 +202,7 @@ impl Walk<'_> {
         let (binding, without) = binding_order(&mix, &caps, 1)[0];
         let cap = &caps[binding];
         let iops = mix.iops_under(caps.iter());
-        let rates = rates(self.catalogue, workload.block_bytes, iops);
+        let rates = rates(self.catalog, workload.block_bytes, iops);
         Ok(CurvePoint {
             at,
             iops: rates.iops,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::catalogue::Catalogue;
+use crate::catalog::Catalog;
 use crate::input::{DiskConfiguration, PlanError, shown};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
 
@@ -28,10 +28,10 @@ pub struct Sweep {
 /// Positions of a continuous dimension before the search for changes.
 const PLACES: u32 = 48;
 
-/// Largest size of a type without a maximum, in the catalogue's unit.
+/// Largest size of a type without a maximum, in the catalog's unit.
 const SIZE_MAX: u64 = 65_536;
 
-/// Smallest size of a type without a minimum, in the catalogue's unit.
+/// Smallest size of a type without a minimum, in the catalog's unit.
 const SIZE_MIN: u64 = 10;
 
 /// Default block range: the sizes of databases and copies.
@@ -43,21 +43,21 @@ impl Sweep {
     /// # Errors
     /// An empty range, or a machine whose family has no other vCPU counts.
     pub fn new(
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         over: Over,
         configurations: &[DiskConfiguration],
         (from, to): (Option<u64>, Option<u64>),
     ) -> Result<Sweep, PlanError> {
         if over == Over::Vcpus {
-            return Sweep::of_vcpus(catalogue, configurations, (from, to));
+            return Sweep::of_vcpus(catalog, configurations, (from, to));
         }
         let (least, most, step) = match over {
-            Over::Size | Over::Vcpus => (1, u64::MAX / catalogue.units.size_bytes, 1),
+            Over::Size | Over::Vcpus => (1, u64::MAX / catalog.units.size_bytes, 1),
             Over::Block => (MIN_BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES),
             Over::Depth => (1, u64::from(MAX_DEPTH), 1),
         };
         let (first, last) = match over {
-            Over::Size | Over::Vcpus => sizes(catalogue, configurations),
+            Over::Size | Over::Vcpus => sizes(catalog, configurations),
             Over::Block => BLOCKS,
             Over::Depth => (1, 1 << 16),
         };
@@ -72,14 +72,14 @@ impl Sweep {
     }
 
     fn of_vcpus(
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         configurations: &[DiskConfiguration],
         (from, to): (Option<u64>, Option<u64>),
     ) -> Result<Sweep, PlanError> {
         let machine = configurations.first().map(|first| &first.machine);
         let (from, to) = (from.unwrap_or(1), to.unwrap_or(u64::MAX));
         let counts = machine.and_then(|machine| {
-            let family = catalogue.families.get(&machine.family)?;
+            let family = catalog.families.get(&machine.family)?;
             with_vcpus(&machine.name, 1)?;
             Some(match (&family.vcpus, family.vcpus_max) {
                 (Some(all), _) => all.clone(),
@@ -130,8 +130,8 @@ fn places(from: u64, to: u64, step: u64) -> Vec<u64> {
 }
 
 /// Smallest and largest size over all types.
-fn sizes(catalogue: &Catalogue, configurations: &[DiskConfiguration]) -> (u64, u64) {
-    let types = || configurations.iter().filter_map(|asked| catalogue.types.get(&asked.kind));
+fn sizes(catalog: &Catalog, configurations: &[DiskConfiguration]) -> (u64, u64) {
+    let types = || configurations.iter().filter_map(|asked| catalog.types.get(&asked.kind));
     let whole = |size: Option<f64>, other: u64| size.map_or(other, |size| size.ceil() as u64);
     let least = types().map(|disk| whole(disk.size_gb_min, SIZE_MIN)).min();
     let most = types().map(|disk| whole(disk.size_gb_max, SIZE_MAX)).max();

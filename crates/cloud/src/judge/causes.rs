@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::catalogue::LimitKind;
+use crate::catalog::LimitKind;
 use crate::input::AccessOrder;
 use crate::judge::{Bottleneck, Case, JudgmentVerdict};
 use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
@@ -174,7 +174,7 @@ impl Case<'_, '_> {
     }
 
     fn size_bytes(&self) -> u64 {
-        let unit = self.placement.catalogue.units.size_bytes as f64;
+        let unit = self.placement.catalog.units.size_bytes as f64;
         (self.demand.size * unit * f64::from(self.demand.disks)) as u64
     }
 

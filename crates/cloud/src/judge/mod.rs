@@ -20,7 +20,7 @@ pub use measured::{MeasuredRates, MeasuredRun};
 use serde::Serialize;
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalogue::{Catalogue, Confidence, Inconsistency, LimitKind, SourceKeys};
+use crate::catalog::{Catalog, Confidence, Inconsistency, LimitKind, SourceKeys};
 use crate::describe;
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
@@ -68,7 +68,7 @@ pub struct LimitUtilization {
     pub limit: PredictedLimit,
 }
 
-/// A measurement in the catalogue's units.
+/// A measurement in the catalog's units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Taken {
     pub total: Rates,
@@ -82,7 +82,7 @@ pub struct Taken {
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judgment {
-    pub catalogue: String,
+    pub catalog: String,
     /// The disks and the machine.
     pub configuration: DiskConfiguration,
     /// The workload of the prediction: the mean block size, the reads rounded to a percent, and the
@@ -149,7 +149,7 @@ impl Case<'_, '_> {
     }
 }
 
-impl Catalogue {
+impl Catalog {
     /// Judges a measurement of a configuration. `tolerance` is the accepted relative deviation from
     /// the prediction, 0 to 1.
     ///
@@ -200,7 +200,7 @@ impl Catalogue {
 impl Case<'_, '_> {
     fn judgment(
         &self,
-        catalogue: &Catalogue,
+        catalog: &Catalog,
         configuration: &DiskConfiguration,
         tolerance: f64,
     ) -> Judgment {
@@ -222,11 +222,11 @@ impl Case<'_, '_> {
         kinds.extend((bottleneck != Bottleneck::Limit).then_some(LimitKind::QueueDepth));
         let (causes, hypotheses) = self.findings(verdict, bottleneck, first);
         let recommendations = self.recommendations(verdict, bottleneck, &limits);
-        let rates = |iops: f64| rates(catalogue, self.workload.block_bytes, iops);
+        let rates = |iops: f64| rates(catalog, self.workload.block_bytes, iops);
         let part = |part: &MeasuredRates| Rates {
             iops: part.iops,
             bytes_per_s: part.bytes_per_s,
-            throughput: part.bytes_per_s / catalogue.units.throughput_bytes() as f64,
+            throughput: part.bytes_per_s / catalog.units.throughput_bytes() as f64,
         };
         let (read, write) = (part(&self.measured.read), part(&self.measured.write));
         let total = Rates {
@@ -236,10 +236,10 @@ impl Case<'_, '_> {
         };
         let not_known = describe::not_known(self.placement, self.mix, self.workload, None);
         Judgment {
-            catalogue: catalogue.name.clone(),
+            catalog: catalog.name.clone(),
             configuration: configuration.clone(),
             workload: self.workload.clone(),
-            throughput_unit: catalogue.units.throughput.name(),
+            throughput_unit: catalog.units.throughput.name(),
             verdict,
             bottleneck,
             ratio,
@@ -259,7 +259,7 @@ impl Case<'_, '_> {
             causes,
             hypotheses,
             recommendations,
-            sources: catalogue.source_uses(self.uses()),
+            sources: catalog.source_uses(self.uses()),
             confidence: self.confidence(first, bottleneck),
             inconsistencies: self.placement.inconsistencies(self.demand, self.workload, &kinds),
             not_known,
@@ -331,11 +331,11 @@ impl Case<'_, '_> {
     }
 
     fn confidence(&self, first: &PredictedLimit, bottleneck: Bottleneck) -> Confidence {
-        let catalogue = self.placement.catalogue;
+        let catalog = self.placement.catalog;
         let rule = self.placement.mixing_rule(self.mix);
-        let rule = rule.map(|rule| catalogue.confidence_of(&rule.source, rule.confidence));
+        let rule = rule.map(|rule| catalog.confidence_of(&rule.source, rule.confidence));
         let queue = self.placement.disk.queue.as_ref().filter(|_| bottleneck != Bottleneck::Limit);
-        let queue = queue.map(|queue| catalogue.confidence_of(&queue.source, queue.confidence));
+        let queue = queue.map(|queue| catalog.confidence_of(&queue.source, queue.confidence));
         let parts = [Some(first.confidence), rule, queue];
         parts.into_iter().flatten().max().unwrap_or(Confidence::C)
     }

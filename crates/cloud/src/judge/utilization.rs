@@ -2,11 +2,11 @@
 //! sizes.
 
 use crate::caps::Cap;
-use crate::catalogue::{Sharing, Units};
+use crate::catalog::{Sharing, Units};
 use crate::judge::MeasuredRun;
 use crate::prediction::Dimension;
 
-/// A measurement in a catalogue's units.
+/// A measurement in a catalog's units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MeasuredLoad {
     iops: (f64, f64),
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
     use crate::caps::QueueFigure;
-    use crate::catalogue::Catalogue;
+    use crate::catalog::Catalog;
     use crate::input::{DiskConfiguration, Workload};
     use crate::judge::MeasuredRates;
     use crate::mix::WorkloadMix;
@@ -86,18 +86,18 @@ mod tests {
         fn utilization_inverts_mix(
             kind in 0usize..20, block in 9u32..22, percent in 0u8..=100, part in 0.01f64..3.0,
         ) {
-            let catalogue = Catalogue::builtin("gcp-current").unwrap();
-            let kinds: Vec<_> = catalogue.types.keys().collect();
+            let catalog = Catalog::builtin("gcp-current").unwrap();
+            let kinds: Vec<_> = catalog.types.keys().collect();
             let kind = kinds[kind % kinds.len()];
             let machine = "n2-standard-8";
             let size = 2000 << 30;
-            let Ok(configuration) = DiskConfiguration::new(catalogue, kind, size, machine) else {
+            let Ok(configuration) = DiskConfiguration::new(catalog, kind, size, machine) else {
                 return Ok(());
             };
-            let Ok(placement) = Placement::of(catalogue, &configuration) else { return Ok(()) };
+            let Ok(placement) = Placement::of(catalog, &configuration) else { return Ok(()) };
             let Ok(demand) = placement.demand(&configuration) else { return Ok(()) };
             let workload = Workload::random(1 << block, percent);
-            let mix = WorkloadMix::new(&workload, &catalogue.units, placement.sharing());
+            let mix = WorkloadMix::new(&workload, &catalog.units, placement.sharing());
             let mut caps = placement.hard_caps(&demand, workload.block_bytes);
             caps.extend(placement.soft_caps(&workload, QueueFigure::Low));
             let allowed = mix.iops_under(caps.iter());
@@ -108,7 +108,7 @@ mod tests {
             };
             let measured =
                 MeasuredRun { read: of(mix.read), write: of(mix.write), ..MeasuredRun::default() };
-            let load = MeasuredLoad::new(&measured, &catalogue.units, placement.sharing());
+            let load = MeasuredLoad::new(&measured, &catalog.units, placement.sharing());
             let utilization = load.utilization(&caps);
             prop_assert!((utilization - part).abs() < 1e-9 * part, "{kind}: {utilization} of {part}");
         }

@@ -4,7 +4,7 @@ use flagstone_units::grouped;
 use serde::Serialize;
 
 use crate::caps::floor;
-use crate::catalogue::PageTable;
+use crate::catalog::PageTable;
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct PlanCell {

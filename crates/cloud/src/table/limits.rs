@@ -5,7 +5,7 @@ use flagstone_units::grouped;
 use super::cells::PlanCell;
 use super::{PlanTable, TableBuilder, heads};
 use crate::caps::Cap;
-use crate::catalogue::{CountRange, LimitKind, PageTable, Sharing, SourceKeys, VmTable};
+use crate::catalog::{CountRange, LimitKind, PageTable, Sharing, SourceKeys, VmTable};
 use crate::input::{Machine, PlanError, Workload};
 use crate::limits::MIN_BLOCK_BYTES;
 use crate::mix::WorkloadMix;
@@ -26,7 +26,7 @@ struct Column {
 impl TableBuilder<'_> {
     /// IOPS and throughput columns of a layout.
     fn columns(&self, spec: &PageTable) -> Vec<Column> {
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let iops = |reads: bool, block: Option<f64>| {
             let word = if reads { "Read IOPS" } else { "Write IOPS" };
             let smallest = match reads {
@@ -70,7 +70,7 @@ impl TableBuilder<'_> {
         keep: impl Fn(&Cap<'_>) -> bool,
     ) -> f64 {
         let workload = Workload::random(column.block_bytes, if column.reads { 100 } else { 0 });
-        let mix = WorkloadMix::new(&workload, &self.catalogue.units, placement.sharing());
+        let mix = WorkloadMix::new(&workload, &self.catalog.units, placement.sharing());
         let caps = placement.hard_caps(demand, column.block_bytes);
         // A throughput column shows the throughput limit, not the effect of IOPS limits.
         let iops = mix.iops_under(caps.iter().filter(|cap| {
@@ -83,7 +83,7 @@ impl TableBuilder<'_> {
     }
 
     fn placement(&self, kind: &str, machine: &Machine) -> Result<Placement<'_>, PlanError> {
-        Placement::new(self.catalogue, kind, machine, false, 0.0, false)
+        Placement::new(self.catalog, kind, machine, false, 0.0, false)
     }
 
     /// A machine of a family with this vCPU count and a made-up name.
@@ -93,14 +93,14 @@ impl TableBuilder<'_> {
 
     /// First and last vCPU count of a row.
     pub(super) fn ends(&self, family: &str, range: CountRange) -> (u32, u32) {
-        let most = self.catalogue.families.get(family).and_then(|family| family.vcpus_max);
+        let most = self.catalog.families.get(family).and_then(|family| family.vcpus_max);
         let last = range.max.or(most).unwrap_or(range.min * 2).max(range.min);
         (range.min, last)
     }
 
     pub(super) fn volume(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let kind = spec.kind.as_deref().unwrap_or("");
-        let disk = self.catalogue.disk_type(kind)?;
+        let disk = self.catalog.disk_type(kind)?;
         let columns = self.columns(spec);
         let machine = Machine { name: String::new(), family: String::new(), vcpus: None };
         let placement = self.placement(kind, &machine)?;
@@ -123,10 +123,10 @@ impl TableBuilder<'_> {
             }
             rows.push(row);
         }
-        let mut heads = vec![format!("Size ({})", self.catalogue.units.size.name())];
+        let mut heads = vec![format!("Size ({})", self.catalog.units.size.name())];
         heads.extend(columns.into_iter().map(|column| column.head));
         let part = disk.volume.as_ref();
-        let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
+        let sources = self.catalog.source_uses(part.map(|part| (&part.source, part.confidence)));
         Ok(self.table(spec, heads, rows, sources))
     }
 
@@ -159,20 +159,20 @@ impl TableBuilder<'_> {
     }
 
     fn vm_sources(&self, kind: &str, family: &str) -> Vec<crate::prediction::SourceUse> {
-        let table = self.catalogue.vm_table(kind, family);
-        self.catalogue.source_uses(table.map(|table| (&table.source, table.confidence)))
+        let table = self.catalog.vm_table(kind, family);
+        self.catalog.source_uses(table.map(|table| (&table.source, table.confidence)))
     }
 
-    /// The catalogue's rows without computation.
+    /// The catalog's rows without computation.
     pub(super) fn machine_rows(&self, spec: &PageTable) -> PlanTable {
         let (kind, family) =
             (spec.kind.as_deref().unwrap_or(""), spec.family.as_deref().unwrap_or(""));
-        let unit = self.catalogue.units.throughput.name();
+        let unit = self.catalog.units.throughput.name();
         let of = |table: &&VmTable| {
             table.types.iter().any(|known| known == kind)
                 && table.families.iter().any(|known| known == family)
         };
-        let table = self.catalogue.per_vm.iter().find(of);
+        let table = self.catalog.per_vm.iter().find(of);
         let together = table.is_some_and(|table| {
             table.rows.iter().all(|row| row.iops.is_some() || row.mb_per_s.is_some())
         });
@@ -200,7 +200,7 @@ impl TableBuilder<'_> {
             true => format!("Machine|IOPS|{unit}"),
             false => format!("Machine|Read IOPS|Write IOPS|Read {unit}|Write {unit}"),
         });
-        let sources = self.catalogue.source_uses(table.map(|t| (&t.source, t.confidence)));
+        let sources = self.catalog.source_uses(table.map(|t| (&t.source, t.confidence)));
         let mut made = self.table(spec, heads, rows, sources);
         made.footnotes.extend(table.and_then(|table| table.note.clone()));
         made
@@ -208,10 +208,10 @@ impl TableBuilder<'_> {
 
     pub(super) fn simultaneous(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let kind = spec.kind.as_deref().unwrap_or("");
-        let machine = self.catalogue.machine(spec.machine.as_deref().unwrap_or(""))?;
+        let machine = self.catalog.machine(spec.machine.as_deref().unwrap_or(""))?;
         let placement = self.placement(kind, &machine)?;
         let demand = Demand { size: f64::INFINITY, disks: 1, iops: None, throughput: None };
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let block = spec.read_blocks_kb.first().map_or(8.0, |kb| *kb);
         let block_bytes = (block * units.block_bytes as f64) as u64;
         let rules = placement.sharing();
@@ -236,12 +236,12 @@ impl TableBuilder<'_> {
         let heads =
             heads(&format!("Read IOPS ({size})|Write IOPS ({size})|Read {unit}|Write {unit}"));
         let part = placement.disk.mixing.as_ref();
-        let sources = self.catalogue.source_uses(part.map(|part| (&part.source, part.confidence)));
+        let sources = self.catalog.source_uses(part.map(|part| (&part.source, part.confidence)));
         Ok(self.table(spec, heads, rows, sources))
     }
 
     pub(super) fn overview(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let (size, unit) = (units.size.name(), units.throughput.name());
         let four =
             |of: &str| format!("Read IOPS {of}|Write IOPS {of}|Read {unit} {of}|Write {unit} {of}");
@@ -271,11 +271,11 @@ impl TableBuilder<'_> {
                 rows.push(row);
             }
         }
-        let sources = self.catalogue.source_uses(uses);
+        let sources = self.catalog.source_uses(uses);
         Ok(self.table(spec, heads, rows, sources))
     }
 
-    fn bought_row(&self, name: &str, part: &crate::catalogue::ProvisionedRule) -> Vec<PlanCell> {
+    fn bought_row(&self, name: &str, part: &crate::catalog::ProvisionedRule) -> Vec<PlanCell> {
         let text = |min: Option<f64>, max: Option<f64>| match (min, max) {
             (Some(min), Some(max)) => PlanCell::range(min, max),
             (None, Some(max)) => PlanCell::text(format!("up to {}", grouped(max, 0))),
@@ -298,14 +298,14 @@ impl TableBuilder<'_> {
         spec: &PageTable,
     ) -> Result<Vec<PlanCell>, PlanError> {
         let default =
-            self.catalogue.machine_default.as_deref().map(|name| self.catalogue.machine(name));
+            self.catalog.machine_default.as_deref().map(|name| self.catalog.machine(name));
         let family = match (&spec.family, default) {
             (Some(family), _) => family.clone(),
             (None, Some(machine)) => machine?.family,
             (None, None) => return Ok((0..4).map(|_| PlanCell::text("not known")).collect()),
         };
         let vcpus = |range: CountRange| [range.min, self.ends(&family, range).1];
-        let table = self.catalogue.vm_table(kind, &family);
+        let table = self.catalog.vm_table(kind, &family);
         let mut machines: Vec<u32> = table
             .iter()
             .flat_map(|table| &table.rows)
@@ -322,8 +322,7 @@ impl TableBuilder<'_> {
             let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
             for vcpus in &machines {
                 let machine = self.machine_of(&family, *vcpus);
-                let placement =
-                    Placement::new(self.catalogue, kind, &machine, regional, 0.0, false)?;
+                let placement = Placement::new(self.catalog, kind, &machine, regional, 0.0, false)?;
                 // The pages' IOPS ignore egress; their throughput does not.
                 let value = self.allowed(&placement, &demand, column, |cap| {
                     column.dimension == Dimension::Throughput || cap.dimension == Dimension::Iops

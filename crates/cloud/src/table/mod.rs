@@ -1,7 +1,7 @@
 //! Regenerated page tables: the model computes every number, with the rows and the rounding of the
 //! page ([`PageTable`]).
 //!
-//! A catalogue without a layout for a kind of table gets a plain table of all its rows.
+//! A catalog without a layout for a kind of table gets a plain table of all its rows.
 
 mod cells;
 mod limits;
@@ -9,7 +9,7 @@ mod money;
 
 use serde::Serialize;
 
-use crate::catalogue::{Catalogue, DiskType, Inconsistency, PageTable, TableKind};
+use crate::catalog::{Catalog, DiskType, Inconsistency, PageTable, TableKind};
 use crate::input::PlanError;
 use crate::prediction::SourceUse;
 
@@ -41,17 +41,17 @@ const ORDER: [TableKind; 8] = [
     TableKind::Price,
 ];
 
-/// Row sizes of a volume table without a layout, in the catalogue's unit.
+/// Row sizes of a volume table without a layout, in the catalog's unit.
 const PLAIN_SIZES: [f64; 11] =
     [32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0];
 
 pub(crate) struct TableBuilder<'a> {
-    pub(crate) catalogue: &'a Catalogue,
+    pub(crate) catalog: &'a Catalog,
     /// The only type to show, in tables about several.
     pub(crate) only: Option<&'a str>,
 }
 
-impl Catalogue {
+impl Catalog {
     /// The tables of a disk type, or all tables.
     ///
     /// # Errors
@@ -60,7 +60,7 @@ impl Catalogue {
         if let Some(kind) = kind {
             self.disk_type(kind)?;
         }
-        let maker = TableBuilder { catalogue: self, only: kind };
+        let maker = TableBuilder { catalog: self, only: kind };
         let mut tables = Vec::new();
         for table in ORDER {
             let own: Vec<_> = self.page_tables.iter().filter(|spec| spec.table == table).collect();
@@ -83,13 +83,13 @@ impl<'a> TableBuilder<'a> {
     }
 
     pub(crate) fn types_of(&self, spec: &PageTable) -> Vec<(&'a str, &'a DiskType)> {
-        let catalogue = self.catalogue;
-        let all = || catalogue.types.keys().map(String::as_str).collect::<Vec<_>>();
+        let catalog = self.catalog;
+        let all = || catalog.types.keys().map(String::as_str).collect::<Vec<_>>();
         let names = match spec.types.is_empty() {
             true => all(),
             false => spec.types.iter().map(String::as_str).collect(),
         };
-        let found = names.into_iter().filter_map(|name| catalogue.types.get_key_value(name));
+        let found = names.into_iter().filter_map(|name| catalog.types.get_key_value(name));
         found
             .map(|(name, disk)| (name.as_str(), disk))
             .filter(|(name, _)| self.shows(name))
@@ -126,7 +126,7 @@ impl<'a> TableBuilder<'a> {
             family: family.map(str::to_owned),
             ..PageTable::default()
         };
-        let types = self.catalogue.types.iter();
+        let types = self.catalog.types.iter();
         match table {
             TableKind::Overview => vec![spec("Performance by disk type".to_owned(), None, None)],
             TableKind::Volume => types
@@ -138,7 +138,7 @@ impl<'a> TableBuilder<'a> {
                 .collect(),
             TableKind::Vm => {
                 let mut specs = Vec::new();
-                for rows in &self.catalogue.per_vm {
+                for rows in &self.catalog.per_vm {
                     for kind in &rows.types {
                         for family in &rows.families {
                             let title = format!("{kind} on {family}, by machine");
@@ -151,7 +151,7 @@ impl<'a> TableBuilder<'a> {
             TableKind::Price => vec![spec("Prices".to_owned(), None, None)],
             TableKind::Count => {
                 let mut names: Vec<_> =
-                    self.catalogue.per_count.iter().map(|table| table.kind.as_str()).collect();
+                    self.catalog.per_count.iter().map(|table| table.kind.as_str()).collect();
                 names.dedup();
                 names
                     .into_iter()
@@ -179,7 +179,7 @@ impl<'a> TableBuilder<'a> {
             columns,
             rows,
             footnotes: spec.footnotes.clone(),
-            inconsistencies: self.catalogue.inconsistencies_of_table(spec.table, kind, family),
+            inconsistencies: self.catalog.inconsistencies_of_table(spec.table, kind, family),
             sources,
         };
         table.put_exceptions(spec);

@@ -2,7 +2,7 @@
 
 use super::cells::PlanCell;
 use super::{PlanTable, TableBuilder, heads};
-use crate::catalogue::{PageTable, VolumeLimits};
+use crate::catalog::{PageTable, VolumeLimits};
 use crate::input::PlanError;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
@@ -21,7 +21,7 @@ impl TableBuilder<'_> {
     /// maximum.
     pub(super) fn egress_by_type(&self, spec: &PageTable) -> Result<PlanTable, PlanError> {
         let family = spec.family.as_deref().unwrap_or("");
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let mut heads = vec!["vCPUs".to_owned()];
         for (name, _) in self.egress_types(spec) {
             heads.push(format!("{name}: limit {}", units.throughput.name()));
@@ -33,7 +33,7 @@ impl TableBuilder<'_> {
             let mut row = vec![PlanCell::text(range.to_string())];
             for (name, part) in self.egress_types(spec) {
                 let machine = self.machine_of(family, range.min);
-                let placement = Placement::new(self.catalogue, name, &machine, false, 0.0, false)?;
+                let placement = Placement::new(self.catalog, name, &machine, false, 0.0, false)?;
                 let gbit = placement.egress_gbit_per_s.unwrap_or(0.0);
                 let most = machine_write(&placement);
                 let limit = most.min(placement.egress_throughput(gbit, 0.0));
@@ -56,11 +56,11 @@ impl TableBuilder<'_> {
         let types = self.egress_types(spec);
         let mut rows = Vec::new();
         for range in &spec.vcpus {
-            let (Some((kind, _)), Some(rule)) = (types.first(), &self.catalogue.egress) else {
+            let (Some((kind, _)), Some(rule)) = (types.first(), &self.catalog.egress) else {
                 continue;
             };
             let machine = self.machine_of(family, range.min);
-            let placement = Placement::new(self.catalogue, kind, &machine, false, 0.0, false)?;
+            let placement = Placement::new(self.catalog, kind, &machine, false, 0.0, false)?;
             let Some(gbit) = placement.egress_gbit_per_s else { continue };
             let cap = gbit * rule.throughput_per_gbit;
             let written = |other| {
@@ -80,13 +80,13 @@ impl TableBuilder<'_> {
     }
 
     fn egress_sources(&self) -> Vec<crate::prediction::SourceUse> {
-        let rule = self.catalogue.egress.as_ref();
-        self.catalogue.source_uses(rule.map(|rule| (&rule.source, rule.confidence)))
+        let rule = self.catalog.egress.as_ref();
+        self.catalog.source_uses(rule.map(|rule| (&rule.source, rule.confidence)))
     }
 
     pub(super) fn hdd(&self, spec: &PageTable) -> PlanTable {
         let (iops, throughput) = (spec.hdd_iops.unwrap_or(0.0), spec.hdd_mb_per_s.unwrap_or(0.0));
-        let unit = self.catalogue.units.throughput.name();
+        let unit = self.catalog.units.throughput.name();
         let types = self.egress_types(spec);
         let mut rows = Vec::new();
         for (what, target, dimension) in [
@@ -103,21 +103,21 @@ impl TableBuilder<'_> {
             }
         }
         let mut heads = vec!["I/O".to_owned()];
-        let size = self.catalogue.units.size.name();
+        let size = self.catalog.units.size.name();
         heads.extend(types.iter().map(|(name, _)| format!("{name} ({size})")));
         let uses = types.iter().map(|(_, part)| (&part.source, part.confidence));
-        self.table(spec, heads, rows, self.catalogue.source_uses(uses))
+        self.table(spec, heads, rows, self.catalog.source_uses(uses))
     }
 
     /// Prices as on the 2019 page, with the price of a read IOPS.
     pub(super) fn price(&self, spec: &PageTable) -> PlanTable {
-        let size = self.catalogue.units.size.name();
+        let size = self.catalog.units.size.name();
         let heads = heads(&format!("Type|USD per {size} and month|USD per read IOPS"));
-        let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
+        let prices = || self.catalog.prices.iter().filter(|price| self.shows(&price.kind));
         let rows = prices()
             .map(|price| {
                 let rate =
-                    self.catalogue.types.get(&price.kind).and_then(|disk| disk.volume.as_ref());
+                    self.catalog.types.get(&price.kind).and_then(|disk| disk.volume.as_ref());
                 let rate = rate.and_then(|part| part.read_iops_per_gb);
                 vec![
                     PlanCell::text(price.kind.clone()),
@@ -126,23 +126,23 @@ impl TableBuilder<'_> {
                 ]
             })
             .collect();
-        let sources = self.catalogue.source_uses(prices().map(|p| (&p.source, p.confidence)));
+        let sources = self.catalog.source_uses(prices().map(|p| (&p.source, p.confidence)));
         self.table(spec, heads, rows, sources)
     }
 
     pub(super) fn prices(&self, spec: &PageTable) -> PlanTable {
-        let units = &self.catalogue.units;
+        let units = &self.catalog.units;
         let size = units.size.name();
         let heads = heads(&format!(
             "Type|USD per {size} and month|regional, per {size}|per IOPS bought|per {} bought|Region|\
              Confidence",
             units.throughput.name()
         ));
-        let prices = || self.catalogue.prices.iter().filter(|price| self.shows(&price.kind));
+        let prices = || self.catalog.prices.iter().filter(|price| self.shows(&price.kind));
         let mut footnotes = Vec::new();
         let rows = prices()
             .map(|price| {
-                let confidence = self.catalogue.confidence_of(&price.source, price.confidence);
+                let confidence = self.catalog.confidence_of(&price.source, price.confidence);
                 if let Some(note) = &price.note {
                     footnotes.push(format!("{}: {note}", price.kind));
                 }
@@ -158,7 +158,7 @@ impl TableBuilder<'_> {
                 ]
             })
             .collect();
-        let sources = self.catalogue.source_uses(prices().map(|p| (&p.source, p.confidence)));
+        let sources = self.catalog.source_uses(prices().map(|p| (&p.source, p.confidence)));
         let mut table = self.table(spec, heads, rows, sources);
         table.footnotes.extend(footnotes);
         table
@@ -166,9 +166,9 @@ impl TableBuilder<'_> {
 
     pub(super) fn count(&self, spec: &PageTable) -> PlanTable {
         let kind = spec.kind.as_deref().unwrap_or("");
-        let unit = self.catalogue.units.throughput.name();
+        let unit = self.catalog.units.throughput.name();
         let heads = heads(&format!("Disks|Machine|Read IOPS|Write IOPS|Read {unit}|Write {unit}"));
-        let tables = || self.catalogue.per_count.iter().filter(|table| table.kind == kind);
+        let tables = || self.catalog.per_count.iter().filter(|table| table.kind == kind);
         let rows = tables()
             .flat_map(|table| &table.rows)
             .map(|row| {
@@ -181,7 +181,7 @@ impl TableBuilder<'_> {
                 cells
             })
             .collect();
-        let sources = self.catalogue.source_uses(tables().map(|t| (&t.source, t.confidence)));
+        let sources = self.catalog.source_uses(tables().map(|t| (&t.source, t.confidence)));
         let mut table = self.table(spec, heads, rows, sources);
         table.footnotes.extend(tables().filter_map(|table| table.note.clone()));
         table
@@ -195,7 +195,7 @@ fn machine_write(placement: &Placement<'_>) -> f64 {
         .hard_caps(&demand, crate::limits::MIN_BLOCK_BYTES)
         .iter()
         .filter(|cap| cap.dimension == Dimension::Throughput)
-        .filter(|cap| cap.kind != crate::catalogue::LimitKind::Egress)
+        .filter(|cap| cap.kind != crate::catalog::LimitKind::Egress)
         .filter_map(|cap| cap.write)
         .fold(f64::INFINITY, f64::min)
 }

@@ -12,13 +12,13 @@ pub static PROFILE: Section = Section {
     path: "profile",
     keys: keys! {
         "profile", Kind::Text("type of disk"), "" =>
-            "Type of cloud disk, such as `pd-ssd`. Its limits, and how reads and writes share them, come from a catalogue: [limit.md](limit.md#disk-profiles).";
+            "Type of cloud disk, such as `pd-ssd`. Its limits, and how reads and writes share them, come from a catalog: [limit.md](limit.md#disk-profiles).";
         "size", SIZE, "" =>
             "Size of the profiled disk, independent of the volume's own size. Required with `profile`, except for types that have a single size.";
         "machine", Kind::Text("machine type"), "" =>
-            "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalogue's default machine, if it has one.";
-        "catalog", Kind::Text("catalogue"), "" =>
-            "Catalogue of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
+            "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalog's default machine, if it has one.";
+        "catalog", Kind::Text("catalog"), "" =>
+            "Catalog of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
         "disks", Kind::Count(1..=flagstone_cloud::limits::MAX_DISKS as u64), "" =>
             "Number of such disks, striped. Default: the number that the machine comes with, or 1.";
         "regional", Kind::Flag, "" => "The disk is replicated in two zones. Default: false.";

@@ -1,9 +1,9 @@
 //! Experiment D: limits of cloud disks, measured and compared with the published limits.
 //!
 //! The emulated bed has a sample of the disks in the tables of Google's page of about 2019. The
-//! emulation follows the catalogue's formulas, not the printed numbers, so agreement shows that
+//! emulation follows the catalog's formulas, not the printed numbers, so agreement shows that
 //! formula, limiter and data path are right. The given bed has a disk of the user, which is compared
-//! with the catalogue's prediction.
+//! with the catalog's prediction.
 
 mod sample;
 
@@ -16,7 +16,7 @@ use flagstone_units::grouped;
 use serde::Serialize;
 
 use self::sample::{
-    CATALOGUE, LOCAL_SCALE, LimitColumn, PAGE_MB_BYTES, SAMPLE, SOLD, SampleDisk, job, job_name,
+    CATALOG, LOCAL_SCALE, LimitColumn, PAGE_MB_BYTES, SAMPLE, SOLD, SampleDisk, job, job_name,
     printed,
 };
 use crate::Error;
@@ -69,7 +69,7 @@ pub struct LimitCell {
     pub unit: &'static str,
     /// Factor by which the disk is emulated slower than the page has it; 1 for most.
     pub scale: u32,
-    /// Expected figure: the page's, over [`LimitCell::scale`], of emulated disks; the catalogue's
+    /// Expected figure: the page's, over [`LimitCell::scale`], of emulated disks; the catalog's
     /// prediction of a given disk.
     pub expected: f64,
     /// The page's figure over [`LimitCell::scale`], if it has this disk.
@@ -104,7 +104,7 @@ pub struct GivenDisk {
     #[serde(rename = "type")]
     pub disk_type: String,
     pub machine: String,
-    pub catalogue: String,
+    pub catalog: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -231,7 +231,7 @@ fn given(
             size_bytes,
             disk_type: product.disk_type.clone(),
             machine: product.machine.clone(),
-            catalogue: product.catalogue.name.clone(),
+            catalog: product.catalog.name.clone(),
         }),
         server: None,
         title: "Experiment D on a real disk: measured and published limits",
@@ -243,14 +243,14 @@ fn expected(
     bytes: u64,
     column: &LimitColumn,
 ) -> Result<ExpectedLimit, Error> {
-    let found = product.catalogue.predict(&product.of_size(bytes)?, &column.workload());
+    let found = product.catalog.predict(&product.of_size(bytes)?, &column.workload());
     let allowed = found.map_err(usage)?.allowed;
     let expected = match column.is_throughput {
         true => allowed.bytes_per_s / PAGE_MB_BYTES,
         false => allowed.iops,
     };
     let gb = (bytes as f64 / 1e9).round() as u32;
-    let is_page = product.catalogue.name == CATALOGUE;
+    let is_page = product.catalog.name == CATALOG;
     let published = printed(&product.disk_type, gb, &product.machine, column).filter(|_| is_page);
     Ok(ExpectedLimit { column: *column, depth: column.deep(), expected, published })
 }
@@ -300,7 +300,7 @@ fn cell(disk: &LimitDisk, limit: &ExpectedLimit, figures: Figures) -> LimitCell 
 fn caveats(prepared: &Prepared, cells: &[LimitCell]) -> Vec<String> {
     let agree = cells.iter().filter(|cell| cell.agrees).count();
     let against = match &prepared.given {
-        Some(given) => format!("what {} predicts", given.catalogue),
+        Some(given) => format!("what {} predicts", given.catalog),
         None => "the page's figures".to_owned(),
     };
     let mut caveats = vec![format!(
@@ -353,7 +353,7 @@ pub fn table(summary: &LimitsSummary) -> Table {
             grouped(given.size_bytes as f64 / 1e9, 0),
             given.disk_type,
             here(&figures, Some(&given.machine)),
-            given.catalogue
+            given.catalog
         ),
         None => "Google's page of about 2019, and the same on EMULATED disks".to_owned(),
     };
@@ -386,7 +386,7 @@ mod tests {
     use flagstone_bench::cpu::CpuUse;
     use flagstone_bench::measurement::Measurement;
     use flagstone_bench::provenance::Provenance;
-    use flagstone_cloud::Catalogue;
+    use flagstone_cloud::Catalog;
     use flagstone_config::{Config, Layer};
 
     fn prepared() -> (tempfile::TempDir, Prepared) {
@@ -395,9 +395,9 @@ mod tests {
         (directory, prepared)
     }
 
-    /// The emulation follows the catalogue, so the catalogue must give the printed figures.
+    /// The emulation follows the catalog, so the catalog must give the printed figures.
     #[test]
-    fn catalogue_predicts_the_printed_figures() {
+    fn catalog_predicts_the_printed_figures() {
         for disk in &SAMPLE {
             for (column, printed) in disk.cells {
                 let figure = disk.allowed(column);
@@ -520,7 +520,7 @@ mod tests {
     #[test]
     fn given_disk_is_judged_by_the_prediction() {
         let product = |machine: &str| DiskProduct {
-            catalogue: Catalogue::builtin(CATALOGUE).unwrap(),
+            catalog: Catalog::builtin(CATALOG).unwrap(),
             disk_type: "pd-ssd".to_owned(),
             machine: machine.to_owned(),
         };
@@ -552,7 +552,7 @@ mod tests {
                 size_bytes: bytes,
                 disk_type: "pd-ssd".to_owned(),
                 machine: "n1-standard-8".to_owned(),
-                catalogue: CATALOGUE.to_owned(),
+                catalog: CATALOG.to_owned(),
             }),
             server: None,
             title: "",

@@ -2,11 +2,11 @@
 //! the jobs that measure them.
 
 use flagstone_bench::job::{BenchJob, JobPattern};
-use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
+use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
 
 use crate::bed::RunOptions;
 
-pub(crate) const CATALOGUE: &str = "gcp-2019";
+pub(crate) const CATALOG: &str = "gcp-2019";
 /// Bytes of the page's MB: 4,500 writes of 16 KB are its 72 MB, so it is 1,000 KB of 1,024 bytes.
 pub(crate) const PAGE_MB_BYTES: f64 = 1_024_000.0;
 /// Size of an emulated volume, in bytes. It differs from the disk's size, and stores nothing.
@@ -214,19 +214,19 @@ impl SampleDisk {
         format!("{disks}-{disk_type}-{size_gb}{regional}-{machine}")
     }
 
-    fn place(&self) -> (&'static Catalogue, DiskConfiguration) {
-        let catalogue = Catalogue::builtin(CATALOGUE).expect("a built-in catalogue");
+    fn place(&self) -> (&'static Catalog, DiskConfiguration) {
+        let catalog = Catalog::builtin(CATALOG).expect("a built-in catalog");
         let bytes = u64::from(self.size_gb) * 1_000_000_000;
-        let place = DiskConfiguration::new(catalogue, self.disk_type, bytes, self.machine)
+        let place = DiskConfiguration::new(catalog, self.disk_type, bytes, self.machine)
             .expect("disk and machine are in it: a test goes through them");
-        (catalogue, DiskConfiguration { disks: self.disks, regional: self.regional, ..place })
+        (catalog, DiskConfiguration { disks: self.disks, regional: self.regional, ..place })
     }
 
-    /// Figure by the catalogue's formulas, in the page's unit, not scaled.
+    /// Figure by the catalog's formulas, in the page's unit, not scaled.
     pub(super) fn allowed(&self, column: &LimitColumn) -> f64 {
-        let (catalogue, place) = self.place();
-        let found = catalogue.predict(&place, &column.workload());
-        let allowed = found.expect("its limits are in the catalogue").allowed;
+        let (catalog, place) = self.place();
+        let found = catalog.predict(&place, &column.workload());
+        let allowed = found.expect("its limits are in the catalog").allowed;
         if column.is_throughput { allowed.bytes_per_s / PAGE_MB_BYTES } else { allowed.iops }
     }
 
@@ -243,11 +243,11 @@ impl SampleDisk {
         let SampleDisk { disk_type, size_gb, machine, disks, regional, .. } = self;
         format!(
             "disk_model = {{ profile = \"{disk_type}\", size = \"{size_gb}GB\", machine = \"{machine}\", \
-             catalog = \"{CATALOGUE}\", disks = {disks}, regional = {regional} }}\n"
+             catalog = \"{CATALOG}\", disks = {disks}, regional = {regional} }}\n"
         )
     }
 
-    /// Limits by the same formulas, over the scale: the catalogue has no such slow disk.
+    /// Limits by the same formulas, over the scale: the catalog has no such slow disk.
     fn scaled_limit(&self) -> String {
         let scaled = |column: &LimitColumn| self.allowed(column) / f64::from(self.scale);
         let bytes = |column: &LimitColumn| (scaled(column) * PAGE_MB_BYTES) as u64;

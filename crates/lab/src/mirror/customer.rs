@@ -98,7 +98,7 @@ pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
     Table { rows: rows.collect(), ..table(title, &heads) }
 }
 
-/// Throughput that the catalogue allows for random writes of a row's size on a machine type, in MiB/s;
+/// Throughput that the catalog allows for random writes of a row's size on a machine type, in MiB/s;
 /// none for a machine type that it does not have.
 fn page_limit(machine: &str, row: &PublishedRow) -> Option<f64> {
     Some(writes_per_s_most(row.block_bytes, Some(machine))? * row.block_bytes as f64 / MIB)

@@ -16,12 +16,12 @@ use flagstone_bench::results::ResultStore;
 use flagstone_bench::served;
 use flagstone_bench::stats::median;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
-use flagstone_cloud::{Catalogue, DiskConfiguration};
+use flagstone_cloud::{Catalog, DiskConfiguration};
 
 use super::published::{PublishedRow, ROWS};
 use super::setup::{
-    self, CATALOGUE, COLD_BYTES, DISK_BYTES, EmulatedDisks, HOT_BYTES, LOOPBACK, MirrorSetup,
-    SETUPS, TYPE,
+    self, CATALOG, COLD_BYTES, DISK_BYTES, EmulatedDisks, HOT_BYTES, LOOPBACK, MirrorSetup, SETUPS,
+    TYPE,
 };
 use super::summary::Calibrated;
 use super::{MeasuredMirror, MirrorLink, SUITE, job_name};
@@ -111,8 +111,8 @@ impl Parameters<'_> {
 
     fn check_machine(&self) -> Result<(), Error> {
         let Some(machine) = &self.bed.machine else { return Ok(()) };
-        let catalogue = Catalogue::builtin(CATALOGUE).expect("a catalogue of the program");
-        DiskConfiguration::new(catalogue, TYPE, DISK_BYTES, machine)
+        let catalog = Catalog::builtin(CATALOG).expect("a catalog of the program");
+        DiskConfiguration::new(catalog, TYPE, DISK_BYTES, machine)
             .map(drop)
             .map_err(|error| BenchError::usage(format!("--machine={machine}: {error}")).into())
     }

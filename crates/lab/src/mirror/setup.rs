@@ -8,7 +8,7 @@
 
 use std::fmt::Write as _;
 
-use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
+use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
 
 use crate::node::{NodePair, device};
 
@@ -29,11 +29,11 @@ const DISK_BYTES_PER_S: u64 = 251_679_000;
 const FILL_STARTS_S: f64 = 0.3;
 /// IOPS of 500 GB at 30 per GB, and of n2-standard-8.
 const DISK_IOPS: u64 = 15_000;
-/// Disk type in the catalogue, for the limits of a machine type.
+/// Disk type in the catalog, for the limits of a machine type.
 pub const TYPE: &str = "pd-ssd";
 pub const DISK_BYTES: u64 = 500_000_000_000;
-/// Catalogue of the report's time.
-pub const CATALOGUE: &str = "gcp-2019";
+/// Catalog of the report's time.
+pub const CATALOG: &str = "gcp-2019";
 /// Read latency of the disks, in µs: below the millisecond for which SSD persistent disks are designed.
 /// Only the start of a node and resyncs read.
 const READ_LATENCY_US: u64 = 800;
@@ -48,14 +48,14 @@ pub const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
 const NODE: &str = "cores = 1\nbuffer_memory = \"512MiB\"\n";
 
 /// Writes per second that the limits of the published disk, or of a machine type, allow; none for a
-/// machine type that the catalogue does not have.
+/// machine type that the catalog does not have.
 pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64> {
     let Some(machine) = machine else {
         return Some((DISK_BYTES_PER_S as f64 / block_bytes as f64).min(DISK_IOPS as f64));
     };
-    let catalogue = Catalogue::builtin(CATALOGUE)?;
-    let place = DiskConfiguration::new(catalogue, TYPE, DISK_BYTES, machine).ok()?;
-    let found = catalogue.predict(&place, &Workload::random(block_bytes, 0)).ok()?;
+    let catalog = Catalog::builtin(CATALOG)?;
+    let place = DiskConfiguration::new(catalog, TYPE, DISK_BYTES, machine).ok()?;
+    let found = catalog.predict(&place, &Workload::random(block_bytes, 0)).ok()?;
     Some(found.allowed.iops)
 }
 
@@ -213,7 +213,7 @@ impl EmulatedDisks {
         match &self.machine {
             Some(machine) => format!(
                 "disk_model = {{ profile = \"{TYPE}\", size = {DISK_BYTES}, machine = {machine:?}, \
-                 catalog = \"{CATALOGUE}\", {latency} }}\n"
+                 catalog = \"{CATALOG}\", {latency} }}\n"
             ),
             None => format!(
                 "limit = {{ iops = {DISK_IOPS}, throughput = \"{DISK_BYTES_PER_S}B/s\" }}\n\

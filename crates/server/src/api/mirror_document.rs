@@ -208,7 +208,7 @@ pub struct PeerDocument {
     /// The last handshake; `null` before the first.
     pub last_handshake: Option<HandshakeDocument>,
     /// Data that the peer lacks, in bytes, rounded up to the bitmap's granularity.
-    pub out_of_date_bytes: u64,
+    pub out_of_sync_bytes: u64,
     /// When it was last in sync, in seconds since the Unix epoch; `null` if not since the replica was
     /// opened.
     pub last_in_sync_seconds: Option<u64>,

@@ -47,9 +47,9 @@ const REPLICA: [(&str, &str, ReplicaValue); 11] = [
 
 const PEER: [(&str, &str, PeerValue); 16] = [
     (
-        "flagstone_mirror_out_of_date_bytes",
+        "flagstone_mirror_out_of_sync_bytes",
         "Data that the peer lacks, rounded up to the bitmap's granularity.",
-        |p| p.out_of_date_bytes as f64,
+        |p| p.out_of_sync_bytes as f64,
     ),
     (
         "flagstone_mirror_in_sync_timestamp_seconds",

@@ -463,7 +463,7 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
             let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
             let stops = if serving { " and stops serving" } else { "" };
             let outcome = format!("{node} takes the data of {name}{stops}");
-            let amount = match peer.out_of_date_bytes {
+            let amount = match peer.out_of_sync_bytes {
                 0 => String::new(),
                 bytes => format!(", in regions of {bytes} bytes in all"),
             };

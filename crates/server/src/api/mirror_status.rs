@@ -106,7 +106,7 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &MirrorPeerStatus) -> P
         compare: options.is_some_and(|options| options.compare),
         full_resync: resync.full,
         last_handshake: mirror.last_handshake(leg).as_ref().map(handshake),
-        out_of_date_bytes: status.out_of_date_bytes,
+        out_of_sync_bytes: status.out_of_sync_bytes,
         last_in_sync_seconds: match status.state {
             MirrorState::Mirroring => Some(time::wall_clock().as_secs()),
             _ => Some(status.last_in_sync_s).filter(|seconds| *seconds > 0),

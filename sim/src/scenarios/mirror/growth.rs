@@ -80,7 +80,7 @@ fn failover_from_source_that_dies_during_growth() {
             Ok(()) => {}
             Err(error) => {
                 assert_eq!(error, RoleError::Inconsistent);
-                let left = status.out_of_date_bytes;
+                let left = status.out_of_sync_bytes;
                 assert!(copies && left <= REGION, "after {moment}: {left} bytes are left");
                 refused += 1;
                 continue;

@@ -55,7 +55,7 @@ fn handshake_decision_never_clears_the_bitmap() {
     for block in [3, 20, 41] {
         pair.write(0, block, 7).expect("the peer is lost, and the policy is to degrade");
     }
-    assert_eq!(pair.peer_status(0).out_of_date_bytes, 3 * BLOCK);
+    assert_eq!(pair.peer_status(0).out_of_sync_bytes, 3 * BLOCK);
     // However often the nodes handshake and decide, and wherever that is interrupted, blocks that
     // differ stay marked.
     type Kind = fn(&PeerRequest) -> bool;
@@ -72,7 +72,7 @@ fn handshake_decision_never_clears_the_bitmap() {
             while lost.get() == 0 {
                 pair.sim.run_for(Duration::from_millis(1));
                 assert_ne!(pair.state(0), MirrorState::Mirroring);
-                assert_eq!(pair.peer_status(0).out_of_date_bytes, 3 * BLOCK);
+                assert_eq!(pair.peer_status(0).out_of_sync_bytes, 3 * BLOCK);
             }
             pair.cut();
             pair.sim.run_for(Duration::from_secs(1));
@@ -303,7 +303,7 @@ fn slow_target_does_not_flap() {
     let flaps = status.disconnects - disconnects;
     // The target falls behind at once, and each attempt waits ten seconds.
     assert!((1..=7).contains(&flaps), "it fell behind {flaps} times in a minute");
-    assert!(status.out_of_date_bytes <= BLOCKS * BLOCK);
+    assert!(status.out_of_sync_bytes <= BLOCKS * BLOCK);
 }
 
 #[test]
@@ -459,12 +459,12 @@ fn only_degraded_writes_are_copied() {
         pair.write(0, block, byte).expect("the peer is lost");
     }
     let expected = SCATTERED.len() as u64 * BLOCK;
-    assert_eq!(pair.peer_status(0).out_of_date_bytes, expected);
+    assert_eq!(pair.peer_status(0).out_of_sync_bytes, expected);
     pair.hub().heal();
     pair.becomes_in_sync(0);
     let status = pair.peer_status(0);
     assert_eq!((status.resync_done_bytes, status.resync_total_bytes), (expected, expected));
-    assert_eq!(status.out_of_date_bytes, 0);
+    assert_eq!(status.out_of_sync_bytes, 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod picture;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_cloud::catalogue::{Catalogue, SizeUnit, Units};
+use flagstone_cloud::catalog::{Catalog, SizeUnit, Units};
 use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
@@ -46,22 +46,22 @@ impl CurveSet {
 }
 
 pub(super) fn run(args: &CurveArgs) -> Result<Exit, Failure> {
-    let (catalogue, found) = found(args)?;
-    none_can(&catalogue, found.types.iter().map(|of| of.curves.as_ref().err()))?;
-    let file = match (&args.output, args.catalogue.json) {
+    let (catalog, found) = found(args)?;
+    none_can(&catalog, found.types.iter().map(|of| of.curves.as_ref().err()))?;
+    let file = match (&args.output, args.catalog.json) {
         (None, true) => None,
         (output, _) => Some(file(output.as_deref().unwrap_or("curve")).map_err(Failure::usage)?),
     };
     if let Some(file) = &file {
-        let figure = picture::figure(&catalogue, &found, &args.rw);
+        let figure = picture::figure(&catalog, &found, &args.rw);
         std::fs::write(file, figure.svg(Theme::Auto)).map_err(|error| {
             Failure::failed(format!("cannot write {}: {error}", file.display()))
         })?;
     }
-    if args.catalogue.json {
-        return Ok(json(&catalogue, report(&catalogue, &found)));
+    if args.catalog.json {
+        return Ok(json(&catalog, report(&catalog, &found)));
     }
-    Ok(print(&text(&catalogue, &found, file.as_slice(), Paint::stdout()), Exit::Success))
+    Ok(print(&text(&catalog, &found, file.as_slice(), Paint::stdout()), Exit::Success))
 }
 
 /// Path of the picture; adds `.svg` to a name without it.
@@ -76,8 +76,8 @@ fn file(output: &str) -> Result<PathBuf, String> {
     }
 }
 
-fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), Failure> {
-    let catalogue = args.catalogue.open()?;
+fn found(args: &CurveArgs) -> Result<(Catalog, CurveSet), Failure> {
+    let catalog = args.catalog.open()?;
     let over = match args.over.as_str() {
         "size" => Over::Size,
         "vcpus" => Over::Vcpus,
@@ -99,21 +99,21 @@ fn found(args: &CurveArgs) -> Result<(Catalogue, CurveSet), Failure> {
         true => vec![small],
         false => vec![small, large],
     };
-    let configurations = args.configurations(&catalogue, over == Over::Size)?;
-    let end = |option: &str, text: &str| place(option, text, over, &catalogue.units);
+    let configurations = args.configurations(&catalog, over == Over::Size)?;
+    let end = |option: &str, text: &str| place(option, text, over, &catalog.units);
     let range = (optional("--from", &args.from, end)?, optional("--to", &args.to, end)?);
-    let wide = Sweep::new(&catalogue, over, &configurations, range);
+    let wide = Sweep::new(&catalog, over, &configurations, range);
     let wide = wide.map_err(|error| error.to_string())?;
-    let mut found = follow(&catalogue, &configurations, &loads, &wide);
+    let mut found = follow(&catalog, &configurations, &loads, &wide);
     if range.1.is_none() && matches!(over, Over::Size | Over::Depth) {
         let last = found.curves().filter_map(|curve| Some(curve.spans.last()?.from.at)).max();
-        let to = beyond(last.unwrap_or(0), over, &catalogue.units)
-            .min(*wide.places.last().unwrap_or(&0));
+        let to =
+            beyond(last.unwrap_or(0), over, &catalog.units).min(*wide.places.last().unwrap_or(&0));
         if wide.places.first().is_some_and(|first| to > *first) {
-            found = follow(&catalogue, &configurations, &loads, &wide.up_to(to));
+            found = follow(&catalog, &configurations, &loads, &wide.up_to(to));
         }
     }
-    Ok((catalogue, found))
+    Ok((catalog, found))
 }
 
 /// A round position well beyond the last change.
@@ -129,13 +129,13 @@ fn beyond(last: u64, over: Over, units: &Units) -> u64 {
 }
 
 fn follow(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     configurations: &[DiskConfiguration],
     loads: &[Workload],
     sweep: &Sweep,
 ) -> CurveSet {
     let of = |configuration: &DiskConfiguration| {
-        let curves = loads.iter().map(|load| catalogue.curve(configuration, load, sweep));
+        let curves = loads.iter().map(|load| catalog.curve(configuration, load, sweep));
         OfType { configuration: configuration.clone(), curves: curves.collect() }
     };
     CurveSet {
@@ -171,7 +171,7 @@ struct TypeReport<'a> {
     curves: &'a [LimitCurve],
 }
 
-fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
+fn report<'a>(catalog: &'a Catalog, found: &'a CurveSet) -> Report<'a> {
     let of = |of: &'a OfType| TypeReport {
         configuration: &of.configuration,
         error: of.curves.as_ref().err().map(PlanError::to_string),
@@ -180,12 +180,12 @@ fn report<'a>(catalogue: &'a Catalogue, found: &'a CurveSet) -> Report<'a> {
     Report {
         over: found.over,
         at_unit: match found.over {
-            Over::Size => catalogue.units.size.name(),
+            Over::Size => catalog.units.size.name(),
             Over::Vcpus => "vCPUs",
             Over::Block => "bytes",
             Over::Depth => "I/Os in flight of each job",
         },
-        throughput_unit: catalogue.units.throughput.name(),
+        throughput_unit: catalog.units.throughput.name(),
         workloads: &found.loads,
         types: found.types.iter().map(of).collect(),
     }
@@ -213,9 +213,9 @@ fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
     }
 }
 
-fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint) -> String {
-    let mut out = head(catalogue);
-    let unit = catalogue.units.throughput.name();
+fn text(catalog: &Catalog, found: &CurveSet, files: &[PathBuf], paint: Paint) -> String {
+    let mut out = head(catalog);
+    let unit = catalog.units.throughput.name();
     for of in &found.types {
         let Ok(curves) = &of.curves else { continue };
         for curve in curves {
@@ -240,8 +240,8 @@ fn text(catalogue: &Catalogue, found: &CurveSet, files: &[PathBuf], paint: Paint
                 .iter()
                 .map(|span| {
                     vec![
-                        at_text(found.over, &catalogue.units, span.from.at),
-                        at_text(found.over, &catalogue.units, span.to.at),
+                        at_text(found.over, &catalog.units, span.from.at),
+                        at_text(found.over, &catalog.units, span.to.at),
                         range(&|point| grouped(point.iops, 0), &span.from, &span.to),
                         range(&|point| decimals(point.throughput), &span.from, &span.to),
                         limit_text(span.from.binding, span.from.dimension, unit),

@@ -1,6 +1,6 @@
 //! Plot of the curves.
 
-use flagstone_cloud::catalogue::{Catalogue, Confidence, SizeUnit};
+use flagstone_cloud::catalog::{Catalog, Confidence, SizeUnit};
 use flagstone_cloud::curve::{CurvePoint, CurveSpan, LimitCurve, Over};
 use flagstone_cloud::{AccessOrder, LimitKind, Workload};
 use flagstone_plot as plot;
@@ -19,7 +19,7 @@ enum Rate {
 }
 
 /// A figure of two panels: IOPS above, MB/s below.
-pub(super) fn figure(catalogue: &Catalogue, found: &CurveSet, rw: &str) -> Figure {
+pub(super) fn figure(catalog: &Catalog, found: &CurveSet, rw: &str) -> Figure {
     let across = match found.over {
         Over::Size => "size",
         Over::Vcpus => "vCPUs",
@@ -36,22 +36,20 @@ pub(super) fn figure(catalogue: &Catalogue, found: &CurveSet, rw: &str) -> Figur
         [one] => format!("{one}: "),
         _ => String::new(),
     };
-    let unit = catalogue.units.throughput.name();
+    let unit = catalog.units.throughput.name();
     Figure {
         title: format!("{of}IOPS and {unit} by {across}"),
-        subtitle: subtitle(catalogue, found),
-        panels: [Rate::Iops, Rate::Throughput]
-            .map(|rate| panel(catalogue, found, rw, rate))
-            .to_vec(),
-        footer: footer(catalogue, found),
+        subtitle: subtitle(catalog, found),
+        panels: [Rate::Iops, Rate::Throughput].map(|rate| panel(catalog, found, rw, rate)).to_vec(),
+        footer: footer(catalog, found),
     }
 }
 
 /// Parameters that are constant along the curves.
-fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
+fn subtitle(catalog: &Catalog, found: &CurveSet) -> String {
     let Some(first) = found.types.first().map(|of| &of.configuration) else { return String::new() };
     let mut parts = Vec::new();
-    let units = &catalogue.units;
+    let units = &catalog.units;
     if found.over != Over::Size {
         let size = units.size_of(first.size_bytes);
         let size = (size > 0.0).then(|| format!("{} {}", grouped(size, 0), units.size.name()));
@@ -84,10 +82,10 @@ fn subtitle(catalogue: &Catalogue, found: &CurveSet) -> String {
     parts.join(" · ")
 }
 
-fn footer(catalogue: &Catalogue, found: &CurveSet) -> String {
+fn footer(catalog: &Catalog, found: &CurveSet) -> String {
     let confidence = found.curves().map(|curve| curve.confidence).max().unwrap_or(Confidence::A);
     let mut lines =
-        vec![format!("Catalogue {}: {}; confidence {confidence}.", catalogue.name, catalogue.date)];
+        vec![format!("Catalog {}: {}; confidence {confidence}.", catalog.name, catalog.date)];
     lines.extend(found.types.iter().filter_map(|of| {
         let why = of.curves.as_ref().err()?;
         Some(format!("No curve of {}: {why}.", of.configuration.kind))
@@ -96,7 +94,7 @@ fn footer(catalogue: &Catalogue, found: &CurveSet) -> String {
     lines.join("\n")
 }
 
-fn panel(catalogue: &Catalogue, found: &CurveSet, rw: &str, rate: Rate) -> Panel {
+fn panel(catalog: &Catalog, found: &CurveSet, rw: &str, rate: Rate) -> Panel {
     let load = match rate {
         Rate::Iops => found.loads.first(),
         Rate::Throughput => found.loads.last(),
@@ -121,18 +119,17 @@ fn panel(catalogue: &Catalogue, found: &CurveSet, rw: &str, rate: Rate) -> Panel
     let log = found.over != Over::Vcpus && high / low > LOG_FROM;
     let what = match rate {
         Rate::Iops => "IOPS",
-        Rate::Throughput => catalogue.units.throughput.name(),
+        Rate::Throughput => catalog.units.throughput.name(),
     };
     let heading = match load {
         Some(load) => format!("{what}, {}", load_text(load, rw, found.over)),
         None => what.to_owned(),
     };
     let scale = if log { Scale::Log } else { Scale::Linear };
-    let one = |(dash, curve): (usize, &&LimitCurve)| {
-        one(catalogue, found.over, curve, dash, &value, rate)
-    };
+    let one =
+        |(dash, curve): (usize, &&LimitCurve)| one(catalog, found.over, curve, dash, &value, rate);
     Panel {
-        x: across(catalogue, found, all().map(|point| point.at).collect()),
+        x: across(catalog, found, all().map(|point| point.at).collect()),
         y: Axis { scale, format: NumberFormat::Plain, ..Axis::linear(heading) },
         content: PanelContent::Curves(curves.iter().enumerate().map(one).collect()),
         marks: Vec::new(),
@@ -155,12 +152,12 @@ fn load_text(load: &Workload, rw: &str, over: Over) -> String {
     }
 }
 
-fn across(catalogue: &Catalogue, found: &CurveSet, mut places: Vec<u64>) -> Axis {
+fn across(catalog: &Catalog, found: &CurveSet, mut places: Vec<u64>) -> Axis {
     places.sort_unstable();
     places.dedup();
     let each = |axis: Axis, scale, format| Axis { scale, format, ..axis };
     match found.over {
-        Over::Size => match catalogue.units.size {
+        Over::Size => match catalog.units.size {
             SizeUnit::Gb => each(Axis::log("size of a disk"), Scale::Log, NumberFormat::Gb),
             SizeUnit::Gib => each(Axis::log("size of a disk"), Scale::Log2, NumberFormat::Gib),
         },
@@ -190,14 +187,14 @@ fn hue(kind: LimitKind) -> Hue {
 }
 
 fn one(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     over: Over,
     curve: &LimitCurve,
     dash: usize,
     value: &dyn Fn(&CurvePoint) -> f64,
     rate: Rate,
 ) -> plot::Curve {
-    let unit = catalogue.units.throughput.name();
+    let unit = catalog.units.throughput.name();
     let at = |point: &CurvePoint| (point.at as f64, value(point));
     let stretch = |(index, span): (usize, &CurveSpan)| {
         let within = |point: &&CurvePoint| (span.from.at..=span.to.at).contains(&point.at);
@@ -221,7 +218,7 @@ fn one(
             Rate::Throughput => format!("{} {unit}", grouped(value(corner), 0)),
         };
         let (x, y) = at(corner);
-        let place = super::at_text(over, &catalogue.units, corner.at);
+        let place = super::at_text(over, &catalog.units, corner.at);
         Note { x, y, text: format!("{place}: {number}") }
     };
     plot::Curve {

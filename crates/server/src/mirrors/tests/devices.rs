@@ -122,7 +122,7 @@ fn truncated_log_counts_as_lost() {
             assert_eq!(node.mirrored.missing(), None, "{left} B are left");
             node.serves().await;
             let status = node.mirrored.mirror().unwrap().status().peers[0];
-            assert_eq!(status.out_of_date_bytes, whole, "{left} B are left");
+            assert_eq!(status.out_of_sync_bytes, whole, "{left} B are left");
             assert_eq!(file.metadata().unwrap().len(), large);
             assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
             node.stop().await;
@@ -241,7 +241,7 @@ fn opening_replica_does_not_overwrite_other_data() {
         node.serves().await;
         let bytes = node.mirrored.device().geometry().size_bytes.next_multiple_of(64 << 10);
         let status = node.mirrored.mirror().unwrap().status().peers[0];
-        assert_eq!(status.out_of_date_bytes, bytes, "the log is made anew");
+        assert_eq!(status.out_of_sync_bytes, bytes, "the log is made anew");
         assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
         node.mirrored.end().await;
     })

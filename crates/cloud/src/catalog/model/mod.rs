@@ -1,6 +1,6 @@
-//! Fields of a catalogue in their written form, which `docs/catalogue.md` describes.
+//! Fields of a catalog in their written form, which `docs/catalog.md` describes.
 //!
-//! Sizes and throughput are in the catalogue's own units ([`Units`]): a field `x_gb` is written
+//! Sizes and throughput are in the catalog's own units ([`Units`]): a field `x_gb` is written
 //! `x_gib` if the units are GiB, and `_mb_per_s` is written `_mib_per_s` for MiB/s. `None` means
 //! that no source gives the value, which differs from 0 and from unlimited.
 
@@ -24,10 +24,10 @@ pub use rules::*;
 pub use source::*;
 pub use units::*;
 
-/// A catalogue: limits and prices of one cloud's disks, from its sources at one date.
+/// A catalog: limits and prices of one cloud's disks, from its sources at one date.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Catalogue {
+pub struct Catalog {
     /// Version of the format, 1.
     pub format: u32,
     /// Such as `gcp-2019`.
@@ -35,7 +35,7 @@ pub struct Catalogue {
     pub title: String,
     /// Of its contents, if known.
     pub date: String,
-    /// Basis of the catalogue, in one sentence.
+    /// Basis of the catalog, in one sentence.
     pub about: String,
     /// Lowest confidence of its main tables.
     pub confidence: Confidence,
@@ -46,7 +46,7 @@ pub struct Catalogue {
     pub not_known: Vec<String>,
     /// Sources by key.
     #[serde(rename = "source")]
-    pub sources: BTreeMap<String, CatalogueSource>,
+    pub sources: BTreeMap<String, CatalogSource>,
     #[serde(rename = "type")]
     pub types: BTreeMap<String, DiskType>,
     #[serde(rename = "family")]

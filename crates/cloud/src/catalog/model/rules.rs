@@ -1,4 +1,4 @@
-//! Catalogue-wide rules: egress, CPU, prices.
+//! Catalog-wide rules: egress, CPU, prices.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub struct Egress {
     pub gbit_per_s_max: Option<f64>,
     /// Throughput units per Gbit/s, in the source's counting.
     pub throughput_per_gbit: f64,
-    /// Bytes of that unit, which may differ from the catalogue's.
+    /// Bytes of that unit, which may differ from the catalog's.
     pub throughput_bytes: u64,
     /// Bytes sent per byte written.
     pub multiplier_zonal: f64,

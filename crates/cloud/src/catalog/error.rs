@@ -1,4 +1,4 @@
-//! Catalogue errors: one line with the file, the line, the mistake and the accepted input.
+//! Catalog errors: one line with the file, the line, the mistake and the accepted input.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use super::keys;
 use super::model::Units;
 use crate::limits::MAX_SHOWN_CHARS;
 
-/// A mistake in a catalogue.
+/// A mistake in a catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CatalogueError {
+pub struct CatalogError {
     /// The file, as given.
     pub file: String,
     /// Line number from 1; `None` for the whole file.
@@ -19,7 +19,7 @@ pub struct CatalogueError {
     pub help: String,
 }
 
-impl std::fmt::Display for CatalogueError {
+impl std::fmt::Display for CatalogError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:", self.file)?;
         if let Some(line) = self.line {
@@ -29,7 +29,7 @@ impl std::fmt::Display for CatalogueError {
     }
 }
 
-impl std::error::Error for CatalogueError {}
+impl std::error::Error for CatalogError {}
 
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
@@ -45,13 +45,13 @@ pub(super) fn shown(text: &str) -> String {
     out
 }
 
-pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> CatalogueError {
+pub(super) fn explain(error: &toml_edit::de::Error, file: &str, text: &str) -> CatalogError {
     let span: Option<Range<usize>> = error.span();
     let line = span.as_ref().map(|span| line_of(text, span.start));
     let said = error.message();
     let first = said.lines().next().unwrap_or(said);
     let (message, help) = reword(first, &place(text, span), &UnitWords::of_text(text));
-    CatalogueError { file: file.to_owned(), line, message, help }
+    CatalogError { file: file.to_owned(), line, message, help }
 }
 
 fn place(text: &str, span: Option<Range<usize>>) -> String {
@@ -122,7 +122,7 @@ fn reword(said: &str, line: &str, words: &UnitWords) -> (String, String) {
         );
     }
     let help = "a table begins with [name] on its own line, a key is written key = value";
-    (format!("this is not a catalogue in TOML: {}", shown(said)), help.to_owned())
+    (format!("this is not a catalog in TOML: {}", shown(said)), help.to_owned())
 }
 
 fn accepted_keys(names: &str, words: &UnitWords) -> String {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{SourceKeys, TableKind};
-use crate::catalogue::select::{CountRange, NamePattern};
+use crate::catalog::select::{CountRange, NamePattern};
 
 /// A contradiction within a source or between sources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ pub struct Inconsistency {
     #[serde(rename = "where")]
     pub place: String,
     pub why: String,
-    /// The value that this catalogue uses, if it had to choose.
+    /// The value that this catalog uses, if it had to choose.
     pub used: Option<String>,
     /// Affected results; none if absent.
     #[serde(skip_serializing)]

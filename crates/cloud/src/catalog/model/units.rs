@@ -1,4 +1,4 @@
-//! Units of a catalogue.
+//! Units of a catalog.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// Converts a size from bytes to the catalogue's unit.
+    /// Converts a size from bytes to the catalog's unit.
     pub fn size_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.size_bytes as f64
     }
@@ -30,7 +30,7 @@ impl Units {
         self.block_bytes * self.blocks_per_throughput
     }
 
-    /// Converts a block size from bytes to the catalogue's unit.
+    /// Converts a block size from bytes to the catalog's unit.
     pub fn block_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.block_bytes as f64
     }

@@ -2,8 +2,8 @@
 //!
 //! Input: the text of a catalog.
 
-use flagstone_cloud::catalogue::MachineFamily;
-use flagstone_cloud::{Catalogue, DiskConfiguration, Workload};
+use flagstone_cloud::catalog::MachineFamily;
+use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
 
 /// Number of types and families of one catalog that are tried together.
 const TRIED: usize = 6;
@@ -11,8 +11,8 @@ const TRIED: usize = 6;
 /// Parses the catalog: it is valid as a whole, or has an error that can be displayed.
 pub fn run(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    match Catalogue::parse("own.toml", text) {
-        Ok(catalogue) => check(&catalogue),
+    match Catalog::parse("own.toml", text) {
+        Ok(catalog) => check(&catalog),
         Err(mistake) => {
             assert!(!mistake.message.is_empty() && !mistake.help.is_empty());
             if let Some(line) = mistake.line {
@@ -24,24 +24,24 @@ pub fn run(input: &[u8]) {
 }
 
 /// Checks an accepted catalog: every query has an answer or a reason.
-fn check(catalogue: &Catalogue) {
-    for table in catalogue.tables(None).expect("all tables of an accepted catalog") {
+fn check(catalog: &Catalog) {
+    for table in catalog.tables(None).expect("all tables of an accepted catalog") {
         for row in &table.rows {
             assert_eq!(row.len(), table.columns.len());
         }
     }
-    for (kind, disk) in catalogue.types.iter().take(TRIED) {
-        for (name, family) in catalogue.families.iter().take(TRIED) {
-            let units = &catalogue.units;
+    for (kind, disk) in catalog.types.iter().take(TRIED) {
+        for (name, family) in catalog.families.iter().take(TRIED) {
+            let units = &catalog.units;
             let sizes = [disk.size_gb_min, disk.size_gb_max, Some(500.0)];
             for size in sizes.into_iter().flatten() {
                 let bytes = match disk.size_gb_each {
                     Some(_) => 0,
                     None => (size * units.size_bytes as f64) as u64,
                 };
-                let made = DiskConfiguration::new(catalogue, kind, bytes, &machine(name, family));
+                let made = DiskConfiguration::new(catalog, kind, bytes, &machine(name, family));
                 if let Ok(configuration) = made {
-                    predict(catalogue, &configuration);
+                    predict(catalog, &configuration);
                 }
             }
         }
@@ -53,16 +53,16 @@ fn machine(name: &str, family: &MachineFamily) -> String {
     family.machines.first().cloned().unwrap_or_else(|| format!("{name}-standard-{vcpus}"))
 }
 
-fn predict(catalogue: &Catalogue, configuration: &DiskConfiguration) {
+fn predict(catalog: &Catalog, configuration: &DiskConfiguration) {
     for (block_bytes, read_percent) in [(4096, 100), (16_384, 0), (262_144, 50)] {
         for depth in [None, Some(8)] {
             let workload = Workload { depth, ..Workload::random(block_bytes, read_percent) };
-            let Ok(found) = catalogue.predict(configuration, &workload) else { continue };
+            let Ok(found) = catalog.predict(configuration, &workload) else { continue };
             let (total, allowed) = (found.total.iops, found.allowed.iops);
             assert!(total >= 0.0 && total.is_finite() && allowed.is_finite());
             assert!(total <= allowed * (1.0 + 1e-9), "{total} of {allowed}");
             assert!(!found.limits.is_empty());
         }
     }
-    let _ = catalogue.ceilings(configuration);
+    let _ = catalog.ceilings(configuration);
 }

@@ -10,7 +10,7 @@ pub(super) const REQUIRED: &[(&str, &str)] = &[
     ("name", "\"a-short-name\""),
     ("title", "\"a name for people\""),
     ("date", "\"2024-07-06\", or what is known of the date"),
-    ("about", "\"what the catalogue rests on, in a sentence\""),
+    ("about", "\"what the catalog rests on, in a sentence\""),
     ("confidence", "\"A\" (the provider's own), \"B\" (restated) or \"C\" (a single mention)"),
     (
         "units",

@@ -1,4 +1,4 @@
-//! Row selectors of a catalogue: number ranges `"4"`, `"2-7"`, `"64+"`, and names with `*`.
+//! Row selectors of a catalog: number ranges `"4"`, `"2-7"`, `"64+"`, and names with `*`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,12 +1,12 @@
-//! Checks across values: names exist, ranges do not overlap, keys use the catalogue's units, and
+//! Checks across values: names exist, ranges do not overlap, keys use the catalog's units, and
 //! every number is finite and not negative.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use toml_edit::{Document, Item, Key, TableLike, Value};
 
-use super::error::{CatalogueError, UnitWords, line_of, shown};
-use super::model::{Catalogue, SourceKeys, VmRow, VmTable};
+use super::error::{CatalogError, UnitWords, line_of, shown};
+use super::model::{Catalog, SourceKeys, VmRow, VmTable};
 use super::select::{CountRange, NamePattern};
 use crate::input::listed;
 
@@ -20,32 +20,32 @@ pub(super) enum PathStep {
 }
 
 /// Path, message and help of a mistake.
-type CatalogueMistake = (Vec<PathStep>, String, String);
+type CatalogMistake = (Vec<PathStep>, String, String);
 
-type Checked = Result<(), CatalogueMistake>;
+type Checked = Result<(), CatalogMistake>;
 
 fn mistake(path: Vec<PathStep>, message: impl Into<String>, help: impl Into<String>) -> Checked {
     Err((path, message.into(), help.into()))
 }
 
 pub(super) fn check(
-    catalogue: &Catalogue,
+    catalog: &Catalog,
     document: &Document<&str>,
     file: &str,
     text: &str,
-) -> Result<(), CatalogueError> {
-    let at = |offset: Option<usize>, message: String, help: String| CatalogueError {
+) -> Result<(), CatalogError> {
+    let at = |offset: Option<usize>, message: String, help: String| CatalogError {
         file: file.to_owned(),
         line: offset.map(|offset| line_of(text, offset)),
         message,
         help,
     };
-    let mut walk = Walk { words: UnitWords::of_units(&catalogue.units), found: None };
+    let mut walk = Walk { words: UnitWords::of_units(&catalog.units), found: None };
     walk.table(document.as_table());
     if let Some((offset, message, help)) = walk.found {
         return Err(at(offset, message, help));
     }
-    let meaning = meaning(catalogue);
+    let meaning = meaning(catalog);
     meaning.map_err(|(path, message, help)| at(offset_of(document, &path), message, help))
 }
 
@@ -59,7 +59,7 @@ impl Walk {
         for (key, item) in table.iter() {
             let right = self.words.corrected(key);
             if right != key {
-                let message = format!("`{}` is not in the units of this catalogue", shown(key));
+                let message = format!("`{}` is not in the units of this catalog", shown(key));
                 let span = table.key(key).and_then(Key::span);
                 self.report(span, message, format!("write {right}, as [units] says"));
             }
@@ -129,38 +129,38 @@ impl From<usize> for PathStep {
     }
 }
 
-fn meaning(catalogue: &Catalogue) -> Checked {
-    if catalogue.format != FORMAT {
-        let message = format!("format {} is unknown", catalogue.format);
+fn meaning(catalog: &Catalog) -> Checked {
+    if catalog.format != FORMAT {
+        let message = format!("format {} is unknown", catalog.format);
         return mistake(path!["format"], message, format!("write format = {FORMAT}"));
     }
-    units(catalogue)?;
-    types(catalogue)?;
-    families(catalogue)?;
-    for (index, table) in catalogue.per_vm.iter().enumerate() {
-        per_vm(catalogue, index, table)?;
+    units(catalog)?;
+    types(catalog)?;
+    families(catalog)?;
+    for (index, table) in catalog.per_vm.iter().enumerate() {
+        per_vm(catalog, index, table)?;
     }
-    for (index, table) in catalogue.per_count.iter().enumerate() {
+    for (index, table) in catalog.per_count.iter().enumerate() {
         let here = path!["per_count", index];
-        known(&catalogue.types, "type", &here, "type", &table.kind)?;
-        known_sources(catalogue, &here, &table.source)?;
+        known(&catalog.types, "type", &here, "type", &table.kind)?;
+        known_sources(catalog, &here, &table.source)?;
     }
-    rules(catalogue)?;
-    for (index, price) in catalogue.prices.iter().enumerate() {
+    rules(catalog)?;
+    for (index, price) in catalog.prices.iter().enumerate() {
         let here = path!["price", index];
-        known(&catalogue.types, "type", &here, "type", &price.kind)?;
-        known_sources(catalogue, &here, &price.source)?;
+        known(&catalog.types, "type", &here, "type", &price.kind)?;
+        known_sources(catalog, &here, &price.source)?;
     }
-    for (index, observation) in catalogue.observations.iter().enumerate() {
+    for (index, observation) in catalog.observations.iter().enumerate() {
         let here = path!["observation", index];
-        known(&catalogue.types, "type", &here, "type", &observation.kind)?;
-        known_sources(catalogue, &here, &observation.source)?;
+        known(&catalog.types, "type", &here, "type", &observation.kind)?;
+        known_sources(catalog, &here, &observation.source)?;
     }
-    references(catalogue)
+    references(catalog)
 }
 
-fn units(catalogue: &Catalogue) -> Checked {
-    let units = &catalogue.units;
+fn units(catalog: &Catalog) -> Checked {
+    let units = &catalog.units;
     for (key, bytes) in [
         ("size_bytes", units.size_bytes),
         ("block_bytes", units.block_bytes),
@@ -174,12 +174,12 @@ fn units(catalogue: &Catalogue) -> Checked {
     Ok(())
 }
 
-fn known_sources(catalogue: &Catalogue, here: &[PathStep], sources: &SourceKeys) -> Checked {
+fn known_sources(catalog: &Catalog, here: &[PathStep], sources: &SourceKeys) -> Checked {
     if sources.is_empty() {
         let help = "write source = [\"KEY\"] with keys of [source.KEY] tables";
         return mistake(below(here, "source"), "no source is named", help);
     }
-    sources.iter().try_for_each(|key| known(&catalogue.sources, "source", here, "source", key))
+    sources.iter().try_for_each(|key| known(&catalog.sources, "source", here, "source", key))
 }
 
 /// Checks that the value of `key` is the name of a table `[kind.NAME]`.
@@ -198,10 +198,10 @@ fn known<T>(
     mistake(below(here, key), message, format!("add it, or write one of {names}"))
 }
 
-fn types(catalogue: &Catalogue) -> Checked {
-    for (name, disk) in &catalogue.types {
+fn types(catalog: &Catalog) -> Checked {
+    for (name, disk) in &catalog.types {
         let here = path!["type", name.as_str()];
-        known_sources(catalogue, &here, &disk.source)?;
+        known_sources(catalog, &here, &disk.source)?;
         for (key, sources) in [
             ("volume", disk.volume.as_ref().map(|part| &part.source)),
             ("regional", disk.regional.as_ref().map(|part| &part.source)),
@@ -210,7 +210,7 @@ fn types(catalogue: &Catalogue) -> Checked {
             ("queue", disk.queue.as_ref().map(|part| &part.source)),
         ] {
             if let Some(sources) = sources {
-                known_sources(catalogue, &below(&here, key), sources)?;
+                known_sources(catalog, &below(&here, key), sources)?;
             }
         }
         if let (Some(min), Some(max)) = (disk.size_gb_min, disk.size_gb_max)
@@ -229,24 +229,18 @@ fn types(catalogue: &Catalogue) -> Checked {
             return mistake(path, "iops_per_io_low is out of order", help);
         }
         for family in disk.provisioned.iter().flat_map(|part| part.vcpus_min.keys()) {
-            known(
-                &catalogue.families,
-                "family",
-                &below(&here, "provisioned"),
-                "vcpus_min",
-                family,
-            )?;
+            known(&catalog.families, "family", &below(&here, "provisioned"), "vcpus_min", family)?;
         }
     }
     Ok(())
 }
 
-fn families(catalogue: &Catalogue) -> Checked {
-    for (name, family) in &catalogue.families {
+fn families(catalog: &Catalog) -> Checked {
+    for (name, family) in &catalog.families {
         let here = path!["family", name.as_str()];
-        known_sources(catalogue, &here, &family.source)?;
+        known_sources(catalog, &here, &family.source)?;
         for kind in family.disks.keys() {
-            known(&catalogue.types, "type", &here, "disks", kind)?;
+            known(&catalog.types, "type", &here, "disks", kind)?;
         }
         let rows = family.egress.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref()));
         selectors(&below(&here, "egress"), rows)?;
@@ -288,21 +282,21 @@ fn selectors<'a>(
     Ok(())
 }
 
-fn per_vm(catalogue: &Catalogue, index: usize, table: &VmTable) -> Checked {
+fn per_vm(catalog: &Catalog, index: usize, table: &VmTable) -> Checked {
     let here = path!["per_vm", index];
-    known_sources(catalogue, &here, &table.source)?;
+    known_sources(catalog, &here, &table.source)?;
     for kind in &table.types {
-        known(&catalogue.types, "type", &here, "types", kind)?;
+        known(&catalog.types, "type", &here, "types", kind)?;
     }
     for family in table.families.iter().filter(|family| *family != "*") {
-        known(&catalogue.families, "family", &here, "families", family)?;
+        known(&catalog.families, "family", &here, "families", family)?;
     }
     let rows_path = below(&here, "rows");
     selectors(&rows_path, table.rows.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref())))?;
     for (number, row) in table.rows.iter().enumerate() {
-        vm_row(catalogue, below(&rows_path, number), row)?;
+        vm_row(catalog, below(&rows_path, number), row)?;
     }
-    for (other_index, other) in catalogue.per_vm.iter().enumerate().take(index) {
+    for (other_index, other) in catalog.per_vm.iter().enumerate().take(index) {
         let both = |a: &[String], b: &[String]| a.iter().find(|name| b.contains(name)).cloned();
         let (kind, family) =
             (both(&table.types, &other.types), both(&table.families, &other.families));
@@ -316,7 +310,7 @@ fn per_vm(catalogue: &Catalogue, index: usize, table: &VmTable) -> Checked {
     Ok(())
 }
 
-fn vm_row(catalogue: &Catalogue, path: Vec<PathStep>, row: &VmRow) -> Checked {
+fn vm_row(catalog: &Catalog, path: Vec<PathStep>, row: &VmRow) -> Checked {
     let together = row.iops.is_some() || row.mb_per_s.is_some();
     let apart = [row.read_iops, row.write_iops, row.read_mb_per_s, row.write_mb_per_s];
     let apart = apart.iter().any(Option::is_some);
@@ -326,15 +320,15 @@ fn vm_row(catalogue: &Catalogue, path: Vec<PathStep>, row: &VmRow) -> Checked {
         return mistake(path, message, help);
     }
     match &row.source {
-        Some(sources) => known_sources(catalogue, &path, sources),
+        Some(sources) => known_sources(catalog, &path, sources),
         None => Ok(()),
     }
 }
 
-fn rules(catalogue: &Catalogue) -> Checked {
-    if let Some(egress) = &catalogue.egress {
+fn rules(catalog: &Catalog) -> Checked {
+    if let Some(egress) = &catalog.egress {
         let here = path!["egress"];
-        known_sources(catalogue, &here, &egress.source)?;
+        known_sources(catalog, &here, &egress.source)?;
         for (key, value) in [
             ("multiplier_zonal", egress.multiplier_zonal),
             ("multiplier_regional", egress.multiplier_regional),
@@ -352,19 +346,19 @@ fn rules(catalogue: &Catalogue) -> Checked {
             return mistake(path!["egress", "disk_share"], message, help);
         }
     }
-    if let Some(cpu) = &catalogue.cpu {
+    if let Some(cpu) = &catalog.cpu {
         let here = path!["cpu"];
-        known_sources(catalogue, &here, &cpu.source)?;
+        known_sources(catalog, &here, &cpu.source)?;
         for kind in &cpu.types {
-            known(&catalogue.types, "type", &here, "types", kind)?;
+            known(&catalog.types, "type", &here, "types", kind)?;
         }
     }
     Ok(())
 }
 
-fn references(catalogue: &Catalogue) -> Checked {
+fn references(catalog: &Catalog) -> Checked {
     let mut ids = BTreeSet::new();
-    for (index, inconsistency) in catalogue.inconsistencies.iter().enumerate() {
+    for (index, inconsistency) in catalog.inconsistencies.iter().enumerate() {
         let here = path!["inconsistency", index];
         if !ids.insert(&inconsistency.id) {
             let message = format!("a second inconsistency {}", shown(&inconsistency.id));
@@ -373,23 +367,23 @@ fn references(catalogue: &Catalogue) -> Checked {
         let here = below(&here, "touches");
         if let Some(touches) = &inconsistency.touches {
             for kind in touches.types.iter().flatten() {
-                known(&catalogue.types, "type", &here, "types", kind)?;
+                known(&catalog.types, "type", &here, "types", kind)?;
             }
             for family in touches.families.iter().flatten() {
-                known(&catalogue.families, "family", &here, "families", family)?;
+                known(&catalog.families, "family", &here, "families", family)?;
             }
         }
     }
-    for (index, table) in catalogue.page_tables.iter().enumerate() {
+    for (index, table) in catalog.page_tables.iter().enumerate() {
         let here = path!["page_table", index];
         for kind in &table.types {
-            known(&catalogue.types, "type", &here, "types", kind)?;
+            known(&catalog.types, "type", &here, "types", kind)?;
         }
         if let Some(kind) = &table.kind {
-            known(&catalogue.types, "type", &here, "type", kind)?;
+            known(&catalog.types, "type", &here, "type", kind)?;
         }
         if let Some(family) = &table.family {
-            known(&catalogue.families, "family", &here, "family", family)?;
+            known(&catalog.families, "family", &here, "family", family)?;
         }
     }
     Ok(())

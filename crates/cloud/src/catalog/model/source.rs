@@ -1,4 +1,4 @@
-//! Sources of the catalogue's numbers, and their confidence.
+//! Sources of the catalog's numbers, and their confidence.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ impl std::fmt::Display for Confidence {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CatalogueSource {
+pub struct CatalogSource {
     /// Or the title of a page.
     pub address: String,
     /// Of writing or storing, if known.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Confidence, SourceKeys};
-use crate::catalogue::select::{CountRange, NamePattern};
+use crate::catalog::select::{CountRange, NamePattern};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
