@@ -2,70 +2,33 @@
 //!
 //! Suggested reading order:
 //!
-//! 1. [`layout`] and [`format`](mod@format): the on-disk layout. `docs/mirror-format.md` has the
-//!    byte maps.
-//! 2. [`generation`] and [`decide`]: which replica's data is kept.
-//! 3. [`bitmap`], `active_regions` and `pages`: the log's contents in memory; `log_area` and
-//!    `intent_log`: its storage and its writer; `recover`: reading it back. [`replica`] ties them
-//!    together.
-//! 4. [`mirror`], and the I/O path that its header names.
+//! 1. [`ondisk`]: superblock, log header, bitmap pages, and their layout. `docs/mirror-format.md`
+//!    has the byte maps.
+//! 2. [`agree`]: generation histories, and which replica's data is kept after a handshake. Pure.
+//! 3. [`intent_log`]: the log's contents in memory, its storage, its writer and its recovery.
+//! 4. [`manage`]: creating, opening and resizing replicas; roles and the operator's commands.
+//! 5. [`mirror`] and [`io`]: a host's write from admission to completion on both legs.
+//! 6. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
 
-mod active_regions;
-mod admission;
-pub mod bitmap;
-mod blocked;
-pub mod command;
-mod connect;
-mod counter;
-mod create;
-pub mod decide;
-mod device;
-mod device_prefix;
-mod fifo_lock;
-mod flush;
-pub mod format;
-pub mod generation;
+pub mod agree;
 pub mod id;
-mod intent_log;
-pub mod layout;
+pub mod intent_log;
+pub mod io;
 pub mod limits;
-mod locate;
-mod log_area;
-pub mod log_device;
-mod memory;
+pub mod manage;
 pub mod mirror;
 mod named;
-mod new_generation;
-mod new_space;
+pub mod ondisk;
 pub mod options;
-pub mod pace;
-mod pages;
-pub mod peer;
-pub mod plan;
-pub mod queue;
-mod range_lock;
-mod range_table;
-mod recover;
-pub mod remnant;
-pub mod reorder;
-pub mod replica;
-mod resize;
-mod resync;
-mod roles;
-mod split_brain;
+pub mod session;
 pub mod state;
-pub mod target;
-mod transfer;
-pub mod verify;
-pub mod versions;
-mod write;
-mod zero_new_space;
+pub mod wire;
 
-pub use command::CommandError;
+pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+pub use manage::command::CommandError;
+pub use manage::roles::RoleError;
+pub use manage::transfer::ReplicaTransfer;
 pub use mirror::Mirror;
 pub use options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
 };
-pub use roles::RoleError;
-pub use transfer::ReplicaTransfer;
-pub use versions::{LinkVersion, LinkVersions, NoCommonVersion};

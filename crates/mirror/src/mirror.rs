@@ -10,11 +10,11 @@
 //!
 //! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
 //! that receive writes, and the blocked calls. Every host call inspects it once when it is admitted
-//! ([`crate::admission`]) and keeps what it found. A change of that state (a disconnect, a change
+//! ([`crate::io::admission`]) and keeps what it found. A change of that state (a disconnect, a change
 //! of role, the end of a resync) waits for calls that were admitted earlier.
 //!
-//! Continue with [`crate::admission`], [`crate::write`], [`crate::new_generation`],
-//! [`crate::connect`] and [`crate::resync`]. [`crate::target`] is the receiving side.
+//! Continue with [`crate::io::admission`], [`crate::io::write`], [`crate::io::new_generation`],
+//! [`crate::session::connect`] and [`crate::session::resync`]. [`crate::session::target`] is the receiving side.
 //!
 //! [`BlockDevice`]: flagstone_blockdev::BlockDevice
 
@@ -28,19 +28,19 @@ use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::bitmap::Bitmap;
-use crate::fifo_lock::FifoLock;
-use crate::format::superblock::ReplicaRole;
+use crate::agree::versions::LinkVersions;
 use crate::id::{Generation, MirrorId};
+use crate::intent_log::bitmap::Bitmap;
+use crate::io::fifo_lock::FifoLock;
+use crate::io::queue::WriteQueue;
+use crate::io::range_lock::RangeLock;
+use crate::io::reorder::{Numbering, ReorderBuffer};
 use crate::limits::PEERS_MAX;
+use crate::manage::replica::Replica;
+use crate::ondisk::superblock::ReplicaRole;
 use crate::options::PeerOptions;
-use crate::peer::{ReplicaIdentity, SharedSession};
-use crate::queue::WriteQueue;
-use crate::range_lock::RangeLock;
-use crate::reorder::{Numbering, ReorderBuffer};
-use crate::replica::Replica;
-use crate::state::{DesiredState, LegPhase};
-use crate::versions::LinkVersions;
+use crate::state::status::{DesiredState, LegPhase};
+use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
 /// A mirrored volume on this node. Clones are handles to the same mirror.
 #[derive(Clone)]
@@ -278,7 +278,7 @@ impl Mirror {
         inner.load_out_of_sync();
         inner.load_suspect();
         for leg in 0..inner.legs.len() {
-            spawn_detached(crate::connect::run(inner.clone(), leg));
+            spawn_detached(crate::session::connect::run(inner.clone(), leg));
         }
         Mirror(inner)
     }

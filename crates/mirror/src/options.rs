@@ -1,10 +1,10 @@
 //! Options of a mirror, as set by its configuration.
 
+use crate::io::queue::QueueLimits;
 use crate::limits::{QUEUE_BYTES, QUEUE_WINDOW_BYTES, QUEUE_WRITES};
 use crate::named;
-use crate::pace::PaceLimits;
-use crate::peer::SharedConnector;
-use crate::queue::QueueLimits;
+use crate::session::pace::PaceLimits;
+use crate::wire::peer::SharedConnector;
 
 named! {
     /// When a write completes.

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError, IoFuture, MemoryDevice, SharedDevice, ZeroFlags};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::ReplicaGeometry;
-use flagstone_mirror::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
-use flagstone_mirror::reorder::WriteOrder;
-use flagstone_mirror::replica::{CreateReplica, Replica};
-use flagstone_mirror::state::{DesiredState, MirrorState};
-use flagstone_mirror::target::TargetSession;
+use flagstone_mirror::io::reorder::WriteOrder;
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
+use flagstone_mirror::session::target::TargetSession;
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::wire::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
 use flagstone_mirror::{Mirror, OnPeerLoss, PeerOptions};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, BufMut, JoinHandle, buf, spawn, time};

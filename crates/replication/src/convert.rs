@@ -1,14 +1,16 @@
 //! Conversion between the mirror's requests and replies and the NVMe vendor commands. Input from
 //! the wire is checked.
 
-use flagstone_mirror::decide::ReplicaView;
-use flagstone_mirror::format::bitmap_page::WORDS;
-use flagstone_mirror::format::superblock::ReplicaRole;
-use flagstone_mirror::generation::{GenerationHistory, GenerationList};
+use flagstone_mirror::agree::decide::ReplicaView;
+use flagstone_mirror::agree::generation::{GenerationHistory, GenerationList};
 use flagstone_mirror::id::{Generation, MirrorId};
+use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
-use flagstone_mirror::peer::{AttachRequest, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity};
-use flagstone_mirror::reorder::WriteOrder;
+use flagstone_mirror::ondisk::bitmap_page::WORDS;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::wire::peer::{
+    AttachRequest, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+};
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::replica::State;

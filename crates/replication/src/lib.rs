@@ -1,6 +1,6 @@
 //! Replication link: the connection between the replicas of a mirrored volume, over NVMe/TCP.
 //!
-//! The mirror defines its peer as a [`PeerConnector`](flagstone_mirror::peer::PeerConnector), and
+//! The mirror defines its peer as a [`PeerConnector`](flagstone_mirror::wire::peer::PeerConnector), and
 //! NVMe/TCP has vendor-specific commands. This crate implements one on top of the other, at both
 //! ends:
 //!

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture};
-use flagstone_mirror::peer::{LinkCompression, LinkStatus};
+use flagstone_mirror::wire::peer::{LinkCompression, LinkStatus};
 use flagstone_nvme::replica::{Codec, Order};
 use flagstone_nvmf_host::{Compressed, RemoteSession};
 use flagstone_runtime::{Buf, task, time};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_mirror::peer::{
+use flagstone_mirror::io::reorder::WriteOrder;
+use flagstone_mirror::wire::peer::{
     LinkStatus, PeerAnswer, PeerConnector, PeerRefusal, PeerRequest, PeerSession,
 };
-use flagstone_mirror::reorder::WriteOrder;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{CommandData, HostOptions, RemoteSession};
 use flagstone_runtime::{Buf, BufMut, buf};

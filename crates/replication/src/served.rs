@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_mirror::Mirror;
-use flagstone_mirror::target::TargetSession;
+use flagstone_mirror::session::target::TargetSession;
 use flagstone_nvme::limits::NQN_BYTES;
 use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
 use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};

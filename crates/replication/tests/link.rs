@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, SharedDevice, ZeroFlags};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::ReplicaGeometry;
-use flagstone_mirror::peer::{LinkStatus, PeerConnector, PeerRequest, SharedSession};
-use flagstone_mirror::replica::{CreateReplica, Replica};
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::{LinkStatus, PeerConnector, PeerRequest, SharedSession};
 use flagstone_mirror::{LinkVersions, Mirror, Mode, PeerOptions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::{Nqn, Wire};

@@ -4,9 +4,9 @@
 
 use std::rc::Rc;
 
-use flagstone_mirror::format::superblock::ReplicaRole;
-use flagstone_mirror::peer::{PeerRefusal, RequestError};
-use flagstone_mirror::state::DesiredState;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::status::DesiredState;
+use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::spawn;
 use flagstone_units::format_size;

@@ -1,6 +1,6 @@
 //! Action requests of a mirror: parses the action and its JSON body.
 
-use flagstone_mirror::format::superblock::ReplicaRole;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -3,14 +3,14 @@
 //! Members may be added within a version, so readers ignore unknown members. A state unknown to the
 //! reader becomes [`ReportedState::Unknown`].
 
-pub use flagstone_mirror::format::superblock::ReplicaRole;
-pub use flagstone_mirror::peer::LinkCompression;
-pub use flagstone_mirror::replica::IntentLogStatistics as IntentLogDocument;
-pub use flagstone_mirror::state::DesiredState;
+pub use flagstone_mirror::manage::replica::IntentLogStatistics as IntentLogDocument;
+pub use flagstone_mirror::ondisk::superblock::ReplicaRole;
+pub use flagstone_mirror::state::status::DesiredState;
+pub use flagstone_mirror::wire::peer::LinkCompression;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
 
 use flagstone_mirror::named;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

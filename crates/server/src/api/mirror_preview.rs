@@ -5,8 +5,8 @@
 //! effect again when it is applied, because its state may have changed.
 
 use flagstone_mirror::Mode;
-use flagstone_mirror::format::superblock::ReplicaRole;
-use flagstone_mirror::state::DesiredState;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::status::DesiredState;
 
 use super::mirror_action::{Action, ActionRequest};
 use super::mirror_document::{

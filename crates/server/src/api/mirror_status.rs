@@ -1,8 +1,8 @@
 //! Mirror status: the document of a mirrored volume.
 
 use flagstone_blockdev::BlockDevice as _;
-use flagstone_mirror::peer::ReplicaIdentity;
-use flagstone_mirror::state::{MirrorPeerStatus, MirrorState, MirrorStatus};
+use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState, MirrorStatus};
+use flagstone_mirror::wire::peer::ReplicaIdentity;
 use flagstone_mirror::{LinkVersions, Mirror};
 use flagstone_runtime::time;
 

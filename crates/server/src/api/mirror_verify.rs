@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::Mirror;
-use flagstone_mirror::verify::{VerifyError, VerifyReport};
+use flagstone_mirror::session::verify::{VerifyError, VerifyReport};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 

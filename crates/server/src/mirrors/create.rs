@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use flagstone_mirror::format::superblock::ReplicaRole;
 use flagstone_mirror::id::MirrorId as Id;
-use flagstone_mirror::layout::ReplicaGeometry;
-use flagstone_mirror::peer::ReplicaIdentity;
-use flagstone_mirror::replica::{CreateReplica, Replica};
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::wire::peer::ReplicaIdentity;
 
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
@@ -93,7 +93,8 @@ impl MirroredVolume {
             }
             ReplicaRole::Target => self.of_peer(confirmed).await?,
         };
-        let layout = flagstone_mirror::layout::layout(self.leg.geometry().size_bytes, &shape);
+        let layout =
+            flagstone_mirror::ondisk::layout::layout(self.leg.geometry().size_bytes, &shape);
         let room = layout.map_or(0, |layout| layout.usable_bytes);
         if role == ReplicaRole::Target && room < shape.usable_bytes {
             return refuse(format!(

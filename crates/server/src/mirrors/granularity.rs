@@ -4,11 +4,11 @@
 //! and a volume at most 2^24 regions, so a large volume cannot have the finest granularity. Beyond 64 TiB
 //! the default is coarser, so that the log stays small.
 
-use flagstone_mirror::layout::ReplicaGeometry;
 use flagstone_mirror::limits::{
     ACTIVE_REGIONS_MAX, ACTIVE_REGIONS_MIN, BIT_DEFAULT_BYTES, BIT_MAX_BYTES, REGION_MAX_BITS,
     REGIONS_MAX,
 };
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 
 use flagstone_config as config;
 use flagstone_units::format_size;
@@ -80,8 +80,8 @@ pub(super) fn other_granularity(
 
 #[cfg(test)]
 mod tests {
-    use flagstone_mirror::layout::layout;
     use flagstone_mirror::limits::BIT_MIN_BYTES;
+    use flagstone_mirror::ondisk::layout::layout;
 
     use super::*;
     use flagstone_config::Config;

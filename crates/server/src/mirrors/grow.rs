@@ -9,8 +9,8 @@
 use std::rc::{Rc, Weak};
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_mirror::format::superblock::ReplicaRole;
-use flagstone_mirror::layout::{ReplicaGeometry, log_layout, usable_with_log};
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout, usable_with_log};
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::{LinkVersion, Mirror, ReplicaTransfer};
 use flagstone_runtime::{spawn, time};
 

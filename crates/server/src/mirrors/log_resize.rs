@@ -12,13 +12,13 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_mirror::format::log_header::LogHeader;
-use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::format::{FormatError, newest};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::{ReplicaGeometry, log_layout};
+use flagstone_mirror::intent_log::log_device::may_become_log;
 use flagstone_mirror::limits::{LOG_PROBE_BYTES, PAGE_BYTES};
-use flagstone_mirror::log_device::may_become_log;
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
+use flagstone_mirror::ondisk::log_header::LogHeader;
+use flagstone_mirror::ondisk::superblock::Superblock;
+use flagstone_mirror::ondisk::{FormatError, newest};
 
 use super::MirroredVolume;
 use super::open::log_on;

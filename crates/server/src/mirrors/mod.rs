@@ -30,11 +30,11 @@ use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::{ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::layout;
-use flagstone_mirror::pace::PaceLimits;
-use flagstone_mirror::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::queue::QueueLimits;
-use flagstone_mirror::replica::{Replica, read_superblock};
+use flagstone_mirror::io::queue::QueueLimits;
+use flagstone_mirror::manage::replica::{Replica, read_superblock};
+use flagstone_mirror::ondisk::layout::layout;
+use flagstone_mirror::session::pace::PaceLimits;
+use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
 use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;

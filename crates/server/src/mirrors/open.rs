@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{FileDevice, FileOptions, IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::RoleError;
-use flagstone_mirror::format::FormatError;
-use flagstone_mirror::format::superblock::Superblock;
-use flagstone_mirror::layout::{ReplicaGeometry, log_layout};
-use flagstone_mirror::replica::{Replica, ReplicaError};
+use flagstone_mirror::manage::replica::{Replica, ReplicaError};
+use flagstone_mirror::ondisk::FormatError;
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
+use flagstone_mirror::ondisk::superblock::Superblock;
 
 use super::MirroredVolume;
 use flagstone_config as config;

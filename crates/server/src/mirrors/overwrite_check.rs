@@ -4,9 +4,9 @@ use std::io::Cursor;
 
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_host::inspect::signatures;
-use flagstone_mirror::layout::ReplicaGeometry;
+use flagstone_mirror::intent_log::log_device::may_become_log;
 use flagstone_mirror::limits::LOG_PROBE_BYTES;
-use flagstone_mirror::log_device::may_become_log;
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 use flagstone_runtime::buf;
 
 use super::create::{failed, refuse};

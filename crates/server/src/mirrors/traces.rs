@@ -12,11 +12,11 @@
 use std::rc::Rc;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_mirror::format::FormatError;
-use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::remnant::{LogOwner, Remnant, find_remnant};
-use flagstone_mirror::replica::{Replica, ReplicaError, read_superblock};
+use flagstone_mirror::manage::replica::{Replica, ReplicaError, read_superblock};
+use flagstone_mirror::ondisk::FormatError;
+use flagstone_mirror::ondisk::remnant::{LogOwner, Remnant, find_remnant};
+use flagstone_mirror::ondisk::superblock::Superblock;
 
 use super::create::refuse;
 use super::open::open_log_spec;

@@ -2,7 +2,7 @@
 //! when the role moves, and no device receives a write smaller than its block.
 
 use flagstone_blockdev::BlockDevice;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
 use flagstone_runtime::buf;
 
 use super::pair::Pair;

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError};
-use flagstone_mirror::peer::PeerRequest;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{Ack, Mode, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use flagstone_mirror::peer::{PeerRefusal, PeerRequest};
-use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
 
 use super::pair::{BLOCK, Pair, Trio};
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::{OnPeerLoss, RoleError};
 
 use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, REGION, fill};

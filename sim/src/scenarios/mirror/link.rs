@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
-use flagstone_mirror::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
-use flagstone_mirror::reorder::WriteOrder;
-use flagstone_mirror::target::TargetSession;
+use flagstone_mirror::io::reorder::WriteOrder;
+use flagstone_mirror::session::target::TargetSession;
+use flagstone_mirror::wire::peer::{PeerAnswer, PeerConnector, PeerRequest, PeerSession};
 use flagstone_mirror::{LinkVersion, LinkVersions, Mirror};
 use flagstone_runtime::sim::{NodeId, OBSERVER, World};
 use flagstone_runtime::sync::Notify;

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use flagstone_mirror::io::queue::QueueLimits;
+use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::options::OnCongestion;
-use flagstone_mirror::peer::{AttachRequest, PeerRefusal, PeerReply, PeerRequest};
-use flagstone_mirror::queue::QueueLimits;
-use flagstone_mirror::reorder::WriteOrder;
-use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::wire::peer::{AttachRequest, PeerRefusal, PeerReply, PeerRequest};
 use flagstone_mirror::{CommandError, LinkVersions, Mode, RoleError};
 use flagstone_runtime::time;
 

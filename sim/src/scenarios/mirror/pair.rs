@@ -10,12 +10,12 @@ use std::time::Duration;
 use flagstone_blockdev::{
     BlockDevice, FileDevice, FileOptions, IoError, ReopenableDevice, SharedDevice,
 };
-use flagstone_mirror::format::newest;
-use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::ReplicaGeometry;
-use flagstone_mirror::replica::{CreateReplica, Replica};
-use flagstone_mirror::state::{MirrorPeerStatus, MirrorState};
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
+use flagstone_mirror::ondisk::newest;
+use flagstone_mirror::ondisk::superblock::Superblock;
+use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState};
 use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};

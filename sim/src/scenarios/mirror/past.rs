@@ -4,10 +4,10 @@
 use std::array;
 
 use flagstone_blockdev::SharedDevice;
-use flagstone_mirror::generation::GenerationList;
+use flagstone_mirror::agree::generation::GenerationList;
 use flagstone_mirror::id::Generation;
 use flagstone_mirror::limits::HISTORY_LEN;
-use flagstone_mirror::replica::Replica;
+use flagstone_mirror::manage::replica::Replica;
 
 /// True when the volume of this seed starts with a full history.
 pub(super) fn is_long(seed: u64) -> bool {

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, IoError};
-use flagstone_mirror::peer::PeerRequest;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_runtime::buf;
 use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
 use flagstone_runtime::task::JoinHandle;

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_mirror::peer::{PeerRequest, RequestError};
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::{PeerRequest, RequestError};
 use flagstone_mirror::{CommandError, NoCommonVersion, OnPeerLoss, PeerOptions};
 use flagstone_runtime::time;
 

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_mirror::CommandError;
-use flagstone_mirror::format::superblock::PeerRecord;
-use flagstone_mirror::peer::PeerRequest;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::ondisk::superblock::PeerRecord;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::PeerRequest;
 
 use super::link::Fate;
 use super::pair::{BLOCK, Trio, fill};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_mirror::peer::{PeerRefusal, RequestError};
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{AfterSplitBrain, CommandError};
 
 use super::pair::{BLOCK, Pair};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_runtime::time;
 
 use super::Kind;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::layout::{ReplicaGeometry, layout};
-use flagstone_mirror::replica::{CreateReplica, Replica};
-use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{Ack, Mirror, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::time;

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::state::status::MirrorState;
 use flagstone_nvmf_host::MultipathDevice;
 use flagstone_runtime::block_on;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use flagstone_blockdev::{FaultConfig, FaultControl, FaultLayer, IoError};
-pub(super) use flagstone_mirror::format::superblock::ReplicaRole;
-use flagstone_mirror::state::MirrorState;
+pub(super) use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::status::MirrorState;
 use flagstone_nvmf_target::{NamespaceConfig, TargetConfig, serve};
 use flagstone_runtime::net::Listener;
 use flagstone_runtime::{buf, spawn_detached, time};

@@ -7,9 +7,9 @@
 //! - A run fails when a line is discarded whose hosts had acknowledged writes in it.
 
 use flagstone_mirror::Mode;
-use flagstone_mirror::format::superblock::{ReplicaRole, Superblock};
 use flagstone_mirror::id::Generation;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::ondisk::superblock::{ReplicaRole, Superblock};
+use flagstone_mirror::state::status::MirrorState;
 
 use super::super::link::Stage;
 use super::{Cluster, World};

@@ -7,7 +7,7 @@
 //!   changed. A superblock write that was in flight when the change was seen may predate the
 //!   change; the second write after it does not.
 
-use flagstone_mirror::format::superblock::Superblock;
+use flagstone_mirror::ondisk::superblock::Superblock;
 
 /// Maximum number of stored copies of a node's log.
 const KEPT_MAX: usize = 6;

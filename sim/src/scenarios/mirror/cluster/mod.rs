@@ -21,13 +21,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::ReopenableDevice;
-use flagstone_mirror::format::newest;
-use flagstone_mirror::format::superblock::Superblock;
 use flagstone_mirror::id::{Generation, MirrorId};
-use flagstone_mirror::layout::{ReplicaGeometry, layout};
-use flagstone_mirror::peer::PeerRequest;
-use flagstone_mirror::replica::{CreateReplica, Replica};
-use flagstone_mirror::state::{DesiredState, MirrorState};
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
+use flagstone_mirror::ondisk::newest;
+use flagstone_mirror::ondisk::superblock::Superblock;
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{LinkVersions, Mirror, Mode};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 

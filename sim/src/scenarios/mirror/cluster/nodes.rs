@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice, SharedDevice};
-use flagstone_mirror::replica::Replica;
-use flagstone_mirror::state::MirrorState;
+use flagstone_mirror::manage::replica::Replica;
+use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::{Mirror, PeerOptions};
 use flagstone_runtime::sim::NodeId;
 use flagstone_runtime::{spawn_detached, time};

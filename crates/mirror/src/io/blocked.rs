@@ -1,0 +1,127 @@
+//! Blocked I/O: host calls that wait for admission, or that are recorded and wait to be
+//! acknowledged.
+//!
+//! Blocked calls hold no range lock, and no region reference once they were refused admission. A
+//! call may stay blocked for as long as a peer is away ([`OnPeerLoss::Block`]). Its data occupies
+//! memory that all volumes of the node share, including volumes that the peer mirrors to this node,
+//! whose link needs memory to come back. Therefore written data is released at once, and unwritten
+//! data is kept only as far as [`ParkedMemory::hold`] allows. A write beyond that limit fails after a
+//! delay as unreachable. Multipath hosts resend it on an internal path error; other hosts retry
+//! according to their own settings.
+//!
+//! [`OnPeerLoss::Block`]: crate::options::OnPeerLoss::Block
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf::ParkedMemory;
+use flagstone_runtime::{Buf, time};
+
+use crate::io::admission::Admission;
+use crate::limits::REJECT_DELAY_MS;
+use crate::mirror::{Inner, LegState, State};
+use crate::state::status::{DesiredState, LegPhase};
+
+struct BlockedCount<'a>(&'a Inner);
+
+impl Drop for BlockedCount<'_> {
+    fn drop(&mut self) {
+        self.0.lock().blocked -= 1;
+    }
+}
+
+impl Inner {
+    fn count_blocked(&self) -> BlockedCount<'_> {
+        self.lock().blocked += 1;
+        BlockedCount(self)
+    }
+
+    /// Waits until it makes sense to ask for admission again.
+    pub(crate) async fn wait_for_admission(&self, admission: Admission) {
+        match admission {
+            Admission::Wait(seen) | Admission::Blocked(seen) => {
+                let _count = self.count_blocked();
+                self.wait(|state| (state.changes != seen).then_some(())).await;
+            }
+            Admission::QueueFull(leg) => self.wait_for_queue_space(leg).await,
+            Admission::Detach(leg, session_id) => self.detach_congested(leg, session_id),
+            Admission::Admitted(_)
+            | Admission::NeedsGeneration
+            | Admission::Moved(_)
+            | Admission::Refused(_) => {}
+        }
+    }
+
+    async fn wait_for_queue_space(&self, leg: usize) {
+        let mut first = true;
+        poll_fn(|cx| {
+            let mut queue = self.legs[leg].queue();
+            if !std::mem::take(&mut first) || !queue.is_full() {
+                return Poll::Ready(());
+            }
+            queue.wait_for_space(cx.waker());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Fails a write that would be blocked and has no memory to wait in. Waits first, until it
+    /// would be admitted or the delay has passed, so that the host does not resend it in a tight
+    /// loop.
+    pub(crate) async fn reject_after_delay(&self) -> IoError {
+        let _count = self.count_blocked();
+        let passes = |state: &mut State| {
+            let blocked = self.blocks_writes(state, |own| own.receives_writes);
+            (!blocked || !state.serving || state.migrating).then_some(())
+        };
+        let _ = time::timeout(Duration::from_millis(REJECT_DELAY_MS), self.wait(passes)).await;
+        IoError::Unreachable
+    }
+
+    /// True when the policy blocks writes because a peer that should be connected is not `enough`.
+    fn blocks_writes(&self, state: &State, enough: impl Fn(&LegState) -> bool) -> bool {
+        let mut legs = state.legs.iter().zip(&self.legs);
+        legs.any(|(own, leg)| {
+            own.desired_state == DesiredState::Connected
+                && !enough(own)
+                && leg.options().blocks_on_peer_loss()
+        })
+    }
+
+    /// Called after a write that a peer lacks has been recorded: waits until the peer is up to
+    /// date, or the policy or the operator releases the write. `rest` is data still to be written.
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when hosts are no longer served here, or no memory can keep `rest`.
+    pub(crate) async fn wait_while_blocked(&self, rest: Option<Buf>) -> Result<(), IoError> {
+        let goes = |state: &mut State| {
+            if let Some(replacement) = &state.replacement {
+                return Some(Ok(Some(replacement.clone())));
+            }
+            if !state.serving {
+                return (!state.migrating).then_some(Err(IoError::Unreachable));
+            }
+            let blocked = self.blocks_writes(state, |own| own.phase == LegPhase::InSync);
+            (!blocked).then_some(Ok(None))
+        };
+        let gone = goes(&mut self.lock());
+        let gone = match gone {
+            Some(gone) => gone,
+            None => {
+                let parked = rest.as_ref().map(ParkedMemory::hold);
+                if matches!(parked, Some(None)) {
+                    return Err(IoError::Unreachable);
+                }
+                // Counted like a call that waits for admission.
+                let _count = self.count_blocked();
+                self.wait(goes).await
+            }
+        };
+        match gone? {
+            Some(replacement) => Box::pin(replacement.0.wait_while_blocked(rest)).await,
+            None => Ok(()),
+        }
+    }
+}

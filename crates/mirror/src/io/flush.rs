@@ -1,0 +1,92 @@
+//! Host flushes: sent to all legs that need one, with everything that has to be recorded before the
+//! host is answered.
+//!
+//! Guarantee: after a successful flush, all writes completed before it are durable on the local leg
+//! and on peers that acknowledge from memory. If the local leg fails, an up-to-date peer runs
+//! degraded without it. If only a peer fails, it is disconnected and a new generation is durable
+//! before the host is answered.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use flagstone_blockdev::IoError;
+
+use crate::io::admission::{Admission, Dispatch, LegDispatch};
+use crate::io::write::RunToCompletion;
+use crate::limits::PEERS_MAX;
+use crate::mirror::Inner;
+
+/// Flushes the local leg and the legs that acknowledge from memory.
+pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
+    let dispatch = loop {
+        match inner.admit_flush() {
+            Admission::Admitted(dispatch) => break dispatch,
+            Admission::NeedsGeneration => inner.ensure_new_generation().await?,
+            Admission::Refused(error) => return Err(error),
+            Admission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
+            admission => inner.wait_for_admission(admission).await,
+        }
+    };
+    RunToCompletion::new(run_flush(inner, dispatch)).await
+}
+
+async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError> {
+    let mut local = dispatch.local.then(|| inner.local.data().flush());
+    let mut remote = [const { None }; PEERS_MAX];
+    for (call, leg) in remote.iter_mut().zip(&dispatch.legs) {
+        if let LegDispatch::Send(leg_call) = leg {
+            *call = Some(leg_call.session.flush());
+        }
+    }
+    let mut results = [None; PEERS_MAX];
+    let mut local_result = Ok(());
+    poll_fn(|cx| {
+        if let Some(call) = &mut local
+            && let Poll::Ready(result) = Pin::new(call).poll(cx)
+        {
+            (local, local_result) = (None, result);
+        }
+        for (call, results) in remote.iter_mut().zip(&mut results) {
+            if let Some(running) = call
+                && let Poll::Ready(result) = Pin::new(running).poll(cx)
+            {
+                (*call, *results) = (None, Some(result));
+            }
+        }
+        let pending = local.is_some() || remote.iter().any(Option::is_some);
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    let result = complete_flush(&inner, &dispatch, local_result, results).await;
+    inner.call_completed();
+    result
+}
+
+async fn complete_flush(
+    inner: &Arc<Inner>,
+    dispatch: &Dispatch,
+    local_result: Result<(), IoError>,
+    results: [Option<Result<(), IoError>>; PEERS_MAX],
+) -> Result<(), IoError> {
+    for (leg, results) in results.iter().enumerate() {
+        let LegDispatch::Send(leg_call) = &dispatch.legs[leg] else { continue };
+        if !matches!(results, Some(Ok(()))) {
+            inner.disconnect(leg, leg_call.session_id);
+        }
+        inner.leg_completed(leg, leg_call.half);
+    }
+    if let Err(error) = local_result {
+        // A leg in mode `sync` that was not asked has every completed write durably.
+        return inner.run_degraded(inner.successor_candidate(), error).await;
+    }
+    if !dispatch.local {
+        // Completed writes are durable only on a peer that is still up to date.
+        return inner.first_up_to_date().map(|_| ()).ok_or(IoError::Unreachable);
+    }
+    if results.iter().flatten().any(Result::is_err) {
+        inner.ensure_new_generation().await?;
+    }
+    Ok(())
+}

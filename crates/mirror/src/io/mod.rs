@@ -1,0 +1,14 @@
+//! I/O path of a mirrored volume: admission, range lock, both legs, queue and reorder buffer.
+
+pub(crate) mod admission;
+pub(crate) mod blocked;
+pub(crate) mod device;
+pub(crate) mod fifo_lock;
+pub(crate) mod flush;
+pub(crate) mod memory;
+pub(crate) mod new_generation;
+pub mod queue;
+pub(crate) mod range_lock;
+pub(crate) mod range_table;
+pub mod reorder;
+pub(crate) mod write;

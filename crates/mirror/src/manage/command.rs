@@ -1,0 +1,603 @@
+//! Commands: requests of the operator, or of the daemon on the operator's behalf. Every command is
+//! idempotent.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::agree::decide::ResyncAmount;
+use crate::agree::plan::{Plan, plan};
+use crate::id::MirrorId;
+use crate::manage::replica::IntentLogStatistics;
+use crate::manage::roles::{RoleError, least_epoch};
+use crate::mirror::{Inner, LegState, Mirror, State};
+use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
+use crate::options::PeerOptions;
+use crate::session::connect::{CloseOnDrop, send_ancestors};
+use crate::session::split_brain::common;
+use crate::state::status::{
+    DesiredState, LegPhase, MirrorFacts, MirrorPeerStatus, MirrorState, MirrorStatus, derive,
+};
+use crate::wire::peer::{
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, execute,
+    identify,
+};
+
+/// Why a command failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
+pub enum CommandError {
+    #[error("there is no such peer")]
+    NoPeer,
+    /// The command needs a peer that is in sync and a source that serves.
+    #[error("the mirror is not in sync")]
+    NotInSync,
+    #[error("there is no split brain")]
+    NoSplitBrain,
+    #[error("this side serves hosts: stop serving first")]
+    Serving,
+    #[error(transparent)]
+    Role(#[from] RoleError),
+    #[error("the peer: {0}")]
+    Peer(#[from] RequestError),
+    #[error(
+        "the peer was lost during the hand-over: this side does not serve until it reaches the peer again"
+    )]
+    OutcomeUnknown,
+}
+
+impl Mirror {
+    /// Starts to serve if that is safe without asking a peer: this side was the source, and each
+    /// peer is recorded as out of date or there is none. Otherwise waits for a handshake or for
+    /// [`Mirror::failover`]. Returns true when hosts are served.
+    ///
+    /// # Errors
+    /// See [`RoleError`].
+    pub async fn start(&self) -> Result<bool, RoleError> {
+        let inner = &self.0;
+        // A source that attaches meanwhile would make this side a target.
+        let _role_change = inner.begin_role_change().await;
+        if inner.lock().unverified {
+            return Ok(false);
+        }
+        let superblock = inner.local.superblock();
+        let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
+        let mut outdated = known.map(PeerRecord::is_outdated);
+        let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
+        if superblock.role != ReplicaRole::Source
+            || superblock.designated_successor.is_some()
+            || !(alone || outdated.all(|outdated| outdated))
+        {
+            return Ok(inner.lock().serving);
+        }
+        if !inner.lock().serving {
+            inner.start_serving_as_source(0, false).await?;
+        }
+        Ok(true)
+    }
+
+    /// Serves regardless of the peer, which cannot be asked. Data that only the peer has is lost to
+    /// hosts. If both sides are written, the result is a split brain.
+    ///
+    /// # Errors
+    /// See [`RoleError`]: inconsistent data is never served.
+    pub async fn failover(&self) -> Result<(), RoleError> {
+        self.fail_over(false).await
+    }
+
+    /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
+    /// (see [`Mirror::is_unverified`]) and no source can bring it up to date. Hosts get what the
+    /// device returns, part of which a power failure may take.
+    ///
+    /// # Errors
+    /// See [`RoleError`].
+    pub async fn failover_unverified(&self) -> Result<(), RoleError> {
+        self.fail_over(true).await
+    }
+
+    async fn fail_over(&self, unverified: bool) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _role_change = inner.begin_role_change().await;
+        if inner.lock().serving {
+            return Ok(());
+        }
+        if unverified && inner.may_serve() == Err(RoleError::Unverified) {
+            inner.local.update(|superblock| superblock.unverified = false).await?;
+            inner.change(|state| state.unverified = false);
+        }
+        let seen = |leg: &crate::mirror::LegState| {
+            leg.last_handshake.map_or(0, |last_handshake| last_handshake.view.epoch)
+        };
+        let seen = inner.lock().legs.iter().map(seen).max().unwrap_or(0);
+        inner.start_serving_as_source(seen, true).await?;
+        inner.reconnect_all();
+        Ok(())
+    }
+
+    /// Stops serving, for maintenance of the node. A peer that is in sync can then be made the
+    /// source by [`Mirror::failover`] there without losing data.
+    ///
+    /// # Errors
+    /// Of the local leg.
+    pub async fn stop(&self) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _role_change = inner.begin_role_change().await;
+        inner.stop_serving_as(ReplicaRole::Source).await?;
+        Ok(())
+    }
+
+    /// Gives up the role of the source for good: this side is a target from now on.
+    ///
+    /// # Errors
+    /// Of the local leg.
+    pub async fn demote(&self) -> Result<(), RoleError> {
+        let inner = &self.0;
+        let _role_change = inner.begin_role_change().await;
+        inner.stop_serving_as(ReplicaRole::Target).await?;
+        inner.record_unused(ReplicaRole::Target, None).await?;
+        inner.reconnect_all();
+        Ok(())
+    }
+
+    /// Hands the role of the source to a peer that is in sync, or asks the peer to hand it to this
+    /// side. No data is lost. Host calls wait meanwhile and then fail here as unreachable, so that
+    /// hosts switch to the peer.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn switchover(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        if inner.lock().serving {
+            return inner.hand_over_to(leg).await;
+        }
+        let connector = inner.legs[leg].options().connector.clone();
+        let session = connector.connect().await.map_err(RequestError::from)?;
+        // Identify first: a peer with several targets hands over to a replica by its identity.
+        let done = match identify(&session, inner.local.superblock().replica, inner.versions).await
+        {
+            Ok(_) => execute(&session, PeerRequest::HandOver).await,
+            Err(error) => Err(error),
+        };
+        session.close();
+        inner.reconnect_all();
+        Ok(done?)
+    }
+
+    /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
+    /// calls wins.
+    ///
+    /// # Errors
+    /// No such peer, or the log or superblock cannot be written. Nothing has changed then.
+    pub async fn set_desired_state(
+        &self,
+        leg: usize,
+        desired_state: DesiredState,
+    ) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        let _guard = inner.desired_state_lock.acquire().await;
+        if desired_state == DesiredState::Detached {
+            // Untracked blocks count as different from now on, also after a restart.
+            inner.mark(leg, 0, inner.local.superblock().geometry.usable_bytes);
+            inner.local.persist_marks().await.map_err(RoleError::Io)?;
+        }
+        let keep =
+            move |superblock: &mut Superblock| superblock.desired_states[leg] = desired_state;
+        inner.local.update(keep).await.map_err(RoleError::Io)?;
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.desired_state = desired_state;
+            own.reconnect_requests += 1;
+        });
+        Ok(())
+    }
+
+    /// Copies everything to a peer, regardless of the bitmap.
+    ///
+    /// # Errors
+    /// If there is no such peer.
+    pub fn resync_all(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        inner.leg(leg)?;
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.full_resync = true;
+            own.reconnect_requests += 1;
+        });
+        Ok(())
+    }
+
+    /// Resolves a split brain in favor of this side: the peer, unless serving, discards its data.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn resolve_keep_mine(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        let (mine, peers, session) = inner.look_at_split(leg).await?;
+        let (base, expected) = (common(&mine, &peers), peers.view.generations.current);
+        let done = execute(&session.0, PeerRequest::Discard { base, expected }).await;
+        drop(session);
+        inner.reconnect_all();
+        Ok(done?)
+    }
+
+    /// Resolves a split brain in favor of the peer: this side stops serving and discards the data
+    /// that it wrote alone.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
+        let inner = &self.0;
+        let (mine, peers, _) = inner.look_at_split(leg).await?;
+        self.demote().await?;
+        let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
+        inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
+        inner.reconnect_all();
+        Ok(())
+    }
+
+    /// Dry run of [`Mirror::resolve_keep_mine`] or [`Mirror::resolve_keep_peers`]: asks the peer
+    /// and changes nothing.
+    ///
+    /// # Errors
+    /// Those of the command itself, except for failures during its execution.
+    pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
+        let (_, peers, _) = self.0.look_at_split(leg).await?;
+        // The same check as `Inner::discard_data` on the peer.
+        match keep_mine && peers.is_serving {
+            true => Err(RequestError::Refused(PeerRefusal::Serving).into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Replaces the options of a peer. A new mode takes effect with the next connection.
+    ///
+    /// # Errors
+    /// If there is no such peer; [`CommandError::Serving`] if the new mode tracks unflushed writes
+    /// and the old one does not, or the reverse: that needs a restart of the mirror.
+    pub fn set_options(&self, leg: usize, options: PeerOptions) -> Result<(), CommandError> {
+        let own = self.0.leg(leg)?;
+        let known = own.options().tracks_unflushed();
+        let same = known == options.tracks_unflushed();
+        if same {
+            *own.options() = options;
+        }
+        self.0.change(|state| state.legs[leg].reconnect_requests += 1);
+        if same { Ok(()) } else { Err(CommandError::Serving) }
+    }
+
+    /// Ends all tasks and sessions. Stop a source first for a clean shutdown.
+    pub fn close(&self) {
+        let session_ids: Vec<u64> = self.0.change(|state| {
+            state.closed = true;
+            state.legs.iter().map(|leg| leg.session_id).collect()
+        });
+        for (leg, session_id) in session_ids.into_iter().enumerate() {
+            self.0.disconnect(leg, session_id);
+        }
+    }
+
+    /// Ends the mirror as a crash would. When it returns, its replica writes nothing any more, so
+    /// another mirror may open it. Hosts are no longer served: their writes in flight complete
+    /// first, and reads that end later do not return the data that they found.
+    pub async fn abandon(&self) {
+        let inner = &self.0;
+        // First, because a change of role that waits for a peer ends with its session.
+        self.close();
+        let _role_change = inner.begin_role_change().await;
+        inner.end_service().await;
+        inner.end_attachment().await;
+        inner.local.retire().await;
+    }
+
+    /// As [`Mirror::abandon`], but only if a peer has everything that these devices may have lost:
+    /// on a target or former source that serves no hosts. Otherwise false, without effect.
+    pub async fn abandon_target(&self) -> bool {
+        let inner = &self.0;
+        // While this is held, this side cannot start to serve, and no source can attach.
+        let _role_change = inner.begin_role_change().await;
+        if !self.is_idle_target() {
+            return false;
+        }
+        self.close();
+        inner.end_attachment().await;
+        inner.local.retire().await;
+        true
+    }
+
+    /// True for a target, or a former source that has handed over its role, while it serves no
+    /// hosts. A peer has everything written to it, or did not rely on it.
+    pub fn is_idle_target(&self) -> bool {
+        let state = self.0.lock();
+        let busy = state.serving || state.closed || state.migrating || state.replacement.is_some();
+        state.role == ReplicaRole::Target && !busy
+    }
+
+    /// See [`mark_unverified`](crate::manage::replica::Replica::mark_unverified).
+    pub fn is_unverified(&self) -> bool {
+        self.0.lock().unverified
+    }
+
+    /// True while hosts are served here.
+    pub fn is_serving(&self) -> bool {
+        let state = self.0.lock();
+        state.replacement.as_ref().map_or(state.serving, Mirror::is_serving)
+    }
+
+    /// True when the local leg has failed; a peer may be serving the volume.
+    pub fn has_failed(&self) -> bool {
+        self.0.lock().local_device_failed
+    }
+
+    /// True while a source is attached to this replica.
+    pub fn has_source(&self) -> bool {
+        self.0.lock().attached.is_some()
+    }
+
+    /// The leg of the attached source; `None` without a source, and when several peers are
+    /// configured and that source has not been identified by its leg yet.
+    pub fn source(&self) -> Option<usize> {
+        let state = self.0.lock();
+        state.attached.and_then(|attached| state.leg_of(attached.source))
+    }
+
+    /// Waits until no source is attached to this replica.
+    pub async fn source_gone(&self) {
+        self.0.wait(|state| state.attached.is_none().then_some(())).await;
+    }
+
+    /// Waits until the mirror, or its replacement, starts or stops serving; returns the new value.
+    pub async fn serving_changed(&self, was: bool) -> bool {
+        let changed = self.0.wait(|state| match &state.replacement {
+            Some(replacement) => Some(Err(replacement.clone())),
+            // During a transfer, host calls wait.
+            None => (!state.migrating && state.serving != was).then_some(Ok(state.serving)),
+        });
+        match changed.await {
+            Ok(serving) => serving,
+            Err(replacement) => Box::pin(replacement.serving_changed(was)).await,
+        }
+    }
+
+    /// The state toward a peer.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub fn state(&self, leg: usize) -> MirrorState {
+        self.0.shown(leg)
+    }
+
+    /// Waits until the state toward a peer differs from `was`, and returns it.
+    ///
+    /// # Panics
+    /// When there is no such peer.
+    pub async fn state_changed(&self, leg: usize, was: MirrorState) -> MirrorState {
+        let inner = &self.0;
+        let changed =
+            |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
+        inner.wait(changed).await
+    }
+
+    /// The desired state of a peer; the default if there is no such peer.
+    pub fn desired_state(&self, leg: usize) -> DesiredState {
+        self.0.lock().legs.get(leg).map_or_else(DesiredState::default, |leg| leg.desired_state)
+    }
+
+    /// The options of a peer, as they were given.
+    pub fn options(&self, leg: usize) -> Option<PeerOptions> {
+        self.0.legs.get(leg).map(|leg| leg.options().clone())
+    }
+
+    /// The peer's identity at the last handshake.
+    pub fn last_handshake(&self, leg: usize) -> Option<ReplicaIdentity> {
+        self.0.lock().legs.get(leg)?.last_handshake
+    }
+
+    /// True while a full resync to a peer is running or pending.
+    pub fn is_full_resync(&self, leg: usize) -> bool {
+        let state = self.0.lock();
+        let full =
+            |leg: &LegState| leg.full_resync || leg.phase == LegPhase::Resync(ResyncAmount::Full);
+        state.legs.get(leg).is_some_and(full)
+    }
+
+    /// Counters of the log.
+    pub fn log_statistics(&self) -> IntentLogStatistics {
+        self.0.local.statistics()
+    }
+
+    /// The status of the mirror and its peers.
+    pub fn status(&self) -> MirrorStatus {
+        let inner = &self.0;
+        let superblock = inner.local.superblock();
+        let peers = (0..inner.legs.len()).map(|leg| inner.peer_status(leg)).collect();
+        let (in_flight, waiting) = inner.range_lock.counts();
+        let state = inner.lock();
+        MirrorStatus {
+            volume: superblock.volume,
+            replica: superblock.replica,
+            versions: inner.versions,
+            role: state.role,
+            serving: state.serving,
+            local_device_failed: state.local_device_failed,
+            role_epoch: superblock.epoch,
+            generation: superblock.current,
+            inconsistent: superblock.flags.inconsistent,
+            peers,
+            in_flight: in_flight as u64,
+            waiting_for_range_lock: waiting as u64,
+            writes: inner.counters.writes.load(Ordering::Relaxed),
+            local_us: inner.counters.local_ns.load(Ordering::Relaxed) / 1000,
+            blocked: state.blocked as u64,
+        }
+    }
+}
+
+impl Inner {
+    fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
+        self.legs.get(leg).ok_or(CommandError::NoPeer)
+    }
+
+    fn reconnect_all(&self) {
+        self.change(|state| state.legs.iter_mut().for_each(|leg| leg.reconnect_requests += 1));
+    }
+
+    /// Identifies a peer and checks that there is a split brain.
+    async fn look_at_split(
+        &self,
+        leg: usize,
+    ) -> Result<(ReplicaIdentity, ReplicaIdentity, CloseOnDrop), CommandError> {
+        let connector = self.leg(leg)?.options().connector.clone();
+        let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
+        let own = self.local.superblock().replica;
+        let peers = identify(&session.0, own, self.versions).await?;
+        let mine = self.identity(peers.view.replica);
+        match plan(&mine, &peers) {
+            Plan::SplitBrain => Ok((mine, peers, session)),
+            _ => Err(CommandError::NoSplitBrain),
+        }
+    }
+
+    /// Hands the role to the asker, which may lack an identity only if there is a single peer.
+    pub(crate) async fn hand_over(self: &Arc<Self>, asker: MirrorId) -> PeerAnswer {
+        let leg = {
+            let state = self.lock();
+            let only = asker.is_none() && state.legs.len() == 1;
+            let found = state.legs.iter().position(|leg| only || leg.peer == asker);
+            found.filter(|leg| state.serving && state.legs[*leg].phase == LegPhase::InSync)
+        };
+        let leg = leg.ok_or(PeerRefusal::NotNow)?;
+        self.hand_over_to(leg).await.map_err(|error| {
+            tracing::warn!("the role of the source was not handed over: {error}");
+            PeerRefusal::NotNow
+        })?;
+        Ok(PeerReply::Done)
+    }
+
+    async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
+        let _role_change = self.begin_role_change().await;
+        let _block = self.block_admission();
+        self.drain().await;
+        self.wait_for_queue(leg).await;
+        let (session, session_id, local_device_failed) = {
+            let state = self.lock();
+            let own = &state.legs[leg];
+            let ready = state.serving && own.phase == LegPhase::InSync;
+            let session = own.session.clone().filter(|_| ready);
+            (session.ok_or(CommandError::NotInSync)?, own.session_id, state.local_device_failed)
+        };
+        session.flush().await.map_err(RequestError::from)?;
+        // First stop serving, and record durably that this side was the source and who may be next.
+        let designated_successor = self.slot_of_leg(leg);
+        self.change(|state| {
+            state.stop_serving();
+            state.legs[leg].handing_over = true;
+        });
+        // A failed leg was durably left behind, at the peer, and never serves on its own.
+        if !local_device_failed
+            && let Err(error) =
+                self.record_unused(ReplicaRole::Source, Some(designated_successor)).await
+        {
+            self.disconnect(leg, session_id);
+            return Err(RoleError::Io(error).into());
+        }
+        let superblock = self.local.superblock();
+        let epoch = least_epoch(superblock.epoch);
+        let announced = send_ancestors(&session, &superblock).await;
+        let promoted = match announced {
+            Ok(()) => execute(&session, PeerRequest::Promote { epoch }).await,
+            Err(error) => Err(error),
+        };
+        // The peer was not asked to serve, or refused: it does not serve.
+        let declined = |error| announced.is_err() || matches!(error, RequestError::Refused(_));
+        if let Err(error) = promoted
+            && local_device_failed
+            && declined(error)
+        {
+            // Only the peer has the data: keep serving through it.
+            self.change(|state| {
+                state.serving = true;
+                state.legs[leg].handing_over = false;
+            });
+            return Err(CommandError::Peer(error));
+        }
+        self.disconnect(leg, session_id);
+        match promoted {
+            Ok(()) if local_device_failed => {
+                self.change(|state| state.role = ReplicaRole::Target);
+                Ok(())
+            }
+            Ok(()) => {
+                Ok(self.record_unused(ReplicaRole::Target, None).await.map_err(RoleError::Io)?)
+            }
+            Err(error) if declined(error) => {
+                self.start_serving_as_source(epoch, false).await?;
+                Err(CommandError::Peer(error))
+            }
+            // It may be serving already. The next handshake finds out and continues accordingly.
+            Err(_) => Err(CommandError::OutcomeUnknown),
+        }
+    }
+
+    /// Detaches a peer that is too slow for the hosts' writes.
+    pub(crate) fn detach_congested(&self, leg: usize, session_id: u64) {
+        let now = Inner::now_ns();
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if own.is_current(session_id) {
+                own.attach_not_before_ns = now + crate::limits::DETACH_PAUSE_MS * 1_000_000;
+            }
+        });
+        self.disconnect(leg, session_id);
+    }
+
+    fn shown(&self, leg: usize) -> MirrorState {
+        self.shown_in(&self.lock(), leg)
+    }
+
+    fn shown_in(&self, state: &State, leg: usize) -> MirrorState {
+        let superblock = self.local.superblock();
+        let own = &state.legs[leg];
+        let record = superblock.peers.iter().find(|peer| peer.replica == own.peer);
+        let behind = record.is_some_and(PeerRecord::is_outdated);
+        let outdated = behind || self.legs[leg].out_of_sync.count() > 0;
+        let attached = state.attached.is_some();
+        derive(MirrorFacts {
+            role: state.role,
+            desired_state: own.desired_state,
+            phase: own.phase,
+            outdated,
+            attached,
+        })
+    }
+
+    fn peer_status(&self, leg: usize) -> MirrorPeerStatus {
+        let own = &self.legs[leg];
+        let (lag_bytes, lag_ns) = own.queue().lag(Inner::now_ns());
+        let lag_writes = own.queue().writes() as u64;
+        let peer = self.lock().legs[leg].peer;
+        let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &own.counters;
+        let link = own.options().connector.link();
+        MirrorPeerStatus {
+            replica: peer,
+            state: self.shown(leg),
+            out_of_sync_bytes: own.out_of_sync.bytes(),
+            last_in_sync_s: read(&counters.last_in_sync_s),
+            lag_bytes,
+            lag_writes,
+            lag_us: lag_ns / 1000,
+            resync_done_bytes: read(&counters.copied_bytes) + read(&counters.skipped_bytes),
+            resync_total_bytes: read(&counters.total_bytes),
+            resync_skipped_bytes: read(&counters.skipped_bytes),
+            resync_bytes_per_s: read(&counters.rate),
+            added_us: read(&counters.added_ns) / 1000,
+            added_writes: read(&counters.added_writes),
+            disconnects: read(&counters.disconnects),
+            discards: read(&counters.discards),
+            discarded_bytes: read(&counters.discarded_bytes),
+            link,
+            versions: self.lock().legs[leg].versions,
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Management of replicas: create, open, resize, transfer, commands and roles.
+
+pub mod command;
+pub(crate) mod create;
+pub mod replica;
+pub(crate) mod resize;
+pub(crate) mod roles;
+pub(crate) mod transfer;

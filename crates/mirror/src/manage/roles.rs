@@ -1,0 +1,339 @@
+//! Roles: taking and giving up the role of the source.
+//!
+//! Changes of role run one at a time. Role epochs are unique among the replicas of a volume: each
+//! replica uses the numbers of one residue class, so two replicas that promote themselves without
+//! contact never pick the same epoch.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+
+use crate::id::{Generation, MirrorId};
+use crate::io::new_generation::NewGeneration;
+use crate::mirror::{Inner, State};
+use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
+
+/// Number of residue classes: this replica, two peers, and one spare.
+const EPOCH_STRIDE: u64 = 4;
+
+/// The lowest epoch after `seen`, for any replica. A peer that is asked to become the source picks
+/// its own next epoch from there. Saturates at the maximum, which only a forged epoch comes close
+/// to, so the result is never lower than `seen`.
+pub(crate) fn least_epoch(seen: u64) -> u64 {
+    seen.saturating_add(1)
+}
+
+/// The epoch that rank `rank` picks after `seen`: the first of its class from [`least_epoch`].
+pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
+    let least = least_epoch(seen);
+    let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
+    if first >= least { first } else { first.saturating_add(EPOCH_STRIDE) }
+}
+
+/// A change of role in progress, ended on drop.
+pub(crate) struct RoleChange(Arc<Inner>);
+
+impl Drop for RoleChange {
+    fn drop(&mut self) {
+        self.0.change(|state| state.changing_role = false);
+    }
+}
+
+/// The switch to running degraded, ended on drop.
+struct Degrading(Arc<Inner>);
+
+impl Drop for Degrading {
+    fn drop(&mut self) {
+        self.0.change(|state| state.degrading = false);
+    }
+}
+
+/// Blocks new host calls until it is dropped.
+pub(crate) struct AdmissionBlock(Arc<Inner>);
+
+impl Drop for AdmissionBlock {
+    fn drop(&mut self) {
+        self.0.change(|state| state.admission_blocks -= 1);
+    }
+}
+
+/// Why a change of role failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
+pub enum RoleError {
+    #[error("the replica's device failed: {0}")]
+    Io(#[from] IoError),
+    #[error("the local data is inconsistent: a resync to it has not completed")]
+    Inconsistent,
+    #[error("the replica holds no data yet")]
+    Blank,
+    #[error("the local leg has failed")]
+    LocalFailed,
+    /// See [`crate::manage::replica::Replica::mark_unverified`].
+    #[error(
+        "a flush of the local device failed, and no source has brought the replica up to date since: \
+         recent data may be lost in a power failure. Bring back the node that was the source; if it is \
+         gone for good, use what the device returns with `failover --force`"
+    )]
+    Unverified,
+}
+
+impl Inner {
+    /// Starts a change of role, after any that is in progress.
+    pub(crate) async fn begin_role_change(self: &Arc<Self>) -> RoleChange {
+        let begin =
+            |state: &mut State| (!std::mem::replace(&mut state.changing_role, true)).then_some(());
+        self.wait(begin).await;
+        RoleChange(self.clone())
+    }
+
+    pub(crate) fn block_admission(self: &Arc<Self>) -> AdmissionBlock {
+        self.change(|state| state.admission_blocks += 1);
+        AdmissionBlock(self.clone())
+    }
+
+    /// Waits until no host write or flush is in flight. For reads see [`crate::io::device`].
+    pub(crate) async fn drain(&self) {
+        self.wait(|state| (state.in_flight == 0 && !state.bumping_generation).then_some(())).await;
+    }
+
+    fn rank(&self) -> u64 {
+        let superblock = self.local.superblock();
+        let mine = superblock.replica;
+        let others = superblock.peers.iter().map(|peer| peer.replica);
+        others.filter(|other: &MirrorId| !other.is_none() && *other < mine).count() as u64
+    }
+
+    /// Whether a handshake with this peer suffices to become the source without the operator. A
+    /// source that designated a successor has to meet that peer, which may be serving out of sight.
+    /// If that peer was the source since, it may have handed the role on to another. With several
+    /// targets, each would conclude that it has to take over, so the operator decides.
+    pub(crate) fn may_take_role(&self, peers: &ReplicaIdentity) -> bool {
+        let superblock = self.local.superblock();
+        let several = self.legs.len() > 1;
+        if several && self.lock().role == ReplicaRole::Target {
+            return false;
+        }
+        let Some(designated_successor) =
+            superblock.designated_successor.map(|place| superblock.peers[place].replica)
+        else {
+            return true;
+        };
+        designated_successor == peers.view.replica
+            && !(several && peers.view.epoch > superblock.epoch)
+    }
+
+    pub(crate) fn may_serve(&self) -> Result<(), RoleError> {
+        let superblock = self.local.superblock();
+        if superblock.flags.inconsistent {
+            return Err(RoleError::Inconsistent);
+        }
+        if superblock.current.is_none() {
+            return Err(RoleError::Blank);
+        }
+        let state = self.lock();
+        if state.local_device_failed {
+            return Err(RoleError::LocalFailed);
+        }
+        if state.unverified { Err(RoleError::Unverified) } else { Ok(()) }
+    }
+
+    /// The next epoch of this replica, after `seen` and all epochs recorded here.
+    pub(crate) fn epoch_after(&self, seen: u64) -> u64 {
+        next_epoch(self.local.superblock().epoch.max(seen), self.rank())
+    }
+
+    /// Becomes the source, with an epoch later than all seen. `forced`: the peer was not asked.
+    pub(crate) async fn start_serving_as_source(
+        self: &Arc<Self>,
+        seen: u64,
+        forced: bool,
+    ) -> Result<u64, RoleError> {
+        self.may_serve()?;
+        // First cut off the previous source, whose last request may have started a resync here.
+        self.end_attachment().await;
+        self.may_serve()?;
+        let serving = self.lock().serving;
+        let rank = self.rank();
+        let alone = forced && !serving;
+        let parts = alone && self.legs.len() > 1;
+        if parts {
+            self.mark_all_legs().await?;
+        }
+        let new_generation = NewGeneration::alone(self);
+        let promote = move |superblock: &mut Superblock| {
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Source, None);
+            superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
+            // Hosts will have read the local data, whatever the peer has.
+            superblock.flags.served_alone |= alone && superblock.flags.crashed;
+            if parts {
+                new_generation.apply(superblock);
+            }
+        };
+        if serving {
+            self.local.update(promote).await?;
+            return Ok(self.local.superblock().epoch);
+        }
+        self.local.begin_use(promote).await?;
+        self.load_out_of_sync();
+        self.change(|state| {
+            (state.role, state.serving) = (ReplicaRole::Source, true);
+            for leg in &mut state.legs {
+                if !leg.receives_writes {
+                    leg.generation_bumped = parts;
+                }
+                // Peers may be waiting: from now on this is the copy that counts.
+                leg.reconnect_requests += 1;
+            }
+        });
+        let Superblock { replica, epoch, .. } = self.local.superblock();
+        tracing::info!(%replica, epoch, forced, "now serving hosts");
+        Ok(epoch)
+    }
+
+    /// Marks everything as out of sync for all legs: after a forced takeover from a source with
+    /// several targets, its writes in flight may be on any of them, named by no log.
+    async fn mark_all_legs(&self) -> Result<(), IoError> {
+        self.local.data().flush().await?;
+        for leg in 0..self.legs.len() {
+            self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
+        }
+        self.local.persist_marks().await
+    }
+
+    /// Stops serving. Writes and flushes in flight complete; reads in flight and later calls fail.
+    pub(crate) async fn stop_serving_as(
+        self: &Arc<Self>,
+        role: ReplicaRole,
+    ) -> Result<(), IoError> {
+        if !self.lock().serving {
+            return Ok(());
+        }
+        let _block = self.block_admission();
+        self.drain().await;
+        let session_ids: Vec<u64> = self.lock().legs.iter().map(|leg| leg.session_id).collect();
+        for (leg, session_id) in session_ids.into_iter().enumerate() {
+            self.disconnect(leg, session_id);
+        }
+        self.change(State::stop_serving);
+        tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
+        self.record_unused(role, None).await
+    }
+
+    /// Stops serving without recording it, as a crash would.
+    pub(crate) async fn end_service(self: &Arc<Self>) {
+        let _block = self.block_admission();
+        self.drain().await;
+        self.change(|state| {
+            if state.serving {
+                state.stop_serving();
+            }
+        });
+    }
+
+    /// Durably records that the replica is not in use, and that the peer in slot
+    /// `designated_successor` is about to be asked to serve.
+    pub(crate) async fn record_unused(
+        self: &Arc<Self>,
+        role: ReplicaRole,
+        designated_successor: Option<usize>,
+    ) -> Result<(), IoError> {
+        self.local.data().flush().await?;
+        let put = move |superblock: &mut Superblock| {
+            (superblock.role, superblock.designated_successor) = (role, designated_successor);
+        };
+        if self.local.superblock().flags.in_use {
+            self.local.end_use(put).await?;
+        } else {
+            self.local.update(put).await?;
+        }
+        self.change(|state| state.role = role);
+        Ok(())
+    }
+
+    /// Runs degraded after a failure of the local leg: a peer with all data, or that its queue will
+    /// bring up to date, serves alone. Else `error`, and no differing peer may look equal.
+    pub(crate) async fn run_degraded(
+        self: &Arc<Self>,
+        designated_successor: Option<(usize, u64)>,
+        error: IoError,
+    ) -> Result<(), IoError> {
+        let Some((leg, session_id)) = designated_successor else { return Err(error) };
+        // Not a change of role: that would wait for the calls in flight, and this is one of them.
+        let begin =
+            |state: &mut State| (!std::mem::replace(&mut state.degrading, true)).then_some(());
+        self.wait(begin).await;
+        let _leaving = Degrading(self.clone());
+        if self.lock().local_device_failed {
+            return if self.is_up_to_date(leg, session_id) { Ok(()) } else { Err(error) };
+        }
+        // Other peers are left behind, because no log would record what they lack.
+        let others: Vec<(usize, u64)> =
+            self.lock().legs.iter().map(|leg| leg.session_id).enumerate().collect();
+        for (other, session_id) in others.into_iter().filter(|(other, _)| *other != leg) {
+            self.disconnect(other, session_id);
+        }
+        let session = self.lock().legs[leg].session.clone().ok_or(error)?;
+        // Covers the gap between the last queued write and the first that is waited for.
+        let _block = self.block_admission();
+        if !self.is_up_to_date(leg, session_id) && !self.catch_up(leg, session_id).await {
+            self.disconnect(leg, session_id);
+            return Err(error);
+        }
+        // The peer flushes before it adopts the generation: what hosts flushed is durable.
+        let lost = self.local.superblock().replica;
+        let generation = Generation::random();
+        self.lock().legs[leg].degraded_as = generation;
+        let request = PeerRequest::RunDegraded { generation, lost };
+        if execute(&session, request).await.is_err() {
+            self.disconnect(leg, session_id);
+            return Err(error);
+        }
+        tracing::error!(
+            replica = %lost,
+            "the local leg has failed ({error}): the peer serves the volume without it"
+        );
+        self.change(|state| state.local_device_failed = true);
+        if self.is_up_to_date(leg, session_id) { Ok(()) } else { Err(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_grow_and_are_unique_per_replica() {
+        for seen in 0..40 {
+            for rank in 0..3 {
+                let next = next_epoch(seen, rank);
+                assert!(next > seen && next <= seen + EPOCH_STRIDE);
+                assert_eq!(next % EPOCH_STRIDE, rank);
+            }
+        }
+    }
+
+    #[test]
+    fn promoted_peer_takes_first_epoch_of_its_class() {
+        for seen in (0..40).chain(u64::MAX - 8..u64::MAX - EPOCH_STRIDE) {
+            let named = least_epoch(seen);
+            assert!(named > seen);
+            let taken = [0, 1, 2, 3].map(|rank| next_epoch(seen, rank));
+            assert!(taken.iter().all(|epoch| *epoch >= named), "{seen}: {taken:?}");
+            assert!(taken.contains(&named), "{seen}: {taken:?} lacks the lowest epoch");
+        }
+        assert_eq!(least_epoch(u64::MAX), u64::MAX, "the epoch never decreases");
+    }
+
+    #[test]
+    fn next_epoch_saturates_after_forged_epoch() {
+        for below in 0..2 * EPOCH_STRIDE {
+            for rank in 0..EPOCH_STRIDE {
+                let seen = u64::MAX - below;
+                let next = next_epoch(seen, rank);
+                assert!(next > seen || next == u64::MAX, "{seen}: {next}");
+            }
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Superblock: the identity of a replica, and its knowledge about its data and its peers.
+
+use crate::agree::generation::{GenerationHistory, GenerationList};
+use crate::id::{Generation, MirrorId};
+use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
+use crate::named;
+use crate::ondisk::layout::ReplicaGeometry;
+use crate::ondisk::{FormatError, Page, begin, open, put, seal};
+use crate::state::status::DesiredState;
+
+const MAGIC: &[u8; 8] = b"FSMIRSB\n";
+const SUCCESSOR_AT: usize = 81;
+const DESIRED_STATES_AT: usize = 84;
+const RENAMING_AT: usize = 86;
+const UNVERIFIED_AT: usize = 87;
+const VOLUME_TAG_AT: usize = 128;
+const HISTORY_AT: usize = 136;
+const PEERS_AT: usize = HISTORY_AT + 8 * HISTORY_LEN;
+const PEER_BYTES: usize = 64;
+const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
+/// End of the fields that every release writes. Later fields follow at the same stored length:
+/// earlier releases can read them, and write zeroes there.
+const END: usize = DEVICE_AT + 16;
+const LOG_PROGRESS_AT: usize = END;
+
+named! {
+    /// Role of a replica.
+    #[derive(Default)]
+    pub enum ReplicaRole {
+        /// Receives the source's writes.
+        #[default]
+        Target = "target",
+        /// Serves hosts.
+        Source = "source",
+    }
+}
+
+/// Interrupted activities of a replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// In use as a source. If set when the replica is opened, it crashed.
+    pub in_use: bool,
+    /// It was a source that crashed, and has not met its peer since.
+    pub crashed: bool,
+    /// A resync to it has begun and not completed.
+    pub inconsistent: bool,
+    /// Brought up without its peer after a crash: hosts have read its data.
+    pub served_alone: bool,
+}
+
+impl Flags {
+    const KNOWN: u16 = 0b1111;
+
+    fn bits(self) -> u16 {
+        [self.in_use, self.crashed, self.inconsistent, self.served_alone]
+            .iter()
+            .zip(0..)
+            .fold(0, |bits, (flag, shift)| bits | u16::from(*flag) << shift)
+    }
+
+    fn of(bits: u16) -> Result<Flags, FormatError> {
+        if bits & !Flags::KNOWN != 0 {
+            return Err(FormatError::Field("flags"));
+        }
+        let has = |shift: u16| bits >> shift & 1 == 1;
+        Ok(Flags { in_use: has(0), crashed: has(1), inconsistent: has(2), served_alone: has(3) })
+    }
+}
+
+/// A replica's record of one peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerRecord {
+    /// The peer's replica; none for a free slot.
+    pub replica: MirrorId,
+    /// See [`GenerationHistory::bases`]. If any, the peer is out of date, unless `renaming`.
+    pub bases: GenerationList<BASES_LEN>,
+    /// The peer was in sync when the current generation was started because of another peer, and is
+    /// being informed of it. No write that it lacks is acknowledged before that is done.
+    pub renaming: bool,
+}
+
+impl PeerRecord {
+    /// The peer lacks acknowledged writes.
+    pub fn is_outdated(&self) -> bool {
+        !self.bases.is_empty() && !self.renaming
+    }
+}
+
+/// Progress of a log: two counters that only grow during its lifetime. Both are zero for a new log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogProgress {
+    /// Sequence number of its latest activity record.
+    pub record_sequence: u64,
+    /// Writes of its bitmap pages, summed.
+    pub page_writes: u64,
+}
+
+impl LogProgress {
+    /// True when no progress up to `before` is missing.
+    pub fn has_reached(self, before: LogProgress) -> bool {
+        self.record_sequence >= before.record_sequence && self.page_writes >= before.page_writes
+    }
+}
+
+/// A decoded superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Incremented by each write. Its lowest bit selects the slot.
+    pub sequence: u64,
+    /// The volume.
+    pub volume: MirrorId,
+    /// This replica.
+    pub replica: MirrorId,
+    /// Size and granularities.
+    pub geometry: ReplicaGeometry,
+    /// Size of the data device at whose end this superblock lies, in whole pages. A superblock
+    /// found elsewhere is not valid for its device.
+    pub device_bytes: u64,
+    /// Old end of metadata that moved to the end of a grown device, until zeroed; otherwise 0.
+    pub moved_from: u64,
+    /// Its role.
+    pub role: ReplicaRole,
+    /// Interrupted activities.
+    pub flags: Flags,
+    /// A flush of the data device failed, and the device was reopened since. Its contents may not
+    /// be durable until a resync to it completes.
+    pub unverified: bool,
+    /// Slot of the peer that this former source asked to be the source; only it knows the outcome.
+    pub designated_successor: Option<usize>,
+    /// The highest epoch that this replica was promoted to, or has admitted as a target.
+    pub epoch: u64,
+    /// Generation of the local data.
+    pub current: Generation,
+    /// Earlier generations, newest first.
+    pub history: GenerationList<HISTORY_LEN>,
+    /// The log that belongs to it.
+    pub log: MirrorId,
+    /// How often that log was opened for use.
+    pub incarnation: u64,
+    /// Lower bound of that log's progress, durable when this superblock was written. Zero, which
+    /// implies nothing, if an earlier release wrote it.
+    pub log_progress: LogProgress,
+    /// Eight bytes that the opener derives from the volume's name on this node; 0 when never set.
+    /// They reveal a device that was swapped for another.
+    pub volume_tag: u64,
+    /// Desired state of each peer, by its position in the configuration.
+    pub desired_states: [DesiredState; PEERS_MAX],
+    /// Peers, in the order in which they were met.
+    pub peers: [PeerRecord; PEERS_MAX],
+}
+
+impl Superblock {
+    /// Encodes the superblock for slot `sequence & 1`.
+    pub fn encode(&self) -> Page {
+        let mut page = begin(MAGIC);
+        put(&mut page, 10, &(END as u16).to_le_bytes());
+        put(&mut page, 16, &self.sequence.to_le_bytes());
+        put(&mut page, 24, &self.volume.0);
+        put(&mut page, 40, &self.replica.0);
+        put(&mut page, 56, &self.geometry.encode());
+        put(&mut page, 80, &[u8::from(self.role == ReplicaRole::Source)]);
+        put(
+            &mut page,
+            SUCCESSOR_AT,
+            &[self.designated_successor.map_or(0, |place| place as u8 + 1)],
+        );
+        put(&mut page, 82, &self.flags.bits().to_le_bytes());
+        put(
+            &mut page,
+            DESIRED_STATES_AT,
+            &self.desired_states.map(|desired_state| desired_state as u8),
+        );
+        let renaming = self.peers.iter().enumerate();
+        let renaming =
+            renaming.fold(0, |all, (place, peer)| all | u8::from(peer.renaming) << place);
+        put(&mut page, RENAMING_AT, &[renaming]);
+        put(&mut page, UNVERIFIED_AT, &[u8::from(self.unverified)]);
+        put(&mut page, 88, &self.epoch.to_le_bytes());
+        put(&mut page, 96, &self.current.0.to_le_bytes());
+        put(&mut page, 104, &self.log.0);
+        put(&mut page, 120, &self.incarnation.to_le_bytes());
+        put(&mut page, VOLUME_TAG_AT, &self.volume_tag.to_le_bytes());
+        put_list(&mut page, HISTORY_AT, &self.history);
+        for (index, peer) in self.peers.iter().enumerate() {
+            let at = PEERS_AT + index * PEER_BYTES;
+            put(&mut page, at, &peer.replica.0);
+            put_list(&mut page, at + 16, &peer.bases);
+        }
+        put(&mut page, DEVICE_AT, &self.device_bytes.to_le_bytes());
+        put(&mut page, DEVICE_AT + 8, &self.moved_from.to_le_bytes());
+        let LogProgress { record_sequence, page_writes } = self.log_progress;
+        put(&mut page, LOG_PROGRESS_AT, &record_sequence.to_le_bytes());
+        put(&mut page, LOG_PROGRESS_AT + 8, &page_writes.to_le_bytes());
+        seal(&mut page);
+        page
+    }
+
+    /// Decodes one slot.
+    ///
+    /// # Errors
+    /// See [`FormatError`].
+    pub fn decode(page: &Page) -> Result<Superblock, FormatError> {
+        let fields = open(page, MAGIC)?;
+        if usize::from(fields.u16(10)) != END {
+            return Err(FormatError::Field("length"));
+        }
+        let role = match fields.bytes(80) {
+            [0] => ReplicaRole::Target,
+            [1] => ReplicaRole::Source,
+            _ => return Err(FormatError::Field("role")),
+        };
+        let designated_successor = match fields.bytes(SUCCESSOR_AT) {
+            [0] => None,
+            [number] if usize::from(number) <= PEERS_MAX => Some(usize::from(number) - 1),
+            _ => return Err(FormatError::Field("designated_successor")),
+        };
+        let mut desired_states = [DesiredState::default(); PEERS_MAX];
+        for (desired_state, number) in
+            desired_states.iter_mut().zip(fields.bytes::<PEERS_MAX>(DESIRED_STATES_AT))
+        {
+            let known = DesiredState::ALL
+                .get(usize::from(number))
+                .ok_or(FormatError::Field("desired_states"))?;
+            *desired_state = *known;
+        }
+        let list_at = |at: usize| {
+            let mut list = GenerationList::default();
+            for (index, slot) in list.0.iter_mut().enumerate() {
+                *slot = fields.generation(at + 8 * index);
+            }
+            list
+        };
+        let [renaming] = fields.bytes(RENAMING_AT);
+        if renaming >> PEERS_MAX != 0 {
+            return Err(FormatError::Field("renaming"));
+        }
+        let unverified = match fields.bytes(UNVERIFIED_AT) {
+            [0] => false,
+            [1] => true,
+            _ => return Err(FormatError::Field("unverified")),
+        };
+        let mut peers = [PeerRecord::default(); PEERS_MAX];
+        for (index, peer) in peers.iter_mut().enumerate() {
+            let at = PEERS_AT + index * PEER_BYTES;
+            peer.replica = fields.uuid(at);
+            peer.renaming = renaming >> index & 1 == 1;
+            for (index, slot) in peer.bases.0.iter_mut().enumerate() {
+                *slot = fields.generation(at + 16 + 8 * index);
+            }
+        }
+        let superblock = Superblock {
+            sequence: fields.u64(16),
+            volume: fields.uuid(24),
+            replica: fields.uuid(40),
+            geometry: ReplicaGeometry::decode(&fields.bytes(56))?,
+            device_bytes: fields.u64(DEVICE_AT),
+            moved_from: fields.u64(DEVICE_AT + 8),
+            role,
+            flags: Flags::of(fields.u16(82))?,
+            unverified,
+            designated_successor,
+            epoch: fields.u64(88),
+            current: fields.generation(96),
+            history: list_at(HISTORY_AT),
+            log: fields.uuid(104),
+            incarnation: fields.u64(120),
+            log_progress: LogProgress {
+                record_sequence: fields.u64(LOG_PROGRESS_AT),
+                page_writes: fields.u64(LOG_PROGRESS_AT + 8),
+            },
+            volume_tag: fields.u64(VOLUME_TAG_AT),
+            desired_states,
+            peers,
+        };
+        superblock.check()?;
+        Ok(superblock)
+    }
+
+    fn check(&self) -> Result<(), FormatError> {
+        if self.volume.is_none() || self.replica.is_none() {
+            return Err(FormatError::Field("identity"));
+        }
+        let page = crate::limits::PAGE_BYTES as u64;
+        let sound = self.device_bytes.is_multiple_of(page) && self.moved_from.is_multiple_of(page);
+        if !sound || self.moved_from >= self.device_bytes {
+            return Err(FormatError::Field("device_bytes"));
+        }
+        for (index, peer) in self.peers.iter().enumerate() {
+            let twice = self.peers[..index].iter().any(|other| other.replica == peer.replica);
+            if !peer.replica.is_none() && (twice || peer.replica == self.replica) {
+                return Err(FormatError::Field("peers"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Generation history to report to the peer in this slot.
+    pub fn generations(&self, peer: usize) -> GenerationHistory {
+        let bases = self.peers[peer].bases;
+        GenerationHistory { current: self.current, bases, history: self.history }
+    }
+
+    /// All generations that the local data descends from, for any peer, newest first.
+    pub fn ancestors(&self) -> GenerationList<HISTORY_LEN> {
+        let mut all = self.history;
+        let bases = self.peers.iter().flat_map(|peer| peer.bases.iter());
+        bases.for_each(|base| all.remember(base));
+        all
+    }
+
+    /// Stores an updated generation history.
+    pub fn set_generations(&mut self, peer: usize, generations: &GenerationHistory) {
+        (self.current, self.history) = (generations.current, generations.history);
+        self.peers[peer].bases = generations.bases;
+    }
+}
+
+fn put_list<const N: usize>(page: &mut Page, at: usize, list: &GenerationList<N>) {
+    for (index, generation) in list.0.iter().enumerate() {
+        put(page, at + 8 * index, &generation.0.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ondisk::layout::tests::any_shape;
+
+    fn any_list<const N: usize>() -> impl Strategy<Value = GenerationList<N>> {
+        prop::array::uniform::<_, N>(any::<u64>())
+            .prop_map(|items| GenerationList(items.map(Generation)))
+    }
+
+    prop_compose! {
+        pub(crate) fn any_superblock()(
+            numbers in any::<[u64; 7]>(),
+            names in prop::array::uniform5(prop::array::uniform16(1u8..)),
+            geometry in any_shape(),
+            source in any::<bool>(),
+            flags in 0u16..16,
+            designated_successor in prop::option::of(0..PEERS_MAX),
+            device_pages in (1u64..1 << 40, 0.0..1.0),
+            history in any_list(),
+            bases in (any_list(), any_list()),
+            renaming in any::<[bool; 2]>(),
+            unverified in any::<bool>(),
+            desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
+        ) -> Superblock {
+            let [volume, replica, log, first, second] = names.map(MirrorId);
+            Superblock {
+                sequence: numbers[0],
+                volume,
+                replica,
+                geometry,
+                device_bytes: device_pages.0 * 4096,
+                moved_from: (device_pages.0 as f64 * device_pages.1) as u64 * 4096,
+                role: if source { ReplicaRole::Source } else { ReplicaRole::Target },
+                flags: Flags::of(flags).expect("known flags"),
+                unverified,
+                designated_successor,
+                epoch: numbers[1],
+                current: Generation(numbers[2]),
+                history,
+                log,
+                incarnation: numbers[3],
+                log_progress: LogProgress { record_sequence: numbers[5], page_writes: numbers[6] },
+                volume_tag: numbers[4],
+                desired_states,
+                peers: [
+                    PeerRecord { replica: first, bases: bases.0, renaming: renaming[0] },
+                    PeerRecord { replica: second, bases: bases.1, renaming: renaming[1] },
+                ],
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn superblock_round_trips(superblock in any_superblock()) {
+            prop_assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        }
+
+        #[test]
+        fn changed_byte_is_detected(
+            superblock in any_superblock(),
+            at in 0usize..4096,
+            change in 1u8..,
+        ) {
+            let mut page = superblock.encode();
+            page[at] ^= change;
+            prop_assert!(Superblock::decode(&page).is_err());
+        }
+
+        /// Hostile bytes with a valid checksum are refused, or decode to a consistent superblock.
+        #[test]
+        fn forged_fields_are_refused_or_consistent(
+            superblock in any_superblock(),
+            at in 10usize..432,
+            value in any::<u8>(),
+        ) {
+            let mut page = superblock.encode();
+            page[at] = value;
+            seal(&mut page);
+            if let Ok(forged) = Superblock::decode(&page) {
+                prop_assert_eq!(forged.geometry.check(), Ok(()));
+                prop_assert_eq!(Superblock::decode(&forged.encode()), Ok(forged));
+            }
+        }
+    }
+
+    /// The byte map in `docs/mirror-format.md`, which other programs rely on.
+    #[test]
+    fn field_offsets_match_documentation() {
+        let document = include_str!("../../../../docs/mirror-format.md");
+        let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
+        let rows = [
+            format!("| 10 | 2 | length up to the last field of the first release, {END} |"),
+            format!("| {LOG_PROGRESS_AT} | 8 | how far the log had come: sequence"),
+            format!("| {} | 8 | the same: writes", LOG_PROGRESS_AT + 8),
+            format!("| {SUCCESSOR_AT} | 1 | designated successor"),
+            format!("| {DESIRED_STATES_AT} | {PEERS_MAX} | desired states"),
+            format!("| {DEVICE_AT} | 8 | size of the device"),
+            format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
+            format!("| {RENAMING_AT} | 1 | renaming"),
+            format!("| {UNVERIFIED_AT} | 1 | unverified"),
+            format!("| {VOLUME_TAG_AT} | 8 | volume tag"),
+            format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
+            peers,
+        ];
+        for row in rows {
+            assert!(document.contains(&row), "missing from the documentation: {row}");
+        }
+        let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
+        assert!(names.iter().all(|name| document.contains(name)));
+    }
+
+    /// An earlier release writes zeroes in place of the log's progress, and ignores the field when
+    /// it reads.
+    #[test]
+    fn superblock_of_earlier_release_has_no_log_progress() {
+        proptest!(|(superblock in any_superblock())| {
+            let mut page = superblock.encode();
+            prop_assert_eq!(&page[10..12], &408_u16.to_le_bytes(), "the only length that it reads");
+            page[408..4092].fill(0);
+            seal(&mut page);
+            let read = Superblock::decode(&page).expect("the superblock is valid");
+            prop_assert_eq!(read.log_progress, LogProgress::default());
+            prop_assert!(LogProgress::default().has_reached(read.log_progress));
+        });
+    }
+
+    #[test]
+    fn zeroes_differ_from_later_version() {
+        assert_eq!(Superblock::decode(&[0; 4096]), Err(FormatError::Absent));
+        let mut page = begin(MAGIC);
+        page[8] = 2;
+        assert_eq!(Superblock::decode(&page), Err(FormatError::Version(2)));
+    }
+}

@@ -1,0 +1,559 @@
+//! Connection of a leg: one task per peer that connects, performs the handshake and carries out its
+//! [`plan`], repeatedly.
+//!
+//! | handshake | action |
+//! | --- | --- |
+//! | in sync, this side leads | attach; from now on writes go to both legs |
+//! | out of date, this side leads | attach; fetch the peer's bitmap; flush; mark the peer inconsistent; send writes; copy; finish the resync |
+//! | the peer leads | stop serving if necessary, and wait for the peer |
+//! | split brain, or no generation in common | report it and retry later, or resolve it by policy ([`crate::session::split_brain`]) |
+//!
+//! Each step is durable before the next one, and after a crash between two steps the next handshake
+//! decides correctly: `history_tests` enumerates these cases.
+//!
+//! [`plan`]: crate::agree::plan::plan
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::time;
+
+use crate::agree::decide::ResyncAmount;
+use crate::agree::plan::{Plan, plan};
+use crate::agree::versions::NoCommonVersion;
+use crate::id::{Generation, MirrorId};
+use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
+use crate::mirror::{Inner, LegState, State};
+use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
+use crate::wire::peer::{
+    AttachRequest, PeerRequest, ReplicaIdentity, RequestError, SharedSession, execute, identify,
+};
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionEnd {
+    #[error("{0}")]
+    Peer(#[from] RequestError),
+    /// The local leg or log.
+    #[error("the local device: {0}")]
+    Local(IoError),
+    /// The state changed meanwhile: repeat the handshake.
+    #[error("the state changed meanwhile")]
+    Changed,
+    /// No side leads, or the peer does: retry later.
+    #[error("this side does not lead")]
+    NothingToDo,
+    /// The session was lost, or the operator ended it.
+    #[error("the session has ended")]
+    Lost,
+}
+
+/// Runs the connection of one leg until the mirror is closed.
+pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
+    let mut pause = RETRY_MIN_MS;
+    loop {
+        let wanted = |state: &mut State| {
+            if state.closed {
+                return Some(false);
+            }
+            let own = &state.legs[leg];
+            (own.desired_state == DesiredState::Connected && !state.local_device_failed)
+                .then_some(true)
+        };
+        if !inner.wait(wanted).await {
+            return;
+        }
+        let (reconnect_requests, not_before) = {
+            let state = inner.lock();
+            (state.legs[leg].reconnect_requests, state.legs[leg].attach_not_before_ns)
+        };
+        let early = not_before.saturating_sub(Inner::now_ns());
+        time::sleep(Duration::from_nanos(early)).await;
+        let ended = match handshake(&inner, leg).await {
+            Ok(never) => match never {},
+            Err(ended) => ended,
+        };
+        tracing::debug!(replica = %inner.local.superblock().replica, leg, "{ended}");
+        pause = match ended {
+            SessionEnd::Changed | SessionEnd::Lost => RETRY_MIN_MS,
+            _ => (pause * 2).min(RETRY_MAX_MS),
+        };
+        // A command, or a request from the peer, cuts the pause short.
+        let requested = inner.wait(|state| {
+            (state.closed || state.legs[leg].reconnect_requests != reconnect_requests).then_some(())
+        });
+        let random = flagstone_runtime::random_u64() % (pause / 2);
+        let _ = time::timeout(Duration::from_millis(pause / 2 + random), requested).await;
+    }
+}
+
+pub(crate) struct CloseOnDrop(pub(crate) SharedSession);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+enum Never {}
+
+/// One connection, from beginning to end.
+async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> {
+    let connector = inner.legs[leg].options().connector.clone();
+    let connected = connector.connect().await;
+    let session = match connected {
+        Ok(session) => session,
+        Err(error) => {
+            inner.set_idle_phase(leg, LegPhase::Disconnected);
+            return Err(SessionEnd::Peer(error.into()));
+        }
+    };
+    let _closing = CloseOnDrop(session.clone());
+    let own = inner.local.superblock().replica;
+    let peers = match identify(&session, own, inner.versions).await {
+        Ok(peers) => peers,
+        Err(RequestError::NoCommonVersion(none)) => {
+            inner.incompatible_version(leg, none);
+            return Err(SessionEnd::Peer(none.into()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    inner.change(|state| {
+        let own = &mut state.legs[leg];
+        (own.peer, own.last_handshake) = (peers.view.replica, Some(peers));
+        own.versions = Some(peers.versions);
+    });
+    let mine = inner.identity(peers.view.replica);
+    let found = plan(&mine, &peers);
+    let (ours, theirs) = (&mine.view.generations, &peers.view.generations);
+    tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
+    let outcome = match found {
+        Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => HandshakeOutcome::Idle,
+        Plan::Lead { amount, promote } => {
+            return lead(inner, leg, session, (mine, peers), amount, promote).await;
+        }
+        Plan::Follow { step_down } => {
+            if step_down {
+                step_down_for(inner, &mine, &peers).await?;
+            }
+            HandshakeOutcome::Following
+        }
+        Plan::AwaitStepDown => HandshakeOutcome::AwaitStepDown,
+        Plan::Idle => HandshakeOutcome::Idle,
+        Plan::SplitBrain => {
+            if inner.discard_by_policy(leg, &session, &peers).await? {
+                // The peer will find at its next handshake that it leads.
+                return Err(SessionEnd::Changed);
+            }
+            HandshakeOutcome::SplitBrain
+        }
+        Plan::Unrelated | Plan::Incompatible => {
+            inner.warn_of_block_mismatch(leg, &mine, &peers);
+            HandshakeOutcome::Mismatch
+        }
+        Plan::NoSource => HandshakeOutcome::NoSource,
+    };
+    inner.set_idle_phase(leg, LegPhase::Handshake(outcome));
+    Err(if outcome == HandshakeOutcome::AwaitStepDown {
+        SessionEnd::Changed
+    } else {
+        SessionEnd::NothingToDo
+    })
+}
+
+/// The peer was promoted with newer data. This side wrote nothing without it, and steps down.
+async fn step_down_for(
+    inner: &Arc<Inner>,
+    mine: &ReplicaIdentity,
+    peers: &ReplicaIdentity,
+) -> Result<(), SessionEnd> {
+    let _role_change = inner.begin_role_change().await;
+    let block = inner.block_admission();
+    inner.drain().await;
+    // A call in flight may have been the first write without the peer.
+    let now = inner.identity(peers.view.replica);
+    if now.view.generations != mine.view.generations || !now.is_serving {
+        return Err(SessionEnd::Changed);
+    }
+    let replica = inner.local.superblock().replica;
+    tracing::warn!(%replica, "peer has been promoted to source; stepping down (no data lost)");
+    inner.stop_serving_as(ReplicaRole::Target).await.map_err(SessionEnd::Local)?;
+    drop(block);
+    Ok(())
+}
+
+impl Inner {
+    /// Durably assigns a slot to a peer. Of two new peers that pick the same one, the second
+    /// retries.
+    pub(crate) async fn record_peer(&self, peer: MirrorId) -> Result<(), IoError> {
+        self.update_peer(peer, |_, _| {}).await
+    }
+
+    /// As `record_peer`, with a change to the superblock, which gets the peer's slot.
+    pub(crate) async fn update_peer(
+        &self,
+        peer: MirrorId,
+        change: impl Fn(&mut Superblock, usize) + Copy + 'static,
+    ) -> Result<(), IoError> {
+        loop {
+            let before = self.local.superblock().peers;
+            let slot = self.slot_of(peer);
+            let keep = move |superblock: &mut Superblock| {
+                let place = &mut superblock.peers[slot].replica;
+                let unchanged = *place == before[slot].replica;
+                if unchanged {
+                    *place = peer;
+                    change(superblock, slot);
+                }
+                unchanged
+            };
+            if self.local.update(keep).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Records that the peer speaks no version of the link in common.
+    fn incompatible_version(&self, leg: usize, none: NoCommonVersion) {
+        let before = self.change(|state| state.legs[leg].versions.replace(none.peers));
+        // Logged once, not at each attempt.
+        if before != Some(none.peers) {
+            tracing::warn!(replica = %self.local.superblock().replica, leg, "{none}");
+        }
+        self.set_idle_phase(leg, LegPhase::Handshake(HandshakeOutcome::NoCommonVersion));
+    }
+
+    /// Logs why the peer is incompatible, if its logical block size is the reason.
+    fn warn_of_block_mismatch(&self, leg: usize, mine: &ReplicaIdentity, peers: &ReplicaIdentity) {
+        let (ours, theirs) = (mine.view.block_bytes, peers.view.block_bytes);
+        let warned = self.lock().legs[leg].phase == LegPhase::Handshake(HandshakeOutcome::Mismatch);
+        // Logged once, not at each attempt.
+        if !warned && mine.view.has_block_mismatch(&peers.view) {
+            tracing::warn!(
+                replica = %self.local.superblock().replica,
+                leg,
+                "the peer's logical block size is {theirs} B, and {ours} B on this node: set the same \
+                 `block_size` on both nodes"
+            );
+        }
+    }
+
+    /// Sets the phase of a leg that has no session.
+    fn set_idle_phase(&self, leg: usize, phase: LegPhase) {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if own.session.is_none() {
+                own.phase = phase;
+            }
+        });
+    }
+
+    /// Installs a session on a leg. Writes do not go to it yet.
+    fn install_session(
+        &self,
+        leg: usize,
+        session: &SharedSession,
+        peers: &ReplicaIdentity,
+        phase: LegPhase,
+    ) -> u64 {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            own.session_id += 1;
+            (own.handing_over, own.inconsistent) = (false, false);
+            (own.session, own.phase) = (Some(session.clone()), phase);
+            (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
+            own.session_id
+        })
+    }
+
+    /// Opens the session for writes, unless it was lost or `may` refuses.
+    fn open_for_writes(
+        &self,
+        leg: usize,
+        session_id: u64,
+        may: impl FnOnce(&State) -> bool,
+    ) -> Result<(), SessionEnd> {
+        let opened = self.change(|state| {
+            let current = state.serving && state.legs[leg].is_current(session_id) && may(state);
+            if current {
+                let own: &mut LegState = &mut state.legs[leg];
+                (own.receives_writes, own.has_unflushed) = (true, false);
+            }
+            current
+        });
+        if opened { Ok(()) } else { Err(SessionEnd::Changed) }
+    }
+}
+
+/// Leads the peer as its source.
+async fn lead(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: SharedSession,
+    (mine, peers): (ReplicaIdentity, ReplicaIdentity),
+    amount: Option<ResyncAmount>,
+    promote: bool,
+) -> Result<Never, SessionEnd> {
+    let full = std::mem::take(&mut inner.lock().legs[leg].full_resync);
+    let amount = if full { Some(ResyncAmount::Full) } else { amount };
+    // Calls left over from earlier sessions are marked before anything is decided.
+    inner.wait(|state| (state.legs[leg].calls_in_flight == 0).then_some(())).await;
+    inner.record_peer(peers.view.replica).await.map_err(SessionEnd::Local)?;
+    let superblock = inner.local.superblock();
+    let next = inner.epoch_after(peers.view.epoch);
+    let phase = amount.map_or(LegPhase::Resync(ResyncAmount::Partial), LegPhase::Resync);
+    let session_id = inner.install_session(leg, &session, &peers, phase);
+    let _disconnect = DisconnectOnDrop { inner: inner.clone(), leg, session_id };
+    let attach = AttachRequest {
+        volume: superblock.volume,
+        source: superblock.replica,
+        epoch: if promote { next } else { superblock.epoch },
+        expected: peers.view.generations.current,
+        in_sync: amount.is_none(),
+        usable_bytes: superblock.geometry.usable_bytes,
+        version: inner.versions.highest_common(peers.versions).map_err(RequestError::from)?,
+    };
+    // A target of another size adopts the source's size first and is back a moment later.
+    execute(&session, PeerRequest::Attach(attach)).await?;
+    if promote {
+        // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
+        // target and starts to serve only when its operator says so.
+        let _role_change = inner.begin_role_change().await;
+        let attached = inner.lock().attached.is_some();
+        let may = inner.may_take_role(&peers);
+        if attached || !may || inner.epoch_after(peers.view.epoch) != next {
+            return Err(SessionEnd::Changed);
+        }
+        inner
+            .start_serving_as_source(peers.view.epoch, false)
+            .await
+            .map_err(|_| SessionEnd::NothingToDo)?;
+    }
+    match amount {
+        // The generation found equal at the handshake. One started meanwhile is not the peer's.
+        None => {
+            confirm_in_sync(inner, leg, &session, session_id, mine.view.generations.current).await?
+        }
+        Some(amount) => resync(inner, leg, &session, session_id, amount).await?,
+    }
+    monitor(inner, leg, &session, session_id).await
+}
+
+/// Disconnects a session when the task in charge of it ends.
+struct DisconnectOnDrop {
+    inner: Arc<Inner>,
+    leg: usize,
+    session_id: u64,
+}
+
+impl Drop for DisconnectOnDrop {
+    fn drop(&mut self) {
+        self.inner.disconnect(self.leg, self.session_id);
+    }
+}
+
+/// Confirms that both are in sync, provided that nothing was written since the handshake.
+async fn confirm_in_sync(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: &SharedSession,
+    session_id: u64,
+    generation: Generation,
+) -> Result<(), SessionEnd> {
+    send_ancestors(session, &inner.local.superblock()).await?;
+    if !inner.settle_generations(leg, generation).await.map_err(SessionEnd::Local)? {
+        return Err(SessionEnd::Changed);
+    }
+    // A generation in progress or a set bit belongs to a write without the peer.
+    let unchanged = |_: &State| {
+        inner.local.superblock().current == generation && inner.legs[leg].out_of_sync.count() == 0
+    };
+    inner
+        .open_for_writes(leg, session_id, |state| !state.bumping_generation && unchanged(state))?;
+    inner.in_sync(leg, session_id)
+}
+
+async fn resync(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: &SharedSession,
+    session_id: u64,
+    amount: ResyncAmount,
+) -> Result<(), SessionEnd> {
+    let base = match amount {
+        ResyncAmount::Full => inner.mark_all(leg).await?,
+        ResyncAmount::Partial => Generation::NONE,
+    };
+    if amount == ResyncAmount::Partial {
+        inner.merge_peer_bitmap(leg, session).await?;
+    }
+    tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "resync started");
+    // Flush first: only a consistent target could restore blocks lost here to a power failure.
+    inner.local.data().flush().await.map_err(SessionEnd::Local)?;
+    execute(session, PeerRequest::BeginResync { base }).await?;
+    inner.open_for_writes(leg, session_id, |_| true)?;
+    inner.change(|state| state.legs[leg].inconsistent = true);
+    loop {
+        crate::session::resync::copy(inner, leg, session, session_id).await?;
+        if inner.is_copied(leg, session_id)? {
+            return finish_resync(inner, leg, session, session_id).await;
+        }
+    }
+}
+
+/// Finishes a resync: the target durably adopts the generation, then the source drops the bases.
+async fn finish_resync(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: &SharedSession,
+    session_id: u64,
+) -> Result<(), SessionEnd> {
+    let superblock = inner.local.superblock();
+    send_ancestors(session, &superblock).await?;
+    let mut request = PeerRequest::EndResync { generation: superblock.current };
+    loop {
+        execute(session, request.clone()).await?;
+        let (PeerRequest::EndResync { generation } | PeerRequest::NewGeneration { generation }) =
+            request
+        else {
+            return Err(SessionEnd::Changed);
+        };
+        if inner.settle_generations(leg, generation).await.map_err(SessionEnd::Local)? {
+            return inner.in_sync(leg, session_id);
+        }
+        // Another peer was lost meanwhile, and a new generation started.
+        request = PeerRequest::NewGeneration { generation: inner.local.superblock().current };
+    }
+}
+
+/// Sends the generation history of the local data to the peer. If the peer becomes the source, it
+/// can recognize a third replica that was left behind earlier.
+pub(crate) async fn send_ancestors(
+    session: &SharedSession,
+    superblock: &Superblock,
+) -> Result<(), RequestError> {
+    let generations = superblock.ancestors();
+    execute(session, PeerRequest::Ancestors { generations }).await
+}
+
+impl Inner {
+    /// Checks that no difference is left. From then on a failed write ends the session, because the
+    /// target is about to count as consistent. False when a write has failed since the last copy.
+    fn is_copied(&self, leg: usize, session_id: u64) -> Result<bool, SessionEnd> {
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if !own.is_current(session_id) {
+                return Err(SessionEnd::Lost);
+            }
+            own.inconsistent = self.legs[leg].out_of_sync.count() > 0;
+            Ok(!own.inconsistent)
+        })
+    }
+
+    fn in_sync(&self, leg: usize, session_id: u64) -> Result<(), SessionEnd> {
+        let now = time::wall_clock().as_secs();
+        let last = &self.legs[leg].counters.last_in_sync_s;
+        last.store(now, std::sync::atomic::Ordering::Relaxed);
+        let reached = self.change(|state| {
+            let own = &mut state.legs[leg];
+            let current = own.is_current(session_id) && own.receives_writes;
+            if current {
+                own.phase = LegPhase::InSync;
+            }
+            current
+        });
+        if !reached {
+            return Err(SessionEnd::Lost);
+        }
+        tracing::info!(replica = %self.local.superblock().replica, leg, "the peer is in sync");
+        Ok(())
+    }
+
+    /// Marks everything for a full resync. All bits are durable before the target adopts a
+    /// generation that depends on them, so the next handshake resumes where this one ended.
+    async fn mark_all(&self, leg: usize) -> Result<Generation, SessionEnd> {
+        self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
+        self.local.persist_marks().await.map_err(SessionEnd::Local)?;
+        let base = Generation::random();
+        let slot = self.slot_of_leg(leg);
+        let name = move |superblock: &mut Superblock| {
+            // During a hand-over, the next source has already received all existing names.
+            if superblock.flags.in_use {
+                let mut generations = superblock.generations(slot);
+                generations.expect_name(base);
+                superblock.set_generations(slot, &generations);
+            }
+            superblock.flags.in_use
+        };
+        if !self.local.update(name).await.map_err(SessionEnd::Local)? {
+            return Err(SessionEnd::Changed);
+        }
+        self.announce_name(leg).await;
+        Ok(base)
+    }
+
+    async fn announce_name(&self, leg: usize) {
+        let superblock = self.local.superblock();
+        let sessions: Vec<_> = {
+            let state = self.lock();
+            let others = state.legs.iter().enumerate().filter(|(other, _)| *other != leg);
+            let open = others.filter(|(_, own)| own.receives_writes);
+            open.filter_map(|(other, own)| Some((other, own.session_id, own.session.clone()?)))
+                .collect()
+        };
+        for (other, session_id, session) in sessions {
+            if send_ancestors(&session, &superblock).await.is_err() {
+                self.disconnect(other, session_id);
+            }
+        }
+    }
+
+    /// Adds the blocks named by the peer's log to those to copy.
+    async fn merge_peer_bitmap(
+        &self,
+        leg: usize,
+        session: &SharedSession,
+    ) -> Result<(), SessionEnd> {
+        let words = self.legs[leg].out_of_sync.words();
+        let per_page = crate::ondisk::bitmap_page::WORDS as u64;
+        for page in 0..words.div_ceil(per_page) {
+            let theirs = crate::wire::peer::bitmap_page(session, page).await?;
+            for (word, index) in theirs.iter().zip(page * per_page..) {
+                self.legs[leg].out_of_sync.merge(index, *word);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Monitors an active session. Returns when it is lost or no longer wanted.
+async fn monitor(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: &SharedSession,
+    session_id: u64,
+) -> Result<Never, SessionEnd> {
+    let flushing =
+        crate::session::resync::keep_flushed(inner.clone(), leg, session.clone(), session_id);
+    let _flushing = flagstone_runtime::spawn(flushing).abort_on_drop();
+    let mut lost = session.lost();
+    let unwanted = inner.wait(|state| {
+        let own = &state.legs[leg];
+        let wanted =
+            own.desired_state == DesiredState::Connected && state.serving || own.handing_over;
+        let stays = own.is_current(session_id) && wanted;
+        (!stays || own.full_resync || state.closed).then_some(())
+    });
+    let mut unwanted = std::pin::pin!(unwanted);
+    std::future::poll_fn(|cx| {
+        let lost = std::pin::Pin::new(&mut lost).poll(cx).is_ready();
+        if lost || unwanted.as_mut().poll(cx).is_ready() {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    })
+    .await;
+    Err(SessionEnd::Lost)
+}

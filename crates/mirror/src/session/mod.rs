@@ -1,0 +1,9 @@
+//! Sessions with a peer: handshake, resync, verify, and the target's side.
+
+pub(crate) mod connect;
+pub mod pace;
+pub(crate) mod resync;
+pub(crate) mod split_brain;
+pub mod target;
+pub mod verify;
+pub(crate) mod zero_new_space;

@@ -1,0 +1,604 @@
+//! Target side: a replica that serves the source attached to it.
+//!
+//! Guarantees:
+//! - writes are accepted from one session at a time, the one with the highest epoch. An attachment
+//!   is answered when no call of an earlier session is in progress and its epoch is durable;
+//! - a replica that serves hosts itself accepts no source;
+//! - ordered writes start in their order, however they arrive ([`crate::io::reorder`]);
+//! - a reply of [`PeerReply::Done`] means that the effect is durable.
+//!
+//! All input may be hostile: ranges, orders and requests are checked.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Poll, Waker};
+
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut, buf};
+use parking_lot::Mutex;
+
+use crate::agree::generation::{GenerationHistory, GenerationList};
+use crate::agree::versions::LinkVersion;
+use crate::id::{Generation, MirrorId};
+use crate::io::reorder::{ReorderBuffer, WriteOrder};
+use crate::io::write::RunToCompletion;
+use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
+use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
+use crate::ondisk::bitmap_page::WORDS;
+use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::options::Mode;
+use crate::state::status::LegPhase;
+use crate::wire::peer::{
+    AttachRequest, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+};
+
+/// One connection of a source, at the target. Its carrier (a controller, or a simulated network)
+/// passes in calls from any core, and drops the session when the connection is gone.
+pub struct TargetSession {
+    inner: Arc<Inner>,
+    number: u64,
+    reorder: Arc<Mutex<ReorderBuffer>>,
+    /// The replica at the other end, once it has identified itself.
+    asker: Mutex<MirrorId>,
+}
+
+impl Mirror {
+    /// A session for a source that has connected.
+    pub fn session(&self) -> Arc<TargetSession> {
+        let number = self.0.next_session();
+        let inner = self.0.clone();
+        Arc::new(TargetSession { inner, number, reorder: Arc::default(), asker: Mutex::default() })
+    }
+}
+
+impl Drop for TargetSession {
+    fn drop(&mut self) {
+        self.inner.detach(|attached| attached.session == self.number);
+    }
+}
+
+struct SourceCall(Arc<Inner>);
+
+impl Drop for SourceCall {
+    fn drop(&mut self) {
+        let last = {
+            let mut state = self.0.lock();
+            state.source_calls -= 1;
+            state.source_calls == 0
+        };
+        if last {
+            self.0.change(|_| {});
+        }
+    }
+}
+
+impl TargetSession {
+    /// Whether this session is the attached one.
+    pub fn is_attached(&self) -> bool {
+        self.inner.is_attached(self.number)
+    }
+
+    fn enter(&self) -> Result<SourceCall, IoError> {
+        let mut state = self.inner.lock();
+        if state.attached.is_none_or(|attached| attached.session != self.number) {
+            return Err(IoError::Unreachable);
+        }
+        state.source_calls += 1;
+        Ok(SourceCall(self.inner.clone()))
+    }
+
+    /// Submits a write: `call` writes to the leg's device when the order permits. While it waits,
+    /// it holds the result of `park`. If that is `None`, the write is refused and may be sent
+    /// again. A write that can start immediately is never refused for that reason.
+    pub fn submit_in_order<P: 'static>(
+        &self,
+        order: Option<WriteOrder>,
+        park: impl FnOnce() -> Option<P> + 'static,
+        call: impl FnOnce(&SharedDevice) -> IoFuture<()> + 'static,
+    ) -> IoFuture<()> {
+        let served = match self.enter() {
+            Ok(served) => served,
+            Err(error) => return IoFuture::ready(Err(error)),
+        };
+        let inner = self.inner.clone();
+        let Some(order) = order else {
+            let call = call(inner.local.data());
+            return IoFuture::later(RunToCompletion::new(async move {
+                let _served = served;
+                call.await
+            }));
+        };
+        if self.reorder.lock().arrived(order).is_err() {
+            return IoFuture::ready(Err(IoError::OutOfRange));
+        }
+        let (reorder, number) = (self.reorder.clone(), self.number);
+        IoFuture::later(async move {
+            let early = !reorder.lock().may_start(order, Waker::noop());
+            if early {
+                let Some(_parked) = park() else {
+                    reorder.lock().withdrawn(order);
+                    return Err(IoError::NoMemory);
+                };
+                wait_in_order(&inner, &reorder, number, order).await?;
+            } else {
+                drop(park);
+            }
+            RunToCompletion::new(async move {
+                let _served = served;
+                call(inner.local.data()).await?;
+                let done = reorder.lock().completed(order.number);
+                while let Some(waker) = { reorder.lock().next_to_wake() } {
+                    waker.wake();
+                }
+                done.map_err(|_| IoError::OutOfRange)
+            })
+            .await
+        })
+    }
+
+    /// Writes to the leg.
+    pub fn write(
+        &self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: Option<WriteOrder>,
+    ) -> IoFuture<()> {
+        self.submit_in_order(order, || Some(()), move |leg| leg.write(offset, data, fua))
+    }
+
+    /// Writes zeroes to the leg.
+    pub fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Option<WriteOrder>,
+    ) -> IoFuture<()> {
+        self.submit_in_order(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
+    }
+
+    /// Reads from the leg. Data found after another session attached, or after hosts were served
+    /// here, may not be the source's and is not returned.
+    pub fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        if !self.is_attached() {
+            return IoFuture::ready(Err(IoError::Unreachable));
+        }
+        let (inner, number) = (self.inner.clone(), self.number);
+        IoFuture::later(async move {
+            let found = inner.local.data().read(offset, buf).await;
+            if inner.is_attached(number) { found } else { Err(IoError::Unreachable) }
+        })
+    }
+
+    /// Flushes the leg.
+    pub fn flush(&self) -> IoFuture<()> {
+        match self.is_attached() {
+            true => self.inner.local.data().flush(),
+            false => IoFuture::ready(Err(IoError::Unreachable)),
+        }
+    }
+
+    /// Answers a request.
+    pub fn ask(self: &Arc<Self>, request: PeerRequest) -> IoFuture<PeerAnswer> {
+        let session = self.clone();
+        IoFuture::later(async move { Ok(session.answer(request).await) })
+    }
+
+    async fn answer(&self, request: PeerRequest) -> PeerAnswer {
+        let inner = &self.inner;
+        match request {
+            PeerRequest::Identify { asker } => {
+                *self.asker.lock() = asker;
+                inner.peer_is_reachable(asker);
+                return Ok(PeerReply::Identity(inner.identity(asker)));
+            }
+            PeerRequest::Attach(attach) => return self.attach(attach).await,
+            PeerRequest::Discard { base, expected } => {
+                return inner.discard_data(base, expected).await;
+            }
+            PeerRequest::HandOver => {
+                let asker = *self.asker.lock();
+                return inner.hand_over(asker).await;
+            }
+            PeerRequest::ZeroNewSpace { .. }
+                if inner.versions.highest() < LinkVersion::ZEROES_NEW_SPACE =>
+            {
+                return Err(PeerRefusal::Version);
+            }
+            PeerRequest::ZeroNewSpace { usable_bytes } => {
+                return inner.zero_new_space(usable_bytes);
+            }
+            _ => {}
+        }
+        // All other requests are reserved for the attached source.
+        let served = self.enter().map_err(|_| PeerRefusal::NotAttached)?;
+        let Some(attached) = inner.lock().attached else { return Err(PeerRefusal::NotAttached) };
+        match request {
+            PeerRequest::BitmapPage { page } => inner.read_bitmap_page(page),
+            PeerRequest::Checksums { offset, len, unit_bytes } => {
+                inner.checksums(offset, len, unit_bytes).await
+            }
+            PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
+            PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
+            PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
+            PeerRequest::NewGeneration { generation } => {
+                inner.adopt_generation(generation, false).await
+            }
+            PeerRequest::RunDegraded { generation, lost: _ } => {
+                inner.adopt_generation(generation, false).await
+            }
+            PeerRequest::Promote { epoch } => {
+                // This is the last call of its session.
+                drop(served);
+                inner.promote(epoch, attached).await
+            }
+            _ => Err(PeerRefusal::NotNow),
+        }
+    }
+
+    async fn attach(&self, attach: AttachRequest) -> PeerAnswer {
+        let inner = &self.inner;
+        if !inner.versions.contains(attach.version) {
+            return Err(PeerRefusal::Version);
+        }
+        let _role_change = inner.begin_role_change().await;
+        inner.check_attach(&attach)?;
+        inner.check_size(&attach)?;
+        // From here on, no earlier session starts a call. Calls in progress end first.
+        inner.end_attachment().await;
+        inner.check_attach(&attach)?;
+        let admit = move |superblock: &mut Superblock, slot: usize| {
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
+            superblock.epoch = superblock.epoch.max(attach.epoch);
+            if attach.in_sync {
+                superblock.unverified = false;
+                let mut generations = superblock.generations(slot);
+                generations.settle();
+                superblock.set_generations(slot, &generations);
+                (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
+            }
+        };
+        // A connection of this mirror may be about to record another peer in the same slot.
+        inner.update_peer(attach.source, admit).await.map_err(|_| PeerRefusal::Failed)?;
+        *self.reorder.lock() = ReorderBuffer::default();
+        let attached = AttachedSource { session: self.number, source: attach.source };
+        inner.change(|state| {
+            (state.role, state.attached, state.counted_in_sync) =
+                (ReplicaRole::Target, Some(attached), attach.in_sync);
+            // The source has no data that may not be durable here.
+            state.unverified &= !attach.in_sync;
+            state.reorder = Some(self.reorder.clone());
+        });
+        Ok(PeerReply::Done)
+    }
+}
+
+impl State {
+    pub(crate) fn leg_of(&self, source: MirrorId) -> Option<usize> {
+        let last_handshake = self.legs.iter().position(|leg| leg.peer == source);
+        // With a single peer, the source need not have been met by this leg.
+        last_handshake.or((self.legs.len() == 1).then_some(0))
+    }
+}
+
+impl Inner {
+    fn is_attached(&self, session: u64) -> bool {
+        self.lock().attached.is_some_and(|attached| attached.session == session)
+    }
+
+    /// Detaches the session: it starts no more calls, and its writes that wait for their order
+    /// fail, because their predecessors may never arrive.
+    fn detach(&self, which: impl FnOnce(&AttachedSource) -> bool) {
+        let reorder = self.change(|state| {
+            let attached = state.attached.take_if(|attached| which(attached))?;
+            if let Some(leg) = state.leg_of(attached.source).filter(|_| state.counted_in_sync) {
+                let now = flagstone_runtime::time::wall_clock().as_secs();
+                self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
+            }
+            state.reorder.take()
+        });
+        if let Some(reorder) = reorder {
+            let wakers = reorder.lock().wake_all();
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Detaches the session, and waits until none of its calls is in progress.
+    pub(crate) async fn end_attachment(&self) {
+        self.detach(|_| true);
+        self.wait(|state| (state.source_calls == 0).then_some(())).await;
+    }
+}
+
+async fn wait_in_order(
+    inner: &Arc<Inner>,
+    reorder: &Mutex<ReorderBuffer>,
+    number: u64,
+    order: WriteOrder,
+) -> Result<(), IoError> {
+    poll_fn(|cx| {
+        if reorder.lock().may_start(order, cx.waker()) {
+            return Poll::Ready(Ok(()));
+        }
+        if inner.is_attached(number) {
+            Poll::Pending
+        } else {
+            Poll::Ready(Err(IoError::Unreachable))
+        }
+    })
+    .await
+}
+
+/// Requests to the replica.
+impl Inner {
+    /// A disconnected peer that identifies itself is reachable again, so its leg retries at once.
+    /// After a completed handshake not, or both sides would trigger each other forever.
+    fn peer_is_reachable(&self, asker: MirrorId) {
+        let lost = |leg: &LegState| {
+            (leg.peer == asker || leg.peer.is_none()) && leg.phase == LegPhase::Disconnected
+        };
+        let state = self.lock();
+        if !state.serving || !state.legs.iter().any(lost) {
+            return;
+        }
+        drop(state);
+        self.change(|state| {
+            state
+                .legs
+                .iter_mut()
+                .filter(|leg| lost(leg))
+                .for_each(|leg| leg.reconnect_requests += 1);
+        });
+    }
+
+    pub(crate) fn identity(&self, asker: MirrorId) -> ReplicaIdentity {
+        let mut view = self.local.view(self.slot_of(asker));
+        let known =
+            self.local.superblock().peers.iter().filter(|peer| !peer.replica.is_none()).count();
+        let state = self.lock();
+        view.serving |= state.serving;
+        // Until it is brought up to date, the data may not match any point in time.
+        view.inconsistent |= state.unverified;
+        view.dirty |= self.legs.iter().any(|leg| leg.out_of_sync.count() > 0);
+        let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
+        let several = known > 1 || self.legs.len() > 1;
+        if (queues || several) && state.role == ReplicaRole::Source {
+            // Asynchronous: hosts were acknowledged writes that the peer never got, so the peer's
+            // data must not be preferred after a crash. Several targets: each would consider its
+            // own data the better one, out of the others' sight.
+            (view.serving, view.crashed) = (true, false);
+        }
+        ReplicaIdentity {
+            view,
+            role: state.role,
+            is_serving: state.serving,
+            volatile_cache: self.local.data().geometry().volatile_cache,
+            versions: self.versions,
+        }
+    }
+
+    fn check_attach(&self, attach: &AttachRequest) -> Result<(), PeerRefusal> {
+        let superblock = self.local.superblock();
+        if attach.volume != superblock.volume || attach.source == superblock.replica {
+            return Err(PeerRefusal::Unrelated);
+        }
+        let state = self.lock();
+        if state.closed || state.migrating {
+            return Err(PeerRefusal::NotNow);
+        }
+        if state.serving {
+            return Err(PeerRefusal::Serving);
+        }
+        if state.local_device_failed {
+            return Err(PeerRefusal::Failed);
+        }
+        // A higher epoch than any seen, or the one already admitted.
+        if attach.epoch < superblock.epoch {
+            return Err(PeerRefusal::Fenced(superblock.epoch));
+        }
+        if attach.expected != superblock.current {
+            return Err(PeerRefusal::Changed);
+        }
+        Ok(())
+    }
+
+    /// If the source's volume has another size, requests that size for this replica.
+    fn check_size(&self, attach: &AttachRequest) -> Result<(), PeerRefusal> {
+        let here = self.local.superblock().geometry.usable_bytes;
+        let wanted = attach.usable_bytes;
+        if wanted == here || wanted == 0 {
+            return Ok(());
+        }
+        let whole = wanted.is_multiple_of(PAGE_BYTES as u64);
+        if !whole || wanted > self.local.room_bytes() {
+            return Err(PeerRefusal::Range);
+        }
+        self.change(|state| state.requested_bytes = Some(wanted));
+        Err(PeerRefusal::NotNow)
+    }
+
+    /// The superblock slot of a peer: its own, a free one, or that of a peer that was replaced.
+    pub(crate) fn slot_of(&self, replica: MirrorId) -> usize {
+        let peers = self.local.superblock().peers;
+        if let Some(known) = peers.iter().position(|peer| peer.replica == replica) {
+            return known;
+        }
+        let present: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
+        let free = peers.iter().position(|peer| peer.replica.is_none());
+        let gone = || peers.iter().position(|peer| !present.contains(&peer.replica));
+        free.or_else(gone).unwrap_or(0)
+    }
+
+    /// The superblock slot of the peer that a leg has met.
+    pub(crate) fn slot_of_leg(&self, leg: usize) -> usize {
+        // A separate statement, so that the lock is released: `slot_of` takes it too.
+        let peer = self.lock().legs[leg].peer;
+        self.slot_of(peer)
+    }
+
+    fn read_bitmap_page(&self, page: u64) -> PeerAnswer {
+        let words = (self.local.superblock().geometry.bits()).div_ceil(64);
+        let first = page.checked_mul(WORDS as u64).filter(|first| *first < words);
+        let first = first.ok_or(PeerRefusal::Range)?;
+        let word = |index: usize| self.local.word(first + index as u64);
+        Ok(PeerReply::BitmapPage(Box::new(std::array::from_fn(word))))
+    }
+
+    async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> PeerAnswer {
+        let sound = unit_bytes >= BIT_MIN_BYTES && len <= CHECK_BYTES;
+        let within = self.local.data().geometry().check(offset, len).is_ok();
+        if !sound || !within || !len.is_multiple_of(u64::from(BIT_MIN_BYTES)) {
+            return Err(PeerRefusal::Range);
+        }
+        let mut leg_checksums =
+            self.leg_checksums(offset, len, unit_bytes).await.map_err(|_| PeerRefusal::Failed)?;
+        let unverified = self.lock().unverified;
+        for (checksum, at) in leg_checksums.iter_mut().zip((offset..).step_by(unit_bytes as usize))
+        {
+            let suspect = self.suspect.any(self.suspect.bits_of(at, u64::from(unit_bytes)));
+            // Report a mismatch, so that even equal data is rewritten.
+            if unverified || suspect {
+                *checksum = !*checksum;
+            }
+        }
+        Ok(PeerReply::Checksums(leg_checksums))
+    }
+
+    /// Checksums of the local leg, one per `unit_bytes`, for at most [`CHECK_BYTES`]. Uses reserved
+    /// memory: host writes that hold all other memory may wait for it.
+    pub(crate) async fn leg_checksums(
+        &self,
+        offset: u64,
+        len: u64,
+        unit_bytes: u32,
+    ) -> Result<Vec<u64>, IoError> {
+        let memory = buf::acquire_more(len as usize).await;
+        let data = self.local.data().read(offset, memory).await?;
+        Ok(data.chunks(unit_bytes as usize).map(checksum).collect())
+    }
+
+    async fn begin_resync(&self, base: Generation) -> PeerAnswer {
+        let begin = move |superblock: &mut Superblock| {
+            superblock.flags.inconsistent = true;
+            if !base.is_none() {
+                superblock.current = base;
+            }
+        };
+        self.change(|state| state.counted_in_sync = false);
+        self.local.update(begin).await.map_err(|_| PeerRefusal::Failed)?;
+        Ok(PeerReply::Done)
+    }
+
+    /// Merges the source's generation history, because the local data is the source's or is about
+    /// to be. An inconsistent replica's history is not consulted before the resync completes.
+    async fn merge_ancestors(&self, generations: GenerationList<HISTORY_LEN>) -> PeerAnswer {
+        let remember = move |superblock: &mut Superblock| {
+            let GenerationHistory { current, bases, .. } = superblock.generations(0);
+            let known = |generation| generation == current || bases.contains(generation);
+            superblock.history.merge(&generations, known)
+        };
+        if remember(&mut self.local.superblock()) {
+            self.local.update(remember).await.map_err(|_| PeerRefusal::Failed)?;
+        }
+        Ok(PeerReply::Done)
+    }
+
+    /// The local data is now the source's, with this generation. At the end of a resync, the log is
+    /// cleared after the superblock is durable, because all blocks that it names are equal now.
+    async fn adopt_generation(&self, generation: Generation, resync: bool) -> PeerAnswer {
+        let superblock = self.local.superblock();
+        if generation.is_none() || (superblock.flags.inconsistent && !resync) {
+            return Err(PeerRefusal::Inconsistent);
+        }
+        self.local.data().flush().await.map_err(|_| PeerRefusal::Failed)?;
+        let adopt = move |superblock: &mut Superblock| {
+            let mut generations = superblock.generations(0);
+            generations.adopt(generation);
+            // The log no longer covers the differences to other peers.
+            for peer in 1..PEERS_MAX {
+                for base in superblock.peers[peer].bases.iter() {
+                    generations.history.remember(base);
+                }
+                superblock.peers[peer].bases = GenerationList::default();
+            }
+            superblock.set_generations(0, &generations);
+            superblock.flags.inconsistent = false;
+            (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
+            superblock.unverified &= !resync;
+        };
+        self.local.update(adopt).await.map_err(|_| PeerRefusal::Failed)?;
+        if resync {
+            self.forget_marks();
+        }
+        self.change(|state| {
+            state.counted_in_sync = true;
+            state.unverified &= !resync;
+        });
+        Ok(PeerReply::Done)
+    }
+
+    async fn promote(self: &Arc<Self>, epoch: u64, by: AttachedSource) -> PeerAnswer {
+        let _role_change = self.begin_role_change().await;
+        let still = self.lock().attached == Some(by);
+        if !still || self.local.superblock().flags.inconsistent {
+            return Err(PeerRefusal::NotNow);
+        }
+        self.start_serving_as_source(epoch.saturating_sub(1), false)
+            .await
+            .map_err(|_| PeerRefusal::Failed)?;
+        Ok(PeerReply::Done)
+    }
+
+    /// Discards the local data for the peer's: see [`PeerRequest::Discard`].
+    pub(crate) async fn discard_data(
+        self: &Arc<Self>,
+        base: Generation,
+        expected: Generation,
+    ) -> PeerAnswer {
+        let _role_change = self.begin_role_change().await;
+        self.discard_data_locked(base, expected).await
+    }
+
+    /// As [`Inner::discard_data`], for a caller that holds the role lock.
+    pub(crate) async fn discard_data_locked(
+        &self,
+        base: Generation,
+        expected: Generation,
+    ) -> PeerAnswer {
+        let superblock = self.local.superblock();
+        if self.lock().serving {
+            return Err(PeerRefusal::Serving);
+        }
+        if superblock.current != expected {
+            return Err(PeerRefusal::Changed);
+        }
+        let known = superblock.peers.iter().any(|peer| peer.bases.contains(base));
+        if !base.is_none() && !known {
+            return Err(PeerRefusal::Changed);
+        }
+        let discard = move |superblock: &mut Superblock| {
+            superblock.current = base;
+            superblock.flags.inconsistent = !base.is_none();
+            (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
+            (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
+            for peer in &mut superblock.peers {
+                peer.bases = GenerationList::default();
+            }
+            superblock.history = GenerationList::default();
+        };
+        self.local.update(discard).await.map_err(|_| PeerRefusal::Failed)?;
+        self.change(|state| state.role = ReplicaRole::Target);
+        Ok(PeerReply::Done)
+    }
+}
+
+/// A checksum strong enough for equal checksums to count as equal data.
+pub(crate) fn checksum(part: &[u8]) -> u64 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, part)
+}
+
+#[cfg(test)]
+#[path = "target_tests.rs"]
+mod tests;

@@ -1,0 +1,3 @@
+//! Mirror state as operators see it.
+
+pub mod status;

@@ -1,0 +1,3 @@
+//! Requests to a peer.
+
+pub mod peer;

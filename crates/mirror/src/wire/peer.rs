@@ -1,0 +1,372 @@
+//! Peer protocol as the mirror sees it: a remote disk, plus requests to the replica behind it.
+//!
+//! A [`PeerConnector`] makes connections to the other node, and a [`PeerSession`] is one
+//! connection. A lost session stays lost. Every implementation (NVMe/TCP, or a simulated network)
+//! has to guarantee:
+//!
+//! - a call that fails with [`IoError::Unreachable`] may have been executed, or may be executed
+//!   later, but never after an [`PeerRequest::Attach`] of a later session was answered with
+//!   [`PeerReply::Done`]. The target ensures this by ending the earlier session's calls first;
+//! - once [`PeerSession::lost`] resolves, every call in flight fails, and every later call fails
+//!   immediately;
+//! - a peer that does not answer is given up after a timeout, so every call ends.
+//!
+//! Every request is idempotent.
+//!
+//! [`IoError::Unreachable`]: flagstone_blockdev::IoError::Unreachable
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut};
+
+use crate::agree::decide::ReplicaView;
+use crate::agree::generation::GenerationList;
+use crate::agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+use crate::id::{Generation, MirrorId};
+use crate::io::reorder::WriteOrder;
+use crate::limits::HISTORY_LEN;
+use crate::named;
+use crate::ondisk::bitmap_page::WORDS;
+use crate::ondisk::superblock::ReplicaRole;
+
+/// Makes connections to the other node.
+pub trait PeerConnector: Send + Sync + 'static {
+    /// Makes one attempt to connect.
+    fn connect(&self) -> IoFuture<Arc<dyn PeerSession>>;
+
+    /// Status and counters of the link.
+    fn link(&self) -> LinkStatus {
+        LinkStatus::default()
+    }
+}
+
+named! {
+    /// Compression of the data on a link.
+    #[derive(Default)]
+    pub enum LinkCompression {
+        /// Data is sent as it is.
+        #[default]
+        None = "none",
+        /// LZ4 blocks.
+        Lz4 = "lz4",
+        /// Zstandard frames.
+        Zstd = "zstd",
+    }
+}
+
+/// Status of the link to a peer. Counters count since the connector was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// Configured compression.
+    pub compression: LinkCompression,
+    /// The peer does not know that codec, so data is sent uncompressed.
+    pub is_declined: bool,
+    /// Bandwidth limit, in bytes per second. Several links may share it.
+    pub max_bytes_per_s: Option<u64>,
+    /// Payload of writes, in bytes. Writes of zeroes carry none.
+    pub data_bytes: u64,
+    /// Bytes sent for that payload; fewer when it is compressed.
+    pub sent_bytes: u64,
+    /// The peer is configured by name, and the last lookup found no address.
+    pub is_name_unknown: bool,
+}
+
+/// A connector that several cores may share.
+pub type SharedConnector = Arc<dyn PeerConnector>;
+/// A session that several cores may share.
+pub type SharedSession = Arc<dyn PeerSession>;
+
+/// One connection to a peer, with the guarantees listed in this module.
+pub trait PeerSession: Send + Sync + 'static {
+    /// Sends a request to the peer's replica.
+    fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer>;
+
+    /// Reads from the peer's leg.
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut>;
+
+    /// Writes to the peer's leg, in the given order if there is one. An ordered write longer than
+    /// [`PeerSession::transfer_bytes`] is split into parts of that size (the last may be shorter),
+    /// each with a sequence number of its own.
+    fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()>;
+
+    /// Writes data of a resync to the peer's leg. It may be delayed in favor of host writes.
+    fn copy(&self, offset: u64, data: Buf) -> IoFuture<()> {
+        self.write(offset, data, false, None)
+    }
+
+    /// Writes zeroes to the peer's leg.
+    fn write_zeroes(
+        &self,
+        offset: u64,
+        len: u64,
+        flags: ZeroFlags,
+        order: Option<WriteOrder>,
+    ) -> IoFuture<()>;
+
+    /// The largest payload of an ordered write that counts as one part, in bytes: at least one
+    /// block, and constant for the session.
+    fn transfer_bytes(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Flushes the peer's leg.
+    fn flush(&self) -> IoFuture<()>;
+
+    /// Resolves when the session is lost; never with an error.
+    fn lost(&self) -> IoFuture<()>;
+
+    /// Ends the session: it counts as lost from now on.
+    fn close(&self);
+}
+
+/// A replica's answer to a request.
+pub type PeerAnswer = Result<PeerReply, PeerRefusal>;
+
+/// Requests to a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerRequest {
+    /// Asks for the replica's identity. Needs no attachment. Answered with [`PeerReply::Identity`].
+    Identify {
+        /// The replica that asks.
+        asker: MirrorId,
+    },
+    /// Asks to be admitted as the source. Answered when no call of an earlier session is in
+    /// progress and the epoch is durable.
+    Attach(AttachRequest),
+    /// The generation history of the source's data, and of the target's data once it is in sync.
+    /// The target stores it, so that it can recognize a peer of both that was left behind with one
+    /// of these generations, whichever replica is that peer's source by then.
+    Ancestors {
+        /// Newest first.
+        generations: GenerationList<HISTORY_LEN>,
+    },
+    /// Asks for a page of the log's out-of-sync bitmap. Answer: [`PeerReply::BitmapPage`].
+    BitmapPage {
+        /// Page number, from 0.
+        page: u64,
+    },
+    /// A resync begins: durably mark the data as inconsistent.
+    BeginResync {
+        /// Generation to adopt for a full resync, or none. The source's log covers all differences
+        /// to it, so an interrupted resync can be resumed.
+        base: Generation,
+    },
+    /// The resync has completed: flush, durably adopt this generation, then clear the log.
+    EndResync {
+        /// The source's current generation.
+        generation: Generation,
+    },
+    /// The source started a new generation after losing another peer; a target in sync adopts it.
+    NewGeneration {
+        /// The source's current generation.
+        generation: Generation,
+    },
+    /// The source's own leg has failed. Serve the volume without it: adopt this generation and
+    /// record what the lost replica lacks.
+    RunDegraded {
+        /// A new generation.
+        generation: Generation,
+        /// The lost replica, which is the source's.
+        lost: MirrorId,
+    },
+    /// Become the source, with at least this epoch. The asker has stepped down and drained.
+    Promote {
+        /// Higher than any epoch that either has seen.
+        epoch: u64,
+    },
+    /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
+    HandOver,
+    /// The operator discards the data here in favor of the asker's: return to generation `base`,
+    /// but inconsistent. With [`Generation::NONE`] become blank.
+    Discard {
+        /// The generation from which both sides continued, if known.
+        base: Generation,
+        /// The generation that the operator saw; after a change the request is refused.
+        expected: Generation,
+    },
+    /// The volume is about to grow: zero the space that it would gain at this size. Needs no
+    /// attachment. Answered with [`PeerRefusal::NotNow`] until the zeroes are durable. Requires
+    /// [`LinkVersion::ZEROES_NEW_SPACE`].
+    ZeroNewSpace {
+        /// A multiple of 4,096.
+        usable_bytes: u64,
+    },
+    /// Asks for checksums of the replica's data. Answered with [`PeerReply::Checksums`].
+    Checksums {
+        /// Offset, in bytes.
+        offset: u64,
+        /// Length, in bytes; at most [`crate::limits::CHECK_BYTES`].
+        len: u64,
+        /// Bytes per checksum.
+        unit_bytes: u32,
+    },
+}
+
+/// Parameters of [`PeerRequest::Attach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachRequest {
+    /// The volume.
+    pub volume: MirrorId,
+    /// The source's replica.
+    pub source: MirrorId,
+    /// The source's role epoch.
+    pub epoch: u64,
+    /// The target's generation at the handshake.
+    pub expected: Generation,
+    /// The handshake found both in sync: forget old crashes and leftover base generations.
+    pub in_sync: bool,
+    /// Size of the volume at the source, in bytes; 0 when irrelevant. A target of another size
+    /// adopts it, answering [`PeerRefusal::NotNow`] meanwhile, or [`PeerRefusal::Range`] without
+    /// room.
+    pub usable_bytes: u64,
+    /// Version used in this session: the highest in common. Else [`PeerRefusal::Version`].
+    pub version: LinkVersion,
+}
+
+/// Replies to requests.
+#[expect(clippy::large_enum_variant, reason = "one at a time, some a session")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerReply {
+    /// Done, durably.
+    Done,
+    /// Reply to [`PeerRequest::Identify`].
+    Identity(ReplicaIdentity),
+    /// Reply to [`PeerRequest::Identify`] from a peer whose versions of the link are all unknown
+    /// here. Nothing else of its reply can be parsed.
+    Incompatible(LinkVersions),
+    /// Reply to [`PeerRequest::BitmapPage`].
+    BitmapPage(Box<[u64; WORDS]>),
+    /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
+    Checksums(Vec<u64>),
+}
+
+/// What a replica reports about itself and its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaIdentity {
+    /// Input of the handshake decision.
+    pub view: ReplicaView,
+    /// Its role.
+    pub role: ReplicaRole,
+    /// It serves hosts at this moment.
+    pub is_serving: bool,
+    /// Its device may lose completed writes in a power failure until they are flushed.
+    pub volatile_cache: bool,
+    /// Versions of the link that it speaks.
+    pub versions: LinkVersions,
+}
+
+/// Why a replica refuses a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the variants")]
+pub enum PeerRefusal {
+    /// Another volume, or the asker's own replica.
+    #[error("the peer holds another volume")]
+    Unrelated,
+    #[error("the peer serves hosts itself")]
+    Serving,
+    /// It has seen a higher epoch: the asker is a former source.
+    #[error("the peer has seen epoch {0}, which is later")]
+    Fenced(u64),
+    #[error("the peer's generation changed since the handshake")]
+    Changed,
+    #[error("the session is not attached")]
+    NotAttached,
+    #[error("the peer's data is inconsistent: a resync to it has not completed")]
+    Inconsistent,
+    #[error("the peer refuses the range or size")]
+    Range,
+    #[error("the peer's device failed")]
+    Failed,
+    #[error("the peer is paused or cannot do this now")]
+    NotNow,
+    /// It was replaced by an older release, which does not speak the chosen link version.
+    #[error("the peer does not speak the version of the replication link that this needs")]
+    Version,
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The connection failed.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The replica refused.
+    #[error(transparent)]
+    Refused(#[from] PeerRefusal),
+    /// The reply does not match the request.
+    #[error("the peer sent an unexpected reply")]
+    UnexpectedReply,
+    /// A release without a version in common.
+    #[error(transparent)]
+    NoCommonVersion(#[from] NoCommonVersion),
+}
+
+/// Sends a request that has no reply data.
+///
+/// # Errors
+/// See [`RequestError`].
+pub async fn execute(session: &SharedSession, request: PeerRequest) -> Result<(), RequestError> {
+    match session.ask(request).await?? {
+        PeerReply::Done => Ok(()),
+        _ => Err(RequestError::UnexpectedReply),
+    }
+}
+
+/// Asks for the peer's identity. On success, it has a version in common with `versions`.
+///
+/// # Errors
+/// See [`RequestError`].
+pub async fn identify(
+    session: &SharedSession,
+    asker: MirrorId,
+    versions: LinkVersions,
+) -> Result<ReplicaIdentity, RequestError> {
+    match session.ask(PeerRequest::Identify { asker }).await?? {
+        PeerReply::Identity(identity) => {
+            versions.highest_common(identity.versions)?;
+            Ok(identity)
+        }
+        PeerReply::Incompatible(peers) => {
+            // A version that this link does not speak is unknown, even if this program knows it.
+            versions.highest_common(peers)?;
+            Err(RequestError::UnexpectedReply)
+        }
+        _ => Err(RequestError::UnexpectedReply),
+    }
+}
+
+/// Asks for a page of the peer's bitmap.
+///
+/// # Errors
+/// See [`RequestError`].
+pub async fn bitmap_page(
+    session: &SharedSession,
+    page: u64,
+) -> Result<Box<[u64; WORDS]>, RequestError> {
+    match session.ask(PeerRequest::BitmapPage { page }).await?? {
+        PeerReply::BitmapPage(words) => Ok(words),
+        _ => Err(RequestError::UnexpectedReply),
+    }
+}
+
+/// Asks for checksums.
+///
+/// # Errors
+/// See [`RequestError`]; also when the number of checksums does not match.
+pub async fn checksums(
+    session: &SharedSession,
+    offset: u64,
+    len: u64,
+    unit_bytes: u32,
+) -> Result<Vec<u64>, RequestError> {
+    let request = PeerRequest::Checksums { offset, len, unit_bytes };
+    match session.ask(request).await?? {
+        PeerReply::Checksums(leg_checksums)
+            if leg_checksums.len() as u64 == len.div_ceil(u64::from(unit_bytes)) =>
+        {
+            Ok(leg_checksums)
+        }
+        _ => Err(RequestError::UnexpectedReply),
+    }
+}
