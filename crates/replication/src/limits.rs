@@ -21,7 +21,7 @@ pub(crate) const SAVED_PART: usize = 8;
 /// Zstandard's level for speed.
 pub(crate) const ZSTD_LEVEL: i32 = 1;
 
-/// A write that waits for bandwidth checks this often whether its session is lost, in ns.
+/// The next write that waits for bandwidth checks this often whether its session is lost, in ns.
 pub(crate) const SESSION_CHECK_NS: u64 = 100_000_000;
 
 /// Writes that were sent late are made up for, up to this many ns, because timers are imprecise.

@@ -107,6 +107,13 @@ impl PeerLink {
         })
     }
 
+    /// Fails writes of an ended session that wait for bandwidth.
+    pub(crate) fn session_ended(&self) {
+        if let Some(bandwidth) = &self.options.bandwidth {
+            bandwidth.recheck();
+        }
+    }
+
     fn count(&self, data_bytes: u64, sent_bytes: u64) {
         self.data_bytes.fetch_add(data_bytes, Ordering::Relaxed);
         self.sent_bytes.fetch_add(sent_bytes, Ordering::Relaxed);

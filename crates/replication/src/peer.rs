@@ -164,5 +164,6 @@ impl PeerSession for NvmeSession {
 
     fn close(&self) {
         self.session.close();
+        self.link.session_ended();
     }
 }
