@@ -20,6 +20,7 @@ pub const ALL: &[Scenario] = &[
     mirror::MEMORY,
     mirror::BLOCK_ON_PEER_LOSS,
     mirror::ASYNC,
+    mirror::HISTORY,
     mirror::FAULTY,
     mirror::BROKEN,
     mirror::GROW,

@@ -69,6 +69,8 @@ pub(crate) struct WriteQueue {
     writes: usize,
     is_full: bool,
     space_wakers: Vec<Waker>,
+    /// Tasks that wait until all writes before a position have completed.
+    position_wakers: Vec<(QueueSlot, Waker)>,
 }
 
 impl WriteQueue {
@@ -83,6 +85,7 @@ impl WriteQueue {
             writes: 0,
             is_full: false,
             space_wakers: Vec::new(),
+            position_wakers: Vec::new(),
         }
     }
 
@@ -183,6 +186,23 @@ impl WriteQueue {
         if self.is_full { Vec::new() } else { std::mem::take(&mut self.space_wakers) }
     }
 
+    /// True when all writes before `slot` have completed. If not, `waker` is woken when they have.
+    pub(crate) fn is_past(&mut self, slot: QueueSlot, waker: &Waker) -> bool {
+        let past = self.first >= slot.0;
+        let known = |entry: &(QueueSlot, Waker)| entry.0 == slot && entry.1.will_wake(waker);
+        if !past && !self.position_wakers.iter().any(known) {
+            self.position_wakers.push((slot, waker.clone()));
+        }
+        past
+    }
+
+    /// A waker of a task whose position the queue has passed. Call until it returns `None`.
+    pub(crate) fn next_past(&mut self) -> Option<Waker> {
+        let first = self.first;
+        let at = self.position_wakers.iter().position(|(slot, _)| first >= slot.0)?;
+        Some(self.position_wakers.swap_remove(at).1)
+    }
+
     /// All wakers, at the end of a session.
     pub(crate) fn wake_all(&mut self) -> Vec<Waker> {
         let unsent = self.entries.iter_mut().filter_map(|entry| entry.waker.take());
@@ -198,10 +218,6 @@ impl WriteQueue {
     /// Position of the next write to be added.
     pub(crate) fn end(&self) -> QueueSlot {
         QueueSlot(self.first + self.entries.len() as u64)
-    }
-
-    pub(crate) fn is_past(&self, slot: QueueSlot) -> bool {
-        self.first >= slot.0
     }
 
     pub(crate) fn writes(&self) -> usize {
@@ -293,6 +309,22 @@ mod tests {
             let woken = flags[at + 1].0.load(Ordering::Relaxed);
             assert_eq!(woken, at < 2, "as long as the window has room, at {at}");
         }
+    }
+
+    #[test]
+    fn position_is_past_when_all_earlier_writes_completed() {
+        let mut queue = WriteQueue::new(LIMITS);
+        let [first, second] = [0, 1].map(|now| queue.push(1, now).unwrap());
+        let (end, flag) = (queue.end(), Arc::<Flag>::default());
+        queue.push(1, 2).unwrap();
+        assert!(queue.is_past(first, Waker::noop()));
+        assert!(!queue.is_past(end, &flag.clone().into()));
+        queue.completed(second);
+        assert!(queue.next_past().is_none(), "the first has not completed");
+        queue.completed(first);
+        queue.next_past().expect("both have completed").wake();
+        assert!(flag.0.load(Ordering::Relaxed) && queue.next_past().is_none());
+        assert!(queue.is_past(end, Waker::noop()), "a later write does not matter");
     }
 
     #[test]

@@ -512,5 +512,18 @@ impl Inner {
         let space_wakers = queue.take_space_wakers();
         drop(queue);
         next.into_iter().chain(space_wakers).for_each(std::task::Waker::wake);
+        while let Some(waker) = { self.legs[leg].queue().next_past() } {
+            waker.wake();
+        }
+    }
+
+    /// Waits until every write now in a peer's queue has been acknowledged or given up.
+    pub(crate) async fn wait_for_queue(&self, leg: usize) {
+        let end = self.legs[leg].queue().end();
+        poll_fn(|cx| match self.legs[leg].queue().is_past(end, cx.waker()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
     }
 }

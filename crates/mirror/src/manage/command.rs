@@ -250,15 +250,16 @@ impl Mirror {
         }
     }
 
-    /// Replaces the options of a peer. A new mode takes effect with the next connection.
+    /// Replaces the options of a peer.
     ///
     /// # Errors
-    /// If there is no such peer; [`CommandError::Serving`] if the new mode tracks unflushed writes
-    /// and the old one does not, or the reverse: that needs a restart of the mirror.
+    /// If there is no such peer; [`CommandError::Serving`] if `mode` differs, or only one of both
+    /// tracks unflushed writes: that needs a restart of the mirror. A write in mode `sync` would
+    /// overtake queued writes.
     pub fn set_options(&self, leg: usize, options: PeerOptions) -> Result<(), CommandError> {
         let own = self.0.leg(leg)?;
-        let known = own.options().tracks_unflushed();
-        let same = known == options.tracks_unflushed();
+        let known = |options: &PeerOptions| (options.mode, options.tracks_unflushed());
+        let same = known(&own.options()) == known(&options);
         if same {
             *own.options() = options;
         }

@@ -396,6 +396,11 @@ async fn resync(
     inner.change(|state| state.legs[leg].inconsistent = true);
     loop {
         crate::session::resync::copy(inner, leg, session, session_id).await?;
+        // A copy includes writes that are still queued behind it. Without them, the target would
+        // show some later writes and lack earlier ones.
+        if !inner.catch_up(leg, session_id).await {
+            return Err(SessionEnd::Lost);
+        }
         if inner.is_copied(leg, session_id)? {
             return finish_resync(inner, leg, session, session_id).await;
         }

@@ -7,6 +7,10 @@
 //!   well;
 //! - it completes under constant writes: these go to both legs, so no new block falls behind;
 //! - a copy locks its range against writes, so older data never overwrites a newer write;
+//! - copies to an asynchronous target do not wait in its queue, and a queued write that a copy
+//!   includes may still arrive after it. So the resync ends only when all writes that were queued
+//!   at the last copy have completed: from then on, each block of the target shows the last write
+//!   to it that has left the queue;
 //! - it makes progress, slowly, even when blocked host writes hold all memory;
 //! - bits are cleared only after the peer has flushed the copies, so an interrupted resync resumes
 //!   where it was;

@@ -140,16 +140,6 @@ async fn compare(
     Ok(())
 }
 
-impl Inner {
-    /// Waits until every write now in a peer's queue has been acknowledged or given up.
-    pub(crate) async fn wait_for_queue(&self, leg: usize) {
-        let slot = self.legs[leg].queue().end();
-        while !self.legs[leg].queue().is_past(slot) {
-            time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

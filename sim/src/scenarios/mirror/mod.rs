@@ -16,10 +16,11 @@ mod cluster;
 mod commands;
 #[cfg(test)]
 mod growth;
+mod history;
 mod link;
 #[cfg(test)]
 mod others;
-#[cfg(test)]
+#[cfg_attr(not(test), expect(dead_code, reason = "most of it scripts tests"))]
 mod pair;
 mod past;
 #[cfg(test)]
@@ -106,9 +107,17 @@ pub const TWO: Scenario = Scenario {
     run: two::run,
 };
 
+/// Asynchronous, compared with the source's history.
+pub const HISTORY: Scenario = Scenario {
+    name: "mirror-history",
+    about: "an asynchronous mirror: whenever the target may be promoted, it shows the source at one \
+            moment of its past",
+    run: history::run,
+};
+
 /// All mirror scenarios.
 pub const ALL: &[Scenario] =
-    &[SYNC, MEMORY, BLOCK_ON_PEER_LOSS, ASYNC, FAULTY, BROKEN, GROW, UPGRADE, TWO];
+    &[SYNC, MEMORY, BLOCK_ON_PEER_LOSS, ASYNC, HISTORY, FAULTY, BROKEN, GROW, UPGRADE, TWO];
 
 /// Parameters of a scenario.
 #[derive(Clone, Copy, Debug, Default)]

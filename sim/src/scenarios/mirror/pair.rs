@@ -337,6 +337,17 @@ impl<const N: usize> Group<N> {
         (0..N).filter(serves).collect()
     }
 
+    /// Ends all nodes and breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the
+    /// hub holds the world.
+    pub(super) fn clear(self) {
+        for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
+            self.sim.crash(node);
+        }
+        self.mirrors.borrow_mut().fill(None);
+        self.devices.borrow_mut().fill(None);
+        self.hub().clear();
+    }
+
     /// Superblock on a node's disk.
     pub(super) fn superblock(&self, index: usize) -> Superblock {
         let read = |at: u64| {
