@@ -1,0 +1,139 @@
+//! Checks of a chain scenario on the content of the disks, by the simulator itself.
+
+use std::time::Duration;
+
+use flagstone_blockdev::BlockDevice;
+use flagstone_mirror::Mode;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_runtime::buf;
+
+use super::cluster::Cluster;
+use super::history::BLOCK;
+
+/// Longest time between two looks at the cluster.
+const LOOK_PERIOD: Duration = Duration::from_millis(25);
+/// Simulated time within which every call of a host ends when nothing fails any more.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+
+impl Cluster {
+    /// Lets time pass, and looks at the cluster now and then.
+    pub(super) fn pass(&self, span: Duration) {
+        let end = self.sim.now() + span;
+        while self.sim.now() < end {
+            let left = end.since(self.sim.now());
+            self.sim.run_for(left.min(LOOK_PERIOD));
+            self.look();
+        }
+    }
+
+    /// Checks what must hold at any moment.
+    pub(super) fn look(&self) {
+        let active = self.active();
+        if let Some(source) = active
+            && self.is_quiet(source)
+        {
+            self.assert_legs_equal();
+            self.world.is_past[1 - source].set(true);
+            self.world.lost_power[1 - source].set(false);
+        }
+        for index in 0..2 {
+            self.assert_past(index);
+        }
+    }
+
+    /// In sync, without a write in flight.
+    fn is_quiet(&self, source: usize) -> bool {
+        let attached = self.mirror(1 - source).is_some_and(|mirror| mirror.has_source());
+        if !attached || self.state(source) != Some(MirrorState::Mirroring) {
+            return false;
+        }
+        self.status(source).is_some_and(|status| {
+            status.in_flight == 0 && !status.local_device_failed && status.peers[0].lag_writes == 0
+        })
+    }
+
+    fn assert_legs_equal(&self) {
+        let legs = [0, 1].map(|index| self.world.data(index));
+        let Some(at) = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b) else { return };
+        let number = at / BLOCK;
+        let shown = legs.each_ref().map(|leg| {
+            self.world.history.describe(number, &leg[number * BLOCK..(number + 1) * BLOCK])
+        });
+        let story = self.world.history.story_of(number);
+        self.fail(&format!(
+            "in sync, but the disks differ in block {number}: {} on node 0, {} on node 1\n{story}",
+            shown[0], shown[1]
+        ));
+    }
+
+    /// Checks a target that may be promoted. Its disk must show one moment of the past.
+    fn assert_past(&self, index: usize) {
+        if !self.world.is_past[index].get() || self.serves(index) {
+            return;
+        }
+        let Some(mirror) = self.mirror(index) else { return };
+        if mirror.is_unverified() || mirror.has_failed() {
+            return;
+        }
+        let Some(superblock) = self.superblock(index) else { return };
+        if superblock.flags.inconsistent || superblock.current.is_none() {
+            // The others' open finding: see `Profile`.
+            if !self.profile.all {
+                self.world.is_past[index].set(false);
+            }
+            return;
+        }
+        if let Err(what) = self.world.history.check_cut(&self.world.data(index)) {
+            self.fail(&format!("node {index} may be promoted: {what}"));
+        }
+    }
+
+    /// Holds the hosts' calls back until the disks can be compared, or for a second.
+    pub(super) fn lull(&self) {
+        self.world.hold.set(true);
+        self.pass(Duration::from_secs(1));
+        self.world.hold.set(false);
+    }
+}
+
+/// Stops the hosts, and checks the volume and the disks of a mirror that is in sync.
+pub(super) fn at_rest(cluster: &Cluster) {
+    let (sim, world) = (&cluster.sim, &cluster.world);
+    world.stop.set(true);
+    let deadline = sim.now() + CALL_LIMIT;
+    while world.history.open_calls() > 0 {
+        cluster.pass(Duration::from_millis(100));
+        if sim.now() > deadline {
+            cluster.fail("a host's call does not end");
+        }
+    }
+    cluster.pass(Duration::from_secs(2));
+    let Some(source) = cluster.active() else { cluster.fail("no node serves") };
+    if !cluster.is_quiet(source) {
+        cluster.fail("not in sync at rest");
+    }
+    cluster.assert_legs_equal();
+    let mirror = cluster.mirror(source).expect("it serves");
+    let (bytes, checked) = (world.data(source).len(), world.clone());
+    let checking = sim.spawn_on(cluster.nodes[source], async move {
+        mirror.flush().await.expect("a sound mirror");
+        let began = checked.history.begin();
+        let data = mirror.read(0, buf::alloc(bytes).await).await.expect("a sound mirror");
+        checked.history.end_read(usize::MAX, began, 0, &data);
+    });
+    sim.block_on(checking).expect("the task is not aborted");
+    cluster.assert_legs_equal();
+    if world.mode == Mode::Sync {
+        assert_target_durable(cluster, 1 - source);
+    }
+}
+
+/// Checks that a power loss takes nothing from a target whose source has flushed.
+fn assert_target_durable(cluster: &Cluster, target: usize) {
+    let shown = cluster.world.data(target);
+    cluster.end(target, true);
+    let kept = cluster.world.data(target);
+    if let Some(at) = shown.iter().zip(&kept).position(|(a, b)| a != b) {
+        cluster.fail(&format!("the target loses byte {at} after a flush"));
+    }
+}

@@ -1,0 +1,396 @@
+//! Cluster of a chain scenario: two storage nodes and one to three hosts, drawn from the seed.
+//!
+//! A storage node runs what a server runs: its replica on the local disk, the mirror, a target with
+//! the volume and the hidden replica subsystem, and a task that makes the ANA state follow the
+//! role.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice};
+use flagstone_mirror::id::MirrorId;
+use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
+use flagstone_mirror::ondisk::newest;
+use flagstone_mirror::ondisk::superblock::Superblock;
+use flagstone_mirror::state::status::{MirrorState, MirrorStatus};
+use flagstone_mirror::{Ack, Mirror, Mode, OnPeerLoss, PeerOptions};
+use flagstone_nvme::Nqn;
+use flagstone_nvme::log::AnaState;
+use flagstone_nvmf_host::HostOptions;
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
+use flagstone_runtime::{spawn_detached, time};
+
+use super::Profile;
+use super::history::History;
+use super::hosts::{self, HostPlan};
+
+pub(super) const DATA: &str = "/dev/data";
+const PORT: u16 = 4420;
+/// Time after which the link counts a silent peer as lost.
+pub(super) const LINK_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// NQN of the volume's subsystem.
+pub(super) fn volume_nqn() -> Nqn {
+    Nqn::new("nqn.2026-01.io.flagstone:db").expect("a valid name")
+}
+
+fn replica_nqn() -> Nqn {
+    replication_nqn(&volume_nqn()).expect("a short name")
+}
+
+fn node_nqn(index: usize) -> Nqn {
+    Nqn::new(&format!("nqn.2026-01.io.flagstone:node:{}", ["a", "b"][index])).expect("valid")
+}
+
+/// State that the nodes' tasks and the observer share.
+pub(super) struct World {
+    pub(super) history: History,
+    pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
+    pub(super) devices: RefCell<[Option<Arc<ReopenableDevice>>; 2]>,
+    /// Node that served last.
+    pub(super) source: Cell<usize>,
+    /// Node that the operator promotes while the source is down.
+    pub(super) failing_over: Cell<Option<usize>>,
+    /// The node lost power since its data was last known to be complete.
+    pub(super) lost_power: [Cell<bool>; 2],
+    /// The node's disk shows one moment of this era's past whenever it may be promoted.
+    pub(super) is_past: [Cell<bool>; 2],
+    pub(super) hold: Cell<bool>,
+    pub(super) stop: Cell<bool>,
+    pub(super) mode: Mode,
+    pub(super) ack: Ack,
+    sim: flagstone_runtime::sim::World,
+    nodes: [NodeId; 2],
+    usable: u64,
+}
+
+impl World {
+    /// Bytes that a node's disk shows.
+    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+        self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
+    }
+
+    /// A node begins to serve: the history restarts if that gives data up.
+    fn promoted(&self, index: usize) {
+        let from = self.source.replace(index);
+        let failover = self.failing_over.take() == Some(index);
+        self.history.note(format!("node {index} serves, after node {from}, failover {failover}"));
+        let lost_power = self.lost_power[index].replace(false);
+        if failover && self.mode == Mode::Async {
+            let content = self.data(index);
+            if self.is_past[index].get()
+                && let Err(what) = self.history.check_cut(&content)
+            {
+                panic!("node {index} is promoted: {what}\n{}", self.history.events());
+            }
+            self.history.rebase("the failover of an asynchronous mirror", &content);
+        } else if lost_power {
+            self.history.lose_unflushed();
+        }
+        self.is_past.iter().for_each(|past| past.set(false));
+    }
+}
+
+pub(super) struct Cluster {
+    pub(super) sim: Simulation,
+    pub(super) profile: Profile,
+    pub(super) nodes: [NodeId; 2],
+    pub(super) hosts: Vec<NodeId>,
+    pub(super) world: Rc<World>,
+    volatile: bool,
+    on_peer_loss: OnPeerLoss,
+    compare: bool,
+    queues: u16,
+    host_plan: HostPlan,
+    /// End of each node's device, where its superblock is.
+    device_bytes: u64,
+}
+
+impl Cluster {
+    pub(super) fn new(seed: u64, profile: Profile) -> Cluster {
+        let sim = Simulation::new(seed, Default::default());
+        let nodes = [sim.add_node("a"), sim.add_node("b")];
+        let hosts: Vec<NodeId> = (0..sim.random_between(1, 3))
+            .map(|host| sim.add_node(&format!("host{host}")))
+            .collect();
+        let geometry = ReplicaGeometry {
+            usable_bytes: 4096,
+            bit_bytes: 4096,
+            region_bytes: 4096 << sim.random_between(0, 2),
+            active_regions_max: 32,
+        };
+        let device_bytes = (sim.random_between(8, 48) + 16) * 4096;
+        let volatile = sim.chance(0.5);
+        for (index, node) in nodes.into_iter().enumerate() {
+            let disk =
+                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            sim.add_disk(node, DATA, disk);
+            let create =
+                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+            let made = sim.spawn_on(node, async move {
+                Replica::create(device().await, None, create).await.expect("a sound disk");
+            });
+            sim.block_on(made).expect("the task is not aborted");
+        }
+        let usable = layout(device_bytes, &geometry).expect("room").usable_bytes;
+        let ack = if sim.chance(0.3) { Ack::Memory } else { Ack::Disk };
+        let block = sim.chance(0.2) && profile.mode == Mode::Sync;
+        let world = World {
+            history: History::new(sim.world(), seed, usable),
+            mirrors: RefCell::default(),
+            devices: RefCell::default(),
+            source: Cell::new(0),
+            failing_over: Cell::new(None),
+            lost_power: Default::default(),
+            is_past: Default::default(),
+            hold: Cell::new(false),
+            stop: Cell::new(false),
+            mode: profile.mode,
+            ack,
+            sim: sim.world(),
+            nodes,
+            usable,
+        };
+        let host_plan = HostPlan::draw(&sim, usable);
+        Cluster {
+            profile,
+            nodes,
+            hosts,
+            world: Rc::new(world),
+            volatile,
+            on_peer_loss: if block { OnPeerLoss::Block } else { OnPeerLoss::Degrade },
+            compare: sim.chance(0.3),
+            queues: sim.random_between(1, 2) as u16,
+            host_plan,
+            device_bytes,
+            sim,
+        }
+    }
+
+    fn address(&self, index: usize) -> Address {
+        Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
+    }
+
+    /// Starts the process of a storage node.
+    pub(super) fn start(&self, index: usize) {
+        let (world, here) = (self.world.clone(), self.address(index));
+        let options = HostOptions {
+            host_nqn: Some(node_nqn(index)),
+            queues: self.queues,
+            keep_alive: LINK_TIMEOUT,
+            command_timeout: LINK_TIMEOUT,
+            connect_timeout: LINK_TIMEOUT,
+            ..HostOptions::default()
+        };
+        let peer = NvmePeer::new(self.address(1 - index), replica_nqn(), options);
+        let mut peer = PeerOptions::new(Arc::new(peer));
+        (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
+        (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
+        self.sim.spawn_on(self.nodes[index], node(world, index, here, peer));
+    }
+
+    /// Starts the hosts, which run until the end.
+    pub(super) fn start_hosts(&self) {
+        let paths = vec![self.address(0), self.address(1)];
+        for (index, node) in self.hosts.iter().enumerate() {
+            let (world, plan, paths) = (self.world.clone(), self.host_plan, paths.clone());
+            self.sim.spawn_on(*node, hosts::run(world, index, plan, paths));
+        }
+    }
+
+    /// Kills a node's process, or cuts its power.
+    pub(super) fn end(&self, index: usize, power: bool) {
+        let node = self.nodes[index];
+        if !self.sim.is_up(node) {
+            return;
+        }
+        let other_serves = self.serves(1 - index);
+        let was_source = self.world.source.get() == index && !other_serves;
+        if power {
+            self.sim.power_off(node);
+            // A source that acknowledges from its target's disk has everything there.
+            let relied = was_source || self.world.ack == Ack::Memory;
+            if self.volatile && (relied || self.world.mode == Mode::Async) {
+                self.world.lost_power[index].set(true);
+            }
+            if self.volatile {
+                self.world.is_past[index].set(false);
+            }
+        } else {
+            self.sim.crash(node);
+        }
+        self.world.mirrors.borrow_mut()[index] = None;
+        self.world.devices.borrow_mut()[index] = None;
+    }
+
+    pub(super) fn restart(&self, index: usize) {
+        if !self.sim.is_up(self.nodes[index]) {
+            self.sim.restart(self.nodes[index]);
+            self.start(index);
+        }
+    }
+
+    pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
+        self.world.mirrors.borrow()[index].clone()
+    }
+
+    pub(super) fn serves(&self, index: usize) -> bool {
+        self.mirror(index).is_some_and(|mirror| mirror.is_serving())
+    }
+
+    /// The node that serves. Two serving nodes fail the run.
+    pub(super) fn active(&self) -> Option<usize> {
+        let serving = [0, 1].map(|index| self.serves(index));
+        if serving == [true, true] && self.world.history.is_checked() {
+            self.fail("two nodes serve");
+        }
+        serving.iter().position(|serves| *serves)
+    }
+
+    pub(super) fn state(&self, index: usize) -> Option<MirrorState> {
+        Some(self.mirror(index)?.state(0))
+    }
+
+    pub(super) fn status(&self, index: usize) -> Option<MirrorStatus> {
+        let mirror = self.mirror(index)?;
+        Some(self.sim.block_on(async move { mirror.status() }))
+    }
+
+    /// Superblock on a node's disk.
+    pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
+        let read = |at: u64| {
+            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
+            Superblock::decode(&bytes.try_into().expect("a page"))
+        };
+        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
+        newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+    }
+
+    /// Runs an operator's command on a node, which may die meanwhile.
+    pub(super) fn command<F: Future<Output = ()> + 'static>(
+        &self,
+        index: usize,
+        name: &'static str,
+        say: impl FnOnce(Arc<Mirror>) -> F + 'static,
+    ) {
+        self.world.history.note(format!("operator at node {index}: {name}"));
+        if let Some(mirror) = self.mirror(index) {
+            self.sim.spawn_on(self.nodes[index], async move { say(mirror).await });
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::new();
+        for index in 0..2 {
+            text += &format!("node {index}: up {}", self.sim.is_up(self.nodes[index]));
+            if let Some(status) = self.status(index) {
+                text += &format!(", {status:?}");
+            }
+            text += &format!("\n  {:?}\n", self.superblock(index));
+        }
+        text
+    }
+
+    /// Ends the run with the cluster's state and the latest events.
+    pub(super) fn fail(&self, what: &str) -> ! {
+        panic!("{what}\n{}{}", self.world.history.events(), self.describe());
+    }
+}
+
+impl Drop for Cluster {
+    /// Breaks the reference cycle of tasks, mirrors and the world.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for node in self.nodes.iter().chain(&self.hosts) {
+            if self.sim.is_up(*node) {
+                self.sim.crash(*node);
+            }
+        }
+        self.world.mirrors.take();
+        self.world.devices.take();
+    }
+}
+
+async fn device() -> Arc<ReopenableDevice> {
+    loop {
+        match FileDevice::open(DATA, &FileOptions::default()) {
+            Ok(device) => return ReopenableDevice::new(device),
+            Err(_) => time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+/// Process of a storage node.
+async fn node(world: Rc<World>, index: usize, here: Address, peer: PeerOptions) {
+    let (device, local) = loop {
+        let device = device().await;
+        match Replica::open(device.clone(), None).await {
+            Ok(local) => break (device, local),
+            Err(_) => time::sleep(Duration::from_millis(100)).await,
+        }
+    };
+    let mirror = Arc::new(Mirror::new(local, vec![peer]));
+    world.devices.borrow_mut()[index] = Some(device);
+    world.mirrors.borrow_mut()[index] = Some(mirror.clone());
+    let target = target_of(index, &mirror);
+    let listener = Listener::bind(&here).expect("the port is free");
+    let accepting = target.clone();
+    spawn_detached(async move {
+        while let Ok(stream) = listener.accept().await {
+            spawn_detached(serve(accepting.clone(), stream));
+        }
+    });
+    spawn_detached(follow(world.clone(), index, target, mirror.clone()));
+    world.history.note(format!("node {index} is up"));
+    while mirror.start().await.is_err() {
+        time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Makes the ANA state follow the role, as the server does.
+async fn follow(world: Rc<World>, index: usize, target: Arc<Target>, mirror: Arc<Mirror>) {
+    let mut active = false;
+    loop {
+        active = mirror.serving_changed(active).await;
+        if active {
+            world.promoted(index);
+        } else {
+            world.history.note(format!("node {index} serves no more"));
+        }
+        let state = if active { AnaState::OPTIMIZED } else { AnaState::INACCESSIBLE };
+        target.set_ana_state(&volume_nqn(), state).expect("the subsystem exists");
+    }
+}
+
+/// Target of a node: the volume, inaccessible at first, and the replica for the other node.
+fn target_of(index: usize, mirror: &Arc<Mirror>) -> Arc<Target> {
+    const CONTROLLERS: u16 = 1000;
+    let first = 1 + index as u16 * CONTROLLERS;
+    let config = TargetConfig {
+        controller_ids: first..=first + CONTROLLERS - 1,
+        max_controllers: u32::from(CONTROLLERS),
+        first_port_id: 1 + index as u16 * 64,
+        ..TargetConfig::default()
+    };
+    let target = Target::new(config).expect("a valid configuration");
+    let serial = "1".to_owned();
+    let volume =
+        SubsystemConfig { nqn: volume_nqn(), serial: serial.clone(), allow_hosts: Vec::new() };
+    target.add_subsystem(volume).expect("it is the first");
+    target.set_ana_state(&volume_nqn(), AnaState::INACCESSIBLE).expect("it exists");
+    let device = Arc::new((**mirror).clone());
+    let namespace = NamespaceConfig { nsid: Some(1), device, uuid: [1; 16], read_only: false };
+    target.add_namespace(&volume_nqn(), namespace).expect("it is the first");
+    let allow_hosts = vec![node_nqn(1 - index)];
+    let replica = SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts };
+    serve_replica(&target, replica, [2 + index as u8; 16], mirror.clone()).expect("it is new");
+    target
+}

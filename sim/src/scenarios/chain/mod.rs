@@ -1,0 +1,101 @@
+//! Chain scenarios: the whole path of a mirrored write, from multipath hosts to both disks.
+//!
+//! ```text
+//!   hosts: multipath NVMe/TCP host ─┬─ target ─ mirror ─ disk        node a
+//!                                   │             │ replication link
+//!                                   └─ target ─ mirror ─ disk        node b
+//! ```
+//!
+//! Hosts, targets, mirrors and the link are the real code, over simulated sockets and disks. Hosts
+//! outlive both nodes. Their calls overlap each other's, and a call that fails is repeated until it
+//! succeeds. An operator changes roles and desired states at any moment.
+//!
+//! The simulator checks the following itself, and never asks the mirror's own verify:
+//!
+//! - Reads and writes of all hosts are linearizable block by block ([`history`]). The history
+//!   restarts only where data was given up: after a power loss, with the writes that no flush
+//!   covers; after the failover of an asynchronous mirror, with what the target has.
+//! - Whenever the mirror is in sync and no write is in flight, both disks are equal.
+//! - Whenever a target may be promoted, its disk shows the volume at one moment of its past.
+//! - At most one node serves.
+//! - When all faults have ended, the mirror gets in sync and every call of a host ends.
+//!
+//! [`Profile`] says which faults and commands a scenario has. `chain` and `chain-async` must pass
+//! every seed. `chain-all` and `chain-async-all` add the faults of open findings.
+//!
+//! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
+//! failed devices, are repeated here), configuration, TLS and authentication, more than one target,
+//! discards, growth, host crashes, lost logs and memory limits (see the `mirror-*` scenarios and
+//! `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are left out too:
+//! without checksums, no promise covers them.
+
+mod checks;
+mod cluster;
+mod history;
+mod hosts;
+mod operator;
+
+use std::time::Duration;
+
+use flagstone_mirror::Mode;
+
+use crate::{Outcome, Scenario};
+use cluster::Cluster;
+
+/// Synchronous, without the faults of open findings.
+pub const CHAIN: Scenario = Scenario {
+    name: "chain",
+    about: "multipath hosts on a synchronous mirror over real targets and the real link: reads are \
+            linearizable, and legs equal whenever in sync",
+    run: |seed| run(seed, &Profile { mode: Mode::Sync, all: false }),
+};
+
+/// Asynchronous, without the faults of open findings.
+pub const CHAIN_ASYNC: Scenario = Scenario {
+    name: "chain-async",
+    about: "the same with an asynchronous mirror, whose target shows one moment of the past",
+    run: |seed| run(seed, &Profile { mode: Mode::Async, all: false }),
+};
+
+/// Synchronous, with all faults.
+pub const CHAIN_ALL: Scenario = Scenario {
+    name: "chain-all",
+    about: "the synchronous chain with the faults of open findings too; not in the default set",
+    run: |seed| run(seed, &Profile { mode: Mode::Sync, all: true }),
+};
+
+/// Asynchronous, with all faults.
+pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
+    name: "chain-async-all",
+    about: "the asynchronous chain with the faults of open findings too; not in the default set",
+    run: |seed| run(seed, &Profile { mode: Mode::Async, all: true }),
+};
+
+/// Faults and commands of a scenario.
+#[derive(Clone, Copy, Debug)]
+struct Profile {
+    mode: Mode,
+    /// Also the faults of open findings: failing reads, writes and flushes, disks that hang longer
+    /// than any timeout, clean stops of an asynchronous source.
+    all: bool,
+}
+
+fn run(seed: u64, profile: &Profile) -> Outcome {
+    let cluster = Cluster::new(seed, *profile);
+    let sim = &cluster.sim;
+    (0..2).for_each(|index| cluster.start(index));
+    cluster.start_hosts();
+    if sim.chance(0.8) {
+        cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(1500)));
+    }
+    let steps = sim.random_between(1, 12);
+    for _ in 0..steps {
+        operator::step(&cluster);
+        // Most outages are shorter than a timeout, some longer.
+        let longest = if sim.chance(0.3) { 4000 } else { 250 };
+        cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(longest)));
+    }
+    operator::settle(&cluster);
+    checks::at_rest(&cluster);
+    Outcome::of(sim, cluster.world.history.checks(), steps)
+}
