@@ -8,7 +8,7 @@ use flagstone_mirror::state::status::MirrorState;
 use flagstone_runtime::buf;
 
 use super::cluster::Cluster;
-use super::history::BLOCK;
+use super::history::{BLOCK, SIMULATOR};
 
 /// Longest time between two looks at the cluster.
 const LOOK_PERIOD: Duration = Duration::from_millis(25);
@@ -119,7 +119,7 @@ pub(super) fn at_rest(cluster: &Cluster) {
         mirror.flush().await.expect("a sound mirror");
         let began = checked.history.begin();
         let data = mirror.read(0, buf::alloc(bytes).await).await.expect("a sound mirror");
-        checked.history.end_read(usize::MAX, began, 0, &data);
+        checked.history.end_read(SIMULATOR, began, 0, &data);
     });
     sim.block_on(checking).expect("the task is not aborted");
     cluster.assert_legs_equal();

@@ -16,12 +16,19 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::ops::Range;
 
+use std::time::Duration;
+
 use flagstone_runtime::sim::World;
+use flagstone_runtime::time::Instant;
 
 /// Bytes per block of the history.
 pub(super) const BLOCK: usize = 512;
 /// Latest events that a failure prints.
 const EVENTS_SHOWN: usize = 120;
+/// Least time after which a host may have sent a write again.
+const RESENT_AFTER: Duration = Duration::from_millis(2);
+/// Host number of the simulator's own reads.
+pub(super) const SIMULATOR: usize = usize::MAX;
 /// Later than any event.
 const NEVER: u64 = u64::MAX;
 
@@ -39,13 +46,21 @@ struct WriteCall {
     zeroes: bool,
     fua: bool,
     blocks: Range<usize>,
+    began_at: Instant,
     began: u64,
     /// [`NEVER`] until it completes. A write that was in flight when an era began stays so.
     ended: u64,
-    /// The host got its answer, in whatever era.
-    answered: bool,
+    /// Time of the host's answer, in whatever era.
+    answered_at: Option<Instant>,
     /// It was in flight when an era began.
     carried: bool,
+}
+
+impl WriteCall {
+    /// The host waited for the answer long enough to send the write again.
+    fn may_have_been_resent(&self, now: Instant) -> bool {
+        self.answered_at.unwrap_or(now).since(self.began_at) >= RESENT_AFTER
+    }
 }
 
 /// Calls on one value of one block.
@@ -75,7 +90,8 @@ struct Base {
 
 struct Block {
     base: Base,
-    /// Writes of this era, and those carried into it, with their zones.
+    /// Writes of this era, and those carried into it, with their zones: one for each time that a
+    /// write took effect.
     writes: Vec<(usize, Zone)>,
 }
 
@@ -185,7 +201,7 @@ impl History {
     ) -> WriteId {
         let blocks = range_of(offset, len);
         let mut inner = self.inner.borrow_mut();
-        let began = inner.tick();
+        let (began, began_at) = (inner.tick(), self.world.now());
         let id = inner.writes.len();
         for block in &mut inner.blocks[blocks.clone()] {
             block.writes.push((id, Zone { earliest_end: NEVER, latest_begin: began }));
@@ -195,9 +211,10 @@ impl History {
             zeroes,
             fua,
             blocks: blocks.clone(),
+            began_at,
             began,
             ended: NEVER,
-            answered: false,
+            answered_at: None,
             carried: false,
         });
         inner.calls_open += 1;
@@ -225,14 +242,13 @@ impl History {
         let now = inner.tick();
         inner.calls_open -= 1;
         let write = &mut inner.writes[id.0];
-        write.answered = true;
+        write.answered_at = Some(self.world.now());
         let host = write.host;
         // Carried into an era: the answer may be about what that era gave up.
         if !write.carried {
             write.ended = now;
             for block in &mut inner.blocks[write.blocks.clone()] {
-                let own = block.writes.iter_mut().rev().find(|(other, _)| *other == id.0);
-                if let Some((_, zone)) = own {
+                for (_, zone) in block.writes.iter_mut().filter(|(other, _)| *other == id.0) {
                     zone.earliest_end = zone.earliest_end.min(now);
                 }
             }
@@ -283,14 +299,18 @@ impl History {
                 if began.0 < inner.era || inner.suspended.is_some() {
                     return inner.check_known(number, value, now);
                 }
-                inner.observe(number, value, began.0, now)
+                inner.observe(number, value, began.0, (now, self.world.now()))
             });
             if let Err(what) = found {
                 let story = inner.story_of(number);
                 drop(inner);
-                self.note(format!("host {host} reads blocks {blocks:?}: {what}"));
+                let who = match host {
+                    SIMULATOR => "the simulator".to_owned(),
+                    host => format!("host {host}"),
+                };
+                self.note(format!("{who} reads blocks {blocks:?}: {what}"));
                 self.fail(&format!(
-                    "host {host} read block {number} (started at moment {}): {what}\n{story}",
+                    "{who} read block {number} (started at moment {}): {what}\n{story}",
                     began.0
                 ));
             }
@@ -324,7 +344,7 @@ impl History {
             let zone = Zone { earliest_end: era, latest_begin: era };
             block.base = Base { candidates: vec![value], any: false, durable: false, zone };
             let writes = &inner.writes;
-            block.writes.retain(|(id, _)| writes[*id].carried && !writes[*id].answered);
+            block.writes.retain(|(id, _)| writes[*id].answered_at.is_none());
         }
         inner.suspended = None;
         drop(guard);
@@ -343,7 +363,7 @@ impl History {
             let zone = Zone { earliest_end: era, latest_begin: era };
             block.base = Base { candidates, any, durable: true, zone };
             let writes = &inner.writes;
-            block.writes.retain(|(id, _)| writes[*id].carried && !writes[*id].answered);
+            block.writes.retain(|(id, _)| writes[*id].answered_at.is_none());
         }
         drop(guard);
         self.note("a new era: writes that no flush covers may be lost");
@@ -425,7 +445,7 @@ impl Inner {
         self.era = self.tick();
         (self.flushed, self.flush_failed) = (0, 0);
         for write in &mut self.writes {
-            write.carried |= !write.answered;
+            write.carried |= write.answered_at.is_none();
         }
         self.era
     }
@@ -459,7 +479,13 @@ impl Inner {
     }
 
     /// Records a read of this era.
-    fn observe(&mut self, number: usize, value: Value, began: u64, now: u64) -> Result<(), String> {
+    fn observe(
+        &mut self,
+        number: usize,
+        value: Value,
+        began: u64,
+        (now, now_at): (u64, Instant),
+    ) -> Result<(), String> {
         let block = &self.blocks[number];
         let writes = &self.writes;
         let matches = |id: usize| match value {
@@ -498,6 +524,19 @@ impl Inner {
             None => "the first content of the era".to_owned(),
             Some(place) => format!("#{}", block.writes[place].0),
         };
+        if places.is_empty()
+            && let Value::Of(id) = value
+            && writes[id].may_have_been_resent(now_at)
+        {
+            let write = &writes[id];
+            let first = Zone { earliest_end: write.ended, latest_begin: write.began };
+            let zone = read(&first);
+            conflict = block.conflict_with(Some(usize::MAX), &zone);
+            if conflict.is_none() {
+                self.blocks[number].writes.push((id, zone));
+                return Ok(());
+            }
+        }
         match *places {
             [] => {
                 let what = match value {
@@ -512,7 +551,7 @@ impl Inner {
                 base.zone = read(&base.zone);
                 (base.candidates, base.any) = (vec![value], false);
             }
-            [Some(place)] if named == 1 => {
+            [.., Some(place)] if named == 1 || value != Value::Zeroes => {
                 let zone = &mut self.blocks[number].writes[place].1;
                 *zone = read(zone);
             }
