@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the program connects to a real listener")]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flagstone_lab::ports::free_ports;
@@ -21,6 +21,16 @@ fn node(scratch: &Scratch, name: &str, ports: (u16, u16), device: &str) -> Serve
     node_with_log(scratch, name, ports, device, log.to_str().expect("UTF-8"))
 }
 
+/// A node that acknowledges from memory: its device holds unflushed writes.
+fn node_with_cache(scratch: &Scratch, name: &str, ports: (u16, u16), device: &str) -> Server {
+    let log = scratch.join(&format!("{name}.intent"));
+    let file = configure(scratch, name, ports.1, device, log.to_str().expect("UTF-8"));
+    let text = fs::read_to_string(&file).expect("the configuration can be read");
+    fs::write(&file, text.replace("mirror = { ", "mirror = { ack = \"memory\", "))
+        .expect("the configuration can be written");
+    start(ports.0, &file)
+}
+
 /// A node with its log on a separate device.
 fn node_with_log(
     scratch: &Scratch,
@@ -29,9 +39,12 @@ fn node_with_log(
     device: &str,
     log: &str,
 ) -> Server {
-    let file = configure(scratch, name, ports.1, device, log);
+    start(ports.0, &configure(scratch, name, ports.1, device, log))
+}
+
+fn start(port: u16, file: &Path) -> Server {
     let file = file.to_str().expect("temporary paths are UTF-8");
-    Server::start_with(&[], &[&format!("nvme-tcp://127.0.0.1:{}", ports.0)], &[file])
+    Server::start_with(&[], &[&format!("nvme-tcp://127.0.0.1:{port}")], &[file])
 }
 
 /// Writes a node's configuration, for the next start of its server.
@@ -268,4 +281,33 @@ fn replica_open_is_retried() {
     order(&a, "switchover");
     read_back(&a, &scratch, "first");
     assert!(!a.output().contains("was lost"), "{}", a.output());
+}
+
+/// Regression: the server of the target's device restarted with unflushed writes. The next flush
+/// succeeded, and the mirror trusted what might be lost.
+#[test]
+fn device_with_lost_writes_is_reopened_and_resynced() {
+    let scratch = Scratch::new();
+    let mut far = Server::start(&[&format!("leg={}", scratch.disk("far", SIZE_BYTES).display())]);
+    let [one, two] = free_ports().expect("ports are free");
+    let disk = scratch.disk("near", SIZE_BYTES);
+    let a = node_with_cache(&scratch, "a", (one, two), disk.to_str().expect("UTF-8"));
+    let b = node_with_cache(&scratch, "b", (two, one), &far.nvme_uri("leg"));
+    order(&a, "create --source");
+    order(&b, "create --target");
+    wait_for(&a, "mirroring");
+    let file = scratch.join("state");
+    let line = "--rw randwrite --depth 8 --size 8MiB --time 1h";
+    let mut load = Load::start_verified(&a.nvme_uri("db"), line, &file);
+    load.wait_for_records(&file, 1000);
+    far.restart();
+    let reopens = || get(&b.api(), "/v1/volumes/db")["mirror"]["reopens"].as_u64();
+    until("the device is reopened", || reopens() > Some(0), || a.output() + &b.output());
+    wait_for(&a, "mirroring");
+    load.wait_for_records(&file, Load::records_now(&file) + 500);
+    load.kill();
+    order(&b, "switchover");
+    read_back(&b, &scratch, "state");
+    let said = b.output();
+    assert!(said.contains("a flush of its device failed"), "{said}");
 }

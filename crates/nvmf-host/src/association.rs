@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
+use flagstone_nvme::command::io::BlockCommand;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::task::AbortOnDrop;
@@ -20,6 +21,7 @@ use super::HostError;
 use super::admission::{Admission, CallOrder};
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams};
+use super::durability::{CacheInstance, Durability};
 use super::link::ControllerLink;
 use super::queue::{CommandEnd, HostQueue};
 use super::shape::NamespaceShape;
@@ -50,6 +52,9 @@ pub(super) struct Association {
     served: Cell<bool>,
     queues: RefCell<Vec<Rc<HostQueue>>>,
     admin: RefCell<Option<Rc<AdminController>>>,
+    durability: Arc<Durability>,
+    /// Instance of the current connection.
+    instance: RefCell<Option<Arc<CacheInstance>>>,
     /// Start of the next search for a queue.
     turn: Cell<usize>,
     supervisor: RefCell<Option<AbortOnDrop<()>>>,
@@ -57,7 +62,7 @@ pub(super) struct Association {
 
 impl Association {
     /// Creates an association that does not connect until [`Association::start`].
-    pub(super) fn new(params: Arc<ConnectParams>) -> Association {
+    pub(super) fn new(params: Arc<ConnectParams>, durability: Arc<Durability>) -> Association {
         Association {
             params,
             admission: Rc::default(),
@@ -65,13 +70,15 @@ impl Association {
             served: Cell::new(false),
             queues: RefCell::default(),
             admin: RefCell::default(),
+            durability,
+            instance: RefCell::default(),
             turn: Cell::new(0),
             supervisor: RefCell::new(None),
         }
     }
 
-    /// Connects once, and returns the link and the namespace's shape.
-    pub(super) async fn connect(&self) -> Result<(ControllerLink, NamespaceShape), HostError> {
+    /// Connects once.
+    pub(super) async fn connect(&self) -> Result<ControllerLink, HostError> {
         let link = ControllerLink::connect(&self.params, self.admission.clone());
         time::timeout(self.params.options.connect_timeout, link).await?
     }
@@ -106,6 +113,12 @@ impl Association {
 
     /// Lets calls through on a new connection.
     pub(super) fn up(&self, link: &ControllerLink) {
+        let join = || self.durability.join(link.shape.instance);
+        let instance = link.instance.get_or_init(join).clone();
+        if link.shape.geometry.volatile_cache {
+            link.queues().iter().for_each(|queue| queue.set_instance(instance.clone()));
+        }
+        *self.instance.borrow_mut() = Some(instance);
         self.queues.borrow_mut().clone_from(link.queues());
         *self.admin.borrow_mut() = Some(link.admin());
         self.enter(State::Live);
@@ -116,6 +129,9 @@ impl Association {
         self.enter(State::Waiting);
         self.queues.borrow_mut().clear();
         *self.admin.borrow_mut() = None;
+        if let Some(instance) = self.instance.take() {
+            self.durability.leave(&instance);
+        }
         self.served.replace(false)
     }
 
@@ -127,11 +143,46 @@ impl Association {
     pub(super) async fn call(
         &self,
         command: Sqe,
-        mut data: CommandData,
+        data: CommandData,
     ) -> Result<(Status, CommandData), IoError> {
+        let (status, data, _) = self.call_on_queue(command, data).await?;
+        Ok((status, data))
+    }
+
+    /// Flushes the writes that completed on this association's instance of the namespace before
+    /// this call.
+    ///
+    /// # Errors
+    /// As [`Association::call`].
+    pub(super) async fn flush(&self, nsid: u32) -> Result<Status, IoError> {
+        let covered = self.instance().map(|instance| (instance.completed(), instance));
+        let flush = self.call_on_queue(Sqe::flush(0, nsid), CommandData::None);
+        let (status, _, queue) = flush.await?;
+        if let Some((count, instance)) = covered
+            && status.is_success()
+            && queue.instance().is_some_and(|flushed| Arc::ptr_eq(flushed, &instance))
+        {
+            instance.flushed(count);
+        }
+        Ok(status)
+    }
+
+    /// Instance of the current connection.
+    pub(super) fn instance(&self) -> Option<Arc<CacheInstance>> {
+        self.instance.borrow().clone()
+    }
+
+    /// Like [`Association::call`], with the queue that completed the command.
+    async fn call_on_queue(
+        &self,
+        command: Sqe,
+        mut data: CommandData,
+    ) -> Result<(Status, CommandData, Rc<HostQueue>), IoError> {
         let mut retry = RetryState::default();
         loop {
-            let (outcome, back) = self.begin_in(CallOrder::Any, &command, &mut data).await?.await;
+            let begun = self.begin_in(CallOrder::Any, &command, &mut data).await?;
+            let queue = begun.queue();
+            let (outcome, back) = begun.await;
             data = back;
             match outcome {
                 CommandOutcome::Completed(cqe) if is_transient(cqe.status()) => {
@@ -140,12 +191,26 @@ impl Association {
                 }
                 CommandOutcome::Completed(cqe) if !retry.repeats(&command, cqe.status()) => {
                     self.served.set(true);
-                    return Ok((cqe.status(), data));
+                    self.account(&command, cqe.status(), &queue)?;
+                    return Ok((cqe.status(), data, queue));
                 }
                 CommandOutcome::Completed(_) => retry.pause().await,
                 CommandOutcome::Lost => retry.check(self.params.options.loss_timeout)?,
             }
         }
+    }
+
+    /// Counts a completed write that is not durable. Fails if writes that completed before this
+    /// command are lost: it may have been resent after that, and have read old data.
+    #[inline]
+    fn account(&self, command: &Sqe, status: Status, queue: &HostQueue) -> Result<(), IoError> {
+        if let Some(instance) = queue.instance()
+            && status.is_success()
+            && is_volatile_write(command)
+        {
+            self.durability.write_completed(instance);
+        }
+        self.durability.check_read()
     }
 
     /// Sends an ordered command after those called earlier, and waits for its completion. A command
@@ -349,6 +414,15 @@ impl RetryState {
         self.pause = (self.pause * 2).clamp(RETRY_PAUSE, RETRY_PAUSE_MAX);
         time::sleep(self.pause).await;
     }
+}
+
+/// True for a write that may complete in the volatile cache. A lost deallocation leaves old data,
+/// which is allowed anyway.
+#[inline]
+fn is_volatile_write(command: &Sqe) -> bool {
+    let opcode = IoOpcode(command.opcode);
+    matches!(opcode, IoOpcode::WRITE | IoOpcode::WRITE_ZEROES)
+        && !BlockCommand::parse(command).fua()
 }
 
 /// True if the status asks for a retry shortly afterwards.

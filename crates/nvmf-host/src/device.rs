@@ -17,6 +17,7 @@ use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, cores, time};
 use super::association::Association;
 use super::command::CommandData;
 use super::connect::ConnectParams;
+use super::durability::Durability;
 use super::shape::NamespaceShape;
 use super::window::{run_all, run_at_once};
 use super::{HostError, HostOptions};
@@ -32,7 +33,8 @@ pub struct RemoteDevice {
     params: Arc<ConnectParams>,
     shape: NamespaceShape,
     associations: Arc<CoreLocal<Association>>,
-    cores: Vec<CoreHandle>,
+    cores: Arc<[CoreHandle]>,
+    durability: Arc<Durability>,
     /// [`RemoteDevice::disconnect`] was called: no core reconnects.
     closed: AtomicBool,
 }
@@ -48,12 +50,15 @@ impl RemoteDevice {
         options: HostOptions,
     ) -> Result<Arc<RemoteDevice>, HostError> {
         let params = Arc::new(ConnectParams::new(address, *subnqn, options)?);
-        let association = Association::new(params.clone());
-        let (link, shape) = association.connect().await?;
+        let durability = Durability::new(params.options.target_is_durable);
+        let association = Association::new(params.clone(), durability.clone());
+        let link = association.connect().await?;
+        let shape = link.shape;
         let associations = Arc::new(CoreLocal::new());
         associations.get_or_init(|| association).start(shape, Some(link));
         let closed = AtomicBool::new(false);
-        Ok(Arc::new(RemoteDevice { params, shape, associations, cores: cores(), closed }))
+        let cores = cores().into();
+        Ok(Arc::new(RemoteDevice { params, shape, associations, cores, durability, closed }))
     }
 
     /// Namespace identifier.
@@ -67,7 +72,7 @@ impl RemoteDevice {
     pub async fn disconnect(&self) {
         self.closed.store(true, Ordering::Release);
         let left = Arc::new(WaitGroup::default());
-        for core in &self.cores {
+        for core in self.cores.iter() {
             let (associations, part) = (self.associations.clone(), left.part());
             core.spawn(move || async move {
                 if let Some(association) = associations.get() {
@@ -86,8 +91,9 @@ impl RemoteDevice {
         match self.associations.get() {
             Some(association) => association,
             None => {
+                let (params, durability) = (self.params.clone(), self.durability.clone());
                 let association =
-                    self.associations.get_or_init(|| Association::new(self.params.clone()));
+                    self.associations.get_or_init(|| Association::new(params, durability));
                 match self.closed.load(Ordering::Acquire) {
                     true => association.close(),
                     false => association.start(self.shape, None),
@@ -102,10 +108,56 @@ impl RemoteDevice {
     }
 }
 
+/// Flushes the writes of all cores, and records a failure.
+async fn flush(
+    io: RemoteIo,
+    durability: Arc<Durability>,
+    associations: Arc<CoreLocal<Association>>,
+    cores: Arc<[CoreHandle]>,
+) -> Result<(), IoError> {
+    let own = io.clone();
+    let flushed = async {
+        own.flush().await?;
+        if durability.has_unflushed_besides(io.association.instance().as_ref()) {
+            flush_other_links(io.shape, &associations, &cores).await?;
+        }
+        durability.check_change()
+    };
+    flushed.await.inspect_err(|error| durability.flush_failed(*error))
+}
+
+/// Flushes over each core's own link. That it still answers proves that the target has kept the
+/// writes that completed over it.
+async fn flush_other_links(
+    shape: NamespaceShape,
+    associations: &Arc<CoreLocal<Association>>,
+    cores: &[CoreHandle],
+) -> Result<(), IoError> {
+    let flushes: Vec<_> = cores
+        .iter()
+        .map(|core| {
+            let associations = associations.clone();
+            core.call(move || async move {
+                let association = associations.get().filter(|association| {
+                    association.instance().is_some_and(|instance| instance.has_unflushed())
+                });
+                match association {
+                    Some(association) => RemoteIo { association, shape }.flush().await,
+                    None => Ok(()),
+                }
+            })
+        })
+        .collect();
+    for flush in flushes {
+        flush.await.unwrap_or(Err(IoError::Unreachable))?;
+    }
+    Ok(())
+}
+
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         drop(self.associations.take());
-        for core in &self.cores {
+        for core in self.cores.iter() {
             let associations = self.associations.clone();
             core.spawn(move || async move { drop(associations.take()) });
         }
@@ -298,21 +350,35 @@ impl BlockDevice for RemoteDevice {
         self.shape.geometry
     }
 
+    fn must_reopen(&self) -> bool {
+        self.durability.check_change().is_err()
+    }
+
     fn read(&self, offset: u64, place: BufMut) -> IoFuture<BufMut> {
-        self.io().submit_read(offset, place)
+        IoFuture::checked(self.durability.check_read(), || self.io().submit_read(offset, place))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
-        self.io().submit_write(offset, data, fua)
+        let checked = self.durability.check_change();
+        IoFuture::checked(checked, || self.io().submit_write(offset, data, fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.io().submit_flush()
+        if let Err(error) = self.durability.check_change() {
+            return IoFuture::ready(Err(error));
+        }
+        if !self.shape.geometry.volatile_cache {
+            // Completed writes are already durable.
+            return IoFuture::ready(Ok(()));
+        }
+        let (durability, associations) = (self.durability.clone(), self.associations.clone());
+        IoFuture::later(flush(self.io(), durability, associations, self.cores.clone()))
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
         let geometry = &self.shape.geometry;
-        if let Err(error) = geometry.check_change(offset, len) {
+        let checked = self.durability.check_change();
+        if let Err(error) = checked.and(geometry.check_change(offset, len)) {
             return IoFuture::ready(Err(error));
         }
         if !geometry.can_discard {
@@ -322,7 +388,8 @@ impl BlockDevice for RemoteDevice {
     }
 
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
-        self.io().submit_zeroes(offset, len, flags)
+        let checked = self.durability.check_change();
+        IoFuture::checked(checked, || self.io().submit_zeroes(offset, len, flags))
     }
 }
 
@@ -357,12 +424,14 @@ impl RemoteIo {
         IoFuture::later(self.write_pieces(offset, data, fua))
     }
 
-    pub(super) fn submit_flush(self) -> IoFuture<()> {
+    /// Flushes the writes of this core's link, and those of its instance on other cores.
+    pub(super) async fn flush(self) -> Result<(), IoError> {
         if !self.shape.geometry.volatile_cache {
             // Completed writes are already durable.
-            return IoFuture::ready(Ok(()));
+            return Ok(());
         }
-        self.change(Sqe::flush(0, self.shape.nsid), CommandData::None)
+        let status = self.association.flush(self.shape.nsid).await?;
+        if status.is_success() { Ok(()) } else { Err(io_error(status, IoError::WriteFault)) }
     }
 
     pub(super) fn submit_zeroes(self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {

@@ -67,6 +67,9 @@ pub enum HostError {
     /// The namespace differs from the one first connected, or lost capabilities.
     #[error("the namespace changed since it was first connected: {0}")]
     Changed(&'static str),
+    /// The target opened the namespace's device again, or restarted. A new connection finds it.
+    #[error("the target has opened the device again")]
+    Reopened,
 }
 
 impl HostError {
@@ -75,7 +78,7 @@ impl HostError {
     pub fn may_pass(&self) -> bool {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
-            HostError::Closed | HostError::TimedOut => true,
+            HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
             HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
                 if status.is_dnr() =>
             {

@@ -26,10 +26,12 @@
 //!   at most). A target that is silent for longer and then continues reading is not covered.
 //! - After a reconnect to a different, smaller or less capable namespace, calls fail until the
 //!   original one is back.
-//! - A completed write that was not flushed may be lost if the target's machine fails, as with a
-//!   local volatile cache. The following flush cannot report that, because a target restart looks
-//!   like a network interruption. Layers that must know compare their own state (the mirror's
-//!   generation).
+//! - A completed write that was not flushed may be lost if the target crashes, as with a local
+//!   volatile cache. Then every call fails with [`IoError::Poisoned`] until the device is reopened
+//!   (`durability`). A Flagstone target proves after a reconnect that it did not restart; with any
+//!   other target, a connection that is lost while such writes exist counts as a crash. Without
+//!   unflushed writes, and with a target without volatile cache, a restart is transparent.
+//! - After a failed flush, changes and flushes fail until the device is reopened.
 
 mod admission;
 mod association;
@@ -37,6 +39,7 @@ mod command;
 mod connect;
 mod device;
 mod discover;
+mod durability;
 mod error;
 mod initialize;
 mod limits;

@@ -1,6 +1,8 @@
 //! Live connection of an association: controller, queues and tasks.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_nvme::Sqe;
@@ -15,12 +17,16 @@ use super::HostError;
 use super::admission::Admission;
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams, IoQueues, ask};
+use super::durability::CacheInstance;
 use super::queue::HostQueue;
 use super::shape::{ControllerLimits, NamespaceShape};
 use crate::limits::{SCAN_PERIOD_MAX, TIMEOUT_TICKS};
 
 /// Live connection with its tasks. Dropping it ends all of them.
 pub(super) struct ControllerLink {
+    pub(super) shape: NamespaceShape,
+    /// Set when the link is first used.
+    pub(super) instance: OnceCell<Arc<CacheInstance>>,
     admin: Rc<AdminController>,
     queues: IoQueues,
     _tasks: Vec<AbortOnDrop<()>>,
@@ -31,7 +37,7 @@ impl ControllerLink {
     pub(super) async fn connect(
         params: &ConnectParams,
         admission: Rc<Admission>,
-    ) -> Result<(ControllerLink, NamespaceShape), HostError> {
+    ) -> Result<ControllerLink, HostError> {
         let admin = Rc::new(AdminController::connect(params, admission).await?);
         let link = ControllerLink::set_up(params, &admin).await;
         link.map_err(|error| admin.end.explain(error))
@@ -40,7 +46,7 @@ impl ControllerLink {
     async fn set_up(
         params: &ConnectParams,
         admin: &Rc<AdminController>,
-    ) -> Result<(ControllerLink, NamespaceShape), HostError> {
+    ) -> Result<ControllerLink, HostError> {
         let controller = admin.controller().await?;
         let shape = admin.namespace(&controller, params.options.nsid).await?;
         let mut tasks = Vec::new();
@@ -53,7 +59,8 @@ impl ControllerLink {
             tasks.push(spawn(keep_alive(admin.clone(), interval)).abort_on_drop());
         }
         let queues = admin.io_queues(params, &controller).await?;
-        Ok((ControllerLink { admin: admin.clone(), queues, _tasks: tasks }, shape))
+        let instance = OnceCell::new();
+        Ok(ControllerLink { shape, instance, admin: admin.clone(), queues, _tasks: tasks })
     }
 
     pub(super) fn has_data_digests(&self) -> bool {
@@ -152,5 +159,8 @@ async fn look_again(
     }
     let now = admin.namespace(controller, Some(shape.nsid)).await?;
     shape.check_still(&now)?;
+    if shape.instance != now.instance {
+        return Err(HostError::Reopened);
+    }
     Ok(now)
 }

@@ -35,6 +35,9 @@ pub struct HostOptions {
     pub reconnect_delay_max: Duration,
     /// Calls wait this long for a reconnect before they fail.
     pub loss_timeout: Duration,
+    /// The target never loses completed writes, not even in a crash, although it reports a volatile
+    /// write cache: a restart endangers nothing.
+    pub target_is_durable: bool,
 }
 
 impl HostOptions {
@@ -84,6 +87,7 @@ impl Default for HostOptions {
             reconnect_delay: Duration::from_millis(50),
             reconnect_delay_max: Duration::from_secs(5),
             loss_timeout: Duration::from_secs(600),
+            target_is_durable: false,
         }
     }
 }

@@ -23,7 +23,10 @@ use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
 ///
 /// A call that moves to another path may already have been executed on the first, or may still be
 /// executed there later. Nodes that serve the same namespace must therefore fence the abandoned
-/// one, as Flagstone's mirror does with its epochs.
+/// one, as Flagstone's mirror does with its epochs. They must also know among themselves which
+/// completed writes a crashed node has lost, as the mirror does with its out-of-sync bitmap: this
+/// host does not fail flushes after a restart or a change of the path. After a failed flush, changes
+/// and flushes over its path fail until the device is reopened.
 pub struct MultipathDevice(Arc<Paths>);
 
 struct Paths {
@@ -50,7 +53,8 @@ impl MultipathDevice {
     ) -> Result<Arc<MultipathDevice>, HostError> {
         let patience = options.loss_timeout;
         // Each path fails immediately, because others remain.
-        let options = HostOptions { loss_timeout: Duration::ZERO, ..options };
+        let options =
+            HostOptions { loss_timeout: Duration::ZERO, target_is_durable: true, ..options };
         let mut failure = HostError::Options("a namespace needs at least one address");
         let mut geometry = None;
         let mut paths = Vec::with_capacity(addresses.len());
@@ -159,6 +163,10 @@ impl Paths {
 impl BlockDevice for MultipathDevice {
     fn geometry(&self) -> Geometry {
         self.0.geometry
+    }
+
+    fn must_reopen(&self) -> bool {
+        self.0.paths.iter().any(|path| path.device.get().is_some_and(|path| path.must_reopen()))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

@@ -1,9 +1,10 @@
 //! Queue: one connection, its commands in flight, and its send and receive tasks.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::HostError;
 use super::admission::Admission;
 use super::command::{CommandData, CommandOutcome, CommandSlots};
 use super::connect::AssociationEnd;
+use super::durability::CacheInstance;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, Tx};
@@ -47,6 +49,8 @@ pub(super) struct HostQueue {
     pub(super) slots: RefCell<CommandSlots>,
     /// Largest in-capsule data, in bytes.
     in_capsule_bytes: Cell<u32>,
+    /// Instance whose volatile cache its writes fill; unset if there is none.
+    instance: OnceCell<Arc<CacheInstance>>,
     /// Counts the checks for overdue commands.
     tick: Cell<u32>,
     /// Notified of each freed slot.
@@ -76,6 +80,7 @@ impl HostQueue {
             agreement,
             slots: RefCell::new(CommandSlots::new(depth)),
             in_capsule_bytes: Cell::new(flagstone_nvme::limits::ADMIN_IN_CAPSULE_BYTES),
+            instance: OnceCell::new(),
             tick: Cell::new(0),
             admission,
             end,
@@ -139,6 +144,16 @@ impl HostQueue {
     /// Sets the largest in-capsule data, in bytes.
     pub(super) fn set_in_capsule_bytes(&self, bytes: u32) {
         self.in_capsule_bytes.set(bytes);
+    }
+
+    /// Sets the instance whose volatile cache its writes fill. Called once, before the first write.
+    pub(super) fn set_instance(&self, instance: Arc<CacheInstance>) {
+        self.instance.get_or_init(|| instance);
+    }
+
+    #[inline]
+    pub(super) fn instance(&self) -> Option<&Arc<CacheInstance>> {
+        self.instance.get()
     }
 
     /// Breaks the queue and thereby the link: all commands end as lost. Sent commands may still
@@ -310,6 +325,12 @@ pub(super) struct CommandEnd {
 }
 
 impl CommandEnd {
+    /// Queue of the command.
+    #[inline]
+    pub(super) fn queue(&self) -> Rc<HostQueue> {
+        self.queue.clone()
+    }
+
     /// Waits for the end and keeps the slot, to resend the command or to drop.
     pub(super) async fn keeping(mut self) -> (CommandOutcome, CommandData, KeptSlot) {
         let cid = self.cid.expect("not polled to its end");

@@ -32,6 +32,7 @@ use super::association::Association;
 use super::command::CommandData;
 use super::connect::ConnectParams;
 use super::device::{Compressed, RemoteIo};
+use super::durability::Durability;
 use super::link::ControllerLink;
 use super::shape::NamespaceShape;
 use super::{HostError, HostOptions};
@@ -42,6 +43,8 @@ pub struct RemoteSession {
     associations: Arc<CoreLocal<Association>>,
     cores: Vec<CoreHandle>,
     shape: NamespaceShape,
+    /// Unused, because a session ends with its first connection.
+    durability: Arc<Durability>,
     state: Arc<SessionState>,
 }
 
@@ -78,8 +81,10 @@ async fn join(
     state: Arc<SessionState>,
 ) {
     let refused = match association.connect().await {
-        Ok((link, found)) => match shape.check_still(&found) {
+        Ok(link) => match shape.check_still(&link.shape) {
             Ok(()) if state.is_lost() => HostError::Closed,
+            // A flush on this core would not cover the writes of the others.
+            Ok(()) if link.shape.instance != shape.instance => HostError::Reopened,
             Ok(()) => {
                 association.up(&link);
                 return tend(association, link, params, state).await;
@@ -152,8 +157,10 @@ impl RemoteSession {
         let mut options = HostOptions { host_id: None, ..options };
         options.digests.data = true;
         let params = Arc::new(ConnectParams::new(address, *subnqn, options)?);
-        let association = Association::new(params.clone());
-        let (link, shape) = association.connect().await?;
+        let durability = Durability::new(true);
+        let association = Association::new(params.clone(), durability.clone());
+        let link = association.connect().await?;
+        let shape = link.shape;
         if !link.has_data_digests() {
             link.end();
             return Err(HostError::NoDigests);
@@ -162,7 +169,14 @@ impl RemoteSession {
         let (associations, state) = (Arc::new(CoreLocal::new()), Arc::new(SessionState::default()));
         let association = associations.get_or_init(|| association);
         spawn_detached(tend(association, link, params.clone(), state.clone()));
-        Ok(Arc::new(RemoteSession { params, associations, cores: cores(), shape, state }))
+        Ok(Arc::new(RemoteSession {
+            params,
+            associations,
+            cores: cores(),
+            shape,
+            durability,
+            state,
+        }))
     }
 
     /// Namespace identifier.
@@ -232,7 +246,7 @@ impl RemoteSession {
 
     /// Flushes, like a block device.
     pub fn flush(&self) -> IoFuture<()> {
-        self.call(|io| io.submit_flush())
+        self.call(|io| IoFuture::later(io.flush()))
     }
 
     /// Sends a vendor specific admin command. It must be idempotent, because it is resent when the
@@ -276,7 +290,9 @@ impl RemoteSession {
         }
         let association = self.associations.get().unwrap_or_else(|| {
             let params = self.params.clone();
-            let association = self.associations.get_or_init(|| Association::new(params.clone()));
+            let association = self
+                .associations
+                .get_or_init(|| Association::new(params.clone(), self.durability.clone()));
             let state = self.state.clone();
             spawn_detached(join(association.clone(), params, self.shape, state));
             association

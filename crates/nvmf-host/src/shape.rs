@@ -7,7 +7,9 @@ use flagstone_nvme::identify::controller::{optional_io, write_cache};
 use flagstone_nvme::identify::namespace::{
     OPTIMAL_SIZES, READS_AS, READS_AS_ZEROES, WRITE_PROTECTED, ZEROES_DEALLOCATE,
 };
-use flagstone_nvme::identify::{IdentifyController, IdentifyNamespace, NvmController};
+use flagstone_nvme::identify::{
+    IdentifyController, IdentifyNamespace, NamespaceInstance, NvmController,
+};
 use flagstone_nvme::limits::{DSM_RANGES, IO_BLOCKS};
 use flagstone_nvme::property::Capabilities;
 
@@ -37,6 +39,8 @@ pub(super) struct NamespaceShape {
     pub(super) discard: DiscardLimits,
     /// NGUID and EUI64.
     identity: ([u8; 16], [u8; 8]),
+    /// Instance of the target's device; `None` from targets that report none.
+    pub(super) instance: Option<NamespaceInstance>,
 }
 
 /// Limits of one Dataset Management command.
@@ -160,6 +164,7 @@ impl ControllerLimits {
             takes_discards: self.optional_io & optional_io::DATASET_MANAGEMENT != 0,
             discard: DiscardLimits::new(limits),
             identity: (identify.nguid, identify.eui64),
+            instance: identify.instance(),
         })
     }
 

@@ -97,7 +97,7 @@ impl Supervisor {
             self.pause = doubled.min(options.reconnect_delay_max.max(options.reconnect_delay));
             let attempt = ControllerLink::connect(&self.params, self.admission.clone());
             let error = match time::timeout(options.connect_timeout, attempt).await {
-                Ok(Ok((link, shape))) => match self.shape.check_still(&shape) {
+                Ok(Ok(link)) => match self.shape.check_still(&link.shape) {
                     Ok(()) => {
                         tracing::info!(address = %self.params.address, "reconnected");
                         return link;

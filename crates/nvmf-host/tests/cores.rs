@@ -6,7 +6,8 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Server, any_port, memory, on_cores, options};
+use common::fake::{Fake, Quirks};
+use common::{Server, any_port, memory, on_cores, options, subnqn};
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice};
 use flagstone_nvme::pdu::Digests;
@@ -93,5 +94,26 @@ fn no_core_connects_after_disconnect() {
         server.until_deserted().await;
         assert_eq!(read_there(&device).await, Err(IoError::Unreachable));
         assert_eq!(server.target.controllers(), 0);
+    });
+}
+
+/// The writes of another core were answered over another connection, and only a flush over that
+/// connection proves that the target kept them.
+#[test]
+fn flush_covers_links_of_all_cores() {
+    on_cores(2, async || {
+        let fake = Fake::start(Quirks::default());
+        let device =
+            RemoteDevice::connect(fake.address.clone(), &subnqn(), options()).await.unwrap();
+        let there = device.clone();
+        let write =
+            cores()[1].call(move || async move { there.write(0, buf::zeroes(512), false).await });
+        write.await.expect("the core runs").unwrap();
+        assert_eq!(fake.state.connections.get(), 4, "two cores");
+        let before = fake.state.commands.get();
+        device.flush().await.unwrap();
+        assert_eq!(fake.state.commands.get(), before + 2, "a flush of each core");
+        device.flush().await.unwrap();
+        assert_eq!(fake.state.commands.get(), before + 3, "nothing was unflushed there");
     });
 }

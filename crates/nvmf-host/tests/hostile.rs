@@ -608,7 +608,7 @@ fn connections_cut_under_load() {
                             (task * SHARE + dice.below((SHARE - len) / 512 + 1) * 512) as u64;
                         let fill = round ^ (task as u8) << 4;
                         let data = Buf::copy_of(&vec![fill; len]).unwrap();
-                        device.write(offset, data, false).await.unwrap();
+                        device.write(offset, data, true).await.unwrap();
                         let mut place = buf::alloc(len).await;
                         place.fill(!fill);
                         let back = device.read(offset, place).await.unwrap();
@@ -632,4 +632,32 @@ fn connections_cut_under_load() {
         }
         assert!(cuts > 10, "{cuts} cuts");
     });
+}
+
+/// Without an instance from the target, a lost connection may have been a crash.
+#[test]
+fn foreign_target_with_unflushed_writes_poisons() {
+    for flushes in [false, true] {
+        on_each_driver(async || {
+            let fake = Fake::start(Quirks::default());
+            let device = connect(&fake, options()).await.unwrap();
+            device.write(0, buf::zeroes(512), false).await.unwrap();
+            device.write(512, buf::zeroes(512), true).await.unwrap();
+            if flushes {
+                device.flush().await.unwrap();
+            }
+            fake.state.cut_after.set(0);
+            let before = fake.state.commands.get();
+            let read = spawn({
+                let device = device.clone();
+                async move { device.read(0, buf::alloc(512).await).await.map(drop) }
+            });
+            eventually("the read arrives", || fake.state.commands.get() > before).await;
+            fake.state.cut_after.set(usize::MAX);
+            let expected = if flushes { Ok(()) } else { Err(IoError::Poisoned) };
+            assert_eq!(read.await.unwrap(), expected);
+            assert_eq!(device.flush().await, expected);
+            assert_eq!(device.must_reopen(), !flushes);
+        });
+    }
 }

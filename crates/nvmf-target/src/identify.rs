@@ -247,6 +247,7 @@ impl Controller {
             ..IdentifyNamespace::default()
         };
         structure.formats[0] = LbaFormat::new(namespace.block_shift as u8);
+        structure.set_instance(namespace.instance);
         structure
     }
 }

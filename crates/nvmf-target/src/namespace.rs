@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
+use flagstone_nvme::identify::NamespaceInstance;
 use flagstone_nvme::log::AnaState;
+use flagstone_runtime::random_u64;
 
 use super::vendor::{VendorHandler, VendorSession};
 use crate::limits::NAMESPACE_LEAF;
@@ -41,6 +43,8 @@ pub struct Namespace {
     pub read_only: bool,
     /// UUID and NGUID.
     pub uuid: [u8; 16],
+    /// This use of the device: another one after it was removed and added, or in another process.
+    pub(crate) instance: NamespaceInstance,
     /// Executes its vendor specific commands.
     pub(crate) vendor: Option<Arc<dyn VendorHandler>>,
     /// In one controller's view of the namespace: the session that provides `device`.
@@ -64,6 +68,7 @@ impl Namespace {
             blocks,
             read_only: config.read_only || geometry.read_only,
             uuid: config.uuid,
+            instance: NamespaceInstance(random_instance()),
             device: config.device,
             vendor: None,
             session: None,
@@ -82,6 +87,12 @@ impl Namespace {
     pub(crate) fn of_session(&self, session: Arc<dyn VendorSession>) -> Namespace {
         Namespace { device: session.device(), session: Some(session), ..self.clone() }
     }
+}
+
+/// Random, and not 0.
+fn random_instance() -> [u8; 16] {
+    let bits = u128::from(random_u64()) << 64 | u128::from(random_u64());
+    bits.max(1).to_le_bytes()
 }
 
 impl std::fmt::Debug for Namespace {

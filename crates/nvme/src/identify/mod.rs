@@ -9,7 +9,9 @@ pub mod namespace;
 
 pub use controller::{IdentifyController, NvmController};
 pub use descriptor::{DescriptorWriter, NamespaceDescriptor, descriptors};
-pub use namespace::{IdentifyNamespace, IndependentNamespace, LbaFormat, NvmNamespace};
+pub use namespace::{
+    IdentifyNamespace, IndependentNamespace, LbaFormat, NamespaceInstance, NvmNamespace,
+};
 
 use crate::codes::codes;
 use crate::limits::NAMESPACE_LIST_ENTRIES;

@@ -48,7 +48,10 @@ wire! {
         104 => pub nguid: [u8; 16], "NGUID: globally unique identifier, big-endian.";
         120 => pub eui64: [u8; 8], "EUI64: extended unique identifier, big-endian.";
         128 => pub formats: [LbaFormat; 64], "LBAF: the formats.";
-        384 => pub _unused384: [u8; 3712];
+        /// Vendor specific: [`NamespaceInstance::MAGIC`] if `instance` is valid.
+        384 => pub instance_magic: [u8; 16];
+        400 => pub instance: [u8; 16], "Vendor specific: see [`NamespaceInstance`].";
+        416 => pub _unused416: [u8; 3680];
     }
 
     /// I/O Command Set Independent Identify Namespace (CNS 08h, Base 5.1.13.2.8).
@@ -92,6 +95,17 @@ pub const WRITE_PROTECTED: u8 = 1;
 /// NSTAT bit 0 of [`IndependentNamespace`]: the namespace is ready.
 pub const READY: u8 = 1;
 
+/// Instance of a namespace, from the time its target opened the device until it closes it or ends.
+/// The same value over two connections proves that completed writes are still in the device's
+/// volatile cache, or durable. Flagstone's targets report it in vendor specific bytes 384 to 415.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceInstance(pub [u8; 16]);
+
+impl NamespaceInstance {
+    /// Marks a valid instance, because other vendors use the same bytes.
+    pub const MAGIC: [u8; 16] = *b"flagstone-inst-1";
+}
+
 impl LbaFormat {
     /// Blocks of 2^`exponent` bytes without metadata: 9 is 512 bytes, 12 is 4096.
     pub const fn new(exponent: u8) -> Self {
@@ -109,6 +123,17 @@ impl LbaFormat {
 }
 
 impl IdentifyNamespace {
+    /// The instance of the namespace, if the target reports one.
+    pub fn instance(&self) -> Option<NamespaceInstance> {
+        let valid = self.instance_magic == NamespaceInstance::MAGIC && self.instance != [0; 16];
+        valid.then_some(NamespaceInstance(self.instance))
+    }
+
+    /// Reports an instance.
+    pub fn set_instance(&mut self, instance: NamespaceInstance) {
+        (self.instance_magic, self.instance) = (NamespaceInstance::MAGIC, instance.0);
+    }
+
     /// The format in use; `None` if FLBAS names a format beyond NLBAF and NULBAF.
     pub fn format(&self) -> Option<&LbaFormat> {
         let upper = if self.formats_0based > 15 { self.format_in_use >> 5 & 3 } else { 0 };
@@ -123,6 +148,17 @@ mod tests {
     use super::*;
     use crate::wire::Wire;
     use proptest::prelude::*;
+
+    #[test]
+    fn instance_needs_its_magic_number() {
+        let mut namespace = IdentifyNamespace { instance: [7; 16], ..Default::default() };
+        assert_eq!(namespace.instance(), None);
+        namespace.set_instance(NamespaceInstance([7; 16]));
+        assert_eq!(namespace.instance(), Some(NamespaceInstance([7; 16])));
+        assert_eq!(&namespace.bytes()[384..400], b"flagstone-inst-1");
+        namespace.set_instance(NamespaceInstance([0; 16]));
+        assert_eq!(namespace.instance(), None);
+    }
 
     #[test]
     fn format_in_use() {

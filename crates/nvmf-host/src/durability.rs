@@ -1,0 +1,266 @@
+//! Durability: which completed writes a target may still lose, and whether it has lost any.
+//!
+//! A target with a volatile write cache loses completed writes in a crash until they are flushed,
+//! and a new connection does not tell a crash from a network failure. Flagstone's target identifies
+//! the *instance* of a namespace: the same value over a new connection proves that the target kept
+//! the device open and every completed write with it. Other targets report none, so each of their
+//! links is an instance of its own, which ends with the link.
+//!
+//! Invariants:
+//! - a write counts for the instance that completed it, and a flush covers only its own instance;
+//! - an instance that ends, or has ended, with an unflushed write makes the device lose its writes;
+//! - the state only gets worse. Opening the device again is the only way back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use flagstone_blockdev::IoError;
+use flagstone_nvme::identify::NamespaceInstance;
+use parking_lot::Mutex;
+
+/// What a device may still promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+enum DurabilityState {
+    /// Every completed write is durable or in the target's cache.
+    Sound,
+    /// A flush failed. The target may have dropped writes that it still shows.
+    FlushFailed,
+    /// Completed writes are lost: even reads would be wrong.
+    WritesLost,
+}
+
+/// Durability of a device's writes, shared by all cores.
+pub(super) struct Durability {
+    state: AtomicU8,
+    /// The target restores completed writes after a crash.
+    target_is_durable: bool,
+    /// Instances that have not ended: one, or one per link if the target identifies none.
+    instances: Mutex<Vec<Arc<CacheInstance>>>,
+}
+
+/// Volatile write cache of one instance of a namespace.
+pub(super) struct CacheInstance {
+    /// `None` if the target identifies none: it has one link, and ends with it.
+    id: Option<NamespaceInstance>,
+    /// Number of writes that completed without being durable.
+    completed: AtomicU64,
+    /// How many of them are durable: a flush that began after their completion has succeeded.
+    durable: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl CacheInstance {
+    fn new(id: Option<NamespaceInstance>) -> Arc<CacheInstance> {
+        Arc::new(CacheInstance {
+            id,
+            completed: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Number of writes that a flush sent from now on covers.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::SeqCst)
+    }
+
+    /// Records a successful flush that covers the first `count` writes.
+    pub(super) fn flushed(&self, count: u64) {
+        self.durable.fetch_max(count, Ordering::SeqCst);
+    }
+
+    /// True while a completed write is not durable.
+    pub(super) fn has_unflushed(&self) -> bool {
+        self.durable.load(Ordering::SeqCst) < self.completed.load(Ordering::SeqCst)
+    }
+}
+
+impl Durability {
+    /// `target_is_durable`: see [`HostOptions::target_is_durable`](super::HostOptions).
+    pub(super) fn new(target_is_durable: bool) -> Arc<Durability> {
+        Arc::new(Durability {
+            state: AtomicU8::new(DurabilityState::Sound as u8),
+            target_is_durable,
+            instances: Mutex::default(),
+        })
+    }
+
+    /// A link to `id` is up. Every other identified instance has ended: only one can be at this
+    /// address.
+    pub(super) fn join(&self, id: Option<NamespaceInstance>) -> Arc<CacheInstance> {
+        let mut instances = self.instances.lock();
+        if let Some(known) = instances.iter().find(|instance| id.is_some() && instance.id == id) {
+            return known.clone();
+        }
+        instances.retain(|instance| {
+            let stays = id.is_none() && instance.id.is_none();
+            if !stays {
+                self.end(instance);
+            }
+            stays
+        });
+        let instance = CacheInstance::new(id);
+        instances.push(instance.clone());
+        instance
+    }
+
+    /// A link is down. An identified instance may return with the next link.
+    pub(super) fn leave(&self, instance: &Arc<CacheInstance>) {
+        if instance.id.is_none() {
+            self.instances.lock().retain(|known| !Arc::ptr_eq(known, instance));
+            self.end(instance);
+        }
+    }
+
+    fn end(&self, instance: &CacheInstance) {
+        // Stored first: a write that completes meanwhile sees it, or is seen here.
+        instance.ended.store(true, Ordering::SeqCst);
+        if instance.has_unflushed() {
+            self.writes_lost();
+        }
+    }
+
+    /// Counts a write of `instance` that completed without being durable.
+    #[inline]
+    pub(super) fn write_completed(&self, instance: &CacheInstance) {
+        instance.completed.fetch_add(1, Ordering::SeqCst);
+        if instance.ended.load(Ordering::SeqCst) {
+            self.writes_lost();
+        }
+    }
+
+    #[cold]
+    fn writes_lost(&self) {
+        if !self.target_is_durable {
+            tracing::error!(
+                "the target restarted, or its connection was lost, before completed writes were \
+                 flushed: they may be lost, and the device is unusable until it is reopened"
+            );
+            self.worsen(DurabilityState::WritesLost);
+        }
+    }
+
+    /// Records the failure of a flush. Errors of a flush that was not executed do not count: if
+    /// they endanger data, an instance has ended.
+    pub(super) fn flush_failed(&self, error: IoError) {
+        if !matches!(error, IoError::Unreachable | IoError::NoMemory) {
+            self.worsen(DurabilityState::FlushFailed);
+        }
+    }
+
+    fn worsen(&self, state: DurabilityState) {
+        self.state.fetch_max(state as u8, Ordering::SeqCst);
+    }
+
+    fn is_at_most(&self, state: DurabilityState) -> bool {
+        self.state.load(Ordering::SeqCst) <= state as u8
+    }
+
+    /// Fails reads after writes were lost.
+    #[inline]
+    pub(super) fn check_read(&self) -> Result<(), IoError> {
+        let fits = self.is_at_most(DurabilityState::FlushFailed);
+        if fits { Ok(()) } else { Err(IoError::Poisoned) }
+    }
+
+    /// Fails changes and flushes after a failed flush or lost writes.
+    #[inline]
+    pub(super) fn check_change(&self) -> Result<(), IoError> {
+        let fits = self.is_at_most(DurabilityState::Sound);
+        if fits { Ok(()) } else { Err(IoError::Poisoned) }
+    }
+
+    /// True if writes are unflushed that a flush of `own` does not cover, because the target does
+    /// not prove that it is one instance over all links.
+    pub(super) fn has_unflushed_besides(&self, own: Option<&Arc<CacheInstance>>) -> bool {
+        self.instances
+            .lock()
+            .iter()
+            .any(|other| other.has_unflushed() && !own.is_some_and(|own| Arc::ptr_eq(own, other)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Option<NamespaceInstance> = Some(NamespaceInstance([1; 16]));
+    const SECOND: Option<NamespaceInstance> = Some(NamespaceInstance([2; 16]));
+
+    fn is_lost(durability: &Durability) -> bool {
+        durability.check_read().is_err()
+    }
+
+    #[test]
+    fn identified_instance_survives_its_links() {
+        let durability = Durability::new(false);
+        let first = durability.join(FIRST);
+        durability.write_completed(&first);
+        durability.leave(&first);
+        let again = durability.join(FIRST);
+        assert!(Arc::ptr_eq(&first, &again) && !is_lost(&durability));
+        durability.join(SECOND);
+        assert!(is_lost(&durability));
+    }
+
+    #[test]
+    fn flush_covers_earlier_writes_of_its_instance() {
+        let durability = Durability::new(false);
+        let first = durability.join(FIRST);
+        durability.write_completed(&first);
+        let covers = first.completed();
+        durability.write_completed(&first);
+        first.flushed(covers);
+        assert!(first.has_unflushed(), "the second write came after the flush");
+        first.flushed(first.completed());
+        durability.join(SECOND);
+        assert!(!is_lost(&durability));
+    }
+
+    /// The completion was received before the restart, and is processed after another core has
+    /// reconnected.
+    #[test]
+    fn late_completion_of_ended_instance_is_lost() {
+        let durability = Durability::new(false);
+        let first = durability.join(FIRST);
+        durability.join(SECOND);
+        assert!(!is_lost(&durability));
+        durability.write_completed(&first);
+        assert!(is_lost(&durability));
+    }
+
+    #[test]
+    fn unidentified_instance_ends_with_its_link() {
+        let durability = Durability::new(false);
+        let (one, two) = (durability.join(None), durability.join(None));
+        durability.write_completed(&one);
+        assert!(!durability.has_unflushed_besides(Some(&one)));
+        assert!(durability.has_unflushed_besides(Some(&two)));
+        durability.leave(&two);
+        assert!(!is_lost(&durability), "nothing was unflushed there");
+        durability.leave(&one);
+        assert!(is_lost(&durability));
+    }
+
+    #[test]
+    fn durable_target_loses_nothing() {
+        let durability = Durability::new(true);
+        let first = durability.join(FIRST);
+        durability.write_completed(&first);
+        durability.join(SECOND);
+        assert_eq!(durability.check_change(), Ok(()));
+    }
+
+    #[test]
+    fn failed_flush_ends_changes_but_not_reads() {
+        let durability = Durability::new(true);
+        durability.flush_failed(IoError::Unreachable);
+        assert_eq!(durability.check_change(), Ok(()));
+        durability.flush_failed(IoError::WriteFault);
+        assert_eq!(
+            (durability.check_change(), durability.check_read()),
+            (Err(IoError::Poisoned), Ok(()))
+        );
+    }
+}
