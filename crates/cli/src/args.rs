@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::{Arguments, Config, Diagnostics};
+use flagstone_config::{Arguments, Checked, Config, Diagnostics};
 use flagstone_load::AccessPattern;
 use flagstone_load::job::Crash;
 use flagstone_runtime::IoEngine;
@@ -94,10 +94,12 @@ pub(crate) struct ServeArgs {
 
 impl ServeArgs {
     /// Builds the configuration from the file and these options.
-    pub(crate) fn config(&self) -> Result<Config, Diagnostics> {
+    pub(crate) fn config(&self) -> Result<Checked, Diagnostics> {
         match &self.file {
-            Some(file) => Config::read(file, &self.options),
-            None => Config::from_args(&self.options),
+            Some(file) => Config::check(file, &self.options),
+            None => {
+                Config::from_args(&self.options).map(|config| Checked { config, warnings: None })
+            }
         }
     }
 }
@@ -286,7 +288,7 @@ mod tests {
                      --listen nvme-tcp://127.0.0.1:0 --cores 2 --log json";
         let serve = Serve::try_parse_from(words.split_whitespace()).expect("right").args;
         assert_eq!(serve.log, LogFormat::Json);
-        let config = serve.config().unwrap_or_else(|error| panic!("{error}"));
+        let config = serve.config().unwrap_or_else(|error| panic!("{error}")).config;
         assert_eq!(config.volumes.len(), 2);
         assert_eq!(config.server.cores, Some(2));
         assert!(Serve::try_parse_from(["serve"]).is_err(), "nothing to serve");

@@ -2,21 +2,28 @@
 
 use std::io;
 
-use flagstone_config::{Arguments, Config, Diagnostic, Diagnostics};
+use flagstone_config::{Arguments, Checked, Config, Diagnostic, Diagnostics};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::{self, complain, print, wants_color};
 
-/// Runs the command. Mistakes go to standard error as text, or to standard output as JSON.
+/// Runs the command. Mistakes and warnings go to standard error as text, or to standard output as
+/// JSON.
 pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
     let name = args.file.display().to_string();
-    Ok(match (Config::read(&args.file, &Arguments::default()), args.json) {
-        (Ok(config), false) => print(&summary(&name, &config), Exit::Success),
-        (Ok(config), true) => print(&json(&name, Ok(&config)), Exit::Success),
+    let show = |diagnostics: &Diagnostics| {
+        complain(&diagnostics.render(wants_color(&io::stderr())));
+    };
+    Ok(match (Config::check(&args.file, &Arguments::default()), args.json) {
+        (Ok(Checked { config, warnings }), false) => {
+            warnings.iter().for_each(show);
+            print(&summary(&name, &config), Exit::Success)
+        }
+        (Ok(checked), true) => print(&json(&name, Ok(&checked)), Exit::Success),
         (Err(diagnostics), false) => {
-            complain(&diagnostics.render(wants_color(&io::stderr())));
+            show(&diagnostics);
             Exit::Usage
         }
         (Err(diagnostics), true) => print(&json(&name, Err(&diagnostics)), Exit::Usage),
@@ -47,6 +54,7 @@ struct JsonReport<'a> {
     file: &'a str,
     ok: bool,
     mistakes: &'a [Diagnostic],
+    warnings: &'a [Diagnostic],
     volumes: Vec<JsonVolume<'a>>,
 }
 
@@ -56,13 +64,16 @@ struct JsonVolume<'a> {
     performance: Vec<String>,
 }
 
-fn json(file: &str, read: Result<&Config, &Diagnostics>) -> String {
+fn json(file: &str, read: Result<&Checked, &Diagnostics>) -> String {
     let mistakes = read.err().map_or(&[][..], Diagnostics::items);
-    let volumes = read.ok().into_iter().flat_map(|config| {
+    let warnings = read.ok().and_then(|checked| checked.warnings.as_ref());
+    let warnings = warnings.map_or(&[][..], Diagnostics::items);
+    let volumes = read.ok().into_iter().flat_map(|Checked { config, .. }| {
         config
             .volumes
             .iter()
             .map(move |one| JsonVolume { name: &one.name, performance: config.performance(one) })
     });
-    output::json(&JsonReport { file, ok: read.is_ok(), mistakes, volumes: volumes.collect() })
+    let (ok, volumes) = (read.is_ok(), volumes.collect());
+    output::json(&JsonReport { file, ok, mistakes, warnings, volumes })
 }

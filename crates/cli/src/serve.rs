@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use flagstone_config::Config;
+use flagstone_config::{Checked, Config, Diagnostics};
 use flagstone_runtime::{RuntimeConfig, run as run_cores};
 use flagstone_server::serve::serve;
 
@@ -12,16 +12,22 @@ use crate::logging;
 use crate::output::{complain, wants_color};
 
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    let show = |diagnostics: &Diagnostics| {
+        complain(&diagnostics.render(wants_color(&io::stderr())));
+    };
     let config = match args.config() {
-        Ok(config) => config,
+        Ok(Checked { config, warnings }) => {
+            warnings.iter().for_each(show);
+            config
+        }
         Err(diagnostics) => {
-            complain(&diagnostics.render(wants_color(&io::stderr())));
+            show(&diagnostics);
             return Ok(Exit::Usage);
         }
     };
     logging::init(args.log)?;
     let again = args.clone();
-    let reread = move || again.config();
+    let reread = move || again.config().map(|checked| checked.config);
     let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread));
     ended.map_err(Failure::failed)?.map_err(Failure::failed)?;
     Ok(Exit::Success)

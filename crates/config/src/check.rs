@@ -9,7 +9,7 @@ use flagstone_nbd::limits::MAX_REQUEST_BYTES;
 
 use flagstone_runtime::IoEngine;
 
-use super::diagnostic::{Located, Place, Report};
+use super::diagnostic::{Located, Message, Place, Report};
 use super::mirror::RawMirror;
 use super::model::{
     Backing, Config, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem, Volume,
@@ -104,6 +104,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     if report.count() > 0 {
         return None;
     }
+    warn_of_unused(&raw, report);
     Some(Config {
         server: finish_server(raw.server, listen),
         volumes: raw
@@ -281,6 +282,33 @@ fn resolve_limits(raw: &RawConfig, report: &Report) -> BTreeMap<String, usize> {
         find("limit", name, &indices, &help, report);
     }
     indices
+}
+
+/// Shared limits and peers that no volume names have no effect: more likely a slip than intended.
+fn warn_of_unused(raw: &RawConfig, report: &Report) {
+    let mut named = BTreeSet::new();
+    for layer in raw.volumes.iter().flat_map(|volume| &volume.layers) {
+        match layer {
+            RawLayer::SharedLimit(name) => drop(named.insert(("limit", name.value.as_str()))),
+            RawLayer::Mirror(mirror) => {
+                named.extend(mirror.peer_names().map(|name| ("peer", name)));
+            }
+            RawLayer::Own(_) => {}
+        }
+    }
+    let limits = raw.limits.iter().map(|(name, _)| ("limit", "shared_limit = \"NAME\"", name));
+    let peers = raw.peers.iter().map(|(name, _)| ("peer", "mirror = { peer = \"NAME\" }", name));
+    for (kind, key, name) in limits.chain(peers) {
+        if named.contains(&(kind, name.value.as_str())) {
+            continue;
+        }
+        let title = format!("{kind}.{}", name.value);
+        let message = Message::of_table(&title, kind, |title| {
+            format!("no volume uses [{title}], which has no effect")
+        });
+        let help = format!("name it in a volume with {key}, or remove it");
+        report.warn(&name.place, message, help);
+    }
 }
 
 /// The subsystems of the file, then one for each volume that is in none.

@@ -2,13 +2,15 @@
 //! line, the problem, and the fix. Nothing of a hostile file is shown at length or with control
 //! characters.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 use serde::Serialize;
 
-use crate::limits::{MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_VALUE_CHARS};
+use crate::limits::{
+    MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_PLACES, MAX_SHOWN_VALUE_CHARS,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -26,63 +28,144 @@ pub(crate) struct Located<T> {
     pub(crate) place: Place,
 }
 
+/// Whether a diagnostic refuses the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The configuration is refused.
+    Mistake,
+    /// The configuration is accepted, but has no effect where the operator expects one.
+    Warning,
+}
+
+/// Text of a mistake, and the text that it has in every table of the same kind. Mistakes of one kind
+/// are reported together.
+#[derive(Debug, Clone)]
+pub(crate) struct Message {
+    text: String,
+    kind: String,
+}
+
+impl Message {
+    /// `write` gets the name of the table: its own for the text, the schema's for the kind.
+    pub(crate) fn of_table(name: &str, schema: &str, write: impl Fn(&str) -> String) -> Message {
+        Message { text: write(name), kind: write(schema) }
+    }
+}
+
+impl<T: Into<String>> From<T> for Message {
+    fn from(text: T) -> Message {
+        let text = text.into();
+        Message { kind: text.clone(), text }
+    }
+}
+
 #[derive(Debug, Clone)]
 struct Mistake {
+    severity: Severity,
     place: Place,
-    message: String,
+    message: Message,
     help: String,
     related: Option<(&'static str, Place)>,
+    /// Places of the same mistake, including the first.
+    count: usize,
+    /// The first few of the others.
+    also_at: Vec<Place>,
+}
+
+impl Mistake {
+    fn is_same(&self, other: &Mistake) -> bool {
+        self.severity == other.severity
+            && self.message.kind == other.message.kind
+            && self.help == other.help
+    }
 }
 
 /// Collects mistakes while a configuration is read, so that all of them are reported at once.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     mistakes: RefCell<Vec<Mistake>>,
+    /// Mistakes at all places, including those beyond the bounds. Warnings are none.
+    count: Cell<usize>,
 }
 
 impl Report {
     pub(crate) fn error(
         &self,
         place: &Place,
-        message: impl Into<String>,
+        message: impl Into<Message>,
         help: impl std::fmt::Display,
     ) {
-        let mut mistakes = self.mistakes.borrow_mut();
-        if mistakes.len() < MAX_DIAGNOSTICS {
-            let (place, message, help) = (place.clone(), message.into(), help.to_string());
-            mistakes.push(Mistake { place, message, help, related: None });
-        }
+        self.add(Severity::Mistake, place, message.into(), help.to_string(), None);
+    }
+
+    pub(crate) fn warn(
+        &self,
+        place: &Place,
+        message: impl Into<Message>,
+        help: impl std::fmt::Display,
+    ) {
+        self.add(Severity::Warning, place, message.into(), help.to_string(), None);
     }
 
     /// Records a mistake that involves a second place, such as the first of two that collide.
     pub(crate) fn error_with(
         &self,
         place: &Place,
-        message: impl Into<String>,
+        message: impl Into<Message>,
         help: impl std::fmt::Display,
         (words, related): (&'static str, &Place),
     ) {
-        let before = self.count();
-        self.error(place, message, help);
-        if let Some(mistake) = self.mistakes.borrow_mut().get_mut(before) {
-            mistake.related = Some((words, related.clone()));
+        let related = Some((words, related.clone()));
+        self.add(Severity::Mistake, place, message.into(), help.to_string(), related);
+    }
+
+    fn add(
+        &self,
+        severity: Severity,
+        place: &Place,
+        message: Message,
+        help: String,
+        related: Option<(&'static str, Place)>,
+    ) {
+        if severity == Severity::Mistake {
+            self.count.set(self.count.get() + 1);
+        }
+        let place = place.clone();
+        let new =
+            Mistake { severity, place, message, help, related, count: 1, also_at: Vec::new() };
+        let mut mistakes = self.mistakes.borrow_mut();
+        let is_full = mistakes.len() == MAX_DIAGNOSTICS;
+        match mistakes.iter_mut().find(|mistake| mistake.is_same(&new)) {
+            Some(first) => {
+                first.count += 1;
+                if first.also_at.len() < MAX_SHOWN_PLACES {
+                    first.also_at.push(new.place);
+                }
+            }
+            None if is_full => {}
+            None => mistakes.push(new),
         }
     }
 
+    /// Number of mistakes so far, at all places.
     pub(crate) fn count(&self) -> usize {
-        self.mistakes.borrow().len()
+        self.count.get()
     }
 
-    /// The mistakes in the order of the file; those of the command line come last.
-    pub(crate) fn into_diagnostics(self, file: Option<(&str, &str)>) -> Diagnostics {
+    /// The mistakes in the order of the file; those of the command line come last. `None` if there
+    /// are none.
+    pub(crate) fn into_diagnostics(self, file: Option<(&str, &str)>) -> Option<Diagnostics> {
         let mut mistakes = self.mistakes.into_inner();
         mistakes.sort_by_key(|mistake| match &mistake.place {
             Place::Text(span) => (0, span.start),
             Place::Whole => (1, 0),
             Place::Argument(_) => (2, 0),
         });
-        let items = mistakes.into_iter().map(|mistake| Diagnostic::new(mistake, file)).collect();
-        Diagnostics { source: source_name(file), items }
+        let items: Vec<_> =
+            mistakes.into_iter().map(|mistake| Diagnostic::new(mistake, file)).collect();
+        let source = source_name(file);
+        (!items.is_empty()).then_some(Diagnostics { source, items, mistakes: self.count.get() })
     }
 }
 
@@ -103,9 +186,11 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
-/// One mistake, ready to be shown.
+/// One mistake or warning, ready to be shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
+    /// Whether it refuses the configuration.
+    pub severity: Severity,
     /// Line in the file, from 1; `None` for the command line, or for the file as a whole.
     pub line: Option<usize>,
     /// Column in the line, in characters, from 1.
@@ -116,6 +201,10 @@ pub struct Diagnostic {
     pub help: String,
     /// A second place that the mistake is about, such as `first given at flagstone.toml:3:1`.
     pub note: Option<String>,
+    /// Number of places of the same mistake, including this one; from 1.
+    pub count: usize,
+    /// The first few other places, such as `flagstone.toml:7:1`.
+    pub also_at: Vec<String>,
     #[serde(skip)]
     origin: String,
     #[serde(skip)]
@@ -132,11 +221,13 @@ struct Excerpt {
     cut: bool,
 }
 
-/// Every mistake of a configuration; at least one.
+/// Mistakes and warnings of a configuration; at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostics {
     source: String,
     items: Vec<Diagnostic>,
+    /// Mistakes at all places.
+    mistakes: usize,
 }
 
 impl std::fmt::Display for Diagnostics {
@@ -152,10 +243,10 @@ impl Diagnostics {
     pub(crate) fn unreadable(name: &str, message: String, help: &str) -> Diagnostics {
         let report = Report::default();
         report.error(&Place::Whole, message, help);
-        report.into_diagnostics(Some((name, "")))
+        report.into_diagnostics(Some((name, ""))).expect("a mistake was reported")
     }
 
-    /// The mistakes, in the order of the file.
+    /// The mistakes and warnings, in the order of the file; each once, however many places it has.
     pub fn items(&self) -> &[Diagnostic] {
         &self.items
     }
@@ -165,21 +256,25 @@ impl Diagnostics {
         let renderer = if color { Renderer::styled() } else { Renderer::plain() };
         let mut out = String::new();
         for item in &self.items {
-            out += &renderer.render(&[item.group()]);
+            let others = item.others();
+            out += &renderer.render(&[item.group(others.as_deref())]);
             out += "\n\n";
         }
-        let count = match self.items.len() {
-            1 => "1 mistake".to_owned(),
-            n if n >= MAX_DIAGNOSTICS => format!("{n} mistakes or more"),
-            n => format!("{n} mistakes"),
-        };
-        out + &format!("{}: {count}\n", self.source)
+        let warnings = self.items.iter().filter(|item| item.severity == Severity::Warning);
+        let warnings: usize = warnings.map(|item| item.count).sum();
+        let counts: Vec<_> = [(self.mistakes, "mistake"), (warnings, "warning")]
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, noun)| format!("{count} {noun}{}", if count == 1 { "" } else { "s" }))
+            .collect();
+        out + &format!("{}: {}\n", self.source, counts.join(", "))
     }
 }
 
 impl Diagnostic {
     fn new(mistake: Mistake, file: Option<(&str, &str)>) -> Diagnostic {
         let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
+        let also_at = mistake.also_at.iter().map(|place| spot(place, file)).collect();
         let (origin, line, column, excerpt) = match (mistake.place, file) {
             (Place::Text(span), Some((name, text))) => {
                 let (line, column, excerpt) = locate(text, span);
@@ -188,12 +283,28 @@ impl Diagnostic {
             (Place::Argument(argument), _) => (argument, None, None, Excerpt::default()),
             _ => (source_name(file), None, None, Excerpt::default()),
         };
-        let Mistake { message, help, .. } = mistake;
-        Diagnostic { line, column, message, help, note, origin: printable(&origin), excerpt }
+        let Mistake { severity, message, help, count, .. } = mistake;
+        let (message, origin) = (message.text, printable(&origin));
+        Diagnostic { severity, line, column, message, help, note, count, also_at, origin, excerpt }
     }
 
-    fn group(&self) -> Group<'_> {
-        let title = Level::ERROR.primary_title(&self.message);
+    /// Other places of the same mistake, for people.
+    fn others(&self) -> Option<String> {
+        let others = self.count - 1;
+        let places = self.also_at.join(", ");
+        match others {
+            0 => None,
+            _ if others == self.also_at.len() => Some(format!("the same at {places}")),
+            _ => Some(format!("the same at {others} more places, such as {places}")),
+        }
+    }
+
+    fn group<'a>(&'a self, others: Option<&'a str>) -> Group<'a> {
+        let level = match self.severity {
+            Severity::Mistake => Level::ERROR,
+            Severity::Warning => Level::WARNING,
+        };
+        let title = level.primary_title(&self.message);
         let origin = Origin::path(&self.origin);
         let group = match (self.line, self.column) {
             (Some(line), Some(column)) => {
@@ -208,7 +319,8 @@ impl Diagnostic {
             _ => title.element(origin),
         };
         let note = self.note.as_ref().map(|note| Level::NOTE.message(note));
-        group.element(Level::HELP.message(&self.help)).elements(note)
+        let others = others.map(|others| Level::NOTE.message(others));
+        group.element(Level::HELP.message(&self.help)).elements(note).elements(others)
     }
 }
 

@@ -5,8 +5,8 @@
 //! named in the file are read with it. No input causes a panic, or memory use beyond a small multiple
 //! of the file's size.
 //!
-//! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of the keys in
-//! a volume's table is the order of its layers. [`device_spec`] and [`listen_spec`] parse devices and
+//! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of keys has no
+//! meaning. [`device_spec`] and [`listen_spec`] parse devices and
 //! addresses, [`names`] checks names.
 
 pub mod api_spec;
@@ -15,6 +15,7 @@ mod check;
 mod describe_performance;
 pub mod device_spec;
 mod diagnostic;
+mod layers;
 pub mod limits;
 pub mod listen_spec;
 mod mirror;
@@ -31,7 +32,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 pub use arguments::Arguments;
-pub use diagnostic::{Diagnostic, Diagnostics};
+pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
     Backing, Config, Delay, Fault, FaultRate, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned,
     Server, SharedLimit, Subsystem, Volume,
@@ -42,6 +43,15 @@ pub use flagstone_runtime::IoEngine;
 use crate::limits::MAX_FILE_BYTES;
 use check::RawConfig;
 use diagnostic::{Place, Report};
+
+/// A valid configuration, and what is suspicious about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// The configuration.
+    pub config: Config,
+    /// Parts that have no effect, if there are any.
+    pub warnings: Option<Diagnostics>,
+}
 
 impl Config {
     /// Reads a configuration from the text of a file; `name` is the file's, for the messages.
@@ -62,6 +72,18 @@ impl Config {
         text: &str,
         arguments: &Arguments,
     ) -> Result<Config, Diagnostics> {
+        Config::check_text(name, text, arguments).map(|checked| checked.config)
+    }
+
+    /// As [`Config::parse_with`], with warnings.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn check_text(
+        name: &str,
+        text: &str,
+        arguments: &Arguments,
+    ) -> Result<Checked, Diagnostics> {
         let report = Report::default();
         let raw = parse_toml(text, &report);
         finish(raw, report, arguments, Some((name, text)))
@@ -74,7 +96,7 @@ impl Config {
     pub fn from_args(arguments: &Arguments) -> Result<Config, Diagnostics> {
         let report = Report::default();
         let raw = read::read_root(&toml_edit::Table::new(), &report);
-        finish(Some(raw), report, arguments, None)
+        finish(Some(raw), report, arguments, None).map(|checked| checked.config)
     }
 
     /// Reads the file at `path`, at most 1 MiB, with command-line options.
@@ -82,9 +104,17 @@ impl Config {
     /// # Errors
     /// As [`Config::parse_with`]; or that the file cannot be read, or is no text.
     pub fn read(path: &Path, arguments: &Arguments) -> Result<Config, Diagnostics> {
+        Config::check(path, arguments).map(|checked| checked.config)
+    }
+
+    /// As [`Config::read`], with warnings.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn check(path: &Path, arguments: &Arguments) -> Result<Checked, Diagnostics> {
         let name = path.display().to_string();
         let text = read_text(path, &name)?;
-        Config::parse_with(&name, &text, arguments)
+        Config::check_text(&name, &text, arguments)
     }
 }
 
@@ -142,10 +172,15 @@ fn finish(
     report: Report,
     arguments: &Arguments,
     file: Option<(&str, &str)>,
-) -> Result<Config, Diagnostics> {
+) -> Result<Checked, Diagnostics> {
     let config = raw.and_then(|mut raw| {
         arguments.apply(&mut raw, &report);
         check::finish(raw, &report)
     });
-    config.ok_or_else(|| report.into_diagnostics(file))
+    let diagnostics = report.into_diagnostics(file);
+    match (config, diagnostics) {
+        (Some(config), warnings) => Ok(Checked { config, warnings }),
+        (None, Some(mistakes)) => Err(mistakes),
+        (None, None) => unreachable!("a refused configuration has a mistake"),
+    }
 }

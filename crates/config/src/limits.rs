@@ -3,9 +3,12 @@
 /// Longest configuration file read. A volume takes some 300 bytes, so this is thousands of them.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Most mistakes reported of one file: beyond it a reader gains nothing, and a hostile file cannot
+/// Most different mistakes reported of one file: beyond it a reader gains nothing, and a hostile file cannot
 /// make the report larger than itself by much.
 pub const MAX_DIAGNOSTICS: usize = 100;
+
+/// Most other places named for a mistake that is made at many.
+pub const MAX_SHOWN_PLACES: usize = 3;
 
 /// Most names compared to suggest a correction.
 pub const MAX_SUGGESTED_NAMES: usize = 64;
@@ -43,6 +46,9 @@ pub const PROFILE_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 
 /// Most different catalogs of one configuration: 16 × 1 MiB of text are read at most.
 pub const MAX_CATALOGS: usize = 16;
+
+/// Most entries of `layers`: more than there are layers, so that one listed twice gets its own message.
+pub const MAX_LISTED_LAYERS: usize = 16;
 
 /// Most addresses listened on.
 pub const MAX_LISTEN: usize = 64;

@@ -30,6 +30,10 @@ pub(crate) struct RawMirror {
 }
 
 impl RawMirror {
+    pub(crate) fn peer_names(&self) -> impl Iterator<Item = &str> {
+        self.peers.iter().map(|name| name.value.as_str())
+    }
+
     /// The layer, once the peers' names are known to be good.
     pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<Layer> {
         let peers = self.peers.iter().map(|name| peers.get(&name.value).copied());
@@ -51,7 +55,7 @@ pub(crate) fn read_peer(
 ) -> (Located<String>, Option<Peer>) {
     if !reader.has("address") {
         let help = "write address = \"HOST\" or \"HOST:4420\": where it serves NVMe/TCP";
-        let message = format!("[peer.{}] has no address", name.value);
+        let message = reader.message(|title| format!("[{title}] has no address"));
         reader.report().error(reader.place(), message, help);
     }
     let (connections, timeout) =
@@ -72,12 +76,8 @@ pub(crate) fn read_peer(
     (name, peer)
 }
 
-pub(crate) fn read_mirror(
-    reader: &Reader<'_>,
-    title: &str,
-    catalogs: &Catalogs,
-) -> Option<RawLayer> {
-    let peers = read_peers(reader, title)?;
+pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<RawLayer> {
+    let peers = read_peers(reader)?;
     let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
     let mirror = Mirror {
         peers: Vec::new(),
@@ -91,7 +91,7 @@ pub(crate) fn read_mirror(
             AfterSplitBrain::name,
         ),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
-        intent_log_layers: read_intent_log_layers(reader, title, catalogs),
+        intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
         added_rtt: reader.time("added_rtt").map(|rtt| rtt.value).unwrap_or_default(),
         queue_bytes: reader.size_or_default("queue").value,
@@ -114,7 +114,7 @@ pub(crate) fn read_mirror(
     })))
 }
 
-fn read_peers(reader: &Reader<'_>, title: &str) -> Option<Vec<Located<String>>> {
+fn read_peers(reader: &Reader<'_>) -> Option<Vec<Located<String>>> {
     let report = reader.report();
     if reader.has("peer") && reader.has("peers") {
         let related = ("the other is given at", &reader.key_place("peer"));
@@ -134,21 +134,21 @@ fn read_peers(reader: &Reader<'_>, title: &str) -> Option<Vec<Located<String>>> 
     }
     if !reader.has("peer") && !reader.has("peers") {
         let help = "write peer = \"NAME\", the name of a table [peer.NAME]";
-        report.error(reader.place(), format!("[{title}] has no peer"), help);
+        let message = reader.message(|title| format!("[{title}] has no peer"));
+        report.error(reader.place(), message, help);
     }
     None
 }
 
-fn read_intent_log_layers(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<Layer> {
+fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer> {
     let key = "intent_log_disk_model";
-    let Some(model) = reader.table(key, &format!("{title}.{key}")) else { return Vec::new() };
+    let Some(model) = reader.table(key) else { return Vec::new() };
     if !reader.has("intent_log") {
         let help = "write intent_log = \"PATH\" too: the volume's own device has layers of its own";
         let message = "`intent_log_disk_model` without `intent_log`";
         reader.report().error(&reader.key_place(key), message, help);
     }
-    let (limit, latency) =
-        performance::read_disk_model(&model, &format!("{title}.{key}"), catalogs);
+    let (limit, latency) = performance::read_disk_model(&model, catalogs);
     let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
     limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
 }

@@ -96,7 +96,7 @@ pub struct Nbd {
 pub struct Volume {
     /// Its name.
     pub name: String,
-    /// The layers from the host's side down, in the order of the file.
+    /// The layers from the host's side down.
     pub layers: Vec<Layer>,
     /// The storage below the last layer.
     pub backing: Backing,

@@ -34,17 +34,17 @@ impl Unit {
 
 /// Reads a limit of a volume, or one that several share. After a mistake, which is reported, the
 /// result is arbitrary.
-pub(crate) fn read_limit(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Provisioned {
+pub(crate) fn read_limit(reader: &Reader<'_>, catalogs: &Catalogs) -> Provisioned {
     if reader.has("profile") {
         profile::refuse_others(reader, &[]);
         return profile::read(reader, catalogs).map(|disk| disk.provisioned).unwrap_or_default();
     }
     profile::refuse_alone(reader);
-    read_numbers(reader, title).into()
+    read_numbers(reader).into()
 }
 
-fn read_numbers(reader: &Reader<'_>, title: &str) -> Limit {
-    let burst = reader.table("burst", &format!("{title}.burst"));
+fn read_numbers(reader: &Reader<'_>) -> Limit {
+    let burst = reader.table("burst");
     let limit = Limit {
         ios: read_budget(reader, burst.as_ref(), "iops", Unit::Ios),
         bytes: read_budget(reader, burst.as_ref(), "throughput", Unit::Bytes),
@@ -53,13 +53,15 @@ fn read_numbers(reader: &Reader<'_>, title: &str) -> Limit {
     let keys = ["", "read_", "write_"].map(|of| [format!("{of}iops"), format!("{of}throughput")]);
     if !keys.iter().flatten().any(|key| reader.has(key)) {
         let help = "write what it is, such as iops = 15000, throughput = \"240MB/s\" or profile = \"pd-ssd\"";
-        reader.report().error(reader.place(), format!("[{title}] limits nothing"), help);
+        let message = reader.message(|title| format!("[{title}] limits nothing"));
+        reader.report().error(reader.place(), message, help);
     }
     if let Some(burst) = &burst
         && !keys.iter().flatten().any(|key| burst.has(key))
     {
         let help = "write what it is, such as iops = 30000, or remove it";
-        burst.report().error(burst.place(), format!("[{title}.burst] is no burst"), help);
+        let message = burst.message(|title| format!("[{title}] is no burst"));
+        burst.report().error(burst.place(), message, help);
     }
     // The range of the schema keeps it to 32 MiB.
     let size = reader.size("io_size");
@@ -136,7 +138,6 @@ fn credit(beyond: u64, duration: Duration) -> u64 {
 /// which is reported, the result is arbitrary.
 pub(crate) fn read_disk_model(
     reader: &Reader<'_>,
-    title: &str,
     catalogs: &Catalogs,
 ) -> (Option<Provisioned>, Option<DiskModelConfig>) {
     let disk = match reader.has("profile") {
@@ -159,7 +160,8 @@ pub(crate) fn read_disk_model(
     let written = LATENCY_KEYS.iter().any(|key| *key != "seed" && reader.has(key));
     if !written && disk.is_none() {
         let help = "write the latency, such as latency = \"800us\", p99 = \"3ms\"";
-        reader.report().error(reader.place(), format!("[{title}] emulates nothing"), help);
+        let message = reader.message(|title| format!("[{title}] emulates nothing"));
+        reader.report().error(reader.place(), message, help);
     }
     let (read, write) = (read.or(all), write.or(all));
     let Some(disk) = disk else {

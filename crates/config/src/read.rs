@@ -3,12 +3,13 @@
 
 use toml_edit::Item;
 
-use super::check::{RawBacking, RawConfig, RawLayer, RawServer, RawSubsystem, RawVolume};
+use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
 use flagstone_runtime::IoEngine;
 
 use super::diagnostic::{Located, Place, Report};
+use super::layers;
 use super::mirror;
-use super::model::{Delay, Fault, FaultRate, Layer, Nbd, Nvme};
+use super::model::{Nbd, Nvme};
 use super::performance;
 use super::profile::Catalogs;
 use super::reader::{Reader, bare, place_of, suggestion};
@@ -33,7 +34,9 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let key_place = |name| place_of(root.key(name).and_then(|key| key.span()), &Place::Whole);
     let server = root
         .get("server")
-        .and_then(|item| Reader::new(&schema::SERVER, "server", item, key_place("server"), report))
+        .and_then(|item| {
+            Reader::new(&schema::SERVER, "server".to_owned(), item, key_place("server"), report)
+        })
         .unwrap_or_else(|| Reader::absent(&schema::SERVER, report));
     let tables = |kind, schema, max| named_tables(root.get(kind), kind, schema, max, report);
     let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
@@ -50,10 +53,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .collect(),
         limits: limits
             .into_iter()
-            .map(|(name, reader)| {
-                let title = format!("limit.{}", bare(&name.value));
-                (name, performance::read_limit(&reader, &title, &catalogs))
-            })
+            .map(|(name, reader)| (name, performance::read_limit(&reader, &catalogs)))
             .collect(),
         subsystems: subsystems
             .into_iter()
@@ -86,7 +86,7 @@ fn named_tables<'a>(
             report.error(&place, format!("bad name in [{kind}.{}]", bare(name)), error);
         }
         let title = format!("{kind}.{}", bare(name));
-        if let Some(reader) = Reader::new(schema, &title, item, place.clone(), report) {
+        if let Some(reader) = Reader::new(schema, title, item, place.clone(), report) {
             tables.push((Located { value: name.to_owned(), place }, reader));
         }
     }
@@ -99,11 +99,8 @@ fn named_tables<'a>(
 
 fn read_server(reader: &Reader<'_>) -> RawServer {
     let report = reader.report();
-    let nvme = reader
-        .table("nvme", "server.nvme")
-        .unwrap_or_else(|| Reader::absent(&schema::NVME, report));
-    let nbd =
-        reader.table("nbd", "server.nbd").unwrap_or_else(|| Reader::absent(&schema::NBD, report));
+    let nvme = reader.table("nvme").unwrap_or_else(|| Reader::absent(&schema::NVME, report));
+    let nbd = reader.table("nbd").unwrap_or_else(|| Reader::absent(&schema::NBD, report));
     let listen = reader.list("listen", MAX_LISTEN, str::parse::<ListenSpec>);
     if let Some(empty) = listen.as_ref().filter(|list| list.written == 0) {
         let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
@@ -172,10 +169,9 @@ fn read_nbd(reader: &Reader<'_>) -> Nbd {
 }
 
 fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogs: &Catalogs) -> RawVolume {
-    let title = format!("volume.{}", name.value);
     RawVolume {
-        layers: read_layers(reader, &title, catalogs),
-        backing: read_backing(reader, &title),
+        layers: layers::read_layers(reader, catalogs),
+        backing: read_backing(reader),
         block_size: reader.size("block_size"),
         read_only: reader.flag("read_only"),
         nqn: reader.checked("nqn", names::check_subsystem_nqn),
@@ -195,109 +191,13 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
     })
 }
 
-/// The layers in the order of their keys. One below the device is a mistake: nothing is there.
-fn read_layers(reader: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<RawLayer> {
-    let mut layers = Vec::new();
-    let mut bottom = None;
-    for (key, place) in reader.keys_in_order() {
-        match key {
-            "device" | "stripe" => bottom = bottom.or(Some((key, place))),
-            "delay" | "fault" | "limit" | "shared_limit" | "disk_model" | "mirror" => {
-                if let Some((device, device_place)) = &bottom {
-                    let message =
-                        format!("`{key}` comes after `{device}`, which is the last layer");
-                    let help = format!(
-                        "move `{key}` above `{device}`: layers run in the order they are written, \
-                         from the host's side to the device"
-                    );
-                    let related = ("the device is given at", device_place);
-                    reader.report().error_with(&place, message, help, related);
-                }
-                layers.extend(read_layer(key, reader, &format!("{title}.{key}"), catalogs));
-            }
-            _ => {}
-        }
-    }
-    layers
-}
-
-/// The layers of one key of a volume, if it can be read. All have one, but for an emulation that is
-/// like a disk: its limit, and below it its latency.
-fn read_layer(key: &str, volume: &Reader<'_>, title: &str, catalogs: &Catalogs) -> Vec<RawLayer> {
-    if key == "shared_limit" {
-        return volume
-            .checked(key, names::check_volume_name)
-            .map(RawLayer::SharedLimit)
-            .into_iter()
-            .collect();
-    }
-    let Some(reader) = volume.table(key, title) else { return Vec::new() };
-    if key == "mirror" {
-        return mirror::read_mirror(&reader, title, catalogs).into_iter().collect();
-    }
-    let layers = match key {
-        "delay" => vec![Layer::Delay(read_delay(&reader))],
-        "fault" => vec![Layer::Fault(read_fault(&reader))],
-        "limit" => {
-            vec![Layer::Limit(Box::new(performance::read_limit(&reader, title, catalogs)))]
-        }
-        _ => {
-            let (limit, latency) = performance::read_disk_model(&reader, title, catalogs);
-            if limit.is_some() && volume.has("limit") {
-                let message = "`disk_model` with `profile` has the limits of the disk already";
-                let help =
-                    "remove `limit`, or write the latency in `disk_model` in place of `profile`";
-                let related = ("the limit is given at", &volume.key_place("limit"));
-                reader.report().error_with(&reader.key_place("profile"), message, help, related);
-            }
-            let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
-            limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
-        }
-    };
-    layers.into_iter().map(|layer| RawLayer::Own(Box::new(layer))).collect()
-}
-
-fn read_delay(reader: &Reader<'_>) -> Delay {
-    Delay {
-        read: reader.time_or_default("read"),
-        write: reader.time_or_default("write"),
-        flush: reader.time_or_default("flush"),
-        discard: reader.time_or_default("discard"),
-        jitter: reader.time_or_default("jitter"),
-    }
-}
-
-fn read_fault(reader: &Reader<'_>) -> Fault {
-    Fault {
-        read: read_rate(reader, "read_error_every", "read_errors_per_million"),
-        write: read_rate(reader, "write_error_every", "write_errors_per_million"),
-        flush: read_rate(reader, "flush_error_every", "flush_errors_per_million"),
-        seed: reader.count_or_default("seed"),
-    }
-}
-
-fn read_rate(reader: &Reader<'_>, every: &str, per_million: &str) -> FaultRate {
-    if reader.has(every) && reader.has(per_million) {
-        let message = format!("both `{every}` and `{per_million}`");
-        let related = ("the other is given at", &reader.key_place(every));
-        let help = "keep one of them";
-        reader.report().error_with(&reader.key_place(per_million), message, help, related);
-    }
-    match (reader.count(every), reader.count(per_million)) {
-        (Some(every), _) => FaultRate::Every(every.value),
-        // The range of the schema keeps it to a million.
-        (None, Some(rate)) => FaultRate::PerMillion(rate.value as u32),
-        (None, None) => FaultRate::Never,
-    }
-}
-
-fn read_backing(reader: &Reader<'_>, title: &str) -> Option<RawBacking> {
+fn read_backing(reader: &Reader<'_>) -> Option<RawBacking> {
     let report = reader.report();
     if reader.has("device") && reader.has("stripe") {
         let place = reader.key_place("stripe");
         let related = ("the device is given at", &reader.key_place("device"));
-        let message = format!("[{title}] has both `device` and `stripe`");
-        report.error_with(&place, message, "keep one of them: either is the last layer", related);
+        let message = reader.message(|title| format!("[{title}] has both `device` and `stripe`"));
+        report.error_with(&place, message, "keep one of them", related);
     }
     if reader.has("device") {
         let device = reader.parsed("device", str::parse::<DeviceSpec>)?;
@@ -306,14 +206,19 @@ fn read_backing(reader: &Reader<'_>, title: &str) -> Option<RawBacking> {
     if !reader.has("stripe") {
         let help = "write what stores its data, such as device = \"/dev/nvme0n1\" or \
                     device = \"memory:1GiB\"";
-        report.error(reader.place(), format!("[{title}] has no device"), help);
+        report.error(
+            reader.place(),
+            reader.message(|title| format!("[{title}] has no device")),
+            help,
+        );
         return None;
     }
-    let stripe = reader.table("stripe", &format!("{title}.stripe"))?;
+    let stripe = reader.table("stripe")?;
     let chunk = stripe.size_or_default("chunk");
     if !stripe.has("devices") {
         let help = "write devices = [\"/dev/nvme0n1\", \"/dev/nvme1n1\"]";
-        report.error(stripe.place(), format!("[{title}.stripe] has no devices"), help);
+        let message = stripe.message(|title| format!("[{title}] has no devices"));
+        report.error(stripe.place(), message, help);
     }
     let devices = stripe.list("devices", MAX_STRIPE_DEVICES, str::parse::<DeviceSpec>)?;
     if devices.written < 2 {
@@ -328,7 +233,7 @@ fn read_subsystem(name: Located<String>, reader: &Reader<'_>) -> RawSubsystem {
     let parse = |text: &str| names::check_volume_name(text).map(|()| text.to_owned());
     let namespaces = reader.list("namespaces", MAX_NAMESPACES, parse);
     if namespaces.as_ref().is_none_or(|list| list.written == 0) {
-        let message = format!("[subsystem.{}] has no namespaces", name.value);
+        let message = reader.message(|title| format!("[{title}] has no namespaces"));
         let help = "write namespaces = [\"VOLUME\", …] with the names of its volumes";
         reader.report().error(reader.place(), message, help);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
 
-use super::diagnostic::{Located, Place, Report, shown};
+use super::diagnostic::{Located, Message, Place, Report, shown};
 use super::schema::{Key, Kind, Section, SizeRule};
 use flagstone_units::{
     format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size,
@@ -16,6 +16,8 @@ use flagstone_units::{
 /// A table of the file, or nothing where the table is absent and all defaults hold.
 pub(crate) struct Reader<'a> {
     schema: &'static Section,
+    /// Path of the table in the file, such as `volume.db.limit`.
+    title: String,
     table: Option<&'a dyn TableLike>,
     place: Place,
     report: &'a Report,
@@ -37,33 +39,42 @@ impl<'a> Reader<'a> {
     /// Reads `item` as the table `schema`, after checking that all its keys are known.
     pub(crate) fn new(
         schema: &'static Section,
-        title: &str,
+        title: String,
         item: &'a Item,
         place: Place,
         report: &'a Report,
     ) -> Option<Reader<'a>> {
         let Some(table) = item.as_table_like() else {
-            let found = item.type_name();
+            let found = described(item.type_name());
             let place = place_of(item.span(), &place);
             let help = Kind::Table(schema).expected();
-            report.error(&place, format!("`{title}` is a table, found {}", described(found)), help);
+            let message = Message::of_table(&title, schema.path, |title| {
+                format!("`{title}` is a table, found {found}")
+            });
+            report.error(&place, message, help);
             return None;
         };
-        let reader = Reader { schema, table: Some(table), place, report };
-        reader.refuse_unknown_keys(title);
+        let reader = Reader { schema, title, table: Some(table), place, report };
+        reader.refuse_unknown_keys();
         Some(reader)
     }
 
     /// An absent table: every key has its default.
     pub(crate) fn absent(schema: &'static Section, report: &'a Report) -> Reader<'a> {
-        Reader { schema, table: None, place: Place::Whole, report }
+        Reader { schema, title: schema.path.to_owned(), table: None, place: Place::Whole, report }
     }
 
-    fn refuse_unknown_keys(&self, title: &str) {
+    /// A message that names the table.
+    pub(crate) fn message(&self, write: impl Fn(&str) -> String) -> Message {
+        Message::of_table(&self.title, self.schema.path, write)
+    }
+
+    fn refuse_unknown_keys(&self) {
         let known: Vec<_> = self.schema.all_keys().map(|key| key.name).collect();
         let Some(table) = self.table else { return };
         for (name, _) in table.iter().filter(|(name, _)| !known.contains(name)) {
-            let message = format!("unknown key `{}` in [{title}]", bare(name));
+            let message =
+                self.message(|title| format!("unknown key `{}` in [{title}]", bare(name)));
             self.report.error(&self.key_place(name), message, suggestion(name, &known));
         }
     }
@@ -76,6 +87,11 @@ impl<'a> Reader<'a> {
     pub(crate) fn key_place(&self, name: &str) -> Place {
         let span = self.table.and_then(|table| table.key(name)).and_then(|key| key.span());
         place_of(span, &self.place)
+    }
+
+    /// Where the value of the key `name` is written, or else the key or its table.
+    pub(crate) fn value_place(&self, name: &str) -> Place {
+        place_of(self.item(name).and_then(Item::span), &self.key_place(name))
     }
 
     /// The table's keys and where each is written, in the order of the file.
@@ -109,7 +125,7 @@ impl<'a> Reader<'a> {
     /// The value of a key and where it is, if it is written.
     fn value(&self, name: &str) -> Option<(&'a Item, Place)> {
         let item = self.item(name)?;
-        Some((item, place_of(item.span(), &self.key_place(name))))
+        Some((item, self.value_place(name)))
     }
 
     fn wrong_type(&self, key: &Key, item: &Item, place: &Place) {
@@ -256,11 +272,13 @@ impl<'a> Reader<'a> {
         Some(List { entries, written: array.len(), place })
     }
 
-    pub(crate) fn table(&self, name: &str, title: &str) -> Option<Reader<'a>> {
+    /// The table at a key, if it is written and is a table.
+    pub(crate) fn table(&self, name: &str) -> Option<Reader<'a>> {
         let Kind::Table(schema) = self.key(name).kind else {
             unreachable!("the parser asks for tables where its schema has tables")
         };
         let item = self.item(name)?;
+        let title = format!("{}.{name}", self.title);
         Reader::new(schema, title, item, self.key_place(name), self.report)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::schema::{Kind, SECTIONS};
-use flagstone_config::{Arguments, Backing, Config, Delay, Fault, FaultRate, IoEngine, Layer};
+use flagstone_config::{Arguments, Backing, Config, Fault, FaultRate, IoEngine, Layer};
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 use flagstone_mirror::options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
@@ -69,6 +69,23 @@ fn all_command_line_mistakes_are_reported() {
     let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
     let path = crate_dir().join("tests/broken/command_line.txt");
     assert_golden(&path, &diagnostics.render(false));
+}
+
+#[test]
+fn unused_limits_and_peers_warn() {
+    let text = "[server]\nnode = \"a\"\n[limit.used]\niops = 5\n[limit.spare]\niops = 6\n\
+                [peer.b]\naddress = \"10.0.0.2\"\n[peer.c]\naddress = \"10.0.0.3\"\n\
+                [volume.v]\nshared_limit = \"used\"\nmirror = { peer = \"c\" }\ndevice = \"/a\"\n";
+    let checked = Config::check_text("flagstone.toml", text, &Arguments::default());
+    let checked = checked.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((checked.config.limits.len(), checked.config.peers.len()), (2, 2));
+    let warnings = checked.warnings.expect("two tables have no effect");
+    let path = crate_dir().join("tests/warnings/unused.txt");
+    assert_golden(&path, &warnings.render(false));
+    let used = text.replace("[limit.spare]\niops = 6\n", "");
+    let used = used.replace("[peer.b]\naddress = \"10.0.0.2\"\n", "");
+    let checked = Config::check_text("f", &used, &Arguments::default());
+    assert!(checked.is_ok_and(|checked| checked.warnings.is_none()));
 }
 
 #[test]
@@ -251,23 +268,67 @@ fn parser_accepts_schema_ranges_and_defaults() {
     }
 }
 
+const LAYERS: [&str; 6] = [
+    "shared_limit = \"vm\"",
+    "limit.iops = 5",
+    "mirror.peer = \"b\"",
+    "disk_model.latency = \"1ms\"",
+    "delay.read = \"1ms\"",
+    "fault.seed = 7",
+];
+
+/// The layers of a volume that has these lines, by name.
+fn layers_of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<&'static str> {
+    let lines: Vec<_> = lines.into_iter().collect();
+    let text = format!(
+        "[server]\nnode = \"a\"\n[peer.b]\naddress = \"10.0.0.2\"\n[limit.vm]\niops = 9\n\
+         [volume.v]\n{}\n",
+        lines.join("\n")
+    );
+    let config = Config::parse("f", &text).unwrap_or_else(|e| panic!("{e}"));
+    let name = |layer: &Layer| match layer {
+        Layer::SharedLimit(_) => "shared_limit",
+        Layer::Limit(_) => "limit",
+        Layer::Mirror(_) => "mirror",
+        Layer::DiskModel(_) => "disk_model",
+        Layer::Delay(_) => "delay",
+        Layer::Fault(_) => "fault",
+    };
+    config.volumes[0].layers.iter().map(name).collect()
+}
+
 #[test]
-fn key_order_is_layer_order() {
-    let parse = |text: &str| Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
-    let one = parse("[volume.a]\ndelay.read = \"1ms\"\nfault.seed = 7\ndevice = \"/a\"");
-    let other = parse("[volume.a]\nfault.seed = 7\ndelay.read = \"1ms\"\ndevice = \"/a\"");
-    let ms = Duration::from_millis(1);
-    let zero = Duration::ZERO;
-    let delay =
-        Layer::Delay(Delay { read: ms, write: zero, flush: zero, discard: zero, jitter: zero });
-    let fault = Layer::Fault(Fault {
-        read: FaultRate::Never,
-        write: FaultRate::Never,
-        flush: FaultRate::Never,
-        seed: 7,
-    });
-    assert_eq!(one.volumes[0].layers, [delay.clone(), fault.clone()]);
-    assert_eq!(other.volumes[0].layers, [fault, delay]);
+fn layer_order_is_independent_of_key_order() {
+    let canonical = ["shared_limit", "limit", "mirror", "disk_model", "delay", "fault"];
+    let mut lines: Vec<_> = LAYERS.into_iter().chain(["device = \"/a\""]).collect();
+    for _ in 0..lines.len() {
+        assert_eq!(layers_of(lines.iter().copied()), canonical, "{lines:?}");
+        assert_eq!(layers_of(lines.iter().rev().copied()), canonical, "{lines:?}");
+        lines.rotate_left(1);
+    }
+}
+
+#[test]
+fn layers_key_sets_another_order() {
+    let order = ["fault", "disk_model", "mirror", "delay", "limit", "shared_limit"];
+    let list = format!("layers = {order:?}");
+    let lines = LAYERS.into_iter().chain(["device = \"/a\"", list.as_str()]);
+    assert_eq!(layers_of(lines), order);
+}
+
+#[test]
+fn repeated_mistake_is_reported_once() {
+    let volumes: String = (0..1000)
+        .map(|n| format!("[volume.v{n}]\ndevice = \"/dev/d{n}\"\nread-only = true\n"))
+        .collect();
+    let diagnostics = Config::parse("f", &volumes).expect_err("it is broken");
+    assert_eq!(diagnostics.items().len(), 1);
+    let item = &diagnostics.items()[0];
+    assert_eq!((item.count, item.line, item.also_at.len()), (1000, Some(3), 3));
+    assert_eq!(item.also_at[0], "f:6:1");
+    let shown = diagnostics.render(false);
+    assert!(shown.contains("999 more places, such as f:6:1, f:9:1, f:12:1"), "{shown}");
+    assert!(shown.ends_with("f: 1000 mistakes\n"), "{shown}");
 }
 
 #[test]
@@ -334,7 +395,7 @@ fn own_and_shared_limits_and_their_mix() {
         seed: 7,
     };
     let layers =
-        [Layer::Limit(Box::new(own.into())), Layer::SharedLimit(0), Layer::DiskModel(emulation)];
+        [Layer::SharedLimit(0), Layer::Limit(Box::new(own.into())), Layer::DiskModel(emulation)];
     assert_eq!(config.volumes[0].layers, layers);
     let mixed = Limit { ios: Budget::shared(3000, 15_000), ..Limit::default() };
     assert_eq!(mixed.ios.mix, Mix::Shared);

@@ -10,18 +10,20 @@ const PER_MILLION: Kind = Kind::Count(0..=1_000_000);
 pub static VOLUME: Section = Section {
     path: "volume.NAME",
     keys: keys! {
-        "delay", Kind::Table(&DELAY), "" => "Delay layer.";
-        "fault", Kind::Table(&FAULT), "" => "Fault injection layer.";
-        "limit", Kind::Table(&LIMIT), "" =>
-            "Rate limit layer, with the keys of [`[limit.NAME]`](#limitname).";
         "shared_limit", Kind::Text("limit name"), "" =>
             "Rate limit layer shared with other volumes: the name of a [`[limit.NAME]`](#limitname).";
-        "disk_model", Kind::Table(&DISK_MODEL), "" =>
-            "Disk model layer: adds the latency of a type of disk. For labs and tests.";
+        "limit", Kind::Table(&LIMIT), "" =>
+            "Rate limit layer, with the keys of [`[limit.NAME]`](#limitname).";
         "mirror", Kind::Table(&MIRROR), "" =>
             "Mirror layer: keeps the layers below it identical on other nodes. See [guides/mirror.md](guides/mirror.md).";
+        "disk_model", Kind::Table(&DISK_MODEL), "" =>
+            "Disk model layer: adds the latency of a type of disk. For labs and tests.";
+        "delay", Kind::Table(&DELAY), "" => "Delay layer.";
+        "fault", Kind::Table(&FAULT), "" => "Fault injection layer.";
+        "layers", Kind::List("layer"), "" =>
+            "Order of the volume's layers, from the host's side down: their keys, each once. Default: the order of this table.";
         "device", Kind::Text("device"), "" =>
-            "Device that stores the data: a path, `memory:SIZE`, `null:SIZE`, `nvme-tcp://HOST:PORT/NQN` or `nbd://HOST:PORT/EXPORT`. Comes after the layers. This or `stripe` is required.";
+            "Device that stores the data: a path, `memory:SIZE`, `null:SIZE`, `nvme-tcp://HOST:PORT/NQN` or `nbd://HOST:PORT/EXPORT`. This or `stripe` is required.";
         "stripe", Kind::Table(&STRIPE), "" => "Several devices striped; replaces `device`.";
         "block_size", Kind::Size(512..=4096, SizeRule::MinOrMax), "" =>
             "Logical block size that hosts see. Default: the device's own, 4096 for a file.";

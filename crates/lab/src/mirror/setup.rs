@@ -210,13 +210,18 @@ impl EmulatedDisks {
         let write_us = self.write_latency_us + link_us;
         let latency =
             format!("write_latency = \"{write_us}us\", read_latency = \"{READ_LATENCY_US}us\"");
+        // The limit belongs to the disk, below the mirror.
+        let order = match setup.mirror {
+            MirrorKind::None | MirrorKind::Far => "",
+            _ => "layers = [\"mirror\", \"limit\", \"disk_model\"]\n",
+        };
         match &self.machine {
             Some(machine) => format!(
                 "disk_model = {{ profile = \"{TYPE}\", size = {DISK_BYTES}, machine = {machine:?}, \
                  catalog = \"{CATALOG}\", {latency} }}\n"
             ),
             None => format!(
-                "limit = {{ iops = {DISK_IOPS}, throughput = \"{DISK_BYTES_PER_S}B/s\" }}\n\
+                "{order}limit = {{ iops = {DISK_IOPS}, throughput = \"{DISK_BYTES_PER_S}B/s\" }}\n\
                  disk_model = {{ {latency} }}\n"
             ),
         }
