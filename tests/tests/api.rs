@@ -177,10 +177,10 @@ fn reload_reports_changes_or_all_errors() {
     assert_eq!(problem["type"], "urn:flagstone:problem:configuration");
     assert_eq!(problem["mistakes"][0]["line"], 9, "{problem:#}");
     write(VOLUMES.replace("iops = 50000", "iops = 40000"));
-    let expected = serde_json::json!({ "limits_changed": 1, "restart_needed": false });
+    let expected = serde_json::json!({ "limits_changed": 1, "next_start_keys": [] });
     assert_eq!(ask(&api, "POST", "/v1/reload").json(), expected);
     // A second reload changes nothing.
-    let expected = serde_json::json!({ "limits_changed": 0, "restart_needed": false });
+    let expected = serde_json::json!({ "limits_changed": 0, "next_start_keys": [] });
     assert_eq!(ask(&api, "POST", "/v1/reload").json(), expected);
     // Query parameters are refused, because they would be ignored.
     let answer = ask(&api, "POST", "/v1/reload?dry_run=true");
@@ -272,7 +272,7 @@ fn documented_curl_commands_work() {
     let url = "http://localhost/v1/reload";
     let large = "x".repeat(50_000);
     let both = curl(&["-H", "Expect: 100-continue", "--data", &large, url, url]);
-    assert_eq!(both.matches("restart_needed").count(), 2, "{both}");
+    assert_eq!(both.matches("next_start_keys").count(), 2, "{both}");
     let head = curl(&["-I", "http://localhost/metrics"]);
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use flagstone_host::inspect::{InspectTarget as Kind, Use, UseKind};
 use flagstone_host::{DeviceUse, inspect};
+use flagstone_units::size_text;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -125,7 +126,8 @@ fn holds(found: &DeviceUse) -> Option<String> {
     match found.target {
         Kind::File { .. } if is_ours(&found.path) => None,
         Kind::File { size_bytes } if size_bytes > 0 => {
-            let mut all = vec![format!("a file of {size_bytes} bytes that bench did not make")];
+            let mut all =
+                vec![format!("a file of {} that bench did not make", size_text(size_bytes))];
             all.extend(found.reasons());
             Some(all.join("; "))
         }

@@ -1,5 +1,6 @@
 //! Planner input: a workload, and the disks and machine that carry it.
 
+use flagstone_units::nearest_name;
 use serde::Serialize;
 
 use crate::catalog::Catalog;
@@ -170,9 +171,11 @@ impl Catalog {
     /// The type is unknown; the message lists the known ones.
     pub fn disk_type(&self, name: &str) -> Result<&crate::catalog::DiskType, PlanError> {
         self.types.get(name).ok_or_else(|| {
+            let known = || self.types.keys().map(String::as_str);
+            let meant = nearest_name(name, known()).map(|name| format!("did you mean `{name}`? "));
             PlanError::input(
                 format!("unknown type of disk `{}`", shown(name)),
-                format!("{} has {}", self.name, listed(self.types.keys().map(String::as_str))),
+                format!("{}{} has {}", meant.unwrap_or_default(), self.name, listed(known())),
             )
         })
     }

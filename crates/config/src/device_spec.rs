@@ -104,6 +104,11 @@ pub enum DeviceSpecError {
     #[error("a path has no NUL character")]
     NulInPath,
     #[error(
+        "`~` is not expanded here: write the whole path, such as /home/NAME/disk.img (a directory \
+         of that name is written ./~/)"
+    )]
+    HomeDirectory,
+    #[error(
         "unknown kind of device `{0}:` (known: memory:, null:, nvme-tcp://, nbd://, nbd+unix://); \
          a file of that name is written ./{0}:…"
     )]
@@ -170,10 +175,10 @@ impl FromStr for DeviceSpec {
             return Err(DeviceSpecError::Empty);
         }
         let Some((scheme, rest)) = split_scheme(text) else {
-            return if text.contains('\0') {
-                Err(DeviceSpecError::NulInPath)
-            } else {
-                Ok(DeviceSpec::Path(text.into()))
+            return match text {
+                _ if text.contains('\0') => Err(DeviceSpecError::NulInPath),
+                _ if is_home_directory(text) => Err(DeviceSpecError::HomeDirectory),
+                _ => Ok(DeviceSpec::Path(text.into())),
             };
         };
         match scheme {
@@ -185,6 +190,11 @@ impl FromStr for DeviceSpec {
             _ => Err(unknown_scheme(scheme)),
         }
     }
+}
+
+/// Returns true for a path that a shell would expand: `~`, `~/disk.img` or `~user/disk.img`.
+fn is_home_directory(path: &str) -> bool {
+    path == "~" || (path.starts_with('~') && path.contains('/'))
 }
 
 fn unknown_scheme(scheme: &str) -> DeviceSpecError {
@@ -392,10 +402,11 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// A relative path that looks like a scheme gets a `./`, so that it stays a path.
+/// A relative path that looks like a scheme or a home directory gets a `./`, so that it stays a path.
 fn fmt_path(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let text = path.to_string_lossy();
-    let guard = if split_scheme(&text).is_some() { "./" } else { "" };
+    let guarded = split_scheme(&text).is_some() || is_home_directory(&text);
+    let guard = if guarded { "./" } else { "" };
     write!(f, "{guard}{text}")
 }
 

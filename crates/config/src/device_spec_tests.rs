@@ -22,6 +22,17 @@ fn text_without_scheme_is_a_path() {
 }
 
 #[test]
+fn home_directories_are_not_expanded() {
+    for text in ["~", "~/disk.img", "~user/disk.img"] {
+        assert_eq!(parse(text), Err(DeviceSpecError::HomeDirectory), "{text}");
+    }
+    for text in ["~backup", "./~/disk.img", "/~/x"] {
+        assert_eq!(parse(text), Ok(DeviceSpec::Path(text.into())), "{text}");
+    }
+    assert_eq!(DeviceSpec::Path("~/x".into()).to_string(), "./~/x");
+}
+
+#[test]
 fn sizes() {
     assert_eq!(parse("memory:1GiB"), Ok(DeviceSpec::Memory { size_bytes: 1 << 30 }));
     assert_eq!(parse("null:1TiB"), Ok(DeviceSpec::Null { size_bytes: 1 << 40 }));

@@ -11,6 +11,7 @@
 
 pub mod api_spec;
 mod arguments;
+mod changes;
 mod check;
 mod describe_performance;
 pub mod device_spec;

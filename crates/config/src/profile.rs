@@ -57,7 +57,7 @@ impl Catalogs {
         if let Some(catalog) = read.get(&name) {
             return catalog.clone();
         }
-        let place = reader.key_place("catalog");
+        let place = reader.value_place("catalog");
         if read.len() == MAX_CATALOGS {
             let message = format!("more than {MAX_CATALOGS} catalogs");
             reader.report().error(&place, message, "join some of them in one file");
@@ -221,7 +221,7 @@ fn refuse(reader: &Reader<'_>, catalog: &Catalog, error: PlanError, keys: &[&str
         found = found.replace(option, name);
         accepted = accepted.replace(option, name);
     }
-    let place: Place = reader.key_place(key);
+    let place: Place = reader.value_place(key);
     reader.report().error(&place, found, accepted);
 }
 

@@ -10,7 +10,8 @@ use toml_edit::{Item, TableLike, Value};
 use super::diagnostic::{Located, Message, Place, Report, shown};
 use super::schema::{Key, Kind, Section, SizeRule};
 use flagstone_units::{
-    format_duration, format_rate, format_size, parse_duration, parse_rate, parse_size,
+    format_duration, format_rate, format_size, missing_size_unit, nearest_name, parse_duration,
+    parse_rate, parse_size,
 };
 
 /// A table of the file, or nothing where the table is absent and all defaults hold.
@@ -167,7 +168,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn size(&self, name: &str) -> Option<Located<u64>> {
         self.read(name, |item, kind| match (item.as_integer(), item.as_str()) {
             (Some(n), _) => Some(match u64::try_from(n) {
-                Ok(bytes) => size_in_range(bytes, kind),
+                Ok(bytes) => size_from_text(&bytes.to_string(), kind),
                 Err(_) => Err(kind.expected()),
             }),
             (_, Some(text)) => Some(size_from_text(text, kind)),
@@ -313,14 +314,9 @@ pub(crate) fn bare(name: &str) -> String {
 
 /// Which known name was probably meant, or else all of them.
 pub(crate) fn suggestion(name: &str, known: &[&str]) -> String {
-    // A name far longer than any key is none of them; and the distance costs its length.
-    let name: String = name.to_ascii_lowercase().replace('-', "_").chars().take(64).collect();
-    let nearest = known.iter().map(|known| (strsim::levenshtein(&name, known), known)).min();
-    match nearest {
-        Some((edits, nearest)) if edits <= (nearest.len() / 3).max(1) => {
-            format!("did you mean `{nearest}`?")
-        }
-        _ => format!("known here: {}", known.join(", ")),
+    match nearest_name(name, known.iter().copied()) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => format!("known here: {}", known.join(", ")),
     }
 }
 
@@ -332,7 +328,14 @@ pub(crate) fn count_in_range(number: i128, kind: &Kind) -> Result<u64, String> {
 }
 
 pub(crate) fn size_from_text(text: &str, kind: &Kind) -> Result<u64, String> {
-    size_in_range(parse_size(text).map_err(|error| error.to_string())?, kind)
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    match kind {
+        Kind::Size(range, _) => missing_size_unit(text, range).map_or_else(
+            || size_in_range(bytes, kind),
+            |help| Err(format!("{help}; it is {}", kind.range())),
+        ),
+        _ => Err(kind.expected()),
+    }
 }
 
 fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {

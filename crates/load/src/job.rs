@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::Geometry;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
+use flagstone_units::size_text;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
@@ -206,7 +207,8 @@ pub enum JobError {
     },
     /// A size or offset that the device cannot address.
     #[error(
-        "{what} of {found} bytes is not a multiple of the device's block of {block_bytes} bytes"
+        "{what} of {} is not a multiple of the device's block of {}",
+        size_text(*found), size_text((*block_bytes).into())
     )]
     Unaligned {
         /// Name of the setting.
@@ -218,8 +220,8 @@ pub enum JobError {
     },
     /// The range exceeds the device.
     #[error(
-        "the range of {size_bytes} bytes at offset {offset_bytes} ends beyond the device of \
-         {device_bytes} bytes"
+        "the range of {} at offset {} ends beyond the device of {}",
+        size_text(*size_bytes), size_text(*offset_bytes), size_text(*device_bytes)
     )]
     BeyondEnd {
         /// Start.
@@ -231,8 +233,9 @@ pub enum JobError {
     },
     /// The range is smaller than an I/O.
     #[error(
-        "each core's part of the range is {part_bytes} bytes, less than the largest block size of \
-         {io_bytes} bytes: use a larger size, fewer cores or a smaller block size"
+        "each core's part of the range is {}, less than the largest block size of {}: use a larger \
+         size, fewer cores or a smaller block size",
+        size_text(*part_bytes), size_text(*io_bytes)
     )]
     TooSmall {
         /// Part of one core.
@@ -248,8 +251,9 @@ pub enum JobError {
     ReadOnly(AccessPattern),
     /// Buffers exceed the memory limit.
     #[error(
-        "the job's buffers take {need_bytes} bytes, the limit of pooled memory is {limit_bytes}: \
-         raise it, or use a smaller depth or block size"
+        "the job's buffers take {}, the limit of pooled memory is {}: raise it, or use a smaller \
+         depth or block size",
+        size_text(*need_bytes), size_text(*limit_bytes)
     )]
     Memory {
         /// Size of the buffers.

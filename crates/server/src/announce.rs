@@ -9,7 +9,7 @@ use crate::subsystems::namespace_of;
 use flagstone_config::Config;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::uri::encoded;
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 /// The announcement: machine-readable lines, then the commands.
 pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
@@ -31,7 +31,7 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
         let access = if volume.read_only { ", read-only" } else { "" };
         let geometry = server.volumes[index].get().map(|device| device.geometry());
         let shape = geometry.map_or("pending".to_owned(), |geometry| {
-            format!("{}, blocks of {} B", format_size(geometry.size_bytes), geometry.block_bytes)
+            format!("{}, blocks of {} B", size_text(geometry.size_bytes), geometry.block_bytes)
         });
         let _ = writeln!(text, "\nvolume {name}: {shape}{access}, on {}", devices.join(", "));
         if let Some(reason) = server.pending.reason(index) {

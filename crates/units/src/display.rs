@@ -1,5 +1,7 @@
 //! Numbers as text for tables and messages: rounded, with thousands separators and units.
 
+use crate::parse::format_size;
+
 /// Formats a number with commas between thousands and `decimals` digits after the point. A value
 /// that rounds to 0 has no sign.
 pub fn grouped(value: f64, decimals: usize) -> String {
@@ -28,6 +30,25 @@ pub fn size(bytes: u64) -> String {
     let unit = (bytes.ilog2() / 10) as usize - 1;
     let value = bytes as f64 / (1_u64 << (10 * (unit + 1))) as f64;
     format!("{} {}", three_digits(value), UNITS[unit])
+}
+
+/// Formats a size for a message: exact and short if it can be, such as `64KiB` or `500GB`, else
+/// rounded and exact, such as `255.96MiB (268398592 bytes)`.
+pub fn size_text(bytes: u64) -> String {
+    /// Digits that are read at a glance.
+    const DIGITS: usize = 4;
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let exact = format_size(bytes);
+    let digits = exact.bytes().filter(u8::is_ascii_digit).count();
+    match (digits <= DIGITS, digits == exact.len()) {
+        (true, false) => exact,
+        (true, true) => format!("{bytes} bytes"),
+        (false, _) => {
+            let power = bytes.ilog2() / 10;
+            let value = bytes as f64 / (1_u64 << (10 * power)) as f64;
+            format!("{value:.2}{} ({bytes} bytes)", UNITS[power as usize - 1])
+        }
+    }
 }
 
 /// Formats the size of a block, exact for whole KiB and MiB: `4 KiB`, `30.5 KiB`.
@@ -78,6 +99,24 @@ mod tests {
         let sizes = [0, 1023, 1024, 1_610_612_736].map(size);
         assert_eq!(sizes, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
         assert_eq!(size(u64::MAX), "16.0 EiB");
+    }
+
+    #[test]
+    fn sizes_in_messages_are_short_or_complete() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1000, "1KB"),
+            (1001, "1001 bytes"),
+            (4096, "4KiB"),
+            (4_194_304, "4MiB"),
+            (500_000_000_000, "500GB"),
+            (268_398_592, "255.96MiB (268398592 bytes)"),
+            (1025, "1025 bytes"),
+            (16_385, "16.00KiB (16385 bytes)"),
+            (u64::MAX, "16.00EiB (18446744073709551615 bytes)"),
+        ] {
+            assert_eq!(size_text(bytes), text);
+        }
     }
 
     #[test]

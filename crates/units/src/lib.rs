@@ -1,4 +1,5 @@
-//! Units: sizes, throughputs, durations, numbers and dates, as people write and read them.
+//! Units and names as text: sizes, throughputs, durations, numbers and dates, as people write and read them; and
+//! [`nearest_name`], which corrects misspelled names.
 //!
 //! [`parse_size`] requires an unambiguous unit (`KiB` = 2^10, `KB` = 10^3). [`parse_block_size`] also
 //! accepts fio's bare letters (`4k` = 4,096), and [`parse_time_ms`] fio's bare seconds, for options
@@ -8,11 +9,14 @@
 
 mod date;
 pub mod display;
+mod names;
 mod parse;
 
 pub use crate::date::{format_time, format_utc};
-pub use crate::display::grouped;
+pub use crate::display::{grouped, size_text};
+pub use crate::names::nearest_name;
 pub use crate::parse::{
     DurationError, RateError, SizeError, format_block_size, format_duration, format_rate,
-    format_size, parse_block_size, parse_duration, parse_rate, parse_size, parse_time_ms,
+    format_size, missing_size_unit, parse_block_size, parse_duration, parse_rate, parse_size,
+    parse_time_ms,
 };

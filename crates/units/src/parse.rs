@@ -1,5 +1,6 @@
 //! Exact text of sizes, throughputs and durations: what is parsed prints as the same value.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Units of a size, in bytes, each with its power of two or ten spelled out.
@@ -148,6 +149,20 @@ fn unknown_size_unit(number: &str, unit: &str) -> SizeError {
     }
 }
 
+/// A correction for a size that is below `range` and written without a unit: the unit is missing
+/// rather than the size too small.
+pub fn missing_size_unit(text: &str, range: &RangeInclusive<u64>) -> Option<String> {
+    let number: u64 = text.trim().parse().ok().filter(|n| (1..*range.start()).contains(n))?;
+    let fits = |(name, factor): &(&str, u64)| {
+        let size = number.checked_mul(*factor).filter(|size| range.contains(size));
+        size.map(|_| format!("{number}{name}"))
+    };
+    let sizes: Vec<_> = SIZE_UNITS.iter().filter_map(fits).take(2).collect();
+    (!sizes.is_empty()).then(|| {
+        format!("the unit is missing, and {number} is {number} bytes: write {}", sizes.join(" or "))
+    })
+}
+
 /// Reads a size as fio's options do: everything [`parse_size`] takes, and a bare letter in either
 /// case as a power of 1,024 (`4k` = `4K` = 4,096; `1m` = 1,048,576).
 ///
@@ -259,6 +274,17 @@ pub fn format_duration(duration: Duration) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn missing_unit_is_named() {
+        let range = 1 << 20..=1 << 50;
+        let help = missing_size_unit("500", &range);
+        let expected = "the unit is missing, and 500 is 500 bytes: write 500MiB or 500GiB";
+        assert_eq!(help.as_deref(), Some(expected));
+        for text in ["0", "500GB", "1048576", "x", ""] {
+            assert_eq!(missing_size_unit(text, &range), None, "{text}");
+        }
+    }
 
     #[test]
     fn size_units_are_powers_of_1000_or_1024() {

@@ -6,7 +6,7 @@
 use clap::{Args, Subcommand};
 use flagstone_cloud::catalog::{Catalog, DEFAULT_CATALOG};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
-use flagstone_units::{parse_block_size, parse_size};
+use flagstone_units::{missing_size_unit, parse_block_size, parse_size};
 
 use super::several::{CurveArgs, PlanCompareArgs};
 use crate::exit::Failure;
@@ -313,7 +313,11 @@ pub(crate) fn optional<T>(
 
 /// A size such as `500GB`, in bytes.
 pub(crate) fn bytes(option: &str, text: &str) -> Result<u64, String> {
-    parse_size(text).map_err(|error| format!("{option} {}: {error}", printable(text)))
+    // No disk is smaller than the first or larger than the second.
+    let sizes = 1 << 30..=1 << 60;
+    let found = missing_size_unit(text, &sizes)
+        .map_or_else(|| parse_size(text).map_err(|error| error.to_string()), Err);
+    found.map_err(|help| format!("{option} {}: {help}", printable(text)))
 }
 
 /// A whole number from 1.

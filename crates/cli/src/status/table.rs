@@ -8,7 +8,7 @@ use flagstone_server::api::document::{
     VolumeDocument,
 };
 use flagstone_units::display::{duration, size, three_digits};
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 use super::rates::{CallRates, VolumeRates, by_kind};
 use crate::columns::{Left, Right, lines};
@@ -68,7 +68,7 @@ pub(super) fn all(
                 volume.name.clone(),
                 match &volume.pending {
                     Some(_) => "-".to_owned(),
-                    None => format_size(volume.size_bytes),
+                    None => size_text(volume.size_bytes),
                 },
                 volume.connections.len().to_string(),
             ];
@@ -110,7 +110,7 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     let shape = match wait {
         Some(wait) => waiting(wait),
         None => {
-            let size = format_size(volume.size_bytes);
+            let size = size_text(volume.size_bytes);
             format!("{size}, blocks of {} B, {access}", volume.block_bytes)
         }
     };

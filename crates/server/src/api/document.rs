@@ -316,12 +316,12 @@ pub struct LimitDocument {
 }
 
 /// `POST /v1/reload`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadDocument {
     /// Number of limits changed.
     pub limits_changed: usize,
-    /// The configuration has other changes, which need a restart.
-    pub restart_needed: bool,
+    /// Other keys of the configuration that changed; they take effect at the next start.
+    pub next_start_keys: Vec<String>,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::spawn;
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 use super::mirror_action::{Action, ActionRequest, Body};
 use super::mirror_document::{
@@ -163,8 +163,8 @@ async fn create(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let created = mirrored.create(role, overwrite, dry_run).await?;
-    let usable = format_size(created.usable_bytes);
-    let reserved = format_size(created.reserved_bytes);
+    let usable = size_text(created.usable_bytes);
+    let reserved = size_text(created.reserved_bytes);
     if created.already {
         return Ok(ActionPreview::unchanged(format!(
             "this node already has a replica of {usable}, created as {}",
@@ -190,7 +190,7 @@ async fn grow(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let grown = mirrored.grow(size_bytes, dry_run).await?;
-    let (from, to) = (format_size(grown.from_bytes), format_size(grown.to_bytes));
+    let (from, to) = (size_text(grown.from_bytes), size_text(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
     let older = grown.copied_to.join(" and ");
     let (nodes, copied) = match older.as_str() {

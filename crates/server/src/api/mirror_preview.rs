@@ -7,6 +7,7 @@
 use flagstone_mirror::Mode;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::status::DesiredState;
+use flagstone_units::size_text;
 
 use super::mirror_action::{Action, ActionRequest};
 use super::mirror_document::{
@@ -465,7 +466,7 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
             let outcome = format!("{node} takes the data of {name}{stops}");
             let amount = match peer.out_of_sync_bytes {
                 0 => String::new(),
-                bytes => format!(", in regions of {bytes} bytes in all"),
+                bytes => format!(", in regions of {} in all", size_text(bytes)),
             };
             let data_loss = format!("all writes on {node} since the split{amount}");
             ActionPreview::with_effect(effect, outcome).losing(data_loss)

@@ -11,7 +11,7 @@ use flagstone_mirror::wire::peer::ReplicaIdentity;
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
 use super::open::MirrorFailure;
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Created {
@@ -99,8 +99,8 @@ impl MirroredVolume {
         if role == ReplicaRole::Target && room < shape.usable_bytes {
             return refuse(format!(
                 "the volume has {}, and this device has space for {}: use a larger device",
-                format_size(shape.usable_bytes),
-                format_size(room)
+                size_text(shape.usable_bytes),
+                size_text(room)
             ));
         }
         let usable_bytes = room.min(shape.usable_bytes);

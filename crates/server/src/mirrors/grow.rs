@@ -18,7 +18,7 @@ use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume};
 use crate::limits::GROW_PATIENCE;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -68,7 +68,7 @@ impl MirroredVolume {
         if let Some(bytes) = self.growing_to.get() {
             return refuse(format!(
                 "`{name}` is already growing to {}: the new space is being zeroed on all nodes",
-                format_size(bytes)
+                size_text(bytes)
             ));
         }
         let mut grown = self.largest(&mirror).await?;
@@ -77,17 +77,17 @@ impl MirroredVolume {
         if to_bytes < from_bytes {
             return refuse(format!(
                 "`{name}` has {}, and a mirrored volume does not shrink: data would be lost",
-                format_size(from_bytes)
+                size_text(from_bytes)
             ));
         }
         if !to_bytes.is_multiple_of(PAGE_BYTES) {
-            return refuse(format!("the size {to_bytes} B is not a multiple of 4 KiB"));
+            return refuse(format!("the size {to_bytes} bytes is not a multiple of 4KiB"));
         }
         if to_bytes > room_bytes {
             return refuse(format!(
                 "{} has space for just {}: first enlarge its device",
                 grown.smallest,
-                format_size(room_bytes)
+                size_text(room_bytes)
             ));
         }
         grown.to_bytes = to_bytes;
@@ -210,9 +210,9 @@ impl MirroredVolume {
         }
         Err(format!(
             "the device of the write-intent log has {}, and a volume of {} needs {}: enlarge it",
-            format_size(has),
-            format_size(shape.usable_bytes),
-            format_size(needed)
+            size_text(has),
+            size_text(shape.usable_bytes),
+            size_text(needed)
         ))
     }
 

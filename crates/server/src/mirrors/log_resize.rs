@@ -22,7 +22,7 @@ use flagstone_mirror::ondisk::{FormatError, newest};
 
 use super::MirroredVolume;
 use super::open::log_on;
-use flagstone_units::format_size;
+use flagstone_units::size_text;
 
 #[derive(Debug, PartialEq, Eq)]
 enum LogFileContents {
@@ -97,8 +97,8 @@ impl MirroredVolume {
                  A device without the replica's log makes everything be compared or copied",
                 log_on(spec),
                 self.name,
-                format_size(has),
-                format_size(needed)
+                size_text(has),
+                size_text(needed)
             )
         })
     }
