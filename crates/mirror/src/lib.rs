@@ -25,6 +25,7 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
 pub use manage::roles::RoleError;
 pub use manage::transfer::ReplicaTransfer;

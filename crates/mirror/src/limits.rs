@@ -109,6 +109,10 @@ pub const QUEUE_BYTES: u64 = 64 << 20;
 /// Bytes of the queue that may be sent and not acknowledged: a link of 1 GB/s and 16 ms.
 pub const QUEUE_WINDOW_BYTES: u64 = 16 << 20;
 
+/// Longest delay of an orderly stop for queued writes to reach their peers, in milliseconds: a full
+/// queue of the default size at 3 MB/s. Service managers wait for 90 s by default.
+pub const QUEUE_DELIVERY_MS: u64 = 20_000;
+
 /// Interval at which a peer that acknowledges from memory is flushed, in milliseconds. Writes since
 /// the last flush are copied again after a disconnect.
 pub const PEER_FLUSH_MS: u64 = 1000;

@@ -103,6 +103,9 @@ pub(crate) struct LegCounters {
     pub(crate) rate: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) discarded_bytes: AtomicU64,
+    /// Queued writes that were acknowledged to hosts and did not reach the peer, and their size.
+    pub(crate) lost_writes: AtomicU64,
+    pub(crate) lost_bytes: AtomicU64,
 }
 
 /// Adds to a counter that orders no other memory access.

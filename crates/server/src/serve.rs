@@ -59,6 +59,12 @@ pub enum ServeError {
     /// The last flush failed, so data may not be durable.
     #[error("volume `{0}` failed its last flush: {1}")]
     Flush(String, flagstone_blockdev::IoError),
+    /// An asynchronous peer did not receive all queued writes in time.
+    #[error(
+        "stopped before all writes reached their peers: {0}. Start this server again to deliver them; \
+         after a failover to that peer they are lost"
+    )]
+    Undelivered(String),
 }
 
 impl ServeError {
@@ -317,8 +323,11 @@ impl Server {
             tracing::warn!(connections, "closed NBD connections that did not drain in time");
         }
         let mirrors = self.mirrors.borrow().clone();
-        for mirror in mirrors {
-            mirror.end().await;
+        let ended: Vec<JoinHandle<Vec<String>>> =
+            mirrors.into_iter().map(|mirror| spawn(async move { mirror.end().await })).collect();
+        let mut undelivered = Vec::new();
+        for mirror in ended {
+            undelivered.extend(mirror.await.unwrap_or_default());
         }
         for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
             let Some(device) = device.get() else { continue };
@@ -328,6 +337,9 @@ impl Server {
                 flushed.map_err(|error| ServeError::Flush(volume.name.clone(), error))?;
             }
         }
-        Ok(())
+        match undelivered.is_empty() {
+            true => Ok(()),
+            false => Err(ServeError::Undelivered(undelivered.join("; "))),
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod blocked;
+pub(crate) mod deliver;
 pub(crate) mod device;
 pub(crate) mod fifo_lock;
 pub(crate) mod flush;

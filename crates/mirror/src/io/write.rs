@@ -499,6 +499,8 @@ async fn send_queued(
     if result.is_err() {
         inner.mark_suspect(leg, range.0, range.1);
         inner.disconnect(leg, leg_call.session_id);
+        count(&inner.legs[leg].counters.lost_writes, 1);
+        count(&inner.legs[leg].counters.lost_bytes, range.1);
     }
     inner.leave_queue(leg, slot);
     inner.leg_completed(leg, leg_call.half);

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
 use crate::id::MirrorId;
+use crate::io::deliver::Undelivered;
 use crate::manage::replica::IntentLogStatistics;
 use crate::manage::roles::{RoleError, least_epoch};
 use crate::mirror::{Inner, LegState, Mirror, State};
@@ -113,26 +114,37 @@ impl Mirror {
         Ok(())
     }
 
-    /// Stops serving, for maintenance of the node. A peer that is in sync can then be made the
-    /// source by [`Mirror::failover`] there without losing data.
+    /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
+    /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result does
+    /// not name, can then be made the source by [`Mirror::failover`] there without losing data.
     ///
     /// # Errors
     /// Of the local leg.
-    pub async fn stop(&self) -> Result<(), RoleError> {
+    ///
+    /// [`QUEUE_DELIVERY_MS`]: crate::limits::QUEUE_DELIVERY_MS
+    pub async fn stop(&self) -> Result<Vec<Undelivered>, RoleError> {
         let inner = &self.0;
         let _role_change = inner.begin_role_change().await;
+        let block = inner.block_admission();
+        inner.drain().await;
+        let undelivered = inner.deliver_queues(&block).await;
         inner.stop_serving_as(ReplicaRole::Source).await?;
-        Ok(())
+        Ok(undelivered)
     }
 
-    /// Gives up the role of the source for good: this side is a target from now on.
+    /// Gives up the role of the source for good: this side is a target from now on. Queued writes
+    /// are delivered as by [`Mirror::stop`].
     ///
     /// # Errors
     /// Of the local leg.
     pub async fn demote(&self) -> Result<(), RoleError> {
         let inner = &self.0;
         let _role_change = inner.begin_role_change().await;
+        let block = inner.block_admission();
+        inner.drain().await;
+        inner.deliver_queues(&block).await;
         inner.stop_serving_as(ReplicaRole::Target).await?;
+        drop(block);
         inner.record_unused(ReplicaRole::Target, None).await?;
         inner.reconnect_all();
         Ok(())

@@ -35,7 +35,7 @@ use flagstone_mirror::manage::replica::{Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
+use flagstone_mirror::{LinkVersions, Mirror, PeerOptions, Undelivered};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -423,17 +423,24 @@ impl MirroredVolume {
         }
     }
 
-    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards.
-    pub(crate) async fn end(&self) {
-        let Some(mirror) = self.mirror() else { return };
+    /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards. If
+    /// not, returns for each peer what it lacks.
+    pub(crate) async fn end(&self) -> Vec<String> {
+        let Some(mirror) = self.mirror() else { return Vec::new() };
         if self.has_ended() {
             // Stops the attempts to reopen the replica.
             self.watch.borrow_mut().take();
-            return;
+            return Vec::new();
         }
-        if let Err(error) = mirror.stop().await {
+        let undelivered = mirror.stop().await.unwrap_or_else(|error| {
             tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
-        }
+            Vec::new()
+        });
         mirror.close();
+        let lacks = |Undelivered { leg, writes, bytes }: Undelivered| {
+            let (volume, peer) = (&self.name, &self.peers[leg]);
+            format!("{peer} lacks {writes} acknowledged writes of volume `{volume}` ({bytes} B)")
+        };
+        undelivered.into_iter().map(lacks).collect()
     }
 }

@@ -2,10 +2,69 @@
 
 use std::time::Duration;
 
+use flagstone_mirror::Mode;
+use flagstone_mirror::limits::QUEUE_DELIVERY_MS;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::{PeerRefusal, PeerRequest};
 
 use super::pair::{BLOCK, Pair, Trio};
+
+/// A pair in which the target is behind by most of the acknowledged writes.
+fn lagging(seed: u64) -> Pair {
+    let pair = Pair::new(seed, |peer| (peer.mode, peer.queue.window_bytes) = (Mode::Async, 1));
+    pair.hub().set_slow(Duration::from_millis(20));
+    for block in 0..36 {
+        pair.write(0, block, 1 + block as u8).expect("the source serves");
+    }
+    let lag = pair.peer_status(0).lag_writes;
+    assert!(lag > 20, "{lag} writes are queued");
+    pair
+}
+
+/// An orderly stop dropped the queue: the target had 1 of 36 acknowledged writes, and took the role.
+#[test]
+fn stopped_async_source_delivers_its_queue() {
+    for seed in 0..4 {
+        let pair = lagging(seed);
+        let undelivered = pair.on(0, |mirror| async move { mirror.stop().await });
+        assert_eq!(undelivered, Ok(vec![]));
+        assert_eq!(pair.peer_status(0).out_of_sync_bytes, 0);
+        pair.end(0, false);
+        pair.end(1, true);
+        pair.restart(1);
+        pair.on(1, |mirror| async move { mirror.failover().await }).expect("it has all data");
+        for block in 0..36 {
+            assert_eq!(pair.read(1, block), 1 + block as u8, "block {block}");
+        }
+    }
+}
+
+/// The peer cannot be reached during the stop, which ends anyway and reports what the peer lacks.
+/// The marks remain, so the peer gets the rest when the source is back.
+#[test]
+fn stopped_async_source_reports_undelivered_writes() {
+    for seed in 0..4 {
+        let pair = lagging(seed);
+        let before = pair.peer_status(0).lag_writes;
+        match seed % 2 {
+            0 => pair.cut(),
+            _ => pair.hub().set_slow(Duration::from_secs(30)),
+        }
+        let began = pair.sim.now();
+        let undelivered = pair.on(0, |mirror| async move { mirror.stop().await });
+        let limit = Duration::from_millis(QUEUE_DELIVERY_MS) + Duration::from_secs(1);
+        assert!(pair.sim.now() < began + limit, "the stop is bounded");
+        let undelivered = undelivered.expect("a sound disk");
+        assert!(undelivered.len() == 1 && undelivered[0].leg == 0, "{undelivered:?}");
+        assert!((20..=before).contains(&undelivered[0].writes), "{undelivered:?} of {before}");
+        assert_eq!(undelivered[0].bytes, undelivered[0].writes * BLOCK);
+        pair.end(0, false);
+        pair.hub().heal();
+        pair.hub().set_slow(Duration::from_millis(1));
+        pair.restart(0);
+        pair.becomes_in_sync(0);
+    }
+}
 
 /// Of two targets in sync, the asking one gets the role.
 #[test]

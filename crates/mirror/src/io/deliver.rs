@@ -1,0 +1,85 @@
+//! Delivery of queued writes before a source stops serving.
+//!
+//! Guarantee: when a source stops in order, each asynchronous peer has received and flushed every
+//! acknowledged write, or the missing ones are reported. A peer that makes no progress delays the
+//! stop for at most [`QUEUE_DELIVERY_MS`]. Undelivered writes stay marked as out of sync.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use flagstone_runtime::time;
+
+use crate::limits::QUEUE_DELIVERY_MS;
+use crate::manage::roles::AdmissionBlock;
+use crate::mirror::Inner;
+
+/// Writes that were acknowledged to hosts and that a peer lacks after the source stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undelivered {
+    /// The peer, by position in the configuration.
+    pub leg: usize,
+    /// Number of writes.
+    pub writes: u64,
+    /// Their size, in bytes.
+    pub bytes: u64,
+}
+
+impl Inner {
+    /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new writes
+    /// out. Returns what could not be delivered.
+    pub(crate) async fn deliver_queues(&self, _block: &AdmissionBlock) -> Vec<Undelivered> {
+        let lost = |leg: usize| {
+            let counters = &self.legs[leg].counters;
+            let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+            (read(&counters.lost_writes), read(&counters.lost_bytes))
+        };
+        let before: Vec<(u64, u64)> = (0..self.legs.len()).map(lost).collect();
+        let deliver_all = async {
+            for leg in 0..self.legs.len() {
+                self.deliver_queue(leg).await;
+            }
+        };
+        let _ = time::timeout(Duration::from_millis(QUEUE_DELIVERY_MS), deliver_all).await;
+        let mut undelivered = Vec::new();
+        for (leg, (writes_before, bytes_before)) in before.into_iter().enumerate() {
+            let (lost_writes, lost_bytes) = lost(leg);
+            let queue = self.legs[leg].queue();
+            let writes = lost_writes - writes_before + queue.writes() as u64;
+            let bytes = lost_bytes - bytes_before + queue.lag(Inner::now_ns()).0;
+            if writes > 0 {
+                undelivered.push(Undelivered { leg, writes, bytes });
+            }
+        }
+        for Undelivered { leg, writes, bytes } in &undelivered {
+            tracing::error!(
+                replica = %self.local.superblock().replica,
+                leg,
+                writes,
+                bytes,
+                "stopped without delivering all queued writes: the peer lacks acknowledged writes, \
+                 which stay marked as out of sync"
+            );
+        }
+        undelivered
+    }
+
+    async fn deliver_queue(&self, leg: usize) {
+        let session = {
+            let state = self.lock();
+            let own = &state.legs[leg];
+            let tracks = self.legs[leg].options().tracks_unflushed();
+            own.session
+                .clone()
+                .filter(|_| own.receives_writes && tracks)
+                .map(|session| (session, own.session_id))
+        };
+        let Some((session, session_id)) = session else { return };
+        if !self.catch_up(leg, session_id).await || session.flush().await.is_err() {
+            return;
+        }
+        // Nothing is in flight, so the flush covers both halves.
+        for half in 0..self.legs[leg].unflushed.len() {
+            self.unflushed_is_durable(leg, session_id, half);
+        }
+    }
+}
