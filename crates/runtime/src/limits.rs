@@ -1,5 +1,7 @@
 //! Memory bounds of this crate, with their arithmetic.
 
+use std::time::Duration;
+
 /// Smallest pooled block, in bytes.
 pub const BUF_MIN_BYTES: usize = 4096;
 
@@ -82,3 +84,38 @@ pub const SIM_BACKLOG: usize = 1024;
 
 /// Most recent events that a simulation keeps for its reports.
 pub const SIM_EVENTS_REMEMBERED: usize = 64;
+
+/// Smallest guaranteed share of a connection, in bytes: one block. With the default limit of 256
+/// MiB and 1,280 connections the share is 36 KiB: 256 MiB × 3/8 / 2 / 1,280, rounded down to 4 KiB.
+/// With 64 MiB it is 8 KiB.
+pub const SHARE_BYTES_MIN: usize = BUF_MIN_BYTES;
+
+/// Largest guaranteed share of a connection, in bytes. Few connections have the pot instead.
+pub const SHARE_BYTES_MAX: usize = 64 << 10;
+
+/// Step in which a share grows while memory is not short, in bytes.
+pub const SHARE_STEP_BYTES: usize = 256 << 10;
+
+/// Part of the pot for connections that make progress: a quarter. Of 256 MiB the pot is 48 MiB and
+/// this is 12 MiB; of 64 MiB, 12 and 3 MiB.
+pub const RESERVE_PART: usize = 4;
+
+/// Part of the pot that the connections of one protocol may hold: 3 of 4.
+pub const PROTOCOL_PARTS: (usize, usize) = (3, 4);
+
+/// Bytes that a peer has to read and send before its connection gets memory from the reserve: more
+/// than the sockets of both sides buffer (Linux: up to 4 MiB sending and 6 MiB receiving).
+pub const DRAINED_BYTES: u64 = 16 << 20;
+
+/// A peer without progress for this long is stalled, if others wait for memory: more than twice the
+/// shortest retransmission time-out of TCP, 200 ms.
+pub const STALL_MIN: Duration = Duration::from_millis(500);
+
+/// Time that connections wait for memory, all of them together, before a stalled one ends.
+pub const OTHERS_WAIT: Duration = Duration::from_millis(500);
+
+/// Time after which a waiting connection that holds nothing is no longer overtaken.
+pub const OVERTAKE_MAX: Duration = Duration::from_secs(1);
+
+/// Interval at which progress is compared while a connection waits for memory.
+pub const SHARE_LOOK: Duration = Duration::from_millis(100);

@@ -37,8 +37,12 @@
 //! the device (rule 4). So all other memory in use returns eventually while no new memory is
 //! granted (rule 1), and then the head of the queue fits.
 
+mod arbiter;
+#[cfg(test)]
+mod arbiter_tests;
 mod pool;
 mod quota;
+mod share;
 mod system;
 
 use std::mem::ManuallyDrop;
@@ -52,6 +56,7 @@ use crate::limits::{
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
 pub use quota::{ParkedMemory, ReceiveBudget, Reserve, SharedReserve};
+pub use share::{BufferShares, PeerProgress, Protocol, Share, ShareReport, Standing};
 
 thread_local! {
     static SPARE: Rc<SharedReserve> = Rc::new(SharedReserve::new(BUF_SHARED_RESERVE_BYTES));

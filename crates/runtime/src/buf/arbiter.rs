@@ -1,0 +1,378 @@
+//! Arbiter of buffer memory: which connection may hold how much, and which one ends when others
+//! wait. A pure state machine: time comes in as an argument, and nothing here waits or allocates
+//! buffers. [`super::share`] connects it to tasks.
+//!
+//! Invariants:
+//! - every connection has [`Arbiter::guaranteed`] bytes that no other connection can take;
+//! - everything beyond comes from one pot. The last [`RESERVE_PART`] of the pot goes only to
+//!   connections of [`Standing::Draining`];
+//! - a connection that holds some of the pot gets more only up to a fraction of what is free
+//!   (dynamic thresholds, as in the buffers of switches), a host only up to what is free, and a
+//!   protocol only up to [`PROTOCOL_PARTS`] of the pot. So some of the pot stays free for the next
+//!   connection, host and protocol;
+//! - a connection ends only while others wait, after they have waited [`OTHERS_WAIT`] together, and
+//!   only if its own peer has made no progress for [`STALL_MIN`].
+//!
+//! A connection that holds nothing and waits longer than [`OVERTAKE_MAX`] is not overtaken any
+//! more, so large requests are not starved by small ones.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use crate::limits::{
+    OTHERS_WAIT, OVERTAKE_MAX, PROTOCOL_PARTS, RESERVE_PART, SHARE_BYTES_MAX, SHARE_BYTES_MIN,
+    SHARE_LOOK, STALL_MIN,
+};
+use crate::time::Instant;
+
+/// Protocol of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    /// NVMe/TCP.
+    Nvme,
+    /// NBD.
+    Nbd,
+}
+
+/// Standing of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// Its peer has read or sent less than the sockets of both sides can hold, so nobody knows
+    /// whether it reads.
+    New,
+    /// Its peer has read or sent more than that.
+    Draining,
+}
+
+/// State of a connection's peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerProgress {
+    /// A value that changes whenever the peer reads or sends.
+    pub mark: u64,
+    /// The connection waits for its peer, and not for a device or memory.
+    pub is_awaited: bool,
+}
+
+/// Number of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MemberId(u64);
+
+#[derive(Debug)]
+struct Request {
+    target: usize,
+    standing: Standing,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Stall {
+    mark: u64,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct Member {
+    protocol: Protocol,
+    host: String,
+    /// Bytes of the pot, at most the pot.
+    extra: usize,
+    request: Option<Request>,
+    /// Since when the peer has made no progress, as far as reports show.
+    stall: Option<Stall>,
+    has_ended: bool,
+}
+
+/// Bytes of the pot that the connections of one host hold.
+#[derive(Debug, Default)]
+struct HostUse {
+    members: usize,
+    extra: usize,
+}
+
+/// State of the arbiter.
+#[derive(Debug)]
+pub(super) struct Arbiter {
+    guaranteed: usize,
+    pot: usize,
+    used: usize,
+    protocols: BTreeMap<Protocol, usize>,
+    hosts: BTreeMap<String, HostUse>,
+    members: BTreeMap<MemberId, Member>,
+    /// Connections with a request, in order of arrival.
+    queue: VecDeque<MemberId>,
+    next: u64,
+    /// Time that requests have waited together since the queue was empty.
+    waited: Duration,
+    looked: Option<Instant>,
+}
+
+impl Arbiter {
+    /// Divides `memory_bytes` among at most `connections`.
+    pub(super) fn new(memory_bytes: usize, connections: usize) -> Arbiter {
+        // A block may be twice as large as its request, and receiving ahead has a quarter.
+        let total = memory_bytes / 8 * 3;
+        let even = total / 2 / connections.max(1);
+        let even = even - even % SHARE_BYTES_MIN;
+        Arbiter {
+            guaranteed: even.clamp(SHARE_BYTES_MIN, SHARE_BYTES_MAX),
+            pot: total / 2,
+            used: 0,
+            protocols: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            members: BTreeMap::new(),
+            queue: VecDeque::new(),
+            next: 0,
+            waited: Duration::ZERO,
+            looked: None,
+        }
+    }
+
+    /// Bytes that every connection may hold at any time.
+    pub(super) fn guaranteed(&self) -> usize {
+        self.guaranteed
+    }
+
+    /// Adds a connection of `host`.
+    pub(super) fn join(&mut self, protocol: Protocol, host: String) -> MemberId {
+        let id = MemberId(self.next);
+        self.next += 1;
+        self.hosts.entry(host.clone()).or_default().members += 1;
+        let (request, stall) = (None, None);
+        let member = Member { protocol, host, extra: 0, request, stall, has_ended: false };
+        self.members.insert(id, member);
+        id
+    }
+
+    /// Removes a connection, which no longer holds anything. Returns the connections whose requests
+    /// are granted thereby.
+    pub(super) fn leave(&mut self, id: MemberId, now: Instant) -> Vec<MemberId> {
+        self.withdraw(id);
+        let granted = self.give_back(id, 0, now);
+        if let Some(member) = self.members.remove(&id)
+            && let Some(host) = self.hosts.get_mut(&member.host)
+        {
+            host.members -= 1;
+            if host.members == 0 {
+                self.hosts.remove(&member.host);
+            }
+        }
+        granted
+    }
+
+    /// Requests that the connection may hold `target` bytes of the pot. True if granted at once;
+    /// otherwise it waits.
+    pub(super) fn ask(
+        &mut self,
+        id: MemberId,
+        target: usize,
+        standing: Standing,
+        now: Instant,
+    ) -> bool {
+        if self.try_ask(id, target, standing, now) {
+            self.withdraw(id);
+            return true;
+        }
+        let Some(member) = self.members.get_mut(&id) else { return false };
+        let since = member.request.as_ref().map_or(now, |request| request.since);
+        if member.request.replace(Request { target, standing, since }).is_none() {
+            if self.queue.is_empty() {
+                self.looked = Some(now);
+            }
+            self.queue.push_back(id);
+        }
+        false
+    }
+
+    /// Same as [`Arbiter::ask`], without waiting.
+    pub(super) fn try_ask(
+        &mut self,
+        id: MemberId,
+        target: usize,
+        standing: Standing,
+        now: Instant,
+    ) -> bool {
+        let blocked = self.queue.iter().take_while(|other| **other != id).any(|other| {
+            let request = self.members.get(other).and_then(|member| member.request.as_ref());
+            request.is_some_and(|request| request.standing >= standing) && self.is_due(*other, now)
+        });
+        if blocked || !self.admits(id, target, standing) {
+            return false;
+        }
+        self.set_extra(id, target.min(self.pot_of(standing)));
+        true
+    }
+
+    /// Withdraws a request.
+    pub(super) fn withdraw(&mut self, id: MemberId) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        if member.request.take().is_some() {
+            self.queue.retain(|other| *other != id);
+        }
+        if self.queue.is_empty() {
+            self.waited = Duration::ZERO;
+        }
+    }
+
+    /// The connection keeps at most `keep` bytes of the pot. Returns the connections whose requests
+    /// are granted thereby.
+    pub(super) fn give_back(&mut self, id: MemberId, keep: usize, now: Instant) -> Vec<MemberId> {
+        let Some(member) = self.members.get(&id) else { return Vec::new() };
+        if member.extra <= keep {
+            return Vec::new();
+        }
+        self.set_extra(id, keep);
+        self.serve(now)
+    }
+
+    /// True if the connection's request waits.
+    pub(super) fn is_waiting(&self, id: MemberId) -> bool {
+        self.members.get(&id).is_some_and(|member| member.request.is_some())
+    }
+
+    /// True if it is time for another [`Arbiter::stalled`].
+    pub(super) fn may_look(&self, now: Instant) -> bool {
+        self.looked.is_none_or(|looked| now.since(looked) >= SHARE_LOOK / 2)
+    }
+
+    /// True if some connection waits for memory.
+    pub(super) fn is_short(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Records the progress of a connection's peer.
+    pub(super) fn report(&mut self, id: MemberId, progress: PeerProgress, now: Instant) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let PeerProgress { mark, is_awaited } = progress;
+        let same = member.stall.as_ref().is_some_and(|stall| stall.mark == mark);
+        member.stall = match member.stall.take() {
+            Some(stall) if is_awaited && same => Some(stall),
+            _ => is_awaited.then_some(Stall { mark, since: now }),
+        };
+    }
+
+    /// The connections that have to report: those that hold some of the pot.
+    pub(super) fn holders(&self) -> impl Iterator<Item = MemberId> {
+        self.members.iter().filter(|(_, member)| member.extra > 0).map(|(id, _)| *id)
+    }
+
+    /// The connections to end: the longest stalled first, as many as the requests need.
+    pub(super) fn stalled(&mut self, now: Instant) -> Vec<MemberId> {
+        let since = self.looked.replace(now).unwrap_or(now);
+        if self.queue.is_empty() {
+            return Vec::new();
+        }
+        let waiting = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        self.waited = self.waited.saturating_add(now.since(since).saturating_mul(waiting));
+        if self.waited < OTHERS_WAIT {
+            return Vec::new();
+        }
+        let mut stalled: Vec<(Instant, MemberId, usize)> = Vec::new();
+        let mut ending = 0;
+        for (id, member) in &self.members {
+            if member.has_ended {
+                ending += member.extra;
+            } else if let Some(stall) = &member.stall
+                && member.extra > 0
+                && now.since(stall.since) >= STALL_MIN
+            {
+                stalled.push((stall.since, *id, member.extra));
+            }
+        }
+        stalled.sort_unstable();
+        let wanted: usize = self
+            .queue
+            .iter()
+            .filter_map(|id| self.members.get(id))
+            .filter_map(|member| Some(member.request.as_ref()?.target.min(self.pot)))
+            .fold(0, usize::saturating_add);
+        let mut ended = Vec::new();
+        for (_, id, extra) in stalled {
+            if ending >= wanted {
+                break;
+            }
+            ending += extra;
+            if let Some(member) = self.members.get_mut(&id) {
+                member.has_ended = true;
+                ended.push(id);
+            }
+        }
+        ended
+    }
+
+    /// Bytes of the pot in use, and the pot.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> (usize, usize) {
+        (self.used, self.pot)
+    }
+
+    /// True if the request may no longer be overtaken.
+    fn is_due(&self, id: MemberId, now: Instant) -> bool {
+        self.members.get(&id).is_some_and(|member| {
+            let waits = member.request.as_ref().map(|request| now.since(request.since));
+            member.extra == 0 && waits.is_some_and(|waits| waits >= OVERTAKE_MAX)
+        })
+    }
+
+    /// True if the connection may hold `target` bytes of the pot now.
+    fn admits(&self, id: MemberId, target: usize, standing: Standing) -> bool {
+        let Some(member) = self.members.get(&id) else { return false };
+        let pot = self.pot_of(standing);
+        let fraction = match standing {
+            Standing::New => 8,
+            Standing::Draining => 4,
+        };
+        // A request beyond the pot gets all of it.
+        let target = target.min(pot);
+        let Some(ask) = target.checked_sub(member.extra).filter(|ask| *ask > 0) else {
+            return true;
+        };
+        let free = pot.saturating_sub(self.used);
+        let host = self.hosts.get(&member.host).map_or(0, |host| host.extra);
+        let protocol = self.protocols.get(&member.protocol).copied().unwrap_or(0);
+        let (most, of) = PROTOCOL_PARTS;
+        ask <= free
+            && (member.extra == 0 || target <= free / fraction)
+            && (host == 0 || host + ask <= free)
+            && (protocol == 0 || protocol + ask <= pot / of * most)
+    }
+
+    /// Bytes of the pot that connections of this standing may take.
+    fn pot_of(&self, standing: Standing) -> usize {
+        match standing {
+            Standing::New => self.pot - self.pot / RESERVE_PART,
+            Standing::Draining => self.pot,
+        }
+    }
+
+    fn set_extra(&mut self, id: MemberId, target: usize) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut member.extra, target);
+        let host = self.hosts.entry(member.host.clone()).or_default();
+        host.extra = host.extra - before + target;
+        let protocol = self.protocols.entry(member.protocol).or_default();
+        *protocol = *protocol - before + target;
+        self.used = self.used - before + target;
+    }
+
+    /// Grants requests that fit: draining connections first, then in order of arrival.
+    fn serve(&mut self, now: Instant) -> Vec<MemberId> {
+        let mut granted = Vec::new();
+        for standing in [Standing::Draining, Standing::New] {
+            let mut at = 0;
+            while let Some(id) = self.queue.get(at).copied() {
+                let request = self.members.get(&id).and_then(|member| member.request.as_ref());
+                let target = request.filter(|one| one.standing == standing).map(|one| one.target);
+                match target {
+                    Some(target) if self.admits(id, target, standing) => {
+                        self.set_extra(id, target.min(self.pot_of(standing)));
+                        self.withdraw(id);
+                        granted.push(id);
+                    }
+                    Some(_) if self.is_due(id, now) => return granted,
+                    _ => at += 1,
+                }
+            }
+        }
+        granted
+    }
+}

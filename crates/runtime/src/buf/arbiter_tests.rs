@@ -1,0 +1,234 @@
+//! Tests of the arbiter: policy by example, and its invariants for random histories.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::arbiter::{Arbiter, MemberId, PeerProgress, Protocol, Standing};
+use crate::limits::{OTHERS_WAIT, SHARE_BYTES_MIN, SHARE_LOOK, STALL_MIN};
+use crate::time::Instant;
+
+const MIB: usize = 1 << 20;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_nanos(ms * 1_000_000)
+}
+
+fn stuck(arbiter: &mut Arbiter, id: MemberId, ms: u64) {
+    arbiter.report(id, PeerProgress { mark: 0, is_awaited: true }, at(ms));
+}
+
+/// `count` connections of hosts of their own that each take as much as they get.
+fn greedy(arbiter: &mut Arbiter, count: usize, standing: Standing) -> Vec<MemberId> {
+    let join = |number| arbiter.join(Protocol::Nbd, format!("greedy-{number}"));
+    let all: Vec<_> = (0..count).map(join).collect();
+    for id in &all {
+        let mut extra = MIB;
+        while arbiter.try_ask(*id, extra, standing, at(0)) {
+            extra += 256 << 10;
+        }
+    }
+    all
+}
+
+#[test]
+fn guaranteed_shares_fit_half_of_shared_memory() {
+    for memory in [64 * MIB, 256 * MIB, 1 << 34] {
+        for connections in [1, 16, 1280] {
+            let arbiter = Arbiter::new(memory, connections);
+            let share = arbiter.guaranteed();
+            assert!(share >= SHARE_BYTES_MIN && share.is_multiple_of(SHARE_BYTES_MIN));
+            assert!(share * connections <= memory * 3 / 16, "{memory} {connections}");
+        }
+    }
+    // A connection cannot have less than one block.
+    assert_eq!(Arbiter::new(64 * MIB, 65_536).guaranteed(), SHARE_BYTES_MIN);
+    assert!(Arbiter::new(usize::MAX, 1280).guaranteed() > SHARE_BYTES_MIN);
+}
+
+#[test]
+fn new_connections_leave_reserve_for_draining_ones() {
+    for memory in [64 * MIB, 256 * MIB] {
+        for count in [1, 9, 100, 1000] {
+            let mut arbiter = Arbiter::new(memory, 1280);
+            let good = arbiter.join(Protocol::Nbd, "good".to_owned());
+            greedy(&mut arbiter, count, Standing::New);
+            assert!(
+                arbiter.try_ask(good, 512 << 10, Standing::Draining, at(0)),
+                "{memory} {count}"
+            );
+        }
+    }
+}
+
+#[test]
+fn protocol_and_host_cannot_take_all() {
+    let mut arbiter = Arbiter::new(256 * MIB, 1280);
+    greedy(&mut arbiter, 1000, Standing::Draining);
+    let host = arbiter.join(Protocol::Nvme, "other".to_owned());
+    assert!(arbiter.try_ask(host, 8 * MIB, Standing::Draining, at(0)));
+    let mut arbiter = Arbiter::new(256 * MIB, 1280);
+    for _ in 0..1000 {
+        let id = arbiter.join(Protocol::Nbd, "one".to_owned());
+        arbiter.try_ask(id, MIB, Standing::Draining, at(0));
+    }
+    let other = arbiter.join(Protocol::Nbd, "other".to_owned());
+    assert!(arbiter.try_ask(other, 8 * MIB, Standing::Draining, at(0)));
+}
+
+#[test]
+fn stalled_connections_stay_while_nobody_waits() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 20, Standing::New);
+    for second in 0..100 {
+        for id in &all {
+            stuck(&mut arbiter, *id, second * 1000);
+        }
+        assert_eq!(arbiter.stalled(at(second * 1000)), []);
+    }
+}
+
+/// A connection waits until the longest stalled one ends, and then gets its memory.
+#[test]
+fn stalled_connection_ends_for_waiting_one() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 20, Standing::New);
+    let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
+    assert!(!arbiter.ask(waits, MIB, Standing::New, at(0)));
+    let (mut ended, mut now) = (Vec::new(), 0);
+    while ended.is_empty() {
+        for (number, id) in all.iter().enumerate() {
+            // The peer of the second one makes progress.
+            let mark = if number == 1 { now } else { 0 };
+            arbiter.report(*id, PeerProgress { mark, is_awaited: true }, at(now));
+        }
+        ended = arbiter.stalled(at(now));
+        now += SHARE_LOOK.as_millis() as u64;
+    }
+    assert_eq!(ended, [all[0]]);
+    assert!(Duration::from_millis(now) >= STALL_MIN.max(OTHERS_WAIT));
+    assert!(Duration::from_millis(now) <= 2 * STALL_MIN.max(OTHERS_WAIT));
+    // It has been told; the others stay.
+    assert_eq!(arbiter.stalled(at(now)), []);
+    assert_eq!(arbiter.leave(all[0], at(now)), [waits]);
+    assert!(!arbiter.is_short());
+}
+
+#[test]
+fn connection_that_waits_for_its_device_stays() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 20, Standing::New);
+    let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
+    assert!(!arbiter.ask(waits, MIB, Standing::New, at(0)));
+    for now in (0..60_000).step_by(100) {
+        for id in &all {
+            arbiter.report(*id, PeerProgress { mark: 0, is_awaited: false }, at(now));
+        }
+        assert_eq!(arbiter.stalled(at(now)), []);
+    }
+}
+
+#[test]
+fn large_waiting_request_is_not_overtaken_forever() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 100, Standing::New);
+    let large = arbiter.join(Protocol::Nbd, "large".to_owned());
+    let small = arbiter.join(Protocol::Nbd, "small".to_owned());
+    assert!(!arbiter.ask(large, 4 * MIB, Standing::New, at(0)));
+    arbiter.leave(all[99], at(1));
+    arbiter.leave(all[0], at(1));
+    assert!(arbiter.try_ask(small, 4096, Standing::New, at(1)));
+    assert!(!arbiter.try_ask(small, 8192, Standing::New, at(1500)));
+    let mut granted = Vec::new();
+    for id in &all[1..99] {
+        granted.extend(arbiter.leave(*id, at(1500)));
+    }
+    assert_eq!(granted, [large]);
+    assert!(arbiter.try_ask(small, 8192, Standing::New, at(1500)));
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Join(bool, u8),
+    Leave(usize),
+    Ask(usize, usize, bool),
+    Keep(usize, usize),
+    Report(usize, u64, bool),
+    Look,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        (any::<bool>(), 0_u8..4).prop_map(|(nbd, host)| Act::Join(nbd, host)),
+        any::<usize>().prop_map(Act::Leave),
+        (any::<usize>(), 1_usize..40 << 20, any::<bool>()).prop_map(|(a, b, c)| Act::Ask(a, b, c)),
+        (any::<usize>(), 0_usize..4 << 20).prop_map(|(a, b)| Act::Keep(a, b)),
+        (any::<usize>(), 0_u64..3, any::<bool>()).prop_map(|(a, b, c)| Act::Report(a, b, c)),
+        Just(Act::Look),
+    ];
+    proptest::collection::vec(act, 1..200)
+}
+
+proptest! {
+    /// Grants never exceed the pot, are reported exactly once, and a pot that is free again serves
+    /// every request.
+    #[test]
+    fn grants_fit_pot_and_every_request_is_served(acts in acts(), memory in 16_usize..512) {
+        let mut arbiter = Arbiter::new(memory * MIB, 64);
+        let mut members: Vec<(MemberId, usize, Option<usize>)> = Vec::new();
+        let mut now = 0;
+        for act in acts {
+            now += 50;
+            let pick = |index: usize| (!members.is_empty()).then(|| index % members.len());
+            let mut granted = Vec::new();
+            match act {
+                Act::Join(nbd, host) => {
+                    let protocol = if nbd { Protocol::Nbd } else { Protocol::Nvme };
+                    members.push((arbiter.join(protocol, host.to_string()), 0, None));
+                }
+                Act::Leave(index) => if let Some(index) = pick(index) {
+                    let (id, ..) = members.swap_remove(index);
+                    granted = arbiter.leave(id, at(now));
+                },
+                Act::Ask(index, target, draining) => if let Some(index) = pick(index) {
+                    let standing = if draining { Standing::Draining } else { Standing::New };
+                    let done = arbiter.ask(members[index].0, target, standing, at(now));
+                    let (_, extra, waits) = &mut members[index];
+                    if done { (*extra, *waits) = (target, None) } else { *waits = Some(target) }
+                },
+                Act::Keep(index, keep) => if let Some(index) = pick(index) {
+                    members[index].1 = members[index].1.min(keep);
+                    granted = arbiter.give_back(members[index].0, keep, at(now));
+                },
+                Act::Report(index, mark, is_awaited) => if let Some(index) = pick(index) {
+                    arbiter.report(members[index].0, PeerProgress { mark, is_awaited }, at(now));
+                },
+                Act::Look => {
+                    let ended = arbiter.stalled(at(now));
+                    prop_assert!(ended.is_empty() || arbiter.is_short());
+                }
+            }
+            for id in granted {
+                let member = members.iter_mut().find(|(other, ..)| *other == id).unwrap();
+                prop_assert!(member.2.is_some());
+                member.1 = member.2.take().unwrap();
+            }
+            let (used, pot) = arbiter.used();
+            let held: usize = members.iter().map(|(_, extra, _)| *extra).sum();
+            // A request larger than the pot counts as the pot.
+            prop_assert!(used <= pot && used <= held, "{used} of {pot}, {held} held");
+            prop_assert_eq!(arbiter.is_short(), members.iter().any(|(.., waits)| waits.is_some()));
+        }
+        // Everything is returned until nobody waits.
+        for _ in 0..=members.len() {
+            for index in 0..members.len() {
+                members[index].1 = 0;
+                for id in arbiter.give_back(members[index].0, 0, at(now)) {
+                    let member = members.iter_mut().find(|(other, ..)| *other == id).unwrap();
+                    member.1 = member.2.take().unwrap();
+                }
+            }
+        }
+        prop_assert!(!arbiter.is_short(), "{members:?}");
+    }
+}
