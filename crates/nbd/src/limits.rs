@@ -23,9 +23,13 @@ pub const MAX_OPTIONS: u32 = 128;
 /// per connection.
 pub const MAX_IN_FLIGHT: usize = 256;
 
-/// Payload bytes of one connection in flight, reads and writes together. At the limit the server
-/// stops receiving. One request of any valid length always fits an idle connection.
-pub const MAX_IN_FLIGHT_BYTES: usize = MAX_REQUEST_BYTES as usize;
+/// Payload bytes of one connection in flight, reads and writes together, however much memory is
+/// free. At the limit, or at its share of the buffer memory, the server stops receiving.
+pub const MAX_IN_FLIGHT_BYTES: usize = 16 << 20;
+
+/// Longest part of a read or write that is executed as one, in bytes. Longer requests are read, and
+/// received, part by part, as the client reads and sends.
+pub const PART_BYTES: usize = 1 << 20;
 
 /// Longest write whose successors' layout is predicted, in bytes: one fits the receive buffers that
 /// are laid out at a time.

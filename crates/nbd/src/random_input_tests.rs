@@ -69,7 +69,7 @@ fn transmit(session: &NbdSession, mut input: &[u8], out: &mut Vec<u8>) {
                 check_range(session, &request, action);
                 match action {
                     RequestAction::Read { offset, len } if session.structured => {
-                        put_data(&mut header, request.cookie, offset, len)
+                        put_data(&mut header, request.cookie, offset, len, true)
                     }
                     _ => put_simple(&mut header, request.cookie, 0),
                 }

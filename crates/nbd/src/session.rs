@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{Geometry, IoError, ZeroFlags};
 
 use crate::export::Export;
-use crate::limits::MAX_REQUEST_BYTES;
+use crate::limits::{MAX_REQUEST_BYTES, PART_BYTES};
 use crate::wire::Errno;
 use crate::wire::link::LinkId;
 use crate::wire::request::{NbdRequest, command, command_flag};
@@ -101,6 +101,10 @@ impl NbdSession {
             command::READ => {
                 if len > MAX_REQUEST_BYTES {
                     return Err(if self.structured { Errno::OVERFLOW } else { Errno::INVAL });
+                }
+                // A reply in one chunk needs all of its memory at once ("NBD_CMD_FLAG_DF").
+                if request.has(command_flag::DF) && len as usize > PART_BYTES {
+                    return Err(Errno::OVERFLOW);
                 }
                 self.range(request).map_err(Errno::of_read)?;
                 Ok(RequestAction::Read { offset, len })

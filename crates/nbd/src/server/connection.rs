@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use flagstone_runtime::Buf;
+use flagstone_runtime::buf::{PeerProgress, Share, ShareReport};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
 use flagstone_transport::Tx;
 
-use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, SEND_BYTES};
+use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES};
 use crate::server::drain::Drain;
 use crate::session::NbdSession;
 use crate::wire::Errno;
@@ -19,7 +20,12 @@ use crate::wire::request::Cookie;
 #[derive(Debug)]
 pub(crate) enum ReplyBody {
     Done,
-    Data { offset: u64, data: Buf },
+    /// Data of a read, or of a part of it; `last` ends the reply.
+    Data {
+        offset: u64,
+        data: Buf,
+        last: bool,
+    },
     Failed(Errno),
 }
 
@@ -27,8 +33,8 @@ impl ReplyBody {
     /// Writes the header of a reply, and returns its length.
     fn put_header(&self, out: &mut [u8], structured: bool, cookie: Cookie) -> usize {
         match self {
-            ReplyBody::Data { offset, data } if structured => {
-                put_data(out, cookie, *offset, data.len() as u32)
+            ReplyBody::Data { offset, data, last } if structured => {
+                put_data(out, cookie, *offset, data.len() as u32, *last)
             }
             ReplyBody::Done | ReplyBody::Data { .. } => put_simple(out, cookie, 0),
             ReplyBody::Failed(error) if structured => put_error(out, cookie, *error),
@@ -49,8 +55,10 @@ pub(crate) struct NbdConnection {
     bytes: Cell<usize>,
     /// Per reply that was not sent: its end in the stream of replies, and its payload bytes.
     unsent: RefCell<VecDeque<(u64, usize)>>,
-    /// Receiving has ended.
-    ended: Cell<bool>,
+    /// Part of the buffer memory that these bytes may take.
+    share: Share,
+    /// A task waits until all requests, or all but one, are answered.
+    awaits_answers: Cell<bool>,
     /// Signaled at server shutdown: new requests are refused.
     pub(crate) drain: Drain,
     /// Signaled when another connection takes over: no request starts any more.
@@ -70,6 +78,7 @@ impl NbdConnection {
     pub(crate) fn new(
         stream: Stream,
         session: NbdSession,
+        share: Share,
         receives: Rc<Cell<u64>>,
         drain: Drain,
         replaced: Option<Drain>,
@@ -83,7 +92,8 @@ impl NbdConnection {
             in_flight: Cell::new(0),
             bytes: Cell::new(0),
             unsent: RefCell::default(),
-            ended: Cell::new(false),
+            share,
+            awaits_answers: Cell::new(false),
             drain,
             replaced,
             receiving_part: Cell::new(false),
@@ -102,6 +112,7 @@ impl NbdConnection {
     /// Requests received, and unanswered or with an unsent reply.
     pub(crate) fn in_flight(&self) -> usize {
         let mut unsent = self.unsent.borrow_mut();
+        let before = self.bytes.get();
         while let Some((end, bytes)) = unsent.front()
             && (*end <= self.tx.sent_bytes() || self.tx.is_closed())
         {
@@ -109,22 +120,90 @@ impl NbdConnection {
             self.bytes.set(self.bytes.get() - bytes);
             unsent.pop_front();
         }
+        let released = before - self.bytes.get();
+        if released > 0 {
+            self.share.moved(released as u64);
+            self.share.released(self.bytes.get());
+        }
         self.in_flight.get()
     }
 
-    /// Admits a request into the budget, waiting until it fits.
-    pub(crate) async fn admit(&self, bytes: usize) {
-        let fits = || {
+    /// Admits a request without payload, waiting for its turn.
+    pub(crate) async fn admit(&self) {
+        self.admitted(|| (self.in_flight() < MAX_IN_FLIGHT).then_some(0)).await;
+    }
+
+    /// Admits a whole read, waiting until it fits.
+    pub(crate) async fn admit_whole(&self, bytes: usize) -> usize {
+        let fits = || self.in_flight() < MAX_IN_FLIGHT && self.fits(bytes);
+        self.admitted(|| fits().then_some(bytes)).await
+    }
+
+    /// Admits the next part of a transfer of which `left` bytes are missing, and returns its
+    /// length: all that is left or whole blocks.
+    pub(crate) async fn admit_part(&self, left: usize) -> usize {
+        let wanted = left.min(PART_BYTES);
+        let block = self.session.geometry().block_bytes as usize;
+        let least = wanted.min(block.max(self.share.guaranteed() / 2));
+        self.admitted(|| {
             let count = self.in_flight();
-            let small = self.bytes.get() + bytes <= MAX_IN_FLIGHT_BYTES;
-            count == 0 || (count < MAX_IN_FLIGHT && small) || self.tx.is_closed()
-        };
-        if !fits() {
-            self.progress.wait_for(|| fits().then_some(())).await;
+            if count >= MAX_IN_FLIGHT {
+                return None;
+            }
+            if self.fits(wanted) {
+                return Some(wanted);
+            }
+            let room = self.share.granted().saturating_sub(self.bytes.get());
+            let room = room - room % block;
+            // Any part fits an idle connection.
+            (room >= least || count == 0).then(|| room.clamp(block, wanted.max(block)).min(wanted))
+        })
+        .await
+    }
+
+    /// True if `bytes` more may be in flight. A connection gets more memory only while its client
+    /// reads: while at most half of what it holds waits to be sent.
+    fn fits(&self, bytes: usize) -> bool {
+        let held = self.bytes.get();
+        let all = held + bytes;
+        if all <= self.share.granted() {
+            return self.share.admits(all);
         }
+        if all > MAX_IN_FLIGHT_BYTES || 2 * self.tx.queued_bytes() > held {
+            self.share.withdraw();
+            return false;
+        }
+        self.share.admits(all)
+    }
+
+    /// Waits until `part` admits a number of bytes, and counts them.
+    async fn admitted(&self, part: impl Fn() -> Option<usize>) -> usize {
+        let part = || if self.tx.is_closed() { Some(0) } else { part() };
+        let bytes = match part() {
+            Some(bytes) => bytes,
+            None => self.progress.wait_for(part).await,
+        };
         self.executing.set(self.executing.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);
         self.bytes.set(self.bytes.get() + bytes);
+        bytes
+    }
+
+    /// The connection requests nothing more for now.
+    pub(crate) fn settled(&self) {
+        self.share.withdraw();
+    }
+
+    /// Serves the share of the buffer memory until the connection has to end.
+    pub(crate) async fn attend_share(&self) {
+        let report = || {
+            let (sent, received) = self.peer_progress();
+            let mark = sent.wrapping_add(received);
+            self.in_flight();
+            let peer = PeerProgress { mark, is_awaited: self.waits_for_peer() };
+            ShareReport { held: self.bytes.get(), peer }
+        };
+        self.share.attend(report, || self.progress.notify()).await;
     }
 
     /// Queues a reply, which is sent with all others that are ready in this turn. It then releases
@@ -135,10 +214,20 @@ impl NbdConnection {
         if let ReplyBody::Data { data, .. } = body {
             self.tx.push(data);
         }
+        self.unsent(bytes);
+    }
+
+    /// The reply of a request with `bytes` is queued.
+    fn unsent(&self, bytes: usize) {
         let end = self.tx.sent_bytes() + self.tx.queued_bytes() as u64;
         self.unsent.borrow_mut().push_back((end, bytes));
         self.answered();
         self.watch();
+    }
+
+    /// Releases bytes of a request in flight that it does not need.
+    pub(crate) fn abandon_bytes(&self, bytes: usize) {
+        self.bytes.set(self.bytes.get() - bytes);
     }
 
     /// Ends a request without a reply.
@@ -150,15 +239,32 @@ impl NbdConnection {
 
     fn answered(&self) {
         self.executing.set(self.executing.get() - 1);
-        if self.ended.get() || self.tx.is_closed() {
+        if self.awaits_answers.get() || self.tx.is_closed() {
             self.progress.notify();
         }
     }
 
+    /// Queues a part of a simple reply, with the header before the first one.
+    pub(crate) fn simple_part(&self, cookie: Cookie, is_first: bool, data: Buf) {
+        if is_first {
+            self.tx.header(MAX_HEADER_BYTES, |out| Some(put_simple(out, cookie, 0)));
+        }
+        let bytes = data.len();
+        self.tx.push(data);
+        self.unsent(bytes);
+    }
+
+    /// Waits until every request is answered but the last `rest`.
+    pub(crate) async fn answered_except(&self, rest: usize) {
+        self.awaits_answers.set(true);
+        self.progress.wait_for(|| (self.executing.get() <= rest).then_some(())).await;
+        self.awaits_answers.set(false);
+    }
+
     /// Receiving has ended: waits until every request is answered.
     pub(crate) async fn finish(&self) {
-        self.ended.set(true);
-        self.progress.wait_for(|| (self.executing.get() == 0).then_some(())).await;
+        self.settled();
+        self.answered_except(0).await;
         self.tx.finish();
     }
 

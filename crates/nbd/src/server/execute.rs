@@ -3,6 +3,7 @@
 //! A call that the device answers immediately is replied to immediately. Others continue in pooled
 //! tasks, which run to completion even if the connection ends.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_blockdev::IoError;
@@ -15,36 +16,80 @@ use crate::session::{NbdSession, RequestAction};
 use crate::wire::Errno;
 use crate::wire::request::Cookie;
 
-/// Admitted request.
-#[derive(Clone, Copy, Debug)]
+/// Admitted request, or an admitted part of one.
+#[derive(Debug)]
 pub(crate) struct AdmittedRequest {
     pub(crate) cookie: Cookie,
     /// Payload bytes held of the budget.
     pub(crate) budget: usize,
+    /// The request of which this is a part.
+    pub(crate) whole: Option<Rc<RequestParts>>,
+}
+
+/// Request that is executed in parts.
+#[derive(Debug)]
+pub(crate) struct RequestParts {
+    bytes_left: Cell<usize>,
+    error: Cell<Option<Errno>>,
+}
+
+impl RequestParts {
+    /// Request of `bytes`, none of which has been executed.
+    pub(crate) fn new(bytes: usize) -> Rc<RequestParts> {
+        Rc::new(RequestParts { bytes_left: Cell::new(bytes), error: Cell::new(None) })
+    }
+
+    /// A part of `bytes` has ended. Returns the answer of the part, or of the request with the last
+    /// part; `None` if it has none.
+    fn ended(&self, bytes: usize, answer: ReplyBody) -> Option<ReplyBody> {
+        self.bytes_left.set(self.bytes_left.get() - bytes);
+        if let ReplyBody::Failed(error) = answer {
+            self.error.set(Some(self.error.get().unwrap_or(error)));
+        }
+        match (self.bytes_left.get(), self.error.get(), answer) {
+            (0, Some(error), _) => Some(ReplyBody::Failed(error)),
+            (0, None, answer) => Some(answer),
+            (_, None, ReplyBody::Data { offset, data, .. }) => {
+                Some(ReplyBody::Data { offset, data, last: false })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl AdmittedRequest {
+    /// Answers the request, or its part.
+    pub(crate) fn answer(self, connection: &NbdConnection, answer: ReplyBody) {
+        let answer = match &self.whole {
+            None => Some(answer),
+            Some(whole) => whole.ended(self.budget, answer),
+        };
+        match answer {
+            Some(answer) => connection.reply(self.cookie, answer, self.budget),
+            None => connection.abandon(self.budget),
+        }
+    }
+
     fn changed(self, connection: &NbdConnection, result: Result<(), IoError>) {
         let answer = match result {
             Ok(()) => ReplyBody::Done,
             Err(error) => ReplyBody::Failed(Errno::of_change(error)),
         };
-        connection.reply(self.cookie, answer, self.budget);
+        self.answer(connection, answer);
     }
 
     fn read(self, connection: &NbdConnection, offset: u64, result: Result<BufMut, IoError>) {
         let answer = match result {
-            Ok(data) => ReplyBody::Data { offset, data: data.freeze() },
+            Ok(data) => ReplyBody::Data { offset, data: data.freeze(), last: true },
             Err(error) => ReplyBody::Failed(Errno::of_read(error)),
         };
-        connection.reply(self.cookie, answer, self.budget);
+        self.answer(connection, answer);
     }
 }
 
-/// Starts a request other than a write. Its reply is queued now or later.
+/// Starts a request other than a read or write. Its reply is queued now or later.
 pub(crate) fn start(connection: &Rc<NbdConnection>, job: AdmittedRequest, action: RequestAction) {
     match action {
-        RequestAction::Read { offset, len } => read(connection, job, offset, len as usize),
         RequestAction::Flush => match connection.session.export.device.flush().try_now() {
             Ok(result) => job.changed(connection, result),
             Err(later) => change(connection, job, async |_| later.await),
@@ -70,13 +115,14 @@ pub(crate) fn start(connection: &Rc<NbdConnection>, job: AdmittedRequest, action
             });
         }
         RequestAction::Nothing => job.changed(connection, Ok(())),
-        RequestAction::Write { .. } | RequestAction::Disconnect => {
-            unreachable!("writes come with a payload, and the receiver ends at a disconnect")
+        RequestAction::Read { .. } | RequestAction::Write { .. } | RequestAction::Disconnect => {
+            unreachable!("the receiver starts transfers, and ends at a disconnect")
         }
     }
 }
 
-fn read(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: usize) {
+/// Starts a read, or a part of one.
+pub(crate) fn read(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: usize) {
     let session = &connection.session;
     let aligned = session.is_aligned(offset, len as u64);
     if aligned && let Some(buf) = buf::try_alloc(len) {
@@ -90,13 +136,61 @@ fn read(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: 
     }
     let connection = connection.clone();
     spawn_detached(async move {
-        let result = match buf::acquire(len).await {
-            Ok(buf) if aligned => connection.session.export.device.read(offset, buf).await,
-            Ok(buf) => partial::read(&connection.session, offset, buf).await,
-            Err(TooLarge) => Err(IoError::NoMemory),
-        };
+        let result = read_range(&connection.session, offset, len).await;
         job.read(&connection, offset, result);
     });
+}
+
+/// Reads any range into a buffer, waiting for memory.
+async fn read_range(session: &NbdSession, offset: u64, len: usize) -> Result<BufMut, IoError> {
+    match buf::acquire(len).await {
+        Ok(buf) if session.is_aligned(offset, len as u64) => {
+            session.export.device.read(offset, buf).await
+        }
+        Ok(buf) => partial::read(session, offset, buf).await,
+        Err(TooLarge) => Err(IoError::NoMemory),
+    }
+}
+
+/// Reads a range part by part for a client without structured replies, whose reply must be in one
+/// piece and in order. `part` bytes are admitted. Other requests are received again afterwards.
+///
+/// # Errors
+/// The device's error after the reply has begun, which such a client can only learn from the end of
+/// the connection.
+pub(crate) async fn read_in_order(
+    connection: &Rc<NbdConnection>,
+    cookie: Cookie,
+    (mut offset, len): (u64, usize),
+    mut part: usize,
+) -> Result<(), IoError> {
+    connection.answered_except(1).await;
+    let end = offset + len as u64;
+    let mut is_first = true;
+    loop {
+        let result = read_range(&connection.session, offset, part).await;
+        match result {
+            Ok(data) => connection.simple_part(cookie, is_first, data.freeze()),
+            Err(error) if is_first => {
+                connection.reply(cookie, ReplyBody::Failed(Errno::of_read(error)), part);
+                return Ok(());
+            }
+            Err(error) => {
+                connection.abandon(part);
+                return Err(error);
+            }
+        }
+        is_first = false;
+        offset += part as u64;
+        if offset == end {
+            return Ok(());
+        }
+        part = connection.admit_part((end - offset) as usize).await;
+        if connection.tx.is_closed() {
+            connection.abandon(part);
+            return Ok(());
+        }
+    }
 }
 
 /// Starts a write.

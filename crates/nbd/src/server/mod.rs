@@ -19,10 +19,12 @@ mod watchdog;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf::{self, BufferShares, Protocol};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
@@ -79,6 +81,12 @@ pub enum DisconnectReason {
     /// The client stalled in its negotiation, a request, or reading replies.
     #[error("the client did not answer in time")]
     TimedOut,
+    /// The client stalled while others waited for memory.
+    #[error("the client neither read nor sent while others waited for memory")]
+    Stalled,
+    /// A read failed after its reply had begun.
+    #[error("a read failed after part of its reply was sent: {0}")]
+    ReadFailed(IoError),
     /// The server is shutting down.
     #[error("the server is shutting down")]
     Drained,
@@ -98,13 +106,26 @@ pub struct NbdServer {
     drain: Drain,
     connections: AtomicUsize,
     attached: ClientRegistry,
+    shares: OnceLock<Arc<BufferShares>>,
 }
 
 impl NbdServer {
     /// Creates a server of `exports` that shuts down when `drain` is set.
     pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<NbdServer> {
         let (connections, attached) = (AtomicUsize::new(0), ClientRegistry::default());
-        Arc::new(NbdServer { exports, options, drain, connections, attached })
+        let shares = OnceLock::new();
+        Arc::new(NbdServer { exports, options, drain, connections, attached, shares })
+    }
+
+    /// Shares the buffer memory with other servers of this process. Without it, or after the first
+    /// connection, the server has shares of its own.
+    pub fn share_buffers(&self, shares: Arc<BufferShares>) {
+        let _ = self.shares.set(shares);
+    }
+
+    fn shares(&self) -> &Arc<BufferShares> {
+        let own = || BufferShares::new(buf::memory_limit(), self.options.max_connections);
+        self.shares.get_or_init(own)
     }
 
     /// Current connections on all cores.
@@ -201,9 +222,11 @@ impl NbdServer {
     ) -> DisconnectReason {
         let export = session.export.name.clone();
         let _entry = self.attached.enter(AttachedClient { export, peer: stream.peer() });
+        let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
             stream,
             session,
+            share,
             rx.receives(),
             self.drain.clone(),
             owner.as_ref().map(|owner| owner.stop.clone()),
@@ -218,6 +241,13 @@ impl NbdServer {
         .abort_on_drop();
         let watch = watchdog::watch(connection.clone(), self.options.peer_timeout);
         let mut watchdog = spawn(watch).abort_on_drop();
+        let attending = connection.clone();
+        let mut stalled = spawn(async move {
+            attending.attend_share().await;
+            // Discard the kernel's unsent data too.
+            attending.stream.abort();
+        })
+        .abort_on_drop();
         let end = receiver::receive(&connection, &mut rx).await;
         let ended = connection.session.export.ended_connections.part();
         // Frees receive memory early.
@@ -226,6 +256,9 @@ impl NbdServer {
         let _ = sender.handle().await;
         drop(ended);
         drop(owner);
+        if stalled.handle().is_finished() {
+            return DisconnectReason::Stalled;
+        }
         if watchdog.handle().is_finished() {
             return watchdog.handle().await.unwrap_or(DisconnectReason::Drained);
         }

@@ -10,10 +10,10 @@ use flagstone_transport::{MessageShape, Rx, RxError, ShapePredictor};
 use crate::limits::PREDICTED_PAYLOAD_BYTES;
 use crate::server::DisconnectReason;
 use crate::server::connection::{NbdConnection, ReplyBody};
-use crate::server::execute::{self, AdmittedRequest};
+use crate::server::execute::{self, AdmittedRequest, RequestParts};
 use crate::session::RequestAction;
 use crate::wire::Errno;
-use crate::wire::request::NbdRequest;
+use crate::wire::request::{NbdRequest, command_flag};
 
 impl From<RxError> for DisconnectReason {
     fn from(error: RxError) -> DisconnectReason {
@@ -74,43 +74,126 @@ async fn take(
     if connection.drain.has_begun() && verdict != Ok(RequestAction::Disconnect) {
         verdict = Err(Errno::SHUTDOWN);
     }
-    let budget = match verdict {
-        Ok(RequestAction::Disconnect) => return Err(DisconnectReason::Disconnected),
-        Ok(RequestAction::Read { len, .. }) => len as usize,
-        Ok(RequestAction::Write { .. }) => request.len as usize,
-        _ => 0,
-    };
-    connection.admit(budget).await;
-    let job = AdmittedRequest { cookie: request.cookie, budget };
     match verdict {
+        Ok(RequestAction::Disconnect) => return Err(DisconnectReason::Disconnected),
         Ok(RequestAction::Write { offset, fua }) => {
-            let received = payload(connection, rx, budget).await;
-            rx.expect(predictor.observe(shape(connection, budget)));
-            if received.is_err() || connection.is_replaced() {
-                connection.abandon(budget);
-            }
-            match received? {
-                _ if connection.is_replaced() => return Err(DisconnectReason::Replaced),
-                Some(data) => execute::write(connection, job, offset, fua, data),
-                None => connection.reply(request.cookie, ReplyBody::Failed(Errno::NOMEM), budget),
-            }
+            let written = write(connection, rx, request, (offset, fua), predictor).await;
+            connection.settled();
+            return written;
         }
-        Ok(_) if connection.is_replaced() => {
-            connection.abandon(budget);
+        // The layout of the next messages is unknown.
+        Ok(_) => rx.expect(predictor.observe(None)),
+        Err(_) => {}
+    }
+    let result = match verdict {
+        Ok(RequestAction::Read { offset, len }) => {
+            read(connection, request, offset, len as usize).await
+        }
+        Ok(action) => {
+            connection.admit().await;
+            let job = AdmittedRequest { cookie: request.cookie, budget: 0, whole: None };
+            if connection.is_replaced() {
+                connection.abandon(0);
+                return Err(DisconnectReason::Replaced);
+            }
+            execute::start(connection, job, action);
+            Ok(())
+        }
+        Err(error) => {
+            connection.admit().await;
+            let skipped = skip(connection, rx, request.payload_bytes() as usize).await;
+            connection.reply(request.cookie, ReplyBody::Failed(error), 0);
+            Ok(skipped?)
+        }
+    };
+    connection.settled();
+    result
+}
+
+/// Length of the next part of a transfer at `offset`, of which `part` bytes are admitted: it ends at
+/// a block, so that only the ends of the transfer are partial blocks.
+fn admitted_part(connection: &NbdConnection, offset: u64, part: usize, left: usize) -> usize {
+    let over = (offset + part as u64) % u64::from(connection.session.geometry().block_bytes);
+    if part < left && part as u64 > over { part - over as usize } else { part }
+}
+
+/// Starts a read: all of it, or part by part as the client reads.
+async fn read(
+    connection: &Rc<NbdConnection>,
+    request: &NbdRequest,
+    mut offset: u64,
+    len: usize,
+) -> Result<(), DisconnectReason> {
+    let (cookie, end) = (request.cookie, offset + len as u64);
+    let in_one = request.has(command_flag::DF);
+    let mut whole = None;
+    while offset < end {
+        let left = (end - offset) as usize;
+        let admitted = match in_one {
+            true => connection.admit_whole(left).await,
+            false => connection.admit_part(left).await,
+        };
+        if connection.is_replaced() {
+            connection.abandon(admitted);
             return Err(DisconnectReason::Replaced);
         }
         // The reply could not be sent, and the budget is no longer enforced.
-        Ok(RequestAction::Read { .. }) if connection.tx.is_closed() => connection.abandon(budget),
-        Ok(action) => {
-            // The layout of the next messages is unknown.
-            rx.expect(predictor.observe(None));
-            execute::start(connection, job, action);
+        if connection.tx.is_closed() {
+            connection.abandon(admitted);
+            return Ok(());
         }
-        Err(error) => {
-            let skipped = skip(connection, rx, request.payload_bytes() as usize).await;
-            connection.reply(request.cookie, ReplyBody::Failed(error), budget);
-            skipped?;
+        let part = admitted_part(connection, offset, admitted, left);
+        connection.abandon_bytes(admitted - part);
+        if part < len && !connection.session.structured {
+            let range = (offset, len);
+            let ended = execute::read_in_order(connection, cookie, range, part).await;
+            return ended.map_err(DisconnectReason::ReadFailed);
         }
+        if part < len && whole.is_none() {
+            whole = Some(RequestParts::new(len));
+        }
+        let job = AdmittedRequest { cookie, budget: part, whole: whole.clone() };
+        execute::read(connection, job, offset, part);
+        offset += part as u64;
+    }
+    Ok(())
+}
+
+/// Receives and starts a write: all of it, or part by part.
+async fn write(
+    connection: &Rc<NbdConnection>,
+    rx: &mut Rx,
+    request: &NbdRequest,
+    (mut offset, fua): (u64, bool),
+    predictor: &mut ShapePredictor,
+) -> Result<(), DisconnectReason> {
+    let (cookie, len) = (request.cookie, request.len as usize);
+    let end = offset + len as u64;
+    let mut whole = None;
+    while offset < end {
+        let left = (end - offset) as usize;
+        let admitted = connection.admit_part(left).await;
+        if connection.tx.is_closed() {
+            connection.abandon(admitted);
+            return Err(DisconnectReason::CutShort);
+        }
+        let part = admitted_part(connection, offset, admitted, left);
+        connection.abandon_bytes(admitted - part);
+        if part < len && whole.is_none() {
+            whole = Some(RequestParts::new(len));
+        }
+        let received = payload(connection, rx, part).await;
+        rx.expect(predictor.observe(shape(connection, part)));
+        if received.is_err() || connection.is_replaced() {
+            connection.abandon(part);
+        }
+        let job = AdmittedRequest { cookie, budget: part, whole: whole.clone() };
+        match received? {
+            _ if connection.is_replaced() => return Err(DisconnectReason::Replaced),
+            Some(data) => execute::write(connection, job, offset, fua, data),
+            None => job.answer(connection, ReplyBody::Failed(Errno::NOMEM)),
+        }
+        offset += part as u64;
     }
     Ok(())
 }

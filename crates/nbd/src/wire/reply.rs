@@ -39,17 +39,19 @@ pub fn put_simple(out: &mut [u8], cookie: Cookie, error: u32) -> usize {
     SIMPLE_BYTES
 }
 
-fn put_chunk(out: &mut [u8], kind: u16, cookie: Cookie, len: u32) {
+fn put_chunk(out: &mut [u8], kind: u16, cookie: Cookie, len: u32, last: bool) {
+    let flags = if last { FLAG_DONE } else { 0 };
     out[0..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-    out[4..6].copy_from_slice(&FLAG_DONE.to_be_bytes());
+    out[4..6].copy_from_slice(&flags.to_be_bytes());
     out[6..8].copy_from_slice(&kind.to_be_bytes());
     out[8..16].copy_from_slice(&cookie.0.to_be_bytes());
     out[16..20].copy_from_slice(&len.to_be_bytes());
 }
 
-/// Writes the header of a read's only chunk; `len` bytes of data follow. Returns its length.
-pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32) -> usize {
-    put_chunk(out, chunk::OFFSET_DATA, cookie, len.saturating_add(8));
+/// Writes the header of a read's chunk; `len` bytes of data follow. `last` ends the reply. Returns
+/// its length.
+pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32, last: bool) -> usize {
+    put_chunk(out, chunk::OFFSET_DATA, cookie, len.saturating_add(8), last);
     out[20..28].copy_from_slice(&offset.to_be_bytes());
     DATA_BYTES
 }
@@ -57,7 +59,7 @@ pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32) -> usize 
 /// Writes an error chunk with the error's message. Returns its length.
 pub fn put_error(out: &mut [u8], cookie: Cookie, error: Errno) -> usize {
     let message = error.message().as_bytes();
-    put_chunk(out, chunk::ERROR, cookie, 6 + message.len() as u32);
+    put_chunk(out, chunk::ERROR, cookie, 6 + message.len() as u32, true);
     out[20..24].copy_from_slice(&error.0.to_be_bytes());
     out[24..26].copy_from_slice(&(message.len() as u16).to_be_bytes());
     out[26..26 + message.len()].copy_from_slice(message);
@@ -146,7 +148,7 @@ mod tests {
         #[test]
         fn data_chunks_round_trip(cookie: u64, offset: u64, len in 1..=32_u32 << 20) {
             let mut out = [0; MAX_HEADER_BYTES];
-            let bytes = put_data(&mut out, Cookie(cookie), offset, len);
+            let bytes = put_data(&mut out, Cookie(cookie), offset, len, true);
             prop_assert_eq!(bytes, DATA_BYTES);
             let (flags, kind) = (FLAG_DONE, chunk::OFFSET_DATA);
             let header = ReplyHeader::Chunk { cookie: Cookie(cookie), flags, kind, len: len + 8 };

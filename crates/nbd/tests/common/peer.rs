@@ -6,7 +6,7 @@ use flagstone_nbd::wire::option::{
 use flagstone_nbd::wire::reply::{ReplyHeader, chunk};
 use flagstone_nbd::wire::request::{Cookie, NbdRequest};
 use flagstone_runtime::net::{Address, Stream};
-use flagstone_runtime::{Buf, buf};
+use flagstone_runtime::{BufMut, buf};
 
 /// Negotiated features of a client.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +43,11 @@ pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> 
     NbdRequest { flags, command, cookie: Cookie(cookie), offset, len }.encode().to_vec()
 }
 
+/// Short messages do not need the memory that a test may exhaust.
+async fn place(len: usize) -> BufMut {
+    if len <= 4096 { buf::alloc_small(len) } else { buf::alloc(len).await }
+}
+
 impl Peer {
     /// Connects and reads the greeting.
     pub async fn greeted(address: &Address) -> Peer {
@@ -74,14 +79,16 @@ impl Peer {
 
     pub async fn try_send(&self, bytes: &[u8]) -> std::io::Result<()> {
         for part in bytes.chunks(1 << 20) {
-            self.stream.send_buf(Buf::copy_of(part).unwrap()).await?;
+            let mut place = place(part.len()).await;
+            place.copy_from_slice(part);
+            self.stream.send_buf(place.freeze()).await?;
         }
         Ok(())
     }
 
     /// Next `len` bytes, or `None` when the server closes first.
     pub async fn read(&self, len: usize) -> Option<Vec<u8>> {
-        let (result, buf) = self.stream.recv_exact(buf::alloc(len).await).await;
+        let (result, buf) = self.stream.recv_exact(place(len).await).await;
         result.ok().map(|()| buf.to_vec())
     }
 
@@ -105,22 +112,35 @@ impl Peer {
             return Some(Reply { cookie: cookie.0, error, data });
         }
         bytes.extend(self.read(4).await?);
-        let Ok(Some(ReplyHeader::Chunk { cookie, kind, len, flags })) = ReplyHeader::decode(&bytes)
-        else {
-            panic!("a chunk was agreed");
-        };
-        assert_eq!(flags, 1, "every reply of ours is one chunk");
-        let (error, data) = match kind {
-            chunk::OFFSET_DATA => {
-                self.read(8).await?;
-                (0, self.read(len as usize - 8).await?)
+        let mut parts = Vec::new();
+        loop {
+            let Ok(Some(ReplyHeader::Chunk { cookie, kind, len, flags })) =
+                ReplyHeader::decode(&bytes)
+            else {
+                panic!("a chunk was agreed");
+            };
+            let mut error = 0;
+            match kind {
+                chunk::OFFSET_DATA => {
+                    let offset = self.read(8).await?;
+                    parts.push((offset, self.read(len as usize - 8).await?));
+                }
+                chunk::ERROR => {
+                    let body = self.read(len as usize).await?;
+                    error = u32::from_be_bytes(body[..4].try_into().unwrap());
+                }
+                other => panic!("chunk of type {other}"),
             }
-            chunk::ERROR => {
-                let body = self.read(len as usize).await?;
-                (u32::from_be_bytes(body[..4].try_into().unwrap()), Vec::new())
+            if flags == 1 {
+                parts.sort();
+                let data = match error {
+                    0 => parts.into_iter().flat_map(|(_, data)| data).collect(),
+                    _ => Vec::new(),
+                };
+                return Some(Reply { cookie: cookie.0, error, data });
             }
-            other => panic!("chunk of type {other}"),
-        };
-        Some(Reply { cookie: cookie.0, error, data })
+            assert_eq!((flags, error), (0, 0), "an error ends its reply");
+            bytes = self.read(20).await?;
+        }
     }
 }

@@ -81,6 +81,7 @@ impl BufferShares {
             bell,
             granted: Cell::new(self.guaranteed),
             target: Cell::new(None),
+            is_fresh: Cell::new(false),
             moved: Cell::new(0),
         }
     }
@@ -107,6 +108,8 @@ pub struct Share {
     granted: Cell<usize>,
     /// Requested bytes, while the request waits.
     target: Cell<Option<usize>>,
+    /// A request was granted, and the connection has not used it yet.
+    is_fresh: Cell<bool>,
     /// Bytes that the peer has read and sent.
     moved: Cell<u64>,
 }
@@ -144,7 +147,11 @@ impl Share {
     /// more.
     #[inline]
     pub fn admits(&self, bytes: usize) -> bool {
-        bytes <= self.granted.get() || self.grow(bytes)
+        let admits = bytes <= self.granted.get() || self.grow(bytes);
+        if admits {
+            self.is_fresh.set(false);
+        }
+        admits
     }
 
     #[cold]
@@ -195,6 +202,7 @@ impl Share {
     /// Withdraws a request that waits: the connection continues without it.
     #[inline]
     pub fn withdraw(&self) {
+        self.is_fresh.set(false);
         if let Some(target) = self.target.take() {
             self.shares.change(|state| {
                 if state.arbiter.is_waiting(self.id) {
@@ -237,10 +245,11 @@ impl Share {
                 } else {
                     self.target.set(None);
                     self.granted.set(target);
+                    self.is_fresh.set(true);
                 }
             }
             state.arbiter.report(self.id, report.peer, now);
-            if state.arbiter.is_short() {
+            if state.arbiter.is_short() && !self.is_fresh.get() {
                 let keep = report.held.max(guaranteed);
                 if keep < self.granted.get() {
                     self.granted.set(keep);
@@ -255,7 +264,10 @@ impl Share {
     /// and others wait.
     #[inline]
     pub fn released(&self, held: usize) {
-        if self.shares.is_short.load(Relaxed) && self.granted.get() > held.max(self.guaranteed()) {
+        if self.shares.is_short.load(Relaxed)
+            && self.granted.get() > held.max(self.guaranteed())
+            && !self.is_fresh.get()
+        {
             self.shrink(held);
         }
     }
