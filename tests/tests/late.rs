@@ -210,7 +210,7 @@ fn configuration_error_fails_the_start() {
         (format!("device = \"{unknown}\""), "no subsystem of this NQN"),
         (format!("device = \"{known}?nsid=7\""), "no such namespace"),
         (format!("device = \"{no_export}\""), "has no export"),
-        (format!("block_size = 512\ndevice = \"{known}\""), "block_size = 512 cannot be had"),
+        (format!("block_size = 512\ndevice = \"{known}\""), "cannot have block_size = 512"),
         (format!("device = {missing:?}"), "missing"),
         // Also behind an unreachable device.
         (format!("stripe.devices = [\"{nowhere}x\", {missing:?}]"), "missing"),

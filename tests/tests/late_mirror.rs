@@ -135,7 +135,7 @@ fn node_without_device_waits_and_returns_as_target() {
     Load::start(&a.nvme_uri("other"), "--rw randwrite --ios 100").wait().assert_complete();
     assert_eq!(get(&a.api(), "/v1/volumes/db")["mirror"], serde_json::Value::Null);
     let (done, said) = mirror(&a, "status");
-    assert!(!done && said.contains("waiting for its device"), "{said}");
+    assert!(!done && said.contains("its device is not open"), "{said}");
     let refused = ask(&a.api(), "POST", "/v1/volumes/db/mirror/failover");
     assert!(refused.head.contains("409"), "{refused:?}");
 

@@ -123,22 +123,22 @@ mod tests {
         block_on(async {
             let memory = || Arc::new(MemoryDevice::new(8192, 512).expect("a size")) as SharedDevice;
             let first = memory();
-            let swap = ReopenableDevice::new(first.clone());
-            swap.write(512, buf::alloc(512).await.freeze(), true).await.expect("it is open");
-            swap.close();
+            let device = ReopenableDevice::new(first.clone());
+            device.write(512, buf::alloc(512).await.freeze(), true).await.expect("it is open");
+            device.close();
             assert_eq!(Arc::strong_count(&first), 1);
-            assert_eq!(swap.flush().await, Err(IoError::Unreachable));
-            assert!(swap.must_reopen());
-            assert_eq!(swap.geometry(), first.geometry());
+            assert_eq!(device.flush().await, Err(IoError::Unreachable));
+            assert!(device.must_reopen());
+            assert_eq!(device.geometry(), first.geometry());
             let other: SharedDevice = Arc::new(MemoryDevice::new(8192, 4096).expect("a size"));
-            assert!(swap.set(other).is_err_and(|other| other.block_bytes == 4096));
+            assert!(device.set(other).is_err_and(|other| other.block_bytes == 4096));
             let (fault, control) =
                 FaultLayer::new(memory(), FaultConfig::default()).expect("no rates");
-            swap.set(Arc::new(fault)).expect("blocks of the same size");
-            assert!(!swap.must_reopen());
+            device.set(Arc::new(fault)).expect("blocks of the same size");
+            assert!(!device.must_reopen());
             control.fail_next_flush();
-            assert_eq!(swap.flush().await, Err(IoError::WriteFault));
-            assert!(swap.must_reopen());
+            assert_eq!(device.flush().await, Err(IoError::WriteFault));
+            assert!(device.must_reopen());
         })
         .expect("an executor");
     }

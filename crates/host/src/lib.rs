@@ -16,3 +16,4 @@ pub mod root;
 
 pub use facts::Unread;
 pub use inspect::{DeviceUse, inspect};
+pub use parse::{Mount, mounts};

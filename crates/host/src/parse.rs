@@ -1,18 +1,22 @@
 //! Parsers of kernel and `ethtool` output. Unknown text, as of newer kernels, is skipped.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 /// One line of `/proc/self/mountinfo` (proc(5)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Mount {
+pub struct Mount {
     /// Device number, `major:minor`; anonymous (`0:N`) for btrfs and others.
-    pub(crate) dev: String,
-    pub(crate) at: String,
-    pub(crate) fs: String,
+    pub dev: String,
+    /// Mount point.
+    pub at: String,
+    /// Type of the file system.
+    pub fs: String,
     /// Mounted source, as named.
-    pub(crate) source: String,
+    pub source: String,
     /// Options of the mount and the file system.
-    pub(crate) options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 impl Mount {
@@ -21,7 +25,8 @@ impl Mount {
     }
 }
 
-pub(crate) fn mounts(text: &str) -> Vec<Mount> {
+/// Parses `/proc/self/mountinfo`.
+pub fn mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
@@ -34,8 +39,10 @@ fn mount(line: &str) -> Option<Mount> {
     let mut right = right.split(' ');
     let (fs, source) = (right.next()?.to_owned(), unescape(right.next()?));
     let more = right.next().unwrap_or("");
+    let mut seen = BTreeSet::new();
     let options = options.split(',').chain(more.split(','));
-    let options = options.filter(|option| !option.is_empty()).map(str::to_owned).collect();
+    let options = options.filter(|option| !option.is_empty() && seen.insert(*option));
+    let options = options.map(str::to_owned).collect();
     Some(Mount { dev, at, fs, source, options })
 }
 

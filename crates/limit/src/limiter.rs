@@ -35,7 +35,7 @@ struct State {
     limit: Limit,
     schedule: Schedule,
     timer: Timer,
-    passed: u64,
+    immediate: u64,
     delayed: u64,
 }
 
@@ -58,7 +58,7 @@ pub struct LimiterStatus {
     /// Flows (connections) of these commands.
     pub waiting_flows: usize,
     /// Commands that started at once.
-    pub passed: u64,
+    pub immediate: u64,
     /// Commands that had to wait.
     pub delayed: u64,
 }
@@ -71,7 +71,7 @@ impl Limiter {
     pub fn new(limit: Limit) -> Result<Arc<Limiter>, LimitError> {
         limit.check()?;
         let schedule = Schedule::new(&limit);
-        let state = State { limit, schedule, timer: Timer::None, passed: 0, delayed: 0 };
+        let state = State { limit, schedule, timer: Timer::None, immediate: 0, delayed: 0 };
         Ok(Arc::new(Limiter { state: Mutex::new(state) }))
     }
 
@@ -103,7 +103,7 @@ impl Limiter {
         LimiterStatus {
             waiting: state.schedule.waiting.count(),
             waiting_flows: state.schedule.flows.waiting(),
-            passed: state.passed,
+            immediate: state.immediate,
             delayed: state.delayed,
         }
     }
@@ -123,7 +123,7 @@ impl Limiter {
         let mut state = self.state.lock();
         let ticket = match state.schedule.enter(now, flow, request) {
             Entered::Go => {
-                state.passed += 1;
+                state.immediate += 1;
                 return None;
             }
             Entered::Full => return Some(None),
@@ -134,7 +134,7 @@ impl Limiter {
         let goes = state.schedule.waiting.is_granted(ticket);
         if goes {
             state.schedule.leave(ticket, true);
-            state.passed += 1;
+            state.immediate += 1;
         } else {
             state.delayed += 1;
         }
@@ -282,9 +282,9 @@ impl Drop for Duty {
         // This core ends while others continue: a waiting command takes the timer over.
         let mut state = self.limiter.state.lock();
         state.timer = Timer::None;
-        let heir = state.schedule.waiting.any_waker();
+        let next = state.schedule.waiting.any_waker();
         drop(state);
-        wake(heir);
+        wake(next);
     }
 }
 

@@ -92,7 +92,7 @@ fn child_errors_pass_through_uncharged() {
             let zeroes = device.write_zeroes(0, 0, ZeroFlags::default()).try_now();
             assert!(matches!(zeroes, Ok(Err(IoError::Misaligned))));
         }
-        assert_eq!(limiter.status().passed, 0);
+        assert_eq!(limiter.status().immediate, 0);
         assert!(device.write(0, data(), false).try_now().is_ok(), "this is the first");
 
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -110,7 +110,7 @@ fn child_errors_pass_through_uncharged() {
         let device = RateLimitLayer::new(child, limiter.clone());
         assert_eq!(device.write(0, data(), false).await, Err(IoError::ReadOnly));
         assert_eq!(device.discard(0, 512).await, Err(IoError::ReadOnly));
-        assert_eq!(limiter.status().passed, 1);
+        assert_eq!(limiter.status().immediate, 1);
     })
     .unwrap();
 }

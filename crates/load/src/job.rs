@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
 
 /// Kind and order of I/Os. The names are fio's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessPattern {
     /// Sequential reads.
@@ -25,6 +25,7 @@ pub enum AccessPattern {
     /// Random writes.
     RandWrite,
     /// Sequential reads and writes mixed.
+    #[serde(alias = "readwrite")]
     Rw,
     /// Random reads and writes mixed.
     RandRw,
@@ -60,6 +61,11 @@ impl AccessPattern {
     /// True if some I/Os are writes.
     pub fn writes(self) -> bool {
         matches!(self, Self::Write | Self::RandWrite | Self::Rw | Self::RandRw)
+    }
+
+    /// True if reads and writes are mixed.
+    pub fn is_mixed(self) -> bool {
+        self.reads() && self.writes()
     }
 
     /// True if the I/Os are discards.

@@ -212,7 +212,7 @@ impl Team {
     fn raise(&self, signal: &AtomicBool) {
         signal.store(true, Ordering::SeqCst);
         for links in &self.links {
-            links.woken.kick();
+            links.woken.notify();
         }
     }
 

@@ -12,19 +12,19 @@ use parking_lot::Mutex;
 pub(crate) struct Woken {
     bits: Vec<AtomicU64>,
     /// The task of the lane was woken since its last poll.
-    told: AtomicBool,
+    notified: AtomicBool,
     lane: Mutex<Option<Waker>>,
 }
 
 impl Woken {
     pub(crate) fn new(slots: usize) -> Arc<Woken> {
         let bits = (0..slots.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Woken { bits, told: AtomicBool::new(false), lane: Mutex::new(None) })
+        Arc::new(Woken { bits, notified: AtomicBool::new(false), lane: Mutex::new(None) })
     }
 
     /// Wakes the lane without a slot.
-    pub(crate) fn kick(&self) {
-        if !self.told.swap(true, Ordering::AcqRel) {
+    pub(crate) fn notify(&self) {
+        if !self.notified.swap(true, Ordering::AcqRel) {
             let lane = self.lane.lock();
             if let Some(lane) = &*lane {
                 lane.wake_by_ref();
@@ -40,7 +40,7 @@ impl Woken {
             None => *known = Some(lane.clone()),
         }
         drop(known);
-        self.told.swap(false, Ordering::AcqRel);
+        self.notified.swap(false, Ordering::AcqRel);
     }
 
     /// Yields the slots woken since the last call.
@@ -70,7 +70,7 @@ impl Wake for SlotWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.woken.bits[self.slot / 64].fetch_or(1 << (self.slot % 64), Ordering::AcqRel);
-        self.woken.kick();
+        self.woken.notify();
     }
 }
 

@@ -320,7 +320,7 @@ pub fn check_block_size(volume: &Volume, device: &SharedDevice) -> Result<(), Op
     match volume.block_size_bytes {
         Some(asked) if asked != has => Err(volume_error(
             volume,
-            format!("its device has blocks of {has} B: block_size = {asked} cannot be had from it"),
+            format!("its device has blocks of {has} B: it cannot have block_size = {asked}"),
         )),
         _ => Ok(()),
     }

@@ -80,7 +80,7 @@ fn governor(facts: &HostFacts, out: &mut CheckResults) {
         .collect();
     let Some(first) = slow.first() else {
         if !facts.cpus.policies.is_empty() {
-            out.passed(CHECK, "host", "performance, or nothing else to be had");
+            out.passed(CHECK, "host", "performance, or the only governor");
         } else if facts.cpus.online.is_some() {
             out.passed(CHECK, "host", "the clock is not this kernel's to set");
         }

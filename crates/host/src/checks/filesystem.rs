@@ -43,7 +43,7 @@ fn discard(facts: &HostFacts, disk: &DiskFacts, mount: &Mount, out: &mut CheckRe
         Some(seen) if seen.value => out.passed(CHECK, &mount.at, "fstrim runs regularly"),
         None => out.unknown(&mount.at, "whether fstrim runs regularly is not known"),
         Some(seen) => {
-            let what = "freed blocks are never told to the disk";
+            let what = "the disk is never informed of freed blocks";
             let evidence = [evidence(mount), most.into(), seen.into()];
             out.found(CHECK, Severity::Medium, &mount.at, what, evidence)
                 .effect("an SSD that knows its free blocks has less to move on writes", GOOGLE)

@@ -80,7 +80,7 @@ struct Open {
 
 /// An announced write.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "tell how the write ended"]
+#[must_use = "report how the write ended"]
 pub struct WriteTicket {
     block: u32,
     version: BlockVersion,
@@ -122,7 +122,7 @@ impl Seen {
 
 /// An announced flush.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "tell how the flush ended"]
+#[must_use = "report how the flush ended"]
 pub struct FlushTicket(u64);
 
 impl FlushTicket {
@@ -323,11 +323,11 @@ impl Verifier {
         } else if !self.is_dirty.set(block, true) {
             self.dirty.push(block);
         }
-        self.settle(block);
+        self.close_if_decided(block);
     }
 
     /// Removes a block from the map when it has one candidate left.
-    fn settle(&mut self, block: u32) {
+    fn close_if_decided(&mut self, block: u32) {
         let Some(open) = self.open.get(&block) else { return };
         if let ([only], None) = (&open.candidates[..], open.leftover)
             && only.end.is_some()

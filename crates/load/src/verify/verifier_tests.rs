@@ -182,7 +182,7 @@ impl Model {
     }
 
     /// Completes everything in flight successfully.
-    fn settle(&mut self) -> Result<(), Violation> {
+    fn complete_all(&mut self) -> Result<(), Violation> {
         while !self.reads.is_empty() {
             self.end_read(0)?;
         }
@@ -216,7 +216,7 @@ fn run(steps: &[(u8, usize)], volatile: bool, zeroes: bool) -> Result<Model, Vio
     for step in steps {
         model.step(*step)?;
     }
-    model.settle()?;
+    model.complete_all()?;
     Ok(model)
 }
 

@@ -26,7 +26,7 @@ fn document(name: Option<&str>, limiter: &Limiter) -> LimitDocument {
         name: name.map(str::to_owned),
         waiting: status.waiting,
         waiting_connections: status.waiting_flows,
-        immediate: status.passed,
+        immediate: status.immediate,
         delayed: status.delayed,
     }
 }
@@ -40,7 +40,7 @@ const FAMILIES: [(&str, &str, LimitCounter); 3] = [
         |status| status.waiting as u64,
     ),
     ("flagstone_limit_immediate_total", "Commands that a limit did not delay.", |status| {
-        status.passed
+        status.immediate
     }),
     ("flagstone_limit_delayed_total", "Commands delayed by a limit.", |status| status.delayed),
 ];

@@ -50,7 +50,7 @@ impl Api {
         let index = self.server.find_volume(name)?;
         if let Some(reason) = self.server.pending.reason(index) {
             return Err(Problem::conflict(format!(
-                "`{name}` is waiting for its device, and so is its mirror: {reason}"
+                "`{name}` is pending, and so is its mirror, because its device is not open: {reason}"
             )));
         }
         self.server.mirror_of(index).ok_or_else(|| {

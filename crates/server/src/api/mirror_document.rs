@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 named! {
-    /// State of a mirror: the states of an open mirror towards a peer, and those of a mirror without
+    /// State of a mirror: the states of an open mirror with a peer, and those of a mirror without
     /// a replica. Those of an open mirror come first, the worst first: a mirror with several peers
     /// reports the worst of their states.
     #[derive(Default)]
@@ -189,7 +189,7 @@ pub struct ReplicaDocument {
 pub struct PeerDocument {
     /// Its name in the configuration.
     pub name: String,
-    /// State of the mirror towards it.
+    /// State of the mirror with it.
     pub state: ReportedState,
     /// State that the operator asked for.
     pub desired_state: Option<DesiredState>,

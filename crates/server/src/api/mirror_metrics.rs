@@ -121,7 +121,7 @@ fn boolean(value: bool) -> f64 {
 }
 
 pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
-    let help = "1 for the state of the mirror towards the peer, 0 for all other states.";
+    let help = "1 for the state of the mirror with the peer, 0 for all other states.";
     let mut family = out.family("flagstone_mirror_state", help);
     let peers = || mirrors.iter().flat_map(|one| one.peers.iter().map(move |peer| (one, peer)));
     for (mirror, peer) in peers() {

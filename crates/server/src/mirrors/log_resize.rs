@@ -78,8 +78,8 @@ impl MirroredVolume {
         };
         Ok(Some(format!(
             "`intent_log` of volume `{name}` names {file}, which has {has} B, where {needed} are needed for its \
-             write-intent log, and what is there {what}. If that is the wrong file, mend the configuration; \
-             if it is not needed, remove it: the log is made anew then, and everything compared or copied"
+             write-intent log, and what is there {what}. If that is the wrong file, correct the configuration; \
+             if it is not needed, remove it: a new log is created, and everything compared or copied"
         )))
     }
 

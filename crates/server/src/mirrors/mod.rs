@@ -94,12 +94,12 @@ pub(crate) struct MirroredVolume {
     peer_hosts: Vec<Nqn>,
     leg: SharedDevice,
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
-    swap: Arc<ReopenableDevice>,
+    reopenable: Arc<ReopenableDevice>,
     open_local_device: RefCell<Option<OpenLocalDevice>>,
     /// Device of the intent log, if separate and the replica is open.
     log: RefCell<Option<SharedDevice>>,
     /// The same, if it can be reopened. Weak, so that a failed attempt does not keep it open.
-    log_swap: RefCell<Weak<ReopenableDevice>>,
+    reopenable_log: RefCell<Weak<ReopenableDevice>>,
     /// A remote log device, connected in advance and not used yet.
     connected_log: RefCell<Option<SharedDevice>>,
     handle: Arc<MirrorHandle>,
@@ -161,7 +161,7 @@ impl MirroredVolume {
         let found = found.filter(|found| traces::is_own(found, volume_tag));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.geometry.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
-        let swap = ReopenableDevice::new(leg);
+        let reopenable = ReopenableDevice::new(leg);
         Ok(MirroredVolume {
             volume: index,
             peers: links.iter().map(|peer| peer.name.clone()).collect(),
@@ -175,11 +175,11 @@ impl MirroredVolume {
             namespace_id: namespace.map_or(1, |(_, id)| id),
             replica_nqn,
             volume_tag,
-            leg: swap.clone(),
-            swap,
+            leg: reopenable.clone(),
+            reopenable,
             open_local_device: RefCell::default(),
             log: RefCell::default(),
-            log_swap: RefCell::default(),
+            reopenable_log: RefCell::default(),
             connected_log: RefCell::new(log),
             handle: MirrorHandle::new(usable),
             missing: RefCell::default(),

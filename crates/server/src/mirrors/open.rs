@@ -152,9 +152,9 @@ impl MirroredVolume {
         if spec.is_in_memory() {
             return Ok(device);
         }
-        let swap = ReopenableDevice::new(device);
-        *self.log_swap.borrow_mut() = Arc::downgrade(&swap);
-        Ok(swap)
+        let log = ReopenableDevice::new(device);
+        *self.reopenable_log.borrow_mut() = Arc::downgrade(&log);
+        Ok(log)
     }
 
     /// Opens the local replica; `None` without a usable one.

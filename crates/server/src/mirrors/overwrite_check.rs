@@ -69,8 +69,8 @@ impl MirroredVolume {
         format!(
             "`intent_log` of volume `{name}` names {spec}, and what is there is no write-intent log: {what}. \
              What is taken is the log of this replica, or a device whose first MiB is zero. If that is the \
-             wrong device, mend the configuration; if what is there is not needed, {wipe}: the log is made \
-             anew then, and everything compared or copied"
+             wrong device, correct the configuration; if what is there is not needed, {wipe}: a new log is \
+             created, and everything compared or copied"
         )
     }
 }

@@ -165,16 +165,16 @@ impl MirroredVolume {
 
     async fn exchange_devices(&self) -> Result<(), MirrorFailure> {
         if self.log.borrow().as_ref().is_some_and(|log| log.must_reopen())
-            && let Some(swap) = self.log_swap.borrow().upgrade()
+            && let Some(log) = self.reopenable_log.borrow().upgrade()
         {
             // Reopened with the replica.
-            swap.close();
+            log.close();
             self.log.borrow_mut().take();
         }
         let Some(open) = self.open_local_device.borrow().clone() else { return Ok(()) };
-        self.swap.close();
+        self.reopenable.close();
         let leg = open().await?;
-        self.swap.set(leg).map_err(|other| {
+        self.reopenable.set(leg).map_err(|other| {
             MirrorFailure::from(format!(
                 "the reopened device has blocks of {} B, or is read-only",
                 other.block_bytes
@@ -317,9 +317,9 @@ mod tests {
             assert_eq!(failed.decide(now + short), ReopenDecision::Abandon);
             assert_eq!(reopening.decide(now + long), ReopenDecision::Open);
             now = now + long;
-            let mut anew = Reopening::begin(Some(&reopening), "its device failed".into(), now);
-            assert_eq!((anew.attempts, anew.reason.as_str()), (0, "its device failed"));
-            assert_eq!(fail_until_abandoned(&mut anew, &mut now), REOPENS_MAX);
+            let mut next = Reopening::begin(Some(&reopening), "its device failed".into(), now);
+            assert_eq!((next.attempts, next.reason.as_str()), (0, "its device failed"));
+            assert_eq!(fail_until_abandoned(&mut next, &mut now), REOPENS_MAX);
         });
     }
 

@@ -157,7 +157,7 @@ fn undersized_log_with_other_data_blocks_its_volume() {
             std::fs::write(&log, &precious).unwrap();
             let node = begin(log.clone()).await;
             let missing = node.mirrored.missing().expect("it is not to be overwritten");
-            for part in [&log, "`intent_log`", "is no log", "mend the configuration"] {
+            for part in [&log, "`intent_log`", "is no log", "correct the configuration"] {
                 assert!(missing.contains(part), "no `{part}`: {missing}");
             }
             assert!(node.mirrored.is_without_log() && node.mirrored.mirror().is_none());
@@ -218,7 +218,7 @@ fn opening_replica_does_not_overwrite_other_data() {
             let missing = node.mirrored.missing().expect("it is not to be overwritten");
             let accepted = "the log of this replica, or a device whose first MiB is zero";
             for part in
-                [&other, "`intent_log` of volume `db`", found, accepted, "mend the", "remove it"]
+                [&other, "`intent_log` of volume `db`", found, accepted, "correct the", "remove it"]
             {
                 assert!(missing.contains(part), "no `{part}`: {missing}");
             }
@@ -234,14 +234,14 @@ fn opening_replica_does_not_overwrite_other_data() {
         let node = begin(&log).await;
         assert_eq!(node.mirrored.missing(), None);
         node.stop().await;
-        assert_eq!(name_of(&log), own, "it is as good as before, and not made anew");
+        assert_eq!(name_of(&log), own, "the log is kept");
         std::fs::write(&other, vec![0; 2 << 20]).unwrap();
         let node = begin(&other).await;
         assert_eq!(node.mirrored.missing(), None);
         node.serves().await;
         let bytes = node.mirrored.device().geometry().size_bytes.next_multiple_of(64 << 10);
         let status = node.mirrored.mirror().unwrap().status().peers[0];
-        assert_eq!(status.out_of_sync_bytes, bytes, "the log is made anew");
+        assert_eq!(status.out_of_sync_bytes, bytes, "the log is created again");
         assert_eq!(read(&node.mirrored.device(), 4096).await, Some(7));
         node.mirrored.end().await;
     })

@@ -91,10 +91,10 @@ impl Node {
 
     /// Replaces its device by the same file with a fault layer.
     pub(super) async fn fails_on(&self, path: &str) -> FaultControl {
-        self.mirrored.swap.close();
+        self.mirrored.reopenable.close();
         let device = open_device(&path.parse().unwrap(), &Default::default()).await.unwrap();
         let (fault, control) = FaultLayer::new(device, FaultConfig::default()).unwrap();
-        self.mirrored.swap.set(Arc::new(fault)).unwrap();
+        self.mirrored.reopenable.set(Arc::new(fault)).unwrap();
         control
     }
 }
