@@ -19,7 +19,7 @@ pub struct Cap<'a> {
     /// Reads and writes share one budget, whatever the type's rule.
     pub together: bool,
     /// A limit of the workload, which the cloud does not enforce.
-    pub soft: bool,
+    pub(crate) soft: bool,
     pub source: &'a SourceKeys,
     /// Confidence of the table, if it has its own.
     pub confidence: Option<Confidence>,
@@ -27,7 +27,7 @@ pub struct Cap<'a> {
 
 /// Choice between the two figures of the queue depth rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueueFigure {
+pub(crate) enum QueueFigure {
     /// The guaranteed figure.
     Low,
     /// The best case.
@@ -130,7 +130,7 @@ impl<'a> Placement<'a> {
     }
 
     /// Limits of the workload: queue depth and CPU.
-    pub fn soft_caps(&self, workload: &Workload, figure: QueueFigure) -> Vec<Cap<'a>> {
+    pub(crate) fn soft_caps(&self, workload: &Workload, figure: QueueFigure) -> Vec<Cap<'a>> {
         let mut caps = Vec::with_capacity(2);
         if let (Some(in_flight), Some(queue)) = (workload.in_flight(), &self.disk.queue) {
             let each = match figure {

@@ -8,6 +8,7 @@ use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_
 
 /// Reason for a missing result, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum PlanError {
     #[error("{found}: {accepted}")]
     Input { found: String, accepted: String },
@@ -25,12 +26,14 @@ impl PlanError {
 /// differ (streams, merging).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum AccessOrder {
     Random,
     Sequential,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Workload {
     pub block_bytes: u64,
     /// Percentage of reads, 0 to 100.
@@ -48,6 +51,7 @@ impl Workload {
         Workload { block_bytes, read_percent, access: AccessOrder::Random, depth: None, jobs: 1 }
     }
 
+    /// I/Os in flight of all jobs; `None` for enough for every limit.
     pub fn in_flight(&self) -> Option<u64> {
         self.depth.map(|depth| u64::from(depth) * u64::from(self.jobs))
     }
@@ -76,6 +80,7 @@ impl Workload {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Machine {
     /// Such as `n2-standard-8`.
     pub name: String,
@@ -86,6 +91,7 @@ pub struct Machine {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskConfiguration {
     /// Type of the disks, such as `pd-ssd`.
     #[serde(rename = "type")]

@@ -10,22 +10,17 @@
 //! Start with [`catalog`]; then [`input`], the question, and [`prediction`], the answer.
 //! [`judge`] compares measurements.
 
-#![allow(
-    missing_docs,
-    reason = "names that say it all have no comment; `docs/catalog.md` has the keys"
-)]
-
-pub mod caps;
+mod caps;
 pub mod catalog;
 pub mod cheapest;
 pub mod compare;
 pub mod curve;
 mod describe;
-pub mod input;
+mod input;
 pub mod judge;
 pub mod limits;
-pub mod mix;
-pub mod placement;
+mod mix;
+mod placement;
 mod predict;
 pub mod prediction;
 mod price;
@@ -39,7 +34,4 @@ pub use input::{AccessOrder, DiskConfiguration, Machine, PlanError, Workload};
 pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;
 pub use placement::{Demand, Placement};
-pub use predict::binding_order;
 pub use prediction::{Ceilings, PredictedLimit, Prediction, Rates, Recommendation};
-pub use price::NoPrice;
-pub use provision::Purchase;

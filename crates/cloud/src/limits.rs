@@ -1,22 +1,22 @@
 //! Bounds of this crate, which keep a hostile catalog or command line harmless.
 
 /// Largest catalog file, in bytes. The built-in ones are below 64 KiB.
-pub const MAX_CATALOG_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_CATALOG_BYTES: u64 = 1 << 20;
 
 /// Longest quotation in a message, in characters.
-pub const MAX_SHOWN_CHARS: usize = 60;
+pub(crate) const MAX_SHOWN_CHARS: usize = 60;
 
 /// Maximum number of disks of a configuration. Clouds allow at most 128 per machine.
 pub const MAX_DISKS: u32 = 128;
 
 /// Largest block of a workload, in bytes.
-pub const MAX_BLOCK_BYTES: u64 = 32 << 20;
+pub(crate) const MAX_BLOCK_BYTES: u64 = 32 << 20;
 
 /// Smallest block of a workload, in bytes: one sector.
 pub const MIN_BLOCK_BYTES: u64 = 512;
 
 /// Maximum I/Os in flight, of all jobs together.
-pub const MAX_DEPTH: u32 = 1 << 20;
+pub(crate) const MAX_DEPTH: u32 = 1 << 20;
 
 /// Default tolerance of a judgment. Sources round to two or three digits, and 1,000 KB and 1,024 KB
 /// differ by 2.4 %.
@@ -24,17 +24,17 @@ pub const TOLERANCE: f64 = 0.05;
 
 /// Average fraction of the queue depth from which a queue counts as full. The rest is the time
 /// between a completion and the next submission, and the end of a run.
-pub const QUEUE_FULL: f64 = 0.8;
+pub(crate) const QUEUE_FULL: f64 = 0.8;
 
 /// CPU use, in % of one CPU, from which a job cannot submit more.
-pub const JOB_BUSY_PERCENT: f64 = 95.0;
+pub(crate) const JOB_BUSY_PERCENT: f64 = 95.0;
 
 /// Fraction of all CPUs from which jobs saturate the machine.
-pub const CPU_BUSY: f64 = 0.9;
+pub(crate) const CPU_BUSY: f64 = 0.9;
 
 /// Run length, in s, below which a run may be a burst. Disks commonly have credits for minutes; no
 /// source of the catalogs gives a number.
-pub const BURST_SECONDS: f64 = 600.0;
+pub(crate) const BURST_SECONDS: f64 = 600.0;
 
 /// Fraction of the best latency of the queue depth rule below which an answer came from memory.
-pub const MEMORY_PART: f64 = 0.1;
+pub(crate) const MEMORY_PART: f64 = 0.1;

@@ -66,7 +66,7 @@ impl WorkloadMix {
     }
 
     /// IOPS of the mix under one limit.
-    pub fn iops_under_one(&self, cap: &Cap<'_>) -> f64 {
+    pub(crate) fn iops_under_one(&self, cap: &Cap<'_>) -> f64 {
         self.iops_under(std::iter::once(cap))
     }
 

@@ -9,6 +9,7 @@ use crate::input::{DiskConfiguration, Machine, PlanError};
 use crate::mix::WorkloadMix;
 
 #[derive(Debug, Clone)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Placement<'a> {
     pub catalog: &'a Catalog,
     pub kind: &'a str,
@@ -18,7 +19,7 @@ pub struct Placement<'a> {
     /// What else the machine sends, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
     /// Egress of the machine; not known if `None`.
-    pub egress_gbit_per_s: Option<f64>,
+    pub(crate) egress_gbit_per_s: Option<f64>,
     /// The machine's limits; not known if `None`.
     pub vm: Option<(&'a VmTable, &'a VmRow)>,
     /// The provider must approve the combination.
@@ -27,6 +28,7 @@ pub struct Placement<'a> {
 
 /// Disks in the catalog's units, with their purchased performance.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Demand {
     pub size: f64,
     pub disks: u32,
@@ -297,6 +299,7 @@ impl<'a> Placement<'a> {
         Ok(Demand { size, disks, iops, throughput })
     }
 
+    /// Fixed size of a disk in the catalog's unit; `None` if sizes are free.
     pub fn size_each(&self) -> Option<f64> {
         let own = self.count_row(1).and_then(|(table, _)| table.size_gb_each);
         own.or(self.disk.size_gb_each)

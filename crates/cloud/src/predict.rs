@@ -107,7 +107,11 @@ pub(crate) fn rates(catalog: &Catalog, block_bytes: u64, iops: f64) -> Rates {
 
 /// Indexes of the first `count` limits in the order in which they bind, each with the IOPS without
 /// it and the limits before it.
-pub fn binding_order(mix: &WorkloadMix, caps: &[Cap<'_>], count: usize) -> Vec<(usize, f64)> {
+pub(crate) fn binding_order(
+    mix: &WorkloadMix,
+    caps: &[Cap<'_>],
+    count: usize,
+) -> Vec<(usize, f64)> {
     let mut left: Vec<usize> =
         (0..caps.len()).filter(|index| mix.iops_under_one(&caps[*index]).is_finite()).collect();
     let mut order = Vec::with_capacity(count);

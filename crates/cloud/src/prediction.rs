@@ -7,6 +7,7 @@ use crate::input::{DiskConfiguration, Workload};
 
 /// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Rates {
     pub iops: f64,
     pub bytes_per_s: f64,
@@ -16,6 +17,7 @@ pub struct Rates {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Dimension {
     Iops,
     /// The catalog's unit of throughput.
@@ -24,6 +26,7 @@ pub enum Dimension {
 
 /// A limit with the recommendations that lift it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct PredictedLimit {
     pub kind: LimitKind,
     /// Unit of `read` and `write`.
@@ -49,6 +52,7 @@ pub struct PredictedLimit {
 /// catalog's unit. `bytes` is the largest or smallest block that gains something.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Recommendation {
     LargerVolume { size: f64, unit: &'static str },
     ProvisionIops { iops: f64 },
@@ -78,6 +82,7 @@ pub enum Recommendation {
 
 /// A queue depth over all jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DeeperQueue {
     pub in_flight: u64,
     /// Resulting IOPS, if the latency was measured.
@@ -87,6 +92,7 @@ pub struct DeeperQueue {
 
 /// Limits that the cloud enforces on any workload, for a layer that emulates them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Ceilings {
     /// Read IOPS; `None` without a known limit.
     pub read_iops: Option<f64>,
@@ -101,7 +107,7 @@ pub struct Ceilings {
     /// Sharing rule of throughput; the strictest if unknown.
     pub throughput_sharing: Sharing,
     /// Whether a source gives the sharing rules.
-    pub sharing_known: bool,
+    pub(crate) sharing_known: bool,
     /// Service time of one I/O in µs, guarantee and best case, from the queue depth rule; `None` if
     /// unknown.
     pub service_us: Option<(f64, f64)>,
@@ -109,6 +115,7 @@ pub struct Ceilings {
 
 /// A source of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct SourceUse {
     pub key: String,
     pub address: String,
@@ -119,12 +126,13 @@ pub struct SourceUse {
 
 /// Price of the disks, without the machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Cost {
     /// USD per month, for all disks.
     pub usd_per_month: f64,
-    pub usd_capacity: f64,
-    pub usd_iops: f64,
-    pub usd_throughput: f64,
+    pub(crate) usd_capacity: f64,
+    pub(crate) usd_iops: f64,
+    pub(crate) usd_throughput: f64,
     pub region: String,
     pub sources: Vec<String>,
     pub confidence: Confidence,
@@ -132,6 +140,7 @@ pub struct Cost {
 
 /// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Prediction {
     pub catalog: String,
     pub configuration: DiskConfiguration,

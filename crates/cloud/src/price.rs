@@ -9,6 +9,7 @@ use crate::prediction::Cost;
 pub struct NoPrice(pub String);
 
 impl<'a> Placement<'a> {
+    /// Price row of the type.
     pub fn price(&self) -> Option<&'a Price> {
         self.catalog.prices.iter().find(|price| price.kind == self.kind)
     }

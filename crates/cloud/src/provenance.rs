@@ -16,7 +16,7 @@ impl Catalog {
     }
 
     /// Descriptions of the sources with these keys.
-    pub fn source_uses<'k>(
+    pub(crate) fn source_uses<'k>(
         &self,
         uses: impl IntoIterator<Item = (&'k SourceKeys, Option<Confidence>)>,
     ) -> Vec<SourceUse> {
@@ -35,7 +35,7 @@ impl Catalog {
     }
 
     /// Contradictions that a table of `plan table` shows.
-    pub fn inconsistencies_of_table(
+    pub(crate) fn inconsistencies_of_table(
         &self,
         table: TableKind,
         kind: Option<&str>,

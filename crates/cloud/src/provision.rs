@@ -35,7 +35,7 @@ fn least(values: impl IntoIterator<Item = Option<f64>>) -> f64 {
 
 impl ProvisionedRule {
     /// Purchasable IOPS of a disk of `size`; `None` if IOPS follow the throughput.
-    pub fn iops_range(&self, size: f64) -> Option<Purchase> {
+    pub(crate) fn iops_range(&self, size: f64) -> Option<Purchase> {
         if self.iops_per_mb_per_s.is_some() {
             return None;
         }

@@ -7,6 +7,7 @@ use crate::svg;
 use crate::theme::Theme;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Figure {
     pub title: String,
     /// Line below the title in smaller letters; may be empty.
@@ -17,12 +18,14 @@ pub struct Figure {
 }
 
 impl Figure {
+    /// The picture as SVG.
     pub fn svg(&self, theme: Theme) -> String {
         svg::document(self, theme)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Panel {
     /// Horizontal axis; for bars only its label is used.
     pub x: Axis,
@@ -33,6 +36,7 @@ pub struct Panel {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Axis {
     /// Label with the unit: `IOPS`, `latency, µs`.
     pub label: String,
@@ -84,6 +88,7 @@ impl Axis {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Scale {
     /// Linear; 0 is always shown.
     Linear,
@@ -95,6 +100,7 @@ pub enum Scale {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum PanelContent {
     Lines(Vec<LineSeries>),
     Bars(Bars),
@@ -110,6 +116,7 @@ pub struct Hue(pub usize);
 
 /// A line with one entry in the legend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct LineSeries {
     /// Name in the legend; equal names and hues of several panels are one entry.
     pub name: String,
@@ -120,6 +127,7 @@ pub struct LineSeries {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Bars {
     /// Name and hue of the bars of a group, in order.
     pub series: Vec<(String, Hue)>,
@@ -127,6 +135,7 @@ pub struct Bars {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Group {
     pub name: String,
     /// One value for each of [`Bars::series`]; `None` leaves a gap.
@@ -134,6 +143,7 @@ pub struct Group {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct BarValue {
     pub value: f64,
     /// Confidence interval, drawn as a whisker.
@@ -147,6 +157,7 @@ impl From<f64> for BarValue {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Mark {
     pub x: f64,
     pub text: String,
@@ -184,6 +195,7 @@ pub struct Stretch {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Note {
     pub x: f64,
     pub y: f64,

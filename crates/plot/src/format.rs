@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum NumberFormat {
     /// Three digits and a factor of 1,000: `950`, `1.5k`, `15M`.
     Si,
@@ -25,6 +26,7 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
+    /// A value as text of this format.
     pub fn text(self, value: f64) -> String {
         match self {
             NumberFormat::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),

@@ -9,8 +9,6 @@
 //! A [`Figure`] has one or more [`Panel`]s and one legend. `scale` maps numbers to positions, `svg`
 //! writes the picture.
 
-#![allow(missing_docs, reason = "names that say it all have no comment")]
-
 mod figure;
 mod format;
 mod scale;

@@ -119,12 +119,8 @@ impl<'s, 'a> Fit<'s, 'a> {
             Some(part) => {
                 let iops = each(self.iops.unwrap_or(0.0));
                 let throughput = each(self.throughput.unwrap_or(0.0));
-                settle(part, size, iops, throughput).map(|(size, iops, throughput)| Demand {
-                    size,
-                    disks,
-                    iops,
-                    throughput,
-                })?
+                purchasable(part, size, iops, throughput)
+                    .map(|(size, iops, throughput)| Demand { size, disks, iops, throughput })?
             }
         };
         if self.placement.disk.size_gb_max.is_some_and(|most| demand.size > most) {
@@ -174,7 +170,7 @@ fn sells_throughput(part: &ProvisionedRule) -> bool {
 }
 
 /// The smallest purchasable size, IOPS and throughput of a disk, none below the given values.
-fn settle(
+fn purchasable(
     part: &ProvisionedRule,
     size: f64,
     iops: f64,

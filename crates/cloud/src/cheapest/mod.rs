@@ -25,6 +25,7 @@ use crate::prediction::{Cost, SourceUse};
 use fit::{Fit, carries};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CheapestReport {
     pub catalog: String,
     pub need: Need,
@@ -47,6 +48,7 @@ pub struct CheapestReport {
 
 /// Disks and a machine that carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CheapestPlan {
     #[serde(rename = "type")]
     pub kind: String,
@@ -81,6 +83,7 @@ pub struct CheapestPlan {
 /// Configurations that differ from a cheaper one only in the number of disks and the resulting size
 /// and performance.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Others {
     pub count: u32,
     pub disks_min: u32,
@@ -90,6 +93,7 @@ pub struct Others {
 
 /// Reserve above the need.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Headroom {
     pub of: Requirement,
     /// Percentage of reads of the load: 100, 0 or a mix.
@@ -100,6 +104,7 @@ pub struct Headroom {
 
 /// A cheaper type that does not carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Cheaper {
     #[serde(rename = "type")]
     pub kind: String,

@@ -13,6 +13,7 @@ const SOURCE: &str = "price-file";
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Prices {
     /// Region, contract or date of the prices.
     #[serde(default)]
@@ -112,10 +113,11 @@ impl Prices {
     }
 
     /// Whether machines have prices. Machines without one are then left out.
-    pub fn has_machines(&self) -> bool {
+    pub(crate) fn has_machines(&self) -> bool {
         !self.machine_usd_per_month.is_empty()
     }
 
+    /// USD per month of a machine type, if it is priced.
     pub fn machine(&self, name: &str) -> Option<f64> {
         self.machine_usd_per_month.get(name).copied()
     }

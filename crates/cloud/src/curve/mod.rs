@@ -21,6 +21,7 @@ use crate::provenance::{add_new, merge_sources};
 
 /// One configuration and workload along one dimension.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitCurve {
     #[serde(rename = "type")]
     pub kind: String,
@@ -36,6 +37,7 @@ pub struct LimitCurve {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CurvePoint {
     /// Position: disk size in the catalog's unit, vCPUs, bytes of a block, or I/Os in flight of a
     /// job.
@@ -52,12 +54,14 @@ pub struct CurvePoint {
 
 /// Neighboring points with the same binding limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CurveSpan {
     pub from: CurvePoint,
     pub to: CurvePoint,
 }
 
 impl CurveSpan {
+    /// The limit that binds in the segment.
     pub fn binding(&self) -> (LimitKind, Dimension) {
         (self.from.binding, self.from.dimension)
     }

@@ -4,6 +4,7 @@ use crate::input::{AccessOrder, PlanError, Workload};
 use crate::limits::MAX_DEPTH;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MeasuredRates {
     /// I/Os per second; 0 without I/O.
     pub iops: f64,
@@ -30,6 +31,7 @@ impl MeasuredRates {
 /// Measurement of all disks of a configuration together. `Default` stands for unknown
 /// circumstances.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MeasuredRun {
     pub read: MeasuredRates,
     pub write: MeasuredRates,
@@ -76,6 +78,7 @@ impl Default for MeasuredRun {
 }
 
 impl MeasuredRun {
+    /// Reads and writes per second.
     pub fn iops(&self) -> f64 {
         self.read.iops + self.write.iops
     }
@@ -120,10 +123,10 @@ impl MeasuredRun {
         };
         // More I/Os in flight than the given depth prove that the depth is incomplete.
         let kept = self.kept_in_flight().map(|kept| kept.round().max(1.0));
-        let told = self.in_flight.map(|told| told as f64);
-        let in_flight = match (told, kept) {
-            (Some(told), Some(kept)) if kept > 1.2 * told => Some(kept),
-            (told, kept) => told.or(kept),
+        let asked = self.in_flight.map(|asked| asked as f64);
+        let in_flight = match (asked, kept) {
+            (Some(asked), Some(kept)) if kept > 1.2 * asked => Some(kept),
+            (asked, kept) => asked.or(kept),
         };
         let depth = in_flight.map(|depth| depth.clamp(1.0, f64::from(MAX_DEPTH)) as u32);
         let workload = Workload {

@@ -36,6 +36,7 @@ const SAME: f64 = 1e-6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum JudgmentVerdict {
     AsPredicted,
     Above,
@@ -70,6 +71,7 @@ pub struct LimitUtilization {
 
 /// A measurement in the catalog's units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Taken {
     pub total: Rates,
     pub read: Rates,
@@ -81,6 +83,7 @@ pub struct Taken {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Judgment {
     pub catalog: String,
     /// The disks and the machine.
@@ -106,7 +109,7 @@ pub struct Judgment {
     /// Rate of this mix that the cloud allows.
     pub allowed: Rates,
     /// Latency of the queue depth rule in µs, best case and guarantee; `None` without a rule.
-    pub rule_latency_us: Option<(f64, f64)>,
+    pub(crate) rule_latency_us: Option<(f64, f64)>,
     /// Causes that follow from the numbers.
     pub causes: Vec<Cause>,
     /// Possible causes that the numbers cannot confirm.
@@ -286,7 +289,7 @@ impl Case<'_, '_> {
             return Bottleneck::Cpu;
         }
         match (self.in_flight, self.measured.in_flight) {
-            (Some(kept), Some(told)) if kept < QUEUE_FULL * told as f64 => Bottleneck::Job,
+            (Some(kept), Some(asked)) if kept < QUEUE_FULL * asked as f64 => Bottleneck::Job,
             (None, None) => Bottleneck::NotKnown,
             // Without latency, a full queue cannot be confirmed.
             (None, Some(_)) if self.measured.throttled_by.is_some() => Bottleneck::Job,

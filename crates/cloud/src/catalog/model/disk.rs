@@ -9,6 +9,7 @@ use super::{Confidence, SourceKeys};
 /// Sharing of a limit between simultaneous reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Sharing {
     /// One budget: `read / read_max + write / write_max <= 1`.
     Shared,
@@ -20,6 +21,7 @@ pub enum Sharing {
 /// Sharing rules for IOPS and throughput.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Mixing {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -30,6 +32,7 @@ pub struct Mixing {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskType {
     pub title: String,
     pub source: SourceKeys,
@@ -48,14 +51,14 @@ pub struct DiskType {
     pub block_kb_min_for_throughput: Option<f64>,
     /// Writes use the network egress of the machine.
     #[serde(default)]
-    pub uses_egress: bool,
+    pub(crate) uses_egress: bool,
     /// Limits by size.
     pub volume: Option<VolumeLimits>,
     /// Limits by size of regional disks, instead of `volume`.
     pub regional: Option<VolumeLimits>,
     /// Every disk of the type is replicated in two zones.
     #[serde(default)]
-    pub always_regional: bool,
+    pub(crate) always_regional: bool,
     /// Performance that is bought separately from the size.
     pub provisioned: Option<ProvisionedRule>,
     pub mixing: Option<Mixing>,
@@ -66,6 +69,7 @@ pub struct DiskType {
 /// Limits by the total size of a type's volumes on a machine: `min(baseline + per_gb × size, max)`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct VolumeLimits {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -81,32 +85,33 @@ pub struct VolumeLimits {
     #[serde(default)]
     pub baseline_iops: f64,
     #[serde(default, alias = "baseline_mib_per_s")]
-    pub baseline_mb_per_s: f64,
+    pub(crate) baseline_mb_per_s: f64,
     pub read_iops_max: Option<f64>,
     pub write_iops_max: Option<f64>,
     /// Maximum write IOPS by block size: the first row with a block not smaller, or the last row.
     #[serde(default)]
-    pub write_iops_max_by_block: Vec<BlockCap>,
+    pub(crate) write_iops_max_by_block: Vec<BlockCap>,
     #[serde(alias = "read_mib_per_s_max")]
-    pub read_mb_per_s_max: Option<f64>,
+    pub(crate) read_mb_per_s_max: Option<f64>,
     #[serde(alias = "write_mib_per_s_max")]
-    pub write_mb_per_s_max: Option<f64>,
+    pub(crate) write_mb_per_s_max: Option<f64>,
     pub note: Option<String>,
 }
 
 /// Maximum IOPS for blocks up to a size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BlockCap {
+pub(crate) struct BlockCap {
     /// Largest block of the row.
     #[serde(alias = "block_kib_max")]
-    pub block_kb_max: f64,
+    pub(crate) block_kb_max: f64,
     pub iops: f64,
 }
 
 /// Range and price rules of performance that is bought separately from the size.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedRule {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -127,35 +132,36 @@ pub struct ProvisionedRule {
     #[serde(alias = "mib_per_s_per_iops_max")]
     pub mb_per_s_per_iops_max: Option<f64>,
     #[serde(alias = "mib_per_s_per_gib_min")]
-    pub mb_per_s_per_gb_min: Option<f64>,
+    pub(crate) mb_per_s_per_gb_min: Option<f64>,
     #[serde(alias = "mib_per_s_per_gib_max")]
-    pub mb_per_s_per_gb_max: Option<f64>,
+    pub(crate) mb_per_s_per_gb_max: Option<f64>,
     #[serde(alias = "mib_per_s_default")]
     pub mb_per_s_default: Option<f64>,
     /// If that is more.
     #[serde(alias = "mib_per_s_per_gib_default")]
-    pub mb_per_s_per_gb_default: Option<f64>,
+    pub(crate) mb_per_s_per_gb_default: Option<f64>,
     /// For types whose throughput follows the IOPS and is not sold.
     #[serde(alias = "mib_per_s_per_iops")]
-    pub mb_per_s_per_iops: Option<f64>,
+    pub(crate) mb_per_s_per_iops: Option<f64>,
     pub iops_free: Option<f64>,
     #[serde(alias = "mib_per_s_free")]
     pub mb_per_s_free: Option<f64>,
     /// By family.
     #[serde(default)]
-    pub vcpus_min: BTreeMap<String, u32>,
+    pub(crate) vcpus_min: BTreeMap<String, u32>,
     pub note: Option<String>,
 }
 
 /// IOPS per I/O in flight, which bounds IOPS by the queue depth (Little's law).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct QueueRule {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
     /// Guaranteed IOPS of each I/O in flight.
-    pub iops_per_io_low: f64,
+    pub(crate) iops_per_io_low: f64,
     /// In the best case; `iops_per_io_low` if absent.
-    pub iops_per_io_high: Option<f64>,
+    pub(crate) iops_per_io_high: Option<f64>,
     pub note: Option<String>,
 }

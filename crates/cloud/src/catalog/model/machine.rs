@@ -9,13 +9,14 @@ use crate::catalog::select::{CountRange, NamePattern};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MachineFamily {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
     /// Not known if absent.
     pub vcpus: Option<Vec<u32>>,
     /// If the counts are not listed.
-    pub vcpus_max: Option<u32>,
+    pub(crate) vcpus_max: Option<u32>,
     /// Any vCPU count is available (`n1-custom-6-…`).
     #[serde(default)]
     pub custom: bool,
@@ -34,6 +35,7 @@ pub struct MachineFamily {
 /// Whether a disk type can be attached to a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Support {
     Yes,
     No,
@@ -43,17 +45,19 @@ pub enum Support {
 /// Network egress of some machines of a family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct EgressRow {
     pub vcpus: Option<CountRange>,
     pub machine: Option<NamePattern>,
     pub gbit_per_s: f64,
     /// With Tier_1 networking.
-    pub tier1_gbit_per_s: Option<f64>,
+    pub(crate) tier1_gbit_per_s: Option<f64>,
 }
 
 /// Limits of a machine for all volumes of some types together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct VmTable {
     pub types: Vec<String>,
     /// Machine families; `*` stands for families without a table of their own for the type.
@@ -68,6 +72,7 @@ pub struct VmTable {
 /// each.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct VmRow {
     pub vcpus: Option<CountRange>,
     pub machine: Option<NamePattern>,
@@ -90,7 +95,7 @@ pub struct VmRow {
 /// Limits by the number of disks, for disks of one size (local SSD).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CountTable {
+pub(crate) struct CountTable {
     #[serde(rename = "type")]
     pub kind: String,
     pub source: SourceKeys,
@@ -105,7 +110,7 @@ pub struct CountTable {
 /// Limits of a number of disks, or of the disks that a machine comes with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CountRow {
+pub(crate) struct CountRow {
     pub disks: CountRange,
     /// The machine that comes with the disks; any machine with that number if absent.
     pub machine: Option<NamePattern>,

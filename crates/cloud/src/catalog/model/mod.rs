@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use disk::*;
 pub use machine::*;
-pub use page::*;
+pub(crate) use page::*;
 pub use remarks::*;
 pub use rules::*;
 pub use source::*;
@@ -27,6 +27,7 @@ pub use units::*;
 /// A catalog: limits and prices of one cloud's disks, from its sources at one date.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Catalog {
     /// Version of the format, 1.
     pub format: u32,
@@ -56,7 +57,7 @@ pub struct Catalog {
     pub per_vm: Vec<VmTable>,
     /// Limits of local SSDs by their number.
     #[serde(default)]
-    pub per_count: Vec<CountTable>,
+    pub(crate) per_count: Vec<CountTable>,
     pub egress: Option<Egress>,
     pub cpu: Option<Cpu>,
     #[serde(default, rename = "price")]
@@ -66,7 +67,7 @@ pub struct Catalog {
     pub inconsistencies: Vec<Inconsistency>,
     /// Layouts of page tables.
     #[serde(default, rename = "page_table")]
-    pub page_tables: Vec<PageTable>,
+    pub(crate) page_tables: Vec<PageTable>,
     #[serde(default, rename = "observation")]
     pub observations: Vec<Observation>,
 }

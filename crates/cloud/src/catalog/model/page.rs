@@ -22,7 +22,7 @@ pub enum TableKind {
 /// the layout has the page's choice of rows and its rounding.
 #[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PageTable {
+pub(crate) struct PageTable {
     pub table: TableKind,
     pub title: String,
     /// Disk type, for tables about one type.
@@ -34,42 +34,42 @@ pub struct PageTable {
     /// Machine family, for tables about machines.
     pub family: Option<String>,
     #[serde(default, alias = "sizes_gib")]
-    pub sizes_gb: Vec<f64>,
+    pub(crate) sizes_gb: Vec<f64>,
     /// Sizes of rows that print a mark instead of numbers.
     #[serde(default, alias = "sizes_gib_marked")]
-    pub sizes_gb_marked: Vec<f64>,
+    pub(crate) sizes_gb_marked: Vec<f64>,
     #[serde(default)]
     pub vcpus: Vec<CountRange>,
     /// Largest blocks of the IOPS columns; one column for small blocks if empty.
     #[serde(default, alias = "read_blocks_kib")]
-    pub read_blocks_kb: Vec<f64>,
+    pub(crate) read_blocks_kb: Vec<f64>,
     #[serde(default, alias = "write_blocks_kib")]
-    pub write_blocks_kb: Vec<f64>,
+    pub(crate) write_blocks_kb: Vec<f64>,
     /// An egress table shows the effect on each disk type.
     #[serde(default)]
-    pub by_type: bool,
+    pub(crate) by_type: bool,
     /// Machine whose maxima the rows of a simultaneous table share.
     pub machine: Option<String>,
     /// IOPS from 10,000 round down to a multiple of this.
-    pub iops_step_from_10000: Option<f64>,
+    pub(crate) iops_step_from_10000: Option<f64>,
     /// Throughput below this keeps its decimals; larger values round down to whole numbers.
     #[serde(alias = "decimals_below_mib_per_s")]
-    pub decimals_below_mb_per_s: Option<f64>,
+    pub(crate) decimals_below_mb_per_s: Option<f64>,
     #[serde(default)]
     pub footnotes: Vec<String>,
     /// Cells that deviate from the page's own rules.
     #[serde(default)]
-    pub exceptions: Vec<Exception>,
+    pub(crate) exceptions: Vec<Exception>,
     /// Of the hard disk to match, as `hdd_mb_per_s`.
-    pub hdd_iops: Option<f64>,
+    pub(crate) hdd_iops: Option<f64>,
     #[serde(alias = "hdd_mib_per_s")]
-    pub hdd_mb_per_s: Option<f64>,
+    pub(crate) hdd_mb_per_s: Option<f64>,
 }
 
 /// A cell that deviates from the page's own rules.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Exception {
+pub(crate) struct Exception {
     pub row: String,
     pub column: String,
     pub printed: String,

@@ -8,6 +8,7 @@ use crate::catalog::select::{CountRange, NamePattern};
 /// A contradiction within a source or between sources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Inconsistency {
     pub id: String,
     /// With the printed text.
@@ -24,6 +25,7 @@ pub struct Inconsistency {
 /// Selector of affected results: a result must match every given member.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Touches {
     pub types: Option<Vec<String>>,
     pub families: Option<Vec<String>>,
@@ -33,10 +35,10 @@ pub struct Touches {
     /// Only regional disks (true) or only zonal ones (false).
     pub regional: Option<bool>,
     #[serde(alias = "sizes_gib")]
-    pub sizes_gb: Option<Vec<f64>>,
+    pub(crate) sizes_gb: Option<Vec<f64>>,
     /// Blocks larger than this.
     #[serde(alias = "block_kib_above")]
-    pub block_kb_above: Option<f64>,
+    pub(crate) block_kb_above: Option<f64>,
     /// Workloads with reads, or with writes.
     pub direction: Option<IoDirection>,
     /// Workloads with both reads and writes.
@@ -48,11 +50,12 @@ pub struct Touches {
     pub tables: Vec<TableKind>,
     /// Only tables are affected, no predictions.
     #[serde(default)]
-    pub tables_only: bool,
+    pub(crate) tables_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum IoDirection {
     Read,
     Write,
@@ -60,6 +63,7 @@ pub enum IoDirection {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum LimitKind {
     /// Size of the volume, or its provisioned performance.
     Volume,
@@ -80,6 +84,7 @@ pub enum LimitKind {
 /// A published figure, expected or measured, for comparison with the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Observation {
     #[serde(rename = "type")]
     pub kind: String,

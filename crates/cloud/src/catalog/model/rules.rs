@@ -8,31 +8,32 @@ use super::{Confidence, SourceKeys};
 /// throughput_per_gbit) / multiplier`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Egress {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
     /// For families without a list.
-    pub gbit_per_s_per_vcpu: Option<f64>,
+    pub(crate) gbit_per_s_per_vcpu: Option<f64>,
     /// Maximum by that rule.
-    pub gbit_per_s_max: Option<f64>,
+    pub(crate) gbit_per_s_max: Option<f64>,
     /// Throughput units per Gbit/s, in the source's counting.
-    pub throughput_per_gbit: f64,
+    pub(crate) throughput_per_gbit: f64,
     /// Bytes of that unit, which may differ from the catalog's.
     pub throughput_bytes: u64,
     /// Bytes sent per byte written.
-    pub multiplier_zonal: f64,
-    pub multiplier_regional: f64,
+    pub(crate) multiplier_zonal: f64,
+    pub(crate) multiplier_regional: f64,
     /// Fraction of the egress, 0 to 1, that disks keep under other traffic.
-    pub disk_share: f64,
+    pub(crate) disk_share: f64,
     /// `floor`, `nearest` or `none`.
-    pub rounding: Rounding,
+    pub(crate) rounding: Rounding,
     pub note: Option<String>,
 }
 
 /// Rounding of computed figures by a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rounding {
+pub(crate) enum Rounding {
     Floor,
     Nearest,
     None,
@@ -40,18 +41,20 @@ pub enum Rounding {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Cpu {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
     pub types: Vec<String>,
-    pub read_iops_per_vcpu: f64,
-    pub write_iops_per_vcpu: f64,
+    pub(crate) read_iops_per_vcpu: f64,
+    pub(crate) write_iops_per_vcpu: f64,
     pub note: Option<String>,
 }
 
 /// Price of a disk type, in USD per month.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Price {
     #[serde(rename = "type")]
     pub kind: String,
@@ -69,7 +72,7 @@ pub struct Price {
     pub usd_per_mb_per_s: Option<f64>,
     /// The sources disagree so much that the price is not used.
     #[serde(default)]
-    pub disputed: bool,
+    pub(crate) disputed: bool,
     /// Remark, such as prices of other terms.
     pub note: Option<String>,
 }

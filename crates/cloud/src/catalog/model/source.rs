@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Confidence {
     /// The provider's own page or repository, or a copy of it.
     A,
@@ -24,6 +25,7 @@ impl std::fmt::Display for Confidence {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CatalogSource {
     /// Or the title of a page.
     pub address: String,
@@ -34,4 +36,4 @@ pub struct CatalogSource {
     pub commit: Option<String>,
 }
 
-pub type SourceKeys = Vec<String>;
+pub(crate) type SourceKeys = Vec<String>;

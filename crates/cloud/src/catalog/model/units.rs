@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Units {
     /// `GB` or `GiB`.
     pub size: SizeUnit,
@@ -31,7 +32,7 @@ impl Units {
     }
 
     /// Converts a block size from bytes to the catalog's unit.
-    pub fn block_of(&self, bytes: u64) -> f64 {
+    pub(crate) fn block_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.block_bytes as f64
     }
 }
@@ -41,13 +42,16 @@ macro_rules! unit {
         /// A unit as printed by the page, or of a power of 1,024.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
         pub enum $name {
+            #[doc = $in_1000s]
             #[serde(rename = $in_1000s)]
             $decimal,
+            #[doc = $in_1024s]
             #[serde(rename = $in_1024s)]
             $binary,
         }
 
         impl $name {
+            /// Name as the page prints it.
             pub fn name(self) -> &'static str {
                 match self {
                     $name::$decimal => $in_1000s,
