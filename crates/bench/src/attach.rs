@@ -27,6 +27,7 @@ const NAMESPACE_DEFAULT: u32 = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum InitiatorChoice {
     /// The kernel where possible, else our own generator.
     #[default]
@@ -53,6 +54,7 @@ impl Default for Initiator {
 }
 
 impl Initiator {
+    /// The initiator of this machine.
     pub fn of_machine() -> Initiator {
         Initiator {
             nvme: "nvme".into(),
@@ -275,6 +277,7 @@ pub struct Attached {
 }
 
 impl Attached {
+    /// Block device of the namespace.
     pub fn device(&self) -> &Path {
         &self.device
     }

@@ -20,7 +20,7 @@ const ADDRESS: ([u8; 4], u16) = ([169, 254, 169, 254], 80);
 const AZURE_TAG: &str = "7783-7084-3265-9085-8269-3286-77";
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Firmware<'a> {
+pub(crate) struct Firmware<'a> {
     pub vendor: &'a str,
     pub product: &'a str,
     pub tag: &'a str,
@@ -37,7 +37,7 @@ enum Source<'a> {
 }
 
 /// The machine type; none on unknown machines, or if the metadata server does not answer.
-pub fn machine_type(firmware: Firmware<'_>) -> Option<String> {
+pub(crate) fn machine_type(firmware: Firmware<'_>) -> Option<String> {
     match source(firmware)? {
         Source::Named(name) => checked(name),
         Source::Asked { path, header } => ask(ADDRESS.into(), path, header),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use flagstone_units::{format_block_size, grouped};
 
-use crate::job::JobPattern;
+use crate::job::AccessPattern;
 use crate::provenance::Provenance;
 use crate::results::ResultRecord;
 use crate::stats::{
@@ -15,9 +15,10 @@ use crate::stats::{
 use crate::table::{Table, cell};
 
 /// Significance level: a smaller p-value counts as a difference.
-pub const SIGNIFICANT: f64 = 0.05;
+pub(crate) const SIGNIFICANT: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum ComparedMetric {
     Throughput,
     Iops,
@@ -26,9 +27,11 @@ pub enum ComparedMetric {
 }
 
 impl ComparedMetric {
+    /// All metrics, in the order of the tables.
     pub const ALL: [ComparedMetric; 3] =
         [ComparedMetric::Throughput, ComparedMetric::Iops, ComparedMetric::Latency];
 
+    /// Name with unit.
     pub fn name(self) -> &'static str {
         match self {
             ComparedMetric::Throughput => "MB/s",
@@ -37,6 +40,7 @@ impl ComparedMetric {
         }
     }
 
+    /// Value of a record, in the unit of the name.
     pub fn of(self, record: &ResultRecord) -> f64 {
         match self {
             ComparedMetric::Throughput => record.mb_per_s,
@@ -55,7 +59,7 @@ impl ComparedMetric {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct RepeatedFigure {
+pub(crate) struct RepeatedFigure {
     pub values: Vec<f64>,
     pub median: f64,
     /// 95 % confidence interval of the median; from three repetitions on.
@@ -87,7 +91,7 @@ impl RepeatedFigure {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum DifferenceVerdict {
+pub(crate) enum DifferenceVerdict {
     Differs(f64),
     NotShown {
         p: f64,
@@ -100,7 +104,7 @@ pub enum DifferenceVerdict {
 
 impl DifferenceVerdict {
     /// Compares two sets of repetitions; `b` is the baseline.
-    pub fn of(a: &[f64], b: &[f64]) -> DifferenceVerdict {
+    pub(crate) fn of(a: &[f64], b: &[f64]) -> DifferenceVerdict {
         match mann_whitney(a, b) {
             None => DifferenceVerdict::TooFew,
             Some(found) if found.p_least >= SIGNIFICANT => DifferenceVerdict::TooFew,
@@ -119,7 +123,7 @@ impl DifferenceVerdict {
                 format!("no difference shown (p = {p:.2}; {percent:.1} % would be)")
             }
             DifferenceVerdict::NotShown { p, .. } => format!("no difference shown (p = {p:.2})"),
-            DifferenceVerdict::TooFew => "too few repetitions to tell".to_owned(),
+            DifferenceVerdict::TooFew => "too few repetitions".to_owned(),
         }
     }
 }
@@ -135,7 +139,7 @@ pub struct Comparison {
 #[derive(Clone, Debug)]
 pub(crate) struct JobRow {
     pub(crate) job: String,
-    pub(crate) rw: JobPattern,
+    pub(crate) rw: AccessPattern,
     pub(crate) block_bytes: u64,
     pub(crate) depth: u32,
     pub(crate) threads: u32,
@@ -165,6 +169,7 @@ pub(crate) fn median_of(
 }
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Slower {
     pub job: String,
     pub name: String,
@@ -213,7 +218,7 @@ impl Comparison {
 
     /// Named runs: the targets of a single run, or else each target of each run, by the run's name
     /// and, if it has several targets, the target's.
-    pub fn of_runs(mut runs: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
+    pub(crate) fn of_runs(mut runs: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
         if runs.len() == 1 {
             return Comparison::of_targets(runs.remove(0).1);
         }
@@ -405,7 +410,7 @@ mod tests {
         let target: BenchTarget = format!("{target}=/x").parse().unwrap();
         let job = BenchJob {
             name: job.to_owned(),
-            pattern: JobPattern::RandWrite,
+            pattern: AccessPattern::RandWrite,
             ..BenchJob::default()
         };
         let of = |mb: &f64| {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Ticks {
     user: u64,
     kernel: u64,
@@ -14,6 +15,7 @@ pub struct Ticks {
 pub struct Snapshot(Vec<Ticks>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CpuUse {
     /// In programs.
     pub user_percent: f64,
@@ -24,10 +26,12 @@ pub struct CpuUse {
 }
 
 impl CpuUse {
+    /// In programs and in the kernel.
     pub fn busy_percent(&self) -> f64 {
         self.user_percent + self.kernel_percent
     }
 
+    /// Mean of several CPUs.
     pub fn mean(cpus: &[CpuUse]) -> CpuUse {
         let of = |pick: fn(&CpuUse) -> f64| {
             cpus.iter().map(pick).sum::<f64>() / cpus.len().max(1) as f64

@@ -15,6 +15,7 @@ use crate::target::{BenchTarget, DiskAddress};
 const FILE_BYTES: u64 = 4 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Environment {
     /// Kernel and architecture, such as `Linux 6.1.0 x86_64`.
     pub kernel: String,
@@ -37,6 +38,7 @@ pub struct Environment {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskRecord {
     /// `device`, `file` or `served`.
     pub kind: String,
@@ -72,6 +74,7 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
+/// Records this machine and the disks of the targets.
 pub fn record(targets: &[BenchTarget], fio: Option<&crate::fio::Fio>) -> Environment {
     let uname = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
@@ -147,17 +150,9 @@ fn whole_disk(path: &str) -> Option<PathBuf> {
 }
 
 fn mount_of(number: &str) -> Option<String> {
-    let mounts = text("/proc/self/mountinfo")?;
-    let of = |line: &str| {
-        let (first, second) = line.split_once(" - ")?;
-        let mut fields = first.split(' ').skip(2);
-        if fields.next()? != number {
-            return None;
-        }
-        let options = fields.nth(2)?;
-        Some(format!("{} {options}", second.split(' ').next()?))
-    };
-    mounts.lines().find_map(of)
+    let mounts = flagstone_host::mounts(&text("/proc/self/mountinfo")?);
+    let found = mounts.iter().find(|mount| mount.dev == number)?;
+    Some(format!("{} {}", found.fs, found.options.join(",")))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// The request is invalid; nothing was done.
     #[error("{0}")]
@@ -28,14 +29,14 @@ pub enum Error {
         /// The client's message, with the volume's address.
         problem: String,
     },
-    #[error("{target} is not written to: {found}\n{remedy}")]
+    #[error("{target} is not written to: {found}\n{recommendation}")]
     Guarded {
         /// The target, as it was named.
         target: String,
         /// Contents that were found.
         found: String,
         /// The next step for the user.
-        remedy: String,
+        recommendation: String,
     },
     #[error("{what} {}: {cause}", path.display())]
     File { what: &'static str, path: PathBuf, cause: io::Error },
@@ -58,6 +59,7 @@ impl Error {
         matches!(self, Error::FioMissing | Error::FioUnusable(_))
     }
 
+    /// [`Error::Usage`] with a message.
     pub fn usage(text: impl Into<String>) -> Error {
         Error::Usage(text.into())
     }

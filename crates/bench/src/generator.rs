@@ -14,6 +14,7 @@ use crate::measurement::Measurement;
 use crate::process::{self, Interrupt};
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Generator {
     pub program: PathBuf,
 }
@@ -70,6 +71,7 @@ pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct LoadRun {
     pub results: LoadResults,
     pub command: String,
@@ -78,6 +80,7 @@ pub struct LoadRun {
 }
 
 impl LoadRun {
+    /// The results in the form common to all tools.
     pub fn measurement(&self) -> Measurement {
         Measurement { paused_s: self.paused_s, ..Measurement::of_load(&self.results) }
     }
@@ -138,12 +141,12 @@ impl Generator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::JobPattern;
+    use crate::job::AccessPattern;
 
     #[test]
     fn load_generator_arguments() {
         let job = BenchJob {
-            pattern: JobPattern::RandRw,
+            pattern: AccessPattern::RandRw,
             write_percent: 30,
             depth: 8,
             threads: 2,
@@ -158,8 +161,11 @@ mod tests {
             "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
              --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
         );
-        let parts =
-            BenchJob { pattern: JobPattern::Read, offset_increment_bytes: 1 << 20, ..job.clone() };
+        let parts = BenchJob {
+            pattern: AccessPattern::Read,
+            offset_increment_bytes: 1 << 20,
+            ..job.clone()
+        };
         let words = arguments(&parts, "nvme-tcp://h/n").unwrap().join(" ");
         assert!(words.contains("--threads 2") && words.contains("--size 2097152"), "{words}");
         let random = BenchJob { offset_increment_bytes: 1 << 20, ..job.clone() };

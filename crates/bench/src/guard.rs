@@ -27,6 +27,7 @@ struct Marker {
 const MADE_BY: &str = "flagstone bench";
 const MARKER_BYTES: u64 = 4096;
 
+/// Path of the marker beside a file.
 pub fn marker(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".flagstone-bench");
@@ -79,12 +80,16 @@ pub fn check(
 fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVerdict, Error> {
     let name = disk.to_string();
     let agreed = destroy.contains(&name);
-    let refused =
-        |found: String, remedy: String| Err(Error::Guarded { target: name.clone(), found, remedy });
+    let refused = |found: String, recommendation: String| {
+        Err(Error::Guarded { target: name.clone(), found, recommendation })
+    };
     let Some(path) = disk.path() else {
         if writes && !agreed {
-            let remedy = format!("if its data may be destroyed, say --destroy-data={name}");
-            return refused("a served volume cannot be looked into from here".to_owned(), remedy);
+            let recommendation = format!("if its data may be destroyed, say --destroy-data={name}");
+            return refused(
+                "a served volume cannot be looked into from here".to_owned(),
+                recommendation,
+            );
         }
         return Ok(GuardVerdict::Free);
     };

@@ -27,7 +27,7 @@ impl Histogram {
         Some(Histogram { bins, count })
     }
 
-    pub fn merged(&self, other: &Histogram) -> Option<Histogram> {
+    pub(crate) fn merged(&self, other: &Histogram) -> Option<Histogram> {
         Histogram::new(self.bins.iter().chain(&other.bins).copied().collect())
     }
 
@@ -41,7 +41,7 @@ impl Histogram {
     }
 
     /// Percentile in ns; `None` without samples.
-    pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
+    pub(crate) fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let rank = (self.count as f64 * percent.clamp(0.0, 100.0) / 100.0).ceil() as u64;
         let mut seen = 0;
         for (nanos, count) in &self.bins {

@@ -1,59 +1,13 @@
 //! Measurement jobs: one type for the jobs of suites, of users' files and of diskspd command lines.
 
-use std::fmt;
-
+pub use flagstone_load::AccessPattern;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_BYTES, DEPTH, THREADS};
 
-/// Order and direction of the requests, with fio's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum JobPattern {
-    Read,
-    Write,
-    RandRead,
-    RandWrite,
-    #[serde(alias = "readwrite")]
-    Rw,
-    RandRw,
-}
-
-impl JobPattern {
-    /// fio's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            JobPattern::Read => "read",
-            JobPattern::Write => "write",
-            JobPattern::RandRead => "randread",
-            JobPattern::RandWrite => "randwrite",
-            JobPattern::Rw => "rw",
-            JobPattern::RandRw => "randrw",
-        }
-    }
-
-    /// Whether any request may be a write.
-    pub fn writes(self) -> bool {
-        !matches!(self, JobPattern::Read | JobPattern::RandRead)
-    }
-
-    pub fn is_random(self) -> bool {
-        matches!(self, JobPattern::RandRead | JobPattern::RandWrite | JobPattern::RandRw)
-    }
-
-    pub fn is_mixed(self) -> bool {
-        matches!(self, JobPattern::Rw | JobPattern::RandRw)
-    }
-}
-
-impl fmt::Display for JobPattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Buffers {
     /// Random data that fio changes a little for each request.
     #[default]
@@ -69,10 +23,11 @@ pub enum Buffers {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct BenchJob {
     /// Unique in its suite; letters, digits, `-`, `_` and `.`.
     pub name: String,
-    pub pattern: JobPattern,
+    pub pattern: AccessPattern,
     pub block_bytes: u64,
     pub write_percent: u8,
     /// Requests in flight of each thread.
@@ -115,7 +70,7 @@ impl Default for BenchJob {
     fn default() -> BenchJob {
         BenchJob {
             name: "job".to_owned(),
-            pattern: JobPattern::RandRead,
+            pattern: AccessPattern::RandRead,
             block_bytes: 4096,
             write_percent: 50,
             depth: 1,
@@ -159,10 +114,12 @@ const ENGINES: &[&str] =
     &["io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "sync", "vsync"];
 
 impl BenchJob {
+    /// Whether any request is a write.
     pub fn writes(&self) -> bool {
         self.pattern.writes() && !(self.pattern.is_mixed() && self.write_percent == 0)
     }
 
+    /// Requests in flight of all threads on a disk.
     pub fn in_flight(&self) -> u64 {
         u64::from(self.depth) * u64::from(self.threads)
     }
@@ -177,6 +134,12 @@ impl BenchJob {
             return Err(format!("`{}` is no name of a job: letters, digits, - _ .", self.name));
         }
         let wrong = |what: String| Err(format!("job {}: {what}", self.name));
+        if self.pattern.trims() {
+            return wrong(format!(
+                "no pattern `{}`: read, write, randread, randwrite, rw or randrw",
+                self.pattern
+            ));
+        }
         if !(1..=BLOCK_BYTES).contains(&self.block_bytes) {
             return wrong(format!("a block of {} bytes", self.block_bytes));
         }
@@ -221,9 +184,9 @@ mod tests {
     fn mixed_patterns_count_as_writes() {
         let job =
             |pattern, write_percent| BenchJob { pattern, write_percent, ..BenchJob::default() };
-        assert!(job(JobPattern::RandRw, 1).writes() && job(JobPattern::Rw, 50).writes());
-        assert!(job(JobPattern::Write, 0).writes(), "the percentage is of mixed patterns alone");
-        assert!(!job(JobPattern::RandRw, 0).writes() && !job(JobPattern::Read, 100).writes());
+        assert!(job(AccessPattern::RandRw, 1).writes() && job(AccessPattern::Rw, 50).writes());
+        assert!(job(AccessPattern::Write, 0).writes(), "the percentage is of mixed patterns alone");
+        assert!(!job(AccessPattern::RandRw, 0).writes() && !job(AccessPattern::Read, 100).writes());
     }
 
     #[test]

@@ -16,15 +16,10 @@
 //! the kernel's NVMe/TCP initiator, [`server`] finds the serving processes and their CPU time.
 //! [`diskspd`] executes diskspd command lines. [`process`] is the only module that runs programs.
 
-#![allow(
-    missing_docs,
-    reason = "names that say it all have no comment; `docs/results.md` has the JSON"
-)]
-
 pub mod attach;
 pub mod campaign;
 pub mod caveats;
-pub mod cloud_machine;
+mod cloud_machine;
 pub mod compare;
 pub mod cpu;
 pub mod diskspd;
@@ -33,7 +28,7 @@ pub mod error;
 pub mod fio;
 pub mod generator;
 pub mod guard;
-pub mod histogram;
+mod histogram;
 pub mod job;
 pub mod limits;
 pub mod measurement;

@@ -4,70 +4,70 @@ use std::time::Duration;
 
 /// Time limit for fio's version and for a probe of an I/O engine. Both take milliseconds; from a
 /// network file system, on a machine that is short of memory, seconds.
-pub const FIO_ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const FIO_ANSWER: Duration = Duration::from_secs(30);
 /// Bytes of fio's output. json+ of one job with full histograms has at most 3 directions x 3
 /// latencies x 1,856 bins x about 30 bytes = 0.5 MB; 64 MiB holds 128 such jobs, or thousands of
 /// ordinary ones.
 pub const FIO_OUTPUT_BYTES: u64 = 64 << 20;
 /// Jobs in one output of fio.
-pub const FIO_JOBS: usize = 4096;
+pub(crate) const FIO_JOBS: usize = 4096;
 /// Options of one job in an output of fio: it has some 300.
-pub const FIO_OPTIONS: usize = 1024;
+pub(crate) const FIO_OPTIONS: usize = 1024;
 /// Bins of one histogram: fio has 29 groups of 64.
-pub const HISTOGRAM_BINS: usize = 1 << 16;
+pub(crate) const HISTOGRAM_BINS: usize = 1 << 16;
 /// Bytes of a failed fio's messages that are kept.
-pub const FIO_SAID_BYTES: usize = 4000;
+pub(crate) const FIO_SAID_BYTES: usize = 4000;
 /// Bytes of one interval log of fio.
-pub const FIO_LOG_BYTES: u64 = 64 << 20;
+pub(crate) const FIO_LOG_BYTES: u64 = 64 << 20;
 /// Points of a time series; a longer one is averaged.
-pub const SERIES_POINTS: usize = 600;
+pub(crate) const SERIES_POINTS: usize = 600;
 /// Bytes of a suite's file.
-pub const SUITE_BYTES: u64 = 1 << 20;
+pub(crate) const SUITE_BYTES: u64 = 1 << 20;
 /// Jobs of a suite after its lists are multiplied out.
-pub const SUITE_JOBS: usize = 1000;
+pub(crate) const SUITE_JOBS: usize = 1000;
 /// Bytes of one line of a results file.
-pub const RESULT_LINE_BYTES: usize = 4 << 20;
+pub(crate) const RESULT_LINE_BYTES: usize = 4 << 20;
 /// Bytes of one results file: 10,000 measurements of about 20 kB.
-pub const RESULTS_BYTES: u64 = 256 << 20;
+pub(crate) const RESULTS_BYTES: u64 = 256 << 20;
 /// Environments in one results directory: one for each change between resumptions.
-pub const ENVIRONMENTS: usize = 100;
+pub(crate) const ENVIRONMENTS: usize = 100;
 /// Bytes of a server's configuration that are stored with results.
 pub const STACK_BYTES: usize = 64 << 10;
 /// Plots of one report, at about 10 kB of SVG each: 1,000 results stay below 5 MB.
-pub const REPORT_PLOTS: usize = 120;
-pub const PLOT_LINES: usize = 6;
+pub(crate) const REPORT_PLOTS: usize = 120;
+pub(crate) const PLOT_LINES: usize = 6;
 /// Groups of bars in one plot.
-pub const PLOT_GROUPS: usize = 8;
+pub(crate) const PLOT_GROUPS: usize = 8;
 /// Sum of the characters below the bars of one plot: 774 units at 12 units a line, 0.6 as wide.
-pub const PLOT_CHARACTERS: usize = 107;
+pub(crate) const PLOT_CHARACTERS: usize = 107;
 /// Sum of the points of time series in all plots of one report, at about 12 bytes each.
-pub const REPORT_POINTS: usize = 60_000;
+pub(crate) const REPORT_POINTS: usize = 60_000;
 /// Sum of the points of time series in the data of one report, at about 7 bytes each.
-pub const REPORT_DATA_POINTS: usize = 150_000;
+pub(crate) const REPORT_DATA_POINTS: usize = 150_000;
 /// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about 40
 /// bytes, a table some kilobytes.
-pub const SECTIONS_BYTES: u64 = 4 << 20;
+pub(crate) const SECTIONS_BYTES: u64 = 4 << 20;
 /// Tables of the additional sections.
-pub const SECTIONS_TABLES: usize = 32;
+pub(crate) const SECTIONS_TABLES: usize = 32;
 /// Cells of all these tables together: `lab limits` has about 400.
-pub const SECTIONS_CELLS: usize = 20_000;
+pub(crate) const SECTIONS_CELLS: usize = 20_000;
 /// Caveats of the additional sections.
-pub const SECTIONS_CAVEATS: usize = 100;
+pub(crate) const SECTIONS_CAVEATS: usize = 100;
 /// Pictures of the additional sections.
-pub const SECTIONS_PICTURES: usize = 16;
+pub(crate) const SECTIONS_PICTURES: usize = 16;
 /// Marks in one of these pictures.
-pub const SECTIONS_MARKS: usize = 64;
+pub(crate) const SECTIONS_MARKS: usize = 64;
 /// Targets of one campaign.
-pub const TARGETS: usize = 64;
+pub(crate) const TARGETS: usize = 64;
 /// Disks of one target.
 pub const DISKS: usize = 128;
 /// Resamples of a bootstrap: the 2.5 % tail has 250 samples, known to about 6 %.
-pub const RESAMPLES: usize = 10_000;
+pub(crate) const RESAMPLES: usize = 10_000;
 /// Upper bound of `n x m` for the exact test of Mann and Whitney; it counts in `n x m x (n x m)`
 /// steps. Larger samples use the normal approximation.
-pub const EXACT_PAIRS: usize = 2500;
+pub(crate) const EXACT_PAIRS: usize = 2500;
 /// Repetitions and rounds of a campaign.
-pub const REPETITIONS: u32 = 1000;
+pub(crate) const REPETITIONS: u32 = 1000;
 /// Threads of one job; fio's own limit is far above.
 pub const THREADS: u32 = 4096;
 /// Requests in flight of one thread; fio's own limit is far above.
@@ -75,6 +75,6 @@ pub const DEPTH: u32 = 65_536;
 /// Bytes of one request; diskspd's and NVMe's own limits are below.
 pub const BLOCK_BYTES: u64 = u32::MAX as u64;
 /// Processes that serve one target.
-pub const SERVER_PROCESSES: usize = 1024;
+pub(crate) const SERVER_PROCESSES: usize = 1024;
 /// NVMe controllers that are inspected: the kernel's number of minor device numbers.
 pub const CONTROLLERS: usize = 65_536;

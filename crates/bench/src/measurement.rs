@@ -37,6 +37,7 @@ pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
 
 /// Results of one direction, or of both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DirectionResults {
     pub ios: u64,
     pub bytes: u64,
@@ -51,10 +52,12 @@ pub struct DirectionResults {
 }
 
 impl DirectionResults {
+    /// 10^6 bytes per second.
     pub fn mb_per_s(&self) -> f64 {
         self.bytes_per_s / 1e6
     }
 
+    /// A percentile in µs, by its name in [`PERCENTILES`].
     pub fn percentile_us(&self, name: &str) -> Option<f64> {
         self.percentiles_us.get(name).copied()
     }
@@ -77,6 +80,7 @@ impl DirectionResults {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Measurement {
     pub total: DirectionResults,
     pub read: DirectionResults,

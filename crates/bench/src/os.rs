@@ -81,18 +81,22 @@ pub fn is_own_address(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
+/// Wall-clock time, in seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
+    /// Starts now.
     pub fn start() -> Stopwatch {
         Stopwatch(Instant::now())
     }
 
+    /// Seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }

@@ -40,7 +40,7 @@ pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
 ///
 /// # Errors
 /// A file system without enough space.
-pub fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
+pub(crate) fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
     let mut wanted: BTreeMap<u64, u64> = BTreeMap::new();
     for path in paths {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());

@@ -31,9 +31,11 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) const CANNOT_START: &str = "cannot start a program";
 
 #[derive(Clone, Debug, Default)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
+    /// An interrupt that is not raised by signals.
     pub fn never() -> Interrupt {
         Interrupt::default()
     }
@@ -51,10 +53,12 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
+    /// Raises it, as a signal does.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// Whether it was raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -69,6 +73,7 @@ impl Interrupt {
 }
 
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ProcessOutput {
     pub status: ExitStatus,
     pub output: String,
@@ -86,6 +91,7 @@ impl ProcessOutput {
     }
 }
 
+/// The last `bytes_max` bytes of a text, from a character on.
 pub fn tail(text: &str, bytes_max: usize) -> &str {
     &text[text.ceil_char_boundary(text.len().saturating_sub(bytes_max))..]
 }
@@ -244,7 +250,7 @@ pub fn run(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_within(
+pub(crate) fn run_within(
     command: &mut Command,
     bytes_max: u64,
     interrupt: &Interrupt,

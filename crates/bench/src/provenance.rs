@@ -12,6 +12,7 @@ use crate::target::BenchTarget;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Provenance {
     /// A device of this machine, or a file on one.
     Real,
@@ -25,6 +26,7 @@ pub enum Provenance {
 }
 
 impl Provenance {
+    /// Mark behind a target's name; empty for real disks.
     pub fn suffix(self) -> &'static str {
         match self {
             Provenance::Real => "",
@@ -40,7 +42,7 @@ impl Provenance {
         match self {
             Provenance::Real => None,
             Provenance::Served => Some(
-                "a served volume; what is behind it was not told (--stack, --emulated), so it may be \
+                "a served volume; what backs it is unknown (--stack, --emulated), so it may be \
                  emulated",
             ),
             Provenance::Unknown => {
@@ -54,9 +56,9 @@ impl Provenance {
     }
 
     /// Provenance of a disk as it was found; the user's statement takes precedence.
-    pub fn of_disk(disk: &DiskRecord, told: Option<&Origin>) -> Provenance {
-        if let Some(told) = told {
-            return told.provenance;
+    pub fn of_disk(disk: &DiskRecord, stated: Option<&Origin>) -> Provenance {
+        if let Some(stated) = stated {
+            return stated.provenance;
         }
         let device = disk.device.as_deref().unwrap_or_default();
         let mount = disk.mount.as_deref().unwrap_or_default();
@@ -76,14 +78,14 @@ impl Provenance {
     }
 
     /// Provenance of a target: that of its least real disk.
-    pub fn of_target(
+    pub(crate) fn of_target(
         target: &BenchTarget,
         environment: &Environment,
         origins: &BTreeMap<String, Origin>,
     ) -> Provenance {
         let of = |disk: String| match environment.disks.get(&disk) {
             Some(found) => Provenance::of_disk(found, origins.get(&disk)),
-            None => origins.get(&disk).map_or(Provenance::Unknown, |told| told.provenance),
+            None => origins.get(&disk).map_or(Provenance::Unknown, |origin| origin.provenance),
         };
         let all = target.disks.iter().map(|disk| of(disk.to_string()));
         all.max().unwrap_or_default()
@@ -92,6 +94,7 @@ impl Provenance {
 
 /// The user's statement on a disk that cannot be inspected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Origin {
     pub provenance: Provenance,
     /// Configuration of the server; may be empty.
@@ -127,8 +130,8 @@ mod tests {
             (disk("", "", "", ""), Provenance::Unknown),
         ] {
             assert_eq!(Provenance::of_disk(&found, None), provenance, "{found:?}");
-            let told = Origin { provenance: Provenance::Emulated, stack: String::new() };
-            assert_eq!(Provenance::of_disk(&found, Some(&told)), Provenance::Emulated);
+            let stated = Origin { provenance: Provenance::Emulated, stack: String::new() };
+            assert_eq!(Provenance::of_disk(&found, Some(&stated)), Provenance::Emulated);
         }
     }
 
@@ -146,8 +149,8 @@ mod tests {
             Provenance::of_target(&target, &environment, &BTreeMap::new()),
             Provenance::Real
         );
-        let told = Origin { provenance: Provenance::Emulated, stack: String::new() };
-        let origins = BTreeMap::from([("/b".to_owned(), told)]);
+        let stated = Origin { provenance: Provenance::Emulated, stack: String::new() };
+        let origins = BTreeMap::from([("/b".to_owned(), stated)]);
         assert_eq!(Provenance::of_target(&target, &environment, &origins), Provenance::Emulated);
     }
 

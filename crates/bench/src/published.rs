@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use flagstone_units::{format_block_size, grouped};
 
 use crate::compare::{ComparedMetric, Comparison, JobRow};
-use crate::job::JobPattern;
+use crate::job::AccessPattern;
 use crate::table::{Table, cell};
 
 fn tables() -> BTreeMap<String, Table> {
     toml_edit::de::from_str(include_str!("published.toml")).expect("a test reads it")
 }
 
+/// Published results of a suite, if there are any.
 pub fn published(suite: &str) -> Option<Table> {
     tables().remove(suite)
 }
@@ -34,7 +35,7 @@ pub fn by_disks(comparison: &Comparison, other: usize) -> Vec<Table> {
         let mut disks: Vec<u32> = same.iter().map(|row| row.disks).collect();
         disks.sort_unstable();
         disks.dedup();
-        let mut patterns: Vec<JobPattern> = same.iter().map(|row| row.rw).collect();
+        let mut patterns: Vec<AccessPattern> = same.iter().map(|row| row.rw).collect();
         // Writes precede reads, as published.
         patterns.sort_unstable_by_key(|pattern| std::cmp::Reverse(*pattern));
         patterns.dedup();
@@ -119,7 +120,7 @@ mod tests {
     use crate::suite;
     use crate::target::BenchTarget;
 
-    fn record(target: &str, pattern: JobPattern, disks: u32, iops: f64) -> ResultRecord {
+    fn record(target: &str, pattern: AccessPattern, disks: u32, iops: f64) -> ResultRecord {
         let target: BenchTarget = format!("{target}=/a,/b,/c,/d").parse().unwrap();
         let name = format!("{pattern}-x{disks}");
         let job = BenchJob { name, pattern, disks, depth: 32, ..BenchJob::default() };
@@ -141,10 +142,10 @@ mod tests {
             (4, [398e3, 368e3, 659e3, 384e3]),
         ];
         for (disks, [write, write_tcp, read, read_tcp]) in measured {
-            all.push(record("local", JobPattern::RandWrite, disks, write));
-            all.push(record("NVMe/TCP", JobPattern::RandWrite, disks, write_tcp));
-            all.push(record("local", JobPattern::RandRead, disks, read));
-            all.push(record("NVMe/TCP", JobPattern::RandRead, disks, read_tcp));
+            all.push(record("local", AccessPattern::RandWrite, disks, write));
+            all.push(record("NVMe/TCP", AccessPattern::RandWrite, disks, write_tcp));
+            all.push(record("local", AccessPattern::RandRead, disks, read));
+            all.push(record("NVMe/TCP", AccessPattern::RandRead, disks, read_tcp));
         }
         let comparison = Comparison::of_targets(all);
         let [table] = &by_disks(&comparison, 1)[..] else { panic!("one block size and depth") };
@@ -161,21 +162,21 @@ mod tests {
     #[test]
     fn unmeasured_disk_counts_have_no_row() {
         let all = vec![
-            record("first", JobPattern::Read, 1, 1e3),
-            record("fabric", JobPattern::RandWrite, 1, 2e3),
-            record("fabric", JobPattern::RandWrite, 2, 4e3),
-            record("other", JobPattern::Read, 1, 1e3),
-            record("part", JobPattern::RandWrite, 1, 1e3),
+            record("first", AccessPattern::Read, 1, 1e3),
+            record("fabric", AccessPattern::RandWrite, 1, 2e3),
+            record("fabric", AccessPattern::RandWrite, 2, 4e3),
+            record("other", AccessPattern::Read, 1, 1e3),
+            record("part", AccessPattern::RandWrite, 1, 1e3),
         ];
         let comparison = Comparison::of_targets(all);
         let rows = |other| by_disks(&comparison, other).iter().map(|t| t.rows.len()).collect();
         let found: [Vec<usize>; 3] = [rows(1), rows(2), rows(3)];
         assert_eq!(found, [vec![2], vec![1], vec![1]], "first and other read one disk alone");
         let of_fabric = vec![
-            record("first", JobPattern::Read, 4, 1e3),
-            record("second", JobPattern::Read, 4, 1e3),
-            record("fabric", JobPattern::RandWrite, 1, 2e3),
-            record("fabric", JobPattern::RandWrite, 2, 4e3),
+            record("first", AccessPattern::Read, 4, 1e3),
+            record("second", AccessPattern::Read, 4, 1e3),
+            record("fabric", AccessPattern::RandWrite, 1, 2e3),
+            record("fabric", AccessPattern::RandWrite, 2, 4e3),
         ];
         let rows = by_disks(&Comparison::of_targets(of_fabric), 1);
         assert!(rows.len() == 1 && rows[0].rows.len() == 1 && rows[0].rows[0][0] == "4");
@@ -184,8 +185,8 @@ mod tests {
 
     #[test]
     fn iops_table_by_disk_size() {
-        let mut all = vec![record("small", JobPattern::RandRead, 1, 309.0)];
-        all.push(record("large", JobPattern::RandRead, 1, 745.0));
+        let mut all = vec![record("small", AccessPattern::RandRead, 1, 309.0)];
+        all.push(record("large", AccessPattern::RandRead, 1, 745.0));
         let comparison = Comparison::of_targets(all);
         let table = by_size(&comparison, &[Some(200.0), Some(600.0)]).unwrap();
         for (ours, theirs) in table.rows.iter().zip(published("provisioned-iops").unwrap().rows) {

@@ -12,18 +12,20 @@ use crate::campaign::CampaignPlan;
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::fio::arguments::shell;
-use crate::job::{BenchJob, JobPattern};
+use crate::job::{AccessPattern, BenchJob};
 use crate::limits::{ENVIRONMENTS, RESULT_LINE_BYTES, RESULTS_BYTES};
 use crate::measurement::Measurement;
 use crate::provenance::Provenance;
 use crate::stats::WINDOW;
 use crate::target::BenchTarget;
 
+/// Version of the format of results.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// One line of `results.jsonl`. The main figures are at the top level, so that pandas reads them as
 /// a table; all figures are in `measurement`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ResultRecord {
     pub schema_version: u32,
     pub suite: String,
@@ -37,7 +39,7 @@ pub struct ResultRecord {
     /// Repetition, from 0.
     pub repetition: u32,
     pub started_unix_s: f64,
-    pub rw: JobPattern,
+    pub rw: AccessPattern,
     pub block_bytes: u64,
     /// Requests in flight of each thread.
     pub depth: u32,
@@ -62,6 +64,7 @@ pub struct ResultRecord {
 }
 
 impl ResultRecord {
+    /// A record of a measurement without provenance, repetition, time, tool and command.
     pub fn new(
         suite: &str,
         job: &BenchJob,
@@ -101,6 +104,7 @@ impl ResultRecord {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ResultStore {
     directory: PathBuf,
 }
@@ -167,6 +171,7 @@ impl ResultStore {
         let _ = fs::remove_dir(&self.directory);
     }
 
+    /// Directory of the results.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -257,6 +262,7 @@ impl ResultStore {
     }
 }
 
+/// Command line that resumes a run.
 pub fn resume_command(directory: &Path) -> String {
     let words = ["bench", "resume"].map(str::to_owned);
     shell("flagstone", &[&words[..], &[directory.display().to_string()]].concat())
@@ -381,7 +387,7 @@ mod tests {
         assert_eq!(store.records().unwrap(), [record(0), record(1)]);
         assert!(ResultStore::create(directory.path(), &plan).is_err(), "nothing is overwritten");
         let resumed = ResultStore::open(directory.path()).unwrap().1;
-        assert!(resumed.destroy.is_empty(), "consent is given anew");
+        assert!(resumed.destroy.is_empty(), "consent is given again");
         plan.destroy.clear();
         assert_eq!(resumed, plan);
     }

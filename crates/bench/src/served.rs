@@ -159,10 +159,10 @@ mod tests {
         file.set_len(size_bytes).unwrap();
         let name = path.display().to_string();
         let never = Interrupt::never();
-        let mut told = Vec::new();
-        fill(&name, size_bytes, &never, &mut |written| told.push(written)).unwrap();
-        assert_eq!(told.last(), Some(&size_bytes));
-        assert!(told.is_sorted(), "{told:?}");
+        let mut reported = Vec::new();
+        fill(&name, size_bytes, &never, &mut |written| reported.push(written)).unwrap();
+        assert_eq!(reported.last(), Some(&size_bytes));
+        assert!(reported.is_sorted(), "{reported:?}");
         let data = std::fs::read(&path).unwrap();
         assert_eq!(data.len() as u64, size_bytes);
         let mut blocks: Vec<&[u8]> = data.chunks(512).collect();

@@ -27,6 +27,7 @@ const TCP_LISTENS: &str = "0A";
 const UNIX_LISTENS: &str = "00010000";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ServerUse {
     pub program: String,
     /// CPU time in user mode, in % of one CPU.
@@ -42,7 +43,7 @@ impl ServerUse {
     }
 
     /// CPU time per request, in µs.
-    pub fn us_per_io(&self, iops: f64) -> Option<f64> {
+    pub(crate) fn us_per_io(&self, iops: f64) -> Option<f64> {
         (iops > 0.0).then(|| self.busy_percent() * 1e4 / iops)
     }
 }
@@ -68,12 +69,14 @@ impl Servers {
         Servers(if sockets.is_empty() { BTreeSet::new() } else { owners(&sockets) })
     }
 
+    /// Whether no process was found.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Metered {
     /// Mean of this machine's CPUs; `None` if unknown.
     pub host: Option<CpuUse>,

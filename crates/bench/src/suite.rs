@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use flagstone_units::{format_block_size, parse_block_size, parse_time_ms};
+use flagstone_units::{format_block_size, parse_duration, parse_size};
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::job::{BenchJob, Buffers, JobPattern};
+use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Suite {
     pub name: String,
     pub title: String,
@@ -24,6 +25,7 @@ pub struct Suite {
     pub jobs: Vec<BenchJob>,
 }
 
+/// Name and file of each built-in suite.
 pub const BUILT_IN: [(&str, &str); 8] = [
     ("quick", include_str!("../suites/quick.toml")),
     ("latency", include_str!("../suites/latency.toml")),
@@ -71,7 +73,7 @@ struct RawSuite {
 #[serde(deny_unknown_fields)]
 struct RawJob {
     name: Option<String>,
-    rw: Option<List<JobPattern>>,
+    rw: Option<List<AccessPattern>>,
     bs: Option<List<String>>,
     depth: Option<List<u32>>,
     threads: Option<List<u32>>,
@@ -202,7 +204,7 @@ fn expand(raw: &RawJob, jobs: &mut Vec<BenchJob>) -> Result<(), String> {
         }
     };
     let all = vec![(raw.name.iter().cloned().collect(), base(raw)?)];
-    let all = multiply(all, &raw.rw, |p| p.name().to_owned(), |job, p| job.pattern = p)?;
+    let all = multiply(all, &raw.rw, |p| p.to_string(), |job, p| job.pattern = p)?;
     let all = multiply(all, &sizes, |b| format_block_size(*b), |job, b| job.block_bytes = b)?;
     let all = multiply(all, &raw.depth, |n| format!("d{n}"), |job, n| job.depth = n)?;
     let all = multiply(all, &raw.threads, |n| format!("t{n}"), |job, n| job.threads = n)?;
@@ -223,11 +225,12 @@ fn expand(raw: &RawJob, jobs: &mut Vec<BenchJob>) -> Result<(), String> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    parse_block_size(text).map_err(|error| format!("`{text}`: {error}"))
+    parse_size(text).map_err(|error| format!("`{text}`: {error}"))
 }
 
 fn time_ms(text: &str) -> Result<u64, String> {
-    parse_time_ms(text).map_err(|error| format!("`{text}`: {error}"))
+    let time = parse_duration(text).map_err(|error| format!("`{text}`: {error}"))?;
+    Ok(time.as_millis() as u64)
 }
 
 /// The options that are not lists.

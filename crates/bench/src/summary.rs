@@ -9,6 +9,7 @@ use crate::stats::{coefficient_of_variation_percent, median};
 use crate::table::{Table, cell};
 
 impl Comparison {
+    /// One row for each job, with the medians of each target.
     pub fn summary(&self) -> Table {
         let head = [
             "job",

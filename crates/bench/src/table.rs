@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// A table: a head and rows of the same number of cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Table {
     pub title: String,
     pub head: Vec<String>,
@@ -13,6 +14,7 @@ pub struct Table {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Form {
     Text,
     Markdown,
@@ -21,11 +23,13 @@ pub enum Form {
 }
 
 impl Table {
+    /// A table without rows.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
         Table { title: title.into(), head, rows: Vec::new() }
     }
 
+    /// The table in a format.
     pub fn write(&self, form: Form) -> String {
         match form {
             Form::Text => self.text(),

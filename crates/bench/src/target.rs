@@ -10,6 +10,7 @@ use crate::limits::DISKS;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskAddress {
     /// A block device or file of this machine, measured with fio.
     Path(PathBuf),
@@ -20,6 +21,7 @@ pub enum DiskAddress {
 }
 
 impl DiskAddress {
+    /// Path of a device or file; `None` for served volumes.
     pub fn path(&self) -> Option<&Path> {
         match self {
             DiskAddress::Path(path) => Some(path),
@@ -39,6 +41,7 @@ impl fmt::Display for DiskAddress {
 
 /// A target: `[NAME=]DISK[,DISK…]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct BenchTarget {
     pub name: String,
     /// Disks, all of one kind.

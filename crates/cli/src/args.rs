@@ -14,7 +14,7 @@ use flagstone_config::{Arguments, Checked, Config, Diagnostics};
 use flagstone_load::AccessPattern;
 use flagstone_load::job::Crash;
 use flagstone_runtime::IoEngine;
-use flagstone_units::{format_size, parse_block_size, parse_duration};
+use flagstone_units::{format_size, parse_duration, parse_size};
 
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
@@ -198,7 +198,7 @@ fn request_bytes(text: &str) -> Result<u32, String> {
 }
 
 fn block_multiple(text: &str) -> Result<u64, String> {
-    let bytes = parse_block_size(text).map_err(|error| error.to_string())?;
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
     match bytes.is_multiple_of(512) {
         true => Ok(bytes),
         false => Err("write a multiple of 512, the smallest block".to_owned()),

@@ -44,16 +44,19 @@ pub fn run() -> Exit {
 }
 
 /// Options that several commands share, by the name of their list in `docs/cli.md`.
-pub fn option_groups() -> [(&'static str, clap::Command); 8] {
+pub fn option_groups() -> [(&'static str, clap::Command); 11] {
     let group = || clap::Command::new("group");
     [
         ("query", status::QueryArgs::augment_args(group())),
-        ("mirror-actions", mirror::args::ActionArgs::augment_args(group())),
+        ("mirror-actions", mirror::args::VolumeArgs::augment_args(group())),
+        ("mirror-peer", mirror::args::PeerArgs::augment_args(group())),
         ("plan-machine", plan::args::MachineArgs::augment_args(group())),
+        ("plan-disk", plan::args::DiskArgs::augment_args(group())),
         ("plan-jobs", plan::args::JobArgs::augment_args(group())),
         ("plan-output", plan::args::CatalogArg::augment_args(group())),
         ("lab-results", lab::args::OutputArgs::augment_args(group())),
         ("lab-lengths", lab::args::LengthArgs::augment_args(group())),
+        ("lab-product", lab::real_args::KindArgs::augment_args(group())),
         ("lab-targets", lab::real_args::MeasuredArgs::augment_args(group())),
     ]
 }

@@ -82,7 +82,7 @@ fn mirror_beside_published_figures() {
     for row in table {
         assert!(row["mirror"]["mib_per_s"].as_f64().expect("a number") > 0.0);
         assert!(row["plain"]["latency_ms"].as_f64().expect("a number") > 0.0);
-        assert!(row["far"]["latency_ms"].as_f64().expect("a number") > 0.0);
+        assert!(row["remote_disk"]["latency_ms"].as_f64().expect("a number") > 0.0);
         assert!(row["network_share"]["latency_percent"].is_number());
     }
     // Eight with all regions active, four with none, of three sizes.

@@ -88,7 +88,7 @@ fn mistakes_are_explained() {
         ("ram:1GiB", "write memory:"),
         ("Memory:1GiB", "write memory:"),
         ("file:///srv/a", "the path alone"),
-        ("memory:4k", "4KiB"),
+        ("memory:1k", "at least 4KiB"),
         ("nvme-tcp:192.0.2.1", "write nvme-tcp://HOST:4420/NQN"),
         ("nvme-tcp://192.0.2.1", "NQN is missing"),
         ("nvme-tcp://192.0.2.1/db", "nqn.YYYY-MM"),

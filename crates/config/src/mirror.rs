@@ -98,8 +98,8 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         on_congestion: one_of(reader, "on_congestion", &OnCongestion::ALL, OnCongestion::name),
         resync_max_bytes_per_s: reader.rate("resync_max").map(|rate| rate.value),
         resync_min_bytes_per_s: reader.rate_or_default("resync_min"),
-        resync_adaptive: reader.flag("resync_adaptive"),
-        resync_compare: reader.flag("resync_compare"),
+        resync_adaptive: reader.boolean("resync_adaptive"),
+        resync_compare: reader.boolean("resync_compare"),
         // The range of the schema keeps it below 2^32.
         granularity_bytes: reader.size_or_default("granularity").value as u32,
         activity_log_bytes: reader.size_or_default("activity_log_size").value,

@@ -164,8 +164,8 @@ pub(crate) fn read(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<ProfiledD
     let size = reader.size("size");
     let disks = reader.count("disks");
     let options = ProfileOptions {
-        regional: reader.flag("regional"),
-        tier1: reader.flag("tier1_networking"),
+        regional: reader.boolean("regional"),
+        tier1_networking: reader.boolean("tier1_networking"),
         other_egress_gbps: reader.count("other_egress_gbps").map_or(0, |gbps| gbps.value),
         provisioned_iops: reader.count("provisioned_iops").map(|iops| iops.value as f64),
         provisioned_bytes_per_s: reader
@@ -194,7 +194,7 @@ pub(crate) fn read(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<ProfiledD
     let mut configuration = made.map_err(|error| refused(error, &["machine"])).ok()?;
     let fixed = catalog.fixed_disks(&kind, &machine).unwrap_or(1);
     configuration.disks = disks.map_or(fixed, |disks| disks.value as u32);
-    options.settle(&catalog, &mut configuration, refused).ok()?;
+    options.apply(&catalog, &mut configuration, refused).ok()?;
     let ceilings = catalog.ceilings(&configuration).map_err(|error| refused(error, &[])).ok()?;
     let limit = limit(&catalog, &configuration, &ceilings).map_err(|error| {
         let message = format!("{} of {kind} cannot be a limit", described(&configuration));
@@ -227,7 +227,7 @@ fn refuse(reader: &Reader<'_>, catalog: &Catalog, error: PlanError, keys: &[&str
 
 struct ProfileOptions {
     regional: bool,
-    tier1: bool,
+    tier1_networking: bool,
     other_egress_gbps: u64,
     provisioned_iops: Option<f64>,
     provisioned_bytes_per_s: Option<f64>,
@@ -235,39 +235,41 @@ struct ProfileOptions {
 
 impl ProfileOptions {
     /// Applies one option after the other, so that an error is reported at the key that caused it.
-    fn settle(
+    fn apply(
         &self,
         catalog: &Catalog,
         configuration: &mut DiskConfiguration,
         refused: impl Fn(PlanError, &[&str]),
     ) -> Result<(), ()> {
-        let site = |configuration: &DiskConfiguration, keys: &[&str]| {
+        let placement = |configuration: &DiskConfiguration, keys: &[&str]| {
             Placement::of(catalog, configuration).map_err(|error| refused(error, keys))
         };
-        site(configuration, &["machine"])?;
+        placement(configuration, &["machine"])?;
         configuration.regional = self.regional;
-        site(configuration, &["regional"])?;
-        configuration.tier1_networking = self.tier1;
-        site(configuration, &["tier1_networking"])?;
+        placement(configuration, &["regional"])?;
+        configuration.tier1_networking = self.tier1_networking;
+        placement(configuration, &["tier1_networking"])?;
         configuration.other_egress_gbit_per_s = self.other_egress_gbps as f64;
-        let site = site(configuration, &["other_egress_gbps"])?;
-        match site.size_each() {
+        let placement = placement(configuration, &["other_egress_gbps"])?;
+        match placement.size_each() {
             Some(_) => {
                 let keys = if configuration.size_bytes == 0 { "disks" } else { "size" };
-                site.demand(configuration).map_err(|error| refused(error, &[keys]))?;
+                placement.demand(configuration).map_err(|error| refused(error, &[keys]))?;
             }
             None => {
                 let size = catalog.units.size_of(configuration.size_bytes);
-                site.check_size(size).map_err(|error| refused(error, &["size"]))?;
+                placement.check_size(size).map_err(|error| refused(error, &["size"]))?;
             }
         }
         configuration.provisioned_iops = self.provisioned_iops;
         if self.provisioned_iops.is_some() {
-            site.demand(configuration).map_err(|error| refused(error, &["provisioned_iops"]))?;
+            placement
+                .demand(configuration)
+                .map_err(|error| refused(error, &["provisioned_iops"]))?;
         }
         configuration.provisioned_bytes_per_s = self.provisioned_bytes_per_s;
         let keys = ["provisioned_throughput"];
-        site.demand(configuration).map(drop).map_err(|error| refused(error, &keys))
+        placement.demand(configuration).map(drop).map_err(|error| refused(error, &keys))
     }
 }
 
@@ -284,10 +286,10 @@ fn limit(
     configuration: &DiskConfiguration,
     ceilings: &Ceilings,
 ) -> Result<Limit, NoLimit> {
-    let site = Placement::of(catalog, configuration)?;
-    let demand = site.demand(configuration)?;
+    let placement = Placement::of(catalog, configuration)?;
+    let demand = placement.demand(configuration)?;
     // A machine limit for reads and writes together is one more budget.
-    let caps = site.hard_caps(&demand, MIN_BLOCK_BYTES);
+    let caps = placement.hard_caps(&demand, MIN_BLOCK_BYTES);
     let together = |dimension| {
         let both = caps.iter().filter(|cap| cap.together && cap.dimension == dimension);
         both.filter_map(|cap| cap.read).min_by(f64::total_cmp)

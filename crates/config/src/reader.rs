@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    pub(crate) fn flag(&self, name: &str) -> bool {
+    pub(crate) fn boolean(&self, name: &str) -> bool {
         let value = self.read(name, |item, _| item.as_bool().map(Ok));
         value.map_or(self.key(name).default == "true", |value| value.value)
     }

@@ -60,7 +60,7 @@ fn all_command_line_mistakes_are_reported() {
             .to_vec(),
         listen: vec!["tcp://0.0.0.0".into(), "nbd://127.0.0.1:1".into(), "nbd://0.0.0.0:1".into()],
         cores: Some("none".into()),
-        buffer_memory: Some("64k".into()),
+        buffer_memory: Some("64z".into()),
         io_engine: Some("aio".into()),
         busy_poll: Some("1h".into()),
         api: Some("off".into()),

@@ -16,7 +16,7 @@ use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::guard;
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::{Origin, Provenance};
 use flagstone_bench::results::{self, ResultRecord, ResultStore};
@@ -40,6 +40,7 @@ pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
 
 /// Parameters of every experiment.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct RunOptions {
     pub program: PathBuf,
     pub command: String,
@@ -52,6 +53,7 @@ pub struct RunOptions {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct BedTargets {
     /// Machine type as stated by the user.
     pub machine: Option<String>,
@@ -157,7 +159,7 @@ impl RunOptions {
         Ok(ResultStore::create(&self.results, plan)?)
     }
 
-    pub(crate) fn job(&self, name: String, pattern: JobPattern) -> BenchJob {
+    pub(crate) fn job(&self, name: String, pattern: AccessPattern) -> BenchJob {
         let RunOptions { ramp_ms, runtime_ms, .. } = *self;
         BenchJob { name, pattern, disks: 1, ramp_ms, runtime_ms, ..BenchJob::default() }
     }
@@ -284,7 +286,7 @@ pub(crate) fn here(figures: &[&Figures], machine: Option<&String>) -> String {
 ///
 /// # Errors
 /// An invalid address.
-pub fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget, Error> {
+pub(crate) fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget, Error> {
     let nqn = match volume.starts_with("nqn.") {
         true => volume.to_owned(),
         false => format!("{NQN_PREFIX}{volume}"),
@@ -302,6 +304,7 @@ pub fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget, Error>
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ExperimentOutcome<S> {
     /// Whether all of it was measured.
     pub end: CampaignEnd,

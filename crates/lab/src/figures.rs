@@ -19,7 +19,7 @@ pub struct Figures {
     pub mib_per_s: f64,
     pub iops: f64,
     pub latency_ms: f64,
-    pub latency_p99_ms: Option<f64>,
+    pub(crate) latency_p99_ms: Option<f64>,
     /// Coefficient of variation of the throughput, in %; from two repetitions on.
     pub coefficient_of_variation_percent: Option<f64>,
     pub cpu_percent: Option<f64>,

@@ -12,22 +12,17 @@
 //! versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
 //! emulated nodes; [`operator`] waits for the user of given ones.
 
-#![allow(
-    missing_docs,
-    reason = "names that say it all have no comment; `docs/lab.md` has the JSON"
-)]
-
 pub mod bed;
 pub mod demo;
 pub mod disk_limits;
-pub mod error;
+mod error;
 pub mod fabric;
 pub mod failover;
-pub mod figures;
+mod figures;
 mod follow;
-pub mod limits;
+mod limits;
 pub mod mirror;
-pub mod node;
+mod node;
 pub mod operator;
 pub mod ports;
 pub mod provisioned;
@@ -54,7 +49,7 @@ fn scratch_in(directory: &Path) -> Result<tempfile::TempDir, Error> {
 ///
 /// # Errors
 /// The directory has results.
-pub fn check_is_new(results: &Path) -> Result<(), Error> {
+pub(crate) fn check_is_new(results: &Path) -> Result<(), Error> {
     match results.join("campaign.json").exists() {
         false => Ok(()),
         true => Err(flagstone_bench::Error::usage(format!(

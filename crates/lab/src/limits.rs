@@ -2,19 +2,19 @@
 
 /// Longest time for a node to serve, to stop, or to reach a state, in seconds. A resync of 384 MiB at
 /// the 240 MB/s of the emulated disk takes 2 s; a machine that is overloaded twentyfold still passes.
-pub const PATIENCE_S: f64 = 60.0;
+pub(crate) const PATIENCE_S: f64 = 60.0;
 /// Bytes of a node's log that are read: about a hundred a line, and only warnings after its start.
-pub const LOG_BYTES: u64 = 16 << 20;
+pub(crate) const LOG_BYTES: u64 = 16 << 20;
 /// Bytes of the output of a failed node or command that are shown.
-pub const SAID_BYTES: usize = 4000;
+pub(crate) const SAID_BYTES: usize = 4000;
 /// Bytes of the output of one command: a mirror's status is some kilobytes, and a load's results with
 /// one sample per second some hundred bytes per sample.
-pub const OUTPUT_BYTES: u64 = 16 << 20;
+pub(crate) const OUTPUT_BYTES: u64 = 16 << 20;
 /// Shortest latency of an emulated disk in a calibration, in µs: below it, the machine's own path is
 /// measured.
-pub const LATENCY_LEAST_US: f64 = 100.0;
+pub(crate) const LATENCY_LEAST_US: f64 = 100.0;
 /// CPU utilization above which the CPUs may have limited a result, in %.
-pub const BUSY_PERCENT: f64 = 90.0;
+pub(crate) const BUSY_PERCENT: f64 = 90.0;
 /// Longest time until a step of a drill on given nodes succeeds, in seconds: a machine of a cloud is
 /// back some minutes after a reset.
-pub const STEP_S: f64 = 900.0;
+pub(crate) const STEP_S: f64 = 900.0;

@@ -19,17 +19,17 @@ use crate::limits::{LOG_BYTES, OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
 pub(crate) const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
 
 /// Names of the two nodes of a mirror; the first is the source at the start.
-pub const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
+pub(crate) const NODE_NAMES: [&str; 2] = ["node-a", "node-b"];
 
 /// Address of a volume for hosts, through one node or several.
-pub fn device(ports: &[u16], volume: &str) -> String {
+pub(crate) fn device(ports: &[u16], volume: &str) -> String {
     let addresses: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     format!("nvme-tcp://{}/{NQN_PREFIX}{volume}", addresses.join(","))
 }
 
 /// The members of `flagstone mirror status --json` that are used.
 #[derive(Clone, Debug, Deserialize)]
-pub struct ReportedMirror {
+pub(crate) struct ReportedMirror {
     pub state: ReportedState,
     pub peers: Vec<ReportedPeer>,
     /// The replica on this node, if there is one.
@@ -39,7 +39,7 @@ pub struct ReportedMirror {
 /// State of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ReportedState {
+pub(crate) enum ReportedState {
     /// In sync, on the source.
     Mirroring,
     /// In sync, on the target.
@@ -59,13 +59,13 @@ impl std::fmt::Display for ReportedState {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct ReportedPeer {
+pub(crate) struct ReportedPeer {
     /// Bytes that resyncs have copied to the peer since the node started.
     pub copied_bytes: u64,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub struct ReportedReplica {
+pub(crate) struct ReportedReplica {
     pub size_bytes: u64,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn retry<T>(
 }
 
 #[derive(Debug)]
-pub struct LabNode {
+pub(crate) struct LabNode {
     program: PathBuf,
     directory: PathBuf,
     name: &'static str,
@@ -100,17 +100,17 @@ pub struct LabNode {
 
 impl LabNode {
     /// A node that is not running yet, with its files in an existing directory.
-    pub fn new(program: &Path, directory: &Path, name: &'static str) -> LabNode {
+    pub(crate) fn new(program: &Path, directory: &Path, name: &'static str) -> LabNode {
         let (program, directory) = (program.to_owned(), directory.to_owned());
         LabNode { program, directory, name, starts: 0, running: None }
     }
 
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
     /// A file of this node: `sock` is the API socket, `toml` the configuration.
-    pub fn file(&self, what: &str) -> PathBuf {
+    pub(crate) fn file(&self, what: &str) -> PathBuf {
         self.directory.join(format!("{}.{what}", self.name))
     }
 
@@ -118,7 +118,7 @@ impl LabNode {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn configure(&self, text: &str) -> Result<(), Error> {
+    pub(crate) fn configure(&self, text: &str) -> Result<(), Error> {
         std::fs::write(self.file("toml"), text)
             .map_err(Error::system("cannot write a node's configuration"))
     }
@@ -134,7 +134,7 @@ impl LabNode {
     ///
     /// # Errors
     /// It ends or does not serve within [`PATIENCE_S`], with the end of its log; the user's interruption.
-    pub fn start(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
+    pub(crate) fn start(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         // Each start has its own log, so that logs from before a death are kept.
         self.starts += 1;
         let log = self.log();
@@ -171,7 +171,7 @@ impl LabNode {
     }
 
     /// Kills the node, like a loss of power; does nothing if it is not running.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.running = None;
     }
 
@@ -180,7 +180,7 @@ impl LabNode {
     ///
     /// # Errors
     /// The signal cannot be sent.
-    pub fn fall_silent(&self) -> Result<(), Error> {
+    pub(crate) fn fall_silent(&self) -> Result<(), Error> {
         self.running.as_ref().map_or(Ok(()), |running| Ok(running.signal(Signal::STOP)?))
     }
 
@@ -188,7 +188,7 @@ impl LabNode {
     ///
     /// # Errors
     /// It fails or does not end; the user's interruption.
-    pub fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
+    pub(crate) fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         let Some(mut running) = self.running.take() else { return Ok(()) };
         running.signal(Signal::TERM)?;
         match running.wait(Duration::from_secs_f64(PATIENCE_S), interrupt)? {
@@ -202,7 +202,11 @@ impl LabNode {
     ///
     /// # Errors
     /// [`Error::Command`]; the user's interruption.
-    pub fn mirror(&self, arguments: &[&str], interrupt: &Interrupt) -> Result<String, Error> {
+    pub(crate) fn mirror(
+        &self,
+        arguments: &[&str],
+        interrupt: &Interrupt,
+    ) -> Result<String, Error> {
         let mut mirror = Command::new(&self.program);
         mirror.arg("mirror").args(arguments).arg("--api").arg(self.file("sock"));
         let ended = process::run(&mut mirror, OUTPUT_BYTES, interrupt, &mut || {})?;
@@ -217,7 +221,11 @@ impl LabNode {
     ///
     /// # Errors
     /// As [`LabNode::mirror`]; output that is no status.
-    pub fn status(&self, volume: &str, interrupt: &Interrupt) -> Result<ReportedMirror, Error> {
+    pub(crate) fn status(
+        &self,
+        volume: &str,
+        interrupt: &Interrupt,
+    ) -> Result<ReportedMirror, Error> {
         let text = self.mirror(&["status", volume, "--json"], interrupt)?;
         serde_json::from_str(&text)
             .map_err(|error| Error::unexpected("flagstone mirror status", error))
@@ -227,7 +235,7 @@ impl LabNode {
     ///
     /// # Errors
     /// As [`LabNode::status`]; the mirror does not reach the state within [`PATIENCE_S`].
-    pub fn wait(
+    pub(crate) fn wait(
         &self,
         volume: &str,
         state: ReportedState,
@@ -253,7 +261,7 @@ impl LabNode {
     ///
     /// # Errors
     /// The last refusal after [`PATIENCE_S`].
-    pub fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
+    pub(crate) fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
         let attempt = || self.mirror(&["failover", volume, "--yes"], interrupt).map(Some);
         let late = || self.failed("it does not take over");
         retry(PATIENCE_S, interrupt, attempt, late).map(drop)
@@ -262,7 +270,7 @@ impl LabNode {
 
 /// The two nodes of a mirror.
 #[derive(Debug)]
-pub struct NodePair {
+pub(crate) struct NodePair {
     /// Source at the start.
     pub a: LabNode,
     /// Target at the start.
@@ -276,13 +284,13 @@ impl NodePair {
     ///
     /// # Errors
     /// There are no free ports.
-    pub fn new(program: &Path, directory: &Path) -> Result<NodePair, Error> {
+    pub(crate) fn new(program: &Path, directory: &Path) -> Result<NodePair, Error> {
         let [a, b] = NODE_NAMES.map(|name| LabNode::new(program, directory, name));
         Ok(NodePair { a, b, ports: crate::ports::free_ports()? })
     }
 
     /// First part of the configuration of node A (0) or B (1).
-    pub fn preamble(&self, index: usize, server: &str, peer: &str) -> String {
+    pub(crate) fn preamble(&self, index: usize, server: &str, peer: &str) -> String {
         let node = [&self.a, &self.b][index];
         format!(
             "[server]\nnode = \"{}\"\nlisten = [\"nvme-tcp://127.0.0.1:{}\"]\napi = {:?}\n{server}\n\
@@ -299,7 +307,7 @@ impl NodePair {
     ///
     /// # Errors
     /// As [`LabNode::start`], [`LabNode::mirror`] and [`LabNode::wait`].
-    pub fn start(&mut self, mirrored: &[&str], interrupt: &Interrupt) -> Result<(), Error> {
+    pub(crate) fn start(&mut self, mirrored: &[&str], interrupt: &Interrupt) -> Result<(), Error> {
         // The target starts first, because the source may use one of its volumes.
         self.b.start(interrupt)?;
         self.a.start(interrupt)?;
@@ -317,7 +325,7 @@ impl NodePair {
     ///
     /// # Errors
     /// As [`LabNode::stop`].
-    pub fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
+    pub(crate) fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         // The target stops last; otherwise the source would record that it is out of sync.
         self.a.stop(interrupt)?;
         self.b.stop(interrupt)

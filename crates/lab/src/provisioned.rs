@@ -48,6 +48,7 @@ const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 
 /// A disk product of a cloud in a catalog.
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskProduct<'a> {
     pub catalog: &'a Catalog,
     /// Disk type, such as `pd-standard`.
@@ -93,6 +94,7 @@ pub(crate) fn usage(error: PlanError) -> Error {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum ProvisionedBed<'a> {
     Emulated,
     Given { targets: BedTargets, disks: Vec<BenchTarget>, product: DiskProduct<'a> },
@@ -100,6 +102,7 @@ pub enum ProvisionedBed<'a> {
 
 /// IOPS, judged against the planner's prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct JudgedIops {
     /// Reads of 4 KiB per second.
     pub iops: f64,
@@ -109,11 +112,12 @@ pub struct JudgedIops {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedRow {
     pub disk: String,
     pub size_bytes: u64,
     /// Prediction of the planner, in reads of 4 KiB per second.
-    pub predicted_iops: f64,
+    pub(crate) predicted_iops: f64,
     pub measured: JudgedIops,
     pub figures: Figures,
     /// Published IOPS of this size, judged.
@@ -121,6 +125,7 @@ pub struct ProvisionedRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

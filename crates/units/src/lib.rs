@@ -1,11 +1,10 @@
 //! Units and names as text: sizes, throughputs, durations, numbers and dates, as people write and read them; and
 //! [`nearest_name`], which corrects misspelled names.
 //!
-//! [`parse_size`] requires an unambiguous unit (`KiB` = 2^10, `KB` = 10^3). [`parse_block_size`] also
-//! accepts fio's bare letters (`4k` = 4,096), and [`parse_time_ms`] fio's bare seconds, for options
-//! that people copy from fio. The `format_*`
-//! functions of this group are exact: parsing their text gives the same value. The functions of
-//! [`mod@display`] round, and are for tables and messages only.
+//! [`parse_size`], [`parse_rate`] and [`parse_duration`] are the only parsers, so a value has one
+//! meaning in configuration files, suites and options. The `format_*` functions are exact: parsing
+//! their text gives the same value. The functions of [`mod@display`] round, and are for tables and
+//! messages only.
 
 mod date;
 pub mod display;
@@ -17,6 +16,5 @@ pub use crate::display::{grouped, size_text};
 pub use crate::names::nearest_name;
 pub use crate::parse::{
     DurationError, RateError, SizeError, format_block_size, format_duration, format_rate,
-    format_size, missing_size_unit, parse_block_size, parse_duration, parse_rate, parse_size,
-    parse_time_ms,
+    format_size, missing_size_unit, parse_duration, parse_rate, parse_size,
 };

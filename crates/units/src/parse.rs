@@ -1,9 +1,10 @@
-//! Exact text of sizes, throughputs and durations: what is parsed prints as the same value.
+//! Exact text of sizes, throughputs and durations, one grammar for files and options: what is parsed
+//! prints as the same value.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Units of a size, in bytes, each with its power of two or ten spelled out.
+/// Units of a size, in bytes. A letter alone, such as `k`, is short for the power of 1,024.
 const SIZE_UNITS: [(&str, u64); 11] = [
     ("B", 1),
     ("KiB", 1 << 10),
@@ -18,17 +19,14 @@ const SIZE_UNITS: [(&str, u64); 11] = [
     ("PB", 1_000_000_000_000_000),
 ];
 
-/// fio's letters, powers of 1,024.
-const FIO_UNITS: [(&str, u64); 5] =
-    [("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30), ("t", 1 << 40), ("p", 1 << 50)];
-
 /// Units of a duration, in nanoseconds.
-const DURATION_UNITS: [(&str, u64); 7] = [
+const DURATION_UNITS: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
     ("µs", 1_000),
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
+    ("min", 60_000_000_000),
     ("m", 60_000_000_000),
     ("h", 3_600_000_000_000),
 ];
@@ -42,21 +40,9 @@ pub enum SizeError {
     /// A fraction, such as `1.5GiB`.
     #[error("a size is a whole number: write 1536MiB instead of 1.5GiB")]
     Fraction,
-    /// A bare letter where the power is not clear.
-    #[error(
-        "`{letter}` alone may mean 2^10 or 10^3: write {number}{upper}iB (powers of 1024) or {number}{upper}B (powers of 1000)"
-    )]
-    BareLetter {
-        /// The letter as written.
-        letter: char,
-        /// The same in upper case.
-        upper: char,
-        /// The number in front of it, as written.
-        number: String,
-    },
     /// A unit that does not exist.
     #[error(
-        "unknown unit `{0}`: the units are B, KiB, MiB, GiB, TiB, PiB (powers of 1024) and KB, MB, GB, TB, PB (powers of 1000)"
+        "unknown unit `{0}`: the units are B, KiB, MiB, GiB, TiB, PiB or k, m, g, t, p (powers of 1024) and KB, MB, GB, TB, PB (powers of 1000)"
     )]
     UnknownUnit(String),
     /// More than 2^64 - 1 bytes.
@@ -87,10 +73,10 @@ pub enum DurationError {
     #[error("a duration is a whole number: write 1500ms instead of 1.5s")]
     Fraction,
     /// A number without a unit, other than 0.
-    #[error("a duration needs a unit: ns, us, ms, s, m or h, such as {0}us or {0}s")]
+    #[error("a duration needs a unit: ns, us, ms, s, min or h, such as {0}us or {0}s")]
     NoUnit(String),
     /// A unit that does not exist.
-    #[error("unknown unit `{0}`: the units are ns, us, ms, s, m and h")]
+    #[error("unknown unit `{0}`: the units are ns, us, ms, s, min (or m) and h")]
     UnknownUnit(String),
     /// More than 2^64 - 1 nanoseconds.
     #[error("too long: a duration is less than 584 years")]
@@ -110,7 +96,8 @@ fn is_fraction(unit: &str) -> bool {
 }
 
 fn look_up(units: &[(&str, u64)], unit: &str) -> Option<u64> {
-    units.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor)
+    let known = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit));
+    known.map(|(_, factor)| *factor)
 }
 
 /// An unknown unit is repeated in the error; a hostile one is not repeated at length.
@@ -118,35 +105,23 @@ fn shortened(unit: &str) -> String {
     unit.chars().take(16).flat_map(char::escape_debug).collect()
 }
 
-/// Reads a size in bytes: a whole number, alone or with `B`, `KiB`…`PiB` (powers of 1,024) or
-/// `KB`…`PB` (powers of 1,000; `kB` is the same as `KB`).
+/// Reads a size in bytes: a whole number, alone or with `B`, `KiB`…`PiB` or `k`…`p` (powers of 1,024),
+/// or `KB`…`PB` (powers of 1,000), in either case.
 ///
 /// # Errors
-/// The text is no size; a bare letter (`4k`) is refused because it has two readings.
+/// The text has another form, or the size is 2^64 bytes or more.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let (number, unit) = split_number(text).ok_or(SizeError::NotANumber)?;
     if is_fraction(unit) {
         return Err(SizeError::Fraction);
     }
     let factor = match unit {
-        "" => 1,
-        "kB" => 1_000,
-        _ => look_up(&SIZE_UNITS, unit).ok_or_else(|| unknown_size_unit(number, unit))?,
+        "" => Some(1),
+        _ => look_up(&SIZE_UNITS, unit).or_else(|| look_up(&SIZE_UNITS, &format!("{unit}iB"))),
     };
+    let factor = factor.ok_or_else(|| SizeError::UnknownUnit(shortened(unit)))?;
     let number: u64 = number.parse().map_err(|_| SizeError::TooLarge)?;
     number.checked_mul(factor).ok_or(SizeError::TooLarge)
-}
-
-fn unknown_size_unit(number: &str, unit: &str) -> SizeError {
-    let mut chars = unit.chars();
-    match (chars.next(), chars.next()) {
-        (Some(letter), None) if "kmgtpKMGTP".contains(letter) => SizeError::BareLetter {
-            letter,
-            upper: letter.to_ascii_uppercase(),
-            number: number.chars().take(20).collect(),
-        },
-        _ => SizeError::UnknownUnit(shortened(unit)),
-    }
 }
 
 /// A correction for a size that is below `range` and written without a unit: the unit is missing
@@ -161,20 +136,6 @@ pub fn missing_size_unit(text: &str, range: &RangeInclusive<u64>) -> Option<Stri
     (!sizes.is_empty()).then(|| {
         format!("the unit is missing, and {number} is {number} bytes: write {}", sizes.join(" or "))
     })
-}
-
-/// Reads a size as fio's options do: everything [`parse_size`] takes, and a bare letter in either
-/// case as a power of 1,024 (`4k` = `4K` = 4,096; `1m` = 1,048,576).
-///
-/// # Errors
-/// As [`parse_size`], but for the bare letters.
-pub fn parse_block_size(text: &str) -> Result<u64, SizeError> {
-    let (number, unit) = split_number(text).ok_or(SizeError::NotANumber)?;
-    let Some(factor) = look_up(&FIO_UNITS, &unit.to_ascii_lowercase()) else {
-        return parse_size(text);
-    };
-    let number: u64 = number.parse().map_err(|_| SizeError::TooLarge)?;
-    number.checked_mul(factor).ok_or(SizeError::TooLarge)
 }
 
 /// Writes a size so that [`parse_size`] reads back the same number: the shortest exact form,
@@ -195,11 +156,12 @@ pub fn format_size(bytes: u64) -> String {
     best
 }
 
-/// Formats a size in fio's notation, with the largest unit that divides it: `64k`.
+/// Formats a size with one letter, as fio writes it: `64k`, in the largest unit that divides it.
 pub fn format_block_size(bytes: u64) -> String {
-    let divides = |(_, factor): &&(&str, u64)| bytes != 0 && bytes.is_multiple_of(*factor);
-    match FIO_UNITS.iter().rev().find(divides) {
-        Some((letter, factor)) => format!("{}{letter}", bytes / factor),
+    let letters = ["k", "m", "g", "t", "p"].iter().zip(&SIZE_UNITS[1..6]);
+    let divides = |(_, (_, factor)): &(_, &(_, u64))| bytes != 0 && bytes.is_multiple_of(*factor);
+    match letters.filter(divides).last() {
+        Some((letter, (_, factor))) => format!("{}{letter}", bytes / factor),
         None => bytes.to_string(),
     }
 }
@@ -221,7 +183,8 @@ pub fn format_rate(bytes_per_second: u64) -> String {
     }
 }
 
-/// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `m` or `h`; `0` needs no unit.
+/// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `min` or `m`, or `h`, in either case; `0`
+/// needs no unit.
 ///
 /// # Errors
 /// The text has another form.
@@ -240,18 +203,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let factor = look_up(&DURATION_UNITS, unit)
         .ok_or_else(|| DurationError::UnknownUnit(shortened(unit)))?;
     value.checked_mul(factor).map(Duration::from_nanos).ok_or(DurationError::TooLarge)
-}
-
-/// Reads a time as fio's options do, in ms: everything [`parse_duration`] takes, in either case, and
-/// a bare number of seconds. A rest below 1 ms is dropped.
-///
-/// # Errors
-/// As [`parse_duration`], but for the bare number.
-pub fn parse_time_ms(text: &str) -> Result<u64, DurationError> {
-    let text = text.trim().to_ascii_lowercase();
-    let bare = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let time = parse_duration(&if bare { text + "s" } else { text })?;
-    u64::try_from(time.as_millis()).map_err(|_| DurationError::TooLarge)
 }
 
 /// Writes a duration so that [`parse_duration`] reads back the same: the largest unit that is
@@ -294,6 +245,15 @@ mod tests {
             ("7B", 7),
             ("64KiB", 65536),
             ("64 KiB", 65536),
+            ("64kib", 65536),
+            ("64K", 65536),
+            ("4k", 4096),
+            ("1m", 1 << 20),
+            ("1 g", 1 << 30),
+            ("1t", 1 << 40),
+            ("1mb", 1_000_000),
+            ("4KB", 4000),
+            ("8b", 8),
             ("1GiB", 1 << 30),
             ("500GB", 500_000_000_000),
             ("3kB", 3000),
@@ -304,16 +264,9 @@ mod tests {
     }
 
     #[test]
-    fn fio_letters_are_powers_of_1024() {
-        assert_eq!(parse_block_size("4k"), Ok(4096));
-        assert_eq!(parse_block_size("4K"), Ok(4096));
-        assert_eq!(parse_block_size("1m"), Ok(1 << 20));
-        assert_eq!(parse_block_size("4KB"), Ok(4000));
-        assert_eq!(parse_block_size("512"), Ok(512));
+    fn block_sizes_print_with_one_letter() {
         let sizes = [4096, 1 << 40, 1000, 0].map(format_block_size);
         assert_eq!(sizes, ["4k", "1t", "1000", "0"]);
-        let error = parse_size("4k").unwrap_err().to_string();
-        assert!(error.contains("4KiB") && error.contains("4KB"), "{error}");
     }
 
     #[test]
@@ -331,10 +284,13 @@ mod tests {
         assert_eq!(parse_size(""), Err(SizeError::NotANumber));
         assert_eq!(parse_size("-1"), Err(SizeError::NotANumber));
         assert_eq!(parse_size("1.5GiB"), Err(SizeError::Fraction));
-        assert_eq!(parse_size("64kib"), Err(SizeError::UnknownUnit("kib".into())));
+        for unit in ["x", "kb i", "ki", "iB", "kk", "kBiB", "µ"] {
+            let error = SizeError::UnknownUnit(unit.into());
+            assert_eq!(parse_size(&format!("64{unit}")), Err(error));
+        }
         assert_eq!(parse_size("16384PiB"), Err(SizeError::TooLarge));
         assert_eq!(parse_size("99999999999999999999"), Err(SizeError::TooLarge));
-        assert_eq!(parse_block_size("99999999999999999999k"), Err(SizeError::TooLarge));
+        assert_eq!(parse_size("99999999999999999999k"), Err(SizeError::TooLarge));
     }
 
     #[test]
@@ -347,7 +303,10 @@ mod tests {
             ("10ms", 10_000_000),
             ("10s", 10_000_000_000),
             ("5m", 300_000_000_000),
+            ("5min", 300_000_000_000),
+            ("5 MIN", 300_000_000_000),
             ("1h", 3_600_000_000_000),
+            ("1H", 3_600_000_000_000),
         ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_nanos(nanos)), "{text}");
         }
@@ -356,13 +315,6 @@ mod tests {
         assert_eq!(parse_duration("10sec"), Err(DurationError::UnknownUnit("sec".into())));
         assert_eq!(parse_duration("999999999999h"), Err(DurationError::TooLarge));
         assert_eq!(parse_duration("soon"), Err(DurationError::NotANumber));
-    }
-
-    #[test]
-    fn fio_times_are_seconds_without_a_unit() {
-        let times = ["500ms", "30s", "2m", "7", "1H", "0"].map(|text| parse_time_ms(text).unwrap());
-        assert_eq!(times, [500, 30_000, 120_000, 7000, 3_600_000, 0]);
-        assert!(["s", "", "1d", "99999999999999999999"].iter().all(|t| parse_time_ms(t).is_err()));
     }
 
     #[test]
@@ -385,12 +337,12 @@ mod tests {
         fn sizes_round_trip(number in any::<u64>(), shift in 0u32..64) {
             let bytes = number >> shift << (shift / 2);
             prop_assert_eq!(parse_size(&format_size(bytes)), Ok(bytes));
-            prop_assert_eq!(parse_block_size(&format_size(bytes)), Ok(bytes));
+            prop_assert_eq!(parse_size(&format_block_size(bytes)), Ok(bytes));
             prop_assert_eq!(parse_rate(&format_rate(bytes)), Ok(bytes));
         }
 
         #[test]
-        fn durations_round_trip(number in any::<u64>(), unit in 0usize..7) {
+        fn durations_round_trip(number in any::<u64>(), unit in 0usize..DURATION_UNITS.len()) {
             let nanos = (number >> 42).checked_mul(DURATION_UNITS[unit].1).unwrap_or(number);
             let duration = Duration::from_nanos(nanos);
             prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
@@ -399,7 +351,6 @@ mod tests {
         #[test]
         fn any_text_is_survived(text in any::<String>()) {
             let _ = parse_size(&text);
-            let _ = parse_block_size(&text);
             let _ = parse_duration(&text);
         }
     }

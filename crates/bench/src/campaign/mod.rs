@@ -21,10 +21,11 @@ use crate::target::{BenchTarget, DiskAddress};
 pub use run::{Campaign, CampaignEnd, Watcher};
 
 /// Upper bound of the rounds of a job that does not become steady.
-pub const ROUNDS_MAX: u32 = 25;
+pub(crate) const ROUNDS_MAX: u32 = 25;
 
 /// Parameters of a campaign: everything that is needed to resume it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CampaignPlan {
     pub schema_version: u32,
     pub suite: String,
@@ -54,6 +55,7 @@ pub struct CampaignPlan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CampaignStep {
     pub job: usize,
     /// Repetition, from 0.
@@ -62,6 +64,7 @@ pub struct CampaignStep {
 }
 
 impl CampaignPlan {
+    /// Plan of a suite on targets; files that do not exist get `file_bytes`.
     pub fn new(suite: &Suite, targets: Vec<BenchTarget>, file_bytes: u64) -> CampaignPlan {
         CampaignPlan {
             schema_version: SCHEMA_VERSION,
@@ -115,6 +118,7 @@ impl CampaignPlan {
         Ok(())
     }
 
+    /// Whether any job writes.
     pub fn writes(&self) -> bool {
         self.jobs.iter().any(BenchJob::writes)
     }
@@ -156,6 +160,7 @@ impl CampaignPlan {
         rounds.flat_map(|(job, repetition)| self.round(job, repetition)).collect()
     }
 
+    /// Expected duration of a step with its warm-up, in seconds.
     pub fn step_seconds(&self, step: CampaignStep) -> f64 {
         let job = &self.jobs[step.job];
         (job.ramp_ms + job.runtime_ms) as f64 / 1e3 + 0.3
@@ -215,8 +220,8 @@ mod tests {
         );
         plan.jobs[0].disks = 2;
         assert_eq!(plan.round(0, 0), [CampaignStep { job: 0, repetition: 0, target: 1 }]);
-        let told = plan.left_out();
-        assert_eq!(told, ["a: 1 of 2 jobs need more disks than its 1, and are left out"]);
+        let notes = plan.left_out();
+        assert_eq!(notes, ["a: 1 of 2 jobs need more disks than its 1, and are left out"]);
         assert_eq!(plan.check().map_err(|e| e.to_string()), Ok(()));
         plan.jobs.truncate(1);
         plan.jobs[0].disks = 3;

@@ -23,18 +23,24 @@ use crate::server::CpuMeter;
 use crate::stats::{Steady, steady};
 use crate::target::{BenchTarget, DiskAddress};
 
+/// Observer of a campaign.
 pub trait Watcher {
+    /// Prints a remark.
     fn note(&mut self, text: &str);
     /// A measurement or fill starts; `remaining_s` is the time until the end of the campaign.
     fn begin(&mut self, what: &str, remaining_s: f64);
     /// Share of a fill that is done, 0 to 1, and the time until the end of the campaign.
     fn filled(&mut self, _done: f64, _remaining_s: f64) {}
+    /// Called several times a second while a step runs.
     fn tick(&mut self);
+    /// A measurement was stored.
     fn done(&mut self, record: &ResultRecord);
+    /// Steadiness after a round; `None` with too few rounds.
     fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum CampaignEnd {
     Complete,
     /// Interrupted by the user; it can be resumed.
@@ -42,6 +48,7 @@ pub enum CampaignEnd {
 }
 
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Campaign<'a> {
     pub plan: &'a CampaignPlan,
     pub store: &'a ResultStore,
@@ -316,8 +323,8 @@ impl Campaign<'_> {
             watcher.tick();
         };
         let Some(path) = disk.path() else {
-            let mut told = |written_bytes| tick(&|| Some(written_bytes));
-            return served::fill(&disk.to_string(), fill.size_bytes, self.interrupt, &mut told);
+            let mut progress = |written_bytes| tick(&|| Some(written_bytes));
+            return served::fill(&disk.to_string(), fill.size_bytes, self.interrupt, &mut progress);
         };
         let before = os::written_bytes(path).unwrap_or(0);
         let written_bytes = || Some(os::written_bytes(path)?.saturating_sub(before));

@@ -1,6 +1,7 @@
 //! Parameters of a diskspd command line.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Cache {
     /// By the operating system: diskspd's default.
     #[default]
@@ -12,6 +13,7 @@ pub enum Cache {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Access {
     /// Sequential, with a fixed stride.
     Sequential {
@@ -27,6 +29,7 @@ pub enum Access {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum WriteContent {
     /// Bytes 0 to 255, repeated: diskspd's default.
     #[default]
@@ -45,13 +48,14 @@ pub enum WriteContent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskspdRate {
     BytesPerMs(u64),
     Iops(u64),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Affinity {
+pub(crate) enum Affinity {
     /// All CPUs, round robin: diskspd's default.
     #[default]
     All,
@@ -71,6 +75,7 @@ pub enum Distribution {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskspdFormat {
     #[default]
     Text,
@@ -79,6 +84,7 @@ pub enum DiskspdFormat {
 
 /// All parameters, with diskspd's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Profile {
     pub command_line: String,
     pub targets: Vec<String>,
@@ -91,9 +97,9 @@ pub struct Profile {
     /// `-c`, in bytes.
     pub create_bytes: Option<u64>,
     /// `-C`, in seconds.
-    pub cool_down_s: u64,
+    pub(crate) cool_down_s: u64,
     /// `-d`, in seconds.
-    pub duration_s: u64,
+    pub(crate) duration_s: u64,
     /// `-W`, in seconds.
     pub warm_up_s: u64,
     /// `-D`, in ms.
@@ -101,11 +107,11 @@ pub struct Profile {
     /// `-t`: threads of each target; or `-F` of one target.
     pub threads: u32,
     /// `-F` was given.
-    pub total_threads: bool,
+    pub(crate) total_threads: bool,
     /// `-o` or `-O`: requests in flight of each thread.
     pub outstanding: u32,
     /// `-O` was given: `outstanding` is of the pool of `-F`, not of a target.
-    pub total_outstanding: bool,
+    pub(crate) total_outstanding: bool,
     /// `-g`
     pub rate: Option<DiskspdRate>,
     /// `-i` and `-j`: requests of a burst, and ms between bursts.
@@ -113,11 +119,11 @@ pub struct Profile {
     /// `-I`: 1 very low, 2 low, 3 normal.
     pub priority: u8,
     /// `-l`
-    pub large_pages: bool,
+    pub(crate) large_pages: bool,
     /// `-L`
     pub latency: bool,
     /// `-Nv`: mapped views are flushed.
-    pub flush_views: bool,
+    pub(crate) flush_views: bool,
     /// `-r`, `-rs`, `-s`
     pub access: Access,
     /// `-rd`
@@ -131,9 +137,9 @@ pub struct Profile {
     /// `-Sw`
     pub write_through: bool,
     /// `-T`, in bytes.
-    pub thread_stride_bytes: u64,
+    pub(crate) thread_stride_bytes: u64,
     /// `-v`
-    pub verbose: bool,
+    pub(crate) verbose: bool,
     /// `-w`
     pub write_percent: u8,
     /// `-z`: 0 if it is not given, `None` for one of the clock's.
@@ -141,11 +147,11 @@ pub struct Profile {
     /// `-Z`
     pub content: WriteContent,
     /// `-a`, `-n`
-    pub affinity: Affinity,
+    pub(crate) affinity: Affinity,
     /// `-fs`: the target is opened with a hint of sequential access.
-    pub sequential_hint: bool,
+    pub(crate) sequential_hint: bool,
     /// `-fr`: the target is opened with a hint of random access.
-    pub random_hint: bool,
+    pub(crate) random_hint: bool,
 }
 
 impl Default for Profile {
@@ -190,6 +196,7 @@ impl Default for Profile {
 }
 
 impl Profile {
+    /// Whether any request is at a random place.
     pub fn is_random(&self) -> bool {
         matches!(self.access, Access::Random { .. })
     }
@@ -206,7 +213,7 @@ impl Profile {
     }
 
     /// Alignment of random requests, or stride of sequential ones, in bytes.
-    pub fn align_bytes(&self) -> u64 {
+    pub(crate) fn align_bytes(&self) -> u64 {
         match self.access {
             Access::Sequential { stride_bytes: bytes }
             | Access::Random { align_bytes: bytes, .. } => bytes.unwrap_or(self.block_bytes),

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
 use crate::error::Error;
-use crate::job::{BenchJob, Buffers, JobPattern};
+use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::target::{BenchTarget, DiskAddress};
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Translation {
     pub job: BenchJob,
     pub target: BenchTarget,
@@ -89,14 +90,14 @@ pub fn translate(profile: &Profile, cpus: &str) -> Result<Translation, Error> {
     Ok(Translation { job, target: BenchTarget { name: "diskspd".to_owned(), disks }, warnings })
 }
 
-fn fio_pattern(profile: &Profile) -> JobPattern {
+fn fio_pattern(profile: &Profile) -> AccessPattern {
     match (profile.is_random(), profile.write_percent) {
-        (true, 0) => JobPattern::RandRead,
-        (true, 100) => JobPattern::RandWrite,
-        (true, _) => JobPattern::RandRw,
-        (false, 0) => JobPattern::Read,
-        (false, 100) => JobPattern::Write,
-        (false, _) => JobPattern::Rw,
+        (true, 0) => AccessPattern::RandRead,
+        (true, 100) => AccessPattern::RandWrite,
+        (true, _) => AccessPattern::RandRw,
+        (false, 0) => AccessPattern::Read,
+        (false, 100) => AccessPattern::Write,
+        (false, _) => AccessPattern::Rw,
     }
 }
 

@@ -10,12 +10,13 @@ use crate::target::{BenchTarget, DiskAddress};
 /// fio's options for a job: global ones, and a section for each disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FioJobOptions {
-    pub global: Vec<(String, String)>,
+    pub(crate) global: Vec<(String, String)>,
     /// Name and options of each disk's section.
     pub sections: Vec<(String, Vec<(String, String)>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Logs<'a> {
     pub prefix: &'a Path,
     pub interval_ms: u64,
@@ -150,6 +151,7 @@ impl FioJobOptions {
         out
     }
 
+    /// The options as a job file of fio.
     pub fn job_file(&self) -> String {
         let mut out = String::from("[global]\n");
         for (key, value) in &self.global {
@@ -188,7 +190,7 @@ pub fn shell(program: &str, arguments: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::JobPattern;
+    use crate::job::AccessPattern;
 
     fn target(text: &str) -> BenchTarget {
         text.parse().unwrap()
@@ -211,7 +213,7 @@ mod tests {
     fn all_job_options_on_two_disks_of_three() {
         let job = BenchJob {
             name: "all".to_owned(),
-            pattern: JobPattern::RandRw,
+            pattern: AccessPattern::RandRw,
             write_percent: 30,
             block_bytes: 8192,
             depth: 3,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_units::{parse_block_size, parse_time_ms};
+use flagstone_units::{parse_duration, parse_size};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::limits::FIO_OPTIONS;
@@ -39,10 +39,12 @@ impl<'de> Deserialize<'de> for FioOptions {
 }
 
 impl FioOptions {
+    /// The value of an option.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
+    /// Whether fio repeated no option.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -50,47 +52,50 @@ impl FioOptions {
 
 /// Options of a job; global options apply where the job has none.
 #[derive(Clone, Copy, Debug)]
-pub struct OfJob<'a> {
+pub(crate) struct OfJob<'a> {
     pub own: &'a FioOptions,
-    pub global: &'a FioOptions,
+    pub(crate) global: &'a FioOptions,
 }
 
 impl<'a> OfJob<'a> {
-    pub fn get(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn get(&self, name: &str) -> Option<&'a str> {
         self.own.get(name).or_else(|| self.global.get(name))
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.own.is_empty() && self.global.is_empty()
     }
 
     /// A number; `None` if the option is absent or not a plain number.
-    pub fn number(&self, name: &str) -> Option<u64> {
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.trim().parse().ok()
     }
 
     /// Whether a boolean option is on; without a value it is. `None` if it is absent.
-    pub fn is_on(&self, name: &str) -> Option<bool> {
+    pub(crate) fn is_on(&self, name: &str) -> Option<bool> {
         self.get(name).map(|value| !matches!(value.trim(), "0" | "false"))
     }
 
     /// Whether any part of an option is a number above 0, as in `rate_iops=,500`.
-    pub fn is_above_zero(&self, name: &str) -> bool {
+    pub(crate) fn is_above_zero(&self, name: &str) -> bool {
         let above = |part: &str| part.trim().starts_with(|c: char| ('1'..='9').contains(&c));
         self.get(name).is_some_and(|value| value.split([',', ':']).any(above))
     }
 
     /// A size in bytes as fio reads it: `200G` is 200 GiB. `None` for a size relative to a file,
     /// such as `50%`, and for invalid ones.
-    pub fn bytes(&self, name: &str) -> Option<u64> {
+    pub(crate) fn bytes(&self, name: &str) -> Option<u64> {
         // fio takes `4k`, `4kb` and `4KiB` for the same.
         let text = self.get(name)?.trim().to_ascii_lowercase();
-        parse_block_size(text.trim_end_matches('b').trim_end_matches('i')).ok()
+        parse_size(text.trim_end_matches('b').trim_end_matches('i')).ok()
     }
 
     /// A time in ms as fio reads it; without a unit it is in seconds.
-    pub fn millis(&self, name: &str) -> Option<u64> {
-        parse_time_ms(self.get(name)?).ok()
+    pub(crate) fn millis(&self, name: &str) -> Option<u64> {
+        let text = self.get(name)?.trim();
+        let is_bare = text.ends_with(|c: char| c.is_ascii_digit());
+        let time = parse_duration(&if is_bare { format!("{text}s") } else { text.to_owned() });
+        u64::try_from(time.ok()?.as_millis()).ok()
     }
 }
 

@@ -12,11 +12,12 @@ use crate::histogram::Histogram;
 use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
 #[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Output {
     /// Version, such as `fio-3.33`.
     pub version: String,
     /// Global options; options of a job take precedence.
-    pub global: FioOptions,
+    pub(crate) global: FioOptions,
     /// One entry for each job, or for each group with group reporting. Sums of several machines are
     /// removed.
     pub jobs: Vec<JobOutput>,
@@ -24,6 +25,7 @@ pub struct Output {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct JobOutput {
     #[serde(rename = "jobname")]
     pub name: String,
@@ -31,9 +33,9 @@ pub struct JobOutput {
     pub error: i64,
     /// Group of the job. Jobs of one group ran at the same time. A job with `stonewall` or
     /// `new_group` starts the next group.
-    pub groupid: i64,
+    pub(crate) groupid: i64,
     /// Start time, in ms since 1970; fio 3.36 and later.
-    pub job_start: Option<u64>,
+    pub(crate) job_start: Option<u64>,
     /// Run time of fio when it reported this job, in s.
     pub elapsed: Option<u64>,
     /// Machine, where fio ran on others (`--client`).
@@ -54,6 +56,7 @@ pub struct JobOutput {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FioDirection {
     pub io_bytes: u64,
     pub total_ios: u64,
@@ -65,11 +68,11 @@ pub struct FioDirection {
     pub iops_stddev: f64,
     /// Total latency, from submission to completion.
     #[serde(rename = "lat_ns")]
-    pub lat: FioLatency,
+    pub(crate) lat: FioLatency,
     /// Completion latency, from the submission to the kernel on; the fallback where the total
     /// latency has no percentiles.
     #[serde(rename = "clat_ns")]
-    pub clat: FioLatency,
+    pub(crate) clat: FioLatency,
 }
 
 impl FioDirection {
@@ -81,7 +84,7 @@ impl FioDirection {
     }
 
     /// [`FioDirection::completed`] per second.
-    pub fn completed_per_s(&self) -> f64 {
+    pub(crate) fn completed_per_s(&self) -> f64 {
         let seconds = self.runtime as f64 / 1e3;
         match self.completed() {
             ios if ios > self.total_ios && seconds > 0.0 => ios as f64 / seconds,
@@ -101,6 +104,7 @@ impl FioDirection {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FioLatency {
     /// Minimum, in ns.
     pub min: f64,
@@ -122,7 +126,7 @@ pub struct FioLatency {
 
 impl FioLatency {
     /// A percentile in ns, from the histogram or as printed by fio.
-    pub fn percentile_ns(&self, percent: f64) -> Option<f64> {
+    pub(crate) fn percentile_ns(&self, percent: f64) -> Option<f64> {
         if let Some(nanos) = self.bins.percentile_ns(percent) {
             // The middle of a bin may lie outside of the observed range.
             let inside = (nanos as f64).max(self.min);

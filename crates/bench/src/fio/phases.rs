@@ -9,6 +9,7 @@ use crate::fio::output::{FioDirection, JobOutput, Output, shown};
 use crate::limits::{DEPTH, THREADS};
 
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FioPhase {
     /// Distinct names, in the order of the output.
     pub names: Vec<String>,
@@ -47,6 +48,7 @@ pub struct FioPhase {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct PhaseRate {
     pub iops: f64,
     pub bytes_per_s: f64,
@@ -61,9 +63,9 @@ impl PhaseRate {
         if ios == 0 {
             return PhaseRate::default();
         }
-        let (seconds, told) = (side.runtime as f64 / 1e3, side.completed_per_s());
-        let iops = match told > 0.0 || seconds == 0.0 {
-            true => told,
+        let (seconds, reported) = (side.runtime as f64 / 1e3, side.completed_per_s());
+        let iops = match reported > 0.0 || seconds == 0.0 {
+            true => reported,
             false => ios as f64 / seconds,
         };
         let mean = if side.lat.mean > 0.0 { side.lat.mean } else { side.clat.mean };
@@ -100,6 +102,7 @@ impl PhaseRate {
 }
 
 impl FioPhase {
+    /// Whether no request completed.
     pub fn is_idle(&self) -> bool {
         self.read.iops + self.write.iops <= 0.0
     }
@@ -278,8 +281,8 @@ fn depth(job: &PhaseJob<'_>) -> Option<u64> {
     if job.options.is_empty() {
         return None;
     }
-    let told = job.options.number("iodepth").unwrap_or(1).clamp(1, u64::from(DEPTH));
-    let kept = if ONE_AT_A_TIME.contains(&engine(&job.options)) { 1 } else { told };
+    let asked = job.options.number("iodepth").unwrap_or(1).clamp(1, u64::from(DEPTH));
+    let kept = if ONE_AT_A_TIME.contains(&engine(&job.options)) { 1 } else { asked };
     Some(kept.saturating_mul(u64::from(job.copies)))
 }
 
@@ -296,7 +299,7 @@ fn how(job: &PhaseJob<'_>, out: &mut FioPhase) {
         let cached = engine == "mmap" || !direct.unwrap_or(false);
         out.cached = Some(out.cached.unwrap_or(false) || cached);
     }
-    if one && options.number("iodepth").is_some_and(|told| told > 1) {
+    if one && options.number("iodepth").is_some_and(|depth| depth > 1) {
         out.one_at_a_time = Some(engine.to_owned());
     }
     let pace = PACES.into_iter().find(|name| options.is_above_zero(name));

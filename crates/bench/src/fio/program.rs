@@ -26,6 +26,7 @@ const SERIES_AIM: u64 = 200;
 const INTERVAL_LEAST_MS: u64 = 100;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Fio {
     program: PathBuf,
     version: String,
@@ -33,6 +34,7 @@ pub struct Fio {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FioRun {
     pub output: Output,
     pub raw: String,
@@ -193,7 +195,7 @@ impl Fio {
         let is_served = target.disks.iter().any(|disk| disk.path().is_none());
         if job.depth > 1 && job.engine.is_none() && !is_served && self.engine == ONE_AT_A_TIME {
             return Err(Error::Usage(format!(
-                "{}: a depth of {} cannot be had: {} has none of the I/O engines {} that works \
+                "{}: a depth of {} is not possible: {} has none of the I/O engines {} that works \
                  here, and {ONE_AT_A_TIME} keeps one request in flight; allow one of them (a \
                  container may forbid io_uring), or install a fio that has it",
                 job.name,
@@ -290,7 +292,7 @@ impl Fio {
     ) -> Result<(u64, u64), Error> {
         let job = BenchJob {
             name: "verify".to_owned(),
-            pattern: crate::job::JobPattern::RandWrite,
+            pattern: crate::job::AccessPattern::RandWrite,
             depth: 32,
             size_bytes: Some(size_bytes),
             random_map: true,
@@ -335,7 +337,7 @@ impl Fio {
         tick: &mut dyn FnMut(),
     ) -> Result<String, Error> {
         let mut job = BenchJob { name: "fill".to_owned(), ..BenchJob::default() };
-        job.pattern = crate::job::JobPattern::Write;
+        job.pattern = crate::job::AccessPattern::Write;
         job.block_bytes = FILL_BLOCK_BYTES;
         job.depth = 8;
         job.buffers = crate::job::Buffers::Random;
@@ -485,7 +487,7 @@ mod tests {
         );
         let deep = BenchJob { name: "deep".to_owned(), depth: 32, ..BenchJob::default() };
         let refused = fio.options(&deep, &target).unwrap_err().to_string();
-        assert!(refused.starts_with("deep: a depth of 32 cannot be had: fio-3.33 "), "{refused}");
+        assert!(refused.starts_with("deep: a depth of 32 is not possible: fio-3.33 "), "{refused}");
         let named = BenchJob { engine: Some("libaio".to_owned()), ..deep.clone() };
         assert!(fio.options(&named, &target).is_ok(), "the user's choice");
         assert!(fio.options(&deep, &"nbd://host/x".parse().unwrap()).is_ok(), "another engine");

@@ -6,6 +6,7 @@ use crate::limits::{FIO_LOG_BYTES, SERIES_POINTS};
 
 /// IOPS of reads and writes over time, in intervals of equal length.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Series {
     pub interval_ms: u64,
     pub read_iops: Vec<f64>,
@@ -13,6 +14,7 @@ pub struct Series {
 }
 
 impl Series {
+    /// IOPS of reads and writes together.
     pub fn total_iops(&self) -> Vec<f64> {
         self.read_iops.iter().zip(&self.write_iops).map(|(read, write)| read + write).collect()
     }

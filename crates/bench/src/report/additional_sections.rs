@@ -26,6 +26,7 @@ const PANELS: usize = 4;
 
 /// Additional sections of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct AdditionalSections {
     pub schema_version: u32,
     pub title: String,
@@ -38,6 +39,7 @@ pub struct AdditionalSections {
 }
 
 impl AdditionalSections {
+    /// Sections under a title.
     pub fn new(title: impl Into<String>) -> AdditionalSections {
         AdditionalSections {
             schema_version: SCHEMA_VERSION,
@@ -56,12 +58,14 @@ impl AdditionalSections {
         self
     }
 
+    /// Adds a plot.
     #[must_use]
     pub fn with_picture(mut self, plot: Plot) -> AdditionalSections {
         self.pictures.push(plot);
         self
     }
 
+    /// Adds caveats below the tables.
     #[must_use]
     pub fn with_caveats(mut self, caveats: &[String]) -> AdditionalSections {
         self.caveats.extend_from_slice(caveats);

@@ -7,6 +7,7 @@ use super::{AdditionalSections, HtmlReport, PagePosition, Run, Shown, html};
 use crate::provenance::Provenance;
 
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct CombinedReport {
     summary: Shown,
     parts: Vec<HtmlReport>,

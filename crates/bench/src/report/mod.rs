@@ -38,6 +38,7 @@ use crate::results::{self, ResultRecord, ResultStore};
 use crate::table::Table;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Run {
     pub name: String,
     /// All measurements, including rounds before the steady state.
@@ -101,6 +102,7 @@ pub fn comparison(runs: &[Run]) -> Comparison {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Plot {
     /// Name of its files: lowercase letters, digits and `-`.
     pub id: String,
@@ -109,6 +111,7 @@ pub struct Plot {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Named {
     /// Lowercase letters, digits and `-`.
     pub id: String,
@@ -153,6 +156,7 @@ impl Shown {
 }
 
 #[derive(Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct HtmlReport {
     runs: Vec<Run>,
     title: String,

@@ -27,6 +27,7 @@ const SECTIONS: [(&str, &str); 7] = [
 ];
 
 impl HtmlReport {
+    /// The report as one self-contained page.
     pub fn html(&self) -> String {
         let sections = SECTIONS.into_iter().skip(usize::from(self.additional_sections.is_empty()));
         let header = html! {
@@ -134,7 +135,7 @@ impl HtmlReport {
             found.push(format!("No difference shown in IOPS: {}.", listed(not_shown)));
         }
         if !few.is_empty() {
-            found.push(format!("Too few repetitions to tell: {}.", listed(few)));
+            found.push(format!("Too few repetitions for a verdict: {}.", listed(few)));
         }
         found.extend(caveats(&self.comparison));
         found

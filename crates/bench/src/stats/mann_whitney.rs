@@ -4,12 +4,13 @@
 use crate::limits::EXACT_PAIRS;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Significance {
     /// Mann and Whitney's U of the first sample.
     pub u: f64,
     pub p: f64,
     /// Smallest possible p-value of samples of these sizes.
-    pub p_least: f64,
+    pub(crate) p_least: f64,
 }
 
 /// Compares two samples; `None` if one is empty. Exact for small samples without ties, else by the

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::table::Form;
 use flagstone_bench::target::BenchTarget;
-use flagstone_units::{parse_block_size, parse_time_ms};
+use flagstone_units::{parse_duration, parse_size};
 
 use crate::words::{INITIATORS, TABLE_FORMS, one_of};
 
@@ -47,7 +47,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", value_parser = measured_time)]
     pub(crate) runtime: Option<u64>,
     /// Warm-up before each measurement; the suite's if not given
-    #[arg(long, value_name = "TIME", value_parser = parse_time_ms)]
+    #[arg(long, value_name = "TIME", value_parser = any_time)]
     pub(crate) ramp: Option<u64>,
     /// Size of a file that the run creates
     #[arg(long, value_name = "SIZE", default_value = "1g", value_parser = file_size)]
@@ -160,8 +160,13 @@ pub(crate) fn time_ms(
     range: impl RangeBounds<u64>,
     expected: &str,
 ) -> Result<u64, String> {
-    let ms = parse_time_ms(text).map_err(|error| error.to_string())?;
+    let time = parse_duration(text).map_err(|error| error.to_string())?;
+    let ms = time.as_millis() as u64;
     range.contains(&ms).then_some(ms).ok_or_else(|| format!("write {expected}"))
+}
+
+pub(crate) fn any_time(text: &str) -> Result<u64, String> {
+    time_ms(text, .., "a time, such as 2s")
 }
 
 pub(crate) fn measured_time(text: &str) -> Result<u64, String> {
@@ -174,7 +179,7 @@ fn file_size(text: &str) -> Result<u64, String> {
 
 /// Whole MiB, in bytes, from `least` on; `expected` describes them.
 pub(crate) fn whole_mib(text: &str, least: u64, expected: &str) -> Result<u64, String> {
-    match parse_block_size(text).map_err(|error| error.to_string())? {
+    match parse_size(text).map_err(|error| error.to_string())? {
         bytes if bytes >= least && bytes.is_multiple_of(1 << 20) => Ok(bytes),
         _ => Err(format!("write {expected}")),
     }

@@ -16,22 +16,22 @@ pub(crate) struct CampaignProgress {
     /// The completed fraction of the step, 0 to 1, if known.
     done: Option<f64>,
     /// The time of the last remaining-time estimate, and the estimate in seconds.
-    told: (Duration, f64),
+    estimate: (Duration, f64),
 }
 
 impl CampaignProgress {
     pub(crate) fn new() -> CampaignProgress {
         let bar = progress_bar(None, "{spinner} {elapsed} {msg}");
-        CampaignProgress { bar, what: String::new(), done: None, told: (Duration::ZERO, 0.0) }
+        CampaignProgress { bar, what: String::new(), done: None, estimate: (Duration::ZERO, 0.0) }
     }
 
     fn show(&self) {
-        let since = self.bar.elapsed().saturating_sub(self.told.0).as_secs_f64();
-        self.bar.set_message(message(&self.what, self.done, self.told.1 - since));
+        let since = self.bar.elapsed().saturating_sub(self.estimate.0).as_secs_f64();
+        self.bar.set_message(message(&self.what, self.done, self.estimate.1 - since));
     }
 
-    fn tell(&mut self, remaining_s: f64) {
-        self.told = (self.bar.elapsed(), remaining_s);
+    fn estimate(&mut self, remaining_s: f64) {
+        self.estimate = (self.bar.elapsed(), remaining_s);
     }
 
     fn line(&self, text: &str) {
@@ -51,13 +51,13 @@ impl Watcher for CampaignProgress {
     fn begin(&mut self, what: &str, remaining_s: f64) {
         self.what = what.to_owned();
         self.done = None;
-        self.tell(remaining_s);
+        self.estimate(remaining_s);
         self.show();
     }
 
     fn filled(&mut self, done: f64, remaining_s: f64) {
         self.done = Some(done);
-        self.tell(remaining_s);
+        self.estimate(remaining_s);
     }
 
     fn tick(&mut self) {
@@ -97,12 +97,12 @@ impl Watcher for CampaignProgress {
 /// The step, its completed percentage and the remaining time of the campaign. The caller counts the
 /// remaining time down between estimates.
 fn message(what: &str, done: Option<f64>, left_s: f64) -> String {
-    let far = done.map_or_else(String::new, |done| format!(", {:.0} % done", done * 100.0));
+    let share = done.map_or_else(String::new, |done| format!(", {:.0} % done", done * 100.0));
     let left = match left_s {
         s if s >= 1.0 => format!("about {}", duration(s)),
         _ => "less than a second".to_owned(),
     };
-    format!("{what}{far}; {left} left")
+    format!("{what}{share}; {left} left")
 }
 
 #[cfg(test)]

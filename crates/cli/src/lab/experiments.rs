@@ -19,7 +19,9 @@ use flagstone_lab::{Error, sections};
 use flagstone_units::display::duration;
 use serde::Serialize;
 
-use super::args::{FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, OutputArgs, ProvisionedArgs};
+use super::args::{
+    FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, MeasureArgs, OutputArgs, ProvisionedArgs,
+};
 use super::real_args::{KindArgs, MeasuredArgs, TargetArgs};
 use crate::bench::watch::CampaignProgress;
 use crate::bench::{exit_of, provenance};
@@ -75,6 +77,13 @@ pub(super) fn with_origins(
     Ok(bed)
 }
 
+impl MeasureArgs {
+    /// Parameters of an experiment, whose lengths are others with `--short`.
+    fn run_options(&self, name: &str, full: Lengths, short: Lengths) -> Result<RunOptions, Error> {
+        run_options(name, self.output.to.results.as_ref(), self.lengths.or(full, short))
+    }
+}
+
 struct Shown {
     is_empty: bool,
     tables: Vec<Table>,
@@ -97,7 +106,7 @@ fn run<S: Serialize>(
     }
     let ended = measure(&mut watch, &interrupt);
     watch.clear();
-    let outcome = ended.inspect_err(|_| super::tell_of_results(&options.results))?;
+    let outcome = ended.inspect_err(|_| super::print_results_directory(&options.results))?;
     let summary = &outcome.summary;
     let shown = shown(summary);
     if shown.is_empty {
@@ -105,7 +114,7 @@ fn run<S: Serialize>(
         return Ok(Exit::Interrupted);
     }
     super::write_summary(&options.results, summary)?;
-    let text = match output.json {
+    let text = match output.to.json {
         true => json(summary),
         false => super::text(&shown.tables, &shown.caveats, output.format),
     };
@@ -138,15 +147,15 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
             MirrorBed::Given(bed)
         }
     };
-    let lengths = args.lengths.or(Lengths(2000, 10_000, 4), Lengths(1000, 2000, 1));
-    let run_options = run_options("mirror", args.output.results.as_ref(), lengths)?;
+    let run_options =
+        args.measure.run_options("mirror", Lengths(2000, 10_000, 4), Lengths(1000, 2000, 1))?;
     let note = bed.emulated_seconds(&run_options).map(|seconds| {
         let time = duration(seconds);
         format!("disks and link are EMULATED on this machine; it takes about {time}")
     });
     run(
         &run_options,
-        &args.output,
+        &args.measure.output,
         note.as_deref(),
         |watch, interrupt| mirror::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
@@ -177,11 +186,11 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
             (FabricBed::Given(bed), None)
         }
     };
-    let lengths = args.lengths.or(Lengths(2000, 10_000, 4), Lengths(500, 2000, 1));
-    let run_options = run_options("fabric", args.output.results.as_ref(), lengths)?;
+    let run_options =
+        args.measure.run_options("fabric", Lengths(2000, 10_000, 4), Lengths(500, 2000, 1))?;
     run(
         &run_options,
-        &args.output,
+        &args.measure.output,
         note,
         |watch, interrupt| fabric::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
@@ -223,11 +232,14 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
             (ProvisionedBed::Given { targets, disks: asked.disks.clone(), product }, None)
         }
     };
-    let lengths = args.lengths.or(Lengths(2000, 60_000, 4), Lengths(2000, 5000, 1));
-    let run_options = run_options("provisioned", args.output.results.as_ref(), lengths)?;
+    let run_options = args.measure.run_options(
+        "provisioned",
+        Lengths(2000, 60_000, 4),
+        Lengths(2000, 5000, 1),
+    )?;
     run(
         &run_options,
-        &args.output,
+        &args.measure.output,
         note,
         |watch, interrupt| provisioned::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {
@@ -252,11 +264,11 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
             (LimitsBed::Given { targets, disk: disk.clone(), product }, None)
         }
     };
-    let lengths = args.lengths.or(Lengths(1000, 5000, 1), Lengths(500, 2000, 1));
-    let run_options = run_options("limits", args.output.results.as_ref(), lengths)?;
+    let run_options =
+        args.measure.run_options("limits", Lengths(1000, 5000, 1), Lengths(500, 2000, 1))?;
     run(
         &run_options,
-        &args.output,
+        &args.measure.output,
         note,
         |watch, interrupt| disk_limits::run(&run_options, &bed, watch, interrupt),
         |summary| Shown {

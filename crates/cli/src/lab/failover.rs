@@ -28,7 +28,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         }),
         Some((node_a, node_b)) => FailoverBed::Given(Box::new(given_nodes(args, node_a, node_b)?)),
     };
-    let run = run_options("failover", args.results.as_ref(), Lengths(0, args.time, 1))?;
+    let run = run_options("failover", args.to.results.as_ref(), Lengths(0, args.time, 1))?;
     let interrupt = Interrupt::catch()?;
     let mut steps = Steps::new(failover::STEPS);
     let ended = failover::run(
@@ -41,7 +41,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     let summary = ended?;
     let directory = &run.results;
     super::write_summary(directory, &summary)?;
-    let shown = match args.json {
+    let shown = match args.to.json {
         true => json(&summary),
         false => text(&summary, args),
     };

@@ -54,7 +54,7 @@ fn results(asked: Option<&PathBuf>, experiment: &str) -> PathBuf {
 }
 
 /// Names the directory of the results after a failure.
-fn tell_of_results(directory: &Path) {
+fn print_results_directory(directory: &Path) {
     if directory.exists() {
         complain(&format!("results so far are in {}\n", directory.display()));
     }

@@ -63,8 +63,6 @@ pub(crate) struct VolumeArgs {
 #[derive(Debug, Clone, Args)]
 #[command(group(clap::ArgGroup::new("role").args(["source", "target"]).required(true)))]
 pub(crate) struct CreateArgs {
-    /// The volume
-    pub(crate) volume: String,
     /// Keep the data on the device as the volume's data; the end of the device holds the metadata
     #[arg(long)]
     pub(crate) source: bool,
@@ -81,18 +79,16 @@ pub(crate) struct CreateArgs {
     #[arg(long, short)]
     pub(crate) yes: bool,
     #[command(flatten)]
-    pub(crate) action_args: ActionArgs,
+    pub(crate) on: VolumeArgs,
 }
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PeerArgs {
-    /// The volume
-    pub(crate) volume: String,
     /// The peer, if the volume has several
     #[arg(long, value_name = "NAME")]
     pub(crate) peer: Option<String>,
     #[command(flatten)]
-    pub(crate) action_args: ActionArgs,
+    pub(crate) on: VolumeArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -145,19 +141,15 @@ pub(crate) struct ResolveArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GrowArgs {
-    /// The volume
-    pub(crate) volume: String,
     /// Grow to this size, such as 200GiB, instead of the largest possible
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) size: Option<u64>,
     #[command(flatten)]
-    pub(crate) action_args: ActionArgs,
+    pub(crate) on: VolumeArgs,
 }
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ForceArgs {
-    /// The volume
-    pub(crate) volume: String,
     /// Proceed although a source is attached or the local disk is unverified after a failed flush
     /// (failover), or hosts are served (delete)
     #[arg(long)]
@@ -166,7 +158,7 @@ pub(crate) struct ForceArgs {
     #[arg(long, short)]
     pub(crate) yes: bool,
     #[command(flatten)]
-    pub(crate) action_args: ActionArgs,
+    pub(crate) on: VolumeArgs,
 }
 
 fn size(text: &str) -> Result<u64, String> {

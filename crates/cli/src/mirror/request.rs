@@ -5,7 +5,7 @@ use flagstone_server::api::mirror_document::{
 };
 use serde_json::{Map, Value};
 
-use super::args::{ActionArgs, ForceArgs, MirrorCommand, PeerArgs};
+use super::args::{ForceArgs, MirrorCommand, PeerArgs, VolumeArgs};
 use crate::status::QueryArgs;
 
 #[derive(Clone, Debug)]
@@ -21,27 +21,27 @@ pub(super) struct ActionRequest {
 }
 
 impl ActionRequest {
-    fn new(action: MirrorAction, volume: &str, action_args: &ActionArgs) -> ActionRequest {
+    fn new(action: MirrorAction, on: &VolumeArgs) -> ActionRequest {
         ActionRequest {
             action,
-            volume: volume.to_owned(),
+            volume: on.volume.clone(),
             peer: None,
             body: Map::new(),
             asks_first: false,
-            dry_run: action_args.dry_run,
-            query: action_args.query.clone(),
+            dry_run: on.action_args.dry_run,
+            query: on.action_args.query.clone(),
         }
     }
 
     fn of(action: MirrorAction, args: &PeerArgs) -> ActionRequest {
-        let request = ActionRequest::new(action, &args.volume, &args.action_args);
+        let request = ActionRequest::new(action, &args.on);
         let request = ActionRequest { peer: args.peer.clone(), ..request };
         request.with("peer", args.peer.clone())
     }
 
     fn forced(action: MirrorAction, args: &ForceArgs) -> ActionRequest {
-        let request = ActionRequest::new(action, &args.volume, &args.action_args);
-        ActionRequest { asks_first: !args.yes, ..request }.flag("force", args.force)
+        let request = ActionRequest::new(action, &args.on);
+        ActionRequest { asks_first: !args.yes, ..request }.with_true("force", args.force)
     }
 
     fn with(mut self, member: &str, value: Option<impl Into<Value>>) -> ActionRequest {
@@ -51,7 +51,7 @@ impl ActionRequest {
         self
     }
 
-    fn flag(self, member: &str, is: bool) -> ActionRequest {
+    fn with_true(self, member: &str, is: bool) -> ActionRequest {
         self.with(member, is.then_some(true))
     }
 }
@@ -61,10 +61,10 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
         MirrorCommand::Status(_) => return None,
         MirrorCommand::Create(args) => {
             let role = if args.source { ReplicaRole::Source } else { ReplicaRole::Target };
-            let request = ActionRequest::new(MirrorAction::Create, &args.volume, &args.action_args)
+            let request = ActionRequest::new(MirrorAction::Create, &args.on)
                 .with("role", Some(role.name()))
-                .flag("destroy_data", args.destroy_data)
-                .flag("new_volume", args.new_volume);
+                .with_true("destroy_data", args.destroy_data)
+                .with_true("new_volume", args.new_volume);
             // An empty device has nothing to lose, and a source keeps its data.
             ActionRequest {
                 asks_first: (args.destroy_data || args.new_volume) && !args.yes,
@@ -75,27 +75,24 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
         MirrorCommand::Continue(args) => ActionRequest::of(MirrorAction::Continue, args),
         MirrorCommand::Break(args) => ActionRequest::of(MirrorAction::Break, args),
         MirrorCommand::Resync(args) => ActionRequest::of(MirrorAction::Resync, &args.of)
-            .flag("full", args.full)
+            .with_true("full", args.full)
             .with("compare", args.compare),
         MirrorCommand::Switchover(args) => {
             ActionRequest::of(MirrorAction::Switchover, &args.of).with("to", args.to.clone())
         }
         MirrorCommand::Failover(args) => ActionRequest::forced(MirrorAction::Failover, args),
         MirrorCommand::Verify(args) => ActionRequest::of(MirrorAction::Verify, &args.of)
-            .flag("repair", args.repair)
-            .flag("stop", args.stop)
+            .with_true("repair", args.repair)
+            .with_true("stop", args.stop)
             .with("bytes_per_second", args.max_rate),
         MirrorCommand::Resolve(args) => {
             let request = ActionRequest::of(MirrorAction::Resolve, &args.of)
                 .with("keep", Some(args.keep.name()));
             ActionRequest { asks_first: !args.yes, ..request }
         }
-        MirrorCommand::Demote(args) => {
-            ActionRequest::new(MirrorAction::Demote, &args.volume, &args.action_args)
-        }
+        MirrorCommand::Demote(args) => ActionRequest::new(MirrorAction::Demote, args),
         MirrorCommand::Grow(args) => {
-            ActionRequest::new(MirrorAction::Grow, &args.volume, &args.action_args)
-                .with("size_bytes", args.size)
+            ActionRequest::new(MirrorAction::Grow, &args.on).with("size_bytes", args.size)
         }
         MirrorCommand::Delete(args) => ActionRequest::forced(MirrorAction::Delete, args),
     })

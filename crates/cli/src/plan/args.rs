@@ -6,7 +6,7 @@
 use clap::{Args, Subcommand};
 use flagstone_cloud::catalog::{Catalog, DEFAULT_CATALOG};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
-use flagstone_units::{missing_size_unit, parse_block_size, parse_size};
+use flagstone_units::{missing_size_unit, parse_rate, parse_size};
 
 use super::several::{CurveArgs, PlanCompareArgs};
 use crate::exit::Failure;
@@ -147,7 +147,7 @@ impl JobArgs {
             let words = "read, write, randread, randwrite, readwrite or randrw";
             format!("--rw {}: write one of {words}", printable(rw))
         })?;
-        let block_bytes = parse_block_size(bs).map_err(|error| format!("--bs {bs}: {error}"))?;
+        let block_bytes = block_bytes("--bs", bs)?;
         let mixed = pattern.reads() && pattern.writes();
         let asked = self.read_percent.as_ref();
         let asked = asked.map(|text| count_from("--read-percent", text, 0, 100)).transpose()?;
@@ -311,13 +311,18 @@ pub(crate) fn optional<T>(
     text.as_ref().map(|text| parse(option, text)).transpose()
 }
 
-/// A size such as `500GB`, in bytes.
+/// The size of a block such as `4k`, in bytes.
+pub(crate) fn block_bytes(option: &str, text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| format!("{option} {}: {error}", printable(text)))
+}
+
+/// The size of a disk such as `500GB`, in bytes.
 pub(crate) fn bytes(option: &str, text: &str) -> Result<u64, String> {
     // No disk is smaller than the first or larger than the second.
     let sizes = 1 << 30..=1 << 60;
     let found = missing_size_unit(text, &sizes)
-        .map_or_else(|| parse_size(text).map_err(|error| error.to_string()), Err);
-    found.map_err(|help| format!("{option} {}: {help}", printable(text)))
+        .map(|help| Err(format!("{option} {}: {help}", printable(text))));
+    found.unwrap_or_else(|| block_bytes(option, text))
 }
 
 /// A whole number from 1.
@@ -341,10 +346,9 @@ pub(crate) fn decimal(option: &str, text: &str) -> Result<f64, String> {
 
 /// A rate such as `400MB/s`, in bytes a second.
 pub(crate) fn bytes_per_s(option: &str, text: &str) -> Result<f64, String> {
-    let size = text.strip_suffix("/s");
-    size.and_then(|size| parse_size(size).ok()).map(|bytes| bytes as f64).ok_or_else(|| {
-        format!("{option} {}: write a rate such as 400MB/s or 400MiB/s", printable(text))
-    })
+    let rate =
+        parse_rate(text).map_err(|error| format!("{option} {}: {error}", printable(text)))?;
+    Ok(rate as f64)
 }
 
 pub(crate) fn printable(text: &str) -> String {

@@ -8,9 +8,9 @@ use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{
     Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
 };
-use flagstone_units::{display::block_size, grouped, parse_block_size};
+use flagstone_units::{display::block_size, grouped};
 
-use super::args::{CheapestArgs, bytes, bytes_per_s, count, decimal, optional};
+use super::args::{CheapestArgs, block_bytes, bytes, bytes_per_s, count, decimal, optional};
 use super::paint::Paint;
 use super::predict::list;
 use super::{bold_table, head, json, source_lines};
@@ -46,8 +46,7 @@ fn need(args: &CheapestArgs) -> Result<Need, String> {
         write_iops: optional("--write-iops", &args.write_iops, decimal)?.unwrap_or(0.0),
         bytes_per_s: optional("--throughput", &args.throughput, bytes_per_s)?.unwrap_or(0.0),
         capacity_bytes: optional("--capacity", &args.capacity, bytes)?.unwrap_or(0),
-        block_bytes: parse_block_size(&args.bs)
-            .map_err(|error| format!("--bs {}: {error}", args.bs))?,
+        block_bytes: block_bytes("--bs", &args.bs)?,
         at_once: !args.not_at_once,
     })
 }
@@ -154,8 +153,8 @@ fn found(answer: &CheapestReport, paint: Paint, out: &mut String) {
 
 /// How the configurations that `--distinct` hides differ, or a hint at `--distinct`.
 fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
-    let told = answer.found.iter().filter_map(|found| Some((found, found.others?)));
-    for (found, others) in told {
+    let hidden = answer.found.iter().filter_map(|found| Some((found, found.others?)));
+    for (found, others) in hidden {
         let numbers = match others.count {
             1 => format!("{} disks, for", others.disks_min),
             count => format!(

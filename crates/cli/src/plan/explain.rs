@@ -200,7 +200,7 @@ fn title(phase: &FioPhase) -> String {
         }
         (read, write) => read.or(write).map(|bytes| format!("{} blocks", size(bytes))),
     });
-    words.extend(phase.in_flight.map(|told| format!("{told} requested in flight")));
+    words.extend(phase.in_flight.map(|asked| format!("{asked} requested in flight")));
     words.extend((phase.jobs > 1).then(|| format!("{} jobs", phase.jobs)));
     words.push(format!("{} s", count_text(phase.seconds)));
     format!("{names}: {}", words.join(", "))

@@ -1,7 +1,7 @@
 //! Measurement grid of the demo's served volume: random reads and writes, at each depth, over each
 //! path to the data.
 
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use serde::Serialize;
 
 const BLOCK_BYTES: u32 = 4 << 10;
@@ -10,12 +10,14 @@ const DEPTHS: [u32; 2] = [1, 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum GridDirection {
     Read,
     Write,
 }
 
 impl GridDirection {
+    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             GridDirection::Read => "read",
@@ -26,6 +28,7 @@ impl GridDirection {
 
 /// A row of the grid: a workload that is measured over every path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct GridWorkload {
     pub block_bytes: u32,
     pub direction: GridDirection,
@@ -51,8 +54,8 @@ impl GridWorkload {
         BenchJob {
             name: "demo".to_owned(),
             pattern: match self.direction {
-                GridDirection::Read => JobPattern::RandRead,
-                GridDirection::Write => JobPattern::RandWrite,
+                GridDirection::Read => AccessPattern::RandRead,
+                GridDirection::Write => AccessPattern::RandWrite,
             },
             block_bytes: self.block_bytes.into(),
             depth: self.depth,
@@ -77,6 +80,7 @@ pub enum AccessPath {
 }
 
 impl AccessPath {
+    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             AccessPath::Local => "local",
@@ -87,21 +91,23 @@ impl AccessPath {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct PathFigures {
     pub iops: f64,
     pub latency_mean_us: f64,
     /// 99th percentile of the latency, in µs; none if too few requests were measured.
     pub latency_p99_us: Option<f64>,
     /// Busy share of this machine's CPUs during the measurement, 0 to 1.
-    pub cpu_busy: f64,
+    pub(crate) cpu_busy: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct GridRow {
     #[serde(flatten)]
     pub workload: GridWorkload,
     pub local: PathFigures,
-    pub nvme_tcp: PathFigures,
+    pub(crate) nvme_tcp: PathFigures,
     /// Over NBD; none where fio has no NBD engine.
     pub nbd: Option<PathFigures>,
 }

@@ -55,6 +55,7 @@ const VERIFY_TIME: Duration = Duration::from_secs(2);
 const VOLUME: &str = "demo";
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DemoOptions {
     pub program: PathBuf,
     pub command: String,

@@ -18,6 +18,7 @@ const DISTURBED: f64 = 0.15;
 const WIDTH: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DataCheck {
     pub path: AccessPath,
     /// Blocks of 4 KiB written.
@@ -27,20 +28,21 @@ pub struct DataCheck {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DemoReport {
     pub schema_version: u32,
     pub flagstone: String,
     /// fio's I/O engine for the file.
-    pub local_engine: String,
+    pub(crate) local_engine: String,
     /// CPUs that server and clients share.
     pub cpus: usize,
     /// Busy share of other programs before the first measurement, 0 to 1.
-    pub others_busy: f64,
+    pub(crate) others_busy: f64,
     pub volume_bytes: u64,
     pub seconds: f64,
     pub rows: Vec<GridRow>,
     pub checks: Vec<DataCheck>,
-    pub nbd_skipped: Option<String>,
+    pub(crate) nbd_skipped: Option<String>,
     pub lab: Experiments,
     pub took_s: f64,
 }

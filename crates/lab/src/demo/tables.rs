@@ -172,7 +172,7 @@ pub(crate) mod tests {
     use crate::demo::grid::{GridDirection, GridWorkload};
     use crate::fabric::{FabricBottleneck, FabricSide};
     use crate::mirror::published::ROWS;
-    use flagstone_bench::job::JobPattern;
+    use flagstone_bench::job::AccessPattern;
 
     fn figures(mib_per_s: f64, iops: f64, latency_ms: f64) -> Figures {
         Figures {
@@ -206,7 +206,7 @@ pub(crate) mod tests {
             published: ROWS[1],
             mirror: Some(mirrored.clone()),
             plain: Some(plain.clone()),
-            far: None,
+            remote_disk: None,
             network_share: None,
             run_to_run_variation_points: None,
         };
@@ -220,7 +220,7 @@ pub(crate) mod tests {
             Some(FabricSide { figures, model_iops: Some(iops), bound })
         };
         let row = FabricRow {
-            rw: JobPattern::RandRead,
+            rw: AccessPattern::RandRead,
             disks: 4,
             local: side(36_000.0),
             fabric: side(24_000.0),

@@ -28,10 +28,11 @@ use crate::ports::free_ports;
 use crate::provisioned::{DiskProduct, sizes, usage};
 
 /// Largest deviation from the expected figure that counts as agreement, in %.
-pub const TOLERANCE_PERCENT: f64 = 2.0;
+pub(crate) const TOLERANCE_PERCENT: f64 = 2.0;
 const SUITE: &str = "limits";
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum LimitsBed<'a> {
     Emulated,
     Given {
@@ -60,6 +61,7 @@ struct LimitDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitCell {
     /// Table of the page; none for a given disk.
     pub table: Option<&'static str>,
@@ -75,9 +77,9 @@ pub struct LimitCell {
     /// The page's figure over [`LimitCell::scale`], if it has this disk.
     pub published: Option<f64>,
     pub measured: f64,
-    pub difference_percent: f64,
+    pub(crate) difference_percent: f64,
     /// Whether the deviation is within [`TOLERANCE_PERCENT`].
-    pub agrees: bool,
+    pub(crate) agrees: bool,
     pub figures: Figures,
 }
 
@@ -98,6 +100,7 @@ impl LimitCell {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenDisk {
     pub disk: String,
     pub size_bytes: u64,
@@ -108,6 +111,7 @@ pub struct GivenDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitsSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

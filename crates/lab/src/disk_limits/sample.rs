@@ -1,7 +1,7 @@
 //! Sample of the disks in the tables of Google's page: the printed figures, the emulated volume, and
 //! the jobs that measure them.
 
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
 
 use crate::bed::RunOptions;
@@ -69,11 +69,11 @@ impl LimitColumn {
         LimitColumn { job, read_percent, kib, is_throughput }
     }
 
-    fn pattern(&self) -> JobPattern {
+    fn pattern(&self) -> AccessPattern {
         match self.read_percent {
-            0 => JobPattern::RandWrite,
-            100 => JobPattern::RandRead,
-            _ => JobPattern::RandRw,
+            0 => AccessPattern::RandWrite,
+            100 => AccessPattern::RandRead,
+            _ => AccessPattern::RandRw,
         }
     }
 

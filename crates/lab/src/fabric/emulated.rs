@@ -8,7 +8,7 @@ use flagstone_bench::cpu::{CpuUse, Snapshot};
 use flagstone_bench::environment;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{LoadRun, arguments};
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::BenchJob;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
@@ -43,6 +43,7 @@ const MEMORY_BYTES: usize = 256 << 20;
 const NEAR_PERCENT: f64 = 3.0;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct EmulatedFabric {
     /// Factor by which disks and network are slower than the published ones.
     pub scale: u32,
@@ -53,7 +54,7 @@ pub struct EmulatedFabric {
 /// IOPS that disks and network allow, and which of them is the limit.
 pub(super) fn model(
     scale: u32,
-    rw: JobPattern,
+    rw: AccessPattern,
     disks: u32,
     is_remote: bool,
 ) -> (f64, FabricBottleneck) {
@@ -119,13 +120,13 @@ impl EmulatedFabric {
     }
 
     /// The job on a number of SSDs; its depth is the sum over the SSDs, which are one volume.
-    fn job(run: &RunOptions, pattern: JobPattern, disks: u32) -> BenchJob {
+    fn job(run: &RunOptions, pattern: AccessPattern, disks: u32) -> BenchJob {
         BenchJob { depth: DEPTH * disks, ..super::job(run, pattern, disks) }
     }
 
     fn jobs(&self, run: &RunOptions) -> Vec<BenchJob> {
         let of = |pattern| self.disks.iter().map(move |disks| Self::job(run, pattern, *disks));
-        [JobPattern::RandWrite, JobPattern::RandRead].into_iter().flat_map(of).collect()
+        [AccessPattern::RandWrite, AccessPattern::RandRead].into_iter().flat_map(of).collect()
     }
 
     fn plan(&self, run: &RunOptions, port: u16) -> (CampaignPlan, BedTargets) {
@@ -296,26 +297,12 @@ impl Bench<'_> {
 
 fn load_job(job: &BenchJob) -> LoadJob {
     LoadJob {
-        pattern: match job.pattern {
-            JobPattern::RandRead => AccessPattern::RandRead,
-            _ => AccessPattern::RandWrite,
-        },
-        read_percent: 50,
+        pattern: job.pattern,
         block_sizes: vec![BlockSize { bytes: job.block_bytes as usize, weight: 1 }],
         depth: job.depth as usize,
-        cores: 1,
         time: Some(Duration::from_millis(job.runtime_ms)),
-        ios: None,
-        bytes: None,
-        offset_bytes: 0,
-        size_bytes: None,
-        seed: 0,
-        rate_iops: None,
         warm_up: Duration::from_millis(job.ramp_ms),
-        flush_every: None,
-        fua: false,
-        errors_max: 0,
-        verify: None,
+        ..LoadJob::default()
     }
 }
 
@@ -358,7 +345,7 @@ mod tests {
         let (plan, _) = bed.plan(&run, 1);
         let store = ResultStore::create(directory.path(), &plan).unwrap();
         let bench = Bench { bed: &bed, run: &run, plan: &plan, store: &store, interrupt: &never };
-        let job = EmulatedFabric::job(&run, JobPattern::RandRead, 4);
+        let job = EmulatedFabric::job(&run, AccessPattern::RandRead, 4);
         let results = bench.local(&job).unwrap();
         assert!(results.total.is_some_and(|total| total.ios > 0));
     }

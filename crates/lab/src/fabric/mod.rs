@@ -12,7 +12,7 @@ mod emulated;
 mod given;
 
 use flagstone_bench::campaign::Watcher;
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::ResultRecord;
@@ -34,12 +34,13 @@ const LOCAL: &str = "local";
 const FABRIC: &str = "NVMe/TCP";
 const DEPTH: u32 = 32;
 /// Published thousands of IOPS by number of SSDs: local, and over NVMe/TCP.
-const PUBLISHED: [(JobPattern, [(f64, f64); 4]); 2] = [
-    (JobPattern::RandWrite, [(100., 100.), (200., 199.), (299., 299.), (398., 368.)]),
-    (JobPattern::RandRead, [(180., 180.), (360., 360.), (522., 413.), (659., 384.)]),
+const PUBLISHED: [(AccessPattern, [(f64, f64); 4]); 2] = [
+    (AccessPattern::RandWrite, [(100., 100.), (200., 199.), (299., 299.), (398., 368.)]),
+    (AccessPattern::RandRead, [(180., 180.), (360., 360.), (522., 413.), (659., 384.)]),
 ];
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum FabricBed {
     Emulated(EmulatedFabric),
     Given(GivenFabric),
@@ -47,6 +48,7 @@ pub enum FabricBed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum FabricBottleneck {
     Disks,
     Network,
@@ -55,6 +57,7 @@ pub enum FabricBottleneck {
 }
 
 impl FabricBottleneck {
+    /// Name in tables.
     pub fn words(self) -> &'static str {
         match self {
             FabricBottleneck::Disks => "the disks",
@@ -66,31 +69,33 @@ impl FabricBottleneck {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricSide {
     #[serde(flatten)]
     pub figures: Figures,
     /// IOPS that the emulated disks and network allow; none for given ones.
-    pub model_iops: Option<f64>,
+    pub(crate) model_iops: Option<f64>,
     /// What limited the result; none for given disks.
     pub bound: Option<FabricBottleneck>,
 }
 
 /// One direction on one number of SSDs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricRow {
     /// `randwrite` or `randread`.
-    pub rw: JobPattern,
+    pub rw: AccessPattern,
     pub disks: u32,
     pub local: Option<FabricSide>,
     pub fabric: Option<FabricSide>,
     pub of_local_percent: Option<f64>,
-    pub published_local_iops: f64,
-    pub published_fabric_iops: f64,
+    pub(crate) published_local_iops: f64,
+    pub(crate) published_fabric_iops: f64,
 }
 
 impl FabricRow {
     /// Published IOPS over the fabric, in % of the local ones.
-    pub fn published_of_local_percent(&self) -> f64 {
+    pub(crate) fn published_of_local_percent(&self) -> f64 {
         100.0 * self.published_fabric_iops / self.published_local_iops
     }
 
@@ -101,6 +106,7 @@ impl FabricRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
@@ -133,7 +139,7 @@ pub fn run(
     Ok(ExperimentOutcome { end, summary: summary(bed, &records) })
 }
 
-fn job(run: &RunOptions, pattern: JobPattern, disks: u32) -> BenchJob {
+fn job(run: &RunOptions, pattern: AccessPattern, disks: u32) -> BenchJob {
     BenchJob { depth: DEPTH, disks, ..run.job(format!("{pattern}-x{disks}"), pattern) }
 }
 
@@ -185,7 +191,7 @@ fn summary(bed: &FabricBed, records: &[ResultRecord]) -> FabricSummary {
 fn side(
     bed: &FabricBed,
     records: &[ResultRecord],
-    (rw, disks): (JobPattern, u32),
+    (rw, disks): (AccessPattern, u32),
     name: &str,
 ) -> Option<FabricSide> {
     let figures = Figures::of(records, &format!("{rw}-x{disks}"), name)?;
@@ -212,7 +218,7 @@ pub fn tables(summary: &FabricSummary) -> Vec<Table> {
     tables
 }
 
-fn by_disks(summary: &FabricSummary, rw: JobPattern) -> Table {
+fn by_disks(summary: &FabricSummary, rw: AccessPattern) -> Table {
     let rows: Vec<&FabricRow> = summary.rows.iter().filter(|row| row.rw == rw).collect();
     let of = |pick: fn(&FabricRow) -> &Option<FabricSide>| {
         suffix(rows.iter().filter_map(move |row| Some(&pick(row).as_ref()?.figures)))
@@ -288,7 +294,7 @@ pub(crate) mod tests {
     use crate::bed::tests::{given, run_options};
 
     pub(crate) fn record(
-        rw: JobPattern,
+        rw: AccessPattern,
         disks: u32,
         on: &str,
         iops: f64,
@@ -306,7 +312,7 @@ pub(crate) mod tests {
     /// Reads of four emulated SSDs, 20 times slower.
     pub(crate) fn example() -> FabricSummary {
         let bed = FabricBed::Emulated(EmulatedFabric { scale: 20, disks: vec![4] });
-        let read = |on, iops| record(JobPattern::RandRead, 4, on, iops, Provenance::Emulated);
+        let read = |on, iops| record(AccessPattern::RandRead, 4, on, iops, Provenance::Emulated);
         summary(&bed, &[read(LOCAL, 36_000.0), read(FABRIC, 24_000.0)])
     }
 
@@ -322,7 +328,7 @@ pub(crate) mod tests {
             });
             record
         };
-        use JobPattern::{RandRead, RandWrite};
+        use AccessPattern::{RandRead, RandWrite};
         let found = summary(
             &bed,
             &[
@@ -349,7 +355,7 @@ pub(crate) mod tests {
 
     #[test]
     fn both_sides_stand_beside_published_figures() {
-        let read = |on, iops, provenance| record(JobPattern::RandRead, 4, on, iops, provenance);
+        let read = |on, iops, provenance| record(AccessPattern::RandRead, 4, on, iops, provenance);
         let records =
             [read(LOCAL, 600e3, Provenance::Real), read(FABRIC, 300e3, Provenance::Served)];
         let bed = FabricBed::Given(GivenFabric {

@@ -22,6 +22,7 @@ use crate::node::{ReportedMirror, ReportedState, retry};
 const SLOW_STEPS: f64 = 4.0;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenFailover {
     /// Properties of the volume; the initiator is not used.
     pub targets: BedTargets,
@@ -280,7 +281,7 @@ mod tests {
         }
     }
 
-    /// Runs the drill's steps; returns their result, the events and what the follower was told.
+    /// Runs the drill's steps; returns their result, the events and the messages to the follower.
     fn drilled(bed: &GivenFailover) -> (Result<DrillTimes, Error>, Vec<String>, Vec<String>) {
         let (mut recorder, never) = (Recorder(Vec::new()), Interrupt::never());
         let run = run_options("results".into());
@@ -307,12 +308,12 @@ mod tests {
     fn operator_is_asked_where_no_command_is_given() {
         let bed = bed(NodeCommands::default());
         assert!(bed.commands.need_operator());
-        let (times, events, told) = drilled(&bed);
+        let (times, events, said) = drilled(&bed);
         assert_eq!(times.unwrap().resynced, Resynced::default());
         assert_eq!(events.len(), 5);
         assert_eq!((&*events[0], &*events[4]), ("node-a is killed", "switchover to node-a"));
         for ask in ["power node A off", "mirror failover", "start node A", "says mirroring"] {
-            assert!(told.iter().any(|line| line.contains(ask)), "{ask}: {told:?}");
+            assert!(said.iter().any(|line| line.contains(ask)), "{ask}: {said:?}");
         }
     }
 
@@ -330,9 +331,9 @@ mod tests {
         });
         assert!(!bed.commands.need_operator());
         in_sync(&bed).unwrap();
-        let (times, _, told) = drilled(&bed);
+        let (times, _, said) = drilled(&bed);
         assert_eq!(times.unwrap().resynced, Resynced { bytes: 5, volume_bytes: 9 });
-        assert_eq!(told.len(), 3, "nobody was asked: {told:?}");
+        assert_eq!(said.len(), 3, "nobody was asked: {said:?}");
         assert_eq!(std::fs::read_to_string(file).unwrap().lines().count(), 2);
     }
 

@@ -16,7 +16,7 @@ pub mod timeline;
 
 use flagstone_bench::environment;
 use flagstone_bench::fio::arguments::shell;
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_bench::measurement::Measurement;
 use flagstone_bench::os::{Stopwatch, unix_seconds};
 use flagstone_bench::process::{Interrupt, wait_for};
@@ -47,6 +47,7 @@ pub const STEPS: usize = 5;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Death {
     /// It stops answering and closes nothing, like a machine that loses its power.
     #[default]
@@ -61,7 +62,9 @@ pub enum Death {
 pub trait Follower {
     /// The number of steps, where it is known only when the experiment starts.
     fn steps(&mut self, _count: usize) {}
+    /// A step starts.
     fn begin(&mut self, what: &str);
+    /// Called several times a second while a step runs.
     fn tick(&mut self) {}
     /// The step is done; `what` is its result.
     fn end(&mut self, what: &str);
@@ -75,6 +78,7 @@ pub trait Follower {
 }
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum FailoverBed {
     Emulated(EmulatedFailover),
     Given(Box<GivenFailover>),
@@ -283,7 +287,7 @@ fn job(run: &RunOptions) -> BenchJob {
         depth: DEPTH,
         ramp_ms: 0,
         size_bytes: Some(LOAD_BYTES),
-        ..run.job("failover".to_owned(), JobPattern::RandRw)
+        ..run.job("failover".to_owned(), AccessPattern::RandRw)
     }
 }
 

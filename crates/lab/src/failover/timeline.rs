@@ -13,6 +13,7 @@ use crate::Error;
 const BAR: f64 = 40.0;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct DrillEvent {
     /// Time since the load began, in seconds.
     pub at_s: f64,
@@ -20,6 +21,7 @@ pub struct DrillEvent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct TimelinePoint {
     /// End of the interval, in seconds since the load began.
     pub at_s: f64,
@@ -57,7 +59,7 @@ pub fn text(summary: &FailoverSummary) -> String {
 
 /// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
 /// events that follow each other closely.
-pub fn drawing(summary: &FailoverSummary) -> Plot {
+pub(crate) fn drawing(summary: &FailoverSummary) -> Plot {
     let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
     let name = format!("verifying load by both nodes{}: {found}", summary.provenance.suffix());
     let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();

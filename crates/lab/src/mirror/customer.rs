@@ -193,10 +193,10 @@ mod tests {
         let cells: Vec<_> = table.rows[0].iter().map(String::as_str).collect();
         assert_eq!(cells, ["8K", "75.00", "62.50", "58.87", "7.50", "-", "7.81"]);
         assert_eq!(table.rows.len(), 1);
-        let told = caveats(&summary).join("\n");
-        assert!(told.contains("1120 a second, one in 0.89 ms"), "{told}");
-        assert!(told.contains("7535 writes a second of 8K and 7511 of 4K"), "{told}");
-        assert!(machine_table(&summary).rows.is_empty() && !told.contains(MACHINE));
+        let text = caveats(&summary).join("\n");
+        assert!(text.contains("1120 a second, one in 0.89 ms"), "{text}");
+        assert!(text.contains("7535 writes a second of 8K and 7511 of 4K"), "{text}");
+        assert!(machine_table(&summary).rows.is_empty() && !text.contains(MACHINE));
         summary.machine = Some(MACHINE.to_owned());
         let table = machine_table(&summary);
         assert!(table.title.contains("EMULATED") && table.title.contains(MACHINE));

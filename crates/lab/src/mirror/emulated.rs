@@ -42,6 +42,7 @@ const CALIBRATION_S: f64 = 18.0;
 const START_S: f64 = 7.0;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct EmulatedMirror {
     /// Round trip of the link, in µs.
     pub rtt_us: u64,
@@ -82,7 +83,7 @@ impl EmulatedMirror {
             end,
             records: store.records()?,
             link: Some(link),
-            used_bytes: HOT_BYTES,
+            range_bytes: HOT_BYTES,
             disks: Calibrated::medians(&calibrations),
         })
     }

@@ -22,6 +22,7 @@ const GRAIN_BYTES: u64 = 64 << 10;
 const LINK_MS: u64 = 2000;
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenMirror {
     pub targets: BedTargets,
     /// Address of the source.
@@ -65,15 +66,15 @@ impl GivenMirror {
         crate::check_is_new(&run.results)?;
         let volumes = self.volumes()?;
         self.targets.guard(&volumes, true)?;
-        let used_bytes = used_bytes(run, &volumes, interrupt)?;
+        let range_bytes = range_bytes(run, &volumes, interrupt)?;
         let link = self.link(run, watcher, interrupt)?;
         let jobs =
-            ROWS.iter().map(|row| super::job(run, row, job_name(row, true), used_bytes)).collect();
+            ROWS.iter().map(|row| super::job(run, row, job_name(row, true), range_bytes)).collect();
         let title = "Experiment A on real nodes: a mirror against no mirror";
         let plan = run.plan((SUITE, title), jobs, volumes, &self.targets);
         let parts = (&plan, std::slice::from_ref(&plan));
         let (end, records) = run.campaign(parts, &self.targets, None, watcher, interrupt)?;
-        Ok(MeasuredMirror { end, records, link, used_bytes, disks: Vec::new() })
+        Ok(MeasuredMirror { end, records, link, range_bytes, disks: Vec::new() })
     }
 
     fn link(
@@ -100,7 +101,7 @@ impl GivenMirror {
 }
 
 /// Bytes that both volumes have, at most those of the publication.
-fn used_bytes(
+fn range_bytes(
     run: &RunOptions,
     targets: &[BenchTarget],
     interrupt: &Interrupt,

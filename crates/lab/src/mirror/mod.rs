@@ -13,7 +13,7 @@ pub mod tables;
 
 use flagstone_bench::campaign::{CampaignEnd, Watcher};
 use flagstone_bench::environment;
-use flagstone_bench::job::{BenchJob, JobPattern};
+use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
 use serde::Serialize;
@@ -29,6 +29,7 @@ use crate::bed::{ExperimentOutcome, RunOptions};
 const SUITE: &str = "mirror";
 
 #[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum MirrorBed {
     /// Two processes with emulated disks and link.
     Emulated(EmulatedMirror),
@@ -47,6 +48,7 @@ impl MirrorBed {
 
 /// Link between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorLink {
     /// Whether the round trip was measured: that of a request of 4 KiB, with the time in node B.
     pub is_measured: bool,
@@ -58,7 +60,7 @@ struct MeasuredMirror {
     records: Vec<ResultRecord>,
     link: Option<MirrorLink>,
     /// Bytes in use of each volume.
-    used_bytes: u64,
+    range_bytes: u64,
     disks: Vec<Calibrated>,
 }
 
@@ -93,7 +95,7 @@ fn job(run: &RunOptions, row: &PublishedRow, name: String, size_bytes: u64) -> B
         size_bytes: Some(size_bytes),
         // Durable writes, as with diskspd -Sh.
         sync: true,
-        ..run.job(name, JobPattern::RandWrite)
+        ..run.job(name, AccessPattern::RandWrite)
     }
 }
 

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 /// Figures with or without the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct PublishedFigures {
     /// 2^20 bytes per second.
     pub mib_per_s: f64,
@@ -15,6 +16,7 @@ pub struct PublishedFigures {
 
 /// A row of the published table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct PublishedRow {
     /// Write size as in the table.
     pub size: &'static str,
@@ -49,12 +51,12 @@ pub const ROWS: [PublishedRow; 3] = [
 ];
 
 /// Share of the throughput that a mirror loses, in %.
-pub fn throughput_overhead(mirror: f64, plain: f64) -> f64 {
+pub(crate) fn throughput_overhead(mirror: f64, plain: f64) -> f64 {
     100.0 * (plain - mirror) / plain
 }
 
 /// Share of the mirror's latency that exceeds the latency without it, in %, as in the report.
-pub fn latency_overhead(mirror: f64, plain: f64) -> f64 {
+pub(crate) fn latency_overhead(mirror: f64, plain: f64) -> f64 {
     100.0 * (mirror - plain) / mirror
 }
 

@@ -13,10 +13,10 @@ use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
 use crate::node::{NodePair, device};
 
 /// Bytes in use of volumes whose regions may all be active: the published 96 GB, scaled down.
-pub const HOT_BYTES: u64 = 96 << 20;
+pub(crate) const HOT_BYTES: u64 = 96 << 20;
 /// Bytes in use of volumes of which a third may be active, so that two of three writes wait for the
 /// intent log.
-pub const COLD_BYTES: u64 = 384 << 20;
+pub(crate) const COLD_BYTES: u64 = 384 << 20;
 /// Bytes of a cold volume that may be active: the minimum.
 const COLD_CRASH_RESYNC: &str = "128MiB";
 /// Bytes of a device beyond those in use, for the mirror's metadata.
@@ -31,6 +31,7 @@ const FILL_STARTS_S: f64 = 0.3;
 const DISK_IOPS: u64 = 15_000;
 /// Disk type in the catalog, for the limits of a machine type.
 pub const TYPE: &str = "pd-ssd";
+/// Size of an emulated disk, in bytes.
 pub const DISK_BYTES: u64 = 500_000_000_000;
 /// Catalog of the report's time.
 pub const CATALOG: &str = "gcp-2019";
@@ -39,17 +40,17 @@ pub const CATALOG: &str = "gcp-2019";
 const READ_LATENCY_US: u64 = 800;
 /// Latency of a log write on a local SSD, in µs. An assumption: SSDs of this kind take less than
 /// 100 µs at low queue depths.
-pub const LOCAL_SSD_LATENCY_US: u64 = 100;
+pub(crate) const LOCAL_SSD_LATENCY_US: u64 = 100;
 
 /// Latency of a log write on a persistent disk of its own, in µs. Later sources than the page state it
 /// as the design limit of SSD persistent disks.
-pub const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
+pub(crate) const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
 /// CPU cores and memory of a node.
 const NODE: &str = "cores = 1\nbuffer_memory = \"512MiB\"\n";
 
 /// Writes per second that the limits of the published disk, or of a machine type, allow; none for a
 /// machine type that the catalog does not have.
-pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64> {
+pub(crate) fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64> {
     let Some(machine) = machine else {
         return Some((DISK_BYTES_PER_S as f64 / block_bytes as f64).min(DISK_IOPS as f64));
     };
@@ -60,7 +61,7 @@ pub fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Option<f64>
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogPlacement {
+pub(crate) enum LogPlacement {
     LocalSsd,
     /// A persistent disk of its own.
     PersistentDisk,
@@ -69,7 +70,7 @@ pub enum LogPlacement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MirrorKind {
+pub(crate) enum MirrorKind {
     None,
     /// Remote disk, no mirror: the source uses the target's disk over the link. That is the slower leg of
     /// a mirror, so no mirror on this machine is faster except for noise.
@@ -84,14 +85,14 @@ pub enum MirrorKind {
 
 impl MirrorKind {
     /// Whether it is a mirror.
-    pub fn is_one(self) -> bool {
+    pub(crate) fn is_one(self) -> bool {
         !matches!(self, MirrorKind::None | MirrorKind::Far)
     }
 }
 
 /// A setup to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MirrorSetup {
+pub(crate) struct MirrorSetup {
     pub name: &'static str,
     pub volume: &'static str,
     pub mirror: MirrorKind,
@@ -110,23 +111,24 @@ pub const PLAIN: &str = "no mirror";
 /// The published mirror.
 pub const MIRROR: &str = "mirror";
 /// The same without the link's delay, except for the loopback's own.
-pub const NO_LINK: &str = "mirror, link without delay";
+pub(crate) const NO_LINK: &str = "mirror, link without delay";
 
 /// The target's disk over the link, without a mirror.
 pub const FAR: &str = "remote disk, no mirror";
 
+/// Name of the setup with an asynchronous mirror.
 pub const ASYNC: &str = "mirror, async";
 
 /// A log with a metadata write before each data write, on a local SSD.
-pub const CUSTOMER_SSD: &str = "customer's log on local SSD";
+pub(crate) const CUSTOMER_SSD: &str = "customer's log on local SSD";
 /// The same on a persistent disk.
-pub const CUSTOMER_PD: &str = "customer's log on persistent disk";
+pub(crate) const CUSTOMER_PD: &str = "customer's log on persistent disk";
 
 /// Volume for measuring the loopback's round trip.
-pub const LOOPBACK: &str = "loopback";
+pub(crate) const LOOPBACK: &str = "loopback";
 
 /// Configuration of node B with a volume that completes immediately.
-pub fn loopback_configuration(pair: &NodePair) -> String {
+pub(crate) fn loopback_configuration(pair: &NodePair) -> String {
     let gib = HOT_BYTES.div_ceil(1 << 30);
     pair.preamble(1, NODE, "") + &format!("[volume.{LOOPBACK}]\ndevice = \"null:{gib}GiB\"\n")
 }
@@ -144,7 +146,7 @@ const fn setup(name: &'static str, volume: &'static str, mirror: MirrorKind) -> 
 }
 
 /// All setups; the others are compared with the first.
-pub const SETUPS: [MirrorSetup; 11] = [
+pub(crate) const SETUPS: [MirrorSetup; 11] = [
     setup(PLAIN, "plain", MirrorKind::None),
     setup(MIRROR, "sync", MirrorKind::SyncDisk),
     setup(FAR, "far", MirrorKind::Far),
@@ -173,7 +175,7 @@ pub const SETUPS: [MirrorSetup; 11] = [
 impl MirrorSetup {
     /// Whether it takes part in the jobs of hot or of cold volumes. The setup without a mirror takes part
     /// in both.
-    pub fn is_in(&self, hot: bool) -> bool {
+    pub(crate) fn is_in(&self, hot: bool) -> bool {
         self.mirror == MirrorKind::None || self.hot == hot
     }
 
@@ -188,17 +190,17 @@ impl MirrorSetup {
     }
 
     /// Time to fill the volume, in seconds.
-    pub fn fill_seconds(&self) -> f64 {
+    pub(crate) fn fill_seconds(&self) -> f64 {
         self.device_bytes() as f64 / DISK_BYTES_PER_S as f64 + FILL_STARTS_S
     }
 }
 
 /// Emulated disks and link of one round of measurements.
 #[derive(Clone, Debug, PartialEq)]
-pub struct EmulatedDisks {
-    pub write_latency_us: u64,
+pub(crate) struct EmulatedDisks {
+    pub(crate) write_latency_us: u64,
     /// Round trip of the link beyond that of the loopback, in µs.
-    pub link_us: u64,
+    pub(crate) link_us: u64,
     /// Machine type, such as `c2-standard-8`, whose limits replace those of the published disk.
     pub machine: Option<String>,
 }
@@ -259,7 +261,7 @@ impl EmulatedDisks {
     }
 
     /// Configuration of a volume on node A (0) or B (1); empty if the node does not have it.
-    pub fn volume(&self, pair: &NodePair, setup: &MirrorSetup, index: usize) -> String {
+    pub(crate) fn volume(&self, pair: &NodePair, setup: &MirrorSetup, index: usize) -> String {
         match (setup.mirror, index) {
             (MirrorKind::None, 1) => return String::new(),
             (MirrorKind::Far, 0) => {
@@ -279,7 +281,12 @@ impl EmulatedDisks {
     }
 
     /// Configuration of node A (0) or B (1) with these volumes.
-    pub fn configuration(&self, pair: &NodePair, index: usize, setups: &[MirrorSetup]) -> String {
+    pub(crate) fn configuration(
+        &self,
+        pair: &NodePair,
+        index: usize,
+        setups: &[MirrorSetup],
+    ) -> String {
         let volumes: String = setups.iter().map(|setup| self.volume(pair, setup, index)).collect();
         pair.preamble(index, NODE, "") + &volumes
     }

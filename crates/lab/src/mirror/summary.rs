@@ -16,17 +16,18 @@ use crate::limits::BUSY_PERCENT;
 
 /// Calibration of an emulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Calibrated {
     pub size: &'static str,
     /// Published mean latency without a mirror, in µs.
-    pub published_us: f64,
-    pub write_latency_us: u64,
+    pub(crate) published_us: f64,
+    pub(crate) write_latency_us: u64,
     /// Median time of the path to the disk and back on this machine, in µs; none where the disk's
     /// throughput binds.
-    pub way_us: Option<f64>,
+    pub(crate) way_us: Option<f64>,
     /// Round trip of a write of this size between two processes of this machine, in µs; part of the
     /// link's round trip.
-    pub loopback_us: f64,
+    pub(crate) loopback_us: f64,
 }
 
 impl Calibrated {
@@ -69,6 +70,7 @@ impl Calibrated {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorCell {
     /// Write size as published.
     pub size: &'static str,
@@ -81,7 +83,7 @@ pub struct MirrorCell {
     /// Run-to-run variation of the throughput, in %; see [`run_to_run_variation_percent`].
     pub run_to_run_variation_percent: Option<f64>,
     /// Share of the throughput without a mirror that is lost, in %.
-    pub throughput_overhead_percent: Option<f64>,
+    pub(crate) throughput_overhead_percent: Option<f64>,
     /// Share of the latency that exceeds the latency without a mirror, in %.
     pub latency_overhead_percent: Option<f64>,
 }
@@ -96,27 +98,30 @@ impl MirrorCell {
 /// Network share of the overhead: the part that no synchronous mirror on this link can avoid, in the
 /// overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct NetworkShare {
-    pub throughput_percent: f64,
+    pub(crate) throughput_percent: f64,
     pub latency_percent: f64,
 }
 
 /// A published row with the figures measured here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorRow {
     pub published: PublishedRow,
     pub mirror: Option<MirrorCell>,
     pub plain: Option<MirrorCell>,
     /// Remote disk without a mirror.
-    pub far: Option<MirrorCell>,
+    pub remote_disk: Option<MirrorCell>,
     /// Network share of the overhead; only known for emulated disks.
     pub network_share: Option<NetworkShare>,
     /// Run-to-run variation of the mirror's throughput overhead, in percentage points; see
     /// [`run_to_run_variation`].
-    pub run_to_run_variation_points: Option<f64>,
+    pub(crate) run_to_run_variation_points: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
@@ -131,7 +136,7 @@ pub struct MirrorSummary {
     pub cpus: usize,
     pub runtime_ms: u64,
     /// Bytes in use of the volumes; of hot volumes in the emulated experiment.
-    pub used_bytes: u64,
+    pub(crate) range_bytes: u64,
     /// Calibration of the emulated disks: medians of the repetitions.
     pub disks: Vec<Calibrated>,
     /// The published table with the figures measured here.
@@ -167,7 +172,7 @@ impl MirrorSummary {
             cpu_model: environment.cpu_model.clone(),
             cpus: environment.cpus,
             runtime_ms: run.runtime_ms,
-            used_bytes: measured.used_bytes,
+            range_bytes: measured.range_bytes,
             disks: measured.disks.clone(),
             table,
             cells,
@@ -207,11 +212,11 @@ impl MirrorSummary {
             ),
             None => "the network share of the overhead is unknown: use --node-b or --rtt".to_owned(),
         });
-        if self.used_bytes < BYTES_MOST {
+        if self.range_bytes < BYTES_MOST {
             caveats.push(format!(
                 "{} of the volumes are in use, where 96 GiB were published: caches and active regions \
                  cover a larger part",
-                format_block_size(self.used_bytes)
+                format_block_size(self.range_bytes)
             ));
         }
         caveats.push(
@@ -372,7 +377,7 @@ fn mirror_row(
     };
     let most_per_s = writes_per_s_most(row.block_bytes, machine).unwrap_or(f64::INFINITY);
     let rtt_us = measured.link.map_or(0.0, |link| link.round_trip_us);
-    let (mirror, plain, far) = (find(MIRROR), find(PLAIN), find(FAR));
+    let (mirror, plain, remote_disk) = (find(MIRROR), find(PLAIN), find(FAR));
     let disk = measured.disks.iter().find(|disk| disk.size == row.size);
     let network_share = plain.as_ref().zip(disk).map(|(plain, disk)| {
         let plain_ms = plain.figures.latency_ms;
@@ -381,7 +386,14 @@ fn mirror_row(
         NetworkShare { throughput_percent: percent, latency_percent: percent }
     });
     let run_to_run_variation_points = run_to_run_variation(&overheads(&measured.records, row));
-    MirrorRow { published: *row, mirror, plain, far, network_share, run_to_run_variation_points }
+    MirrorRow {
+        published: *row,
+        mirror,
+        plain,
+        remote_disk,
+        network_share,
+        run_to_run_variation_points,
+    }
 }
 
 /// Throughput overhead of the mirror in each repetition, in %.
@@ -453,7 +465,7 @@ pub(crate) mod tests {
             end: CampaignEnd::Complete,
             records,
             link: Some(MirrorLink { is_measured: false, round_trip_us: 300.0 }),
-            used_bytes: 96 << 20,
+            range_bytes: 96 << 20,
             disks: vec![disk()],
         };
         let environment = Environment { cpus: 2, ..Environment::default() };
@@ -480,7 +492,7 @@ pub(crate) mod tests {
             end: CampaignEnd::Complete,
             records,
             link,
-            used_bytes: 1 << 30,
+            range_bytes: 1 << 30,
             disks: Vec::new(),
         };
         MirrorSummary::new(&run, &bed, &measured, &Environment::default())
@@ -488,11 +500,11 @@ pub(crate) mod tests {
 
     #[test]
     fn given_caveats_state_the_link_and_the_size() {
-        let told = given_example(None).caveats.join("\n");
-        assert!(told.contains("--node-b") && told.contains("1g of the volumes"), "{told}");
+        let caveats = given_example(None).caveats.join("\n");
+        assert!(caveats.contains("--node-b") && caveats.contains("1g of the volumes"), "{caveats}");
         let link = MirrorLink { is_measured: true, round_trip_us: 310.0 };
-        let told = given_example(Some(link)).caveats.join("\n");
-        assert!(told.contains("takes 0.310 ms"), "{told}");
+        let caveats = given_example(Some(link)).caveats.join("\n");
+        assert!(caveats.contains("takes 0.310 ms"), "{caveats}");
     }
 
     #[test]

@@ -66,15 +66,15 @@ fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table 
         mark("overhead", |row| &row.mirror),
         "published".to_owned(),
         "network share".to_owned(),
-        mark("remote disk, no mirror", |row| &row.far),
+        mark("remote disk, no mirror", |row| &row.remote_disk),
     ];
     let number = |value: f64| format!("{value:.*}", column.decimals);
     let or_dash = |value: Option<f64>| or_dash(value, number);
     let rows = summary.table.iter().filter(|row| row.mirror.is_some() || row.plain.is_some());
     let rows = rows.map(|row| {
         let measured = |cell: &Option<MirrorCell>| Some((column.measured)(&cell.as_ref()?.figures));
-        let (mirror, plain, far) =
-            (measured(&row.mirror), measured(&row.plain), measured(&row.far));
+        let (mirror, plain, remote_disk) =
+            (measured(&row.mirror), measured(&row.plain), measured(&row.remote_disk));
         let overhead = |other: Option<f64>| Some((column.overhead)(other?, plain?));
         let (theirs, alone) =
             ((column.published)(&row.published.mirror), (column.published)(&row.published.plain));
@@ -87,7 +87,7 @@ fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table 
             percent(overhead(mirror), 2),
             percent(Some((column.overhead)(theirs, alone)), 2),
             percent(row.network_share.as_ref().map(column.network_share), 2),
-            percent(overhead(far), 2),
+            percent(overhead(remote_disk), 2),
         ]
     });
     let title = format!("{}: {}, and as SIOS published it", column.title, place(summary));

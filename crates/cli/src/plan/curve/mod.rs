@@ -10,10 +10,10 @@ use flagstone_cloud::curve::{CurvePoint, LimitCurve, Over, Sweep};
 use flagstone_cloud::prediction::Dimension;
 use flagstone_cloud::{DiskConfiguration, LimitKind, PlanError, Workload};
 use flagstone_plot::Theme;
-use flagstone_units::{display::block_size, grouped, parse_block_size};
+use flagstone_units::{display::block_size, grouped};
 use serde::Serialize;
 
-use super::args::{bytes, count, optional, printable};
+use super::args::{block_bytes, bytes, count, optional, printable};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{CurveArgs, none_can};
@@ -148,9 +148,7 @@ fn follow(
 fn place(option: &str, text: &str, over: Over, units: &Units) -> Result<u64, String> {
     match over {
         Over::Size => Ok(units.size_of(bytes(option, text)?).round() as u64),
-        Over::Block => {
-            parse_block_size(text).map_err(|error| format!("{option} {}: {error}", printable(text)))
-        }
+        Over::Block => block_bytes(option, text),
         Over::Vcpus | Over::Depth => count(option, text, 1 << 20).map(u64::from),
     }
 }
