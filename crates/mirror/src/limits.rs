@@ -124,6 +124,11 @@ pub const REJECT_DELAY_MS: u64 = 10_000;
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
+/// How long a peer is asked who serves before this node begins to serve, in milliseconds: at a
+/// start from old records, and before a failover. As long as the default timeout of a link.
+pub const ASK_MS: u64 = 5000;
+/// How long a forced failover tries to reach and depose the source, in milliseconds.
+pub const DEPOSE_MS: u64 = 2000;
 
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in
 /// milliseconds. It keeps the peer from alternating between falling behind and catching up.

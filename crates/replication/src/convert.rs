@@ -46,6 +46,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         }
         PeerRequest::Promote { epoch } => wire::Request::Promote { epoch },
         PeerRequest::HandOver => wire::Request::HandOver,
+        PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
         PeerRequest::Discard { base, expected } => {
             wire::Request::Discard { base: base.0, expected: expected.0 }
@@ -96,6 +97,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         }
         wire::Request::Promote { epoch } => PeerRequest::Promote { epoch },
         wire::Request::HandOver => PeerRequest::HandOver,
+        wire::Request::Depose { volume, epoch } => {
+            PeerRequest::Depose { volume: MirrorId(volume), epoch }
+        }
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
         wire::Request::Discard { base, expected } => {
             PeerRequest::Discard { base: Generation(base), expected: Generation(expected) }
@@ -172,7 +176,7 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
         ..
     } = identity.view;
     let role = match identity.role {
-        ReplicaRole::Target => wire::Role::Target,
+        ReplicaRole::Target | ReplicaRole::Deposed => wire::Role::Target,
         ReplicaRole::Source => wire::Role::Source,
     };
     let flags = [

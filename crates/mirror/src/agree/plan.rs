@@ -81,11 +81,12 @@ fn leader(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Option<ReplicaSide
         (false, true) => return of(false),
         (false, false) => {}
     }
-    match (mine.role, peers.role) {
-        (ReplicaRole::Source, ReplicaRole::Source) => latest(),
-        (ReplicaRole::Source, ReplicaRole::Target) => of(true),
-        (ReplicaRole::Target, ReplicaRole::Source) => of(false),
-        (ReplicaRole::Target, ReplicaRole::Target) => None,
+    let is_source = |identity: &ReplicaIdentity| identity.role == ReplicaRole::Source;
+    match (is_source(mine), is_source(peers)) {
+        (true, true) => latest(),
+        (true, false) => of(true),
+        (false, true) => of(false),
+        (false, false) => None,
     }
 }
 

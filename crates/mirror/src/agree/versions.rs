@@ -3,7 +3,7 @@
 //! | version | content |
 //! | --- | --- |
 //! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace) |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), and [deposing](PeerRequest::Depose) a source |
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -11,6 +11,7 @@
 //! handshake takes place, and results of earlier sessions are not reused.
 //!
 //! [`PeerRequest::ZeroNewSpace`]: crate::wire::peer::PeerRequest::ZeroNewSpace
+//! [`PeerRequest::Depose`]: crate::wire::peer::PeerRequest::Depose
 
 use std::fmt;
 
@@ -21,6 +22,8 @@ pub struct LinkVersion(pub u16);
 impl LinkVersion {
     /// First version in which a target can be asked to zero new space.
     pub const ZEROES_NEW_SPACE: LinkVersion = LinkVersion(3);
+    /// First version in which a source can be [deposed](crate::wire::peer::PeerRequest::Depose).
+    pub const DEPOSES: LinkVersion = LinkVersion(3);
 }
 
 impl fmt::Display for LinkVersion {

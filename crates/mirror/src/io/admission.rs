@@ -206,15 +206,19 @@ impl Inner {
         }
     }
 
-    pub(crate) fn call_completed(&self) {
-        let blocked = {
+    /// The call has completed. Returns false when hosts are no longer served: this side was deposed
+    /// meanwhile, and its successor may lack the call's data.
+    pub(crate) fn call_completed(&self) -> bool {
+        let (last, serving) = {
             let mut state = self.lock();
             state.in_flight -= 1;
-            state.in_flight == 0 && state.admission_blocks > 0
+            let awaited = state.admission_blocks > 0 || !state.serving;
+            (state.in_flight == 0 && awaited, state.serving)
         };
-        if blocked {
+        if last {
             self.change(|_| {});
         }
+        serving
     }
 }
 

@@ -60,8 +60,8 @@ async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError>
     })
     .await;
     let result = complete_flush(&inner, &dispatch, local_result, results).await;
-    inner.call_completed();
-    result
+    let serving = inner.call_completed();
+    result.and(if serving { Ok(()) } else { Err(IoError::Unreachable) })
 }
 
 async fn complete_flush(

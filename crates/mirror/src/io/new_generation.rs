@@ -39,6 +39,10 @@ impl Inner {
         loop {
             let start = {
                 let mut state = self.lock();
+                // A deposed source acknowledges nothing that its successor lacks.
+                if !state.serving {
+                    return Err(IoError::Unreachable);
+                }
                 if state.local_device_failed || !due(&state).contains(&true) {
                     return Ok(());
                 }
@@ -70,6 +74,9 @@ impl Inner {
             return Err(IoError::Unreachable);
         }
         let Err(error) = generation_bumped else { return Ok(()) };
+        if !self.lock().serving {
+            return Err(IoError::Unreachable);
+        }
         let degraded = self.run_degraded(self.successor_candidate(), error).await;
         if degraded.is_err() {
             let replica = self.local.superblock().replica;
@@ -96,7 +103,7 @@ impl Inner {
         if serves {
             // If this fails, the next write tries again and is not acknowledged without it.
             let _ = self.ensure_new_generation().await;
-            self.call_completed();
+            let _ = self.call_completed();
         }
     }
 }

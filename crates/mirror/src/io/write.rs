@@ -324,10 +324,13 @@ async fn run(inner: Arc<Inner>, request: WriteRequest) -> Result<(), IoError> {
     let results = submit(&inner, &request).await;
     count(&inner.counters.local_ns, results.local_ns);
     let result = complete(&inner, &request, &results).await;
-    inner.call_completed();
+    let serving = inner.call_completed();
     let WriteRequest { guard, region_ref, op, is_last, .. } = request;
     drop((guard, region_ref));
     result?;
+    if !serving {
+        return Err(IoError::Unreachable);
+    }
     if results.remote.iter().flatten().any(Result::is_err) {
         // The data is written, so the blocked call keeps none of it except pieces still to come.
         let rest = if is_last { None } else { op.into_data() };

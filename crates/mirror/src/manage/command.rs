@@ -4,17 +4,20 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone_blockdev::IoError;
+
 use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
 use crate::manage::replica::IntentLogStatistics;
-use crate::manage::roles::{RoleError, least_epoch};
+use crate::manage::roles::{Promotion, RoleError, least_epoch};
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
 use crate::session::connect::{CloseOnDrop, send_ancestors};
 use crate::session::split_brain::common;
+use crate::state::machine::{Order, Refusal};
 use crate::state::status::{
     DesiredState, LegPhase, MirrorFacts, MirrorPeerStatus, MirrorState, MirrorStatus, derive,
 };
@@ -46,43 +49,34 @@ pub enum CommandError {
     OutcomeUnknown,
 }
 
+/// The error of an order that concerns no peer.
+fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleError> {
+    done.map_err(|error| match error {
+        CommandError::Role(error) => error,
+        _ => RoleError::Refused(Refusal::Closed),
+    })
+}
+
 impl Mirror {
-    /// Starts to serve if that is safe without asking a peer: this side was the source, and each
-    /// peer is recorded as out of date or there is none. Otherwise waits for a handshake or for
-    /// [`Mirror::failover`]. Returns true when hosts are served.
+    /// Starts to serve if this side was the source and each peer is recorded as out of date, or
+    /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`]: one may have been
+    /// promoted since. A peer that does not answer is not waited for, because it could serve only by
+    /// its operator's order. Otherwise waits for a handshake or for [`Mirror::failover`]. Returns
+    /// true when hosts are served.
     ///
     /// # Errors
     /// See [`RoleError`].
     pub async fn start(&self) -> Result<bool, RoleError> {
-        let inner = &self.0;
-        // A source that attaches meanwhile would make this side a target.
-        let _role_change = inner.begin_role_change().await;
-        if inner.lock().unverified {
-            return Ok(false);
-        }
-        let superblock = inner.local.superblock();
-        let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none());
-        let mut outdated = known.map(PeerRecord::is_outdated);
-        let alone = inner.legs.is_empty() || superblock.peers[0].replica.is_none();
-        if superblock.role != ReplicaRole::Source
-            || superblock.designated_successor.is_some()
-            || !(alone || outdated.all(|outdated| outdated))
-        {
-            return Ok(inner.lock().serving);
-        }
-        if !inner.lock().serving {
-            inner.start_serving_as_source(0, false).await?;
-        }
-        Ok(true)
+        self.0.serve_after_start(true).await
     }
 
-    /// Serves regardless of the peer, which cannot be asked. Data that only the peer has is lost to
-    /// hosts. If both sides are written, the result is a split brain.
+    /// Serves whatever the peers say. A peer that can be reached is deposed first. Data that only a
+    /// peer has is lost to hosts. If both sides are written, the result is a split brain.
     ///
     /// # Errors
     /// See [`RoleError`]: inconsistent data is never served.
     pub async fn failover(&self) -> Result<(), RoleError> {
-        self.fail_over(false).await
+        self.force(false).await
     }
 
     /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
@@ -92,44 +86,36 @@ impl Mirror {
     /// # Errors
     /// See [`RoleError`].
     pub async fn failover_unverified(&self) -> Result<(), RoleError> {
-        self.fail_over(true).await
+        self.force(true).await
     }
 
-    async fn fail_over(&self, unverified: bool) -> Result<(), RoleError> {
-        let inner = &self.0;
-        let _role_change = inner.begin_role_change().await;
-        if inner.lock().serving {
-            return Ok(());
-        }
-        if unverified && inner.may_serve() == Err(RoleError::Unverified) {
-            inner.local.update(|superblock| superblock.unverified = false).await?;
-            inner.change(|state| state.unverified = false);
-        }
-        let seen = |leg: &crate::mirror::LegState| {
-            leg.last_handshake.map_or(0, |last_handshake| last_handshake.view.epoch)
-        };
-        let seen = inner.lock().legs.iter().map(seen).max().unwrap_or(0);
-        inner.start_serving_as_source(seen, true).await?;
-        inner.reconnect_all();
-        Ok(())
+    /// Serves if every peer answers and none serves hosts. A node that does not answer may serve.
+    ///
+    /// # Errors
+    /// See [`RoleError`], in particular [`Refusal::PeerServes`] and [`Refusal::PeerSilent`].
+    pub async fn failover_if_unserved(&self) -> Result<(), RoleError> {
+        let answers = self.ask_peers().await;
+        role_error(self.order(Order::Failover { answers }).await)
+    }
+
+    async fn force(&self, unverified: bool) -> Result<(), RoleError> {
+        role_error(self.order(Order::ForceFailover { unverified }).await)
     }
 
     /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
     /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result does
-    /// not name, can then be made the source by [`Mirror::failover`] there without losing data.
+    /// not name, can then be made the source by [`Mirror::failover_if_unserved`] there without
+    /// losing data.
     ///
     /// # Errors
     /// Of the local leg.
     ///
     /// [`QUEUE_DELIVERY_MS`]: crate::limits::QUEUE_DELIVERY_MS
     pub async fn stop(&self) -> Result<Vec<Undelivered>, RoleError> {
-        let inner = &self.0;
-        let _role_change = inner.begin_role_change().await;
-        let block = inner.block_admission();
-        inner.drain().await;
-        let undelivered = inner.deliver_queues(&block).await;
-        inner.stop_serving_as(ReplicaRole::Source).await?;
-        Ok(undelivered)
+        match role_error(self.0.order(Order::Stop).await) {
+            Err(RoleError::Refused(Refusal::Closed)) => Ok(Vec::new()),
+            stopped => stopped,
+        }
     }
 
     /// Gives up the role of the source for good: this side is a target from now on. Queued writes
@@ -138,16 +124,7 @@ impl Mirror {
     /// # Errors
     /// Of the local leg.
     pub async fn demote(&self) -> Result<(), RoleError> {
-        let inner = &self.0;
-        let _role_change = inner.begin_role_change().await;
-        let block = inner.block_admission();
-        inner.drain().await;
-        inner.deliver_queues(&block).await;
-        inner.stop_serving_as(ReplicaRole::Target).await?;
-        drop(block);
-        inner.record_unused(ReplicaRole::Target, None).await?;
-        inner.reconnect_all();
-        Ok(())
+        role_error(self.order(Order::Demote).await)
     }
 
     /// Hands the role of the source to a peer that is in sync, or asks the peer to hand it to this
@@ -157,51 +134,22 @@ impl Mirror {
     /// # Errors
     /// See [`CommandError`].
     pub async fn switchover(&self, leg: usize) -> Result<(), CommandError> {
-        let inner = &self.0;
-        inner.leg(leg)?;
-        if inner.lock().serving {
-            return inner.hand_over_to(leg).await;
-        }
-        let connector = inner.legs[leg].options().connector.clone();
-        let session = connector.connect().await.map_err(RequestError::from)?;
-        // Identify first: a peer with several targets hands over to a replica by its identity.
-        let done = match identify(&session, inner.local.superblock().replica, inner.versions).await
-        {
-            Ok(_) => execute(&session, PeerRequest::HandOver).await,
-            Err(error) => Err(error),
-        };
-        session.close();
-        inner.reconnect_all();
-        Ok(done?)
+        let serving = self.0.lock().serving;
+        self.order(if serving { Order::HandOver(leg) } else { Order::TakeOver(leg) }).await
     }
 
     /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
-    /// calls wins.
+    /// calls wins. A session that is no longer wanted has ended.
     ///
     /// # Errors
-    /// No such peer, or the log or superblock cannot be written. Nothing has changed then.
+    /// No such peer, this node is not the source, or the log or superblock cannot be written.
+    /// Nothing has changed then.
     pub async fn set_desired_state(
         &self,
         leg: usize,
         desired_state: DesiredState,
     ) -> Result<(), CommandError> {
-        let inner = &self.0;
-        inner.leg(leg)?;
-        let _guard = inner.desired_state_lock.acquire().await;
-        if desired_state == DesiredState::Detached {
-            // Untracked blocks count as different from now on, also after a restart.
-            inner.mark(leg, 0, inner.local.superblock().geometry.usable_bytes);
-            inner.local.persist_marks().await.map_err(RoleError::Io)?;
-        }
-        let keep =
-            move |superblock: &mut Superblock| superblock.desired_states[leg] = desired_state;
-        inner.local.update(keep).await.map_err(RoleError::Io)?;
-        inner.change(|state| {
-            let own = &mut state.legs[leg];
-            own.desired_state = desired_state;
-            own.reconnect_requests += 1;
-        });
-        Ok(())
+        self.order(Order::SetDesired(leg, desired_state)).await
     }
 
     /// Copies everything to a peer, regardless of the bitmap.
@@ -451,7 +399,7 @@ impl Inner {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
     }
 
-    fn reconnect_all(&self) {
+    pub(crate) fn reconnect_all(&self) {
         self.change(|state| state.legs.iter_mut().for_each(|leg| leg.reconnect_requests += 1));
     }
 
@@ -480,17 +428,44 @@ impl Inner {
             found.filter(|leg| state.serving && state.legs[*leg].phase == LegPhase::InSync)
         };
         let leg = leg.ok_or(PeerRefusal::NotNow)?;
-        self.hand_over_to(leg).await.map_err(|error| {
+        self.order(Order::HandOver(leg)).await.map_err(|error| {
             tracing::warn!("the role of the source was not handed over: {error}");
             PeerRefusal::NotNow
         })?;
         Ok(PeerReply::Done)
     }
 
-    async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
-        let _role_change = self.begin_role_change().await;
-        let _block = self.block_admission();
-        self.drain().await;
+    /// Asks a peer for the role.
+    pub(crate) async fn ask_for_role(&self, leg: usize) -> Result<(), CommandError> {
+        let connector = self.leg(leg)?.options().connector.clone();
+        let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
+        // Identify first: a peer with several targets hands over to a replica by its identity.
+        identify(&session.0, self.local.superblock().replica, self.versions).await?;
+        Ok(execute(&session.0, PeerRequest::HandOver).await?)
+    }
+
+    /// Makes the desired state of a leg durable and ends a session that it does not want.
+    pub(crate) async fn store_desired_state(
+        &self,
+        leg: usize,
+        desired_state: DesiredState,
+    ) -> Result<(), IoError> {
+        let keep =
+            move |superblock: &mut Superblock| superblock.desired_states[leg] = desired_state;
+        self.local.update(keep).await?;
+        let session_id = self.change(|state| {
+            let own = &mut state.legs[leg];
+            own.desired_state = desired_state;
+            own.session_id
+        });
+        if desired_state != DesiredState::Connected {
+            self.disconnect(leg, session_id);
+        }
+        Ok(())
+    }
+
+    /// Transfers the role to a peer. The caller holds the role lock, and host calls are drained.
+    pub(crate) async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
         self.wait_for_queue(leg).await;
         let (session, session_id, local_device_failed) = {
             let state = self.lock();
@@ -544,7 +519,7 @@ impl Inner {
                 Ok(self.record_unused(ReplicaRole::Target, None).await.map_err(RoleError::Io)?)
             }
             Err(error) if declined(error) => {
-                self.start_serving_as_source(epoch, false).await?;
+                self.start_serving_as_source(epoch, Promotion::Agreed).await?;
                 Err(CommandError::Peer(error))
             }
             // It may be serving already. The next handshake finds out and continues accordingly.

@@ -12,6 +12,7 @@ use crate::id::{Generation, MirrorId};
 use crate::io::new_generation::NewGeneration;
 use crate::mirror::{Inner, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::state::machine::Refusal;
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
 /// Number of residue classes: this replica, two peers, and one spare.
@@ -58,6 +59,17 @@ impl Drop for AdmissionBlock {
     }
 }
 
+/// How a replica becomes the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Promotion {
+    /// The peers agree, or are recorded as out of date.
+    Agreed,
+    /// By force, without contact to a source.
+    Alone,
+    /// By force, and a source was deposed.
+    Overriding,
+}
+
 /// Why a change of role failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
@@ -77,6 +89,9 @@ pub enum RoleError {
          gone for good, use what the device returns with `failover --force`"
     )]
     Unverified,
+    /// The order is not allowed in this state.
+    #[error("{0}")]
+    Refused(Refusal),
 }
 
 impl Inner {
@@ -112,7 +127,8 @@ impl Inner {
     pub(crate) fn may_take_role(&self, peers: &ReplicaIdentity) -> bool {
         let superblock = self.local.superblock();
         let several = self.legs.len() > 1;
-        if several && self.lock().role == ReplicaRole::Target {
+        let role = self.lock().role;
+        if several && role != ReplicaRole::Source {
             return false;
         }
         let Some(designated_successor) =
@@ -144,11 +160,11 @@ impl Inner {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Becomes the source, with an epoch later than all seen. `forced`: the peer was not asked.
+    /// Becomes the source, with an epoch later than all seen.
     pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,
-        forced: bool,
+        promotion: Promotion,
     ) -> Result<u64, RoleError> {
         self.may_serve()?;
         // First cut off the previous source, whose last request may have started a resync here.
@@ -156,9 +172,15 @@ impl Inner {
         self.may_serve()?;
         let serving = self.lock().serving;
         let rank = self.rank();
-        let alone = forced && !serving;
-        let parts = alone && self.legs.len() > 1;
+        let alone = promotion != Promotion::Agreed && !serving;
+        let several = self.legs.len() > 1;
+        // A source that was overridden may have written more than this replica has. That is not to
+        // be preferred at the next handshake.
+        let parts = alone && (several || promotion == Promotion::Overriding);
         if parts {
+            self.local.data().flush().await?;
+        }
+        if alone && several {
             self.mark_all_legs().await?;
         }
         let new_generation = NewGeneration::alone(self);
@@ -188,14 +210,13 @@ impl Inner {
             }
         });
         let Superblock { replica, epoch, .. } = self.local.superblock();
-        tracing::info!(%replica, epoch, forced, "now serving hosts");
+        tracing::info!(%replica, epoch, ?promotion, "now serving hosts");
         Ok(epoch)
     }
 
     /// Marks everything as out of sync for all legs: after a forced takeover from a source with
     /// several targets, its writes in flight may be on any of them, named by no log.
     async fn mark_all_legs(&self) -> Result<(), IoError> {
-        self.local.data().flush().await?;
         for leg in 0..self.legs.len() {
             self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
         }
@@ -212,13 +233,18 @@ impl Inner {
         }
         let _block = self.block_admission();
         self.drain().await;
+        self.end_sessions();
+        self.change(State::stop_serving);
+        tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
+        self.record_unused(role, None).await
+    }
+
+    /// Ends the sessions to all peers.
+    pub(crate) fn end_sessions(&self) {
         let session_ids: Vec<u64> = self.lock().legs.iter().map(|leg| leg.session_id).collect();
         for (leg, session_id) in session_ids.into_iter().enumerate() {
             self.disconnect(leg, session_id);
         }
-        self.change(State::stop_serving);
-        tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
-        self.record_unused(role, None).await
     }
 
     /// Stops serving without recording it, as a crash would.
@@ -260,6 +286,10 @@ impl Inner {
         error: IoError,
     ) -> Result<(), IoError> {
         let Some((leg, session_id)) = designated_successor else { return Err(error) };
+        // The successor of a deposed source does not carry on for it.
+        if !self.lock().serving {
+            return Err(error);
+        }
         // Not a change of role: that would wait for the calls in flight, and this is one of them.
         let begin =
             |state: &mut State| (!std::mem::replace(&mut state.degrading, true)).then_some(());

@@ -149,11 +149,11 @@ impl ReplicaTransfer {
     }
 
     async fn serve(&self, next: &Mirror) -> Result<(), RoleError> {
-        if !next.start().await? {
+        if !next.0.serve_after_start(false).await? {
             // The size is unchanged, so the peers are not recorded as out of date yet.
             let new_generation = NewGeneration::new(&self.inner);
             next.0.local.update(move |superblock| new_generation.apply(superblock)).await?;
-            next.start().await?;
+            next.0.serve_after_start(false).await?;
         }
         Ok(())
     }

@@ -32,6 +32,9 @@ named! {
         Target = "target",
         /// Serves hosts.
         Source = "source",
+        /// A former source that another node replaced without its consent. It serves no hosts, and
+        /// keeps its data until a source attaches or the operator decides.
+        Deposed = "deposed",
     }
 }
 
@@ -158,7 +161,7 @@ impl Superblock {
         put(&mut page, 24, &self.volume.0);
         put(&mut page, 40, &self.replica.0);
         put(&mut page, 56, &self.geometry.encode());
-        put(&mut page, 80, &[u8::from(self.role == ReplicaRole::Source)]);
+        put(&mut page, 80, &[self.role as u8]);
         put(
             &mut page,
             SUCCESSOR_AT,
@@ -207,6 +210,7 @@ impl Superblock {
         let role = match fields.bytes(80) {
             [0] => ReplicaRole::Target,
             [1] => ReplicaRole::Source,
+            [2] => ReplicaRole::Deposed,
             _ => return Err(FormatError::Field("role")),
         };
         let designated_successor = match fields.bytes(SUCCESSOR_AT) {

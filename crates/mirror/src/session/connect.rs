@@ -24,8 +24,9 @@ use crate::agree::plan::{Plan, plan};
 use crate::agree::versions::NoCommonVersion;
 use crate::id::{Generation, MirrorId};
 use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
+use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, LegState, State};
-use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::ondisk::superblock::Superblock;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
     AttachRequest, PeerRequest, ReplicaIdentity, RequestError, SharedSession, execute, identify,
@@ -126,6 +127,7 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     });
     let mine = inner.identity(peers.view.replica);
     let found = plan(&mine, &peers);
+    inner.give_way(&mine, &peers).await?;
     let (ours, theirs) = (&mine.view.generations, &peers.view.generations);
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
     let outcome = match found {
@@ -133,13 +135,11 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
         Plan::Lead { amount, promote } => {
             return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }
-        Plan::Follow { step_down } => {
-            if step_down {
-                step_down_for(inner, &mine, &peers).await?;
-            }
-            HandshakeOutcome::Following
+        Plan::Follow { .. } => HandshakeOutcome::Following,
+        Plan::AwaitStepDown => {
+            inner.depose_peer(&session, &peers).await?;
+            HandshakeOutcome::AwaitStepDown
         }
-        Plan::AwaitStepDown => HandshakeOutcome::AwaitStepDown,
         Plan::Idle => HandshakeOutcome::Idle,
         Plan::SplitBrain => {
             if inner.discard_by_policy(leg, &session, &peers).await? {
@@ -160,27 +160,6 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     } else {
         SessionEnd::NothingToDo
     })
-}
-
-/// The peer was promoted with newer data. This side wrote nothing without it, and steps down.
-async fn step_down_for(
-    inner: &Arc<Inner>,
-    mine: &ReplicaIdentity,
-    peers: &ReplicaIdentity,
-) -> Result<(), SessionEnd> {
-    let _role_change = inner.begin_role_change().await;
-    let block = inner.block_admission();
-    inner.drain().await;
-    // A call in flight may have been the first write without the peer.
-    let now = inner.identity(peers.view.replica);
-    if now.view.generations != mine.view.generations || !now.is_serving {
-        return Err(SessionEnd::Changed);
-    }
-    let replica = inner.local.superblock().replica;
-    tracing::warn!(%replica, "peer has been promoted to source; stepping down (no data lost)");
-    inner.stop_serving_as(ReplicaRole::Target).await.map_err(SessionEnd::Local)?;
-    drop(block);
-    Ok(())
 }
 
 impl Inner {
@@ -249,21 +228,24 @@ impl Inner {
         });
     }
 
-    /// Installs a session on a leg. Writes do not go to it yet.
+    /// Installs a session on a leg, unless it is no longer wanted. Writes do not go to it yet.
     fn install_session(
         &self,
         leg: usize,
         session: &SharedSession,
         peers: &ReplicaIdentity,
         phase: LegPhase,
-    ) -> u64 {
+    ) -> Result<u64, SessionEnd> {
         self.change(|state| {
             let own = &mut state.legs[leg];
+            if state.closed || own.desired_state != DesiredState::Connected {
+                return Err(SessionEnd::Changed);
+            }
             own.session_id += 1;
             (own.handing_over, own.inconsistent) = (false, false);
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
-            own.session_id
+            Ok(own.session_id)
         })
     }
 
@@ -303,7 +285,7 @@ async fn lead(
     let superblock = inner.local.superblock();
     let next = inner.epoch_after(peers.view.epoch);
     let phase = amount.map_or(LegPhase::Resync(ResyncAmount::Partial), LegPhase::Resync);
-    let session_id = inner.install_session(leg, &session, &peers, phase);
+    let session_id = inner.install_session(leg, &session, &peers, phase)?;
     let _disconnect = DisconnectOnDrop { inner: inner.clone(), leg, session_id };
     let attach = AttachRequest {
         volume: superblock.volume,
@@ -326,7 +308,7 @@ async fn lead(
             return Err(SessionEnd::Changed);
         }
         inner
-            .start_serving_as_source(peers.view.epoch, false)
+            .start_serving_as_source(peers.view.epoch, Promotion::Agreed)
             .await
             .map_err(|_| SessionEnd::NothingToDo)?;
     }

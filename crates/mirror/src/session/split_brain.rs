@@ -10,8 +10,8 @@
 //!   if the peer reports that it is serving, and it stays out of service until the following resync
 //!   completes;
 //! - it applies only where both logs name all differences. Otherwise there is more wrong than a
-//!   split brain, and the operator decides. The operator also decides when both sides serve, when
-//!   neither does, and with several peers.
+//!   split brain, and the operator decides. The operator also decides when both sides serve or did
+//!   until one was deposed, when neither serves, and with several peers.
 
 use std::sync::Arc;
 
@@ -38,6 +38,10 @@ pub(crate) fn discards_for(
 ) -> Option<Generation> {
     let split = plan(mine, peers) == Plan::SplitBrain;
     if policy != AfterSplitBrain::KeepServing || !split || mine.is_serving || !peers.is_serving {
+        return None;
+    }
+    // Both served at the same time, so hosts used both: the operator decides.
+    if mine.role == ReplicaRole::Deposed {
         return None;
     }
     // Each side claims to continue from the other's data, which no valid history produces.

@@ -24,6 +24,7 @@ use crate::id::{Generation, MirrorId};
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::write::RunToCompletion;
 use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
+use crate::manage::roles::Promotion;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
@@ -202,6 +203,13 @@ impl TargetSession {
                 let asker = *self.asker.lock();
                 return inner.hand_over(asker).await;
             }
+            PeerRequest::Depose { .. } if inner.versions.highest() < LinkVersion::DEPOSES => {
+                return Err(PeerRefusal::Version);
+            }
+            PeerRequest::Depose { volume, epoch } => {
+                let asker = *self.asker.lock();
+                return inner.depose(asker, volume, epoch).await;
+            }
             PeerRequest::ZeroNewSpace { .. }
                 if inner.versions.highest() < LinkVersion::ZEROES_NEW_SPACE =>
             {
@@ -370,6 +378,8 @@ impl Inner {
             // own data the better one, out of the others' sight.
             (view.serving, view.crashed) = (true, false);
         }
+        // Its log may still be open, while the calls in flight end.
+        view.serving &= state.role != ReplicaRole::Deposed;
         ReplicaIdentity {
             view,
             role: state.role,
@@ -545,7 +555,7 @@ impl Inner {
         if !still || self.local.superblock().flags.inconsistent {
             return Err(PeerRefusal::NotNow);
         }
-        self.start_serving_as_source(epoch.saturating_sub(1), false)
+        self.start_serving_as_source(epoch.saturating_sub(1), Promotion::Agreed)
             .await
             .map_err(|_| PeerRefusal::Failed)?;
         Ok(PeerReply::Done)

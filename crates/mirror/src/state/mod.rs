@@ -1,3 +1,4 @@
-//! Mirror state as operators see it.
+//! Mirror state: the state machine of roles and orders, and the state as operators see it.
 
+pub mod machine;
 pub mod status;

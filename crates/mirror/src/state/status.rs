@@ -114,7 +114,7 @@ pub fn derive(facts: MirrorFacts) -> MirrorState {
         (LegPhase::Handshake(HandshakeOutcome::NoSource | HandshakeOutcome::Idle), _) => {
             MirrorState::NoSource
         }
-        _ if facts.role == ReplicaRole::Target => MirrorState::Target,
+        _ if facts.role != ReplicaRole::Source => MirrorState::Target,
         _ if facts.outdated => MirrorState::ResyncPending,
         _ => MirrorState::Disconnected,
     }

@@ -177,6 +177,15 @@ pub enum PeerRequest {
     },
     /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
+    /// The asker becomes the source by its operator's order, although this replica may serve hosts:
+    /// refuse them from now on. Answered when that is durable. Needs no attachment, but an asker
+    /// that is a known peer. Requires [`LinkVersion::DEPOSES`].
+    Depose {
+        /// The volume.
+        volume: MirrorId,
+        /// Higher than any epoch that the asker has seen.
+        epoch: u64,
+    },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.
     Discard {

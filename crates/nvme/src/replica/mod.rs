@@ -80,6 +80,7 @@ opcodes! {
         RUN_DEGRADED = 0xd0, "Replica Run Degraded";
         DISCARD = 0xd4, "Replica Discard";
         ZERO_NEW_SPACE = 0xd8, "Replica Zero New Space";
+        DEPOSE = 0xdc, "Replica Depose";
     }
 
     /// I/O opcodes of vendor specific commands.
@@ -106,6 +107,7 @@ mod tests {
             ControllerToHost,
             None,
             ControllerToHost,
+            None,
             None,
             None,
             None,

@@ -165,6 +165,14 @@ pub enum Request {
         /// New size, in bytes: not 0, a multiple of 4,096.
         usable_bytes: u64,
     },
+    /// Announces that the sender becomes the source although the replica may serve hosts: the
+    /// replica stops serving.
+    Depose {
+        /// UUID of the volume; not none.
+        volume: [u8; 16],
+        /// Role epoch of the sender.
+        epoch: u64,
+    },
     /// Requests that the replica run degraded, without the sender's device.
     RunDegraded {
         /// UUID of the lost replica.
@@ -201,6 +209,7 @@ impl Request {
             Request::HandOver => admin::HAND_OVER,
             Request::ZeroNewSpace { .. } => admin::ZERO_NEW_SPACE,
             Request::RunDegraded { .. } => admin::RUN_DEGRADED,
+            Request::Depose { .. } => admin::DEPOSE,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -258,9 +267,10 @@ impl Request {
                 set(8, &generation.to_le_bytes());
             }
             Request::Attach(_) | Request::Ancestors(_) | Request::HandOver => {}
-            Request::RunDegraded { lost, generation } => {
-                set(0, &lost);
-                set(16, &generation.to_le_bytes());
+            Request::RunDegraded { lost: uuid, generation: number }
+            | Request::Depose { volume: uuid, epoch: number } => {
+                set(0, &uuid);
+                set(16, &number.to_le_bytes());
             }
             Request::Discard { base, expected } => {
                 set(0, &base.to_le_bytes());
@@ -304,6 +314,13 @@ impl Request {
                     return Err(INVALID);
                 }
                 (Request::RunDegraded { lost, generation }, 24)
+            }
+            admin::DEPOSE => {
+                let (volume, epoch) = (fields.bytes(0), fields.u64(16));
+                if volume == [0; 16] {
+                    return Err(INVALID);
+                }
+                (Request::Depose { volume, epoch }, 24)
             }
             admin::DISCARD => {
                 (Request::Discard { base: fields.u64(0), expected: fields.u64(8) }, 16)
@@ -398,6 +415,7 @@ mod tests {
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (uuid(), 1u64..)
                 .prop_map(|(lost, generation)| Request::RunDegraded { lost, generation }),
+            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
             any::<(u64, u64)>().prop_map(|(base, expected)| Request::Discard { base, expected }),
         ]
     }

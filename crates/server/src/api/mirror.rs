@@ -176,7 +176,7 @@ async fn create(
             format!("the volume has {usable} of the device and keeps the data there"),
             format!("the last {reserved} of the device: they hold the mirror's metadata"),
         ),
-        ReplicaRole::Target => (
+        ReplicaRole::Target | ReplicaRole::Deposed => (
             format!("the replica of {usable} is ready to receive the data of the source"),
             "everything on the device: it is overwritten".to_owned(),
         ),

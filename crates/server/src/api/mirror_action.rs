@@ -78,6 +78,14 @@ impl MirrorAction {
     }
 }
 
+/// Role of a replica to create.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum CreateRole {
+    Target,
+    Source,
+}
+
 /// Body of an action of a mirror. Each action takes `dry_run` and some of the other members.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -85,7 +93,7 @@ impl MirrorAction {
 pub(super) struct Body {
     peer: Option<String>,
     dry_run: bool,
-    role: Option<ReplicaRole>,
+    role: Option<CreateRole>,
     destroy_data: bool,
     new_volume: bool,
     full: bool,
@@ -139,10 +147,9 @@ fn missing(member: &str, values: [&str; 2]) -> Problem {
 
 fn create(body: &Body) -> Result<Action, Problem> {
     let roles = [ReplicaRole::Source, ReplicaRole::Target].map(ReplicaRole::name);
-    let role = body.role.ok_or_else(|| missing("role", roles))?;
-    let (overwrite, other) = match role {
-        ReplicaRole::Source => (body.new_volume, body.destroy_data),
-        ReplicaRole::Target => (body.destroy_data, body.new_volume),
+    let (role, overwrite, other) = match body.role.ok_or_else(|| missing("role", roles))? {
+        CreateRole::Source => (ReplicaRole::Source, body.new_volume, body.destroy_data),
+        CreateRole::Target => (ReplicaRole::Target, body.destroy_data, body.new_volume),
     };
     if other {
         return Err(Problem::invalid(

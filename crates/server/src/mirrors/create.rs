@@ -76,7 +76,7 @@ impl MirroredVolume {
                 ReplicaRole::Source => {
                     "--new-volume, which makes the contents of the device a new volume"
                 }
-                ReplicaRole::Target => "--destroy-data",
+                ReplicaRole::Target | ReplicaRole::Deposed => "--destroy-data",
             })
             .await?;
         }
@@ -91,7 +91,7 @@ impl MirroredVolume {
                 }
                 (Id::random(), shape)
             }
-            ReplicaRole::Target => self.of_peer(confirmed).await?,
+            ReplicaRole::Target | ReplicaRole::Deposed => self.of_peer(confirmed).await?,
         };
         let layout =
             flagstone_mirror::ondisk::layout::layout(self.leg.geometry().size_bytes, &shape);

@@ -288,7 +288,8 @@ impl SimSession {
 impl PeerSession for SimSession {
     fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
-        let clears = matches!(request, PeerRequest::ZeroNewSpace { .. });
+        let clears =
+            matches!(request, PeerRequest::ZeroNewSpace { .. } | PeerRequest::Depose { .. });
         let known = !clears || wire.versions.highest() >= LinkVersion::ZEROES_NEW_SPACE;
         assert!(known, "a node of {} received a request that it does not know", wire.versions);
         let (hub, to) = (wire.hub.clone(), wire.to);

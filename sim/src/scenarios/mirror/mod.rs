@@ -32,6 +32,8 @@ mod rules;
 mod split;
 mod steps;
 mod two;
+#[cfg(test)]
+mod two_sources;
 
 use crate::Scenario;
 use flagstone_mirror::{Ack, Mode, OnPeerLoss};

@@ -94,6 +94,11 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     let pair = Pair::new(2, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     faults(&pair, 0, DiskFaults::default().unreadable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
+    // The source does not learn of it.
+    pair.hub().set_fate(|request| match request {
+        PeerRequest::Depose { .. } => Fate::Lost,
+        _ => Fate::Arrives,
+    });
     let reading = begin_read(&pair, 0, 1);
     pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is complete");
     pair.write(1, NUMBER, 2).expect("it serves");
@@ -105,6 +110,7 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     // From here on, writes of its own hosts form another line, which is the surviving one.
     pair.write(0, NUMBER + 1, 3).expect("the peer is lost");
     faults(&pair, 0, DiskFaults::default());
+    pair.hub().set_fate(|_| Fate::Arrives);
     pair.until(0, MirrorState::SplitBrain);
     pair.on(1, |mirror| async move { mirror.resolve_keep_peers(0).await }).expect("a split brain");
     pair.becomes_in_sync(0);

@@ -184,7 +184,7 @@ fn fail_over(cluster: &Cluster, index: usize, unverified: bool) {
     if mirror.is_serving() || cluster.world.loading[index].get() {
         return;
     }
-    cluster.part(index);
+    let target = mirror.clone();
     let done = cluster.sim.spawn_on(cluster.nodes[index], async move {
         let inconsistent = mirror.status().inconsistent;
         let result = match unverified {
@@ -193,6 +193,10 @@ fn fail_over(cluster: &Cluster, index: usize, unverified: bool) {
         };
         assert!(!inconsistent || result.is_err(), "inconsistent data is served");
     });
+    // Until the attached source has been stopped or cut off, its writes belong to both.
+    let parted = || !target.has_source() || done.is_finished();
+    cluster.sim.run_until(Duration::from_micros(20), parted);
+    cluster.part(index);
     cluster.sim.run_until(Duration::from_millis(1), || done.is_finished());
 }
 

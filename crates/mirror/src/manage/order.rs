@@ -1,0 +1,495 @@
+//! Orders: carries out the transitions of [`crate::state::machine`].
+//!
+//! A transition is decided and carried out under the role lock, so that nothing it depends on
+//! changes in between. The exception is [`Action::RefuseHosts`] of a deposed source: it takes effect
+//! before the lock, because a change of role in progress may wait for a disk that hangs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::{spawn, spawn_detached, time};
+
+use crate::agree::plan::plan;
+use crate::agree::versions::LinkVersion;
+use crate::id::MirrorId;
+use crate::io::deliver::Undelivered;
+use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, RETRY_MIN_MS};
+use crate::manage::command::CommandError;
+use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
+use crate::mirror::{Inner, Mirror, State};
+use crate::ondisk::superblock::ReplicaRole;
+use crate::session::connect::{CloseOnDrop, SessionEnd};
+use crate::state::machine::{
+    self, Action, Actions, Answer, Answers, Disk, Event, Leg, Order, Record, Refusal, Role, next,
+};
+use crate::wire::peer::{
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
+    execute, identify,
+};
+
+impl From<Refusal> for RoleError {
+    fn from(refusal: Refusal) -> RoleError {
+        match refusal {
+            Refusal::Inconsistent => RoleError::Inconsistent,
+            Refusal::Blank => RoleError::Blank,
+            Refusal::Failed => RoleError::LocalFailed,
+            Refusal::Unverified => RoleError::Unverified,
+            other => RoleError::Refused(other),
+        }
+    }
+}
+
+impl From<Refusal> for CommandError {
+    fn from(refusal: Refusal) -> CommandError {
+        match refusal {
+            Refusal::NoPeer => CommandError::NoPeer,
+            Refusal::NotInSync => CommandError::NotInSync,
+            other => CommandError::Role(other.into()),
+        }
+    }
+}
+
+/// Epoch and UUID of a replica: a claim to be the source.
+fn claim(identity: &ReplicaIdentity) -> (u64, MirrorId) {
+    (identity.view.epoch, identity.view.replica)
+}
+
+impl Mirror {
+    /// The state on which [`next`] decides.
+    pub fn machine_state(&self) -> machine::State {
+        self.0.machine_state()
+    }
+
+    /// Asks every peer whether it serves hosts, for [`Order::Failover`]. Changes nothing.
+    pub async fn ask_peers(&self) -> Answers {
+        self.0.ask_peers(Patience::Once).await.0
+    }
+
+    /// Carries out an order.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub async fn order(&self, order: Order) -> Result<(), CommandError> {
+        self.0.order(order).await.map(drop)
+    }
+}
+
+/// How a peer is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// With a single attempt.
+    Once,
+    /// Until it answers or the time is up: both nodes may be starting.
+    Retry,
+}
+
+/// A peer that answered, with the connection on which it did.
+struct Reached {
+    session: CloseOnDrop,
+    identity: ReplicaIdentity,
+}
+
+/// State of [`Inner::perform`] from one action to the next.
+#[derive(Default)]
+struct Progress {
+    /// Blocks host calls from [`Action::Drain`] until the transition ends.
+    block: Option<AdmissionBlock>,
+    /// The highest epoch that a peer has reported.
+    seen: u64,
+    /// A source was reached and told to stop.
+    deposed: bool,
+    /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
+    undelivered: Vec<Undelivered>,
+}
+
+impl Inner {
+    pub(crate) fn machine_state(&self) -> machine::State {
+        let superblock = self.local.superblock();
+        let state = self.lock();
+        let epoch = superblock.epoch;
+        let ended = state.closed || state.migrating || state.replacement.is_some();
+        let role = match state.role {
+            _ if ended => Role::Closed,
+            _ if state.serving => Role::Serving { epoch },
+            ReplicaRole::Source => {
+                Role::Waiting { epoch, handed_over: superblock.designated_successor.is_some() }
+            }
+            ReplicaRole::Target => Role::Target { epoch, attached: state.attached.is_some() },
+            ReplicaRole::Deposed => Role::Deposed { by: epoch },
+        };
+        let disk = match superblock.flags.inconsistent {
+            true => Disk::Inconsistent,
+            false if superblock.current.is_none() => Disk::Blank,
+            false if state.local_device_failed => Disk::Failed,
+            false if state.unverified => Disk::Unverified,
+            false => Disk::Consistent,
+        };
+        let mut legs = [None; PEERS_MAX];
+        for (place, (leg, record)) in legs.iter_mut().zip(state.legs.iter().zip(&superblock.peers))
+        {
+            // Records are in the order in which the peers were met.
+            let record = match record {
+                record if record.replica.is_none() => Record::Unknown,
+                record if record.is_outdated() => Record::Outdated,
+                _ => Record::Current,
+            };
+            *place = Some(Leg { desired: leg.desired_state, phase: leg.phase, record });
+        }
+        machine::State { role, disk, legs }
+    }
+
+    /// Carries out an order. Returns the writes that it left undelivered.
+    pub(crate) async fn order(
+        self: &Arc<Self>,
+        order: Order,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let transition = || next(&self.machine_state(), Event::Order(order));
+        match order {
+            // The peer that hands over its role changes the role here.
+            Order::TakeOver(_) => {
+                let (after, actions) = transition()?;
+                self.perform(after, actions.iter()).await
+            }
+            // Independent of the role: a change of role may wait for a disk.
+            Order::SetDesired(..) => {
+                let _guard = self.desired_state_lock.acquire().await;
+                let (after, actions) = transition()?;
+                self.perform(after, actions.iter()).await
+            }
+            _ => {
+                let _role_change = self.begin_role_change().await;
+                let (after, actions) = transition()?;
+                self.perform(after, actions.iter()).await
+            }
+        }
+    }
+
+    /// Serves after a start, if this node's records and the peers allow it. With `ask` false, the
+    /// same process has served until now.
+    pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
+        let opened = || next(&self.machine_state(), Event::Opened);
+        let asks = |actions: Actions| actions.iter().any(|action| action == Action::AskPeers);
+        let mut answers = Answers::default();
+        if ask && opened().is_ok_and(|(_, actions)| asks(actions)) {
+            answers = self.ask_peers(Patience::Retry).await.0;
+        }
+        // A source that attaches meanwhile would make this side a target.
+        let _role_change = self.begin_role_change().await;
+        let (after, actions) = next(&self.machine_state(), Event::Asked(answers))?;
+        self.perform(after, actions.iter()).await.map_err(|error| match error {
+            CommandError::Role(error) => error,
+            _ => RoleError::Refused(Refusal::Closed),
+        })?;
+        Ok(self.lock().serving)
+    }
+
+    /// Carries out actions in order. The caller holds the role lock.
+    async fn perform(
+        self: &Arc<Self>,
+        after: machine::State,
+        actions: impl Iterator<Item = Action>,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let mut progress = Progress::default();
+        for action in actions {
+            self.act(after.role.epoch(), action, &mut progress).await?;
+        }
+        Ok(progress.undelivered)
+    }
+
+    async fn act(
+        self: &Arc<Self>,
+        epoch: u64,
+        action: Action,
+        progress: &mut Progress,
+    ) -> Result<(), CommandError> {
+        match action {
+            // Carried out before, by `serve_after_start`.
+            Action::AskPeers => {}
+            Action::RefuseHosts => self.refuse_hosts(),
+            Action::Drain => {
+                progress.block = Some(self.block_admission());
+                self.drain().await;
+            }
+            Action::DeliverQueues => {
+                // Nothing new may enter a queue meanwhile.
+                let block = progress.block.get_or_insert_with(|| self.block_admission());
+                progress.undelivered = self.deliver_queues(block).await;
+            }
+            Action::Settle => self.drain().await,
+            Action::EndSessions => self.end_sessions(),
+            Action::Record(role) => self.record_role(role, epoch).await.map_err(RoleError::Io)?,
+            Action::PutAway(role) => self.record_unused(role, None).await.map_err(RoleError::Io)?,
+            Action::DeposePeers => (progress.seen, progress.deposed) = self.depose_peers().await,
+            Action::EndAttachment => self.end_attachment().await,
+            Action::TrustData => {
+                self.local
+                    .update(|superblock| superblock.unverified = false)
+                    .await
+                    .map_err(RoleError::Io)?;
+                self.change(|state| state.unverified = false);
+            }
+            Action::Serve { forced } => {
+                let seen = progress.seen.max(self.epoch_seen());
+                let promotion = match (forced, progress.deposed) {
+                    (false, _) => Promotion::Agreed,
+                    (true, false) => Promotion::Alone,
+                    (true, true) => Promotion::Overriding,
+                };
+                self.start_serving_as_source(seen, promotion).await?;
+                self.reconnect_all();
+            }
+            Action::HandOver(leg) => self.hand_over_to(leg).await?,
+            Action::AskForRole(leg) => self.ask_for_role(leg).await?,
+            Action::MarkAll(leg) => {
+                self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
+                self.local.persist_marks().await.map_err(RoleError::Io)?;
+            }
+            Action::StoreDesired(leg, desired) => {
+                self.store_desired_state(leg, desired).await.map_err(RoleError::Io)?;
+            }
+            Action::Reconnect => self.reconnect_all(),
+        }
+        Ok(())
+    }
+
+    fn refuse_hosts(&self) {
+        let refused = self.change(|state| {
+            let serving = state.serving;
+            if serving {
+                state.stop_serving();
+            }
+            serving
+        });
+        if refused {
+            tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
+        }
+    }
+
+    /// Durably records the role, and an epoch seen with it. It is in effect before.
+    async fn record_role(&self, role: ReplicaRole, epoch: u64) -> Result<(), IoError> {
+        self.change(|state| state.role = role);
+        self.local
+            .update(move |superblock| {
+                (superblock.role, superblock.designated_successor) = (role, None);
+                superblock.epoch = superblock.epoch.max(epoch);
+            })
+            .await
+    }
+
+    /// The highest epoch of the last handshakes.
+    fn epoch_seen(&self) -> u64 {
+        let state = self.lock();
+        let seen = state.legs.iter().filter_map(|leg| leg.last_handshake);
+        seen.map(|handshake| handshake.view.epoch).max().unwrap_or(0)
+    }
+}
+
+/// Asking peers, and deposing them.
+impl Inner {
+    /// Asks all peers at once.
+    async fn ask_peers(
+        self: &Arc<Self>,
+        patience: Patience,
+    ) -> (Answers, [Option<Reached>; PEERS_MAX]) {
+        let limit = Duration::from_millis(match patience {
+            Patience::Once => DEPOSE_MS,
+            Patience::Retry => ASK_MS,
+        });
+        let ask = |leg: usize| {
+            let inner = self.clone();
+            spawn(async move { time::timeout(limit, inner.ask_peer(leg, patience)).await })
+        };
+        let asking: Vec<_> = (0..self.legs.len()).map(ask).collect();
+        let (mut answers, mut reached) = (Answers::default(), [const { None }; PEERS_MAX]);
+        for (leg, answer) in asking.into_iter().enumerate() {
+            reached[leg] = answer.await.ok().and_then(Result::ok).flatten();
+            answers[leg] = Some(reached[leg].as_ref().map_or(Answer::Silent, |peer: &Reached| {
+                let identity = &peer.identity;
+                let mine = self.identity(identity.view.replica);
+                Answer::Known {
+                    serving: identity.is_serving,
+                    epoch: identity.view.epoch,
+                    plan: plan(&mine, identity),
+                }
+            }));
+        }
+        (answers, reached)
+    }
+
+    async fn ask_peer(self: &Arc<Self>, leg: usize, patience: Patience) -> Option<Reached> {
+        loop {
+            let connector = self.legs[leg].options().connector.clone();
+            if let Ok(session) = connector.connect().await {
+                let session = CloseOnDrop(session);
+                let own = self.local.superblock().replica;
+                if let Ok(identity) = identify(&session.0, own, self.versions).await {
+                    return Some(Reached { session, identity });
+                }
+            }
+            if patience == Patience::Once || self.lock().closed {
+                return None;
+            }
+            time::sleep(Duration::from_millis(RETRY_MIN_MS)).await;
+        }
+    }
+
+    /// Tells every peer that answers in time to stop serving. Returns the highest epoch seen, and
+    /// whether a source was reached.
+    async fn depose_peers(self: &Arc<Self>) -> (u64, bool) {
+        let (_, reached) = self.ask_peers(Patience::Once).await;
+        let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
+        let seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
+        let epoch = self.epoch_after(seen);
+        let mut deposed = false;
+        for peer in reached.into_iter().flatten() {
+            deposed |= peer.identity.is_serving || peer.identity.role == ReplicaRole::Source;
+            if self.deposes(&peer.identity) {
+                let request = self.depose_request(epoch);
+                let told = execute(&peer.session.0, request);
+                match time::timeout(Duration::from_millis(DEPOSE_MS), told).await {
+                    Ok(Ok(())) => {}
+                    failed => tracing::warn!(
+                        peer = %peer.identity.view.replica,
+                        ?failed,
+                        "the peer could not be told to stop serving hosts"
+                    ),
+                }
+            }
+        }
+        (seen, deposed)
+    }
+
+    /// Whether a peer understands [`PeerRequest::Depose`], and it concerns the peer.
+    fn deposes(&self, peers: &ReplicaIdentity) -> bool {
+        let common = self.versions.highest_common(peers.versions);
+        let related = peers.view.volume == self.local.superblock().volume;
+        related && common.is_ok_and(|version| version >= LinkVersion::DEPOSES)
+    }
+
+    fn depose_request(&self, epoch: u64) -> PeerRequest {
+        PeerRequest::Depose { volume: self.local.superblock().volume, epoch }
+    }
+
+    /// Tells a peer that still serves at a handshake to stop, if this node's claim is later.
+    pub(crate) async fn depose_peer(
+        &self,
+        session: &SharedSession,
+        peers: &ReplicaIdentity,
+    ) -> Result<(), RequestError> {
+        let epoch = self.local.superblock().epoch;
+        let prevails = self.lock().serving && peers.is_serving && epoch > peers.view.epoch;
+        match prevails && self.deposes(peers) {
+            true => execute(session, self.depose_request(epoch)).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Answers [`PeerRequest::Depose`].
+    pub(crate) async fn depose(
+        self: &Arc<Self>,
+        asker: MirrorId,
+        volume: MirrorId,
+        epoch: u64,
+    ) -> PeerAnswer {
+        let superblock = self.local.superblock();
+        let known = superblock.peers.iter().any(|peer| peer.replica == asker);
+        if volume != superblock.volume || asker.is_none() || !known {
+            return Err(PeerRefusal::Unrelated);
+        }
+        let event = Event::Deposed { epoch };
+        let decide = || {
+            next(&self.machine_state(), event).map_err(|refusal| match refusal {
+                Refusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
+                _ => PeerRefusal::NotNow,
+            })
+        };
+        let (_, actions) = decide()?;
+        let refuses = |actions: Actions| actions.iter().any(|action| action == Action::RefuseHosts);
+        if refuses(actions) {
+            tracing::warn!(
+                replica = %superblock.replica,
+                peer = %asker,
+                epoch,
+                "the peer takes the role by its operator's order: hosts are refused here"
+            );
+            self.refuse_hosts();
+        }
+        let role_change = self.begin_role_change().await;
+        // The role may have changed meanwhile.
+        let (after, now) = decide()?;
+        if now.is_empty() {
+            return Ok(PeerReply::Done);
+        }
+        // A source that refuses hosts already has calls in flight to settle as well.
+        let list = if refuses(actions) && !refuses(now) { actions } else { now };
+        let mut progress = Progress::default();
+        let mut rest = list.iter();
+        for action in rest.by_ref() {
+            let done = self.act(after.role.epoch(), action, &mut progress).await;
+            done.map_err(|_| PeerRefusal::Failed)?;
+            if matches!(action, Action::Record(_)) {
+                break;
+            }
+        }
+        // The rest may wait for calls in flight.
+        let inner = self.clone();
+        spawn_detached(async move {
+            let _role_change = role_change;
+            if let Err(error) = inner.perform(after, rest).await {
+                tracing::error!("a deposed source did not stop cleanly: {error}");
+            }
+            inner.reconnect_all();
+        });
+        Ok(PeerReply::Done)
+    }
+
+    /// Steps down at a handshake with a peer that takes this node's place.
+    pub(crate) async fn give_way(
+        self: &Arc<Self>,
+        mine: &ReplicaIdentity,
+        peers: &ReplicaIdentity,
+    ) -> Result<(), SessionEnd> {
+        let later = machine::later(claim(peers), claim(mine));
+        let prevailing = (peers.is_serving && later).then_some(peers.view.epoch);
+        let event = Event::Met { plan: plan(mine, peers), prevailing };
+        if next(&self.machine_state(), event).is_ok_and(|(_, actions)| actions.is_empty()) {
+            return Ok(());
+        }
+        let _role_change = self.begin_role_change().await;
+        // A write in flight may be the first without the peer, and begin a generation.
+        let unchanged = self.wait(|state: &mut State| {
+            if state.bumping_generation {
+                return None;
+            }
+            let same = self.local.superblock().current == mine.view.generations.current;
+            if same && state.serving {
+                state.stop_serving();
+            }
+            Some(same)
+        });
+        let (after, actions) =
+            next(&self.machine_state(), event).map_err(|_| SessionEnd::Changed)?;
+        if !unchanged.await || actions.is_empty() {
+            return Err(SessionEnd::Changed);
+        }
+        let replica = self.local.superblock().replica;
+        match after.role {
+            Role::Deposed { .. } => tracing::warn!(
+                %replica,
+                "split brain: the peer serves under a later epoch; hosts are refused here, and the \
+                 data written only here is kept"
+            ),
+            _ => tracing::warn!(
+                %replica,
+                "peer has been promoted to source; stepping down (no data lost)"
+            ),
+        }
+        self.change(|_| {});
+        let done = self.perform(after, actions.iter()).await;
+        done.map(drop).map_err(|error| match error {
+            CommandError::Role(RoleError::Io(error)) => SessionEnd::Local(error),
+            _ => SessionEnd::Changed,
+        })
+    }
+}

@@ -1,0 +1,291 @@
+//! The printed table of transitions, and properties that hold in every state.
+
+use std::fmt::Write as _;
+
+use super::*;
+use crate::agree::decide::ResyncAmount;
+
+const EPOCH: u64 = 5;
+
+fn roles() -> [(&'static str, Role); 7] {
+    [
+        ("serving", Role::Serving { epoch: EPOCH }),
+        ("waiting", Role::Waiting { epoch: EPOCH, handed_over: false }),
+        ("waiting for its successor", Role::Waiting { epoch: EPOCH, handed_over: true }),
+        ("target", Role::Target { epoch: EPOCH, attached: false }),
+        ("attached target", Role::Target { epoch: EPOCH, attached: true }),
+        ("deposed", Role::Deposed { by: EPOCH }),
+        ("closed", Role::Closed),
+    ]
+}
+
+fn state(role: Role) -> State {
+    let leg =
+        Leg { desired: DesiredState::Connected, phase: LegPhase::InSync, record: Record::Outdated };
+    State { role, disk: Disk::Consistent, legs: [Some(leg), None] }
+}
+
+fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
+    let mut state = state(role);
+    state.legs.iter_mut().flatten().for_each(change);
+    state
+}
+
+const SPLIT: LegPhase = LegPhase::Handshake(HandshakeOutcome::SplitBrain);
+
+const LEAD: Plan = Plan::Lead { amount: Some(ResyncAmount::Partial), promote: true };
+
+fn known(serving: bool, epoch: u64, plan: Plan) -> Answers {
+    [Some(Answer::Known { serving, epoch, plan }), None]
+}
+
+const SILENT: Answers = [Some(Answer::Silent), None];
+
+type Row = (&'static str, Box<dyn Fn(Role) -> State>, Event);
+
+/// The rows of the table, one per event and the condition that it depends on.
+fn rows() -> Vec<Row> {
+    let row = |name, event| -> Row { (name, Box::new(state), event) };
+    let leg = |name, change: fn(&mut Leg), event| -> Row {
+        (name, Box::new(move |role| with_leg(role, change)), event)
+    };
+    let disk = |name, disk, event| -> Row {
+        (name, Box::new(move |role| State { disk, ..state(role) }), event)
+    };
+    let order = Event::Order;
+    let failover = |answers| order(Order::Failover { answers });
+    let force = order(Order::ForceFailover { unverified: true });
+    let desired = |desired| order(Order::SetDesired(0, desired));
+    let met = |plan, prevailing| Event::Met { plan, prevailing };
+    let yields = Plan::Follow { step_down: true };
+    vec![
+        leg("start; no peer met yet", |leg| leg.record = Record::Unknown, Event::Opened),
+        row("start; every peer recorded as out of date", Event::Opened),
+        leg("start; a peer may be current", |leg| leg.record = Record::Current, Event::Opened),
+        disk("start; data not consistent", Disk::Inconsistent, Event::Opened),
+        row("asked at start: no answer", Event::Asked(SILENT)),
+        row("asked at start: a peer serves", Event::Asked(known(true, 1, LEAD))),
+        row(
+            "asked at start: promoted later, stopped",
+            Event::Asked(known(false, 9, Plan::SplitBrain)),
+        ),
+        row("asked at start: out of date", Event::Asked(known(false, 1, LEAD))),
+        row("failover; all answer, none serves", failover(known(false, 1, LEAD))),
+        row("failover; a peer serves", failover(known(true, 9, yields))),
+        row("failover; no answer", failover(SILENT)),
+        row("failover; a peer has newer data", failover(known(false, 9, yields))),
+        row("failover --force", force),
+        disk("failover --force; unverified data", Disk::Unverified, force),
+        disk("failover --force; inconsistent data", Disk::Inconsistent, force),
+        disk("failover --force; no data", Disk::Blank, force),
+        row("deposed by a later epoch", Event::Deposed { epoch: 9 }),
+        row("deposed by an earlier epoch", Event::Deposed { epoch: 1 }),
+        row("handshake; the peer has all data, and serves", met(yields, Some(9))),
+        row("handshake; split brain, the peer serves later", met(Plan::SplitBrain, Some(9))),
+        row("handshake; split brain, this node prevails", met(Plan::SplitBrain, None)),
+        row("switchover to a peer in sync", order(Order::HandOver(0))),
+        leg(
+            "switchover to another peer",
+            |leg| leg.phase = LegPhase::Disconnected,
+            order(Order::HandOver(0)),
+        ),
+        row("switchover to this node", order(Order::TakeOver(0))),
+        leg("switchover; split brain", |leg| leg.phase = SPLIT, order(Order::TakeOver(0))),
+        row("stop", order(Order::Stop)),
+        row("demote", order(Order::Demote)),
+        row("pause", desired(DesiredState::Paused)),
+        row("break", desired(DesiredState::Detached)),
+        row("continue; connected", desired(DesiredState::Connected)),
+        leg(
+            "continue; paused or broken",
+            |leg| leg.desired = DesiredState::Paused,
+            desired(DesiredState::Connected),
+        ),
+        leg("continue; split brain", |leg| leg.phase = SPLIT, desired(DesiredState::Connected)),
+    ]
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Closed => "closed",
+        Role::Serving { .. } => "serving",
+        Role::Waiting { .. } => "waiting",
+        Role::Target { .. } => "target",
+        Role::Deposed { .. } => "deposed",
+    }
+}
+
+fn result_text(before: &State, transition: Transition) -> String {
+    match transition {
+        Err(refusal) => format!("– | refused: {refusal}"),
+        Ok((_, actions)) if actions.is_empty() => "– | nothing".to_owned(),
+        Ok((after, actions)) => {
+            let list: Vec<String> = actions.iter().map(|action| action.to_string()).collect();
+            let role = match after.role == before.role {
+                true => "–",
+                false => role_name(after.role),
+            };
+            format!("{role} | {}", list.join("; "))
+        }
+    }
+}
+
+fn table() -> String {
+    let mut text = String::from(
+        "# Mirror states\n\nRoles, events and orders of a mirror, printed from \
+         `crates/mirror/src/state/machine.rs` by its test. [mirror-handshake.md](mirror-handshake.md) \
+         gives the reasons. Actions in bold are durable before the next one begins.\n\n\
+         - *Serving*: the source. *Waiting*: the last source, until a peer or the operator was \
+         asked. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
+         - A *later* claim has the higher role epoch, or the greater UUID.\n\
+         - A deposed source refuses hosts first and waits for calls in flight afterwards. An order \
+         with its consent waits first, so no host call fails.\n\
+         - Every event is refused once the mirror is closed. Roles that are left out ignore the event.\n\n\
+         | event | role | becomes | actions |\n| --- | --- | --- | --- |\n",
+    );
+    for (name, state, event) in rows() {
+        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
+        for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
+            let before = state(role);
+            let result = result_text(&before, next(&before, event));
+            match groups.iter_mut().find(|(known, _)| *known == result) {
+                Some((_, names)) => names.push(role_name),
+                None => groups.push((result, vec![role_name])),
+            }
+        }
+        let rest = (0..groups.len()).max_by_key(|at| groups[*at].1.len());
+        for (at, (result, names)) in groups.iter().enumerate() {
+            let names = match groups.len() {
+                1 => "any".to_owned(),
+                // A row that says nothing about the other roles is left out.
+                _ if Some(at) == rest && result.ends_with("nothing") => continue,
+                _ if Some(at) == rest && names.len() > 2 => "other".to_owned(),
+                _ => names.join(", "),
+            };
+            writeln!(text, "| {name} | {names} | {result} |").unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn transitions_match_document() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/mirror-states.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, table()).unwrap();
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == table(), "docs/mirror-states.md differs: run this test with UPDATE_DOCS=1");
+}
+
+/// Every combination of the parts of a state and of the events.
+fn all(mut check: impl FnMut(&State, Event)) {
+    let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
+    let records = [Record::Unknown, Record::Current, Record::Outdated];
+    let disks = [Disk::Consistent, Disk::Blank, Disk::Inconsistent, Disk::Unverified, Disk::Failed];
+    let desired = [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
+    let mut events: Vec<Event> = rows().into_iter().map(|(_, _, event)| event).collect();
+    events.push(Event::Order(Order::ForceFailover { unverified: false }));
+    events.push(Event::Asked(known(true, 1, Plan::SplitBrain)));
+    for (_, role) in roles() {
+        for (phase, record) in phases.iter().flat_map(|one| records.map(|record| (*one, record))) {
+            for (disk, desired) in disks.iter().flat_map(|one| desired.map(|two| (*one, two))) {
+                let leg = Leg { desired, phase, record };
+                let state = State { role, disk, legs: [Some(leg), None] };
+                events.iter().for_each(|event| check(&state, *event));
+            }
+        }
+    }
+}
+
+fn position(actions: Actions, found: fn(Action) -> bool) -> Option<usize> {
+    actions.iter().position(found)
+}
+
+#[test]
+fn roles_begin_and_end_with_their_actions() {
+    all(|state, event| {
+        let Ok((after, actions)) = next(state, event) else { return };
+        let serves = |role: Role| matches!(role, Role::Serving { .. });
+        let begins = position(actions, |action| matches!(action, Action::Serve { .. }));
+        let refuses = position(actions, |action| action == Action::RefuseHosts);
+        let hands_over = position(actions, |action| matches!(action, Action::HandOver(_)));
+        let context = || format!("{state:?} {event:?} {actions:?}");
+        assert_eq!(begins.is_some(), !serves(state.role) && serves(after.role), "{}", context());
+        let ends = serves(state.role) && !serves(after.role);
+        assert_eq!(refuses.is_some() || hands_over.is_some(), ends, "{}", context());
+        // What is recorded is what the state says.
+        for action in actions.iter() {
+            if let Action::Record(role) | Action::PutAway(role) = action {
+                assert_eq!(role, after.role.stored(), "{}", context());
+            }
+        }
+        assert!(after.role.epoch() >= state.role.epoch(), "{}", context());
+    });
+}
+
+#[test]
+fn deposed_source_refuses_before_it_waits() {
+    all(|state, event| {
+        let Ok((after, actions)) = next(state, event) else { return };
+        let refuses = position(actions, |action| action == Action::RefuseHosts);
+        let waits = position(actions, |action| matches!(action, Action::Drain | Action::Settle));
+        let by_consent = matches!(event, Event::Order(_));
+        if let (Some(refuses), Some(waits)) = (refuses, waits) {
+            assert_eq!(refuses < waits, !by_consent, "{state:?} {event:?}");
+        }
+        let durable = position(actions, |action| matches!(action, Action::Record(_)));
+        if matches!((state.role, after.role), (Role::Serving { .. }, Role::Deposed { .. })) {
+            assert!(durable < waits, "a disk that hangs must not delay the record");
+        }
+    });
+}
+
+#[test]
+fn only_force_serves_beside_a_serving_peer() {
+    all(|state, event| {
+        let Ok((_, actions)) = next(state, event) else { return };
+        let Some(Action::Serve { forced }) =
+            actions.iter().find(|action| matches!(action, Action::Serve { .. }))
+        else {
+            return;
+        };
+        let answers = match event {
+            Event::Asked(answers) | Event::Order(Order::Failover { answers }) => answers,
+            _ => return,
+        };
+        let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
+        assert!(!forced);
+        // At a start without any record of a peer there is nobody to ask.
+        let met = state.legs.iter().flatten().any(|leg| leg.record != Record::Unknown);
+        assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
+        assert!(!matches!(state.role, Role::Deposed { .. }) || event != Event::Asked(answers));
+    });
+}
+
+#[test]
+fn data_that_is_not_sound_is_never_served() {
+    all(|state, event| {
+        let Ok((_, actions)) = next(state, event) else { return };
+        if position(actions, |action| matches!(action, Action::Serve { .. })).is_none() {
+            return;
+        }
+        let trusted = actions.iter().any(|action| action == Action::TrustData);
+        let sound = state.disk == Disk::Consistent || state.disk == Disk::Unverified && trusted;
+        assert!(sound, "{state:?} {event:?}");
+    });
+}
+
+#[test]
+fn repeated_order_changes_nothing() {
+    all(|state, event| {
+        let Event::Order(order) = event else { return };
+        let Ok((after, actions)) = next(state, event) else { return };
+        if matches!(order, Order::HandOver(_) | Order::TakeOver(_)) || actions.is_empty() {
+            return;
+        }
+        let again = next(&after, event);
+        let split = again == Err(Refusal::SplitBrain);
+        assert!(split || again.is_ok_and(|(_, again)| again.is_empty()), "{state:?} {event:?}");
+    });
+}

@@ -1,0 +1,323 @@
+//! Two nodes that could serve the same volume: after forced failovers, restarts, pauses and cut
+//! links at most one of them goes on, and no host reads data that is older than what it was
+//! acknowledged.
+//!
+//! Leaves out host protocols: hosts call the mirror directly, and a mirror that does not serve
+//! stands for an inaccessible path.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_blockdev::IoError;
+use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
+
+use super::pair::{DATA, Pair, fill};
+
+/// Longer than the keep-alive timeout, the reconnect delay and the time for which peers are asked.
+const A_WHILE: Duration = Duration::from_secs(12);
+
+const SERVES: Result<(), RoleError> = Err(RoleError::Refused(Refusal::PeerServes));
+const SILENT: Result<(), RoleError> = Err(RoleError::Refused(Refusal::PeerSilent));
+
+fn failover(pair: &Pair, index: usize) {
+    pair.on(index, |mirror| async move { mirror.failover().await }).expect("complete data");
+}
+
+fn careful_failover(pair: &Pair, index: usize) -> Result<(), RoleError> {
+    pair.on(index, |mirror| async move { mirror.failover_if_unserved().await })
+}
+
+/// Runs for a while, and fails when this node serves at any moment.
+fn never_serves(pair: &Pair, index: usize, span: Duration) {
+    let until = pair.sim.now() + span;
+    while pair.sim.now() < until {
+        pair.sim.run_for(Duration::from_millis(1));
+        assert!(!pair.active().contains(&index), "node {index} serves");
+    }
+}
+
+/// Starts a node as its process does, without waiting for it to serve.
+fn begin(pair: &Pair, index: usize) {
+    pair.sim.restart(pair.nodes[index]);
+    pair.open(index);
+    let mirror = pair.mirror(index);
+    pair.sim.spawn_on(pair.nodes[index], async move {
+        let _ = mirror.start().await;
+    });
+}
+
+/// A cut link says nothing about the other node: only `--force` promotes. When the link is mended
+/// the later source goes on; the other refuses its hosts, and keeps its data for the operator.
+#[test]
+fn healed_link_leaves_the_later_source() {
+    for policy in [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing] {
+        {
+            let pair = Pair::new(
+                1,
+                match policy {
+                    AfterSplitBrain::Manual => |_| {},
+                    AfterSplitBrain::KeepServing => {
+                        |peer| peer.after_split_brain = AfterSplitBrain::KeepServing
+                    }
+                },
+            );
+            pair.write(0, 5, 1).expect("both are there");
+            pair.cut();
+            pair.write(0, 6, 1).expect("it runs degraded");
+            pair.sim.run_for(A_WHILE);
+            assert_eq!(careful_failover(&pair, 1), SILENT);
+            assert_eq!(pair.active(), [0]);
+            failover(&pair, 1);
+            pair.write(1, 6, 2).expect("it runs degraded");
+            pair.hub().heal();
+            pair.until(0, MirrorState::SplitBrain);
+            pair.until(1, MirrorState::SplitBrain);
+            pair.sim.run_for(A_WHILE);
+            assert_eq!(pair.active(), [1], "{policy:?}");
+            assert_eq!(pair.superblock(0).role, ReplicaRole::Deposed);
+            assert_eq!(pair.write(0, 7, 3), Err(IoError::Unreachable));
+            assert_eq!(pair.leg(0)[6 * super::pair::BLOCK as usize], 1, "its data is kept");
+            // Also after a restart, with the peer or without it.
+            pair.end(0, false);
+            begin(&pair, 0);
+            never_serves(&pair, 0, A_WHILE);
+            pair.cut();
+            never_serves(&pair, 0, A_WHILE);
+            pair.hub().heal();
+            pair.on(0, |mirror| async move { mirror.resolve_keep_peers(0).await })
+                .expect("a split brain");
+            pair.becomes_in_sync(1);
+        }
+    }
+}
+
+/// If only one of both was written, it goes on, whichever was promoted later: nothing is lost.
+#[test]
+fn healed_link_leaves_the_only_written_source() {
+    let pair = Pair::new(9, |_| {});
+    pair.cut();
+    pair.write(0, 6, 1).expect("it runs degraded");
+    failover(&pair, 1);
+    pair.hub().heal();
+    pair.becomes_in_sync(0);
+    assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 1));
+}
+
+/// The operator may also decide for the data of the deposed node.
+#[test]
+fn deposed_data_can_be_kept() {
+    let pair = Pair::new(2, |_| {});
+    pair.cut();
+    pair.write(0, 6, 1).expect("it runs degraded");
+    failover(&pair, 1);
+    pair.write(1, 6, 2).expect("it runs degraded");
+    pair.hub().heal();
+    pair.until(0, MirrorState::SplitBrain);
+    pair.sim.run_for(A_WHILE);
+    assert_eq!(pair.active(), [1]);
+    pair.on(1, |mirror| async move { mirror.demote().await }).expect("a sound disk");
+    pair.on(0, |mirror| async move { mirror.resolve_keep_mine(0).await }).expect("a split brain");
+    pair.becomes_in_sync(0);
+    assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 1));
+}
+
+/// A serves with the operator's consent when B, which was promoted earlier and written to, returns.
+/// B does not serve for a moment, whichever policy decides about its data.
+#[test]
+fn returning_source_yields_to_serving_peer() {
+    for policy in [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing] {
+        for seed in 0..5 {
+            let pair = Pair::new(
+                seed,
+                match policy {
+                    AfterSplitBrain::Manual => |_| {},
+                    AfterSplitBrain::KeepServing => {
+                        |peer| peer.after_split_brain = AfterSplitBrain::KeepServing
+                    }
+                },
+            );
+            pair.write(0, 5, 1).expect("both are there");
+            pair.end(0, false);
+            failover(&pair, 1);
+            pair.write(1, 6, 2).expect("it runs degraded");
+            pair.end(1, false);
+            pair.restart(0);
+            pair.sim.run_for(A_WHILE);
+            assert_eq!(pair.active(), [0; 0], "the peer may be newer");
+            failover(&pair, 0);
+            pair.write(0, 6, 3).expect("it runs degraded");
+            begin(&pair, 1);
+            never_serves(&pair, 1, A_WHILE);
+            assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 3));
+            match policy {
+                AfterSplitBrain::Manual => {
+                    assert_eq!(pair.leg(1)[6 * super::pair::BLOCK as usize], 2, "it is kept");
+                    assert_eq!(pair.state(0), MirrorState::SplitBrain);
+                }
+                AfterSplitBrain::KeepServing => pair.becomes_in_sync(0),
+            }
+        }
+    }
+}
+
+/// A source whose peer is recorded as out of date asks it before it serves. A peer that does not
+/// answer within five seconds is not waited for.
+#[test]
+fn restarted_source_asks_its_peer_first() {
+    let pair = Pair::new(3, |_| {});
+    pair.cut();
+    pair.write(0, 6, 1).expect("it runs degraded");
+    pair.end(0, false);
+    begin(&pair, 0);
+    never_serves(&pair, 0, Duration::from_secs(4));
+    pair.sim.run_for(Duration::from_secs(2));
+    assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 1), "it restarts alone");
+    pair.end(0, false);
+    failover(&pair, 1);
+    pair.write(1, 6, 2).expect("it runs degraded");
+    pair.hub().heal();
+    begin(&pair, 0);
+    never_serves(&pair, 0, A_WHILE);
+    assert_eq!((pair.active(), pair.read(1, 6)), (vec![1], 2));
+    // The peer was promoted later, and has stopped.
+    pair.end(0, false);
+    pair.on(1, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+    begin(&pair, 0);
+    never_serves(&pair, 0, A_WHILE);
+}
+
+/// A target of a paused mirror is not promoted while its source serves, except by force. Then the
+/// source stops before the target serves, and its later data is kept.
+#[test]
+fn paused_target_is_not_promoted_without_force() {
+    let pair = Pair::new(4, |_| {});
+    pair.on(0, |mirror| async move { mirror.set_desired_state(0, DesiredState::Paused).await })
+        .expect("a sound disk");
+    pair.until(0, MirrorState::Paused);
+    pair.write(0, 6, 1).expect("it is tracked");
+    pair.sim.run_for(A_WHILE);
+    assert_eq!(careful_failover(&pair, 1), SERVES);
+    assert_eq!(pair.active(), [0]);
+    failover(&pair, 1);
+    assert_eq!(pair.active(), [1]);
+    pair.sim.run_for(A_WHILE);
+    assert_eq!(pair.active(), [1]);
+    assert_eq!(pair.leg(0)[6 * super::pair::BLOCK as usize], 1, "its data is kept");
+}
+
+/// A peer that answers and does not serve allows a failover without force.
+#[test]
+fn stopped_source_allows_failover_without_force() {
+    let pair = Pair::new(5, |_| {});
+    pair.write(0, 5, 1).expect("both are there");
+    assert_eq!(careful_failover(&pair, 1), SERVES);
+    pair.on(0, |mirror| async move { mirror.demote().await }).expect("a sound disk");
+    pair.sim.run_for(A_WHILE);
+    assert_eq!(careful_failover(&pair, 1), Ok(()));
+    pair.becomes_in_sync(1);
+}
+
+/// A forced failover over a working link stops the old source first: it never answers a read with
+/// data that the new source has changed, and acknowledges no write alone, so no split brain follows.
+#[test]
+fn forced_failover_stops_reachable_source_first() {
+    for seed in 0..20 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        // Writes are in flight all the time, each to a block of its own.
+        let acknowledged: Rc<RefCell<Vec<u64>>> = Rc::default();
+        for block in 8..40 {
+            let (mirror, acknowledged) = (pair.mirror(0), acknowledged.clone());
+            pair.sim.spawn_on(pair.nodes[0], async move {
+                flagstone_runtime::time::sleep(Duration::from_micros(100 * block)).await;
+                if fill(&mirror, block, 7).await.is_ok() {
+                    acknowledged.borrow_mut().push(block);
+                }
+            });
+        }
+        failover(&pair, 1);
+        assert_eq!(pair.active(), [1], "seed {seed}");
+        pair.write(1, 5, 2).expect("it runs degraded");
+        assert_eq!(pair.write(0, 6, 3), Err(IoError::Unreachable));
+        pair.becomes_in_sync(1);
+        for block in acknowledged.borrow().iter() {
+            assert_eq!(pair.read(1, *block), 7, "seed {seed}: block {block} is lost");
+        }
+        assert_eq!(pair.superblock(0).role, ReplicaRole::Target);
+    }
+}
+
+/// A deposed source whose disk hangs refuses its hosts at once.
+#[test]
+fn deposed_source_with_hung_disk_refuses_at_once() {
+    let pair = Pair::new(6, |_| {});
+    pair.write(0, 5, 1).expect("both are there");
+    pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(60));
+    let mirror = pair.mirror(0);
+    pair.sim.spawn_on(pair.nodes[0], async move {
+        let _ = fill(&mirror, 7, 1).await;
+    });
+    pair.sim.run_for(Duration::from_millis(10));
+    failover(&pair, 1);
+    assert_eq!(pair.active(), [1]);
+    pair.write(1, 5, 2).expect("it runs degraded");
+    pair.sim.run_for(Duration::from_secs(90));
+    pair.becomes_in_sync(1);
+}
+
+/// `pause` and `break` take effect during a resync. A broken mirror copies nothing.
+#[test]
+fn pause_and_break_interrupt_a_resync() {
+    for (desired, shown) in
+        [(DesiredState::Paused, MirrorState::Paused), (DesiredState::Detached, MirrorState::Broken)]
+    {
+        let pair = Pair::new(7, |peer| peer.pace.max_bytes_per_s = Some(1 << 20));
+        for block in 0..64 {
+            pair.write(0, block, 1).expect("both are there");
+        }
+        pair.on(0, |mirror| async move { mirror.resync_all(0) }).expect("there is one");
+        pair.until(0, MirrorState::Resynchronizing);
+        pair.sim.run_for(Duration::from_millis(500));
+        pair.on(0, move |mirror| async move { mirror.set_desired_state(0, desired).await })
+            .expect("a sound disk");
+        assert_eq!(pair.state(0), shown);
+        pair.sim.run_for(Duration::from_millis(500));
+        let before = pair.peer_status(0).resync_done_bytes;
+        pair.sim.run_for(A_WHILE);
+        assert_eq!((pair.peer_status(0).resync_done_bytes, pair.state(0)), (before, shown));
+        pair.write(0, 3, 2).expect("it runs degraded");
+        pair.on(
+            0,
+            |mirror| async move { mirror.set_desired_state(0, DesiredState::Connected).await },
+        )
+        .expect("a sound disk");
+        pair.becomes_in_sync(0);
+    }
+}
+
+/// Orders that make no sense in a state are refused, and say why.
+#[test]
+fn orders_are_refused_with_reasons() {
+    let pair = Pair::new(8, |_| {});
+    let refused = |refusal| Err(CommandError::Role(RoleError::Refused(refusal)));
+    let pause = |index: usize| {
+        pair.on(
+            index,
+            |mirror| async move { mirror.set_desired_state(0, DesiredState::Paused).await },
+        )
+    };
+    assert_eq!(pause(1), refused(Refusal::NotSource));
+    pair.cut();
+    pair.write(0, 6, 1).expect("it runs degraded");
+    failover(&pair, 1);
+    pair.write(1, 6, 2).expect("it runs degraded");
+    pair.hub().heal();
+    pair.until(1, MirrorState::SplitBrain);
+    let carry_on = pair
+        .on(1, |mirror| async move { mirror.set_desired_state(0, DesiredState::Connected).await });
+    assert_eq!(carry_on, refused(Refusal::SplitBrain));
+}
