@@ -212,6 +212,11 @@ impl Shared {
         self.0.borrow().sectors.iter().any(|sector| sector.busy)
     }
 
+    /// True while a call to the sector of this byte is in flight.
+    pub fn is_busy_at(&self, byte: usize) -> bool {
+        self.0.borrow().sectors.get(byte / SECTOR_BYTES).is_some_and(|sector| sector.busy)
+    }
+
     /// True for two handles of the same model.
     pub fn is(&self, other: &Shared) -> bool {
         Rc::ptr_eq(&self.0, &other.0)

@@ -89,6 +89,19 @@ pub const COPY_BYTES: u64 = 256 << 10;
 pub const COPIES_PER_FLUSH: usize = 32;
 /// Copies in flight: 16 × 256 KiB keep a link of 1 GB/s and 4 ms busy, with 4 MiB of memory.
 pub const COPIES: usize = 16;
+/// Maximum number of bad ranges listed per peer. With more, the device has failed: the resync ends
+/// with an error. A superblock stores them in 16 B each, 1 KiB.
+pub const BAD_RANGES_MAX: usize = 64;
+/// Failed attempts after which the rest of one copy is not split further to find its bad sectors: a
+/// failing disk may take seconds for each. A single bad sector of a copy takes at most 6.
+pub const BAD_SPLITS_MAX: usize = 16;
+/// Interval at which a resync retries one bad range, in milliseconds.
+pub const BAD_RANGE_RETRY_MS: u64 = 1000;
+/// Pause after a call failed for lack of memory, in milliseconds.
+pub const NO_MEMORY_RETRY_MS: u64 = 20;
+/// Attempts of a local call that fails for lack of memory: two seconds, after which the leg counts
+/// as failed.
+pub const NO_MEMORY_ATTEMPTS: u32 = 100;
 /// Bytes zeroed per call before the volume grows into them, one call at a time to spare hosts.
 pub const ZERO_CHUNK_BYTES: u64 = 1 << 20;
 /// Interval at which a source asks its peers whether they have finished zeroing, in milliseconds.

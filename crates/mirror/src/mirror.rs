@@ -31,6 +31,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::agree::versions::LinkVersions;
 use crate::id::{Generation, MirrorId};
 use crate::intent_log::bitmap::Bitmap;
+use crate::intent_log::out_of_sync::{CopyToken, OutOfSync};
 use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
@@ -39,6 +40,7 @@ use crate::limits::PEERS_MAX;
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::PeerOptions;
+use crate::session::bad_ranges::{BadRange, BadRanges};
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -68,7 +70,7 @@ pub(crate) struct Inner {
 pub(crate) struct Leg {
     pub(crate) options: Mutex<PeerOptions>,
     /// Out-of-sync bitmap: blocks that the peer lacks.
-    pub(crate) out_of_sync: Bitmap,
+    pub(crate) out_of_sync: OutOfSync,
     /// Unflushed bitmaps: blocks sent to the peer since its last flush began, and those sent
     /// before. The peer may lose them, or may not have received them yet.
     pub(crate) unflushed: [Bitmap; 2],
@@ -76,8 +78,16 @@ pub(crate) struct Leg {
     /// restart, possibly so. If a flush failed there, the peer may return data that it never
     /// persists. A resync copies these blocks without comparing checksums.
     pub(crate) suspect: Bitmap,
+    /// Parts of `out_of_sync` that cannot be copied.
+    bad_ranges: Mutex<BadRanges>,
     pub(crate) queue: Mutex<WriteQueue>,
     pub(crate) counters: LegCounters,
+}
+
+impl Leg {
+    pub(crate) fn bad_ranges(&self) -> MutexGuard<'_, BadRanges> {
+        self.bad_ranges.lock()
+    }
 }
 
 /// Counters since the mirror was opened.
@@ -137,6 +147,8 @@ pub(crate) struct State {
     pub(crate) degrading: bool,
     /// The session that may write to this replica.
     pub(crate) attached: Option<AttachedSource>,
+    /// Bad ranges that the attached source has begun to report.
+    pub(crate) reported_bad_ranges: Vec<Range<u64>>,
     /// The attached source counts this replica as in sync.
     pub(crate) counted_in_sync: bool,
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
@@ -209,6 +221,8 @@ pub(crate) struct LegState {
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
     /// informed of its end. Until then, differences need no other record.
     pub(crate) inconsistent: bool,
+    /// Bad ranges that the peer was told of in this session.
+    pub(crate) reported_bad_ranges: Vec<BadRange>,
     /// Generation under which the peer was asked to run degraded, until it answers.
     pub(crate) degraded_as: Generation,
 }
@@ -244,15 +258,16 @@ impl Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock holds at most {PEERS_MAX} peers");
         let superblock = local.superblock();
         let geometry = superblock.geometry;
-        let out_of_sync = || Bitmap::new(geometry.bits(), geometry.bit_bytes);
+        let bitmap = || Bitmap::new(geometry.bits(), geometry.bit_bytes);
         let legs = peers.iter().map(|options| Leg {
-            out_of_sync: out_of_sync(),
+            out_of_sync: OutOfSync::new(geometry.bits(), geometry.bit_bytes),
             unflushed: if options.tracks_unflushed() {
-                [out_of_sync(), out_of_sync()]
+                [bitmap(), bitmap()]
             } else {
                 [Bitmap::new(0, 1), Bitmap::new(0, 1)]
             },
-            suspect: out_of_sync(),
+            suspect: bitmap(),
+            bad_ranges: Mutex::default(),
             queue: Mutex::new(WriteQueue::new(options.queue)),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),
@@ -271,7 +286,7 @@ impl Mirror {
             versions,
             range_lock: Arc::default(),
             legs,
-            suspect: out_of_sync(),
+            suspect: bitmap(),
             counters: Counters::default(),
             state: Mutex::new(state),
             desired_state_lock: Arc::default(),
@@ -361,27 +376,31 @@ impl Inner {
 
     /// Marks a range that a leg lacks, or may lack.
     pub(crate) fn mark(&self, leg: usize, offset: u64, len: u64) {
+        let marks = self.marks.lock();
+        self.mark_locked(&marks, leg, offset, len);
+    }
+
+    fn mark_locked(&self, _marks: &MutexGuard<'_, ()>, leg: usize, offset: u64, len: u64) {
         let out_of_sync = &self.legs[leg].out_of_sync;
         let bits = out_of_sync.bits_of(offset, len);
-        let _marks = self.marks.lock();
-        out_of_sync.set(bits.clone());
+        out_of_sync.mark(bits.clone());
         self.local.mark(bits);
     }
 
     /// Marks a range that was sent to a leg and failed: the leg may lack it.
     pub(crate) fn mark_suspect(&self, leg: usize, offset: u64, len: u64) {
         let suspect = &self.legs[leg].suspect;
+        let marks = self.marks.lock();
         suspect.set(suspect.bits_of(offset, len));
-        self.mark(leg, offset, len);
+        self.mark_locked(&marks, leg, offset, len);
     }
 
     /// Clears all marks: no block that the log names differs any more.
     pub(crate) fn forget_marks(&self) {
         let _marks = self.marks.lock();
-        let maps = self
-            .legs
-            .iter()
-            .flat_map(|leg| [&leg.out_of_sync, &leg.suspect].into_iter().chain(&leg.unflushed));
+        self.legs.iter().for_each(|leg| leg.out_of_sync.clear_all());
+        let maps =
+            self.legs.iter().flat_map(|leg| std::iter::once(&leg.suspect).chain(&leg.unflushed));
         maps.chain([&self.suspect]).for_each(|map| map.clear(map.all()));
         self.local.clear(0..self.local.superblock().geometry.bits());
     }
@@ -395,15 +414,14 @@ impl Inner {
         self.local.mark(bits);
     }
 
-    /// Clears bits of one bitmap. In the log, clears the bits that no other bitmap contains.
-    fn unmark(&self, map: &Bitmap, bits: Range<u64>) {
-        let _marks = self.marks.lock();
-        map.clear(bits.clone());
-        let maps = self
-            .legs
-            .iter()
-            .flat_map(|leg| std::iter::once(&leg.out_of_sync).chain(&leg.unflushed));
-        let named = |bits: Range<u64>| maps.clone().any(|map| map.any(bits.clone()));
+    /// Clears the bits of the log that no other bitmap contains.
+    fn clear_log(&self, _marks: &MutexGuard<'_, ()>, bits: Range<u64>) {
+        let named = |bits: Range<u64>| {
+            self.legs.iter().any(|leg| {
+                leg.out_of_sync.any(bits.clone())
+                    || leg.unflushed.iter().any(|map| map.any(bits.clone()))
+            })
+        };
         if !named(bits.clone()) {
             return self.local.clear(bits);
         }
@@ -412,13 +430,28 @@ impl Inner {
         }
     }
 
-    /// Clears bits that the peer has durably. False, without a change, when the session has ended.
-    pub(crate) fn copied(&self, leg: usize, session_id: u64, bits: Range<u64>) -> bool {
+    /// Clears the marks of a run that was copied and that the peer has durably, except for the
+    /// blocks in `kept`, in ascending order. The whole run stays marked if a block was marked again
+    /// since the copy began. False, without a change, when the session has ended.
+    pub(crate) fn copied(
+        &self,
+        leg: usize,
+        session_id: u64,
+        copy: CopyToken,
+        kept: &[Range<u64>],
+    ) -> bool {
         let state = self.lock();
         let current = state.legs[leg].is_current(session_id);
         if current {
-            self.legs[leg].suspect.clear(bits.clone());
-            self.unmark(&self.legs[leg].out_of_sync, bits);
+            let own = &self.legs[leg];
+            let marks = self.marks.lock();
+            let mut cleared = Vec::new();
+            own.out_of_sync.finish_copy(copy, kept, |run| cleared.push(run));
+            for run in cleared {
+                own.suspect.clear(run.clone());
+                self.suspect.clear(run.clone());
+                self.clear_log(&marks, run);
+            }
         }
         current
     }
@@ -432,7 +465,9 @@ impl Inner {
             let mut from = 0;
             while let Some(run) = unflushed.next_run(from, 1 << 16) {
                 from = run.end;
-                self.unmark(unflushed, run);
+                let marks = self.marks.lock();
+                unflushed.clear(run.clone());
+                self.clear_log(&marks, run);
             }
         }
         current

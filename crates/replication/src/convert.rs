@@ -9,7 +9,7 @@ use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::wire::peer::{
-    AttachRequest, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+    AttachRequest, BadRangeReport, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
 };
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
@@ -48,6 +48,9 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::HandOver => wire::Request::HandOver,
         PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
+        PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
+            wire::Request::BadRange { offset, len, index, count }
+        }
         PeerRequest::Discard { base, expected } => {
             wire::Request::Discard { base: base.0, expected: expected.0 }
         }
@@ -101,6 +104,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             PeerRequest::Depose { volume: MirrorId(volume), epoch }
         }
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::BadRange { offset, len, index, count } => {
+            PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
+        }
         wire::Request::Discard { base, expected } => {
             PeerRequest::Discard { base: Generation(base), expected: Generation(expected) }
         }

@@ -28,6 +28,8 @@ use crate::limits::PEERS_MAX;
 use crate::manage::replica::RegionRef;
 use crate::mirror::{Inner, count};
 use crate::options::Mode;
+use crate::session::bad_ranges::BadRange;
+use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
 
 #[derive(Clone)]
@@ -95,18 +97,18 @@ impl WriteOp {
 }
 
 /// A future that runs to completion even when it is dropped.
-pub(crate) struct RunToCompletion(Option<IoFuture<()>>);
+pub(crate) struct RunToCompletion<T: 'static = ()>(Option<IoFuture<T>>);
 
-impl RunToCompletion {
+impl<T: 'static> RunToCompletion<T> {
     pub(crate) fn new(
-        work: impl Future<Output = Result<(), IoError>> + 'static,
-    ) -> RunToCompletion {
+        work: impl Future<Output = Result<T, IoError>> + 'static,
+    ) -> RunToCompletion<T> {
         RunToCompletion(Some(IoFuture::later(work)))
     }
 }
 
-impl Future for RunToCompletion {
-    type Output = Result<(), IoError>;
+impl<T: 'static> Future for RunToCompletion<T> {
+    type Output = Result<T, IoError>;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = &mut self.0 else { return Poll::Pending };
         let polled = Pin::new(work).poll(cx);
@@ -117,7 +119,7 @@ impl Future for RunToCompletion {
     }
 }
 
-impl Drop for RunToCompletion {
+impl<T: 'static> Drop for RunToCompletion<T> {
     fn drop(&mut self) {
         if let Some(work) = self.0.take() {
             spawn_detached(async move {
@@ -371,10 +373,12 @@ async fn record_results(
             }
             LegDispatch::MarkOnly => continue,
         };
-        if !matches!(result, Some(Ok(()))) {
+        if let Some(error) = result.unwrap_or(Err(IoError::Unreachable)).err() {
             inner.mark_suspect(leg, request.offset, request.len);
-            inner.disconnect(leg, leg_call.session_id);
-            peer_missed = true;
+            if !inner.is_known_to_lack(leg, leg_call, (request.offset, request.len), error) {
+                inner.disconnect(leg, leg_call.session_id);
+                peer_missed = true;
+            }
             continue;
         }
         let added = results.all_ns.saturating_sub(results.local_ns);
@@ -419,6 +423,25 @@ impl Inner {
             self.disconnect(leg, session_id);
         }
         !inconsistent
+    }
+
+    /// True when the peer knows that it may lack a range that it could not write: it is
+    /// inconsistent, and the list of its bad ranges covers the range or was not sent yet.
+    fn is_known_to_lack(
+        &self,
+        leg: usize,
+        leg_call: &LegCall,
+        (offset, len): (u64, u64),
+        error: IoError,
+    ) -> bool {
+        let state = self.lock();
+        let own = &state.legs[leg];
+        let list = &own.reported_bad_ranges;
+        let covers = |bad: &BadRange| bad.offset <= offset && offset + len <= bad.offset + bad.len;
+        !is_outage(error)
+            && own.is_current(leg_call.session_id)
+            && own.inconsistent
+            && (list.is_empty() || list.iter().any(covers))
     }
 
     /// Marks the write as completed for the numbering of later writes.

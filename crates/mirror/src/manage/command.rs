@@ -15,6 +15,7 @@ use crate::manage::roles::{Promotion, RoleError, least_epoch};
 use crate::mirror::{Inner, LegState, Mirror, State};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
+use crate::session::bad_ranges::{BadRange, BadRangeCause};
 use crate::session::connect::{CloseOnDrop, send_ancestors};
 use crate::session::split_brain::common;
 use crate::state::machine::{Order, Refusal};
@@ -81,7 +82,8 @@ impl Mirror {
 
     /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
     /// (see [`Mirror::is_unverified`]) and no source can bring it up to date. Hosts get what the
-    /// device returns, part of which a power failure may take.
+    /// device returns, part of which a power failure may take. Also when a resync to this replica
+    /// has copied everything but [`MirrorStatus::bad_ranges`]: hosts get older data there.
     ///
     /// # Errors
     /// See [`RoleError`].
@@ -384,6 +386,7 @@ impl Mirror {
             role_epoch: superblock.epoch,
             generation: superblock.current,
             inconsistent: superblock.flags.inconsistent,
+            bad_ranges: inner.listed_bad_ranges(&superblock),
             peers,
             in_flight: in_flight as u64,
             waiting_for_range_lock: waiting as u64,
@@ -397,6 +400,18 @@ impl Mirror {
 impl Inner {
     fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
+    }
+
+    /// Bad ranges of resyncs from here and of the resync to this replica.
+    fn listed_bad_ranges(&self, superblock: &Superblock) -> Vec<BadRange> {
+        let lacks = superblock.not_received.iter().map(|range| BadRange {
+            offset: range.start,
+            len: range.end - range.start,
+            cause: BadRangeCause::NotReceived,
+        });
+        let mut list: Vec<BadRange> = lacks.collect();
+        self.legs.iter().for_each(|leg| list.extend_from_slice(leg.bad_ranges().list()));
+        list
     }
 
     pub(crate) fn reconnect_all(&self) {

@@ -87,6 +87,7 @@ impl Replica {
             volume_tag: 0,
             desired_states: [DesiredState::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
+            not_received: Vec::new(),
         };
         Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)
     }

@@ -18,7 +18,7 @@ use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, RETRY_MIN_MS};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
 use crate::mirror::{Inner, Mirror, State};
-use crate::ondisk::superblock::ReplicaRole;
+use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
     self, Action, Actions, Answer, Answers, Disk, Event, Leg, Order, Record, Refusal, Role, next,
@@ -119,6 +119,7 @@ impl Inner {
             ReplicaRole::Deposed => Role::Deposed { by: epoch },
         };
         let disk = match superblock.flags.inconsistent {
+            true if !superblock.not_received.is_empty() => Disk::Incomplete,
             true => Disk::Inconsistent,
             false if superblock.current.is_none() => Disk::Blank,
             false if state.local_device_failed => Disk::Failed,
@@ -223,10 +224,17 @@ impl Inner {
             Action::DeposePeers => (progress.seen, progress.deposed) = self.depose_peers().await,
             Action::EndAttachment => self.end_attachment().await,
             Action::TrustData => {
-                self.local
-                    .update(|superblock| superblock.unverified = false)
-                    .await
-                    .map_err(RoleError::Io)?;
+                let trust = |superblock: &mut Superblock| {
+                    superblock.unverified = false;
+                    let lacks = std::mem::take(&mut superblock.not_received);
+                    superblock.flags.inconsistent &= lacks.is_empty();
+                    lacks
+                };
+                let lacks = self.local.update(trust).await.map_err(RoleError::Io)?;
+                if !lacks.is_empty() {
+                    let replica = self.local.superblock().replica;
+                    tracing::warn!(%replica, "serving older data in the byte ranges {lacks:?}");
+                }
                 self.change(|state| state.unverified = false);
             }
             Action::Serve { forced } => {

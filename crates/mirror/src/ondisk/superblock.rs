@@ -1,8 +1,10 @@
 //! Superblock: the identity of a replica, and its knowledge about its data and its peers.
 
+use std::ops::Range;
+
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
-use crate::limits::{BASES_LEN, HISTORY_LEN, PEERS_MAX};
+use crate::limits::{BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, PEERS_MAX};
 use crate::named;
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::{FormatError, Page, begin, open, put, seal};
@@ -22,6 +24,8 @@ const DEVICE_AT: usize = PEERS_AT + PEER_BYTES * PEERS_MAX;
 /// earlier releases can read them, and write zeroes there.
 const END: usize = DEVICE_AT + 16;
 const LOG_PROGRESS_AT: usize = END;
+const NOT_RECEIVED_COUNT_AT: usize = LOG_PROGRESS_AT + 16;
+const NOT_RECEIVED_AT: usize = 1024;
 
 named! {
     /// Role of a replica.
@@ -150,6 +154,10 @@ pub struct Superblock {
     pub desired_states: [DesiredState; PEERS_MAX],
     /// Peers, in the order in which they were met.
     pub peers: [PeerRecord; PEERS_MAX],
+    /// Byte ranges that the resync to this replica could not copy, ascending and in whole pages; at
+    /// most [`BAD_RANGES_MAX`]. If any, the replica had everything else that the source had at that
+    /// time.
+    pub not_received: Vec<Range<u64>>,
 }
 
 impl Superblock {
@@ -194,6 +202,12 @@ impl Superblock {
         let LogProgress { record_sequence, page_writes } = self.log_progress;
         put(&mut page, LOG_PROGRESS_AT, &record_sequence.to_le_bytes());
         put(&mut page, LOG_PROGRESS_AT + 8, &page_writes.to_le_bytes());
+        debug_assert!(self.not_received.len() <= BAD_RANGES_MAX, "the list fits");
+        put(&mut page, NOT_RECEIVED_COUNT_AT, &(self.not_received.len() as u16).to_le_bytes());
+        for (range, at) in self.not_received.iter().zip((NOT_RECEIVED_AT..).step_by(16)) {
+            put(&mut page, at, &range.start.to_le_bytes());
+            put(&mut page, at + 8, &range.end.to_le_bytes());
+        }
         seal(&mut page);
         page
     }
@@ -252,6 +266,12 @@ impl Superblock {
                 *slot = fields.generation(at + 16 + 8 * index);
             }
         }
+        let not_received = usize::from(fields.u16(NOT_RECEIVED_COUNT_AT));
+        if not_received > BAD_RANGES_MAX {
+            return Err(FormatError::Field("not_received"));
+        }
+        let range_at = |at: usize| fields.u64(at)..fields.u64(at + 8);
+        let not_received = (NOT_RECEIVED_AT..).step_by(16).take(not_received).map(range_at);
         let superblock = Superblock {
             sequence: fields.u64(16),
             volume: fields.uuid(24),
@@ -275,6 +295,7 @@ impl Superblock {
             volume_tag: fields.u64(VOLUME_TAG_AT),
             desired_states,
             peers,
+            not_received: not_received.collect(),
         };
         superblock.check()?;
         Ok(superblock)
@@ -288,6 +309,14 @@ impl Superblock {
         let sound = self.device_bytes.is_multiple_of(page) && self.moved_from.is_multiple_of(page);
         if !sound || self.moved_from >= self.device_bytes {
             return Err(FormatError::Field("device_bytes"));
+        }
+        let mut from = 0;
+        for range in &self.not_received {
+            let whole = range.start.is_multiple_of(page) && range.end.is_multiple_of(page);
+            if !whole || range.start < from || range.start >= range.end {
+                return Err(FormatError::Field("not_received"));
+            }
+            from = range.end;
         }
         for (index, peer) in self.peers.iter().enumerate() {
             let twice = self.peers[..index].iter().any(|other| other.replica == peer.replica);
@@ -351,6 +380,7 @@ pub(crate) mod tests {
             renaming in any::<[bool; 2]>(),
             unverified in any::<bool>(),
             desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
+            not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(MirrorId);
             Superblock {
@@ -376,6 +406,14 @@ pub(crate) mod tests {
                     PeerRecord { replica: first, bases: bases.0, renaming: renaming[0] },
                     PeerRecord { replica: second, bases: bases.1, renaming: renaming[1] },
                 ],
+                not_received: not_received
+                    .into_iter()
+                    .scan(0, |at, (gap, pages)| {
+                        let start = *at + gap * 4096;
+                        *at = start + pages * 4096;
+                        Some(start..*at)
+                    })
+                    .collect(),
             }
         }
     }

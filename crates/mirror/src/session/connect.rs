@@ -21,15 +21,18 @@ use flagstone_runtime::time;
 
 use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
-use crate::agree::versions::NoCommonVersion;
+use crate::agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 use crate::id::{Generation, MirrorId};
-use crate::limits::{RETRY_MAX_MS, RETRY_MIN_MS};
+use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, LegState, State};
 use crate::ondisk::superblock::Superblock;
+use crate::session::bad_ranges::BadRange;
+use crate::session::resync::PassEnd;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
-    AttachRequest, PeerRequest, ReplicaIdentity, RequestError, SharedSession, execute, identify,
+    AttachRequest, BadRangeReport, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
+    execute, identify,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +42,8 @@ pub(crate) enum SessionEnd {
     /// The local leg or log.
     #[error("the local device: {0}")]
     Local(IoError),
+    #[error("a device fails in more than {BAD_RANGES_MAX} ranges")]
+    TooManyBadRanges,
     /// The state changed meanwhile: repeat the handshake.
     #[error("the state changed meanwhile")]
     Changed,
@@ -243,6 +248,7 @@ impl Inner {
             }
             own.session_id += 1;
             (own.handing_over, own.inconsistent) = (false, false);
+            own.reported_bad_ranges.clear();
             (own.session, own.phase) = (Some(session.clone()), phase);
             (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
             Ok(own.session_id)
@@ -376,15 +382,30 @@ async fn resync(
     execute(session, PeerRequest::BeginResync { base }).await?;
     inner.open_for_writes(leg, session_id, |_| true)?;
     inner.change(|state| state.legs[leg].inconsistent = true);
+    let mut retry = None;
     loop {
-        crate::session::resync::copy(inner, leg, session, session_id).await?;
+        let pass = crate::session::resync::copy(inner, leg, session, session_id, retry.take());
+        let pass = pass.await?;
         // A copy includes writes that are still queued behind it. Without them, the target would
         // show some later writes and lack earlier ones.
         if !inner.catch_up(leg, session_id).await {
             return Err(SessionEnd::Lost);
         }
-        if inner.is_copied(leg, session_id)? {
-            return finish_resync(inner, leg, session, session_id).await;
+        match pass {
+            PassEnd::Complete if inner.is_copied(leg, session_id)? => {
+                return finish_resync(inner, leg, session, session_id).await;
+            }
+            PassEnd::Complete => {}
+            PassEnd::OnlyBadRanges => {
+                inner.report_bad_ranges(leg, session).await?;
+                let pause = Duration::from_millis(BAD_RANGE_RETRY_MS);
+                if let Ok(ended) =
+                    time::timeout(pause, monitor(inner, leg, session, session_id)).await
+                {
+                    return ended.map(|never| match never {});
+                }
+                retry = inner.legs[leg].bad_ranges().next_retry(COPY_BYTES);
+            }
         }
     }
 }
@@ -425,6 +446,41 @@ pub(crate) async fn send_ancestors(
 }
 
 impl Inner {
+    /// Tells the target which ranges it lacks, if that changed: it has everything else. In
+    /// asynchronous mode, older queued writes reach it first.
+    async fn report_bad_ranges(
+        &self,
+        leg: usize,
+        session: &SharedSession,
+    ) -> Result<(), SessionEnd> {
+        let list: Vec<BadRange> = self.legs[leg].bad_ranges().list().to_vec();
+        {
+            let mut state = self.lock();
+            let own = &mut state.legs[leg];
+            let speaks =
+                |versions: LinkVersions| versions.highest() >= LinkVersion::REPORTS_BAD_RANGES;
+            if !own.versions.is_some_and(speaks) || own.reported_bad_ranges == list {
+                return Ok(());
+            }
+            // First: a write that fails from now on ends the session unless the list covers it.
+            own.reported_bad_ranges.clone_from(&list);
+        }
+        if self.next_run_outside_bad_ranges(leg, 0, 1).is_some() {
+            // One has failed before.
+            self.lock().legs[leg].reported_bad_ranges.clear();
+            return Ok(());
+        }
+        let replica = self.local.superblock().replica;
+        tracing::warn!(%replica, leg, "the resync cannot copy {} bad ranges", list.len());
+        self.wait_for_queue(leg).await;
+        let count = list.len() as u16;
+        for (index, bad) in (0..count).zip(&list) {
+            let range = BadRangeReport { offset: bad.offset, len: bad.len, index, count };
+            execute(session, PeerRequest::BadRange(range)).await?;
+        }
+        Ok(())
+    }
+
     /// Checks that no difference is left. From then on a failed write ends the session, because the
     /// target is about to count as consistent. False when a write has failed since the last copy.
     fn is_copied(&self, leg: usize, session_id: u64) -> Result<bool, SessionEnd> {
@@ -453,6 +509,7 @@ impl Inner {
         if !reached {
             return Err(SessionEnd::Lost);
         }
+        self.legs[leg].bad_ranges().clear();
         tracing::info!(replica = %self.local.superblock().replica, leg, "the peer is in sync");
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Sessions with a peer: handshake, resync, verify, and the target's side.
 
+pub mod bad_ranges;
 pub(crate) mod connect;
 pub mod pace;
 pub(crate) mod resync;

@@ -6,11 +6,15 @@
 //! - blocks that may not be durable locally, although they can be read, are made durable here as
 //!   well;
 //! - it completes under constant writes: these go to both legs, so no new block falls behind;
-//! - a copy locks its range against writes, so older data never overwrites a newer write;
+//! - a copy locks its range against writes, so older data never overwrites a newer write. A local
+//!   write of an abandoned copy keeps its lock until it has ended;
 //! - copies to an asynchronous target do not wait in its queue, and a queued write that a copy
 //!   includes may still arrive after it. So the resync ends only when all writes that were queued
 //!   at the last copy have completed: from then on, each block of the target shows the last write
 //!   to it that has left the queue;
+//! - a mark is cleared only by a copy that began after it ([`crate::intent_log::out_of_sync`]);
+//! - blocks that a leg cannot read or write stay marked and are listed
+//!   ([`crate::session::bad_ranges`]), and the rest is copied;
 //! - it makes progress, slowly, even when blocked host writes hold all memory;
 //! - bits are cleared only after the peer has flushed the copies, so an interrupted resync resumes
 //!   where it was;
@@ -28,13 +32,21 @@ use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::time::{self, Sleep};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
+use crate::intent_log::out_of_sync::CopyToken;
+use crate::intent_log::recover::is_inconclusive;
 use crate::io::memory::for_copy;
-use crate::limits::{COPIES, COPIES_PER_FLUSH, COPY_BYTES, PEER_FLUSH_MS};
+use crate::io::range_lock::RangeGuard;
+use crate::io::write::RunToCompletion;
+use crate::limits::{
+    BAD_SPLITS_MAX, BIT_MIN_BYTES, COPIES, COPIES_PER_FLUSH, COPY_BYTES, NO_MEMORY_RETRY_MS,
+    PEER_FLUSH_MS,
+};
 use crate::mirror::{Inner, count};
+use crate::session::bad_ranges::{BadRange, BadRangeCause};
 use crate::session::connect::SessionEnd;
 use crate::session::pace::Pace;
 use crate::session::target::checksum;
-use crate::wire::peer::{RequestError, SharedSession, checksums};
+use crate::wire::peer::{PeerRefusal, RequestError, SharedSession, checksums};
 
 /// Interval at which the rate and the hosts' latency are sampled.
 const SAMPLE_NS: u64 = 100_000_000;
@@ -44,25 +56,63 @@ struct ResyncCopier {
     leg: usize,
     session: SharedSession,
     session_id: u64,
-    lanes: [Option<IoFuture<Range<u64>>>; COPIES],
+    lanes: [Option<IoFuture<Result<CopiedRun, CopyFailure>>>; COPIES],
     /// Copied but not flushed by the peer.
-    copied: Vec<Range<u64>>,
-    flush: Option<(IoFuture<()>, Vec<Range<u64>>)>,
+    copied: Vec<CopiedRun>,
+    flush: Option<(IoFuture<()>, Vec<CopiedRun>)>,
     /// Bits below it were visited in this pass.
     cursor: u64,
+    /// Bits of a bad range to retry in this pass.
+    retry: Option<Range<u64>>,
     pace: Pace,
     pause: Option<Sleep>,
     sampled_ns: u64,
     copied_then: u64,
 }
 
-/// Copies all marked blocks, until none is left.
+/// A run that was copied, except for its bad ranges.
+struct CopiedRun {
+    copy: CopyToken,
+    /// In ascending order.
+    bad: Vec<BadRange>,
+}
+
+/// Why a copy failed as a whole.
+enum CopyFailure {
+    /// No memory at present: it is repeated.
+    NoMemory,
+    Local(IoError),
+    Peer(IoError),
+}
+
+impl CopyFailure {
+    fn local(error: IoError) -> CopyFailure {
+        if error == IoError::NoMemory { CopyFailure::NoMemory } else { CopyFailure::Local(error) }
+    }
+
+    fn peer(error: IoError) -> CopyFailure {
+        if error == IoError::NoMemory { CopyFailure::NoMemory } else { CopyFailure::Peer(error) }
+    }
+}
+
+/// How a pass over the marked blocks ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassEnd {
+    /// No block is marked.
+    Complete,
+    /// Only bad ranges are left.
+    OnlyBadRanges,
+}
+
+/// Copies all marked blocks, until none is left or all others are in bad ranges. Of these, only
+/// `retry` is tried again.
 pub(crate) async fn copy(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
     session_id: u64,
-) -> Result<(), SessionEnd> {
+    retry: Option<Range<u64>>,
+) -> Result<PassEnd, SessionEnd> {
     let own = &inner.legs[leg];
     let now = Inner::now_ns();
     let limits = own.options().pace;
@@ -79,6 +129,7 @@ pub(crate) async fn copy(
         copied: Vec::with_capacity(COPIES_PER_FLUSH + COPIES),
         flush: None,
         cursor: 0,
+        retry: retry.map(|bytes| own.out_of_sync.bits_of(bytes.start, bytes.end - bytes.start)),
         pace: Pace::new(limits, now, inner.mean_latency_ns()),
         pause: None,
         sampled_ns: now,
@@ -90,7 +141,7 @@ pub(crate) async fn copy(
 }
 
 impl ResyncCopier {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SessionEnd>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<PassEnd, SessionEnd>> {
         loop {
             self.sample();
             let mut moved = match self.poll_lanes(cx) {
@@ -105,10 +156,13 @@ impl ResyncCopier {
             moved |= self.start_flush();
             if self.is_idle() {
                 if self.inner.legs[self.leg].out_of_sync.count() == 0 {
-                    return Poll::Ready(Ok(()));
+                    return Poll::Ready(Ok(PassEnd::Complete));
                 }
                 // Bits may have been set behind the cursor.
                 self.cursor = 0;
+                if self.next_run().is_none() {
+                    return Poll::Ready(Ok(PassEnd::OnlyBadRanges));
+                }
                 moved |= self.pause.is_none();
             }
             if !moved {
@@ -128,7 +182,14 @@ impl ResyncCopier {
             let Poll::Ready(result) = Pin::new(copy).poll(cx) else { continue };
             *lane = None;
             moved = true;
-            self.copied.push(result.map_err(|error| SessionEnd::Peer(RequestError::Io(error)))?);
+            match result.unwrap_or_else(|error| Err(CopyFailure::peer(error))) {
+                Ok(copied) => self.copied.push(copied),
+                Err(CopyFailure::Local(error)) => return Err(SessionEnd::Local(error)),
+                Err(CopyFailure::Peer(error)) => return Err(SessionEnd::Peer(error.into())),
+                Err(CopyFailure::NoMemory) => {
+                    self.pause = Some(time::sleep(Duration::from_millis(NO_MEMORY_RETRY_MS)));
+                }
+            }
         }
         Ok(moved)
     }
@@ -137,10 +198,16 @@ impl ResyncCopier {
         let Some((flush, _)) = &mut self.flush else { return Ok(false) };
         let Poll::Ready(result) = Pin::new(flush).poll(cx) else { return Ok(false) };
         result.map_err(|error| SessionEnd::Peer(RequestError::Io(error)))?;
-        let (_, runs) = self.flush.take().expect("the flush was polled");
-        for run in runs {
-            self.inner.suspect.clear(run.clone());
-            if !self.inner.copied(self.leg, self.session_id, run) {
+        let (_, copied) = self.flush.take().expect("the flush was polled");
+        let own = &self.inner.legs[self.leg];
+        for CopiedRun { copy, bad } in copied {
+            let (offset, len) = self.inner.bytes_of(&copy.run());
+            let mut kept: Vec<Range<u64>> = Vec::new();
+            kept.extend(bad.iter().map(|bad| own.out_of_sync.bits_of(bad.offset, bad.len)));
+            own.bad_ranges()
+                .replace(offset, len, &bad)
+                .map_err(|_| SessionEnd::TooManyBadRanges)?;
+            if !self.inner.copied(self.leg, self.session_id, copy, &kept) {
                 return Err(SessionEnd::Lost);
             }
         }
@@ -160,10 +227,13 @@ impl ResyncCopier {
                 }
                 self.pause = None;
             }
+            let Some(run) = self.next_run() else { return moved };
             let out_of_sync = &self.inner.legs[self.leg].out_of_sync;
-            let most = COPY_BYTES / u64::from(self.inner.local.superblock().geometry.bit_bytes);
-            let Some(run) = out_of_sync.next_run(self.cursor, most.max(1)) else { return moved };
-            self.cursor = run.end;
+            let Some(copy) = out_of_sync.begin_copy(run.start, run.end - run.start) else {
+                return moved;
+            };
+            let run = copy.run();
+            self.cursor = self.cursor.max(run.end);
             let bytes = self.inner.bytes_of(&run).1;
             let now = Inner::now_ns();
             let begins = self.pace.copy(bytes, now);
@@ -171,27 +241,28 @@ impl ResyncCopier {
                 // The next copy pays for this one.
                 self.pause = Some(time::sleep(Duration::from_nanos(begins - now)));
             }
-            self.lanes[free] = Some(self.copy_run(run));
+            self.lanes[free] = Some(self.copy_run(copy));
             moved = true;
         }
         moved
     }
 
-    fn copy_run(&self, run: Range<u64>) -> IoFuture<Range<u64>> {
+    /// The next run to copy: the bad range to retry, then marked blocks outside of bad ranges.
+    fn next_run(&mut self) -> Option<Range<u64>> {
+        let own = &self.inner.legs[self.leg];
+        let most = COPY_BYTES / u64::from(self.inner.local.superblock().geometry.bit_bytes);
+        if let Some(retry) = self.retry.take()
+            && let Some(run) = own.out_of_sync.next_run(retry.start, most.max(1))
+            && run.start < retry.end
+        {
+            return Some(run.start..run.end.min(retry.end));
+        }
+        self.inner.next_run_outside_bad_ranges(self.leg, self.cursor, most.max(1))
+    }
+
+    fn copy_run(&self, copy: CopyToken) -> IoFuture<Result<CopiedRun, CopyFailure>> {
         let (inner, leg, session) = (self.inner.clone(), self.leg, self.session.clone());
-        IoFuture::later(async move {
-            let (offset, len) = inner.bytes_of(&run);
-            let trusted = !inner.legs[leg].suspect.any(run.clone());
-            let compare = trusted && inner.legs[leg].options().compare;
-            let mut at = offset;
-            // One bit may cover more than one copy.
-            while at < offset + len {
-                let piece = COPY_BYTES.min(offset + len - at);
-                copy_piece(&inner, leg, &session, (at, piece), compare).await?;
-                at += piece;
-            }
-            Ok(run)
-        })
+        IoFuture::later(async move { Ok(copy_run(inner, leg, session, copy).await) })
     }
 
     fn start_flush(&mut self) -> bool {
@@ -200,7 +271,7 @@ impl ResyncCopier {
             return false;
         }
         let copied = std::mem::take(&mut self.copied);
-        let suspect = copied.iter().any(|run| self.inner.suspect.any(run.clone()));
+        let suspect = copied.iter().any(|copied| self.inner.suspect.any(copied.copy.run()));
         let (inner, there) = (self.inner.clone(), self.session.flush());
         let flush = match suspect {
             false => there,
@@ -236,6 +307,27 @@ impl ResyncCopier {
 }
 
 impl Inner {
+    /// The first run of blocks from `from` on that are marked and not in bad ranges.
+    pub(crate) fn next_run_outside_bad_ranges(
+        &self,
+        leg: usize,
+        mut from: u64,
+        most: u64,
+    ) -> Option<Range<u64>> {
+        let own = &self.legs[leg];
+        let bad_ranges = own.bad_ranges();
+        loop {
+            let run = own.out_of_sync.next_run(from, most)?;
+            let (offset, len) = self.bytes_of(&run);
+            let Some(bad) = bad_ranges.overlap(&(offset..offset + len)) else { return Some(run) };
+            let bad = own.out_of_sync.bits_of(bad.start, bad.end - bad.start);
+            if run.start < bad.start {
+                return Some(run.start..bad.start);
+            }
+            from = bad.end;
+        }
+    }
+
     /// Offset and length of a run of bits, in bytes.
     pub(crate) fn bytes_of(&self, run: &Range<u64>) -> (u64, u64) {
         let geometry = self.local.superblock().geometry;
@@ -251,38 +343,110 @@ impl Inner {
     }
 }
 
+async fn copy_run(
+    inner: Arc<Inner>,
+    leg: usize,
+    session: SharedSession,
+    copy: CopyToken,
+) -> Result<CopiedRun, CopyFailure> {
+    let (offset, len) = inner.bytes_of(&copy.run());
+    let trusted = !inner.legs[leg].suspect.any(copy.run());
+    let compare = trusted && inner.legs[leg].options().compare;
+    let (mut at, mut bad) = (offset, Vec::new());
+    // One bit may cover more than one copy.
+    while at < offset + len {
+        let piece = (at, COPY_BYTES.min(offset + len - at));
+        if let Some(cause) = copy_piece(&inner, leg, &session, piece, compare).await? {
+            copy_around_bad(&inner, leg, &session, (piece, cause), compare, &mut bad).await?;
+        }
+        at += piece.1;
+    }
+    Ok(CopiedRun { copy, bad })
+}
+
+/// Copies a piece that failed in halves, in ascending order, until the failing parts are found.
+async fn copy_around_bad(
+    inner: &Arc<Inner>,
+    leg: usize,
+    session: &SharedSession,
+    (piece, cause): ((u64, u64), BadRangeCause),
+    compare: bool,
+    bad: &mut Vec<BadRange>,
+) -> Result<(), CopyFailure> {
+    let unit = u64::from(BIT_MIN_BYTES);
+    let mut splits = 0;
+    // Parts to do, the next one last: those that failed, and those not tried yet.
+    let mut parts = vec![(piece, Some(cause))];
+    while let Some(((at, len), failed)) = parts.pop() {
+        let failed = match failed {
+            None => copy_piece(inner, leg, session, (at, len), compare).await?,
+            failed => failed,
+        };
+        let Some(cause) = failed else { continue };
+        if len <= unit || splits == BAD_SPLITS_MAX {
+            bad.push(BadRange { offset: at, len, cause });
+            continue;
+        }
+        splits += 1;
+        let half = (len / 2).next_multiple_of(unit);
+        parts.push(((at + half, len - half), None));
+        parts.push(((at, half), None));
+    }
+    Ok(())
+}
+
 /// Copies a range under its lock, with memory acquired first: waiting host writes hold memory.
+/// Returns why the range is bad, if it is.
 async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
     session: &SharedSession,
     (offset, len): (u64, u64),
     compare: bool,
-) -> Result<(), IoError> {
+) -> Result<Option<BadRangeCause>, CopyFailure> {
     let memory = for_copy(len as usize).await;
-    let _guard = inner.range_lock.copy(offset, len).acquired().await;
-    let data = inner.local.data().read(offset, memory).await?;
-    let data = inner.rewrite_suspect(offset, data).await;
+    let guard = inner.range_lock.copy(offset, len).acquired().await;
+    let data = match inner.local.data().read(offset, memory).await {
+        Ok(data) => data,
+        Err(error) if is_outage(error) => return Err(CopyFailure::local(error)),
+        Err(_) => return Ok(Some(BadRangeCause::SourceUnreadable)),
+    };
+    let (_guard, data, bad) = inner.rewrite_suspect(guard, offset, data).await?;
     let counters = &inner.legs[leg].counters;
     if compare {
-        let unit = u32::try_from(len).map_err(|_| IoError::OutOfRange)?;
-        let theirs = checksums(session, offset, len, unit).await.map_err(io_error)?;
-        if theirs.first() == Some(&checksum(&data)) {
-            count(&counters.skipped_bytes, len);
-            return Ok(());
+        let unit = u32::try_from(len).map_err(|_| CopyFailure::Local(IoError::OutOfRange))?;
+        match checksums(session, offset, len, unit).await {
+            Ok(theirs) if theirs.first() == Some(&checksum(&data)) => {
+                count(&counters.skipped_bytes, len);
+                return Ok(bad);
+            }
+            // Differs, or cannot be read there: writing it may mend it.
+            Ok(_) | Err(RequestError::Refused(PeerRefusal::Failed)) => {}
+            Err(error) => return Err(CopyFailure::peer(io_error(error))),
         }
     }
     // Suspect until the peer has flushed it.
     let suspect = &inner.legs[leg].suspect;
     suspect.set(suspect.bits_of(offset, len));
-    if is_zero(&data) {
+    let sent = if is_zero(&data) {
         // Holes stay holes, and no data is sent.
-        session.write_zeroes(offset, len, HOLE, None).await?;
+        session.write_zeroes(offset, len, HOLE, None).await
     } else {
-        session.copy(offset, data).await?;
+        session.copy(offset, data).await
+    };
+    match sent {
+        Ok(()) => {
+            count(&counters.copied_bytes, len);
+            Ok(bad)
+        }
+        Err(error) if is_outage(error) => Err(CopyFailure::peer(error)),
+        Err(_) => Ok(Some(BadRangeCause::TargetUnwritable)),
     }
-    count(&counters.copied_bytes, len);
-    Ok(())
+}
+
+/// True of an error of a whole leg, not of a range.
+pub(crate) fn is_outage(error: IoError) -> bool {
+    is_inconclusive(error) || error == IoError::Poisoned
 }
 
 /// Zeroes that may stay unallocated.
@@ -293,22 +457,41 @@ fn is_zero(data: &[u8]) -> bool {
 }
 
 impl Inner {
-    /// Writes back data that was read here if it may not be durable here. The caller holds the lock
-    /// on its range. If the write fails, the data still goes to the peer.
-    async fn rewrite_suspect(&self, offset: u64, data: BufMut) -> Buf {
-        let (data, device) = (data.freeze(), self.local.data());
+    /// Writes back data that was read here if it may not be durable here, under the lock on its
+    /// range. If the write fails, the data still goes to the peer, and the range is bad.
+    async fn rewrite_suspect(
+        self: &Arc<Self>,
+        guard: RangeGuard,
+        offset: u64,
+        data: BufMut,
+    ) -> Result<(RangeGuard, Buf, Option<BadRangeCause>), CopyFailure> {
+        let data = data.freeze();
         let len = data.len() as u64;
-        if self.suspect.any(self.suspect.bits_of(offset, len)) {
-            let written = match is_zero(&data) {
+        if !self.suspect.any(self.suspect.bits_of(offset, len)) {
+            return Ok((guard, data, None));
+        }
+        let (device, rewrite, own) =
+            (self.local.data().clone(), self.begin_rewrite(), data.clone());
+        // The write may land at any time until it ends: newer writes wait, even if this copy is
+        // given up with its session.
+        let rewriting = RunToCompletion::new(async move {
+            let written = match is_zero(&own) {
                 true => device.write_zeroes(offset, len, HOLE).await,
-                false => device.write(offset, data.clone(), false).await,
+                false => device.write(offset, own, false).await,
             };
-            if let Err(error) = written {
+            drop(rewrite);
+            Ok((guard, written))
+        });
+        let (guard, written) = rewriting.await.map_err(CopyFailure::local)?;
+        match written {
+            Ok(()) => Ok((guard, data, None)),
+            Err(error) if is_outage(error) => Err(CopyFailure::local(error)),
+            Err(error) => {
                 let replica = self.local.superblock().replica;
                 tracing::warn!(%replica, offset, len, "could not rewrite suspect data: {error}");
+                Ok((guard, data, Some(BadRangeCause::SourceUnwritable)))
             }
         }
-        data
     }
 }
 

@@ -23,7 +23,9 @@ use crate::agree::versions::LinkVersion;
 use crate::id::{Generation, MirrorId};
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::write::RunToCompletion;
-use crate::limits::{BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
+use crate::limits::{
+    BAD_RANGES_MAX, BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX,
+};
 use crate::manage::roles::Promotion;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
@@ -31,7 +33,7 @@ use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::options::Mode;
 use crate::state::status::LegPhase;
 use crate::wire::peer::{
-    AttachRequest, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+    AttachRequest, BadRangeReport, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
 };
 
 /// One connection of a source, at the target. Its carrier (a controller, or a simulated network)
@@ -59,7 +61,9 @@ impl Drop for TargetSession {
     }
 }
 
-struct SourceCall(Arc<Inner>);
+/// A call that changes the local leg without a host: for the attached source, or a rewrite for a
+/// resync from here. The next source is attached, and the role changes, only when all have ended.
+pub(crate) struct SourceCall(Arc<Inner>);
 
 impl Drop for SourceCall {
     fn drop(&mut self) {
@@ -230,6 +234,7 @@ impl TargetSession {
             }
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
+            PeerRequest::BadRange(report) => inner.bad_range(report).await,
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
             PeerRequest::NewGeneration { generation } => {
                 inner.adopt_generation(generation, false).await
@@ -292,6 +297,12 @@ impl State {
 }
 
 impl Inner {
+    /// Begins a rewrite of the local leg.
+    pub(crate) fn begin_rewrite(self: &Arc<Self>) -> SourceCall {
+        self.lock().source_calls += 1;
+        SourceCall(self.clone())
+    }
+
     fn is_attached(&self, session: u64) -> bool {
         self.lock().attached.is_some_and(|attached| attached.session == session)
     }
@@ -492,12 +503,49 @@ impl Inner {
     async fn begin_resync(&self, base: Generation) -> PeerAnswer {
         let begin = move |superblock: &mut Superblock| {
             superblock.flags.inconsistent = true;
+            superblock.not_received.clear();
             if !base.is_none() {
                 superblock.current = base;
             }
         };
-        self.change(|state| state.counted_in_sync = false);
+        self.change(|state| {
+            state.counted_in_sync = false;
+            state.reported_bad_ranges.clear();
+        });
         self.local.update(begin).await.map_err(|_| PeerRefusal::Failed)?;
+        Ok(PeerReply::Done)
+    }
+
+    /// The source's resync has copied everything but these ranges. Once the list is complete and
+    /// durable, the operator may let this replica serve by force.
+    async fn bad_range(&self, report: BadRangeReport) -> PeerAnswer {
+        let BadRangeReport { offset, len, index, count } = report;
+        let (index, count) = (usize::from(index), usize::from(count));
+        let page = PAGE_BYTES as u64;
+        let whole = len > 0 && offset.is_multiple_of(page) && len.is_multiple_of(page);
+        let end = offset.checked_add(len).ok_or(PeerRefusal::Range)?;
+        let size = self.local.superblock().geometry.usable_bytes;
+        if !whole || end > size || index >= count || count > BAD_RANGES_MAX {
+            return Err(PeerRefusal::Range);
+        }
+        if !self.local.superblock().flags.inconsistent {
+            return Err(PeerRefusal::NotNow);
+        }
+        let list = {
+            let mut state = self.lock();
+            let list = &mut state.reported_bad_ranges;
+            list.truncate(index);
+            if list.len() < index || list.last().is_some_and(|before| before.end > offset) {
+                return Err(PeerRefusal::Range);
+            }
+            list.push(offset..end);
+            list.clone()
+        };
+        if list.len() == count {
+            self.local.data().flush().await.map_err(|_| PeerRefusal::Failed)?;
+            let put = move |superblock: &mut Superblock| superblock.not_received = list;
+            self.local.update(put).await.map_err(|_| PeerRefusal::Failed)?;
+        }
         Ok(PeerReply::Done)
     }
 
@@ -535,6 +583,7 @@ impl Inner {
             }
             superblock.set_generations(0, &generations);
             superblock.flags.inconsistent = false;
+            superblock.not_received.clear();
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
             superblock.unverified &= !resync;
         };
@@ -591,6 +640,7 @@ impl Inner {
         let discard = move |superblock: &mut Superblock| {
             superblock.current = base;
             superblock.flags.inconsistent = !base.is_none();
+            superblock.not_received.clear();
             (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             for peer in &mut superblock.peers {

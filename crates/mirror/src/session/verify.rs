@@ -103,6 +103,8 @@ impl Mirror {
             for (offset, len) in report.differences.iter().chain(&report.beyond) {
                 inner.mark(leg, *offset, *len);
             }
+            // Before the resync: after a power failure here, nothing else names these parts.
+            inner.local.persist_marks().await.map_err(VerifyError::Local)?;
             // The next handshake finds equal generations and marked blocks, which it copies.
             inner.reconnect(leg, session_id);
         }

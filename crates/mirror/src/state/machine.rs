@@ -70,6 +70,9 @@ pub enum Disk {
     Blank,
     /// A resync to it has not completed.
     Inconsistent,
+    /// A resync to it has copied all but the ranges that a device could not read or write, which
+    /// are listed.
+    Incomplete,
     /// A flush failed earlier, and no resync has completed since.
     Unverified,
     /// The device has failed. A peer serves the volume, or nobody does.
@@ -127,7 +130,7 @@ pub enum Order {
     },
     /// Serve, whatever the peers say. A peer that answers is deposed first.
     ForceFailover {
-        /// Also serve data that a flush failure made unverified.
+        /// Also serve data that a flush failure made unverified, or that is older in listed ranges.
         unverified: bool,
     },
     /// Hand the role to this peer.
@@ -226,7 +229,7 @@ pub enum Action {
         /// The peers were not asked, or the order overrides them.
         forced: bool,
     },
-    /// Durable: the data counts as verified.
+    /// Durable: the data counts as verified, and older data in listed ranges as accepted.
     TrustData,
     /// Transfer the role to this peer.
     HandOver(usize),
@@ -453,10 +456,10 @@ fn ordered(state: &State, order: Order) -> Transition {
 fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
     match state.disk {
         Disk::Consistent => Ok(()),
-        Disk::Unverified if unverified => Ok(()),
+        Disk::Unverified | Disk::Incomplete if unverified => Ok(()),
         Disk::Unverified => Err(Refusal::Unverified),
         Disk::Blank => Err(Refusal::Blank),
-        Disk::Inconsistent => Err(Refusal::Inconsistent),
+        Disk::Inconsistent | Disk::Incomplete => Err(Refusal::Inconsistent),
         Disk::Failed => Err(Refusal::Failed),
     }
 }
@@ -499,7 +502,7 @@ fn force_failover(state: &State, unverified: bool) -> Transition {
     let (depose, end, serve) =
         (Action::DeposePeers, Action::EndAttachment, Action::Serve { forced: true });
     let (after, actions) = match state.disk {
-        Disk::Unverified => {
+        Disk::Unverified | Disk::Incomplete => {
             state.to(Role::Serving { epoch }, &[depose, end, Action::TrustData, serve])
         }
         _ => state.to(Role::Serving { epoch }, &[depose, end, serve]),
@@ -524,7 +527,9 @@ fn take_over(state: &State, leg: usize) -> Transition {
     let from = state.leg(leg)?;
     match state.role {
         Role::Serving { .. } => Ok(unchanged(state)),
-        _ if state.disk == Disk::Inconsistent => Err(Refusal::Inconsistent),
+        _ if matches!(state.disk, Disk::Inconsistent | Disk::Incomplete) => {
+            Err(Refusal::Inconsistent)
+        }
         _ if from.phase == LegPhase::Handshake(HandshakeOutcome::SplitBrain) => {
             Err(Refusal::SplitBrain)
         }

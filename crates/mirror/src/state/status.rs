@@ -5,6 +5,7 @@ use crate::agree::versions::LinkVersions;
 use crate::id::{Generation, MirrorId};
 use crate::named;
 use crate::ondisk::superblock::ReplicaRole;
+use crate::session::bad_ranges::BadRange;
 use crate::wire::peer::LinkStatus;
 
 named! {
@@ -185,6 +186,9 @@ pub struct MirrorStatus {
     pub generation: Generation,
     /// A resync to this replica has not completed.
     pub inconsistent: bool,
+    /// Ranges that a resync could not copy to a peer or, on a target, that its source could not
+    /// copy to it. Everything else was copied.
+    pub bad_ranges: Vec<BadRange>,
     /// Peers, in configuration order.
     pub peers: Vec<MirrorPeerStatus>,
     /// Host writes in flight and reads that wait for one; and, of these, the calls that wait for an

@@ -152,6 +152,9 @@ pub enum PeerRequest {
         /// to it, so an interrupted resync can be resumed.
         base: Generation,
     },
+    /// The resync has copied everything except for these ranges. Requires
+    /// [`LinkVersion::REPORTS_BAD_RANGES`].
+    BadRange(BadRangeReport),
     /// The resync has completed: flush, durably adopt this generation, then clear the log.
     EndResync {
         /// The source's current generation.
@@ -231,6 +234,21 @@ pub struct AttachRequest {
     pub usable_bytes: u64,
     /// Version used in this session: the highest in common. Else [`PeerRefusal::Version`].
     pub version: LinkVersion,
+}
+
+/// One of the ranges in [`PeerRequest::BadRange`]. The list is sent in order; when the last range
+/// has arrived, the target flushes, stores the list durably and answers. An earlier list is
+/// replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadRangeReport {
+    /// Offset, in bytes: a multiple of 4,096.
+    pub offset: u64,
+    /// Length, in bytes: not 0, a multiple of 4,096.
+    pub len: u64,
+    /// Position in the list, from 0.
+    pub index: u16,
+    /// Length of the list: at most [`BAD_RANGES_MAX`](crate::limits::BAD_RANGES_MAX).
+    pub count: u16,
 }
 
 /// Replies to requests.

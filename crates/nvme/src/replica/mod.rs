@@ -81,6 +81,7 @@ opcodes! {
         DISCARD = 0xd4, "Replica Discard";
         ZERO_NEW_SPACE = 0xd8, "Replica Zero New Space";
         DEPOSE = 0xdc, "Replica Depose";
+        BAD_RANGE = 0xe0, "Replica Bad Range";
     }
 
     /// I/O opcodes of vendor specific commands.

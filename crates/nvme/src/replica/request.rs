@@ -173,6 +173,17 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
+    /// Reports one range that a resync could not copy.
+    BadRange {
+        /// Start, in bytes: a multiple of 4,096.
+        offset: u64,
+        /// Length, in bytes: not 0, a multiple of 4,096.
+        len: u64,
+        /// Position in the list of such ranges, from 0; less than `count`.
+        index: u16,
+        /// Length of the list.
+        count: u16,
+    },
     /// Requests that the replica run degraded, without the sender's device.
     RunDegraded {
         /// UUID of the lost replica.
@@ -208,6 +219,7 @@ impl Request {
             Request::Promote { .. } => admin::PROMOTE,
             Request::HandOver => admin::HAND_OVER,
             Request::ZeroNewSpace { .. } => admin::ZERO_NEW_SPACE,
+            Request::BadRange { .. } => admin::BAD_RANGE,
             Request::RunDegraded { .. } => admin::RUN_DEGRADED,
             Request::Depose { .. } => admin::DEPOSE,
             Request::Discard { .. } => admin::DISCARD,
@@ -266,6 +278,12 @@ impl Request {
                 set(0, &(state as u32).to_le_bytes());
                 set(8, &generation.to_le_bytes());
             }
+            Request::BadRange { offset, len, index, count } => {
+                set(0, &offset.to_le_bytes());
+                set(8, &len.to_le_bytes());
+                set(16, &index.to_le_bytes());
+                set(18, &count.to_le_bytes());
+            }
             Request::Attach(_) | Request::Ancestors(_) | Request::HandOver => {}
             Request::RunDegraded { lost: uuid, generation: number }
             | Request::Depose { volume: uuid, epoch: number } => {
@@ -308,6 +326,7 @@ impl Request {
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
+            admin::BAD_RANGE => (fields.bad_range()?, 20),
             admin::RUN_DEGRADED => {
                 let (lost, generation) = (fields.bytes(0), fields.u64(16));
                 if lost == [0; 16] || generation == 0 {
@@ -372,6 +391,19 @@ impl Fields<'_> {
         if whole { Ok(Request::ZeroNewSpace { usable_bytes }) } else { Err(INVALID) }
     }
 
+    fn bad_range(&self) -> Result<Request, Status> {
+        let (offset, len, position) = (self.u64(0), self.u64(8), self.u32(16));
+        let (index, count) = (position as u16, (position >> 16) as u16);
+        let whole = offset.is_multiple_of(SIZE_UNIT_BYTES) && len.is_multiple_of(SIZE_UNIT_BYTES);
+        if !whole || len == 0 || index >= count {
+            return Err(INVALID);
+        }
+        if offset.checked_add(len).is_none() {
+            return Err(Status::LBA_OUT_OF_RANGE.dnr());
+        }
+        Ok(Request::BadRange { offset, len, index, count })
+    }
+
     fn set_state(&self) -> Result<Request, Status> {
         let state = State::of(self.u32(0)).ok_or(INVALID)?;
         let generation = self.u64(8);
@@ -413,6 +445,14 @@ mod tests {
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
             Just(Request::HandOver),
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
+            (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
+                |(offset, len, one, other)| Request::BadRange {
+                    offset: offset * 4096,
+                    len: len * 4096,
+                    index: one.min(other).min(u16::MAX - 1),
+                    count: one.max(other).max(one.min(other).saturating_add(1)),
+                }
+            ),
             (uuid(), 1u64..)
                 .prop_map(|(lost, generation)| Request::RunDegraded { lost, generation }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
@@ -443,6 +483,10 @@ mod tests {
         assert_eq!((later.version(), later.bytes()), (0x103, &expected[..]));
         let clear = Request::ZeroNewSpace { usable_bytes: (1 << 33) + 4096 }.command(1, 1);
         assert_eq!((clear.opcode, clear.cdw10.get(), clear.cdw11.get()), (0xd8, 4096, 2));
+        let bad = Request::BadRange { offset: 1 << 33, len: 8192, index: 2, count: 5 };
+        let bad = bad.command(1, 1);
+        assert_eq!((bad.opcode, bad.cdw11.get(), bad.cdw12.get()), (0xe0, 2, 8192));
+        assert_eq!(bad.cdw14.get(), 0x0005_0002);
         let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
         let command = check.command(1, 1);
         assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
@@ -460,6 +504,9 @@ mod tests {
             Request::SetState { state: State::EndResync, generation: 0 },
             Request::ZeroNewSpace { usable_bytes: 0 },
             Request::ZeroNewSpace { usable_bytes: (1 << 33) + 512 },
+            Request::BadRange { offset: 0, len: 0, index: 0, count: 1 },
+            Request::BadRange { offset: 512, len: 4096, index: 0, count: 1 },
+            Request::BadRange { offset: 0, len: 4096, index: 1, count: 1 },
             Request::RunDegraded { lost: [0; 16], generation: 1 },
             Request::RunDegraded { lost: [1; 16], generation: 0 },
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),

@@ -279,6 +279,11 @@ impl World {
         self.with_disk(node, path, |disk| disk.config.read_latency = latency);
     }
 
+    /// Sets the latency of later writes of a disk.
+    pub fn set_write_latency(&self, node: NodeId, path: impl AsRef<Path>, latency: SimLatency) {
+        self.with_disk(node, path, |disk| disk.config.write_latency = latency);
+    }
+
     /// Stalls a disk: no operation on it completes for this long.
     pub fn stall(&self, node: NodeId, path: impl AsRef<Path>, span: Duration) {
         let until = self.now().as_nanos().saturating_add(nanos(span));

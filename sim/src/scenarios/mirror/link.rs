@@ -288,9 +288,13 @@ impl SimSession {
 impl PeerSession for SimSession {
     fn ask(&self, request: PeerRequest) -> IoFuture<PeerAnswer> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
-        let clears =
-            matches!(request, PeerRequest::ZeroNewSpace { .. } | PeerRequest::Depose { .. });
-        let known = !clears || wire.versions.highest() >= LinkVersion::ZEROES_NEW_SPACE;
+        let needs = match request {
+            PeerRequest::ZeroNewSpace { .. } => LinkVersion::ZEROES_NEW_SPACE,
+            PeerRequest::Depose { .. } => LinkVersion::DEPOSES,
+            PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
+            _ => LinkVersion(0),
+        };
+        let known = wire.versions.highest() >= needs;
         assert!(known, "a node of {} received a request that it does not know", wire.versions);
         let (hub, to) = (wire.hub.clone(), wire.to);
         let fate = hub.fate_of(&request);

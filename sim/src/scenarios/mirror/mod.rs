@@ -19,6 +19,8 @@ mod growth;
 mod history;
 mod link;
 #[cfg(test)]
+mod marks;
+#[cfg(test)]
 mod others;
 #[cfg_attr(not(test), expect(dead_code, reason = "most of it scripts tests"))]
 mod pair;

@@ -205,6 +205,7 @@ fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
     cluster.hub().heal();
     cluster.hub().set_slow(Duration::from_micros(300));
+    compare_before_reopening(cluster);
     for index in 0..2 {
         switch_away_from_failed_disk(cluster, index);
         cluster.repair(index);
@@ -231,6 +232,40 @@ fn settle(cluster: &Cluster) {
         assert!(sim.now() < deadline, "the mirror does not get in sync\n{}", cluster.describe());
     }
     cluster.reconcile();
+}
+
+/// Copies everything while the source's disk fails writes, and compares the legs as soon as the
+/// mirror reports that they are in sync, before any process ends: a restart could find a lost mark
+/// again.
+fn compare_before_reopening(cluster: &Cluster) {
+    if !cluster.kind.faults {
+        return;
+    }
+    (0..2).for_each(|index| cluster.repair(index));
+    let source = (0..2).find(|index| cluster.state(*index).is_some());
+    if let Some(source) = source {
+        command(cluster, source, async |mirror| {
+            let _ = mirror.resync_all(0);
+        });
+    }
+    // Several flushes of the target pass while host writes to the source fail.
+    cluster.hub().set_slow(Duration::from_millis(3));
+    let deadline = cluster.sim.now() + Duration::from_secs(10);
+    while cluster.sim.now() < deadline {
+        cluster.sim.run_for(Duration::from_millis(2));
+        cluster.watch();
+        for index in 0..2 {
+            match cluster.state(index) {
+                Some(MirrorState::Resynchronizing) => cluster.damage(index, false),
+                _ => cluster.repair(index),
+            }
+        }
+        if cluster.legs_compared() {
+            break;
+        }
+    }
+    (0..2).for_each(|index| cluster.repair(index));
+    cluster.hub().set_slow(Duration::from_micros(300));
 }
 
 /// The operator may make a source with a failed disk transfer its role, as its status recommends.

@@ -205,6 +205,37 @@ impl Cluster {
         self.sim.peek(self.nodes[index], DATA, 0, usable as usize)
     }
 
+    /// Compares both legs directly if the mirror says that they are in sync, except where host
+    /// calls are in flight. Returns false when they cannot be compared now.
+    ///
+    /// # Panics
+    /// When the legs differ.
+    pub(super) fn legs_compared(&self) -> bool {
+        let Some(source) = (0..2).find(|index| {
+            let attached = self.mirror(1 - index).is_some_and(|mirror| mirror.has_source());
+            attached && self.state(*index) == Some(MirrorState::Mirroring)
+        }) else {
+            return false;
+        };
+        let mirror = self.mirror(source).expect("it serves");
+        let failed = mirror.has_failed();
+        let status = self.sim.block_on(async move { mirror.status() });
+        if failed || status.peers[0].lag_writes > 0 {
+            return false;
+        }
+        let model = self.world.lines.borrow()[source].model.clone();
+        let legs = [0, 1].map(|index| self.data(index));
+        let mut bytes = legs[0].iter().zip(&legs[1]).enumerate();
+        let differs = bytes.find(|(at, (a, b))| a != b && !model.is_busy_at(*at));
+        let differs = differs.map(|(at, _)| at);
+        assert!(
+            legs[0].len() == legs[1].len() && differs.is_none(),
+            "in sync, but the legs differ at byte {differs:?}\n{}",
+            self.describe()
+        );
+        true
+    }
+
     pub(super) fn describe(&self) -> String {
         let mut text = String::new();
         for index in 0..2 {

@@ -1,0 +1,249 @@
+//! Marks of blocks that differ, when copies of a resync and local disks fail: a mark is cleared
+//! only by a copy that began after it, an abandoned operation keeps its range lock, and blocks that
+//! cannot be copied stay marked while the mirror goes on.
+//!
+//! Leaves out the wire format of the link ([`super::link`]) and host protocols.
+
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_mirror::session::bad_ranges::BadRangeCause;
+use flagstone_mirror::state::status::MirrorState;
+use flagstone_mirror::wire::peer::PeerRequest;
+use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
+use flagstone_runtime::time;
+
+use super::link::Fate;
+use super::pair::{BLOCK, DATA, Pair, fill};
+
+fn block(number: u64) -> Range<u64> {
+    number * BLOCK..(number + 1) * BLOCK
+}
+
+fn set(pair: &Pair, index: usize, faults: DiskFaults) {
+    pair.sim.set_faults(pair.nodes[index], DATA, faults);
+}
+
+fn leg_byte(pair: &Pair, index: usize, number: u64) -> u8 {
+    pair.leg(index)[(number * BLOCK) as usize]
+}
+
+/// Between the copy of a block and the flush that clears its mark, a host's write to the block
+/// reaches the peer and fails here. The mark was set already, and has to survive the flush.
+#[test]
+fn failed_write_during_resync_keeps_its_mark() {
+    let mut failed = 0;
+    for step in 0..60 {
+        let pair = Pair::new(step, |_| {});
+        pair.cut();
+        for number in [9, 20, 21] {
+            pair.write(0, number, 1).expect("the peer is lost");
+        }
+        pair.hub().set_slow(Duration::from_millis(2));
+        pair.hub().heal();
+        pair.until(0, MirrorState::Resynchronizing);
+        pair.sim.run_for(Duration::from_micros(200 * step));
+        set(&pair, 0, DiskFaults::default().unwritable_at(block(9)));
+        let written = pair.write(0, 9, 2);
+        failed += u32::from(written.is_err());
+        set(&pair, 0, DiskFaults::default());
+        if pair.mirror(0).has_failed() {
+            // The peer was in sync in time to serve alone.
+            continue;
+        }
+        pair.until(0, MirrorState::Mirroring);
+        let legs = [0, 1].map(|index| leg_byte(&pair, index, 9));
+        assert_eq!(legs[0], legs[1], "in sync with different data after {step} steps");
+    }
+    assert!(failed > 20, "only {failed} writes failed during the resync");
+}
+
+/// The source writes blocks without its peer and crashes: they are suspect after its restart.
+fn crash_degraded(pair: &Pair, faults: DiskFaults) {
+    pair.cut();
+    for number in (8..48).filter(|number| number % 8 < 4) {
+        pair.write(0, number, 1).expect("the peer is lost");
+    }
+    pair.end(0, false);
+    set(pair, 0, faults);
+    pair.restart(0);
+}
+
+/// A source that crashed rewrites its suspect blocks while it copies them. The disk holds one such
+/// rewrite for two seconds, and the session is lost meanwhile. A newer write to the block has to
+/// wait for the rewrite, or the rewrite would take the block back.
+#[test]
+fn abandoned_rewrite_keeps_its_range_lock() {
+    let mut held = 0;
+    for step in 0..50 {
+        let pair = Pair::new(step, |_| {});
+        crash_degraded(&pair, DiskFaults::default());
+        // Activates the region of block 9, so that later writes need no log record.
+        pair.write(0, 8, 2).expect("it serves");
+        pair.hub().set_slow(Duration::from_millis(4));
+        pair.hub().heal();
+        // The copies begin after the target has begun its part.
+        while !pair.superblock(1).flags.inconsistent {
+            pair.sim.run_for(Duration::from_micros(20));
+        }
+        pair.sim.run_for(Duration::from_millis(2));
+        let slow = SimLatency::between_us(2_000_000, 2_000_000);
+        pair.sim.run_for(Duration::from_micros(60 * step));
+        pair.sim.set_write_latency(pair.nodes[0], DATA, slow);
+        pair.sim.run_for(Duration::from_micros(50));
+        pair.sim.set_write_latency(pair.nodes[0], DATA, DiskConfig::ssd().write_latency);
+        // A new session for each attempt: the one with the rewrite in flight ends.
+        let cut_at = pair.sim.now();
+        pair.cut();
+        let mirror = pair.mirror(0);
+        let writing = pair.sim.spawn_on(pair.nodes[0], async move {
+            time::sleep(Duration::from_millis(400)).await;
+            let written = fill(&mirror, 9, 3).await;
+            (written, time::now())
+        });
+        let (written, at) = pair.sim.block_on(writing).expect("the task is not aborted");
+        written.expect("the peer is lost");
+        held += u32::from(at.as_nanos() > cut_at.as_nanos() + 1_500_000_000);
+        pair.sim.run_for(Duration::from_secs(3));
+        assert_eq!(leg_byte(&pair, 0, 9), 3, "an old write has landed, step {step}");
+        pair.hub().heal();
+        pair.becomes_in_sync(0);
+        assert_eq!(pair.read(0, 9), 3, "step {step}");
+    }
+    assert!(held > 0, "no rewrite was in flight when the session was lost");
+}
+
+/// A suspect block that cannot be rewritten is not durable here, whatever the peer has: it stays
+/// marked until a rewrite succeeds.
+#[test]
+fn failed_rewrite_keeps_the_block_suspect() {
+    let pair = Pair::new(3, |peer| peer.compare = true);
+    crash_degraded(&pair, DiskFaults::default().unwritable_at(block(9)));
+    pair.hub().heal();
+    pair.sim.run_for(Duration::from_secs(20));
+    assert_ne!(pair.state(0), MirrorState::Mirroring, "a block is not durable here");
+    assert_eq!(pair.peer_status(0).out_of_sync_bytes, BLOCK, "the other blocks are done");
+    set(&pair, 0, DiskFaults::default());
+    pair.becomes_in_sync(0);
+    pair.end(0, true);
+    assert_eq!(leg_byte(&pair, 0, 9), 1, "it is durable");
+}
+
+/// The operator's list of blocks that cannot be copied: the rest is copied, and writes go to both.
+fn stuck_resync(unreadable: usize) -> Pair {
+    let pair = Pair::new(5, |_| {});
+    pair.cut();
+    for number in 4..30 {
+        pair.write(0, number, 1).expect("the peer is lost");
+    }
+    let bad = 9 * BLOCK + 8192..9 * BLOCK + 12288;
+    let faults = match unreadable {
+        0 => DiskFaults::default().unreadable_at(bad),
+        _ => DiskFaults::default().unwritable_at(bad),
+    };
+    set(&pair, unreadable, faults);
+    pair.hub().heal();
+    pair.sim.run_for(Duration::from_secs(20));
+    pair
+}
+
+#[test]
+fn resync_goes_on_past_an_unreadable_sector() {
+    for failing in 0..2 {
+        let pair = stuck_resync(failing);
+        assert_eq!(pair.state(0), MirrorState::Resynchronizing);
+        assert_eq!(pair.peer_status(0).out_of_sync_bytes, BLOCK, "the other blocks are copied");
+        let disconnects = pair.peer_status(0).disconnects;
+        let listed = pair.on(0, |mirror| async move { mirror.status().bad_ranges });
+        let ranges: Vec<_> = listed.iter().map(|bad| (bad.offset, bad.len)).collect();
+        assert_eq!(ranges, [(9 * BLOCK + 8192, 4096)], "node {failing} fails");
+        let cause = [BadRangeCause::SourceUnreadable, BadRangeCause::TargetUnwritable][failing];
+        assert_eq!(listed[0].cause, cause);
+        // Writes elsewhere reach both legs, and the session stays.
+        pair.write(0, 20, 7).expect("both are there");
+        assert_eq!((leg_byte(&pair, 0, 20), leg_byte(&pair, 1, 20)), (7, 7));
+        pair.sim.run_for(Duration::from_secs(60));
+        assert_eq!(pair.peer_status(0).disconnects, disconnects, "one session");
+        // Once the sector is sound again, the mirror becomes in sync by itself.
+        set(&pair, failing, DiskFaults::default());
+        pair.becomes_in_sync(0);
+        let listed = pair.on(0, |mirror| async move { mirror.status().bad_ranges });
+        assert_eq!(listed, []);
+    }
+}
+
+/// The source is gone for good, and the target lacks one sector. By force it serves the rest.
+#[test]
+fn target_with_listed_bad_ranges_serves_by_force() {
+    for restarts in [false, true] {
+        let pair = stuck_resync(0);
+        pair.write(0, 20, 7).expect("both are there");
+        pair.end(0, true);
+        if restarts {
+            pair.end(1, true);
+            pair.restart(1);
+        }
+        pair.sim.run_for(Duration::from_secs(2));
+        let status = pair.on(1, |mirror| async move { mirror.status() });
+        assert!(status.inconsistent);
+        let ranges: Vec<_> = status.bad_ranges.iter().map(|bad| (bad.offset, bad.len)).collect();
+        assert_eq!(ranges, [(9 * BLOCK + 8192, 4096)]);
+        let refused = pair.on(1, |mirror| async move { mirror.failover().await });
+        assert!(refused.is_err(), "only by force");
+        pair.on(1, |mirror| async move { mirror.failover_unverified().await }).expect("forced");
+        assert_eq!(pair.active(), [1]);
+        assert_eq!((pair.read(1, 20), pair.read(1, 8)), (7, 1));
+        // The former source is not overwritten silently.
+        set(&pair, 0, DiskFaults::default());
+        pair.write(1, 30, 8).expect("it serves");
+        pair.restart(0);
+        pair.until(0, MirrorState::SplitBrain);
+    }
+}
+
+/// Inconsistent data of which no list exists is not served, even by force.
+#[test]
+fn target_within_a_resync_does_not_serve_by_force() {
+    let pair = Pair::new(6, |_| {});
+    pair.cut();
+    for number in 0..40 {
+        pair.write(0, number, 1).expect("the peer is lost");
+    }
+    pair.hub().set_slow(Duration::from_millis(5));
+    pair.hub().heal();
+    let began = Rc::new(Cell::new(false));
+    let seen = began.clone();
+    pair.hub().set_fate(move |request| {
+        seen.set(seen.get() || matches!(request, PeerRequest::BeginResync { .. }));
+        Fate::Arrives
+    });
+    while !began.get() || !pair.superblock(1).flags.inconsistent {
+        pair.sim.run_for(Duration::from_micros(100));
+    }
+    pair.end(0, true);
+    pair.sim.run_for(Duration::from_secs(1));
+    let forced = pair.on(1, |mirror| async move { mirror.failover_unverified().await });
+    assert!(forced.is_err() && pair.active().is_empty());
+}
+
+/// The differences found by a verify with repair are marked durably: the source may lose power
+/// before it has copied them.
+#[test]
+fn marks_of_verify_survive_power_loss() {
+    for seed in 0..6 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, 9, 5).expect("both are there");
+        pair.sim.run_for(Duration::from_secs(10));
+        pair.sim.poke(pair.nodes[1], DATA, 9 * BLOCK, &[!5]);
+        pair.sim.poke(pair.nodes[1], DATA, 40 * BLOCK, &[1]);
+        let report = pair.on(0, |mirror| async move { mirror.verify(0, None, true, |_| {}).await });
+        assert_eq!(report.expect("both are there").differing_bytes, 2 * BLOCK);
+        pair.end(0, true);
+        pair.restart(0);
+        pair.sim.run_for(Duration::from_secs(10));
+        let source = pair.active()[0];
+        pair.becomes_in_sync(source);
+    }
+}
