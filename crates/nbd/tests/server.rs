@@ -215,6 +215,30 @@ fn device_calls_finish_after_client_leaves() {
     });
 }
 
+/// A new connection waits for the calls of ended ones. A call that is blocked for as long as a peer
+/// is away must not keep it waiting.
+#[test]
+fn blocked_calls_of_gone_client_give_up() {
+    on_each_driver(async || {
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let peer = Peer::begun(&server.address, SIMPLE).await;
+        calls.hold_for_client();
+        for cookie in 0..10 {
+            peer.send(&request(command::WRITE, 0, cookie, 0, 512)).await;
+            peer.send(&[9; 512]).await;
+        }
+        until(|| calls.begun() == 10).await;
+        peer.stream.shutdown();
+        drop(peer);
+        server.quiet().await;
+        assert_eq!(calls.ended(), 0, "no call reached the device");
+        calls.let_go();
+        let peer = Peer::begun(&server.address, SIMPLE).await;
+        assert_eq!(read(&peer, 0, 512).await, [0; 512]);
+    });
+}
+
 #[test]
 fn drain_finishes_in_flight_and_refuses_new() {
     on_each_driver(async || {

@@ -12,11 +12,11 @@ use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::{LinkStatus, PeerConnector, PeerRequest, SharedSession};
-use flagstone_mirror::{LinkVersions, Mirror, Mode, PeerOptions};
+use flagstone_mirror::{LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions};
 use flagstone_nvme::replica as wire;
 use flagstone_nvme::{Nqn, Wire};
-use flagstone_nvmf_host::{CommandData, Compressed, HostOptions, RemoteSession};
-use flagstone_nvmf_target::{SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{CommandData, Compressed, HostOptions, RemoteDevice, RemoteSession};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_replication::{
     Bandwidth, Codec, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
 };
@@ -717,6 +717,71 @@ fn peer_without_common_version_is_mismatch() {
 
 fn has_no_handshake(world: &World, index: usize) -> bool {
     world.mirror(index).last_handshake(0).is_none() && !world.mirror(index).has_source()
+}
+
+/// With `on_peer_loss = "block"`, a blocked write kept the host's queue in its old controller. The
+/// new controller never became ready, and the host could not read either.
+#[test]
+fn host_of_blocked_volume_reconnects_and_reads() {
+    let world = World::new(3, Mode::Sync);
+    world.until_mirroring(0);
+    let mirror = world.mirror(0);
+    let options = mirror.options(0).expect("there is a peer");
+    let block = PeerOptions { on_peer_loss: OnPeerLoss::Block, ..options };
+    mirror.set_options(0, block).expect("the same mode");
+    world.write(0, 4096, 7);
+    world.stop(1);
+    let volume = Nqn::new("nqn.2026-01.io.flagstone:db").unwrap();
+    let address = Address::Tcp((world.sim.ip(world.nodes[0]), PORT + 1).into());
+    let (listens, device) = (address.clone(), mirror.clone());
+    world.sim.spawn_on(world.nodes[0], async move {
+        let target = Target::new(TargetConfig::default()).unwrap();
+        let serial = "2".to_owned();
+        let config = SubsystemConfig { nqn: volume, serial, allow_hosts: vec![] };
+        target.add_subsystem(config).unwrap();
+        let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
+        target.add_namespace(&volume, namespace).unwrap();
+        let listener = Listener::bind(&listens).expect("the port is free");
+        while let Ok(stream) = listener.accept().await {
+            spawn_detached(serve(target.clone(), stream));
+        }
+    });
+    let machine = world.sim.add_node("host");
+    let written = Rc::new(Cell::new(false));
+    let done = written.clone();
+    let reads = world.sim.spawn_on(machine, async move {
+        let options = HostOptions { loss_timeout: 60 * TIMEOUT, ..host_options(2) };
+        let device = RemoteDevice::connect(address, &volume, options).await.expect("it serves");
+        let device = Rc::new(device);
+        for block in 0..40 {
+            let (device, done) = (device.clone(), done.clone());
+            spawn_detached(async move {
+                let mut data = buf::alloc(4096).await;
+                data.fill(9);
+                device.write((10 + block) * 4096, data.freeze(), false).await.expect("it waits");
+                done.set(true);
+            });
+        }
+        // The writes exceed the command timeout several times, and the host reconnects.
+        for _ in 0..20 {
+            time::sleep(TIMEOUT).await;
+            let place = buf::alloc(4096).await;
+            let read = time::timeout(8 * TIMEOUT, device.read(4096, place)).await;
+            let data = read.expect("the host reconnects").expect("the volume is served");
+            assert_eq!(data[0], 7);
+        }
+    });
+    world.sim.block_on(reads).expect("the task completes");
+    assert!(!written.get(), "the peer is away");
+    let status = world.sim.spawn_on(world.nodes[0], async move { mirror.status() });
+    let blocked = world.sim.block_on(status).expect("the task completes").blocked;
+    assert!(blocked <= 40, "writes of ended connections are still blocked: {blocked}");
+    world.sim.restart(world.nodes[1]);
+    world.start(1);
+    world.until_mirroring(0);
+    world.sim.run_for(30 * TIMEOUT);
+    assert!(written.get());
+    assert_eq!(world.read(0, 10 * 4096), 9);
 }
 
 /// The previous release, byte for byte: a source that announces no versions can attach, and use the

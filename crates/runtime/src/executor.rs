@@ -16,6 +16,7 @@ use std::task::{Context, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::driver::{Driver, Wait};
+use crate::flow::FlowEnds;
 use crate::limits::{SHUT_DOWN_NS, SHUT_DOWN_TURN_NS, TASKS_PER_TURN};
 use crate::local_box::LocalBox;
 use crate::op::{Op, OpId, Ops};
@@ -196,6 +197,7 @@ pub(crate) struct Executor {
     garbage: RefCell<Vec<Op>>,
     node: Cell<u32>,
     flow: Cell<u64>,
+    pub(crate) flow_ends: FlowEnds,
     shuffles: bool,
 }
 
@@ -213,6 +215,7 @@ impl Executor {
             garbage: RefCell::default(),
             node: Cell::new(0),
             flow: Cell::new(0),
+            flow_ends: FlowEnds::default(),
             shuffles,
         })
     }

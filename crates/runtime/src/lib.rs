@@ -32,6 +32,7 @@ pub mod buf;
 mod core_local;
 mod driver;
 mod executor;
+mod flow;
 pub mod fs;
 mod handle;
 pub mod limits;

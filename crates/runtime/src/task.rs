@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::executor::{Executor, TaskId};
+pub use crate::flow::{EndedFlow, end_flow, unless_flow_ended};
 use crate::local_box::LocalBox;
 
 /// Starts a task without a result. Allocates nothing in the steady state.
@@ -52,7 +53,7 @@ pub fn flow() -> u64 {
 }
 
 /// Begins a flow, such as one per connection of a server. This task, and the tasks that it spawns
-/// from now on, belong to it. Flows have no end, and a number is never reused. The main future of
+/// from now on, belong to it, also after [`end_flow`]. A number is never reused. The main future of
 /// [`crate::run`] belongs to no flow after it was suspended.
 pub fn begin_flow() -> u64 {
     let flow = NEXT_FLOW.fetch_add(1, Ordering::Relaxed);

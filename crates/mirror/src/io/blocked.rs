@@ -9,6 +9,10 @@
 //! delay as unreachable. Multipath hosts resend it on an internal path error; other hosts retry
 //! according to their own settings.
 //!
+//! A blocked call fails when its connection ends ([`task::unless_flow_ended`]): it has been sent to
+//! no leg, or is recorded and only waits to be acknowledged. Otherwise it would keep its connection
+//! from ending, and with it the host from reconnecting.
+//!
 //! [`OnPeerLoss::Block`]: crate::options::OnPeerLoss::Block
 
 use std::future::poll_fn;
@@ -17,7 +21,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf::ParkedMemory;
-use flagstone_runtime::{Buf, time};
+use flagstone_runtime::{Buf, task, time};
 
 use crate::io::admission::Admission;
 use crate::limits::REJECT_DELAY_MS;
@@ -39,7 +43,15 @@ impl Inner {
     }
 
     /// Waits until it makes sense to ask for admission again.
-    pub(crate) async fn wait_for_admission(&self, admission: Admission) {
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when the caller's connection has ended.
+    pub(crate) async fn wait_for_admission(&self, admission: Admission) -> Result<(), IoError> {
+        let change = task::unless_flow_ended(self.admission_may_change(admission));
+        change.await.ok_or(IoError::Unreachable)
+    }
+
+    async fn admission_may_change(&self, admission: Admission) {
         match admission {
             Admission::Wait(seen) | Admission::Blocked(seen) => {
                 let _count = self.count_blocked();
@@ -76,7 +88,8 @@ impl Inner {
             let blocked = self.blocks_writes(state, |own| own.receives_writes);
             (!blocked || !state.serving || state.migrating).then_some(())
         };
-        let _ = time::timeout(Duration::from_millis(REJECT_DELAY_MS), self.wait(passes)).await;
+        let delay = time::timeout(Duration::from_millis(REJECT_DELAY_MS), self.wait(passes));
+        let _ = task::unless_flow_ended(delay).await;
         IoError::Unreachable
     }
 
@@ -94,7 +107,8 @@ impl Inner {
     /// date, or the policy or the operator releases the write. `rest` is data still to be written.
     ///
     /// # Errors
-    /// [`IoError::Unreachable`] when hosts are no longer served here, or no memory can keep `rest`.
+    /// [`IoError::Unreachable`] when hosts are no longer served here, no memory can keep `rest`, or
+    /// the caller's connection has ended.
     pub(crate) async fn wait_while_blocked(&self, rest: Option<Buf>) -> Result<(), IoError> {
         let goes = |state: &mut State| {
             if let Some(replacement) = &state.replacement {
@@ -116,7 +130,8 @@ impl Inner {
                 }
                 // Counted like a call that waits for admission.
                 let _count = self.count_blocked();
-                self.wait(goes).await
+                let change = task::unless_flow_ended(self.wait(goes)).await;
+                change.unwrap_or(Err(IoError::Unreachable))
             }
         };
         match gone? {

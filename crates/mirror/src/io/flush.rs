@@ -26,7 +26,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
             Admission::NeedsGeneration => inner.ensure_new_generation().await?,
             Admission::Refused(error) => return Err(error),
             Admission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
-            admission => inner.wait_for_admission(admission).await,
+            admission => inner.wait_for_admission(admission).await?,
         }
     };
     RunToCompletion::new(run_flush(inner, dispatch)).await

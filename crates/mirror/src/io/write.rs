@@ -198,7 +198,7 @@ async fn change_piece(
                         return Err(inner.reject_after_delay().await);
                     }
                 }
-                inner.wait_for_admission(admission).await;
+                inner.wait_for_admission(admission).await?;
             }
         }
     };

@@ -8,6 +8,7 @@ use flagstone_runtime::Buf;
 use flagstone_runtime::buf::{PeerProgress, Share, ShareReport};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::sync::Notify;
+use flagstone_runtime::task::{self, EndedFlow};
 use flagstone_transport::Tx;
 
 use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES};
@@ -59,6 +60,8 @@ pub(crate) struct NbdConnection {
     share: Share,
     /// A task waits until all requests, or all but one, are answered.
     awaits_answers: Cell<bool>,
+    /// Set when the client is gone: device calls that only wait give up.
+    ended_flow: RefCell<Option<EndedFlow>>,
     /// Signaled at server shutdown: new requests are refused.
     pub(crate) drain: Drain,
     /// Signaled when another connection takes over: no request starts any more.
@@ -94,6 +97,7 @@ impl NbdConnection {
             unsent: RefCell::default(),
             share,
             awaits_answers: Cell::new(false),
+            ended_flow: RefCell::default(),
             drain,
             replaced,
             receiving_part: Cell::new(false),
@@ -264,8 +268,14 @@ impl NbdConnection {
     /// Receiving has ended: waits until every request is answered.
     pub(crate) async fn finish(&self) {
         self.settled();
+        self.end_flow();
         self.answered_except(0).await;
         self.tx.finish();
+    }
+
+    /// The client is gone.
+    pub(crate) fn end_flow(&self) {
+        self.ended_flow.borrow_mut().get_or_insert_with(task::end_flow);
     }
 
     /// Values that change whenever the peer reads or sends.

@@ -30,6 +30,8 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
         let _ = time::timeout(DRAIN_TIMEOUT, done).await;
     }
     let verdict = verdict.unwrap_or(DisconnectReason::Drained);
+    // At its limits, the receiver does not notice that the stream has ended.
+    connection.end_flow();
     if matches!(verdict, DisconnectReason::TimedOut) {
         // Discard the kernel's unsent data too.
         connection.stream.abort();

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut, time};
+use flagstone_runtime::{Buf, BufMut, task, time};
 
 /// Progress of the calls.
 #[derive(Default)]
 pub struct Calls {
     held: AtomicBool,
+    give_up: AtomicBool,
     begun: AtomicUsize,
     ended: AtomicUsize,
 }
@@ -18,6 +19,12 @@ pub struct Calls {
 impl Calls {
     pub fn hold(&self) {
         self.held.store(true, Ordering::SeqCst);
+    }
+
+    /// As `hold`, for calls that give up when their client is gone.
+    pub fn hold_for_client(&self) {
+        self.give_up.store(true, Ordering::SeqCst);
+        self.hold();
     }
 
     pub fn let_go(&self) {
@@ -51,8 +58,14 @@ impl Held {
         let (device, calls) = (self.device.clone(), self.calls.clone());
         calls.begun.fetch_add(1, Ordering::SeqCst);
         IoFuture::later(async move {
-            while calls.held.load(Ordering::SeqCst) {
-                time::sleep(Duration::from_millis(1)).await;
+            let released = async {
+                while calls.held.load(Ordering::SeqCst) {
+                    time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            match calls.give_up.load(Ordering::SeqCst) {
+                true => task::unless_flow_ended(released).await.ok_or(IoError::Unreachable)?,
+                false => released.await,
             }
             let result = call(&device).await;
             calls.ended.fetch_add(1, Ordering::SeqCst);

@@ -7,7 +7,8 @@
 //! - an invalid command is completed with an error status, and the connection continues;
 //! - commands that were received are executed, and their device calls awaited, even after the host
 //!   has disconnected. Only then does the queue leave its controller, so a controller that is gone
-//!   has no command in flight;
+//!   has no command in flight. A device call that has had no effect yet may give up, because the
+//!   connection's flow ends with the connection ([`task::end_flow`]);
 //! - at most as many commands as the queue has entries, and at most
 //!   [`TargetConfig::connection_payload_bytes`](super::TargetConfig) of payload, are in flight. At
 //!   the limit the connection stops receiving;
@@ -35,7 +36,7 @@ use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
 use flagstone_runtime::buf::Reserve;
 use flagstone_runtime::net::Stream;
-use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
 use super::queue::Admitted;
@@ -73,6 +74,8 @@ pub(crate) struct Connection {
     queued_bytes_max: Cell<usize>,
     /// Receiving has ended, so no more R2Ts are sent.
     ended: Cell<bool>,
+    /// Set when the host is gone: device calls that only wait give up.
+    ended_flow: RefCell<Option<EndedFlow>>,
     /// Notified when in-flight commands or payload decrease, and when a send completes.
     room: Rc<sync::Notify>,
     /// PDUs received; the watchdog compares it.
@@ -201,6 +204,7 @@ impl Connection {
             in_capsule_bytes: Cell::new(0),
             queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
             ended: Cell::new(false),
+            ended_flow: RefCell::default(),
             room,
             received: Cell::new(0),
             awaits: Cell::new(Awaits::Nothing),
@@ -233,6 +237,7 @@ impl Connection {
     /// them.
     async fn finish(&self, rx: &mut Rx, end: ConnectionEnd) {
         self.give_up_waiting();
+        self.end_flow();
         // The controller ends with its admin queue. No I/O queue of it may delay the commands in
         // flight here.
         self.with_controller(|controller, queue| {
@@ -264,6 +269,10 @@ impl Connection {
                 Err(_) => self.stream.abort(),
             }
         }
+    }
+
+    fn end_flow(&self) {
+        self.ended_flow.borrow_mut().get_or_insert_with(task::end_flow);
     }
 
     /// Leaves the controller. An admin queue destroys its controller.
@@ -301,6 +310,11 @@ impl Connection {
             age += period;
             let connected = self.session.borrow().is_some();
             self.refresh();
+            if self.queue.get().is_some_and(|queue| !queue.is_open()) {
+                // The controller was reset or is gone. At its limits, this connection receives
+                // nothing, and would not notice before a blocked command ends.
+                self.end_flow();
+            }
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
