@@ -23,6 +23,10 @@ pub const BOUNCE_BYTES: usize = 256 << 10;
 /// in milliseconds. Requests that all hold memory and wait for more must not deadlock.
 pub const BOUNCE_WAIT_MS: u64 = 5_000;
 
+/// Interval at which a file device in use compares its size with that of its file, in milliseconds:
+/// one system call of 0.3 µs per interval.
+pub const SIZE_CHECK_MS: u64 = 10;
+
 /// Largest range per call that deallocates or zeroes file space, in bytes: a system call cannot be
 /// interrupted, so none may last for minutes.
 pub const PUNCH_BYTES: u64 = 1 << 30;

@@ -6,11 +6,12 @@ mod common;
 use std::io::ErrorKind;
 
 use common::on_each_real_driver;
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError, ZeroFlags};
 use flagstone_runtime::{Buf, buf};
 
+/// The lost range read as zeroes, successfully, and a mirror copied them over good data.
 #[test]
-fn truncated_file_reads_zeroes_beyond_end() {
+fn truncated_file_fails_reads_and_is_not_extended() {
     on_each_real_driver(async |files| {
         for direct in [true, false] {
             let path = files.fresh();
@@ -19,16 +20,40 @@ fn truncated_file_reads_zeroes_beyond_end() {
             let device = FileDevice::open(&path, &options).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             file.set_len(10_000).unwrap();
-            let read = device.read(4096, buf::alloc(16 << 10).await).await.unwrap();
-            assert_eq!(read.iter().filter(|byte| **byte == 7).count(), 10_000 - 4096);
-            assert!(read[10_000 - 4096..].iter().all(|byte| *byte == 0));
-            let read = device.read(32 << 10, buf::alloc(4096).await).await.unwrap();
-            assert!(read.iter().all(|byte| *byte == 0));
-            let data = Buf::copy_of(&[8; 4096]).unwrap();
-            device.write(60 << 10, data, true).await.unwrap();
-            let read = device.read(60 << 10, buf::alloc(4096).await).await.unwrap();
-            assert!(read.iter().all(|byte| *byte == 8), "a write makes the file whole again");
+            let read = async |offset: u64, len: usize| {
+                let read = device.read(offset, buf::alloc(len).await).await;
+                read.map(|data| data.iter().all(|byte| *byte == 7))
+            };
+            assert_eq!(read(4096, 16 << 10).await, Err(IoError::ReadFault));
+            assert_eq!(read(8192, 4096).await, Err(IoError::ReadFault));
+            assert_eq!(read(32 << 10, 4096).await, Err(IoError::ReadFault));
+            assert_eq!(read(0, 8192).await, Ok(true), "the rest can still be read");
+            // A write beyond the end would make the lost range a hole, which reads as zeroes.
+            let write = async |offset: u64, fua: bool| {
+                device.write(offset, Buf::copy_of(&[8; 4096]).unwrap(), fua).await
+            };
+            assert_eq!(write(60 << 10, true).await, Err(IoError::Poisoned));
+            assert_eq!(write(0, false).await, Err(IoError::Poisoned));
+            let flags = ZeroFlags::default();
+            assert_eq!(device.write_zeroes(0, 4096, flags).await, Err(IoError::Poisoned));
+            assert!(device.flush().await.is_err() && device.must_reopen());
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 10_000);
         }
+    });
+}
+
+/// Without a read of the lost range, a flush or the first write after an interval finds the loss.
+#[test]
+fn flush_of_truncated_file_fails() {
+    on_each_real_driver(async |files| {
+        let path = files.fresh();
+        std::fs::write(&path, vec![7; 64 << 10]).unwrap();
+        let device = FileDevice::open(&path, &FileOptions::default()).unwrap();
+        device.flush().await.unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(32 << 10).unwrap();
+        assert_eq!(device.flush().await, Err(IoError::Poisoned));
+        assert!(device.must_reopen());
     });
 }
 

@@ -8,7 +8,9 @@
 //!   [`IoError::Poisoned`] until the file is opened again; reads still work. A failed durable write
 //!   does the same, unless it certainly failed before it reached the disk;
 //! - concurrent flushes share one sync;
-//! - the range beyond the end of a file that was truncated while open reads as zeroes.
+//! - a file or disk that became shorter while open is poisoned, as after a failed sync. A read of the
+//!   lost range fails, and no write extends a truncated file: the range would become a hole, which
+//!   reads as zeroes. A short read, a flush and, at most [`SIZE_CHECK_MS`] later, a change find it.
 //!
 //! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size.
 //!
@@ -30,7 +32,7 @@ use flagstone_runtime::{Buf, BufMut, buf, time};
 
 pub use self::open::FileOptions;
 use self::sync::SyncGroup;
-use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS};
+use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS, SIZE_CHECK_MS};
 use crate::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 
 /// A file or disk as a device.
@@ -43,6 +45,8 @@ struct Inner {
     /// Geometry at open, except for the size, which is `size_bytes`.
     opened: Geometry,
     size_bytes: AtomicU64,
+    /// When the size was last compared with that of the file, in ns of the runtime's clock.
+    size_checked_ns: AtomicU64,
     sync: Arc<SyncGroup>,
     /// A deallocation has failed as unsupported.
     no_deallocate: AtomicBool,
@@ -62,6 +66,7 @@ impl FileDevice {
             file: Arc::new(file),
             opened: geometry,
             size_bytes: AtomicU64::new(geometry.size_bytes),
+            size_checked_ns: AtomicU64::new(0),
             sync: Arc::new(SyncGroup::default()),
             no_deallocate: AtomicBool::new(false),
             no_zero: AtomicBool::new(false),
@@ -88,7 +93,30 @@ impl Inner {
 
     fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
         self.geometry().check_change(offset, len)?;
+        let now = time::now().as_nanos();
+        let checked = self.size_checked_ns.load(Ordering::Relaxed);
+        if now.saturating_sub(checked) >= SIZE_CHECK_MS * 1_000_000 {
+            self.size_checked_ns.store(now, Ordering::Relaxed);
+            self.check_size();
+        }
         if self.sync.is_poisoned() { Err(IoError::Poisoned) } else { Ok(()) }
+    }
+
+    /// Poisons the device if it is shorter than it was. A size that cannot be queried is no reason.
+    fn check_size(&self) {
+        let size_bytes = self.size_bytes.load(Ordering::Acquire);
+        if self.file.size_now().is_ok_and(|now| now < size_bytes) {
+            self.shrunk();
+        }
+    }
+
+    #[cold]
+    fn shrunk(&self) {
+        if !self.sync.is_poisoned() {
+            let (size_bytes, now) = (self.size_bytes.load(Ordering::Acquire), self.file.size_now());
+            tracing::error!(size_bytes, ?now, "a file or disk became shorter while in use");
+        }
+        self.sync.poison();
     }
 
     fn takes_memory_at(&self, bytes: &[u8]) -> bool {
@@ -118,7 +146,7 @@ impl Inner {
         }
     }
 
-    /// Continues after a short read, until the end of the file.
+    /// Continues after a short read. Fails at the end of the file, which lies within the device.
     async fn read_on(
         &self,
         offset: u64,
@@ -127,17 +155,23 @@ impl Inner {
     ) -> Result<BufMut, IoError> {
         let block = self.opened.block_bytes as usize;
         // A count within a block means the end of the file, from which O_DIRECT could not continue.
-        while filled < buf.len() && filled.is_multiple_of(block) {
+        while filled < buf.len() {
+            if !filled.is_multiple_of(block) {
+                self.shrunk();
+                return Err(IoError::ReadFault);
+            }
             let rest = buf.split_off(filled);
             let (result, rest) = self.file.read_at(rest, offset + filled as u64).await;
             buf.unsplit(rest).expect("the parts of one view are adjacent");
             match result {
-                Ok(0) => break,
+                Ok(0) => {
+                    self.shrunk();
+                    return Err(IoError::ReadFault);
+                }
                 Ok(count) => filled += count,
                 Err(error) => return Err(IoError::from_os(&error, false)),
             }
         }
-        buf[filled..].fill(0);
         Ok(buf)
     }
 
@@ -170,6 +204,7 @@ impl Inner {
     }
 
     async fn flush(&self) -> Result<(), IoError> {
+        self.check_size();
         let file = self.file.clone();
         let sync = async move || file.sync().await;
         SyncGroup::sync(&self.sync, sync).await
