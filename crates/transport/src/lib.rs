@@ -2,14 +2,16 @@
 //!
 //! [`Rx`] receives many messages per system call, with payloads in place. [`Tx`] queues the headers
 //! and payloads of the tasks of a connection, and sends what has accumulated. [`WaitGroup`] and
-//! [`grace_period`] wait for work on all cores.
+//! [`grace_period`] wait for work on all cores. [`RefusalLog`] logs refused peers.
 
 mod gather;
 pub mod limits;
 mod receive;
+mod refusal;
 mod send;
 mod wait_group;
 
 pub use receive::{MessageShape, Rx, RxError, ShapePredictor};
+pub use refusal::RefusalLog;
 pub use send::Tx;
 pub use wait_group::{WaitGroup, WaitGroupPart, grace_period};

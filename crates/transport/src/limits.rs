@@ -43,3 +43,18 @@ pub const DIRECT_BYTES: usize = 16 << 10;
 
 /// Time for a peer to close after a TermReq.
 pub const TERMINATE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time within which an equal refusal is not logged again.
+pub(crate) const REFUSAL_REPEAT: Duration = Duration::from_secs(600);
+
+/// Refusals logged at once, after a quiet time.
+pub(crate) const REFUSALS_BURST: u32 = 10;
+
+/// Interval between logged refusals after the burst: at most 8,640 lines a day.
+pub(crate) const REFUSAL_PERIOD: Duration = Duration::from_secs(10);
+
+/// Refusals that are remembered to recognize repetitions: 64 of 16 B.
+pub(crate) const REFUSALS_KNOWN: usize = 64;
+
+/// Bytes of a refused name that are logged: an NQN has at most 223.
+pub(crate) const REFUSAL_NAME_CHARS: usize = 223;
