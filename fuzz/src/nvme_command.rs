@@ -142,12 +142,13 @@ fn fabrics(command: &Sqe, data: &[u8]) {
     if let Some(data) = ConnectData::view(data) {
         match data.check() {
             Ok((subnqn, hostnqn)) => {
-                for name in [subnqn, hostnqn] {
+                for name in [Some(subnqn), hostnqn].into_iter().flatten() {
                     assert!((1..=NQN_BYTES).contains(&name.as_str().len()));
                 }
                 let id = data.controller_id.get();
+                let Some(hostnqn) = hostnqn else { return };
                 let again = ConnectData::new(data.host_id, id, &subnqn, &hostnqn);
-                assert_eq!(again.check(), Ok((subnqn, hostnqn)));
+                assert_eq!(again.check(), Ok((subnqn, Some(hostnqn))));
             }
             Err(field) => assert!(!field.completion(command.cid.get()).status().is_success()),
         }

@@ -233,5 +233,7 @@ fn configuration_error_fails_the_start() {
         let error = said.lines().find(|line| line.contains("error:")).unwrap_or_default();
         assert!(error.contains("`wrong`") && error.contains(expected), "{table}\n{said}");
     }
+    let logged = "NVMe/TCP Connect refused: Connect Invalid Parameters (subsystem name)";
+    assert_eq!(far.output().matches(logged).count(), 1, "{}", far.output());
     drop(disks);
 }

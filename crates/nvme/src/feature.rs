@@ -13,6 +13,8 @@ codes! {
         ERROR_RECOVERY = 0x05, "Error Recovery";
         VOLATILE_WRITE_CACHE = 0x06, "Volatile Write Cache";
         NUMBER_OF_QUEUES = 0x07, "Number of Queues";
+        INTERRUPT_COALESCING = 0x08, "Interrupt Coalescing";
+        INTERRUPT_VECTOR = 0x09, "Interrupt Vector Configuration";
         WRITE_ATOMICITY = 0x0a, "Write Atomicity Normal";
         ASYNC_EVENTS = 0x0b, "Asynchronous Event Configuration";
         TIMESTAMP = 0x0e, "Timestamp";

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use flagstone_nvme::Nqn;
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectField, ConnectResult,
 };
@@ -39,6 +40,27 @@ pub(crate) struct ConnectRefusal {
     pub(crate) result: u32,
 }
 
+impl ConnectRefusal {
+    /// The queue identifier is in use, perhaps only until its ended connection has finished: without
+    /// Do Not Retry.
+    pub(crate) const QUEUE_IN_USE: ConnectRefusal =
+        ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0 };
+}
+
+/// The reason, for the log.
+impl std::fmt::Display for ConnectRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.status.fabrics_name() {
+            Some(name) => f.write_str(name)?,
+            None => write!(f, "{}", self.status)?,
+        }
+        match ConnectField::from_result(self.result) {
+            Some(field) => write!(f, " ({field})"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl From<ConnectField> for ConnectRefusal {
     fn from(field: ConnectField) -> ConnectRefusal {
         ConnectRefusal { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), result: field.result() }
@@ -71,11 +93,15 @@ pub(crate) fn connect(
         return Err(ConnectField::SqSize.into());
     }
     let (subnqn, hostnqn) = data.check()?;
-    let host = HostIdentity { nqn: hostnqn, id: data.host_id };
     let subsystem = target.subsystem(&subnqn).ok_or(ConnectField::SubNqn)?;
-    if !subsystem.allows(&host.nqn) {
+    // A host without a name is on no allow-list. Its identifier serves as its name, as for hosts that
+    // derive their name from it.
+    let allowed = hostnqn.map_or(subsystem.allows_all(), |nqn| subsystem.allows(&nqn));
+    if !allowed {
         return Err(not_allowed());
     }
+    let nqn = hostnqn.unwrap_or_else(|| Nqn::from_uuid(data.host_id));
+    let host = HostIdentity { nqn, id: data.host_id };
     if target.is_draining() || subsystem.is_suspended() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }

@@ -24,6 +24,7 @@ use flagstone_nvme::status::Status;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Target;
+use super::connect::ConnectRefusal;
 use super::error_log::ErrorLog;
 use super::event::Events;
 use super::feature::Features;
@@ -326,14 +327,17 @@ impl Controller {
     /// Adds a queue.
     ///
     /// # Errors
-    /// Command Sequence Error when the queue identifier is in use, when the controller is gone, or
-    /// when an I/O queue is added before the controller is ready.
-    pub(super) fn attach(&self, queue: Arc<ControllerQueue>) -> Result<(), Status> {
+    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or when
+    /// an I/O queue is added before the controller is ready.
+    pub(super) fn attach(&self, queue: Arc<ControllerQueue>) -> Result<(), ConnectRefusal> {
         let mut queues = self.queues.lock();
         // Checked under the lock: a later reset or end finds the queue here.
         let ready = queue.qid == 0 || self.is_ready();
-        if !ready || self.gone.load(Ordering::Acquire) || queues.contains_key(&queue.qid) {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        if !ready || self.gone.load(Ordering::Acquire) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.dnr().into());
+        }
+        if queues.contains_key(&queue.qid) {
+            return Err(ConnectRefusal::QUEUE_IN_USE);
         }
         if queue.qid != 0 {
             self.subsystem.add_queue(&queue);

@@ -23,13 +23,15 @@ use super::identify::{DISCOVERY_EVENTS, IO_EVENTS};
 use super::vendor::CommandReply;
 
 /// Features of I/O controllers, in addition to the volatile write cache if there is one.
-pub(super) const IO_FEATURES: [FeatureId; 12] = [
+pub(super) const IO_FEATURES: [FeatureId; 14] = [
     FeatureId::ARBITRATION,
     FeatureId::POWER_MANAGEMENT,
     FeatureId::TEMPERATURE_THRESHOLD,
     FeatureId::ERROR_RECOVERY,
     FeatureId::VOLATILE_WRITE_CACHE,
     FeatureId::NUMBER_OF_QUEUES,
+    FeatureId::INTERRUPT_COALESCING,
+    FeatureId::INTERRUPT_VECTOR,
     FeatureId::WRITE_ATOMICITY,
     FeatureId::ASYNC_EVENTS,
     FeatureId::KEEP_ALIVE_TIMER,
@@ -42,6 +44,8 @@ pub(super) const IO_FEATURES: [FeatureId; 12] = [
 pub(super) const DISCOVERY_FEATURES: [FeatureId; 2] =
     [FeatureId::ASYNC_EVENTS, FeatureId::KEEP_ALIVE_TIMER];
 
+/// Interrupt Vector Configuration: the vector, in requests and results.
+const INTERRUPT_VECTOR_NUMBER: u32 = 0xffff;
 /// Threshold type and sensor of the composite temperature, the only sensor.
 const COMPOSITE: u32 = 0;
 /// All sensors.
@@ -97,7 +101,10 @@ impl Controller {
         match feature {
             _ if !supported => None,
             FeatureId::VOLATILE_WRITE_CACHE if !self.volatile_cache => None,
-            FeatureId::HOST_IDENTIFIER => Some(0),
+            // There are no interrupts over fabrics.
+            FeatureId::HOST_IDENTIFIER
+            | FeatureId::INTERRUPT_COALESCING
+            | FeatureId::INTERRUPT_VECTOR => Some(0),
             FeatureId::ERROR_RECOVERY => {
                 Some(capability::CHANGEABLE | capability::NAMESPACE_SPECIFIC)
             }
@@ -163,6 +170,8 @@ impl Controller {
                 let (over_or_under, _) = temperature(get.parameter, false)?;
                 u32::from(features.temperature[over_or_under])
             }
+            // Suites that know controllers of version 1.0 read it without a namespace.
+            FeatureId::ERROR_RECOVERY if get.nsid == 0 => 0,
             FeatureId::ERROR_RECOVERY => {
                 if self.snapshot().get(get.nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE.dnr());
@@ -173,6 +182,14 @@ impl Controller {
             FeatureId::WRITE_ATOMICITY => features.write_atomicity,
             // The only command set profile.
             FeatureId::COMMAND_SET_PROFILE => 0,
+            FeatureId::INTERRUPT_COALESCING => 0,
+            FeatureId::INTERRUPT_VECTOR => {
+                let vector = get.parameter & INTERRUPT_VECTOR_NUMBER;
+                if vector > u32::from(self.target.config().max_io_queues) {
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                vector
+            }
             _ => return Err(Status::INVALID_FIELD.dnr()),
         };
         Ok(CommandReply::result(value))
@@ -187,6 +204,9 @@ impl Controller {
         // Only Connect sets the host identifier over fabrics (Base 5.1.25.1.28).
         if set.feature == FeatureId::HOST_IDENTIFIER {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+        }
+        if able & capability::CHANGEABLE == 0 {
+            return Err(Status::FEATURE_NOT_CHANGEABLE.dnr());
         }
         let one_namespace = !matches!(set.nsid, 0 | NAMESPACE_ID_ALL);
         if one_namespace && able & capability::NAMESPACE_SPECIFIC == 0 {

@@ -4,8 +4,8 @@ use flagstone_nvme::command::Sqe;
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::event::EventMask;
 use flagstone_nvme::identify::controller::{
-    CQES, DISCONNECT, SQES, ana_capabilities, attributes, controller_type, log_attributes,
-    multipath, optional_io, sgl_support, write_cache,
+    COPY_FORMAT_0, CQES, DISCONNECT, PRIVATE_OUI, PRIVATE_VENDOR, SQES, ana_capabilities,
+    attributes, controller_type, log_attributes, multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
     OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED, ZEROES_DEALLOCATE,
@@ -23,11 +23,12 @@ use flagstone_nvme::wire::{U16, U32, U64, U128, Wire};
 use super::admin::identify_data;
 use super::config::TargetConfig;
 use super::controller::Controller;
+use super::copy::CopyLimits;
 use super::namespace::Namespace;
 use super::vendor::CommandReply;
 use crate::limits::{
-    ABORT_REQUESTS, ANA_TRANSITION_S, ERROR_LOG_ENTRIES, EVENT_REQUESTS, KEEP_ALIVE_UNIT_MS,
-    PAGE_BYTES,
+    ABORT_REQUESTS, ANA_TRANSITION_S, COPY_RANGES, ERROR_LOG_ENTRIES, EVENT_REQUESTS,
+    KEEP_ALIVE_UNIT_MS, PAGE_BYTES,
 };
 
 /// ANA group of all namespaces.
@@ -47,7 +48,8 @@ const OPTIONAL_IO: u16 = optional_io::COMPARE
     | optional_io::DATASET_MANAGEMENT
     | optional_io::WRITE_ZEROES
     | optional_io::SAVE_SELECT
-    | optional_io::VERIFY;
+    | optional_io::VERIFY
+    | optional_io::COPY;
 
 /// Events of I/O controllers (OAES).
 pub(super) const IO_EVENTS: EventMask = EventMask::NAMESPACE_ATTRIBUTE.union(EventMask::ANA);
@@ -158,6 +160,9 @@ impl Controller {
     pub(super) fn identify_controller(&self) -> IdentifyController {
         let config = self.target.config();
         let mut structure = IdentifyController {
+            vendor: U16::new(PRIVATE_VENDOR),
+            subsystem_vendor: U16::new(PRIVATE_VENDOR),
+            oui: PRIVATE_OUI,
             controller_id: U16::new(self.id),
             version: U32::new(Version::V2_0.0),
             max_transfer_exponent: max_transfer_exponent(config),
@@ -199,6 +204,7 @@ impl Controller {
         structure.namespaces = U32::new(config.max_namespaces);
         structure.allowed_namespaces = U32::new(config.max_namespaces);
         let present = if self.volatile_cache { write_cache::PRESENT } else { 0 };
+        structure.copy_formats = U16::new(COPY_FORMAT_0);
         structure.volatile_write_cache = present | write_cache::FLUSH_ALL;
         structure.ana_transition_s = ANA_TRANSITION_S;
         structure.ana_capabilities = ana_capabilities::OPTIMIZED
@@ -246,6 +252,10 @@ impl Controller {
             nguid: namespace.uuid,
             ..IdentifyNamespace::default()
         };
+        let copy = CopyLimits::of(namespace);
+        structure.copy_range_blocks = U16::new(copy.range_blocks);
+        structure.copy_blocks = U32::new(copy.blocks);
+        structure.copy_ranges_0based = COPY_RANGES as u8 - 1;
         structure.formats[0] = LbaFormat::new(namespace.block_shift as u8);
         structure.set_instance(namespace.instance);
         structure

@@ -58,6 +58,18 @@ impl Connection {
     /// Completes a failed command, and records it in the error log.
     #[cold]
     pub(super) fn fail(&self, command: &Sqe, status: Status, payload: usize) {
+        self.fail_with_result(command, status, 0, payload);
+    }
+
+    /// Like [`Connection::fail`], with dword 0 of the completion.
+    #[cold]
+    pub(super) fn fail_with_result(
+        &self,
+        command: &Sqe,
+        status: Status,
+        result: u32,
+        payload: usize,
+    ) {
         let block = BlockCommand::parse(command).range.start();
         let status = if self.is_cut_off(command, status) { status.dnr() } else { status };
         self.with_controller(|controller, queue| {
@@ -66,7 +78,8 @@ impl Connection {
                 queue.counters.media_error();
             }
         });
-        self.complete(command.cid.get(), status, payload);
+        self.respond(Cqe::with_result(command.cid.get(), status, result.into()));
+        self.release(payload);
     }
 
     /// True if the command failed because its host is cut off from the device: see
@@ -91,6 +104,32 @@ impl Connection {
         }
     }
 
+    /// Refuses an unsupported I/O opcode, before its fields are looked at or its data is requested.
+    #[inline]
+    pub(super) fn check_io_opcode(&self, command: &Sqe) -> Result<(), Status> {
+        let opcode = IoOpcode(command.opcode);
+        match opcode {
+            IoOpcode::READ
+            | IoOpcode::WRITE
+            | IoOpcode::FLUSH
+            | IoOpcode::COMPARE
+            | IoOpcode::WRITE_ZEROES
+            | IoOpcode::DATASET_MANAGEMENT
+            | IoOpcode::VERIFY
+            | IoOpcode::COPY => Ok(()),
+            _ if opcode.is_vendor_specific() && self.takes_vendor_opcode(command, opcode) => Ok(()),
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    /// True unless the command's namespace is known and lacks the vendor specific command.
+    fn takes_vendor_opcode(&self, command: &Sqe, opcode: IoOpcode) -> bool {
+        let takes = |namespace: Arc<Namespace>| {
+            namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode))
+        };
+        self.namespace(command.nsid.get()).map_or(true, takes)
+    }
+
     /// Checks common to all I/O commands; `None` for a flush of all namespaces.
     #[inline]
     fn checked(&self, command: &Sqe) -> Result<Option<Arc<Namespace>>, Status> {
@@ -100,6 +139,7 @@ impl Connection {
         if ready != Some(true) {
             return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
         }
+        self.check_io_opcode(command)?;
         let nsid = command.nsid.get();
         if nsid == NAMESPACE_ID_ALL && command.opcode == IoOpcode::FLUSH.0 {
             return Ok(None);
@@ -236,6 +276,9 @@ impl Connection {
             });
             return Ok(());
         }
+        if opcode == IoOpcode::COPY {
+            return self.copy(namespace, command, data, payload);
+        }
         let fields = BlockCommand::parse(&command);
         let range = self.range(&namespace, &fields)?;
         match opcode {
@@ -276,10 +319,7 @@ impl Connection {
     ) -> Result<(), Status> {
         let session = namespace.as_ref().and_then(|one| one.session.as_ref());
         let namespace = namespace.as_ref().ok_or(Status::INVALID_NAMESPACE.dnr())?;
-        let opcode = IoOpcode(command.opcode);
-        let takes =
-            namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode));
-        let session = session.filter(|_| takes).ok_or(Status::INVALID_OPCODE.dnr())?;
+        let session = session.ok_or(Status::INVALID_OPCODE.dnr())?;
         check_writable(namespace)?;
         let sent = data.as_ref().map_or(0, |data| data.len());
         self.with_controller(|_, queue| queue.counters.write(sent as u64));
@@ -299,7 +339,7 @@ impl Connection {
         Ok(())
     }
 
-    fn is_write_through(&self) -> bool {
+    pub(super) fn is_write_through(&self) -> bool {
         self.with_controller(|controller, _| controller.is_write_through()) == Some(true)
     }
 
@@ -351,11 +391,11 @@ fn check_length(command: &Sqe, span: Span) -> Result<(), Status> {
 
 /// A namespace may be read-only even if its device is writable.
 #[inline]
-fn check_writable(namespace: &Namespace) -> Result<(), Status> {
+pub(super) fn check_writable(namespace: &Namespace) -> Result<(), Status> {
     if namespace.read_only { Err(Status::WRITE_PROTECTED.dnr()) } else { Ok(()) }
 }
 
-fn status(result: Result<(), IoError>) -> Status {
+pub(super) fn status(result: Result<(), IoError>) -> Status {
     match result {
         Ok(()) => Status::SUCCESS,
         Err(error) => status_of(error),

@@ -18,6 +18,7 @@ pub mod config;
 mod connect;
 mod connection;
 mod controller;
+mod copy;
 mod discovery;
 mod error_log;
 mod event;
@@ -50,7 +51,7 @@ use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
 
 use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
-use flagstone_transport::grace_period;
+use flagstone_transport::{RefusalLog, grace_period};
 
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
@@ -123,6 +124,8 @@ pub struct Target {
     discovery_changes: AtomicU64,
     controllers: AtomicU32,
     draining: AtomicBool,
+    /// Refused Connects.
+    refusals: RefusalLog,
 }
 
 #[derive(Debug, Default)]
@@ -159,6 +162,7 @@ impl Target {
             discovery_changes: AtomicU64::new(1),
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
+            refusals: RefusalLog::new("NVMe/TCP Connect"),
         }))
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use flagstone_runtime::net::KeepAlive;
+
 /// Unsent response headers of one connection, in bytes: 2,730 completions. They may exceed the
 /// memory ceiling. At the limit the connection stops receiving; commands in flight may add as many
 /// as the queue has entries.
@@ -25,11 +27,28 @@ pub(crate) const SCAN_BYTES: usize = 1 << 20;
 /// ceiling.
 pub(crate) const SCAN_LEAST_BYTES: usize = 4 << 10;
 
+/// Data of one Copy, in bytes (MCL): one buffer, which is read completely before the write begins.
+pub(crate) const COPY_BYTES: u32 = 1 << 20;
+
+/// Source ranges of one Copy (MSRC + 1): 128 of 32 B are 4 KiB.
+pub(crate) const COPY_RANGES: usize = 128;
+
 /// CPDA: data in PDUs to the controller may start at any multiple of 4 bytes.
 pub(crate) const CONTROLLER_DATA_ALIGNMENT: u8 = 0;
 
 /// Default time for a connection to complete Connect.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// TCP keep alive of hosts, which need not ask for one of NVMe: a host that lost power would stay
+/// connected forever. Two minutes in all.
+pub(crate) const HOST_KEEP_ALIVE: KeepAlive = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
+
+/// Longest wait of a Connect for the release of its queue identifier: the connection that had it has
+/// ended for its host, but not for this target yet.
+pub(crate) const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Polling interval of that wait.
+pub(crate) const QUEUE_RELEASE_PERIOD: Duration = Duration::from_millis(2);
 
 /// Interval at which a connection's progress is checked.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);

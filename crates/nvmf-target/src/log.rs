@@ -263,11 +263,15 @@ fn command_effects(table: &NamespaceTable) -> CommandEffects {
     ] {
         effects.add_admin(opcode, Effects(Effects::SUPPORTED.0 | SCOPE_CONTROLLER));
     }
+    // No scope, which is optional: Linux up to 6.3 warns of "unusual effects" of I/O commands for
+    // any other bit.
     for opcode in [IoOpcode::FLUSH, IoOpcode::READ, IoOpcode::COMPARE, IoOpcode::VERIFY] {
-        effects.add_io(opcode, Effects(Effects::SUPPORTED.0 | SCOPE_NAMESPACE));
+        effects.add_io(opcode, Effects::SUPPORTED);
     }
-    for opcode in [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES, IoOpcode::DATASET_MANAGEMENT] {
-        effects.add_io(opcode, Effects(Effects::CHANGES_BLOCKS.0 | SCOPE_NAMESPACE));
+    for opcode in
+        [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES, IoOpcode::DATASET_MANAGEMENT, IoOpcode::COPY]
+    {
+        effects.add_io(opcode, Effects::CHANGES_BLOCKS);
     }
     for handler in table.iter().filter_map(|namespace| namespace.vendor.as_ref()) {
         let commands = handler.commands();
@@ -275,7 +279,7 @@ fn command_effects(table: &NamespaceTable) -> CommandEffects {
             effects.add_admin(opcode, Effects(Effects::SUPPORTED.0 | SCOPE_NAMESPACE));
         }
         for &opcode in commands.io {
-            effects.add_io(opcode, Effects(Effects::CHANGES_BLOCKS.0 | SCOPE_NAMESPACE));
+            effects.add_io(opcode, Effects::CHANGES_BLOCKS);
         }
     }
     effects

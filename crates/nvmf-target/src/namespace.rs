@@ -4,12 +4,12 @@
 //! table that shares all but one leaf with the old one. A lookup takes two array accesses and no
 //! lock. A connection detects a new table by comparing one number.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use flagstone_blockdev::{Geometry, SharedDevice};
 use flagstone_nvme::identify::NamespaceInstance;
 use flagstone_nvme::log::AnaState;
-use flagstone_runtime::random_u64;
 
 use super::vendor::{VendorHandler, VendorSession};
 use crate::limits::NAMESPACE_LEAF;
@@ -89,10 +89,11 @@ impl Namespace {
     }
 }
 
-/// Random, and not 0.
+/// Random, and not 0. Not from the runtime, because namespaces are added from any thread. A simulated
+/// run does not depend on it: hosts only compare it.
 fn random_instance() -> [u8; 16] {
-    let bits = u128::from(random_u64()) << 64 | u128::from(random_u64());
-    bits.max(1).to_le_bytes()
+    let half = |number: u8| u128::from(RandomState::new().hash_one(number));
+    (half(0) << 64 | half(1)).max(1).to_le_bytes()
 }
 
 impl std::fmt::Debug for Namespace {

@@ -130,6 +130,11 @@ impl Subsystem {
         hosts.is_empty() || hosts.contains(host)
     }
 
+    /// True if any host may connect, even one without a name.
+    pub(super) fn allows_all(&self) -> bool {
+        self.hosts.lock().is_empty()
+    }
+
     /// Sets whether Connects are refused for now; returns the previous value.
     pub(super) fn set_suspended(&self, held: bool) -> bool {
         self.held.swap(held, Ordering::AcqRel)

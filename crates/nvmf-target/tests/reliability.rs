@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{FaultConfig, FaultLayer, MemoryDevice, SharedDevice};
+use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
+use flagstone_nvme::command::io::CopyRange;
 use flagstone_nvme::pdu::{Digests, InitializeRequest};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Sqe, Status, Wire};
@@ -307,11 +309,18 @@ fn command_awaited_after_host_leaves() {
         assert_eq!(queues(), [0, 1, 2]);
         let mut again = Client::initialized(&server, &Options::default()).await;
         let refused = again.connect(&Options::default(), 2, host.id).await;
-        assert_eq!(refused.status().code(), Status::COMMAND_SEQUENCE_ERROR);
+        // After a while, and without Do Not Retry: it passes.
+        assert_eq!(refused.status(), Status::COMMAND_SEQUENCE_ERROR);
         assert_eq!(server.gate.inside(), 2);
+        // A Connect waits until the identifier is free.
+        let connect = ConnectCommand::new(3, 2, 128, 0, false).unwrap().command();
+        let Options { host: name, host_id, .. } = Options::default();
+        let pdu = ConnectData::new(host_id, host.id, &subsystem(), &name);
+        let pdu = again.capsule(&connect, pdu.bytes());
+        again.send(&pdu).await;
         server.gate.open();
-        eventually("the queue is given up", || queues() == [0, 1]).await;
-        assert_eq!(again.connect(&Options::default(), 2, host.id).await.status(), Status::SUCCESS);
+        assert_eq!(again.response().await.status(), Status::SUCCESS);
+        assert_eq!(queues(), [0, 1, 2]);
         // Started commands took effect.
         assert_eq!(again.read(1, 0, BLOCK, 4096).await.unwrap(), data);
         drop((host, again));
@@ -374,6 +383,17 @@ fn device_errors_are_reported() {
         control.fail_next_reads(1);
         let failed = host.io.read(nsid, 0, BLOCK, 4096).await;
         assert_eq!(failed, Err(Status::UNRECOVERED_READ_ERROR));
+        // A Copy reports the range that failed, and has written nothing.
+        let list: Vec<u8> = [CopyRange::new(0, 1), CopyRange::new(1, 1)]
+            .iter()
+            .flat_map(|one| one.bytes().to_vec())
+            .collect();
+        control.fail_reads(BLOCK..2 * BLOCK);
+        let copy = Sqe::copy(1, nsid, 0, 2, false, SglDescriptor::in_capsule(64)).unwrap();
+        let failed = host.io.call_with(copy, &list).await;
+        assert_eq!(failed.status(), Status::UNRECOVERED_READ_ERROR);
+        assert_eq!(failed.dw0.get(), 1);
+        control.heal();
         control.fail_next_writes(2);
         assert_eq!(host.io.write(nsid, 0, BLOCK, &[0; 512]).await, Err(Status::WRITE_FAULT));
         let failed = host.io.write_r2t(nsid, 0, BLOCK, &[0; 8192]).await;

@@ -83,7 +83,33 @@ pub enum ConnectField {
     HostNqn,
 }
 
+impl core::fmt::Display for ConnectField {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Qid => "queue identifier",
+            Self::SqSize => "queue size",
+            Self::Attributes => "attributes",
+            Self::KeepAlive => "keep alive timeout",
+            Self::HostId => "host identifier",
+            Self::ControllerId => "controller identifier",
+            Self::SubNqn => "subsystem name",
+            Self::HostNqn => "host name",
+        })
+    }
+}
+
 impl ConnectField {
+    const ALL: [Self; 8] = [
+        Self::Qid,
+        Self::SqSize,
+        Self::Attributes,
+        Self::KeepAlive,
+        Self::HostId,
+        Self::ControllerId,
+        Self::SubNqn,
+        Self::HostNqn,
+    ];
+
     /// Result of the completion, dword 0: IPO, the byte offset of the field, in bits 15:0, and
     /// IATTR, whether it is in the data, in bit 16.
     pub const fn result(self) -> u32 {
@@ -98,6 +124,11 @@ impl ConnectField {
             Self::SubNqn => offset_of!(ConnectData, subnqn) as u32 | IN_DATA,
             Self::HostNqn => offset_of!(ConnectData, hostnqn) as u32 | IN_DATA,
         }
+    }
+
+    /// Parses a result; `None` if it reports no field.
+    pub fn from_result(dw0: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|field| field.result() == dw0)
     }
 
     /// The completion of command `cid` that reports the field.
@@ -197,17 +228,21 @@ impl ConnectData {
         Nqn::from_field(&self.hostnqn)
     }
 
-    /// Checks names and host identifier, and returns the names: subsystem, host.
+    /// Checks names and host identifier, and returns the names: subsystem, host. A host may leave its
+    /// name empty: `None`.
     ///
     /// # Errors
     /// The first invalid field, in the order of the structure.
-    pub fn check(&self) -> Result<(Nqn, Nqn), ConnectField> {
+    pub fn check(&self) -> Result<(Nqn, Option<Nqn>), ConnectField> {
         if self.host_id == [0; 16] {
             return Err(ConnectField::HostId);
         }
         let subnqn = self.subnqn().map_err(|_| ConnectField::SubNqn)?;
-        let hostnqn = self.hostnqn().map_err(|_| ConnectField::HostNqn)?;
-        Ok((subnqn, hostnqn))
+        match self.hostnqn() {
+            Ok(hostnqn) => Ok((subnqn, Some(hostnqn))),
+            Err(NqnError::Empty) => Ok((subnqn, None)),
+            Err(_) => Err(ConnectField::HostNqn),
+        }
     }
 }
 
@@ -336,6 +371,7 @@ mod tests {
         let refused = size.check().unwrap_err();
         assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.dnr());
         assert_eq!((refused.dw0.get(), refused.cid.get()), (44, 9));
+        assert_eq!(ConnectField::from_result(0), None);
         for (field, dw0) in [
             (ConnectField::Qid, 42),
             (ConnectField::SqSize, 44),
@@ -347,6 +383,7 @@ mod tests {
             (ConnectField::HostNqn, 0x1_0200),
         ] {
             assert_eq!(field.result(), dw0, "{field:?}");
+            assert_eq!(ConnectField::from_result(dw0), Some(field));
         }
     }
 
@@ -354,7 +391,10 @@ mod tests {
     fn connect_data_is_checked_field_by_field() {
         let (subnqn, hostnqn) = names();
         let good = ConnectData::new([1; 16], CONTROLLER_ID_DYNAMIC, &subnqn, &hostnqn);
-        assert_eq!(good.check(), Ok((subnqn, hostnqn)));
+        assert_eq!(good.check(), Ok((subnqn, Some(hostnqn))));
+        let mut nameless = good;
+        nameless.hostnqn[0] = 0;
+        assert_eq!(nameless.check(), Ok((subnqn, None)));
         let mut bad = good;
         bad.host_id = [0; 16];
         assert_eq!(bad.check(), Err(ConnectField::HostId));
@@ -362,7 +402,7 @@ mod tests {
         bad.subnqn = [b'x'; 256];
         assert_eq!(bad.check(), Err(ConnectField::SubNqn));
         let mut bad = good;
-        bad.hostnqn[0] = 0;
+        bad.hostnqn[0] = b'x';
         assert_eq!(bad.check(), Err(ConnectField::HostNqn));
     }
 

@@ -5,7 +5,7 @@ use crate::limits::{DSM_RANGES, IO_BLOCKS};
 use crate::opcode::IoOpcode;
 use crate::sgl::SglDescriptor;
 use crate::status::Status;
-use crate::wire::{U32, U64, wire};
+use crate::wire::{U16, U32, U64, wire};
 
 /// Range of consecutive logical blocks of one command: 1 to 65,536 of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,10 @@ const STORAGE_TAG_CHECK: u32 = 1 << 24;
 const DEALLOCATE: u32 = 1 << 25;
 /// Write Zeroes: the whole namespace.
 const NAMESPACE_ZEROES: u32 = 1 << 23;
+/// Copy: protection information of the reads.
+const COPY_READ_PROTECTION: u32 = 0xf << 12;
+/// Copy: storage tag checks of reads and writes.
+const COPY_TAG_CHECKS: u32 = 3 << 24;
 /// Dataset Management: attribute deallocate.
 const DSM_DEALLOCATE: u32 = 1 << 2;
 
@@ -132,6 +136,69 @@ impl DsmRange {
             Some(end) if end <= namespace_blocks => Ok(()),
             _ => Err(Status::LBA_OUT_OF_RANGE.dnr()),
         }
+    }
+}
+
+wire! {
+    /// One source range of Copy, descriptor format 0h (NVM Command Set 3.2.2).
+    pub struct CopyRange [32] {
+        0 => pub _reserved0: [u8; 8];
+        8 => pub start: U64, "SLBA: first block.";
+        16 => pub blocks_0based: U16, "NLB: number of blocks, 0's based.";
+        18 => pub _reserved18: [u8; 6];
+        24 => pub protection: [u8; 8], "Protection information; unused here.";
+    }
+}
+
+impl CopyRange {
+    /// A range of `blocks` blocks (1 to 65,536) from block `start`.
+    pub const fn new(start: u64, blocks: u32) -> Self {
+        Self {
+            _reserved0: [0; 8],
+            start: U64::new(start),
+            blocks_0based: U16::new((blocks - 1) as u16),
+            _reserved18: [0; 6],
+            protection: [0; 8],
+        }
+    }
+
+    /// The blocks of the range.
+    pub const fn range(&self) -> BlockRange {
+        BlockRange { start: self.start.get(), blocks: self.blocks_0based.get() as u32 + 1 }
+    }
+}
+
+/// Copy: destination, number of source ranges and options (NVM Command Set 3.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyCommand {
+    /// SDLBA: first block of the destination.
+    pub start: u64,
+    /// Source ranges, 1 to 256.
+    pub ranges: u16,
+    /// Descriptor format of the source ranges.
+    pub format: u8,
+    /// Force unit access.
+    pub fua: bool,
+    /// Whether protection information is requested for reads or writes.
+    pub wants_protection: bool,
+}
+
+impl CopyCommand {
+    /// Parses the fields of `command`.
+    pub const fn parse(command: &Sqe) -> Self {
+        let options = command.cdw12.get();
+        Self {
+            start: command.cdw10.get() as u64 | (command.cdw11.get() as u64) << 32,
+            ranges: (options & 0xff) as u16 + 1,
+            format: (options >> 8 & 0xf) as u8,
+            fua: options & FUA != 0,
+            wants_protection: options & (PROTECTION | COPY_READ_PROTECTION | COPY_TAG_CHECKS) != 0,
+        }
+    }
+
+    /// Length of its data, bytes: 32 to 8192.
+    pub const fn data_bytes(self) -> u32 {
+        self.ranges as u32 * size_of::<CopyRange>() as u32
     }
 }
 
@@ -224,6 +291,26 @@ impl Sqe {
         Self::new(IoOpcode::FLUSH.0, cid, nsid, SglDescriptor::transport(0))
     }
 
+    /// Copy of `ranges` ranges, whose list `data` describes, to the blocks from `start`; `None` unless
+    /// they are 1 to 256.
+    pub fn copy(
+        cid: u16,
+        nsid: u32,
+        start: u64,
+        ranges: usize,
+        fua: bool,
+        data: SglDescriptor,
+    ) -> Option<Self> {
+        if !(1..=256).contains(&ranges) {
+            return None;
+        }
+        let mut command = Self::new(IoOpcode::COPY.0, cid, nsid, data);
+        command.cdw10 = U32::new(start as u32);
+        command.cdw11 = U32::new((start >> 32) as u32);
+        command.cdw12 = U32::new((ranges as u32 - 1) | if fua { FUA } else { 0 });
+        Some(command)
+    }
+
     /// Dataset Management with attribute deallocate of `ranges` ranges, whose list `data`
     /// describes; `None` unless they are 1 to 256.
     pub fn deallocate(cid: u16, nsid: u32, ranges: usize, data: SglDescriptor) -> Option<Self> {
@@ -286,6 +373,28 @@ mod tests {
         let parsed = DatasetManagement::parse(&Sqe::deallocate(1, 1, 256, data).unwrap());
         assert_eq!(parsed, DatasetManagement { ranges: 256, deallocate: true });
         assert_eq!(parsed.data_bytes(), 4096);
+    }
+
+    #[test]
+    fn copy_layout_matches_specification() {
+        let data = SglDescriptor::in_capsule(64);
+        assert!(Sqe::copy(1, 1, 0, 0, false, data).is_none());
+        assert!(Sqe::copy(1, 1, 0, 257, false, data).is_none());
+        let command = Sqe::copy(1, 1, 0x1_0000_0002, 2, true, data).unwrap();
+        assert_eq!((command.cdw10.get(), command.cdw11.get()), (2, 1));
+        assert_eq!(command.cdw12.get(), 0x4000_0001);
+        let parsed = CopyCommand::parse(&command);
+        assert_eq!((parsed.start, parsed.ranges, parsed.format), (0x1_0000_0002, 2, 0));
+        assert!(parsed.fua && !parsed.wants_protection);
+        assert_eq!(parsed.data_bytes(), 64);
+        let range = CopyRange::new(7, 65_536);
+        assert_eq!(range.bytes()[8..18], [7, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+        assert_eq!((range.range().start(), range.range().blocks()), (7, 65_536));
+        for options in [1 << 12, 1 << 24, 1 << 25, 1 << 26] {
+            let mut other = command;
+            other.cdw12 = U32::new(options);
+            assert!(CopyCommand::parse(&other).wants_protection, "{options:#x}");
+        }
     }
 
     proptest! {

@@ -9,11 +9,13 @@ wire! {
     /// Identify Controller (CNS 01h). Bytes 1792 to 2047 are defined for fabrics. In a discovery
     /// controller the fields about namespaces are 0.
     pub struct IdentifyController [4096] {
-        0 => pub _unused0: [u8; 4];
+        0 => pub vendor: U16, "VID: PCI vendor identifier; see [`PRIVATE_VENDOR`].";
+        2 => pub subsystem_vendor: U16, "SSVID: PCI subsystem vendor identifier.";
         4 => pub serial_number: [u8; 20], "SN: serial number, ASCII padded with spaces.";
         24 => pub model_number: [u8; 40], "MN: model number, ASCII padded with spaces.";
         64 => pub firmware_revision: [u8; 8], "FR: firmware revision, ASCII padded with spaces.";
-        72 => pub _unused72: [u8; 4];
+        72 => pub _unused72: u8;
+        73 => pub oui: [u8; 3], "IEEE: OUI of the vendor, least significant byte first.";
         76 => pub multipath: u8, "CMIC: see [`multipath`].";
         /// MDTS: the largest transfer is 2^this memory pages (CAP.MPSMIN); 0 is no limit.
         77 => pub max_transfer_exponent: u8;
@@ -53,7 +55,8 @@ wire! {
         520 => pub optional_io: U16, "ONCS: optional I/O commands; see [`optional_io`].";
         522 => pub _unused522: [u8; 3];
         525 => pub volatile_write_cache: u8, "VWC: see [`write_cache`].";
-        526 => pub _unused526: [u8; 10];
+        526 => pub _unused526: [u8; 8];
+        534 => pub copy_formats: U16, "OCFS: descriptor formats of Copy; bit 0 format 0h.";
         536 => pub sgl: U32, "SGLS: SGL support; see [`sgl_support`].";
         540 => pub allowed_namespaces: U32, "MNAN: namespaces allowed at most; 0 means NN.";
         544 => pub _unused544: [u8; 224];
@@ -131,6 +134,7 @@ constants! {
         WRITE_ZEROES = 1 << 3, "Write Zeroes.";
         SAVE_SELECT = 1 << 4, "Features can be saved and selected.";
         VERIFY = 1 << 7, "Verify.";
+        COPY = 1 << 8, "Copy.";
     }
 
     /// VWC, bits.
@@ -147,6 +151,13 @@ constants! {
     }
 }
 
+/// VID and SSVID of this project: a private value that no vendor had at the time of writing. It is not
+/// assigned by the PCI-SIG.
+pub const PRIVATE_VENDOR: u16 = 0xf1a6;
+/// OUI of this project: 02-F1-A6, in the locally administered range, which the IEEE assigns to nobody.
+pub const PRIVATE_OUI: [u8; 3] = [0xa6, 0xf1, 0x02];
+/// OCFS bit 0: Copy with descriptors of format 0h, ranges of the same namespace.
+pub const COPY_FORMAT_0: u16 = 1 << 0;
 /// OFCS bit 0: Disconnect is supported.
 pub const DISCONNECT: u16 = 1 << 0;
 /// SQES and CQES of every controller of this project: entries of 2^6 and 2^4 bytes, required and

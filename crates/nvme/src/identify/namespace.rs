@@ -38,7 +38,10 @@ wire! {
         /// NPDA: preferred deallocate alignment, blocks, 0's based.
         70 => pub deallocate_alignment_0based: U16;
         72 => pub optimal_write_0based: U16, "NOWS: optimal write size, blocks, 0's based.";
-        74 => pub _unused74: [u8; 8];
+        74 => pub copy_range_blocks: U16, "MSSRL: Copy, blocks of one source range at most.";
+        76 => pub copy_blocks: U32, "MCL: Copy, blocks in all at most.";
+        80 => pub copy_ranges_0based: u8, "MSRC: Copy, source ranges at most, 0's based.";
+        81 => pub _unused81: u8;
         82 => pub unique_formats: u8, "NULBAF: unique attribute formats.";
         83 => pub _unused83: [u8; 9];
         92 => pub ana_group: U32, "ANAGRPID: ANA group; 0 without ANA.";

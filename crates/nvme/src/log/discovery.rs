@@ -81,18 +81,18 @@ pub mod entry_flags {
 
 /// TREQ bit 2: flow control of submission queues can be disabled.
 pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
-/// TREQ bits 1:0: a secure channel is not required.
-pub const SECURE_CHANNEL_NOT_REQUIRED: u8 = 2;
 
 impl DiscoveryEntry {
     /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, in the
-    /// dynamic controller model, with optional flow control and no secure channel.
+    /// dynamic controller model, with optional flow control. Nothing is said about secure channels.
     pub fn tcp(kind: SubsystemType, subnqn: &Nqn, at: SocketAddr, port_id: u16) -> Self {
         let mut entry = Self {
             transport: Transport::TCP.0,
             family: family_of(at.ip()).0,
             subsystem_type: kind.0,
-            requirements: FLOW_CONTROL_OPTIONAL | SECURE_CHANNEL_NOT_REQUIRED,
+            // Not "secure channel not required": libnvme 1.3 (Debian 12) then passes an option `tls`
+            // that its kernel does not know, and connects to nothing.
+            requirements: FLOW_CONTROL_OPTIONAL,
             port_id: U16::new(port_id),
             controller_id: U16::new(crate::command::fabrics::CONTROLLER_ID_DYNAMIC),
             admin_queue_entries: U16::new(FABRICS_ADMIN_QUEUE_MIN_ENTRIES),
@@ -141,7 +141,7 @@ mod tests {
         let name = Nqn::new("nqn.2024-01.example:db").unwrap();
         let at = "192.0.2.7:4420".parse().unwrap();
         let entry = DiscoveryEntry::tcp(SubsystemType::NVM, &name, at, 1);
-        assert_eq!(entry.bytes()[..10], [3, 1, 2, 6, 1, 0, 0xff, 0xff, 32, 0]);
+        assert_eq!(entry.bytes()[..10], [3, 1, 2, 4, 1, 0, 0xff, 0xff, 32, 0]);
         assert_eq!(&entry.service[..5], b"4420 ");
         assert_eq!(&entry.address[..10], b"192.0.2.7 ");
         assert_eq!(entry.subnqn(), Ok(name));

@@ -41,7 +41,7 @@ use flagstone_runtime::{spawn, sync, task, time};
 
 use super::queue::Admitted;
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
-use crate::limits::{TX_ADMIN_BYTES, WATCHDOG_PERIOD};
+use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx};
@@ -160,6 +160,9 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
     // Fair schedulers in device layers share between flows, and each connection is one.
     task::begin_flow();
     let peer = stream.peer();
+    if let Err(error) = stream.set_keep_alive(HOST_KEEP_ALIVE) {
+        tracing::debug!(%peer, "cannot enable TCP keep alive: {error}");
+    }
     let connection = Rc::new(Connection::new(target, stream.clone()));
     let sender = {
         let connection = connection.clone();

@@ -19,11 +19,15 @@ use flagstone_nvme::pdu::{
 use flagstone_nvme::sgl::{DataPointer, SglError};
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, Sqe, Status};
-use flagstone_runtime::{Buf, BufMut, buf};
+use flagstone_runtime::{Buf, BufMut, buf, time};
 
 use super::{Awaits, Connection, ConnectionEnd};
-use crate::limits::{CONTROLLER_DATA_ALIGNMENT, TX_HEADERS_BYTES, VENDOR_DATA_BYTES};
-use crate::{admin_data_bytes, connect};
+use crate::connect::ConnectRefusal;
+use crate::limits::{
+    CONTROLLER_DATA_ALIGNMENT, QUEUE_RELEASE_PERIOD, QUEUE_RELEASE_TIMEOUT, TX_HEADERS_BYTES,
+    VENDOR_DATA_BYTES,
+};
+use crate::{Connected, admin_data_bytes, connect};
 use flagstone_transport::limits::DIRECT_BYTES;
 use flagstone_transport::{MessageShape, Rx, ShapePredictor};
 
@@ -264,6 +268,7 @@ impl Connection {
         if qid == 0 {
             return Ok(admin_data_bytes(command).min(data_bytes));
         }
+        self.check_io_opcode(command)?;
         let max = self.target.config().mdts_bytes;
         if data_bytes > max { Err(Status::INVALID_FIELD.dnr()) } else { Ok(data_bytes) }
     }
@@ -385,7 +390,8 @@ impl Connection {
 
     fn execute_without_data(self: &Rc<Self>, command: Sqe) -> Result<(), ConnectionEnd> {
         if self.session.borrow().is_none() {
-            return self.first_command(command, None).map(drop);
+            self.refuse_first(command, &ConnectData::default());
+            return Ok(());
         }
         self.advance_queue();
         let payload = self.read_bytes(&command);
@@ -402,7 +408,7 @@ impl Connection {
         data: Option<Buf>,
     ) -> Result<Option<Rules>, ConnectionEnd> {
         if self.session.borrow().is_none() {
-            let in_capsule = self.first_command(command, data)?;
+            let in_capsule = self.first_command(command, data).await?;
             return Ok(in_capsule.map(|bytes| rules.with_max_in_capsule_bytes(bytes)));
         }
         self.advance_queue();
@@ -434,29 +440,25 @@ impl Connection {
 
     /// The first command of a connection must be Connect. Returns the in-capsule data size of the
     /// new queue.
-    fn first_command(
+    async fn first_command(
         self: &Rc<Self>,
         command: Sqe,
         data: Option<Buf>,
     ) -> Result<Option<u32>, ConnectionEnd> {
-        let cid = command.cid.get();
-        let refuse = |completion: Cqe| {
-            self.respond(completion);
-            Ok(None)
+        let Some(data) = data.as_deref().and_then(ConnectData::view) else {
+            self.refuse_first(command, &ConnectData::default());
+            return Ok(None);
         };
         if command.fabrics_type() != Some(FabricsType::CONNECT) {
-            return refuse(Cqe::new(cid, Status::COMMAND_SEQUENCE_ERROR.dnr()));
+            self.refuse_first(command, data);
+            return Ok(None);
         }
-        let Some(data) = data.as_deref().and_then(ConnectData::view) else {
-            return refuse(Cqe::new(cid, Status::DATA_SGL_LENGTH_INVALID.dnr()));
-        };
-        let connect_command = ConnectCommand::of(&command);
-        let hangup = Box::new(self.stream.clone());
-        match connect(&self.target, connect_command, data, self.stream.local(), hangup) {
+        match self.connect(ConnectCommand::of(&command), data).await {
             Ok(connected) => {
                 let (qid, result) = (connected.queue.qid, connected.result);
                 self.adopt(connected);
                 self.advance_queue();
+                let cid = command.cid.get();
                 self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
                 let io_bytes = self.target.config().in_capsule_bytes;
                 let bytes = if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes };
@@ -466,8 +468,50 @@ impl Connection {
                 }
                 Ok(Some(bytes))
             }
-            Err(refusal) => refuse(Cqe::with_result(cid, refusal.status, refusal.result.into())),
+            Err(refusal) => {
+                self.refuse(command, data, refusal);
+                Ok(None)
+            }
         }
+    }
+
+    /// Connects the queue. Waits in bounded time for a queue identifier that is being released.
+    async fn connect(
+        &self,
+        command: &ConnectCommand,
+        data: &ConnectData,
+    ) -> Result<Connected, ConnectRefusal> {
+        let begin = time::now();
+        loop {
+            let hangup = Box::new(self.stream.clone());
+            let connected = connect(&self.target, command, data, self.stream.local(), hangup);
+            let in_use =
+                connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
+            if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {
+                return connected;
+            }
+            time::sleep(QUEUE_RELEASE_PERIOD).await;
+        }
+    }
+
+    /// Refuses a first command that is no Connect with its data.
+    fn refuse_first(&self, command: Sqe, data: &ConnectData) {
+        let status = match command.fabrics_type() {
+            Some(FabricsType::CONNECT) => Status::DATA_SGL_LENGTH_INVALID.dnr(),
+            _ => Status::COMMAND_SEQUENCE_ERROR.dnr(),
+        };
+        self.refuse(command, data, status.into());
+    }
+
+    /// Refuses a Connect, and logs it: a host shows a number at best.
+    fn refuse(&self, command: Sqe, data: &ConnectData, refusal: ConnectRefusal) {
+        let [host, subsystem] = [&data.hostnqn, &data.subnqn].map(|field| {
+            let len = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+            &field[..len]
+        });
+        let reason = format!("{refusal}; subsystem {}", subsystem.escape_ascii());
+        self.target.refusals.refused(&self.stream.peer(), host, &reason);
+        self.respond(Cqe::with_result(command.cid.get(), refusal.status, refusal.result.into()));
     }
 
     /// Bytes that a read will occupy, counted against the payload budget.

@@ -119,6 +119,24 @@ fn write_cache_feature_requires_cache() {
 }
 
 #[test]
+fn interrupt_features_are_constant() {
+    let target = target();
+    let host = TestHost::connect(&target, &volume());
+    let get = |feature, parameter| {
+        let command = Sqe::get_features(1, feature, parameter, 0);
+        host.send(&command, &[]).map(|(result, _)| result)
+    };
+    assert_eq!(get(FeatureId::INTERRUPT_COALESCING, 0), Ok(0));
+    assert_eq!(get(FeatureId::INTERRUPT_VECTOR, 0), Ok(0));
+    assert_eq!(get(FeatureId::INTERRUPT_VECTOR, 128), Ok(128));
+    assert_eq!(get(FeatureId::INTERRUPT_VECTOR, 129), refused(Status::INVALID_FIELD));
+    for feature in [FeatureId::INTERRUPT_COALESCING, FeatureId::INTERRUPT_VECTOR] {
+        let refusal = Status::FEATURE_NOT_CHANGEABLE.dnr();
+        assert_eq!(host.send(&Sqe::set_features(1, feature, 0), &[]), Err(refusal));
+    }
+}
+
+#[test]
 fn error_recovery_is_per_namespace() {
     let target = target();
     let host = TestHost::connect(&target, &volume());
@@ -136,8 +154,11 @@ fn error_recovery_is_per_namespace() {
     assert_eq!((get(1), get(2)), (Ok(9), Ok(9)));
     for nsid in [0, 3, u32::MAX - 1] {
         assert_eq!(set(nsid, 1), refused(Status::INVALID_NAMESPACE));
+    }
+    for nsid in [3, u32::MAX - 1] {
         assert_eq!(get(nsid), refused(Status::INVALID_NAMESPACE));
     }
+    assert_eq!(get(0), Ok(0));
     assert_eq!(set(1, 1 << 16), refused(Status::INVALID_FIELD));
     let mut arbitration = Sqe::set_features(1, FeatureId::ARBITRATION, 1);
     arbitration.nsid = U32::new(1);
@@ -210,7 +231,7 @@ fn feature_capabilities_and_unknown_features() {
         }
     }
     // Without a volatile write cache; and of discovery controllers: events and keep alive.
-    assert_eq!(supported, [11, 2]);
+    assert_eq!(supported, [13, 2]);
     let profile = FeatureId::COMMAND_SET_PROFILE;
     assert_eq!((set(&io, profile, 0), get(&io, profile, 0)), (Ok(0), Ok(0)));
     assert_eq!(set(&io, profile, 1), refused(Status::COMMAND_SET_COMBINATION_REJECTED));

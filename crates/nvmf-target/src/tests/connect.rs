@@ -15,6 +15,10 @@ fn busy() -> ConnectRefusal {
     Status::CONNECT_CONTROLLER_BUSY.into()
 }
 
+fn in_use() -> ConnectRefusal {
+    ConnectRefusal::QUEUE_IN_USE
+}
+
 fn sequence_error() -> ConnectRefusal {
     Status::COMMAND_SEQUENCE_ERROR.dnr().into()
 }
@@ -56,7 +60,7 @@ fn connect_checks_every_field() {
             |a| a.data.subnqn = Nqn::new("nqn.2026-01.io.flagstone:no").unwrap().to_field(),
             invalid(ConnectField::SubNqn),
         ),
-        (|a| a.data.hostnqn = [0; 256], invalid(ConnectField::HostNqn)),
+        (|a| a.data.hostnqn[0] = b'x', invalid(ConnectField::HostNqn)),
         (|a| a.data.hostnqn = [0xff; 256], invalid(ConnectField::HostNqn)),
     ];
     for (bend, refusal) in admin {
@@ -100,10 +104,40 @@ fn io_queue_needs_enabled_controller() {
     assert_eq!(Attempt::io(id, 1).send(&target).unwrap_err(), sequence_error());
     host.enable();
     let first = Attempt::io(id, 1).send(&target).unwrap();
-    assert_eq!(Attempt::io(id, 1).send(&target).unwrap_err(), sequence_error());
+    assert_eq!(Attempt::io(id, 1).send(&target).unwrap_err(), in_use());
     assert_eq!(host.controller().queue_ids(), [0, 1], "the refused one took nothing away");
     drop(first);
     assert!(Attempt::io(id, 1).send(&target).is_ok());
+}
+
+/// Regression: SPDK's benchmark sends no host name, and could not attach.
+#[test]
+fn host_without_name_connects_unless_list_forbids() {
+    let target = target();
+    let mut nameless = Attempt::admin(&volume());
+    nameless.data.hostnqn = [0; 256];
+    let connected = nameless.send(&target).unwrap();
+    let host = TestHost { connected, line: nameless.line.clone() };
+    host.enable();
+    let mut io = Attempt::io(host.id(), 1);
+    assert_eq!(io.send(&target).unwrap_err(), invalid(ConnectField::HostNqn));
+    io.data.hostnqn = [0; 256];
+    assert!(io.send(&target).is_ok());
+    io.data.host_id = [8; 16];
+    assert!(io.send(&target).is_err(), "another host without a name");
+    // Its identifier is not a name that a list may have.
+    target.set_allowed_hosts(&volume(), vec![Nqn::from_uuid(HOST_ID)]).unwrap();
+    let refusal = nameless.send(&target).unwrap_err();
+    assert_eq!(refusal.status, Status::CONNECT_INVALID_HOST.dnr());
+}
+
+#[test]
+fn refusals_explain_themselves() {
+    let mut attempt = Attempt::admin(&volume());
+    attempt.data.subnqn = Nqn::new("nqn.2026-01.io.flagstone:no").unwrap().to_field();
+    let refusal = attempt.send(&target()).unwrap_err();
+    assert_eq!(refusal.to_string(), "Connect Invalid Parameters (subsystem name)");
+    assert_eq!(busy().to_string(), "Connect Controller Busy");
 }
 
 #[test]

@@ -39,6 +39,9 @@ fn identify_io_controller() {
     assert_eq!(id.subnqn(), Ok(volume()));
     assert_eq!(ascii(&id.serial_number), Some("SN-1"));
     assert_eq!(ascii(&id.model_number), Some("Flagstone"));
+    assert_eq!((id.vendor.get(), id.subsystem_vendor.get()), (0xf1a6, 0xf1a6));
+    // Locally administered, as the second lowest bit of the first octet says.
+    assert_eq!(id.oui, [0xa6, 0xf1, 0x02]);
     assert_eq!(id.max_transfer_bytes(0), Some(1 << 20));
     assert_eq!((id.capsule_cmd_16b.get(), id.capsule_resp_16b.get()), (4 + 4096, 1));
     assert_eq!((id.in_capsule_offset_16b.get(), id.max_descriptors), (0, 1));
@@ -46,8 +49,9 @@ fn identify_io_controller() {
     assert_eq!(id.sgl.get(), 1 | 1 << 20 | 1 << 21);
     assert_eq!((id.sqe_exponents, id.cqe_exponents), (0x66, 0x44));
     assert_eq!((id.max_commands.get(), id.keep_alive_100ms.get()), (1024, 10));
-    // Compare, Dataset Management, Write Zeroes, save and select, Verify.
-    assert_eq!(id.optional_io.get(), 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7);
+    // Compare, Dataset Management, Write Zeroes, save and select, Verify, Copy.
+    assert_eq!(id.optional_io.get(), 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7 | 1 << 8);
+    assert_eq!(id.copy_formats.get(), 1);
     assert_eq!(id.optional_admin.get(), 0);
     assert_eq!(id.attributes.get(), 1 | 1 << 6);
     assert_eq!(id.events.get(), 1 << 8 | 1 << 11);
@@ -111,6 +115,12 @@ fn identify_namespace_matches_device() {
     assert_eq!((id.capacity_blocks, id.used_blocks), (id.size_blocks, id.size_blocks));
     assert_eq!(id.format().unwrap().block_bytes(), Some(512));
     assert_eq!((id.formats_0based, id.format_in_use), (0, 0));
+    let copy_blocks = (1 << 20) >> id.formats[0].block_exponent;
+    assert_eq!(
+        (id.copy_range_blocks.get(), id.copy_blocks.get()),
+        (copy_blocks as u16, copy_blocks)
+    );
+    assert_eq!(id.copy_ranges_0based, 127);
     // In blocks of 512 bytes, 0's based: 4 KiB physical, 64 KiB optimal.
     assert_eq!((id.write_granularity_0based.get(), id.optimal_write_0based.get()), (7, 127));
     assert_eq!((id.features, id.sharing, id.attributes), (1 << 4, 1, 1));
