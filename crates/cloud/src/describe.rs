@@ -178,6 +178,17 @@ pub(crate) fn notes(
         let (family, kind) = (&placement.machine.family, placement.kind);
         out.push(format!("{family} supports {kind} only on request"));
     }
+    let family = placement.catalog.families.get(&placement.machine.family);
+    let local = family.and_then(|family| family.local_ssd.as_ref());
+    if let Some(local) = local.filter(|_| placement.size_each().is_some())
+        && let Some((vcpus, least)) = placement.machine.vcpus.zip(local.vcpus_for_maximum)
+        && vcpus < least
+    {
+        out.push(format!(
+            "the highest figures of {} need {least} vCPUs or more of {}",
+            placement.kind, placement.machine.family
+        ));
+    }
     let block = placement.catalog.units.block_of(workload.block_bytes);
     if let Some(least) = placement.disk.block_kb_min_for_throughput
         && binding.dimension == Dimension::Throughput

@@ -216,7 +216,7 @@ impl Catalog {
             false => name.rsplit('-').find(number),
         };
         let vcpus = digits.and_then(|digits| digits.parse::<u32>().ok()).filter(|n| *n > 0);
-        let most = family.vcpus_max.or_else(|| family.vcpus.as_ref()?.iter().max().copied());
+        let most = family.vcpus_most();
         let within = |n: &u32| most.is_none_or(|most| *n <= most);
         let exists = |n: &u32| match &family.vcpus {
             Some(all) if !(custom && family.custom) => all.contains(n),

@@ -2,8 +2,8 @@
 //! and numbers of disks can be tried cheaply.
 
 use crate::catalog::{
-    Catalog, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, Mixing, NamePattern,
-    Sharing, Support, VmRow, VmTable, VolumeLimits,
+    Catalog, CountRange, CountRow, CountTable, Cpu, DiskType, EgressRow, LocalSsd, Mixing,
+    NamePattern, Sharing, Support, VmRow, VmTable, VolumeLimits,
 };
 use crate::input::{DiskConfiguration, Machine, PlanError};
 use crate::mix::WorkloadMix;
@@ -91,6 +91,21 @@ impl Catalog {
             .flat_map(|table| &table.rows)
             .find(|row| row.machine.as_ref().is_some_and(|pattern| pattern.matches(machine)))
             .map(|row| row.disks.min)
+    }
+
+    /// Numbers of disks of a type with one size that a machine takes or comes with. Empty if it has
+    /// none, or if no source says.
+    pub fn local_counts(&self, kind: &str, machine: &Machine) -> Vec<CountRange> {
+        if let Some(disks) = self.fixed_disks(kind, &machine.name) {
+            return vec![CountRange { min: disks, max: Some(disks) }];
+        }
+        let family = self.families.get(&machine.family);
+        let local = family.and_then(|family| family.local_ssd.as_ref());
+        let local = local.filter(|local| local.types.iter().any(|known| known == kind));
+        let row = local.and_then(|local| {
+            row_for(&local.rows, machine, |row| (row.vcpus.as_ref(), row.machine.as_ref()))
+        });
+        row.map(|row| row.disks.clone()).unwrap_or_default()
     }
 
     fn count_tables(&self, kind: &str) -> impl Iterator<Item = &CountTable> {
@@ -204,27 +219,38 @@ impl<'a> Placement<'a> {
         Ok(self)
     }
 
-    /// In a family whose disks come with some machines, the other machines have none.
+    /// Disks of one size need a machine that is known to take them.
     fn check_local(&self) -> Result<(), PlanError> {
-        let rows = || self.catalog.count_tables(self.kind).flat_map(|table| &table.rows);
-        let named = || rows().filter_map(|row| row.machine.as_ref());
-        if named().any(|pattern| pattern.matches(&self.machine.name)) {
+        if self.size_each().is_none() || !self.local_counts().is_empty() {
             return Ok(());
         }
-        let prefix = format!("{}-", self.machine.family);
-        let family: Vec<_> =
-            named().filter(|p| p.0.starts_with(&prefix)).map(|p| p.0.as_str()).collect();
-        let all_named = rows().next().is_some() && rows().all(|row| row.machine.is_some());
-        if family.is_empty() && !all_named {
-            return Ok(());
+        let (kind, family) = (self.kind, &self.machine.family);
+        let found = format!("{} has no {kind}", self.machine.name);
+        let prefix = format!("{family}-");
+        let named: Vec<&str> = self
+            .catalog
+            .count_tables(kind)
+            .flat_map(|table| &table.rows)
+            .filter_map(|row| row.machine.as_ref().map(|pattern| pattern.0.as_str()))
+            .collect();
+        let own: Vec<&str> =
+            named.iter().copied().filter(|name| name.starts_with(&prefix)).collect();
+        if !own.is_empty() {
+            return Err(PlanError::input(found, format!("these have: {}", own.join(", "))));
         }
-        let can = if family.is_empty() {
-            named().map(|pattern| pattern.0.as_str()).collect()
-        } else {
-            family
-        };
-        let found = format!("{} has no {}", self.machine.name, self.kind);
-        Err(PlanError::input(found, format!("these have: {}", can.join(", "))))
+        let takes = |local: &LocalSsd| local.types.iter().any(|known| known == kind);
+        let with_rows = self.catalog.families.iter().filter(|(name, family)| {
+            let prefix = format!("{name}-");
+            let come_with = named.iter().any(|name| name.starts_with(&prefix));
+            come_with || family.local_ssd.as_ref().is_some_and(takes)
+        });
+        let families = crate::input::listed(with_rows.map(|(name, _)| name.as_str()));
+        Err(PlanError::input(found, format!("write a machine of {families}")))
+    }
+
+    /// Numbers of disks of the type that the machine takes, for types with one size.
+    pub(crate) fn local_counts(&self) -> Vec<CountRange> {
+        self.catalog.local_counts(self.kind, &self.machine)
     }
 
     pub(crate) fn not_known(&self) -> PlanError {
@@ -320,8 +346,24 @@ impl<'a> Placement<'a> {
                 let found = format!("{} disks of {} on {machine}", configuration.disks, self.kind);
                 Err(PlanError::input(found, format!("it comes with {fixed}")))
             }
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => self.check_count(configuration.disks),
         }
+    }
+
+    fn check_count(&self, disks: u32) -> Result<(), PlanError> {
+        let counts = self.local_counts();
+        if counts.iter().any(|range| range.contains(disks)) {
+            return Ok(());
+        }
+        let found = format!("{disks} disks of {} on {}", self.kind, self.machine.name);
+        let counts: Vec<_> = counts.iter().map(CountRange::to_string).collect();
+        let accepted = match counts.as_slice() {
+            [] => "it takes none".to_owned(),
+            [one] => format!("write {one}"),
+            [first @ .., last] => format!("write {} or {last}", first.join(", ")),
+        };
+        Err(PlanError::input(found, accepted))
     }
 
     /// # Errors

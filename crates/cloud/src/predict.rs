@@ -198,6 +198,10 @@ fn used<'a>(
     }
     let rule = placement.mixing_rule(mix);
     uses.extend(rule.map(|rule| (&rule.source, rule.confidence)));
+    let family = placement.catalog.families.get(&placement.machine.family);
+    let local = family.and_then(|family| family.local_ssd.as_ref());
+    let local = local.filter(|_| placement.size_each().is_some());
+    uses.extend(local.map(|local| (&local.source, local.confidence)));
     let price = placement.price().filter(|_| cost.is_ok());
     uses.extend(price.map(|price| (&price.source, price.confidence)));
     uses

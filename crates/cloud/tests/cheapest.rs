@@ -339,3 +339,71 @@ fn search_mistakes_are_one_line() {
         assert_eq!(error.lines().count(), 1);
     }
 }
+
+/// Regression test: families of which only the largest number of vCPUs was known were not
+/// expanded, so that nothing was found, without a reason.
+#[test]
+fn families_of_2019_are_expanded() {
+    let catalog = Catalog::builtin("gcp-2019").unwrap();
+    let need = Need {
+        read_iops: 20_000.0,
+        write_iops: 0.0,
+        bytes_per_s: 0.0,
+        capacity_bytes: 2_000_000_000_000,
+        block_bytes: 8 << 10,
+        at_once: true,
+    };
+    let best = |machines: &[&str]| {
+        let machines = machines.iter().map(|name| (*name).to_owned()).collect();
+        let scope = Scope { machines, ..Scope::default() };
+        let answer = catalog.cheapest(&need, &scope, &Prices::default(), (10, true)).unwrap();
+        answer.found[0].clone()
+    };
+    let family = best(&["n2"]);
+    assert_eq!(family.machine.name, "n2-standard-16");
+    assert_eq!(family.usd_per_month, best(&["n2-standard-16"]).usd_per_month);
+    assert_eq!(best(&[]).machine.vcpus, Some(16));
+}
+
+#[test]
+fn shortfall_names_requirement_and_nearest() {
+    let catalog = Catalog::builtin("gcp-2019").unwrap();
+    let need = |read_iops, capacity_bytes| Need {
+        read_iops,
+        write_iops: 0.0,
+        bytes_per_s: 0.0,
+        capacity_bytes,
+        block_bytes: 8 << 10,
+        at_once: true,
+    };
+    let scope = Scope { machines: vec!["n1-standard-8".to_owned()], ..Scope::default() };
+    let ask = |need: &Need| catalog.cheapest(need, &scope, &Prices::default(), (10, true)).unwrap();
+    // 8 vCPUs of n1 are allowed 15,000 reads.
+    let shortfall = ask(&need(20_000.0, 1 << 40)).shortfall.expect("nothing is found");
+    assert_eq!((shortfall.unmet.as_slice(), shortfall.percent), (&[Requirement::Iops][..], 75));
+    assert_eq!(shortfall.nearest.expect("there is one").kind, "pd-ssd");
+    let shortfall = ask(&need(10.0, 1 << 59)).shortfall.expect("nothing is found");
+    assert_eq!((shortfall.unmet.as_slice(), shortfall.percent), (&[Requirement::Capacity][..], 0));
+    assert_eq!(shortfall.nearest, None);
+    assert_eq!(ask(&need(10.0, 1 << 40)).shortfall, None);
+}
+
+#[test]
+fn distinct_search_has_one_row_per_type_and_family() {
+    let catalog = Catalog::builtin("gcp-current").unwrap();
+    let need = Need {
+        read_iops: 20_000.0,
+        write_iops: 10_000.0,
+        bytes_per_s: 0.0,
+        capacity_bytes: 1_000_000_000_000,
+        block_bytes: 16 << 10,
+        at_once: true,
+    };
+    let scope = Scope::default();
+    let answer = catalog.cheapest(&need, &scope, &Prices::default(), (1000, true)).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for found in &answer.found {
+        assert!(seen.insert((&found.kind, &found.machine.family)), "{found:?}");
+    }
+    assert!(answer.found.len() > 3);
+}

@@ -252,9 +252,9 @@ pub(crate) struct CheapestArgs {
     /// Prices of machines, and of disks instead of the catalog's: a TOML file
     #[arg(long, value_name = "FILE")]
     pub(crate) price_file: Option<String>,
-    /// Show only the cheapest of configurations that differ in the number of disks
+    /// Show every sufficient number of disks, not only the cheapest of each type and machine family
     #[arg(long)]
-    pub(crate) distinct: bool,
+    pub(crate) variants: bool,
     /// Number of configurations to show
     #[arg(long, value_name = "N", default_value = "10", allow_hyphen_values = true)]
     pub(crate) top: String,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{
-    Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope,
+    Cheaper, CheapestPlan, CheapestReport, Headroom, Need, Prices, Requirement, Scope, Shortfall,
 };
 use flagstone_units::{display::block_size, grouped};
 
@@ -36,7 +36,7 @@ fn answer(args: &CheapestArgs) -> Result<(Catalog, CheapestReport), Failure> {
     }
     let most = count("--top", &args.top, 1000)?;
     let (need, scope) = (need(args)?, scope(args)?);
-    let answer = catalog.cheapest(&need, &scope, &prices, (most as usize, args.distinct));
+    let answer = catalog.cheapest(&need, &scope, &prices, (most as usize, !args.variants));
     Ok((catalog.clone(), answer.map_err(|error| error.to_string())?))
 }
 
@@ -77,6 +77,8 @@ fn text(catalog: &Catalog, answer: &CheapestReport, paint: Paint) -> String {
     let _ = writeln!(out, "{}\n", asked(&answer.need, &answer.scope));
     if answer.found.is_empty() {
         let _ = writeln!(out, "{}", paint.red("nothing in the catalog is sufficient"));
+        out +=
+            &answer.shortfall.as_ref().map(|short| why_nothing(answer, short)).unwrap_or_default();
     } else {
         found(answer, paint, &mut out);
         others(answer, paint, &mut out);
@@ -151,7 +153,27 @@ fn found(answer: &CheapestReport, paint: Paint, out: &mut String) {
     bold_table(lines(&columns, &rows), paint, out);
 }
 
-/// How the configurations that `--distinct` hides differ, or a hint at `--distinct`.
+/// The requirement that nothing meets, and the nearest configuration.
+fn why_nothing(answer: &CheapestReport, shortfall: &Shortfall) -> String {
+    let unmet: Vec<_> = shortfall.unmet.iter().map(Requirement::to_string).collect();
+    let mut out = match unmet.is_empty() {
+        true => "  each part of the need can be met alone, but not all together\n".to_owned(),
+        false => format!("  no configuration has the {}\n", unmet.join(", and none the ")),
+    };
+    if let Some(nearest) = &shortfall.nearest {
+        let _ = writeln!(
+            out,
+            "  nearest: {} % of the IOPS and throughput, with the capacity, by {} on {}, for {:.2} USD a month",
+            shortfall.percent,
+            disks(answer, nearest),
+            machine(nearest),
+            nearest.usd_per_month
+        );
+    }
+    out
+}
+
+/// The configurations that a row represents.
 fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
     let hidden = answer.found.iter().filter_map(|found| Some((found, found.others?)));
     for (found, others) in hidden {
@@ -162,17 +184,10 @@ fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
                 others.disks_min, others.disks_max
             ),
         };
-        let line =
-            format!("also {}: {numbers} {:.2} USD a month", found.kind, others.usd_per_month_max);
-        let _ = writeln!(out, "  {}", paint.dim(&line));
-    }
-    let repeated = |(at, found): &(usize, &CheapestPlan)| {
-        answer.found[..*at].iter().any(|before| before.kind == found.kind)
-    };
-    let repeats = answer.found.iter().enumerate().filter(repeated).count();
-    let distinct = answer.found.iter().any(|found| found.others.is_some());
-    if repeats * 2 > answer.found.len() && !distinct && !answer.machines_priced {
-        let line = format!("{repeats} of these are more disks of a type above: see --distinct");
+        let line = format!(
+            "also {} on {}: {numbers} {:.2} USD a month (--variants shows all)",
+            found.kind, found.machine.family, others.usd_per_month_max
+        );
         let _ = writeln!(out, "  {}", paint.dim(&line));
     }
 }

@@ -242,6 +242,15 @@ fn families(catalog: &Catalog) -> Checked {
         for kind in family.disks.keys() {
             known(&catalog.types, "type", &here, "disks", kind)?;
         }
+        if let Some(local) = &family.local_ssd {
+            let here = below(&here, "local_ssd");
+            known_sources(catalog, &here, &local.source)?;
+            for kind in &local.types {
+                known(&catalog.types, "type", &here, "types", kind)?;
+            }
+            let rows = local.rows.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref()));
+            selectors(&below(&here, "rows"), rows)?;
+        }
         let rows = family.egress.iter().map(|row| (row.vcpus.as_ref(), row.machine.as_ref()));
         selectors(&below(&here, "egress"), rows)?;
     }

@@ -32,7 +32,10 @@ pub(super) const REQUIRED: &[(&str, &str)] = &[
     ("types", "[\"NAME\"], names of [type.NAME] tables"),
     ("families", "[\"NAME\"], names of [family.NAME] tables, or [\"*\"] for any other"),
     ("rows", "[{ … }], the rows of the table"),
-    ("disks", "\"1\", \"4-8\" or \"16+\": how many disks"),
+    (
+        "disks",
+        "\"1\", \"4-8\" or \"16+\": how many disks; in [family.NAME.local_ssd], a list of these",
+    ),
     ("block_kb_max", "a number: the largest block that the row is for"),
     ("iops", "a number; \"shared\", \"independent\" or \"half-duplex\" in [type.NAME.mixing]"),
     ("iops_per_io_low", "a number: the IOPS that one I/O in flight surely brings"),

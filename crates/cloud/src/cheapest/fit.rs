@@ -131,9 +131,8 @@ impl<'s, 'a> Fit<'s, 'a> {
 
     /// Disks of one size: only their number can be chosen.
     fn with_each(&self, size: f64, disks: u32) -> Result<Demand, Misfit> {
-        let machine = &self.placement.machine.name;
-        let fixed = self.placement.catalog.fixed_disks(self.placement.kind, machine);
-        if fixed.is_some_and(|fixed| fixed != disks) || self.placement.count_row(disks).is_none() {
+        let counts = self.placement.local_counts();
+        if !counts.iter().any(|range| range.contains(disks)) {
             return Err(Misfit::Count);
         }
         if size * f64::from(disks) < self.capacity * (1.0 - SAME) {

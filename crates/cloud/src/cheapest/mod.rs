@@ -10,6 +10,7 @@ mod machines;
 mod near;
 mod need;
 mod prices;
+mod shortfall;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 pub use need::{Need, Requirement, Scope};
 pub use prices::Prices;
+pub use shortfall::Shortfall;
 
 use crate::catalog::{Catalog, Confidence};
 use crate::input::{Machine, PlanError, listed};
@@ -38,6 +40,8 @@ pub struct CheapestReport {
     pub tried: u64,
     /// Configurations, the cheapest first.
     pub found: Vec<CheapestPlan>,
+    /// Why nothing was found; `None` if something was.
+    pub shortfall: Option<Shortfall>,
     /// Types that would be cheaper than the first of `found` if only the capacity mattered, and
     /// their shortfall.
     pub cheaper: Vec<Cheaper>,
@@ -156,25 +160,14 @@ impl Catalog {
         (most, distinct): (usize, bool),
     ) -> Result<CheapestReport, PlanError> {
         need.check(scope)?;
-        let mut search = Search {
-            catalog: self,
-            need,
-            scope,
-            prices,
-            tried: 0,
-            not_known: BTreeMap::new(),
-            all: Vec::new(),
-        };
         let machines = machines::machines(self, &scope.machines)?;
         let kinds = self.kinds(scope)?;
-        for kind in &kinds {
-            search.kind(kind, &machines);
-        }
-        let Search { tried, not_known, mut all, .. } = search;
-        all.sort_by(|a, b| a.usd().total_cmp(&b.usd()).then_with(|| a.order().cmp(&b.order())));
+        let search = |need: &Need| Search::run(self, need, (scope, prices), (&kinds, &machines));
+        let Search { tried, not_known, all, .. } = search(need);
+        let shortfall = all.is_empty().then(|| shortfall::of(need, scope, search));
         let groups = grouped(&all, prices.has_machines());
         let rows = match distinct {
-            true => one_of_each(groups, prices.has_machines()),
+            true => one_of_each(groups),
             false => groups.into_iter().map(|group| (group, None)).collect(),
         };
         let found: Vec<CheapestPlan> = rows
@@ -198,6 +191,7 @@ impl Catalog {
             machines_priced: prices.has_machines(),
             tried,
             found,
+            shortfall,
             cheaper,
             not_known: not_known
                 .into_iter()
@@ -259,9 +253,9 @@ fn placement<'a>(
     Ok(placement)
 }
 
-struct Search<'s, 'a> {
+pub(super) struct Search<'s, 'a> {
     catalog: &'a Catalog,
-    need: &'s Need,
+    need: Need,
     scope: &'s Scope,
     prices: &'s Prices,
     tried: u64,
@@ -274,7 +268,26 @@ struct Search<'s, 'a> {
 /// rule applies.
 type Signature = (Option<usize>, Option<u64>, Option<u32>);
 
-impl<'a> Search<'_, 'a> {
+impl<'s, 'a> Search<'s, 'a> {
+    /// Every sufficient configuration, the cheapest first.
+    fn run(
+        catalog: &'a Catalog,
+        need: &Need,
+        (scope, prices): (&'s Scope, &'s Prices),
+        (kinds, machines): (&[&str], &[Machine]),
+    ) -> Search<'s, 'a> {
+        let need = need.clone();
+        let (not_known, all) = (BTreeMap::new(), Vec::new());
+        let mut search = Search { catalog, need, scope, prices, tried: 0, not_known, all };
+        for kind in kinds {
+            search.kind(kind, machines);
+        }
+        search
+            .all
+            .sort_by(|a, b| a.usd().total_cmp(&b.usd()).then_with(|| a.order().cmp(&b.order())));
+        search
+    }
+
     fn kind(&mut self, kind: &str, machines: &[Machine]) {
         let mut known: BTreeMap<Signature, Vec<(Demand, Cost)>> = BTreeMap::new();
         for machine in machines {
@@ -362,19 +375,25 @@ fn grouped<'c, 'a>(all: &'c [PlanCandidate<'a>], priced: bool) -> Vec<Vec<&'c Pl
 /// A row for the reader and the configurations that it represents.
 type Row<'c, 'a> = (Vec<&'c PlanCandidate<'a>>, Option<Others>);
 
-/// The cheapest group of each type (and family, with machine prices), with the configurations that
-/// it represents.
-fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c PlanCandidate<'a>>>, priced: bool) -> Vec<Row<'c, 'a>> {
+/// The cheapest configuration of each type and machine family, with those that it represents. A
+/// row whose disks fit machines of several families stands for all of them.
+fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c PlanCandidate<'a>>>) -> Vec<Row<'c, 'a>> {
     let same = |a: &PlanCandidate<'_>, b: &PlanCandidate<'_>| {
-        let family = a.placement.machine.family == b.placement.machine.family;
-        a.placement.kind == b.placement.kind && (family || !priced)
+        a.placement.kind == b.placement.kind
+            && a.placement.machine.family == b.placement.machine.family
     };
     let mut rows: Vec<Row<'c, 'a>> = Vec::new();
     for group in groups {
-        let Some((_, others)) = rows.iter_mut().find(|(row, _)| same(row[0], group[0])) else {
-            rows.push((group, None));
-            continue;
+        let shown = |one: &PlanCandidate<'_>| {
+            rows.iter().position(|(row, _)| row.iter().any(|other| same(one, other)))
         };
+        let row = shown(group[0]);
+        let new: Vec<_> = group.iter().copied().filter(|one| shown(one).is_none()).collect();
+        if !new.is_empty() {
+            rows.push((new, None));
+            continue;
+        }
+        let Some((_, others)) = row.and_then(|row| rows.get_mut(row)) else { continue };
         let disks = group[0].demand.disks;
         let usd = group[0].usd();
         let before = others.unwrap_or(Others {

@@ -89,6 +89,42 @@ impl Need {
         Ok(())
     }
 
+    /// The parts of the need that are not zero.
+    pub(super) fn parts(&self) -> Vec<Requirement> {
+        [
+            (Requirement::Capacity, self.capacity_bytes > 0),
+            (Requirement::Iops, self.read_iops + self.write_iops > 0.0),
+            (Requirement::Throughput, self.bytes_per_s > 0.0),
+        ]
+        .into_iter()
+        .filter_map(|(part, needed)| needed.then_some(part))
+        .collect()
+    }
+
+    /// The need reduced to one part, with the same proportion of reads.
+    pub(super) fn only(&self, part: Requirement) -> Need {
+        /// Of the IOPS, only their proportion is left.
+        const NEARLY_NONE: f64 = 1e-12;
+        let iops = if part == Requirement::Iops { 1.0 } else { NEARLY_NONE };
+        Need {
+            read_iops: self.read_iops * iops,
+            write_iops: self.write_iops * iops,
+            bytes_per_s: if part == Requirement::Throughput { self.bytes_per_s } else { 0.0 },
+            capacity_bytes: if part == Requirement::Capacity { self.capacity_bytes } else { 0 },
+            ..*self
+        }
+    }
+
+    /// The need with a part of its IOPS and throughput and all of its capacity.
+    pub(super) fn scaled(&self, part: f64) -> Need {
+        Need {
+            read_iops: self.read_iops * part,
+            write_iops: self.write_iops * part,
+            bytes_per_s: self.bytes_per_s * part,
+            ..*self
+        }
+    }
+
     /// The loads that a configuration has to carry, each separately.
     pub(super) fn loads(&self, placement: &Placement<'_>) -> Vec<RequiredLoad> {
         let units = &placement.catalog.units;

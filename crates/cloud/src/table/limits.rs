@@ -5,7 +5,9 @@ use flagstone_units::grouped;
 use super::cells::PlanCell;
 use super::{PlanTable, TableBuilder, heads};
 use crate::caps::Cap;
-use crate::catalog::{CountRange, LimitKind, PageTable, Sharing, SourceKeys, VmTable};
+use crate::catalog::{
+    CountRange, LimitKind, MachineFamily, PageTable, Sharing, SourceKeys, VmTable,
+};
 use crate::input::{Machine, PlanError, Workload};
 use crate::limits::MIN_BLOCK_BYTES;
 use crate::mix::WorkloadMix;
@@ -93,7 +95,7 @@ impl TableBuilder<'_> {
 
     /// First and last vCPU count of a row.
     pub(super) fn ends(&self, family: &str, range: CountRange) -> (u32, u32) {
-        let most = self.catalog.families.get(family).and_then(|family| family.vcpus_max);
+        let most = self.catalog.families.get(family).and_then(MachineFamily::vcpus_most);
         let last = range.max.or(most).unwrap_or(range.min * 2).max(range.min);
         (range.min, last)
     }

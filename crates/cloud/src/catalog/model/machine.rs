@@ -29,7 +29,44 @@ pub struct MachineFamily {
     /// to be refused.
     #[serde(default)]
     pub disks: BTreeMap<String, Support>,
+    /// Local SSDs that a machine takes. Not known, and treated as none, if absent.
+    pub local_ssd: Option<LocalSsd>,
     pub note: Option<String>,
+}
+
+impl MachineFamily {
+    /// The most vCPUs of a machine; `None` if not known.
+    pub fn vcpus_most(&self) -> Option<u32> {
+        self.vcpus_max.or_else(|| self.vcpus.as_ref()?.iter().max().copied())
+    }
+}
+
+/// Local SSDs of a machine family. Machines that come with their disks have rows in [`CountTable`]
+/// and none here.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalSsd {
+    pub source: SourceKeys,
+    pub confidence: Option<Confidence>,
+    /// Disk types that the rows are for.
+    #[serde(default)]
+    pub types: Vec<String>,
+    /// Machines without a row have none.
+    #[serde(default)]
+    pub rows: Vec<LocalSsdRow>,
+    /// vCPUs that the highest figures need.
+    pub vcpus_for_maximum: Option<u32>,
+    pub note: Option<String>,
+}
+
+/// Numbers of local SSDs that some machines of a family take.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LocalSsdRow {
+    pub vcpus: Option<CountRange>,
+    pub machine: Option<NamePattern>,
+    /// Such as `["1-8", "16", "24"]`.
+    pub disks: Vec<CountRange>,
 }
 
 /// Whether a disk type can be attached to a family.
