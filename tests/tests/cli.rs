@@ -192,7 +192,12 @@ fn load_of_a_file_reports_text_and_json() {
     for part in ["complete", "IOPS", "p99", "read", "write"] {
         assert!(printed.contains(part), "no {part} in:\n{printed}");
     }
-    let results = json(&expect(0, &[&line[..], &["--json"]].concat()).0);
+    // The first load wrote to the file.
+    let (_, refused) = expect(2, &line);
+    let found = format!("{disk} is not written to: a file of ");
+    assert!(refused.contains(&found) && refused.contains("--destroy-data="), "{refused}");
+    let again = [&line[..], &["--json", "--destroy-data", disk]].concat();
+    let results = json(&expect(0, &again).0);
     assert_eq!(results["schema_version"], 1, "{results:#}");
     assert_eq!(results["outcome"], "complete", "{results:#}");
     assert_eq!(results["total"]["ios"], 1000, "{results:#}");
@@ -211,7 +216,11 @@ fn load_with_trim_frees_file_space() {
     let path = disk.to_str().unwrap();
     let count = (SIZE_BYTES >> 21).to_string();
     let line = ["load", path, "--rw", "trim", "--bs", "1m", "--ios", &count, "--json"];
-    let (printed, _) = expect(0, &line);
+    let before = fs::read(&disk).unwrap();
+    expect(2, &line);
+    expect(2, &[&line[..], &["--destroy-data", "/another"]].concat());
+    assert!(fs::read(&disk).unwrap() == before, "a file with data is not written to");
+    let (printed, _) = expect(0, &[&line[..], &["--destroy-data", path]].concat());
     let operations = json(&printed)["operations"].clone();
     assert_eq!(operations[0]["operation"], "trim", "{operations:#}");
     assert_eq!(operations[0]["bytes"], SIZE_BYTES / 2, "{operations:#}");
@@ -219,7 +228,7 @@ fn load_with_trim_frees_file_space() {
     assert!(bytes[..half].iter().all(|byte| *byte == 0) && bytes[half..] != vec![0; half]);
     let held = fs::metadata(&disk).unwrap().blocks() * 512;
     assert!(held <= SIZE_BYTES / 2 + (1 << 20), "{held}");
-    expect(2, &["load", path, "--rw", "trim", "--verify", "--ios", "1"]);
+    expect(2, &["load", path, "--rw", "trim", "--verify", "--ios", "1", "--destroy-data", path]);
 }
 
 #[test]

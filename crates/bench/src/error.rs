@@ -29,15 +29,9 @@ pub enum Error {
         /// The client's message, with the volume's address.
         problem: String,
     },
-    #[error("{target} is not written to: {found}\n{recommendation}")]
-    Guarded {
-        /// The target, as it was named.
-        target: String,
-        /// Contents that were found.
-        found: String,
-        /// The next step for the user.
-        recommendation: String,
-    },
+    /// The target holds data, and its destruction was not agreed to.
+    #[error(transparent)]
+    Guarded(#[from] flagstone_host::guard::Guarded),
     #[error("{what} {}: {cause}", path.display())]
     File { what: &'static str, path: PathBuf, cause: io::Error },
     #[error("{}:{line}: {detail}", path.display())]

@@ -1,17 +1,14 @@
-//! Data protection: every target is inspected before anything writes to it.
+//! Data protection: every target passes [`flagstone_host::guard`] before anything writes to it.
 //!
-//! A disk that is in use (mounted, swap, part of another device) is never written to. A disk with
-//! data is written to only with the user's explicit consent. A file is free if this program made
-//! it, which a marker beside it records ([`marker`]), and if it is still the same file.
+//! A file is free if bench made it, which a marker beside it records ([`marker`]), and if it is
+//! still the same file. A served volume cannot be inspected and needs the user's consent.
 
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use flagstone_host::inspect::{InspectTarget as Kind, Use, UseKind};
-use flagstone_host::{DeviceUse, inspect};
-use flagstone_units::size_text;
+pub use flagstone_host::guard::GuardVerdict;
+use flagstone_host::guard::{Guarded, GuardedAccess, check_path};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -55,15 +52,6 @@ pub fn is_ours(path: &Path) -> bool {
     note.made_by == MADE_BY && fs::metadata(path).is_ok_and(same)
 }
 
-/// State of a disk that may be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuardVerdict {
-    /// A file that does not exist yet.
-    Absent,
-    /// It may be written to.
-    Free,
-}
-
 /// Checks all disks of a target. `destroy` are the addresses of disks whose data may be destroyed,
 /// exactly as written.
 ///
@@ -80,65 +68,18 @@ pub fn check(
 fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVerdict, Error> {
     let name = disk.to_string();
     let agreed = destroy.contains(&name);
-    let refused = |found: String, recommendation: String| {
-        Err(Error::Guarded { target: name.clone(), found, recommendation })
-    };
     let Some(path) = disk.path() else {
         if writes && !agreed {
-            let recommendation = format!("if its data may be destroyed, say --destroy-data={name}");
-            return refused(
-                "a served volume cannot be looked into from here".to_owned(),
-                recommendation,
-            );
+            let found = "a served volume cannot be looked into from here";
+            return Err(Guarded::needs_consent(&name, found).into());
         }
         return Ok(GuardVerdict::Free);
     };
-    let found = match inspect(path) {
-        Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
-            return Ok(GuardVerdict::Absent);
-        }
-        Err(error) => return refused(error.to_string(), "nothing was done".to_owned()),
+    let access = match writes {
+        true => GuardedAccess::Write { agreed, own_file: is_ours(path) },
+        false => GuardedAccess::Read,
     };
-    if found.target == Kind::Other {
-        return refused(
-            "it is neither a block device nor a regular file".to_owned(),
-            "name a device or a file".to_owned(),
-        );
-    }
-    if !writes {
-        return Ok(GuardVerdict::Free);
-    }
-    if let Some(use_) = found.uses.iter().find(|use_| is_in_progress(use_)) {
-        return refused(
-            use_.to_string(),
-            "free it first: what is in use is never written to".to_owned(),
-        );
-    }
-    match holds(&found) {
-        Some(what) if !agreed => {
-            refused(what, format!("if its data may be destroyed, say --destroy-data={name}"))
-        }
-        _ => Ok(GuardVerdict::Free),
-    }
-}
-
-fn is_in_progress(use_: &Use) -> bool {
-    !matches!(use_.kind, UseKind::Partitions { .. } | UseKind::Signature { .. })
-}
-
-fn holds(found: &DeviceUse) -> Option<String> {
-    match found.target {
-        Kind::File { .. } if is_ours(&found.path) => None,
-        Kind::File { size_bytes } if size_bytes > 0 => {
-            let mut all =
-                vec![format!("a file of {} that bench did not make", size_text(size_bytes))];
-            all.extend(found.reasons());
-            Some(all.join("; "))
-        }
-        _ if found.is_free() => None,
-        _ => Some(found.reasons().join("; ")),
-    }
+    Ok(check_path(&name, path, access)?)
 }
 
 #[cfg(test)]
@@ -156,10 +97,7 @@ mod tests {
         assert_eq!(judged(&path, true, &[]).unwrap(), GuardVerdict::Absent);
         fs::write(&path, "data").unwrap();
         let error = judged(&path, true, &[]).unwrap_err().to_string();
-        assert!(
-            error.contains("bench did not make") && error.contains("--destroy-data="),
-            "{error}"
-        );
+        assert!(error.contains("with data") && error.contains("--destroy-data="), "{error}");
         assert!(judged(&path, true, &["precious".to_owned()]).is_err(), "not the exact name");
         assert_eq!(judged(&path, true, &[path.display().to_string()]).unwrap(), GuardVerdict::Free);
         assert_eq!(judged(&path, false, &[]).unwrap(), GuardVerdict::Free, "reads destroy nothing");

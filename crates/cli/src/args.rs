@@ -159,6 +159,9 @@ pub(crate) struct LoadArgs {
     /// I/O engine
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = one_of(IO_ENGINES))]
     pub(crate) io_engine: IoEngine,
+    /// The device, exactly as written, if its data may be destroyed; required if it holds any
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Option<String>,
     /// Seed of offsets and pattern; the same seed gives the same requests
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,

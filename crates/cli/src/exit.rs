@@ -63,7 +63,7 @@ impl From<String> for Failure {
 impl From<BenchError> for Failure {
     fn from(error: BenchError) -> Failure {
         let exit = match error {
-            BenchError::Usage(_) | BenchError::Guarded { .. } => Exit::Usage,
+            BenchError::Usage(_) | BenchError::Guarded(_) => Exit::Usage,
             BenchError::Interrupted => Exit::Interrupted,
             _ => Exit::Failed,
         };
@@ -74,7 +74,7 @@ impl From<BenchError> for Failure {
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Failure {
         let exit = match error {
-            LabError::Bench(BenchError::Usage(_) | BenchError::Guarded { .. }) => Exit::Usage,
+            LabError::Bench(BenchError::Usage(_) | BenchError::Guarded(_)) => Exit::Usage,
             _ if error.is_interruption() => Exit::Interrupted,
             _ => Exit::Failed,
         };

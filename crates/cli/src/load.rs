@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use flagstone_bench::guard::is_ours;
 use flagstone_config::device_spec::DeviceSpec;
+use flagstone_host::guard::{GuardedAccess, check_path};
 use flagstone_load::job::{BlockSize, Verify};
 use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
@@ -21,6 +23,7 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
     if args.queues.is_some() && !matches!(args.target, DeviceSpec::NvmeTcp(_)) {
         return Err(Failure::usage("--queues is only for nvme-tcp:// devices: leave it out"));
     }
+    guard(args)?;
     logging::init(LogFormat::Text)?;
     let config = RuntimeConfig {
         cores: args.threads.into(),
@@ -31,6 +34,27 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
     let results = run_cores(&config, || measure(args)).map_err(Failure::failed)??;
     let text = if args.json { json(&results) } else { results.to_string() };
     Ok(print(&text, exit_of(&results)))
+}
+
+/// Refuses to overwrite data on a local device or file without consent. A remote volume cannot be
+/// inspected from here: its server owns the device.
+fn guard(args: &LoadArgs) -> Result<(), Failure> {
+    let name = args.target.to_string();
+    if let Some(other) = args.destroy_data.as_ref().filter(|other| **other != name) {
+        return Err(Failure::usage(format!("--destroy-data={other}: the device is {name}")));
+    }
+    let DeviceSpec::Path(path) = &args.target else { return Ok(()) };
+    if !changes_data(args) {
+        return Ok(());
+    }
+    let agreed = args.destroy_data.is_some();
+    let access = GuardedAccess::Write { agreed, own_file: is_ours(path) };
+    // A file that does not exist is reported when it is opened.
+    check_path(&name, path, access).map(drop).map_err(|guarded| Failure::usage(guarded.to_string()))
+}
+
+fn changes_data(args: &LoadArgs) -> bool {
+    (args.rw.writes() || args.rw.trims()) && args.after_crash.is_none()
 }
 
 /// Upper limit of the generator's pooled buffers, in bytes.
@@ -48,7 +72,7 @@ fn exit_of(results: &LoadResults) -> Exit {
 async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
     signal::catch_termination().map_err(Failure::failed)?;
     let options = OpenOptions {
-        read_only: !(args.rw.writes() || args.rw.trims()) || args.after_crash.is_some(),
+        read_only: !changes_data(args),
         block_bytes: block_bytes(args),
         queues: args.queues,
         queue_depth: Some(args.depth.clamp(1, QUEUE_DEPTH_MAX)),

@@ -567,7 +567,7 @@ fn plan_mistakes_are_one_line_usage_errors() {
         ("--type pd-ssd", "--size is missing"),
         ("--type pd-ssd --size -5GB", "expected a size"),
         ("--type pd-ssd --size 500G", "write 500GiB"),
-        ("--type pd-ssd --size 5", "10 GiB to 65536 GiB"),
+        ("--type pd-ssd --size 5", "the unit is missing"),
         ("--type pd-ssd --size 100TB", "10 GiB to 65536 GiB"),
         ("--type pd-ssd --size 1TB --machine n1-standard-7", "n1 has 1, 2, 4"),
         ("--type pd-ssd --size 1TB --machine z9-standard-8", "write a family"),
@@ -594,7 +594,8 @@ fn plan_mistakes_are_one_line_usage_errors() {
         let said = text(&output.stderr);
         assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
     }
-    let output = run("plan predict --type local-ssd-nvme --disks 12");
+    let output =
+        run("plan predict --type local-ssd-nvme --machine c4-standard-96-lssd");
     assert_eq!(code(&output), Some(1));
     assert!(text(&output.stderr).starts_with("flagstone: error: not known: "));
 }

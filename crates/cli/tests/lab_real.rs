@@ -294,7 +294,7 @@ fn given_ssds_locally_and_over_network() {
     let place = Place::new();
     fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
     let refused = place.refused("lab fabric precious --results results");
-    assert!(refused.contains("bench did not make"), "{refused}");
+    assert!(refused.contains("with data"), "{refused}");
     let refused = place.refused("lab fabric /dev/no-such-ssd --results results");
     assert!(refused.contains("no such device"), "{refused}");
     assert!(place.refused("lab fabric precious nvme-tcp://h/nqn.x:y").contains("not in one run"));

@@ -1,4 +1,4 @@
-//! Host tuning: use of disks ([`inspect()`]), costly settings, and changes with undo.
+//! Host tuning: use of disks ([`inspect()`]) and the [`guard`] of their data, costly settings, and changes with undo.
 //!
 //! Three steps, each usable separately: `facts` reads a host, or a recorded tree of one, into
 //! typed facts; [`checks`] judges them without side effects; [`apply`] writes the safe changes,
@@ -8,6 +8,7 @@ pub mod apply;
 pub mod checks;
 pub mod doctor;
 mod facts;
+pub mod guard;
 pub mod inspect;
 mod limits;
 mod parse;

@@ -178,7 +178,7 @@ fn data_destruction_needs_consent() {
     ] {
         let (_, errors) = bench.ends(line, 2);
         assert!(
-            errors.contains("bench did not make") && errors.contains("--destroy-data=./precious"),
+            errors.contains("with data") && errors.contains("--destroy-data=./precious"),
             "{errors}"
         );
     }

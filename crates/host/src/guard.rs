@@ -1,0 +1,160 @@
+//! Guard of data: whether a command may write to a device or file.
+//!
+//! What is in use (mounted, swap, part of another device) is never written to. What holds data is
+//! written to only with the user's explicit consent, which names it exactly. A file without a block
+//! of data, and a file that the caller made itself, are free. All commands that write use this
+//! guard, with one message and one option, `--destroy-data`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use flagstone_units::size_text;
+use rustix::fs::{OFlags, SeekFrom};
+
+use crate::inspect::{InspectTarget, UseKind, inspect};
+use crate::{DeviceUse, inspect::Use};
+
+/// What a command intends to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardedAccess {
+    /// It only reads.
+    Read,
+    /// It writes, and destroys data.
+    Write {
+        /// The user has agreed to the loss of this target's data.
+        agreed: bool,
+        /// The caller made the file itself, so that its data is nobody's.
+        own_file: bool,
+    },
+}
+
+/// State of a target that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuardVerdict {
+    /// A file that does not exist yet.
+    Absent,
+    /// It may be used as intended.
+    Free,
+}
+
+/// Refusal of a target.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{target} is not written to: {found}\n{remedy}")]
+pub struct Guarded {
+    /// The target, as it was named.
+    pub target: String,
+    /// Contents that were found.
+    pub found: String,
+    /// The next step for the user.
+    pub remedy: String,
+}
+
+impl Guarded {
+    /// A refusal that the user's consent lifts.
+    pub fn needs_consent(target: &str, found: impl Into<String>) -> Guarded {
+        let remedy = format!("if its data may be destroyed, say --destroy-data={target}");
+        Guarded { target: target.to_owned(), found: found.into(), remedy }
+    }
+}
+
+/// Checks a device or file. `name` is the target as the user named it.
+///
+/// # Errors
+/// What was found, and what to do about it.
+pub fn check_path(name: &str, path: &Path, access: GuardedAccess) -> Result<GuardVerdict, Guarded> {
+    let refused = |found: String, remedy: &str| {
+        Err(Guarded { target: name.to_owned(), found, remedy: remedy.to_owned() })
+    };
+    let found = match inspect(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.starts_with("/dev") => {
+            return Ok(GuardVerdict::Absent);
+        }
+        Err(error) => return refused(error.to_string(), "nothing was done"),
+    };
+    if found.target == InspectTarget::Other {
+        let what = "it is neither a block device nor a regular file".to_owned();
+        return refused(what, "name a device or a file");
+    }
+    let GuardedAccess::Write { agreed, own_file } = access else { return Ok(GuardVerdict::Free) };
+    if let Some(use_) = found.uses.iter().find(|use_| is_in_progress(use_)) {
+        return refused(use_.to_string(), "free it first: what is in use is never written to");
+    }
+    match data_of(&found, own_file).filter(|_| !agreed) {
+        Some(what) => Err(Guarded::needs_consent(name, what)),
+        None => Ok(GuardVerdict::Free),
+    }
+}
+
+fn is_in_progress(use_: &Use) -> bool {
+    !matches!(use_.kind, UseKind::Partitions { .. } | UseKind::Signature { .. })
+}
+
+/// Description of the data that a write would destroy; `None` without any.
+fn data_of(found: &DeviceUse, own_file: bool) -> Option<String> {
+    match found.target {
+        InspectTarget::File { .. } if own_file || is_hole(&found.path) => None,
+        InspectTarget::File { size_bytes } if size_bytes > 0 => {
+            let what = format!("a file of {} with data", size_text(size_bytes));
+            Some(std::iter::once(what).chain(found.reasons()).collect::<Vec<_>>().join("; "))
+        }
+        _ if found.is_free() => None,
+        _ => Some(found.reasons().join("; ")),
+    }
+}
+
+/// Returns true if no block of a file was ever written. A file system that does not know says that
+/// all is data.
+fn is_hole(path: &Path) -> bool {
+    // It is opened before any executor runs, as `inspect` does.
+    let file =
+        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+    let Ok(file) = file else { return false };
+    rustix::fs::seek(&file, SeekFrom::Data(0)) == Err(rustix::io::Errno::NXIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(agreed: bool) -> GuardedAccess {
+        GuardedAccess::Write { agreed, own_file: false }
+    }
+
+    #[test]
+    fn file_with_data_needs_consent() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("precious");
+        assert_eq!(check_path("p", &path, write(false)), Ok(GuardVerdict::Absent));
+        std::fs::write(&path, vec![1; 8192]).unwrap();
+        let refused = check_path("p", &path, write(false)).unwrap_err().to_string();
+        let text = "p is not written to: a file of 8KiB with data\n\
+                    if its data may be destroyed, say --destroy-data=p";
+        assert_eq!(refused, text);
+        assert_eq!(check_path("p", &path, write(true)), Ok(GuardVerdict::Free));
+        assert_eq!(check_path("p", &path, GuardedAccess::Read), Ok(GuardVerdict::Free));
+        let own = GuardedAccess::Write { agreed: false, own_file: true };
+        assert_eq!(check_path("p", &path, own), Ok(GuardVerdict::Free));
+    }
+
+    #[test]
+    fn file_of_holes_is_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("empty");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(check_path("p", &path, write(false)), Ok(GuardVerdict::Free));
+        std::os::unix::fs::FileExt::write_all_at(&file, b"x", 1 << 19).unwrap();
+        assert!(check_path("p", &path, write(false)).is_err());
+    }
+
+    #[test]
+    fn directories_and_missing_devices_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(check_path("d", directory.path(), GuardedAccess::Read).is_err());
+        assert!(check_path("n", Path::new("/dev/no-such-device"), write(true)).is_err());
+        assert!(check_path("z", Path::new("/dev/null"), GuardedAccess::Read).is_err());
+    }
+}
