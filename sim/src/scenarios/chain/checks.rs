@@ -9,6 +9,7 @@ use flagstone_runtime::buf;
 
 use super::cluster::Cluster;
 use super::history::{BLOCK, SIMULATOR};
+use super::operator;
 
 /// Longest time between two looks at the cluster.
 const LOOK_PERIOD: Duration = Duration::from_millis(25);
@@ -108,10 +109,15 @@ pub(super) fn at_rest(cluster: &Cluster) {
         }
     }
     cluster.pass(Duration::from_secs(2));
-    let Some(source) = cluster.active() else { cluster.fail("no node serves") };
-    if !cluster.is_quiet(source) {
-        cluster.fail("not in sync at rest");
+    operator::recover(cluster);
+    let deadline = sim.now() + CALL_LIMIT;
+    while !cluster.active().is_some_and(|source| cluster.is_quiet(source)) {
+        cluster.pass(Duration::from_millis(100));
+        if sim.now() > deadline {
+            cluster.fail("in sync, but never quiet");
+        }
     }
+    let Some(source) = cluster.active() else { cluster.fail("no node serves") };
     cluster.assert_legs_equal();
     let mirror = cluster.mirror(source).expect("it serves");
     let (bytes, checked) = (world.data(source).len(), world.clone());

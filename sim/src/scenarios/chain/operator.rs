@@ -15,7 +15,10 @@ const DESIRED_STATES: [DesiredState; 3] =
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 /// Longest stall of a disk that no timeout notices.
 const SHORT_STALL: Duration = Duration::from_millis(400);
-const LONG_STALL: Duration = Duration::from_secs(60);
+/// Longest stall of a disk at all.
+const LONG_STALL: Duration = Duration::from_secs(12);
+/// Longer than an undisturbed command takes.
+const MOMENT: Duration = Duration::from_millis(500);
 
 /// Performs one random fault or command.
 pub(super) fn step(cluster: &Cluster) {
@@ -222,6 +225,16 @@ pub(super) fn settle(cluster: &Cluster) {
         sim.set_read_latency(cluster.nodes[index], DATA, SimLatency::between_us(60, 200));
         restart(cluster, index);
     }
+    // Commands that wait for a disk end first.
+    cluster.world.hold.set(true);
+    cluster.pass(if cluster.profile.all { LONG_STALL } else { SHORT_STALL } + MOMENT);
+    cluster.world.hold.set(false);
+    recover(cluster);
+}
+
+/// Waits until the mirror is in sync.
+pub(super) fn recover(cluster: &Cluster) {
+    let sim = &cluster.sim;
     let deadline = sim.now() + RECOVERY_LIMIT;
     let mut looks = 0;
     while !is_whole(cluster) {
