@@ -9,6 +9,9 @@ use clap::Parser;
 use flagstone_sim::runner::{Summary, keep_panics_quiet, run_seeds};
 use flagstone_sim::{Scenario, scenarios};
 
+/// Failures of a scenario that are printed in full.
+const FAILURES_SHOWN: usize = 10;
+
 /// Run simulated clusters under faults, reproducibly from seeds.
 #[derive(Debug, Parser)]
 #[command(name = "simulate", version)]
@@ -111,8 +114,13 @@ fn run_one(scenario: &Scenario, seeds: &Range<u64>, threads: usize) -> Summary {
         summary.checks,
         summary.failures.len()
     );
-    for failure in summary.failures.iter().take(10) {
+    for failure in summary.failures.iter().take(FAILURES_SHOWN) {
         println!("{failure}");
+    }
+    let others: Vec<u64> =
+        summary.failures.iter().skip(FAILURES_SHOWN).map(|failure| failure.seed).collect();
+    if !others.is_empty() {
+        println!("{}, other failing seeds: {others:?}", scenario.name);
     }
     summary
 }

@@ -199,6 +199,9 @@ pub(crate) struct Executor {
     flow: Cell<u64>,
     pub(crate) flow_ends: FlowEnds,
     shuffles: bool,
+    /// Ready tasks of each paused node, which run when it resumes.
+    #[cfg(feature = "sim")]
+    paused: RefCell<BTreeMap<u32, Vec<u32>>>,
 }
 
 impl Executor {
@@ -217,6 +220,8 @@ impl Executor {
             flow: Cell::new(0),
             flow_ends: FlowEnds::default(),
             shuffles,
+            #[cfg(feature = "sim")]
+            paused: RefCell::default(),
         })
     }
 
@@ -333,6 +338,37 @@ impl Executor {
         drop(future);
     }
 
+    /// Stops running the tasks of a simulated node until [`Executor::resume`].
+    #[cfg(feature = "sim")]
+    pub(crate) fn pause(&self, node: u32) {
+        self.paused.borrow_mut().entry(node).or_default();
+    }
+
+    /// Runs the tasks of a paused node again. False if it was not paused.
+    #[cfg(feature = "sim")]
+    pub(crate) fn resume(&self, node: u32) -> bool {
+        let ready = self.paused.borrow_mut().remove(&node);
+        let was_paused = ready.is_some();
+        self.ready.borrow_mut().extend(ready.into_iter().flatten());
+        was_paused
+    }
+
+    /// Keeps a ready task for later if its node is paused.
+    #[cfg(feature = "sim")]
+    fn is_kept_for_later(&self, slot: u32) -> bool {
+        let mut paused = self.paused.borrow_mut();
+        if paused.is_empty() {
+            return false;
+        }
+        let tasks = self.tasks.borrow();
+        let task = &tasks.slots[slot as usize];
+        let Some(later) = paused.get_mut(&task.node).filter(|_| task.occupied) else {
+            return false;
+        };
+        later.push(slot);
+        true
+    }
+
     /// Drops every task of a simulated node, including tasks that destructors spawn.
     #[cfg(feature = "sim")]
     pub(crate) fn abort_node(&self, node: u32) {
@@ -430,6 +466,10 @@ impl Executor {
     fn run_ready(&self) {
         for _ in 0..TASKS_PER_TURN {
             let Some(slot) = self.next_ready() else { return };
+            #[cfg(feature = "sim")]
+            if self.is_kept_for_later(slot) {
+                continue;
+            }
             self.run(slot);
         }
     }

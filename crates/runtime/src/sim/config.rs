@@ -171,6 +171,10 @@ pub struct DiskFaults {
     /// Probability that a flush or durable write fails. Any unflushed write may then never become
     /// durable, although later flushes succeed and reads still return it, as on Linux.
     pub flush_errors: f64,
+    /// Flushes and durable writes succeed without effect: a power loss may take what they covered.
+    pub lying_flushes: bool,
+    /// Probability that a write lands somewhere else on the disk, and succeeds.
+    pub misdirected_writes: f64,
     /// Byte ranges that cannot be read.
     pub unreadable: Vec<Range<u64>>,
     /// Byte ranges that cannot be written.

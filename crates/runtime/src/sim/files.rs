@@ -6,6 +6,7 @@ use std::path::Path;
 use super::config::{DiskConfig, touches};
 use super::disk::{Disk, Extent};
 use super::state::{Entry, Event, Power, State, Work, errno};
+use super::store::BLOCK_BYTES;
 use crate::fs::{FileInfo, OpenOptions};
 use crate::op::{Op, OpId, Ops, PunchMode};
 
@@ -207,7 +208,16 @@ impl State {
         }
         data.truncate(fits);
         let unsafe_flush = durable && self.rng.chance(disk.faults.flush_errors);
-        disk.land(offset, data, durable && !unsafe_flush);
+        let durable = durable && !unsafe_flush && !disk.faults.lying_flushes;
+        // No draw without the fault, so that recorded seeds keep their history.
+        let misdirected = disk.faults.misdirected_writes;
+        let offset = if misdirected > 0.0 && self.rng.chance(misdirected) {
+            let units = end.saturating_sub(fits).min(disk.size_bytes()) / BLOCK_BYTES;
+            self.rng.between(0, units) * BLOCK_BYTES
+        } else {
+            offset
+        };
+        disk.land(offset, data, durable);
         if unsafe_flush { Err(errno(libc::EIO)) } else { Ok(fits as u32) }
     }
 
@@ -218,7 +228,9 @@ impl State {
             disk.fail_flush(mark, &mut self.rng);
             return Err(errno(libc::EIO));
         }
-        disk.flush(mark);
+        if !disk.faults.lying_flushes {
+            disk.flush(mark);
+        }
         Ok(0)
     }
 

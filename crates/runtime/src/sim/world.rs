@@ -194,6 +194,7 @@ impl World {
             state.note(node.0, what, [0, 0]);
             was
         };
+        self.executor.resume(node.0);
         if was == Power::Up {
             // Requests of the tasks' destructors are refused, because the node does not run.
             let _entered = self.executor.enter();
@@ -212,6 +213,26 @@ impl World {
         state.drop_handles_of(node.0, power == Power::Off);
         state.settle_disks(node.0, in_flight, power == Power::Off);
         state.probe_all();
+    }
+
+    /// Pauses the process of a node (SIGSTOP): its tasks do not run. Its kernel goes on: operations
+    /// in flight complete, connections are accepted, and received data is acknowledged.
+    ///
+    /// # Panics
+    /// If the node is the observer.
+    pub fn pause(&self, node: NodeId) {
+        assert!(node != OBSERVER, "the observer does not fail");
+        if self.is_up(node) {
+            self.state.borrow_mut().note(node.0, "pause", [0, 0]);
+            self.executor.pause(node.0);
+        }
+    }
+
+    /// Continues a paused process (SIGCONT). A node that is not paused is left as it is.
+    pub fn resume(&self, node: NodeId) {
+        if self.executor.resume(node.0) {
+            self.state.borrow_mut().note(node.0, "resume", [0, 0]);
+        }
     }
 
     /// Starts a stopped node: its disks keep their content, and it has no tasks.
@@ -279,7 +300,7 @@ impl World {
         self.with_disk(node, path, |disk| disk.config.read_latency = latency);
     }
 
-    /// Sets the latency of later writes of a disk.
+    /// Sets the latency of later writes to a disk.
     pub fn set_write_latency(&self, node: NodeId, path: impl AsRef<Path>, latency: SimLatency) {
         self.with_disk(node, path, |disk| disk.config.write_latency = latency);
     }

@@ -35,6 +35,41 @@ fn power_loss(seed: u64) -> [(usize, usize, usize); 2] {
     })
 }
 
+/// Writes a block with a fault, flushes, and writes another as durable.
+fn write_with(sim: &Simulation, node: NodeId, faults: DiskFaults) {
+    sim.add_disk(node, DISK, DiskConfig::block_device(1 << 20));
+    sim.set_faults(node, DISK, faults);
+    let writer = sim.spawn_on(node, async {
+        let disk = File::open(DISK, &OpenOptions::default()).unwrap();
+        disk.write_at(filled(4096, 1).await, 0, false).await.unwrap();
+        disk.sync().await.unwrap();
+        disk.write_at(filled(4096, 2).await, 4096, true).await.unwrap();
+    });
+    sim.block_on(writer).unwrap();
+}
+
+#[test]
+fn lying_flushes_succeed_and_lose_data() {
+    let lost = |seed| {
+        let (sim, a, _) = two_nodes(seed);
+        write_with(&sim, a, DiskFaults { lying_flushes: true, ..DiskFaults::default() });
+        assert_eq!(sim.peek(a, DISK, 0, 4096), [1; 4096], "reads return it");
+        sim.power_off(a);
+        sim.peek(a, DISK, 0, 8192).contains(&0)
+    };
+    assert!((0..20).filter(|seed| lost(*seed)).count() > 5);
+}
+
+#[test]
+fn misdirected_write_lands_elsewhere() {
+    let (sim, a, _) = two_nodes(3);
+    write_with(&sim, a, DiskFaults { misdirected_writes: 1.0, ..DiskFaults::default() });
+    let content = sim.peek(a, DISK, 0, 1 << 20);
+    let place = |value: u8| content.iter().position(|byte| *byte == value).unwrap();
+    assert_ne!((place(1), place(2)), (0, 4096));
+    assert_eq!(content.iter().filter(|byte| **byte != 0).count(), 8192);
+}
+
 #[test]
 fn power_loss_keeps_flushed_and_tears_unflushed() {
     let outcomes: Vec<_> = (0..60).map(power_loss).collect();

@@ -21,6 +21,58 @@ fn dropped_operation_is_cancelled() {
 }
 
 #[test]
+fn paused_process_continues_where_it_was() {
+    let (sim, a, b) = two_nodes(7);
+    let steps = Rc::new(Cell::new(0));
+    let (counted, address, there) = (steps.clone(), port(&sim, a, 1), port(&sim, a, 1));
+    sim.spawn_on(a, async move {
+        spawn(echo_server(there)).detach();
+        loop {
+            time::sleep(10 * MS).await;
+            counted.set(counted.get() + 1);
+        }
+    });
+    sim.run_for(105 * MS);
+    sim.pause(a);
+    let before = steps.get();
+    assert_eq!(before, 10);
+    // Its kernel accepts connections and takes data, which nobody reads.
+    let echoed = sim.spawn_on(b, async move {
+        let stream = connect(&address).await;
+        stream.send_buf(filled(10, 7).await).await.unwrap();
+        recv(&stream).await.unwrap()
+    });
+    sim.run_for(SECOND);
+    assert_eq!(steps.get(), before);
+    assert!(!echoed.is_finished());
+    sim.resume(a);
+    sim.run_for(105 * MS);
+    assert!((10..=11).contains(&(steps.get() - before)), "{}", steps.get());
+    assert_eq!(sim.block_on(echoed).unwrap(), 10);
+}
+
+#[test]
+fn paused_process_can_be_killed() {
+    let (sim, a, _) = two_nodes(8);
+    let start = || {
+        sim.spawn_on(a, async {
+            loop {
+                time::sleep(MS).await;
+            }
+        })
+    };
+    let first = start();
+    sim.run_for(5 * MS);
+    sim.pause(a);
+    sim.run_for(5 * MS);
+    sim.crash(a);
+    assert!(sim.block_on(first).is_err());
+    sim.restart(a);
+    let second = sim.spawn_on(a, async { time::sleep(MS).await });
+    assert!(sim.block_on(second).is_ok(), "it is not paused any more");
+}
+
+#[test]
 fn killed_process_ends_connections_and_frees_locks() {
     let mut outcomes = BTreeSet::new();
     for seed in 0..20 {

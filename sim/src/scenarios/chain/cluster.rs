@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
@@ -179,6 +179,10 @@ impl Cluster {
 
     /// Starts the process of a storage node.
     pub(super) fn start(&self, index: usize) {
+        self.start_with(index, false);
+    }
+
+    fn start_with(&self, index: usize, unverified: bool) {
         let (world, here) = (self.world.clone(), self.address(index));
         let options = HostOptions {
             host_nqn: Some(node_nqn(index)),
@@ -192,7 +196,7 @@ impl Cluster {
         let mut peer = PeerOptions::new(Arc::new(peer));
         (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
-        self.sim.spawn_on(self.nodes[index], node(world, index, here, peer));
+        self.sim.spawn_on(self.nodes[index], node(world, index, here, peer, unverified));
     }
 
     /// Starts the hosts, which run until the end.
@@ -234,6 +238,19 @@ impl Cluster {
             self.sim.restart(self.nodes[index]);
             self.start(index);
         }
+    }
+
+    /// Restarts a node whose disk failed.
+    pub(super) fn restart_unverified(&self, index: usize) {
+        self.sim.restart(self.nodes[index]);
+        self.start_with(index, true);
+    }
+
+    /// The node's disk failed, and has to be reopened.
+    pub(super) fn has_failed(&self, index: usize) -> bool {
+        let device = self.world.devices.borrow()[index].clone();
+        device.is_some_and(|device| device.must_reopen())
+            || self.mirror(index).is_some_and(|mirror| mirror.has_failed())
     }
 
     pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
@@ -329,13 +346,17 @@ async fn device() -> Arc<ReopenableDevice> {
 }
 
 /// Process of a storage node.
-async fn node(world: Rc<World>, index: usize, here: Address, peer: PeerOptions) {
+async fn node(world: Rc<World>, index: usize, here: Address, peer: PeerOptions, unverified: bool) {
     let (device, local) = loop {
         let device = device().await;
         match Replica::open(device.clone(), None).await {
-            Ok(local) => break (device, local),
-            Err(_) => time::sleep(Duration::from_millis(100)).await,
+            Ok(local) if !unverified || local.mark_unverified().await.is_ok() => {
+                break (device, local);
+            }
+            Ok(_) => {}
+            Err(_) => {}
         }
+        time::sleep(Duration::from_millis(100)).await;
     };
     let mirror = Arc::new(Mirror::new(local, vec![peer]));
     world.devices.borrow_mut()[index] = Some(device);

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::Mode;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_runtime::sim::{DiskFaults, NodeId, SimLatency};
@@ -24,7 +23,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 pub(super) fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
-    let last = if cluster.profile.all { 32 } else { 24 };
+    let last = if cluster.profile.all { 34 } else { 26 };
     match sim.random_between(0, last) {
         0 | 1 => cut(cluster, cluster.nodes[index], cluster.nodes[1 - index]),
         2 | 3 => {
@@ -79,9 +78,11 @@ pub(super) fn step(cluster: &Cluster) {
                 stop(cluster, index);
             }
         }
-        25 => stall(cluster, index, LONG_STALL),
-        26..=28 => break_disk(cluster, index),
-        29 => damage(cluster, index),
+        25 => pause(cluster, index),
+        26 => slow_writes(cluster, index),
+        27 => stall(cluster, index, LONG_STALL),
+        28..=30 => break_disk(cluster, index),
+        31 => damage(cluster, index),
         _ => repair(cluster, index),
     }
 }
@@ -124,6 +125,24 @@ fn slow_reads(cluster: &Cluster, index: usize) {
     cluster.world.history.note(format!("reads of node {index}'s disk take {us} us"));
     let latency = SimLatency::between_us(us, 2 * us);
     cluster.sim.set_read_latency(cluster.nodes[index], DATA, latency);
+}
+
+/// The same for writes.
+fn slow_writes(cluster: &Cluster, index: usize) {
+    let us = cluster.sim.random_between(1000, 20_000);
+    cluster.world.history.note(format!("writes of node {index}'s disk take {us} us"));
+    let latency = SimLatency::between_us(us, 2 * us);
+    cluster.sim.set_write_latency(cluster.nodes[index], DATA, latency);
+}
+
+/// Pauses the process of a node, for shorter or longer than timeouts.
+fn pause(cluster: &Cluster, index: usize) {
+    let span = cluster.sim.random_span(Duration::ZERO, Duration::from_secs(4));
+    cluster.world.history.note(format!("node {index} is paused for {span:?}"));
+    cluster.sim.pause(cluster.nodes[index]);
+    cluster.pass(span);
+    cluster.sim.resume(cluster.nodes[index]);
+    cluster.world.history.note(format!("node {index} continues"));
 }
 
 /// Makes reads, writes or flushes of a disk fail at random.
@@ -222,7 +241,9 @@ pub(super) fn settle(cluster: &Cluster) {
     sim.heal_all();
     for index in 0..2 {
         repair(cluster, index);
-        sim.set_read_latency(cluster.nodes[index], DATA, SimLatency::between_us(60, 200));
+        let node = cluster.nodes[index];
+        sim.set_read_latency(node, DATA, SimLatency::between_us(60, 200));
+        sim.set_write_latency(node, DATA, SimLatency::between_us(15, 100));
         restart(cluster, index);
     }
     // Commands that wait for a disk end first.
@@ -241,6 +262,9 @@ pub(super) fn recover(cluster: &Cluster) {
         cluster.pass(Duration::from_millis(100));
         connect(cluster);
         looks += 1;
+        if looks % 10 == 0 {
+            replace_failed(cluster);
+        }
         if looks % 100 == 0 {
             help(cluster);
         }
@@ -253,7 +277,8 @@ pub(super) fn recover(cluster: &Cluster) {
 fn is_whole(cluster: &Cluster) -> bool {
     let Some(source) = cluster.active() else { return false };
     let attached = cluster.mirror(1 - source).is_some_and(|mirror| mirror.has_source());
-    attached && cluster.state(source) == Some(MirrorState::Mirroring)
+    let sound = !cluster.has_failed(0) && !cluster.has_failed(1);
+    attached && sound && cluster.state(source) == Some(MirrorState::Mirroring)
 }
 
 /// Ends pauses and breaks.
@@ -268,25 +293,40 @@ fn connect(cluster: &Cluster) {
     }
 }
 
-/// Promotes a node if none was asked to serve. Restarts nodes with failed devices, as their servers
-/// would reopen them.
+/// Promotes a node if none was asked to serve.
 fn help(cluster: &Cluster) {
     let shown = [0, 1].map(|index| cluster.state(index));
     if shown.contains(&Some(MirrorState::SplitBrain)) {
         cluster.fail("a false split brain");
     }
-    for index in 0..2 {
-        let device = cluster.world.devices.borrow()[index].clone();
-        let failed = device.is_some_and(|device| device.must_reopen());
-        let failed = failed || cluster.mirror(index).is_some_and(|mirror| mirror.has_failed());
-        if cluster.profile.all && failed {
-            cluster.world.history.note(format!("node {index} restarts with its device"));
-            cluster.end(index, false);
-            cluster.restart(index);
-            return;
-        }
-    }
     if shown == [Some(MirrorState::NoSource); 2] {
         promote(cluster, cluster.world.source.get());
+    }
+}
+
+/// Moves the role away from a failed disk, and reopens it, as the operator and the server do.
+fn replace_failed(cluster: &Cluster) {
+    for index in (0..2).filter(|index| cluster.has_failed(*index)) {
+        if cluster.serves(index) {
+            cluster.command(index, "switchover, because its disk failed", async |mirror| {
+                let _ = mirror.switchover(0).await;
+            });
+        } else {
+            reopen(cluster, index);
+        }
+    }
+}
+
+/// Reopens the failed disk of a target. Its data counts as unverified until a resync.
+fn reopen(cluster: &Cluster, index: usize) {
+    let Some(mirror) = cluster.mirror(index).filter(|mirror| mirror.is_idle_target()) else {
+        return;
+    };
+    let abandoned =
+        cluster.sim.spawn_on(cluster.nodes[index], async move { mirror.abandon_target().await });
+    if cluster.sim.block_on(abandoned).expect("the task is not aborted") {
+        cluster.world.history.note(format!("node {index} reopens its disk"));
+        cluster.end(index, false);
+        cluster.restart_unverified(index);
     }
 }
