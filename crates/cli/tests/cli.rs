@@ -566,7 +566,7 @@ fn plan_mistakes_are_one_line_usage_errors() {
         ("--type pd-fast --size 1TB", "gcp-current has hyperdisk-balanced"),
         ("--type pd-ssd", "--size is missing"),
         ("--type pd-ssd --size -5GB", "expected a size"),
-        ("--type pd-ssd --size 500G", "write 500GiB"),
+        ("--type pd-ssd --size 500X", "unknown unit"),
         ("--type pd-ssd --size 5", "the unit is missing"),
         ("--type pd-ssd --size 100TB", "10 GiB to 65536 GiB"),
         ("--type pd-ssd --size 1TB --machine n1-standard-7", "n1 has 1, 2, 4"),
@@ -584,7 +584,7 @@ fn plan_mistakes_are_one_line_usage_errors() {
         ("--type pd-ssd --size 1TB --disks 0", "from 1 to 128"),
         ("--type pd-ssd --size 1TB --iops 5", "it follows the size"),
         ("--type hyperdisk-extreme --size 1TB --machine c3-standard-88", "--iops is missing"),
-        ("--type hyperdisk-balanced --size 1TB --machine c3-standard-88 --throughput 5", "400MB/s"),
+        ("--type hyperdisk-balanced --size 1TB --machine c3-standard-88 --throughput 5", "240MB/s"),
         ("--type pd-ssd --size 1TB --catalog no/such/file", "gcp-2019 or gcp-current"),
         ("--type pd-ssd --size 1TB --catalog Cargo.toml", "Cargo.toml:1: "),
     ] {

@@ -160,7 +160,7 @@ pub fn format_size(bytes: u64) -> String {
 pub fn format_block_size(bytes: u64) -> String {
     let letters = ["k", "m", "g", "t", "p"].iter().zip(&SIZE_UNITS[1..6]);
     let divides = |(_, (_, factor)): &(_, &(_, u64))| bytes != 0 && bytes.is_multiple_of(*factor);
-    match letters.filter(divides).last() {
+    match letters.rev().find(divides) {
         Some((letter, (_, factor))) => format!("{}{letter}", bytes / factor),
         None => bytes.to_string(),
     }
