@@ -122,9 +122,18 @@ pub fn nbd_open(stream: &mut (impl Read + Write), export: &str) -> io::Result<()
 
 /// Write request of `len_bytes` at `offset`, without its data.
 pub fn nbd_write(offset: u64, len_bytes: u32) -> Vec<u8> {
+    nbd_request(1, offset, len_bytes)
+}
+
+/// Read request of `len_bytes` at `offset`.
+pub fn nbd_read(offset: u64, len_bytes: u32) -> Vec<u8> {
+    nbd_request(0, offset, len_bytes)
+}
+
+fn nbd_request(command: u16, offset: u64, len_bytes: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
     bytes.extend(0_u16.to_be_bytes());
-    bytes.extend(1_u16.to_be_bytes());
+    bytes.extend(command.to_be_bytes());
     bytes.extend(7_u64.to_be_bytes());
     bytes.extend(offset.to_be_bytes());
     bytes.extend(len_bytes.to_be_bytes());

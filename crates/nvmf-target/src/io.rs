@@ -158,7 +158,7 @@ impl Connection {
         let span = self.span(&namespace, &BlockCommand::parse(command))?;
         check_length(command, span)?;
         self.with_controller(|_, queue| queue.counters.read(span.len as u64));
-        match buf::try_alloc(span.len) {
+        match self.try_place(span.len) {
             Some(place) => self.read_into(&namespace, *command, span.offset, place, payload),
             None => self.wait_to_read(namespace, command, span.offset, span.len, payload),
         }

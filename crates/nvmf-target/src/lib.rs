@@ -40,12 +40,13 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
+use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
@@ -126,6 +127,7 @@ pub struct Target {
     draining: AtomicBool,
     /// Refused Connects.
     refusals: RefusalLog,
+    shares: OnceLock<Arc<BufferShares>>,
 }
 
 #[derive(Debug, Default)]
@@ -163,7 +165,19 @@ impl Target {
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
+            shares: OnceLock::new(),
         }))
+    }
+
+    /// Shares the buffer memory with other servers of this process. Without it, or after the first
+    /// connection, the target has shares of its own.
+    pub fn share_buffers(&self, shares: Arc<BufferShares>) {
+        let _ = self.shares.set(shares);
+    }
+
+    pub(crate) fn shares(&self) -> &Arc<BufferShares> {
+        let connections = self.config.max_controllers as usize;
+        self.shares.get_or_init(|| BufferShares::new(buf::memory_limit(), connections))
     }
 
     /// Sizes, counts and timeouts.

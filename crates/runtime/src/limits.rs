@@ -114,7 +114,8 @@ pub const STALL_MIN: Duration = Duration::from_millis(500);
 /// Time that connections wait for memory, all of them together, before a stalled one ends.
 pub const OTHERS_WAIT: Duration = Duration::from_millis(500);
 
-/// Time after which a waiting connection that holds nothing is no longer overtaken.
+/// Time after which a waiting connection that holds nothing is no longer overtaken, for each
+/// [`SHARE_BYTES_MAX`] of its request: 16 s for 1 MiB.
 pub const OVERTAKE_MAX: Duration = Duration::from_secs(1);
 
 /// Interval at which progress is compared while a connection waits for memory.

@@ -13,6 +13,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{Drain, Exports, NbdServer, ServerOptions};
 use flagstone_nvmf_target as target;
 use flagstone_nvmf_target::Target;
+use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
@@ -178,15 +179,21 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         max_connections: nbd.max_connections as usize,
     };
     let nbd_drain = Drain::new();
+    let nbd_server = NbdServer::new(exports.clone(), nbd_options, nbd_drain.clone());
+    let target = nvme_target(&config, &machine)?;
+    let connections = config.server.nvme.max_connections + nbd.max_connections;
+    let shares = BufferShares::new(buf::memory_limit(), connections as usize);
+    nbd_server.share_buffers(shares.clone());
+    target.share_buffers(shares);
     let server = Server {
         volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
         counters: config.volumes.iter().map(|_| Arc::default()).collect(),
         pending,
         mirrors: RefCell::default(),
         limits,
-        target: nvme_target(&config, &machine)?,
+        target,
         nvme: Arc::default(),
-        nbd: NbdServer::new(exports.clone(), nbd_options, nbd_drain.clone()),
+        nbd: nbd_server,
         exports,
         machine,
         bandwidth_limits: mirrors::bandwidth_limits(&config),

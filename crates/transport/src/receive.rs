@@ -245,17 +245,19 @@ impl Rx {
     /// # Errors
     /// When the stream ends early. `place` is returned in either case.
     pub async fn fill(&mut self, mut place: BufMut) -> (Result<(), RxError>, BufMut) {
-        let have = self.copy_out(&mut place);
-        let rest = place.split_off(have);
-        let (result, rest) = self.stream.recv_exact(rest).await;
-        rejoin(&mut place, rest);
-        match result {
-            Ok(()) => (Ok(()), place),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                (Err(RxError::Closed), place)
+        let mut have = self.copy_out(&mut place);
+        while have < place.len() {
+            let rest = place.split_off(have);
+            let (result, rest) = self.stream.recv(rest).await;
+            rejoin(&mut place, rest);
+            self.count_receive();
+            match result {
+                Ok(0) => return (Err(RxError::Closed), place),
+                Ok(count) => have += count,
+                Err(error) => return (Err(error.into()), place),
             }
-            Err(error) => (Err(error.into()), place),
         }
+        (Ok(()), place)
     }
 
     /// Like [`Rx::fill`], and receives a little of the following message in the same system call:

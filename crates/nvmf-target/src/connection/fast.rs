@@ -137,6 +137,10 @@ impl Connection {
             self.fast_data(session, fast, data);
             return true;
         }
+        // The general path asks for more.
+        if self.held() + fast.len > self.share.granted() {
+            return false;
+        }
         let Some(place) = buf::try_alloc(fast.len) else { return false };
         rx.skip(fast.header);
         session.connected.queue.counters.read(fast.len as u64);
@@ -178,6 +182,7 @@ impl Connection {
         }
         rx.skip(fast.header);
         let data = rx.take(fast.payload, align).expect("looked at above");
+        self.share.moved(fast.len as u64);
         session.connected.queue.counters.write(fast.len as u64);
         let fua = BlockCommand::parse(&fast.command).fua()
             || session.connected.controller.is_write_through();

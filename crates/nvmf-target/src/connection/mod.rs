@@ -14,7 +14,9 @@
 //!   the limit the connection stops receiving;
 //! - a peer that stops sending or reading in the middle of a transfer is disconnected. Time spent
 //!   waiting for the local device or local memory does not count;
-//! - a removed namespace is released within [`WATCHDOG_PERIOD`], even by an idle connection.
+//! - a removed namespace is released within [`WATCHDOG_PERIOD`], even by an idle connection;
+//! - buffers for data to and from the peer are within the connection's share of the buffer memory
+//!   (`share`). A peer that stalls keeps what it has until others have waited for it.
 //!
 //! `receive` parses, `fast` is the fast path, `waiting` queues commands for memory and sends R2Ts,
 //! `io` and `admin` execute commands, `respond` sends completions.
@@ -23,6 +25,7 @@ mod admin;
 mod fast;
 mod receive;
 mod respond;
+mod share;
 mod transfer;
 mod waiting;
 
@@ -34,7 +37,7 @@ use std::time::Duration;
 
 use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
-use flagstone_runtime::buf::Reserve;
+use flagstone_runtime::buf::{Protocol, Reserve, Share};
 use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
@@ -76,6 +79,12 @@ pub(crate) struct Connection {
     ended: Cell<bool>,
     /// Set when the host is gone: device calls that only wait give up.
     ended_flow: RefCell<Option<EndedFlow>>,
+    /// Part of the buffer memory that payload in flight and unsent data may take.
+    share: Share,
+    /// Bytes sent that `share` knows of.
+    drained: Cell<u64>,
+    /// Receives since the start, of any length.
+    receives: Rc<Cell<u64>>,
     /// Notified when in-flight commands or payload decrease, and when a send completes.
     room: Rc<sync::Notify>,
     /// PDUs received; the watchdog compares it.
@@ -163,7 +172,8 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
     if let Err(error) = stream.set_keep_alive(HOST_KEEP_ALIVE) {
         tracing::debug!(%peer, "cannot enable TCP keep alive: {error}");
     }
-    let connection = Rc::new(Connection::new(target, stream.clone()));
+    let mut rx = Rx::new(stream.clone());
+    let connection = Rc::new(Connection::new(target, stream.clone(), rx.receives()));
     let sender = {
         let connection = connection.clone();
         spawn(async move { connection.tx.run().await })
@@ -172,7 +182,10 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
         let connection = connection.clone();
         spawn(async move { connection.watch().await }).abort_on_drop()
     };
-    let mut rx = Rx::new(stream.clone());
+    let attending = {
+        let connection = connection.clone();
+        spawn(async move { connection.attend_share().await }).abort_on_drop()
+    };
     let end = connection.receive(&mut rx).await;
     match &end {
         ConnectionEnd::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
@@ -183,15 +196,18 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
         tracing::debug!(%peer, "the host went away before its last responses");
     }
     // Not earlier: the watchdog ends a sender whose host reads nothing.
-    drop(watchdog);
+    drop((watchdog, attending));
     stream.shutdown();
     connection.detach();
 }
 
 impl Connection {
-    fn new(target: Arc<Target>, stream: Stream) -> Connection {
+    fn new(target: Arc<Target>, stream: Stream, receives: Rc<Cell<u64>>) -> Connection {
         let room = Rc::new(sync::Notify::new());
         Connection {
+            share: target.shares().join(Protocol::Nvme, &stream.peer()),
+            drained: Cell::new(0),
+            receives,
             tx: Tx::new(stream.clone(), room.clone()),
             stream,
             target,
@@ -366,6 +382,7 @@ impl Connection {
     pub(crate) fn release(&self, payload: usize) {
         self.outstanding.set(self.outstanding.get() - 1);
         self.payload_bytes.set(self.payload_bytes.get() - payload);
+        self.share.released(self.held());
         self.room.notify();
     }
 

@@ -302,7 +302,11 @@ impl Connection {
                 let Ok(place) = self.place_for_capsule(len).await else {
                     return self.throw_away(rx, len, digest_bytes).await;
                 };
-                self.fill(rx, place).await?.freeze()
+                // Counted while the host sends it.
+                self.payload_bytes.set(self.payload_bytes.get() + len);
+                let filled = self.fill(rx, place).await;
+                self.payload_bytes.set(self.payload_bytes.get() - len);
+                filled?.freeze()
             }
         };
         let intact = digest_bytes == 0 || self.digest(rx, crc32c(&bytes)).await?;
@@ -380,6 +384,7 @@ impl Connection {
         };
         let (cid, payload) = (done.command.cid.get(), data.len());
         self.transferred(payload);
+        self.share.moved(payload as u64);
         if done.digest_error {
             self.complete(cid, Status::TRANSIENT_TRANSPORT_ERROR, payload);
             return Ok(());
@@ -413,6 +418,7 @@ impl Connection {
         }
         self.advance_queue();
         let payload = data.as_ref().map_or(0, |data| data.len());
+        self.share.moved(payload as u64);
         self.begin(payload);
         self.run(command, data, payload);
         Ok(None)

@@ -3,7 +3,7 @@
 use flagstone_nvme::digest::wire_digest;
 use flagstone_nvme::pdu::DataFlags;
 use flagstone_nvme::wire::U16;
-use flagstone_nvme::{Cqe, Status};
+use flagstone_nvme::{Cqe, Sqe, Status};
 use flagstone_runtime::Buf;
 
 use super::Connection;
@@ -49,12 +49,28 @@ impl Connection {
     /// PDU itself reports success (NVMe/TCP 3.3.2.2).
     #[inline]
     pub(super) fn send_data(&self, completion: Cqe, data: Buf, sq_head: Option<u16>) {
-        let encoder = self.encoder.get();
         let plain = completion.result() == 0 && completion.status() == Status::SUCCESS;
         let success = plain && sq_head.is_none();
-        let (cid, len) = (completion.cid.get(), data.len() as u32);
-        let flags = DataFlags { last: true, success };
-        self.tx.header(TERM_REQ_MAX_BYTES, |out| encoder.c2h_data(out, cid, 0, len, flags));
+        self.data_pdu(completion.cid.get(), 0, data, DataFlags { last: true, success });
+        if !success {
+            self.send_completion(completion, sq_head);
+        }
+    }
+
+    /// Sends the part at `offset` of a read's data, and the completion with the last part.
+    pub(super) fn send_part(&self, command: &Sqe, offset: usize, data: Buf, last: bool) {
+        let (cid, sq_head) = (command.cid.get(), self.sq_head());
+        let success = last && sq_head.is_none();
+        self.data_pdu(cid, offset as u32, data, DataFlags { last, success });
+        if last && !success {
+            self.send_completion(Cqe::new(cid, Status::SUCCESS), sq_head);
+        }
+    }
+
+    #[inline]
+    fn data_pdu(&self, cid: u16, offset: u32, data: Buf, flags: DataFlags) {
+        let (encoder, len) = (self.encoder.get(), data.len() as u32);
+        self.tx.header(TERM_REQ_MAX_BYTES, |out| encoder.c2h_data(out, cid, offset, len, flags));
         let digest = (encoder.data_digest_bytes() > 0).then(|| wire_digest(&data));
         self.tx.push(data);
         if let Some(digest) = digest {
@@ -62,9 +78,6 @@ impl Connection {
                 out.copy_from_slice(&digest);
                 Some(digest.len())
             });
-        }
-        if !success {
-            self.send_completion(completion, sq_head);
         }
     }
 

@@ -29,6 +29,7 @@ use flagstone_runtime::{BufMut, spawn_detached};
 
 use super::Connection;
 use crate::Namespace;
+use crate::io::status_of;
 use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
 use crate::queue::Admitted;
 
@@ -62,6 +63,7 @@ impl Connection {
         self.begin(0);
         if self.waiting.borrow().is_empty()
             && self.may_grant()
+            && self.fits(bytes + self.missing_reserve())
             && let Some(data) = buf::try_alloc_with_reserve(bytes, &self.reserve, self.in_capsule())
         {
             return self.grant(command, data);
@@ -98,22 +100,70 @@ impl Connection {
     /// second task starts.
     async fn serve_waiting(self: Rc<Self>) {
         loop {
-            self.room.wait_for(|| self.may_serve().then_some(())).await;
-            let Some((bytes, reads)) = self.first_waiting() else { return };
-            let memory = if reads {
-                buf::acquire(bytes).await
-            } else if bytes <= LINK_TRANSFER_BYTES && self.is_link() {
-                let spare = TRANSFERS.with(Rc::clone);
-                Ok(spare.acquire(bytes).await)
+            let part = self.room.wait_for(|| self.may_serve()).await;
+            let Some((bytes, reads)) = self.first_waiting() else { return self.settled() };
+            if reads && part < bytes {
+                self.read_in_parts(part).await;
             } else {
-                buf::acquire_with_reserve(bytes, &self.reserve, self.in_capsule()).await
-            };
-            // The connection may have ended meanwhile, which clears the queue.
-            let Some(waiting) = self.waiting.borrow_mut().pop_front() else { return };
-            self.serve(waiting, memory);
+                let memory = if reads {
+                    buf::acquire(bytes).await
+                } else if bytes <= LINK_TRANSFER_BYTES && self.is_link() {
+                    let spare = TRANSFERS.with(Rc::clone);
+                    Ok(spare.acquire(bytes).await)
+                } else {
+                    buf::acquire_with_reserve(bytes, &self.reserve, self.in_capsule()).await
+                };
+                // The connection may have ended meanwhile, which clears the queue.
+                let Some(waiting) = self.waiting.borrow_mut().pop_front() else { return };
+                self.serve(waiting, memory);
+            }
             if self.waiting.borrow().is_empty() {
+                return self.settled();
+            }
+        }
+    }
+
+    /// Executes the first command, a read, in parts, the first of which has `part` bytes.
+    async fn read_in_parts(self: &Rc<Self>, mut part: usize) {
+        let first = self.waiting.borrow().front().and_then(|first| {
+            let read = first.read.as_ref()?;
+            Some((first.command, read.namespace.clone(), read.offset, first.bytes))
+        });
+        let Some((command, namespace, offset, bytes)) = first else { return };
+        let block = 1 << namespace.block_shift;
+        let mut at = 0;
+        let result = loop {
+            let Ok(place) = buf::acquire(part).await else {
+                break Err(Status::INTERNAL_ERROR.dnr());
+            };
+            self.payload_bytes.set(self.payload_bytes.get() + part);
+            let data = namespace.device.read(offset + at as u64, place).await;
+            self.payload_bytes.set(self.payload_bytes.get() - part);
+            if self.ended.get() {
+                // The queue was cleared, and the command is no longer counted.
                 return;
             }
+            match data {
+                Ok(data) => self.send_part(&command, at, data.freeze(), at + part == bytes),
+                Err(error) => break Err(status_of(error)),
+            }
+            at += part;
+            if at == bytes {
+                break Ok(());
+            }
+            let next = || match self.ended.get() {
+                true => Some(0),
+                false => self.readable_part(bytes - at, block),
+            };
+            part = self.room.wait_for(next).await;
+            if part == 0 {
+                return;
+            }
+        };
+        drop(self.waiting.borrow_mut().pop_front());
+        match result {
+            Ok(()) => self.release(0),
+            Err(status) => self.fail(&command, status, 0),
         }
     }
 
@@ -122,15 +172,27 @@ impl Connection {
         self.waiting.borrow().front().map(|first| (first.bytes, first.read.is_some()))
     }
 
-    /// True if the first command may be served, or if there is none.
-    fn may_serve(&self) -> bool {
-        match self.first_waiting() {
-            Some((_, true)) => {
-                self.payload_bytes.get() < self.target.config().connection_payload_bytes
+    /// Bytes of the first command that may be served: all of them, or a part of a read. 0 if there
+    /// is no command.
+    fn may_serve(&self) -> Option<usize> {
+        let waiting = self.waiting.borrow();
+        let Some(first) = waiting.front() else { return Some(0) };
+        match &first.read {
+            Some(read) => {
+                let budget = self.target.config().connection_payload_bytes;
+                let block = 1 << read.namespace.block_shift;
+                (self.payload_bytes.get() < budget)
+                    .then(|| self.readable_part(first.bytes, block))
+                    .flatten()
             }
-            Some((_, false)) => self.may_grant(),
-            None => true,
+            None => (self.may_grant() && self.fits(first.bytes + self.missing_reserve()))
+                .then_some(first.bytes),
         }
+    }
+
+    /// Bytes that the reserve would take.
+    fn missing_reserve(&self) -> usize {
+        if self.reserve.is_filled() { 0 } else { self.in_capsule() }
     }
 
     /// Half of the budget is for transfers. The other half stays free for commands without R2T.
@@ -154,7 +216,7 @@ impl Connection {
     }
 
     /// True if another node depends on a namespace of this controller.
-    fn is_link(&self) -> bool {
+    pub(super) fn is_link(&self) -> bool {
         let session = self.session.borrow();
         session.as_ref().is_some_and(|session| session.table.iter().any(|one| one.vendor.is_some()))
     }
@@ -185,7 +247,9 @@ impl Connection {
     /// Allocates a buffer for `len` bytes that the host is already sending. While R2T data is
     /// outstanding, this falls back to the reserve, which memory granted meanwhile may refill.
     pub(super) async fn place_for_capsule(&self, len: usize) -> Result<BufMut, TooLarge> {
-        if let Some(place) = buf::try_alloc(len) {
+        if self.fits(len)
+            && let Some(place) = buf::try_alloc(len)
+        {
             return Ok(place);
         }
         if len <= LINK_CAPSULE_BYTES && self.is_link() {
@@ -193,12 +257,17 @@ impl Connection {
             return Ok(spare.acquire(len).await);
         }
         let mut reserved = std::pin::pin!(self.room.wait_for(|| self.reserve.try_alloc(len)));
-        let mut acquired = std::pin::pin!(buf::acquire(len));
-        std::future::poll_fn(|cx| match acquired.as_mut().poll(cx) {
+        let mut acquired = std::pin::pin!(async {
+            self.room.wait_for(|| self.fits(len).then_some(())).await;
+            buf::acquire(len).await
+        });
+        let place = std::future::poll_fn(|cx| match acquired.as_mut().poll(cx) {
             std::task::Poll::Pending => reserved.as_mut().poll(cx).map(Ok),
             done => done,
         })
-        .await
+        .await;
+        self.settled();
+        place
     }
 
     /// Drops all waiting commands and all transfers: their data will not arrive.

@@ -130,8 +130,9 @@ impl Client {
     /// Sends raw bytes. An error is ignored when the target has closed.
     pub async fn send(&mut self, bytes: &[u8]) {
         for part in bytes.chunks(1 << 20) {
-            let part = Buf::copy_of(part).expect("memory");
-            if self.stream.send_buf(part).await.is_err() {
+            let mut place = buf::alloc(part.len()).await;
+            place.copy_from_slice(part);
+            if self.stream.send_buf(place.freeze()).await.is_err() {
                 return;
             }
         }

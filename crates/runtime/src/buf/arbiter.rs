@@ -13,8 +13,9 @@
 //! - a connection ends only while others wait, after they have waited [`OTHERS_WAIT`] together, and
 //!   only if its own peer has made no progress for [`STALL_MIN`].
 //!
-//! A connection that holds nothing and waits longer than [`OVERTAKE_MAX`] is not overtaken any
-//! more, so large requests are not starved by small ones.
+//! A connection that holds nothing and waits longer than [`OVERTAKE_MAX`] for each
+//! [`SHARE_BYTES_MAX`] that it requests is not overtaken any more. So small requests pass large
+//! ones, and large ones are not starved.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -307,10 +308,10 @@ impl Arbiter {
 
     /// True if the request may no longer be overtaken.
     fn is_due(&self, id: MemberId, now: Instant) -> bool {
-        self.members.get(&id).is_some_and(|member| {
-            let waits = member.request.as_ref().map(|request| now.since(request.since));
-            member.extra == 0 && waits.is_some_and(|waits| waits >= OVERTAKE_MAX)
-        })
+        let Some(member) = self.members.get(&id) else { return false };
+        let Some(Request { target, since, .. }) = member.request else { return false };
+        let steps = u32::try_from(target.div_ceil(SHARE_BYTES_MAX)).unwrap_or(u32::MAX);
+        member.extra == 0 && now.since(since) >= OVERTAKE_MAX.saturating_mul(steps)
     }
 
     /// True if the connection may hold `target` bytes of the pot now.

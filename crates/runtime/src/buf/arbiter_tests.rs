@@ -138,13 +138,13 @@ fn large_waiting_request_is_not_overtaken_forever() {
     arbiter.leave(all[99], at(1));
     arbiter.leave(all[0], at(1));
     assert!(arbiter.try_ask(small, 4096, Standing::New, at(1)));
-    assert!(!arbiter.try_ask(small, 8192, Standing::New, at(1500)));
+    assert!(!arbiter.try_ask(small, 8192, Standing::New, at(65_000)));
     let mut granted = Vec::new();
     for id in &all[1..99] {
-        granted.extend(arbiter.leave(*id, at(1500)));
+        granted.extend(arbiter.leave(*id, at(65_000)));
     }
     assert_eq!(granted, [large]);
-    assert!(arbiter.try_ask(small, 8192, Standing::New, at(1500)));
+    assert!(arbiter.try_ask(small, 8192, Standing::New, at(65_000)));
 }
 
 #[derive(Clone, Debug)]
