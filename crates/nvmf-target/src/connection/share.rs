@@ -37,7 +37,8 @@ impl Connection {
 
     #[cold]
     fn grow(&self, bytes: usize) -> bool {
-        if self.is_link() {
+        // A connection that ends needs no memory of others for long.
+        if self.is_link() || self.tx.is_closed() {
             return true;
         }
         let sent = self.tx.sent_bytes();
