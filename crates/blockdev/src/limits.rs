@@ -50,3 +50,6 @@ pub const DELAY_MAX_SECONDS: u64 = 60;
 
 /// Ranges that a fault layer keeps per kind of call.
 pub const FAULT_MAX_RANGES: usize = 1024;
+
+/// Smallest file or disk that is served, in bytes: one block of 4 KiB.
+pub(crate) const FILE_BYTES_MIN: u64 = 4096;

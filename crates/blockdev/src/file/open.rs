@@ -6,6 +6,7 @@ use std::path::Path;
 use flagstone_runtime::fs::{File, FileInfo, OpenOptions};
 
 use crate::Geometry;
+use crate::limits::FILE_BYTES_MIN;
 
 /// Options for opening a file device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +55,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> io::Result<(File, Geom
 
 fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> {
     let block = block_bytes(info, options.block_bytes)?;
-    let size_bytes = info.size_bytes / u64::from(block) * u64::from(block);
-    if size_bytes == 0 {
-        return Err(format!(
-            "it has {} B, less than one block of {block} B; give it a size first (truncate -s)",
-            info.size_bytes
-        ));
-    }
+    let size_bytes = info.size_bytes;
+    check_size(size_bytes, block)?;
     let physical = info.physical_block_bytes.max(block);
     let can_discard = info.can_deallocate && !options.read_only;
     Ok(Geometry {
@@ -76,6 +72,19 @@ fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> 
         discard_zeroes: can_discard && !info.block_device,
         can_write_zeroes: (info.can_zero || info.can_deallocate) && !options.read_only,
     })
+}
+
+/// A size that is not served as it is would lose its end, or what the owner meant.
+fn check_size(size_bytes: u64, block: u32) -> Result<(), String> {
+    let unit = u64::from(block);
+    let fits = size_bytes.max(FILE_BYTES_MIN.max(unit)).next_multiple_of(unit);
+    if fits == size_bytes {
+        return Ok(());
+    }
+    Err(format!(
+        "its size is {size_bytes} bytes; a device needs at least 4 KiB and a multiple of its block \
+         size, {block} bytes; enlarge it, for a file with: truncate -s {fits}"
+    ))
 }
 
 fn block_bytes(info: &FileInfo, asked: Option<u32>) -> Result<u32, String> {
@@ -117,13 +126,28 @@ mod tests {
 
     #[test]
     fn files_use_4_kib_blocks_if_size_permits() {
-        let odd = FileInfo { size_bytes: (1 << 20) + 700, ..FILE };
+        let odd = FileInfo { size_bytes: (1 << 20) + 512, ..FILE };
         assert_eq!(of(FILE, None).unwrap().block_bytes, 4096);
         let geometry = of(odd, None).unwrap();
         assert_eq!((geometry.block_bytes, geometry.size_bytes), (512, (1 << 20) + 512));
-        let geometry = of(odd, Some(4096)).unwrap();
-        assert_eq!((geometry.block_bytes, geometry.size_bytes), (4096, 1 << 20));
         assert_eq!(of(FILE, Some(512)).unwrap().physical_block_bytes, 4096);
+    }
+
+    #[test]
+    fn file_size_that_loses_bytes_is_refused() {
+        for (size_bytes, block, enlarged) in [
+            (0, None, "4096"),
+            (1000, None, "4096"),
+            (512, None, "4096"),
+            ((1 << 20) + 700, None, "1049600"),
+            ((1 << 20) + 512, Some(4096), "1052672"),
+        ] {
+            let error = of(FileInfo { size_bytes, ..FILE }, block).unwrap_err();
+            assert!(error.contains(&format!("is {size_bytes} bytes")), "{error}");
+            assert!(error.contains("at least 4 KiB") && error.contains("multiple"), "{error}");
+            assert!(error.ends_with(&format!("truncate -s {enlarged}")), "{error}");
+        }
+        assert_eq!(of(FileInfo { size_bytes: 4096, ..FILE }, None).unwrap().size_bytes, 4096);
     }
 
     #[test]
@@ -140,8 +164,6 @@ mod tests {
     #[test]
     fn unusable_file_is_refused_with_advice() {
         assert!(of(FILE, Some(1024)).unwrap_err().contains("use 512 or 4096"));
-        let empty = FileInfo { size_bytes: 100, ..FILE };
-        assert!(of(empty, None).unwrap_err().contains("less than one block"));
         let strange = FileInfo { logical_block_bytes: 520, ..FILE };
         assert!(of(strange, None).unwrap_err().contains("520"));
     }
