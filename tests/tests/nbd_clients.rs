@@ -73,6 +73,20 @@ fn nbdinfo_reports_the_export() {
     }
 }
 
+/// libnbd 1.14 takes 200 ms for each export of a list.
+#[test]
+fn nbdinfo_lists_sixty_exports() {
+    if !have("nbdinfo --list", &["nbdinfo"]) {
+        return;
+    }
+    let volumes: Vec<_> = (0..60).map(|number| format!("v{number}=memory:1MiB")).collect();
+    let volumes: Vec<_> = volumes.iter().map(String::as_str).collect();
+    let server = Server::start_on(&volumes, &["nbd://127.0.0.1:0"]);
+    let text = run("nbdinfo", &["--list", "--json", server.address("nbd")]);
+    let info: Value = serde_json::from_str(&text).expect("nbdinfo prints JSON");
+    assert_eq!(info["exports"].as_array().map(Vec::len), Some(60), "{text}");
+}
+
 #[test]
 fn nbdinfo_lists_exports_and_is_refused_a_missing_one() {
     if !have("nbdinfo --list", &["nbdinfo"]) {

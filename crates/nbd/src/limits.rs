@@ -15,8 +15,11 @@ pub const MAX_STRING_BYTES: usize = 4096;
 /// queries. A longer option closes the connection.
 pub const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// Options per negotiation; a client that sends more is disconnected.
+/// Options per negotiation, besides [`MAX_OPTIONS_EACH`]; a client that sends more is disconnected.
 pub const MAX_OPTIONS: u32 = 128;
+
+/// Further options per export: a client that lists all of them asks a few questions about each.
+pub const MAX_OPTIONS_EACH: u32 = 8;
 
 /// Requests of one connection in flight. At the limit the server stops receiving. A reply
 /// descriptor and a device call's task take less than 1 KiB each, so this bounds them to 256 KiB
@@ -39,8 +42,12 @@ pub const PREDICTED_PAYLOAD_BYTES: usize = 256 << 10;
 /// slowest peer that is served (35 KB/s).
 pub const SEND_BYTES: usize = 1 << 20;
 
-/// Time limit of the negotiation.
+/// Time limit of each step of the negotiation: an option of the client, or the end of an earlier
+/// connection. While more than half of all connections negotiate, it limits all steps together.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time limit of all steps together: 900 exports at the 200 ms that libnbd 1.14 takes for each.
+pub const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A peer is disconnected if, for this long, it neither reads pending replies nor completes a
 /// started request.

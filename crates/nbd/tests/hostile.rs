@@ -10,6 +10,7 @@ use common::peer::{Agreed, Peer, hello, request};
 use common::{Running, any_port, in_simulation, leaves_nothing, memory, on_each_driver};
 use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, PEER_TIMEOUT};
 use flagstone_nbd::wire::Errno;
+use flagstone_nbd::wire::option::{option, put_option};
 use flagstone_nbd::wire::request::{command, command_flag};
 use flagstone_nbd::{Export, ServerOptions};
 use flagstone_runtime::{buf, time};
@@ -260,4 +261,61 @@ fn thousand_dropped_connections_leak_nothing() {
         })
         .await;
     });
+}
+
+/// Every step of a client is in time, and all of them together take a minute.
+#[test]
+fn slow_negotiation_of_honest_client_is_served() {
+    in_simulation(1, async || {
+        let handshake_timeout = Duration::from_secs(10);
+        let options = ServerOptions { handshake_timeout, ..ServerOptions::default() };
+        let exports = vec![Export::new("disk", memory(1 << 20, 512))];
+        let server = Running::start(&any_port(), exports, options);
+        let client = Peer::greeted(&server.address).await;
+        client.send(&3_u32.to_be_bytes()).await;
+        for _ in 0..10 {
+            time::sleep(Duration::from_secs(6)).await;
+            client.send(&option_bytes()).await;
+            assert!(client.read(20).await.is_some());
+        }
+        // A client that sends nothing more is closed after one step.
+        let begun = time::now();
+        assert!(client.sees_end().await);
+        let took = begun.elapsed();
+        assert!(took <= handshake_timeout + Duration::from_secs(1), "{took:?}");
+    });
+}
+
+/// One slow client is nobody's concern, but slow clients must not keep others out for minutes.
+#[test]
+fn many_slow_negotiations_share_time_of_one_step() {
+    in_simulation(1, async || {
+        let handshake_timeout = Duration::from_secs(10);
+        let options =
+            ServerOptions { handshake_timeout, max_connections: 8, ..ServerOptions::default() };
+        let exports = vec![Export::new("disk", memory(1 << 20, 512))];
+        let server = Running::start(&any_port(), exports, options);
+        let mut clients = Vec::new();
+        for _ in 0..8 {
+            let client = Peer::greeted(&server.address).await;
+            client.send(&3_u32.to_be_bytes()).await;
+            clients.push(client);
+        }
+        for _ in 0..2 {
+            time::sleep(Duration::from_secs(6)).await;
+            for client in &clients {
+                let _ = client.try_send(&option_bytes()).await;
+            }
+        }
+        time::sleep(Duration::from_secs(1)).await;
+        assert!(server.server.connections() <= 4, "{}", server.server.connections());
+        drop(clients);
+    });
+}
+
+/// An option that is answered with one reply without data.
+fn option_bytes() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_option(&mut bytes, option::STRUCTURED_REPLY, &[]);
+    bytes
 }

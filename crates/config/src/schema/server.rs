@@ -61,7 +61,7 @@ pub static NBD: Section = Section {
         "max_connections", Kind::Count(1..=65536), "256" =>
             "Connections of all clients together.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
-            "Time limit from accepting a connection to the end of its negotiation.";
+            "Time limit of each step of a negotiation; of all steps, up to 3 minutes otherwise, while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
             "A connection is closed when the client neither completes a started request nor reads its replies for this long.";
     },

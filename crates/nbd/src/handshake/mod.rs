@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::export::{Export, ExportLookup, Exports};
-use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS};
+use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_OPTIONS_EACH, MAX_STRING_BYTES};
 use crate::session::NbdSession;
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
@@ -37,12 +37,41 @@ pub enum HandshakeError {
     /// Option data longer than [`MAX_OPTION_BYTES`].
     #[error("an option of {0} bytes is too long")]
     OptionTooLong(u32),
-    /// More than [`MAX_OPTIONS`] options.
-    #[error("more than {MAX_OPTIONS} options")]
+    /// More than [`MAX_OPTIONS`] options, and [`MAX_OPTIONS_EACH`] for each export.
+    #[error("more than {MAX_OPTIONS} options, and {MAX_OPTIONS_EACH} for each export")]
     TooManyOptions,
     /// Unknown export in EXPORT_NAME, which has no error reply.
     #[error("no such export")]
     UnknownExport,
+}
+
+/// Refused request of a client, for the log. The negotiation may continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdRefusal {
+    /// Name of the export, as received; empty if the client named none.
+    pub export: String,
+    /// Reason.
+    pub reason: NbdRefusalReason,
+}
+
+/// Reason of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NbdRefusalReason {
+    /// No export has this name.
+    #[error("no such export")]
+    UnknownExport,
+    /// The device of the export is not open yet.
+    #[error("this export is not available yet")]
+    NotYet,
+    /// The client asked for TLS.
+    #[error("TLS is not supported")]
+    Tls,
+    /// The negotiation failed.
+    #[error("{0}")]
+    Failed(HandshakeError),
+    /// The negotiation took too long.
+    #[error("the client did not complete the negotiation in time")]
+    TimedOut,
 }
 
 /// Next action after [`Handshake::step`].
@@ -67,6 +96,9 @@ pub struct Handshake {
     options: u32,
     /// Selected link, and the export for which it was selected.
     link: Option<(String, LinkId)>,
+    /// Export that the client named last.
+    named: String,
+    refusal: Option<NbdRefusal>,
 }
 
 impl Handshake {
@@ -75,7 +107,31 @@ impl Handshake {
         out.extend_from_slice(&INIT_MAGIC.to_be_bytes());
         out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
         out.extend_from_slice(&SERVER_FLAGS.to_be_bytes());
-        Handshake { exports, flags: None, structured: false, options: 0, link: None }
+        Handshake {
+            exports,
+            flags: None,
+            structured: false,
+            options: 0,
+            link: None,
+            named: String::new(),
+            refusal: None,
+        }
+    }
+
+    /// The request that the last [`Handshake::step`] refused.
+    pub fn take_refusal(&mut self) -> Option<NbdRefusal> {
+        self.refusal.take()
+    }
+
+    /// The refusal of the negotiation as a whole.
+    pub fn refusal(&self, reason: NbdRefusalReason) -> NbdRefusal {
+        NbdRefusal { export: self.named.clone(), reason }
+    }
+
+    /// Options that a client may send: a few for each export that it lists.
+    fn options_max(&self) -> u32 {
+        let exports = u32::try_from(self.exports.all().len()).unwrap_or(u32::MAX);
+        exports.saturating_mul(MAX_OPTIONS_EACH).saturating_add(MAX_OPTIONS)
     }
 
     /// Consumes at most one message from the front of `input`, and writes the reply to `out`.
@@ -97,7 +153,7 @@ impl Handshake {
             return (0, HandshakeStep::More);
         };
         self.options += 1;
-        if self.options > MAX_OPTIONS {
+        if self.options > MAX_OPTIONS && self.options > self.options_max() {
             return (end, HandshakeStep::Close(HandshakeError::TooManyOptions));
         }
         (end, self.answer(header.option, data, out))
@@ -134,6 +190,9 @@ impl Handshake {
             }
             // TLS, extended headers and unknown options are unsupported.
             _ => {
+                if kind == option::STARTTLS {
+                    self.refusal = Some(self.refusal(NbdRefusalReason::Tls));
+                }
                 put_reply(out, kind, reply_type::ERR_UNSUP, b"this option is not supported");
                 Ok(())
             }
@@ -152,7 +211,8 @@ impl Handshake {
         session
     }
 
-    fn export_name(&self, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
+    fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
+        self.named = String::from_utf8_lossy(&data[..data.len().min(MAX_STRING_BYTES)]).into();
         let found = string(data).map_or(ExportLookup::Nothing, |name| self.exports.find(name));
         let ExportLookup::Here(export) = found else {
             return HandshakeStep::Close(HandshakeError::UnknownExport);
@@ -178,19 +238,23 @@ impl Handshake {
     }
 
     /// Finds an export, or writes an error reply ("The requested export is not available").
-    fn find(&self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
-        let why: &[u8] = match self.exports.find(name) {
+    fn find(&mut self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
+        name.clone_into(&mut self.named);
+        let (why, reason): (&[u8], _) = match self.exports.find(name) {
             ExportLookup::Here(export) => return Some(export),
-            ExportLookup::Expected => b"this export is not available yet; try again later",
-            ExportLookup::Nothing => b"no such export",
+            ExportLookup::Expected => {
+                (b"this export is not available yet; try again later", NbdRefusalReason::NotYet)
+            }
+            ExportLookup::Nothing => (b"no such export", NbdRefusalReason::UnknownExport),
         };
+        self.refusal = Some(self.refusal(reason));
         put_reply(out, kind, reply_type::ERR_UNKNOWN, why);
         None
     }
 
     /// Handles INFO and GO: returns the session for a GO, or `None` after an error reply.
     fn describe(
-        &self,
+        &mut self,
         kind: u32,
         data: &[u8],
         out: &mut Vec<u8>,

@@ -294,7 +294,8 @@ fn huge_option_closes_before_data() {
 #[test]
 fn too_many_options_close() {
     let mut talk = Talk::begin(disks());
-    for _ in 0..MAX_OPTIONS {
+    let exports = 2;
+    for _ in 0..MAX_OPTIONS + exports * MAX_OPTIONS_EACH {
         assert_eq!(talk.ask(77, &[]), reply_type::ERR_UNSUP);
     }
     let (_, progress) = talk.say(77, &[]);
@@ -318,4 +319,43 @@ fn link_selected_for_export() {
     };
     assert_eq!(go("small", "small"), Some(link));
     assert_eq!(go("small", "large"), None);
+}
+
+#[test]
+fn refused_request_names_export_and_reason() {
+    let mut talk = Talk::begin(disks());
+    let refused = |talk: &mut Talk| talk.server.take_refusal();
+    assert_eq!(talk.ask(option::GO, &info_request("nobody", &[])), reply_type::ERR_UNKNOWN);
+    let (export, reason) = ("nobody".to_owned(), NbdRefusalReason::UnknownExport);
+    assert_eq!(refused(&mut talk), Some(NbdRefusal { export, reason }));
+    assert_eq!(refused(&mut talk), None);
+    assert_eq!(talk.ask(option::STARTTLS, &[]), reply_type::ERR_UNSUP);
+    assert_eq!(refused(&mut talk).unwrap().reason, NbdRefusalReason::Tls);
+    let exports = disks();
+    exports.expect("late").unwrap();
+    let mut talk = Talk::begin(exports);
+    assert_eq!(talk.ask(option::INFO, &info_request("late", &[])), reply_type::ERR_UNKNOWN);
+    assert_eq!(refused(&mut talk).unwrap().reason, NbdRefusalReason::NotYet);
+    let (_, progress) = talk.say(option::EXPORT_NAME, b"gone");
+    assert!(matches!(progress, HandshakeStep::Close(_)));
+    assert_eq!(talk.server.refusal(NbdRefusalReason::TimedOut).export, "gone");
+}
+
+#[test]
+fn client_may_ask_about_every_export() {
+    let name = |number: u32| format!("disk-{number}");
+    let device = NoData::shared(Geometry::new(1 << 20, 512));
+    let exports = (0..60).map(|number| Export::new(name(number), device.clone()));
+    let mut talk = Talk::begin(Arc::new(Exports::new(exports).unwrap()));
+    for number in 0..60 {
+        for _ in 0..5 {
+            let (_, progress) = talk.say(option::INFO, &info_request(&name(number), &[]));
+            assert!(matches!(progress, HandshakeStep::Again), "{number}: {progress:?}");
+        }
+    }
+    let flood = (0..1000).find(|_| {
+        let (_, progress) = talk.say(option::INFO, &info_request("disk-0", &[]));
+        matches!(progress, HandshakeStep::Close(HandshakeError::TooManyOptions))
+    });
+    assert!(flood.is_some(), "the number of options is bounded");
 }

@@ -28,14 +28,16 @@ use flagstone_runtime::buf::{self, BufferShares, Protocol};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
-use flagstone_transport::{Rx, RxError};
+use flagstone_transport::{RefusalLog, Rx, RxError};
 
 pub use attached::AttachedClient;
 pub use drain::Drain;
 
 use crate::export::Exports;
-use crate::handshake::{Handshake, HandshakeError, HandshakeStep};
-use crate::limits::{HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, PEER_TIMEOUT};
+use crate::handshake::{Handshake, HandshakeError, HandshakeStep, NbdRefusal, NbdRefusalReason};
+use crate::limits::{
+    HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATION_TIMEOUT, PEER_TIMEOUT,
+};
 use crate::links::LinkOwner;
 use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
@@ -45,7 +47,7 @@ use connection::NbdConnection;
 /// Server limits and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Time limit of the negotiation.
+    /// Time limit of each step of the negotiation, and of all steps while many clients negotiate.
     pub handshake_timeout: Duration,
     /// A peer that delays a started request or a send for this long is disconnected.
     pub peer_timeout: Duration,
@@ -107,14 +109,25 @@ pub struct NbdServer {
     connections: AtomicUsize,
     attached: ClientRegistry,
     shares: OnceLock<Arc<BufferShares>>,
+    /// Clients that negotiate now.
+    negotiating: AtomicUsize,
+    refusals: RefusalLog,
 }
 
 impl NbdServer {
     /// Creates a server of `exports` that shuts down when `drain` is set.
     pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<NbdServer> {
         let (connections, attached) = (AtomicUsize::new(0), ClientRegistry::default());
-        let shares = OnceLock::new();
-        Arc::new(NbdServer { exports, options, drain, connections, attached, shares })
+        Arc::new(NbdServer {
+            exports,
+            options,
+            drain,
+            connections,
+            attached,
+            shares: OnceLock::new(),
+            negotiating: AtomicUsize::new(0),
+            refusals: RefusalLog::new("NBD negotiation"),
+        })
     }
 
     /// Shares the buffer memory with other servers of this process. Without it, or after the first
@@ -191,26 +204,74 @@ impl NbdServer {
         }
         let mut rx = Rx::new(stream.clone());
         let negotiation = async {
-            let session = negotiate(&stream, &self.exports, &mut rx).await?;
-            let owner = match session.link {
-                Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
-                None => None,
+            let session = self.negotiate(&stream, &mut rx).await?;
+            let ready = async {
+                let owner = match session.link {
+                    Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
+                    None => None,
+                };
+                session.export.ended_connections.wait().await;
+                owner
             };
-            session.export.ended_connections.wait().await;
-            Ok((session, owner))
+            match time::timeout(self.options.handshake_timeout, ready).await {
+                Ok(owner) => Ok((session, owner)),
+                Err(_) => Err(DisconnectReason::TimedOut),
+            }
         };
-        let in_time = time::timeout(self.options.handshake_timeout, negotiation);
-        let outcome = match self.drain.unless_begun(in_time).await {
-            Some(Ok(Ok((session, owner)))) => {
+        let outcome = match self.drain.unless_begun(negotiation).await {
+            Some(Ok((session, owner))) => {
                 return self.transmit(stream, session, owner, rx).await;
             }
-            Some(Ok(Err(outcome))) => outcome,
-            Some(Err(_)) => DisconnectReason::TimedOut,
+            Some(Err(outcome)) => outcome,
             None => DisconnectReason::Drained,
         };
         // A dropped receive may keep the socket open for a moment: notify the peer now.
         stream.shutdown();
         outcome
+    }
+
+    /// Runs the negotiation on a stream. A client may take [`NEGOTIATION_TIMEOUT`] for all steps,
+    /// but only the time of one step while many clients negotiate.
+    async fn negotiate(
+        &self,
+        stream: &Stream,
+        rx: &mut Rx,
+    ) -> Result<NbdSession, DisconnectReason> {
+        let _negotiating = Negotiating::begin(&self.negotiating);
+        let begun = time::now();
+        let mut out = Vec::new();
+        let mut handshake = Handshake::new(self.exports.clone(), &mut out);
+        loop {
+            let many = self.negotiating.load(Ordering::Relaxed) > self.options.max_connections / 2;
+            let step_max = self.options.handshake_timeout;
+            let all_max = if many { step_max } else { NEGOTIATION_TIMEOUT.max(step_max) };
+            let left = all_max.saturating_sub(begun.elapsed()).min(step_max);
+            let step = negotiation_step(stream, rx, &mut handshake, &mut out);
+            let result = time::timeout(left, step).await;
+            if let Some(refusal) = handshake.take_refusal() {
+                self.refused(stream, &refusal);
+            }
+            let end = match result {
+                Ok(Ok(None)) => continue,
+                Ok(Ok(Some(session))) => return Ok(session),
+                Ok(Err(end)) => end,
+                Err(_) => DisconnectReason::TimedOut,
+            };
+            let reason = match &end {
+                DisconnectReason::Refused(HandshakeError::Aborted) => None,
+                DisconnectReason::Refused(error) => Some(NbdRefusalReason::Failed(error.clone())),
+                DisconnectReason::TimedOut => Some(NbdRefusalReason::TimedOut),
+                _ => None,
+            };
+            if let Some(reason) = reason {
+                self.refused(stream, &handshake.refusal(reason));
+            }
+            return Err(end);
+        }
+    }
+
+    fn refused(&self, stream: &Stream, refusal: &NbdRefusal) {
+        self.refusals.refused(&stream.peer(), refusal.export.as_bytes(), &refusal.reason);
     }
 
     async fn transmit(
@@ -279,25 +340,41 @@ impl Drop for Occupied {
     }
 }
 
-/// Runs the negotiation on a stream.
-async fn negotiate(
+/// Counted negotiation.
+struct Negotiating<'a>(&'a AtomicUsize);
+
+impl Negotiating<'_> {
+    fn begin(count: &AtomicUsize) -> Negotiating<'_> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Negotiating(count)
+    }
+}
+
+impl Drop for Negotiating<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Answers all options that have arrived, and receives once. Returns the session when the
+/// negotiation has ended.
+async fn negotiation_step(
     stream: &Stream,
-    exports: &Arc<Exports>,
     rx: &mut Rx,
-) -> Result<NbdSession, DisconnectReason> {
-    let mut out = Vec::new();
+    handshake: &mut Handshake,
+    out: &mut Vec<u8>,
+) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
-    let mut handshake = Handshake::new(exports.clone(), &mut out);
     loop {
-        let (taken, progress) = handshake.step(rx.unread(&mut scratch), &mut out);
+        let (taken, progress) = handshake.step(rx.unread(&mut scratch), out);
         rx.skip(taken);
         if matches!(progress, HandshakeStep::Again) && out.len() < FLUSH_BYTES {
             continue;
         }
-        send(stream, &mut out).await?;
+        send(stream, out).await?;
         match progress {
             HandshakeStep::Again => {}
-            HandshakeStep::Begin(session) => return Ok(session),
+            HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),
             HandshakeStep::More => {
                 let part = rx.available() > 0;
@@ -305,6 +382,7 @@ async fn negotiate(
                     RxError::Closed if !part => DisconnectReason::Disconnected,
                     error => error.into(),
                 })?;
+                return Ok(None);
             }
         }
     }
