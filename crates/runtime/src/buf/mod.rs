@@ -11,6 +11,10 @@
 //! [`BufMut`] is an exclusive view, [`Buf`] a shared read-only one. Views of one block overlap only
 //! if all of them are `Buf`. Buffers belong to one core and are not `Send`.
 //!
+//! Connections of servers hold memory for their peers within shares ([`BufferShares`]), so that
+//! peers that stall leave memory to others. The rules below apply to what shares admit, and to all
+//! other users.
+//!
 //! # At the memory limit
 //!
 //! 1. Waiters ([`acquire`], [`alloc`]) form one FIFO queue for all cores. While it is not empty,
