@@ -48,7 +48,7 @@ pub(crate) const HOST_KEEP_ALIVE: KeepAlive = KeepAlive { idle_s: 60, interval_s
 pub(crate) const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Polling interval of that wait.
-pub(crate) const QUEUE_RELEASE_PERIOD: Duration = Duration::from_millis(2);
+pub(crate) const QUEUE_RELEASE_PERIOD: Duration = Duration::from_millis(20);
 
 /// Interval at which a connection's progress is checked.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
