@@ -21,10 +21,34 @@ step() {
     step_status=$?
     if [ $step_status -ne 0 ]; then
         dmesg | tail -n 40 >"/share/$step_name.dmesg.log"
+        show_state >"/share/$step_name.state.log" 2>&1
         echo "FAIL $step_name" >&3
         exit 1
     fi
     echo "PASS $step_name" >&3
+}
+
+# State at a failure: controllers, paths with their I/O in flight, and what programs wait for.
+show_state() {
+    for entry in /sys/class/nvme/nvme*; do
+        echo "$entry: $(cat "$entry/subsysnqn"): $(cat "$entry/state")"
+    done
+    for entry in /sys/class/nvme/nvme*/nvme*n* /sys/block/nvme*; do
+        [ -d "$entry" ] || continue
+        echo "$entry: ana $(cat "$entry/ana_state" 2>/dev/null), in flight $(cat "$entry/inflight")," \
+            "stat $(cat "$entry/stat")"
+    done
+    # fio prints its own state on this signal.
+    killall -USR1 fio
+    sleep 1
+    for entry in /proc/[0-9]*/task/[0-9]*; do
+        case $(cat "$entry/comm" 2>/dev/null) in
+            fio | kworker/*nvme* | nvme*)
+                echo "$entry: $(cat "$entry/comm"): $(cat "$entry/wchan")"
+                cat "$entry/stack" 2>/dev/null
+                ;;
+        esac
+    done
 }
 
 # ask REQUEST...: ask the host to do something, and wait for it.

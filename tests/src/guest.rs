@@ -162,7 +162,7 @@ impl Report {
         }
         let failed = self.steps.iter().filter(|step| step.outcome != Outcome::Passed);
         for step in failed {
-            for log in ["log", "dmesg.log"] {
+            for log in ["log", "dmesg.log", "state.log"] {
                 show(&mut text, &self.share.join(format!("{}.{log}", step.name)));
             }
         }
