@@ -154,8 +154,8 @@ fn lost_unflushed_write_poisons_device() {
             write(&device, 0, 1, false).await.unwrap();
             device.flush().await.unwrap();
             if zeroes {
-                let zeroes = device.write_zeroes(0, BLOCK_BYTES, ZeroFlags::default());
-                zeroes.await.unwrap();
+                let flags = ZeroFlags::default();
+                device.write_zeroes(BLOCK_BYTES, BLOCK_BYTES, flags).await.unwrap();
             } else {
                 write(&device, 1, 2, false).await.unwrap();
             }
