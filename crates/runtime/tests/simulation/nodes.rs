@@ -26,7 +26,7 @@ fn paused_process_continues_where_it_was() {
     let steps = Rc::new(Cell::new(0));
     let (counted, address, there) = (steps.clone(), port(&sim, a, 1), port(&sim, a, 1));
     sim.spawn_on(a, async move {
-        spawn(echo_server(there)).detach();
+        task::spawn_detached(echo_server(there));
         loop {
             time::sleep(10 * MS).await;
             counted.set(counted.get() + 1);
