@@ -304,24 +304,28 @@ fn help(cluster: &Cluster) {
     }
 }
 
-/// Moves the role away from a failed disk, and reopens it, as the operator and the server do.
+/// Moves the role away from a failed disk, and reopens it, as the operator and the server do. A
+/// node whose peer cannot serve is restarted.
 fn replace_failed(cluster: &Cluster) {
     for index in (0..2).filter(|index| cluster.has_failed(*index)) {
-        if cluster.serves(index) {
+        let state = cluster.state(index);
+        if cluster.serves(index) && state == Some(MirrorState::Mirroring) {
             cluster.command(index, "switchover, because its disk failed", async |mirror| {
                 let _ = mirror.switchover(0).await;
             });
-        } else {
+        } else if cluster.mirror(index).is_some_and(|mirror| mirror.is_idle_target()) {
             reopen(cluster, index);
+        } else if state != Some(MirrorState::Resynchronizing) {
+            cluster.world.history.note(format!("operator: node {index} is restarted"));
+            cluster.end(index, false);
+            cluster.restart(index);
         }
     }
 }
 
 /// Reopens the failed disk of a target. Its data counts as unverified until a resync.
 fn reopen(cluster: &Cluster, index: usize) {
-    let Some(mirror) = cluster.mirror(index).filter(|mirror| mirror.is_idle_target()) else {
-        return;
-    };
+    let Some(mirror) = cluster.mirror(index) else { return };
     let abandoned =
         cluster.sim.spawn_on(cluster.nodes[index], async move { mirror.abandon_target().await });
     if cluster.sim.block_on(abandoned).expect("the task is not aborted") {
