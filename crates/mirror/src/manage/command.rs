@@ -482,7 +482,7 @@ impl Inner {
     /// Transfers the role to a peer. The caller holds the role lock, and host calls are drained.
     pub(crate) async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
         self.wait_for_queue(leg).await;
-        let (session, session_id, local_device_failed) = {
+        let (session, session_id, mut local_device_failed) = {
             let state = self.lock();
             let own = &state.legs[leg];
             let ready = state.serving && own.phase == LegPhase::InSync;
@@ -490,6 +490,12 @@ impl Inner {
             (session.ok_or(CommandError::NotInSync)?, own.session_id, state.local_device_failed)
         };
         session.flush().await.map_err(RequestError::from)?;
+        // Before this side stops serving: with a disk that cannot flush it could not record its
+        // successor, and hosts would be served nowhere.
+        if !local_device_failed && let Err(error) = self.local.data().flush().await {
+            self.run_degraded(Some((leg, session_id)), error).await.map_err(RoleError::Io)?;
+            local_device_failed = true;
+        }
         // First stop serving, and record durably that this side was the source and who may be next.
         let designated_successor = self.slot_of_leg(leg);
         self.change(|state| {

@@ -57,6 +57,8 @@ pub(super) struct World {
     pub(super) source: Cell<usize>,
     /// Node that the operator promotes while the source is down.
     pub(super) failing_over: Cell<Option<usize>>,
+    /// That promotion gives up data that only the other node may have.
+    pub(super) gives_up: Cell<bool>,
     /// The node lost power since its data was last known to be complete.
     pub(super) lost_power: [Cell<bool>; 2],
     /// The node's disk shows one moment of this era's past whenever it may be promoted.
@@ -90,6 +92,8 @@ impl World {
                 panic!("node {index} is promoted: {what}\n{}", self.history.events());
             }
             self.history.rebase("the failover of an asynchronous mirror", &content);
+        } else if failover && self.gives_up.get() {
+            self.history.rebase("the operator gave data up", &self.data(index));
         } else if lost_power {
             self.history.lose_unflushed();
         }
@@ -147,6 +151,7 @@ impl Cluster {
             devices: RefCell::default(),
             source: Cell::new(0),
             failing_over: Cell::new(None),
+            gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
             hold: Cell::new(false),

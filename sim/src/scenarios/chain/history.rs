@@ -677,3 +677,7 @@ fn intersect(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
     }
     common
 }
+
+#[cfg(test)]
+#[path = "history_tests.rs"]
+mod tests;

@@ -34,6 +34,8 @@ mod cluster;
 mod history;
 mod hosts;
 mod operator;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
@@ -47,28 +49,28 @@ pub const CHAIN: Scenario = Scenario {
     name: "chain",
     about: "multipath hosts on a synchronous mirror over real targets and the real link: reads are \
             linearizable, and legs equal whenever in sync",
-    run: |seed| run(seed, &Profile { mode: Mode::Sync, all: false }),
+    run: |seed| run(seed, &Profile::new(Mode::Sync, false)),
 };
 
 /// Asynchronous, without the faults of open findings.
 pub const CHAIN_ASYNC: Scenario = Scenario {
     name: "chain-async",
     about: "the same with an asynchronous mirror, whose target shows one moment of the past",
-    run: |seed| run(seed, &Profile { mode: Mode::Async, all: false }),
+    run: |seed| run(seed, &Profile::new(Mode::Async, false)),
 };
 
 /// Synchronous, with all faults.
 pub const CHAIN_ALL: Scenario = Scenario {
     name: "chain-all",
     about: "the synchronous chain with the faults of open findings too; not in the default set",
-    run: |seed| run(seed, &Profile { mode: Mode::Sync, all: true }),
+    run: |seed| run(seed, &Profile::new(Mode::Sync, true)),
 };
 
 /// Asynchronous, with all faults.
 pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
     name: "chain-async-all",
     about: "the asynchronous chain with the faults of open findings too; not in the default set",
-    run: |seed| run(seed, &Profile { mode: Mode::Async, all: true }),
+    run: |seed| run(seed, &Profile::new(Mode::Async, true)),
 };
 
 /// Faults and commands of a scenario.
@@ -78,11 +80,21 @@ struct Profile {
     /// Also the faults of open findings: failing reads, writes and flushes, disks that hang longer
     /// than any timeout, clean stops of an asynchronous source.
     all: bool,
+    /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
+    /// scenario notices.
+    sabotage: fn(&Cluster),
+}
+
+impl Profile {
+    const fn new(mode: Mode, all: bool) -> Profile {
+        Profile { mode, all, sabotage: |_| {} }
+    }
 }
 
 fn run(seed: u64, profile: &Profile) -> Outcome {
     let cluster = Cluster::new(seed, *profile);
     let sim = &cluster.sim;
+    (profile.sabotage)(&cluster);
     (0..2).for_each(|index| cluster.start(index));
     cluster.start_hosts();
     if sim.chance(0.8) {
@@ -96,6 +108,7 @@ fn run(seed: u64, profile: &Profile) -> Outcome {
         cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(longest)));
     }
     operator::settle(&cluster);
+    (profile.sabotage)(&cluster);
     checks::at_rest(&cluster);
     Outcome::of(sim, cluster.world.history.checks(), steps)
 }

@@ -231,6 +231,7 @@ fn promote(cluster: &Cluster, target: usize) {
         result => cluster.world.history.note(format!("failover refused: {result:?}")),
     }
     cluster.world.failing_over.set(None);
+    cluster.world.gives_up.set(false);
 }
 
 /// Ends all faults. The mirror must get in sync by itself, or with an operator who connects it and
@@ -300,7 +301,12 @@ fn help(cluster: &Cluster) {
         cluster.fail("a false split brain");
     }
     if shown == [Some(MirrorState::NoSource); 2] {
-        promote(cluster, cluster.world.source.get());
+        let unverified: Vec<usize> = (0..2)
+            .filter(|index| cluster.mirror(*index).is_some_and(|mirror| mirror.is_unverified()))
+            .collect();
+        // After a failure of both disks nobody knows which one has the newest data.
+        cluster.world.gives_up.set(unverified.len() == 2);
+        promote(cluster, unverified.first().copied().unwrap_or(cluster.world.source.get()));
     }
 }
 
