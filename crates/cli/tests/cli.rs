@@ -406,8 +406,8 @@ fn published_experiments_are_judged() {
         verdicts(&mirrored),
         [
             ["as-predicted", "limit", "volume"],
-            ["below", "latency", "volume"],
-            ["below", "latency", "volume"]
+            ["below", "latency-or-cap", "volume"],
+            ["below", "latency-or-cap", "volume"]
         ]
     );
     for (gb, ratio) in [(200, 2.06), (600, 1.66)] {

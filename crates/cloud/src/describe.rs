@@ -172,6 +172,7 @@ pub(crate) fn notes(
     mix: &WorkloadMix,
     workload: &Workload,
     binding: &PredictedLimit,
+    disks: u32,
 ) -> Vec<String> {
     let mut out = Vec::new();
     if placement.by_request {
@@ -189,6 +190,7 @@ pub(crate) fn notes(
             placement.kind, placement.machine.family
         ));
     }
+    out.extend(vcpus_for_disks(placement, disks));
     let block = placement.catalog.units.block_of(workload.block_bytes);
     if let Some(least) = placement.disk.block_kb_min_for_throughput
         && binding.dimension == Dimension::Throughput
@@ -215,4 +217,15 @@ pub(crate) fn notes(
         out.push(note.clone());
     }
     out
+}
+
+/// The advised vCPUs of several disks, if the machine has fewer.
+fn vcpus_for_disks(placement: &Placement<'_>, disks: u32) -> Option<String> {
+    let range = placement.disk.vcpus_per_disk?;
+    let vcpus = placement.machine.vcpus.filter(|vcpus| *vcpus < range.min * disks)?;
+    Some(format!(
+        "{range} vCPUs for each local SSD are advised: {disks} disks want {} or more, {} has {vcpus}",
+        range.min * disks,
+        placement.machine.name
+    ))
 }

@@ -22,6 +22,10 @@ pub(crate) const MAX_DEPTH: u32 = 1 << 20;
 /// differ by 2.4 %.
 pub const TOLERANCE: f64 = 0.05;
 
+/// Relative difference below which a measured rate equals a cap. Narrower than [`TOLERANCE`], since
+/// a cap is looked for among many.
+pub const CAP_TOLERANCE: f64 = 0.02;
+
 /// Average fraction of the queue depth from which a queue counts as full. The rest is the time
 /// between a completion and the next submission, and the end of a run.
 pub(crate) const QUEUE_FULL: f64 = 0.8;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::catalog::{Confidence, Inconsistency, LimitKind, Sharing};
+use crate::catalog::{Confidence, Inconsistency, LimitKind, Sharing, ThroughputUnit};
 use crate::input::{DiskConfiguration, Workload};
 
 /// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
@@ -78,6 +78,8 @@ pub enum Recommendation {
     WriteFirst,
     CheckConfiguration,
     ShorterPath,
+    OtherDepth { in_flight: u64 },
+    OtherBlocks { bytes: u64 },
 }
 
 /// A queue depth over all jobs.
@@ -146,7 +148,7 @@ pub struct Prediction {
     pub configuration: DiskConfiguration,
     pub workload: Workload,
     /// Unit of `throughput` and of limits in throughput.
-    pub throughput_unit: &'static str,
+    pub throughput_unit: ThroughputUnit,
     /// Sustained rate of reads and writes together: the lowest of all limits, with the guaranteed
     /// figure of the queue depth.
     pub total: Rates,
@@ -178,4 +180,6 @@ pub struct Prediction {
     /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
     pub notes: Vec<String>,
+    /// Advice of the source about the disk type.
+    pub advice: Vec<String>,
 }

@@ -371,6 +371,16 @@ impl std::fmt::Display for Recommendation {
             CheckConfiguration => {
                 f.write_str("check: look up the type, size and machine, and give them here")
             }
+            OtherDepth { in_flight } => write!(
+                f,
+                "check: {} in flight; more IOPS mean latency, the same IOPS a cap",
+                grouped(*in_flight as f64, 0)
+            ),
+            OtherBlocks { bytes } => write!(
+                f,
+                "check: blocks of {}; the same MB/s mean a cap of throughput",
+                block_size(*bytes)
+            ),
             ShorterPath => f.write_str("find the latency in the path: measure the disk directly"),
         }
     }

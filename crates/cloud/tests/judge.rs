@@ -1,7 +1,7 @@
 //! Judgments of published measurements, and invariants of judgments.
 
 use flagstone_cloud::catalog::Catalog;
-use flagstone_cloud::judge::{Bottleneck, Cause, JudgmentVerdict, MeasuredRates};
+use flagstone_cloud::judge::{Bottleneck, Cause, JudgmentVerdict, MeasuredRates, judge_together};
 use flagstone_cloud::limits::TOLERANCE;
 use flagstone_cloud::{
     AccessOrder, DiskConfiguration, Judgment, LimitKind, MeasuredRun, PlanError, Recommendation,
@@ -70,7 +70,7 @@ fn experiment_a_through_mirror() {
         let found = judged("gcp-2019", A_2019, &mirror_row(kib, mb, ms));
         assert_eq!(
             (found.verdict, found.bottleneck),
-            (JudgmentVerdict::Below, Bottleneck::Latency)
+            (JudgmentVerdict::Below, Bottleneck::LatencyOrCap)
         );
         assert!((found.ratio - ratio).abs() < 0.01, "{}", found.ratio);
         let slower = |finding: &Cause| matches!(finding, Cause::SlowerThanRule { .. });
@@ -85,10 +85,60 @@ fn experiment_a_on_c2() {
     let place = ("pd-ssd", 500_000_000_000, "c2-standard-8");
     // 24 in flight at 140 MiB/s of 64 KiB.
     let found = judged("gcp-2019", place, &mirror_row(64.0, 140.0, 24.0 / 2.24));
-    assert_eq!((found.verdict, found.bottleneck), (JudgmentVerdict::Below, Bottleneck::Latency));
+    assert_eq!(
+        (found.verdict, found.bottleneck),
+        (JudgmentVerdict::Below, Bottleneck::LatencyOrCap)
+    );
     assert!((found.utilization - 0.597).abs() < 0.001, "{}", found.utilization);
     let traffic = |finding: &Cause| matches!(finding, Cause::OtherTraffic { .. });
     assert!(!found.hypotheses.iter().any(traffic), "so little is left by no traffic");
+    // The catalog has exactly this observation, of the same machine and disk.
+    let observed =
+        |finding: &Cause| matches!(finding, Cause::Observed { source } if source.contains("SIOS"));
+    assert!(observed(&found.hypotheses[0]), "{:?}", found.hypotheses);
+    let deeper = |change: &Recommendation| matches!(change, Recommendation::DeeperQueue(_));
+    assert!(!found.recommendations.iter().any(deeper), "nothing proves a latency");
+    assert_eq!(found.recommendations[0], Recommendation::OtherDepth { in_flight: 48 });
+    assert_eq!(found.recommendations[1], Recommendation::OtherBlocks { bytes: 128 << 10 });
+}
+
+#[test]
+fn measured_cap_of_another_type_is_named() {
+    let place = ("pd-ssd", 500_000_000_000, "n1-standard-8");
+    let read = part(375.0, 4096.0, 24e3 / 375.0);
+    let run = MeasuredRun { read, in_flight: Some(24), seconds: 60.0, ..MeasuredRun::default() };
+    let found = judged("gcp-2019", place, &run);
+    assert_eq!(found.bottleneck, Bottleneck::LatencyOrCap);
+    let cap = Cause::FittingType { kind: "pd-standard".to_owned(), iops: 375.0 };
+    assert!(found.hypotheses.contains(&cap), "{:?}", found.hypotheses);
+}
+
+fn together(runs: &[(f64, f64, u64)]) -> Vec<Bottleneck> {
+    let place = ("pd-ssd", 500_000_000_000, "n1-standard-8");
+    let mut all: Vec<Judgment> = runs
+        .iter()
+        .map(|(iops, kib, depth)| {
+            let write = part(*iops, kib * 1024.0, *depth as f64 * 1e3 / iops);
+            let in_flight = Some(*depth);
+            let run = MeasuredRun { write, in_flight, seconds: 60.0, ..MeasuredRun::default() };
+            judged("gcp-2019", place, &run)
+        })
+        .collect();
+    judge_together(&mut all);
+    all.iter().map(|judgment| judgment.bottleneck).collect()
+}
+
+#[test]
+fn several_results_tell_latency_from_cap() {
+    use Bottleneck::{Cap, Latency, LatencyOrCap};
+    assert_eq!(together(&[(1000.0, 64.0, 24)]), [LatencyOrCap]);
+    // A deeper queue changes nothing, or helps.
+    assert_eq!(together(&[(1000.0, 64.0, 24), (1010.0, 64.0, 48)]), [Cap, Cap]);
+    assert_eq!(together(&[(1000.0, 64.0, 24), (1950.0, 64.0, 48)]), [Latency, Latency]);
+    // Equal MB/s at two block sizes.
+    assert_eq!(together(&[(1000.0, 64.0, 24), (2010.0, 32.0, 24)]), [Cap, Cap]);
+    // Equal IOPS at two block sizes: a latency or a cap of IOPS.
+    assert_eq!(together(&[(1000.0, 64.0, 24), (1000.0, 32.0, 24)]), [LatencyOrCap; 2]);
 }
 
 fn walk_through(iops: f64) -> MeasuredRun {
@@ -216,7 +266,10 @@ fn cpu_and_other_traffic_are_causes() {
         ..MeasuredRun::default()
     };
     let found = judged("gcp-2019", place, &measured);
-    assert_eq!((found.verdict, found.bottleneck), (JudgmentVerdict::Below, Bottleneck::Latency));
+    assert_eq!(
+        (found.verdict, found.bottleneck),
+        (JudgmentVerdict::Below, Bottleneck::LatencyOrCap)
+    );
     let traffic = found.hypotheses.iter().find_map(|finding| match finding {
         Cause::OtherTraffic { gbit_per_s } => Some(*gbit_per_s),
         _ => None,
@@ -250,7 +303,10 @@ fn missing_latency_rule_is_reported() {
         ..MeasuredRun::default()
     };
     let found = judged("gcp-current", ("pd-balanced", 1 << 40, "n2-standard-8"), &measured);
-    assert_eq!((found.verdict, found.bottleneck), (JudgmentVerdict::Below, Bottleneck::Latency));
+    assert_eq!(
+        (found.verdict, found.bottleneck),
+        (JudgmentVerdict::Below, Bottleneck::LatencyOrCap)
+    );
     assert!(found.causes.contains(&Cause::NoRule { latency_us: 2000.0 }));
     assert!(!found.not_known.is_empty());
 }

@@ -264,9 +264,9 @@ pub(crate) struct CheapestArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// Output of fio 3 as json or json+; - is standard input
-    #[arg(value_name = "RESULT")]
-    pub(crate) result: String,
+    /// Outputs of fio 3 as json or json+, of one disk, which are judged together; - is standard input
+    #[arg(value_name = "RESULT", required = true)]
+    pub(crate) results: Vec<String>,
     #[command(flatten)]
     pub(crate) disk: DiskArgs,
     /// Deviation from the prediction, in %, that still counts as predicted

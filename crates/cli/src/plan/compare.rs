@@ -170,8 +170,9 @@ fn rows(
         let iops = index < half;
         let what = if iops { "IOPS" } else { unit };
         let name = format!("{what}, {}", load_name(workload));
-        let number = move |results: &WorkloadResult| {
-            if iops { grouped(results.total.iops, 0) } else { decimals(results.total.throughput) }
+        let number = move |results: &WorkloadResult| match iops {
+            true => grouped(results.total.iops, 0),
+            false => decimals(results.total.bytes_per_s / catalog.units.throughput.bytes()),
         };
         row(&name, &|c| of(c, &|c| number(&c.results[index])));
         let block = format!("  of {}, limited by", block_size(workload.block_bytes));

@@ -10,7 +10,8 @@ use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
 use flagstone_cloud::catalog::{Catalog, Inconsistency};
 use flagstone_cloud::judge::{
-    Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, latency_text,
+    Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, judge_together,
+    latency_text,
 };
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, Rates};
@@ -31,28 +32,39 @@ pub(super) fn run(args: &ExplainArgs) -> Result<Exit, Failure> {
     let catalog = args.catalog.open()?;
     let configuration = args.disk.configuration(&catalog)?;
     let tolerance = args.tolerance()?;
-    let file = printable(&args.result);
-    let read = read(&args.result);
-    let (version, phases) = read.map_err(|error| Failure::usage(format!("{file}: {error}")))?;
+    let mut version = String::new();
     let mut judged = Vec::new();
-    for phase in phases {
-        let judgment = (!phase.is_idle())
-            .then(|| catalog.judge(&configuration, &measured(&phase), tolerance))
-            .transpose()
-            .map_err(|error| plan_failure(&error, &catalog))?;
-        judged.push(Judged { phase, judgment });
+    for result in &args.results {
+        let phases;
+        (version, phases) = read(result)
+            .map_err(|error| Failure::usage(format!("{}: {error}", printable(result))))?;
+        let before = judged.len();
+        for phase in phases {
+            let judgment = (!phase.is_idle())
+                .then(|| catalog.judge(&configuration, &measured(&phase), tolerance))
+                .transpose()
+                .map_err(|error| plan_failure(&error, &catalog))?;
+            judged.push(Judged { phase, judgment });
+        }
+        has_io(result, &judged[before..])?;
     }
-    if judged.iter().all(|judged| judged.judgment.is_none()) {
-        let said = judged.iter().flat_map(|judged| failures(&judged.phase)).next();
-        let said = said.map(|text| format!("; {text}")).unwrap_or_default();
-        let text = format!("{file}: no reads and no writes in the result{said}");
-        return Err(Failure::usage(text));
-    }
+    let all = judged.iter_mut().filter_map(|judged| judged.judgment.as_mut());
+    judge_together(all);
     if args.catalog.json {
         let judgments = judged.iter().map(Entry::from).collect();
         return Ok(json(&catalog, Report { fio_version: &version, judgments }));
     }
     Ok(print(&text(&catalog, &version, &judged, Paint::stdout()), Exit::Success))
+}
+
+fn has_io(file: &str, judged: &[Judged]) -> Result<(), Failure> {
+    if judged.iter().any(|judged| judged.judgment.is_some()) {
+        return Ok(());
+    }
+    let said = judged.iter().flat_map(|judged| failures(&judged.phase)).next();
+    let said = said.map(|text| format!("; {text}")).unwrap_or_default();
+    let text = format!("{}: no reads and no writes in the result{said}", printable(file));
+    Err(Failure::usage(text))
 }
 
 struct Judged {

@@ -16,6 +16,7 @@ use std::fmt::Write as _;
 use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{Machine, PlanError, Workload};
+use flagstone_units::grouped;
 use serde::Serialize;
 
 use crate::columns::{self, Left};
@@ -88,10 +89,22 @@ impl<'a> From<&'a Catalog> for CatalogHead<'a> {
 }
 
 pub(crate) fn head(catalog: &Catalog) -> String {
-    format!(
-        "catalog {}: {}; date: {}; confidence {}\n",
+    let (units, mut out) = (&catalog.units, String::new());
+    let _ = writeln!(
+        out,
+        "catalog {}: {}; date: {}; confidence {}",
         catalog.name, catalog.title, catalog.date, catalog.confidence
-    )
+    );
+    let (unit, bytes) = (units.throughput.name(), units.throughput_bytes() as f64);
+    if bytes != units.throughput.bytes() {
+        let _ = writeln!(
+            out,
+            "rates are in {unit} of {} bytes; the source's own figures are in {unit} of {} bytes",
+            grouped(units.throughput.bytes(), 0),
+            grouped(bytes, 0)
+        );
+    }
+    out
 }
 
 /// A report of `--json`, documented in `docs/plan-json.md`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use flagstone_cloud::catalog::{Catalog, Inconsistency};
+use flagstone_cloud::catalog::{Catalog, Inconsistency, ThroughputUnit};
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates};
 use flagstone_units::{display::block_size, grouped};
@@ -49,6 +49,7 @@ fn text(catalog: &Catalog, found: &Prediction, pattern: &str, paint: Paint) -> S
     contradictions(&found.inconsistencies, paint, &mut out);
     list("not known", &found.not_known, paint, &mut out);
     list("note", &found.notes, paint, &mut out);
+    list("advice of the source", &found.advice, paint, &mut out);
     out
 }
 
@@ -97,9 +98,15 @@ fn rates(found: &Prediction, paint: Paint, out: &mut String) {
 pub(super) const RATES: [CellAlignment; 4] = [Left, Right, Right, Left];
 
 /// Label, IOPS, throughput and a remark.
-pub(super) fn rates_row(label: &str, rates: &Rates, unit: &str, remark: String) -> Vec<String> {
+pub(super) fn rates_row(
+    label: &str,
+    rates: &Rates,
+    unit: ThroughputUnit,
+    remark: String,
+) -> Vec<String> {
     let iops = format!("{} IOPS", grouped(rates.iops, 0));
-    vec![label.to_owned(), iops, format!("{} {unit}", decimals(rates.throughput)), remark]
+    let throughput = decimals(rates.bytes_per_s / unit.bytes());
+    vec![label.to_owned(), iops, format!("{throughput} {}", unit.name()), remark]
 }
 
 fn limits(found: &Prediction, paint: Paint, out: &mut String) {

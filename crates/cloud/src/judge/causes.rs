@@ -17,6 +17,10 @@ pub enum Cause {
     AtLimit { kind: LimitKind, utilization: f64, explanation: String },
     BeyondLimit { kind: LimitKind, times: f64, iops: f64, explanation: String },
     Latency { in_flight: f64, latency_us: f64, iops: f64, allowed_iops: f64 },
+    OneDepth { in_flight: f64 },
+    SameAtOtherDepth { in_flight: f64 },
+    FollowsDepth { in_flight: f64 },
+    SameThroughput { block_bytes: u64 },
     MatchesRule(RuleLatency),
     SlowerThanRule(RuleLatency),
     FasterThanRule(RuleLatency),
@@ -38,6 +42,9 @@ pub enum Cause {
     OtherTraffic { gbit_per_s: f64 },
     SlowPath { extra_us: f64 },
     OtherLoad,
+    FittingType { kind: String, iops: f64 },
+    FittingMachine { machine: String, iops: f64 },
+    Observed { source: String },
 }
 
 /// A latency and the queue depth rule's, in µs.
@@ -85,6 +92,11 @@ impl Case<'_, '_> {
                 vec![Cause::AtLimit { kind, utilization: self.utilization, explanation }]
             }
             Bottleneck::Latency => self.of_latency(),
+            Bottleneck::LatencyOrCap => {
+                let mut out = self.of_latency();
+                out.extend(self.in_flight.map(|in_flight| Cause::OneDepth { in_flight }));
+                out
+            }
             Bottleneck::Cpu => {
                 let mut out = Vec::new();
                 if self.job_is_busy() {
@@ -102,7 +114,7 @@ impl Case<'_, '_> {
                     |(in_flight, requested)| Cause::QueueNotFull { in_flight, requested };
                 kept.map(not_full).into_iter().collect()
             }
-            Bottleneck::NotKnown => Vec::new(),
+            Bottleneck::NotKnown | Bottleneck::Cap => Vec::new(),
         }
     }
 
@@ -200,8 +212,10 @@ impl Case<'_, '_> {
 
     fn why_less(&self, bottleneck: Bottleneck) -> Vec<Cause> {
         let mut out = Vec::new();
-        if bottleneck != Bottleneck::Latency {
-            return out;
+        match bottleneck {
+            Bottleneck::LatencyOrCap => out.extend(self.fitting_caps(self.given)),
+            Bottleneck::Latency => {}
+            _ => return out,
         }
         out.extend(self.other_traffic());
         if let (Some(latency_us), Some((_, guaranteed_us))) = (self.latency_us, self.rule_us)

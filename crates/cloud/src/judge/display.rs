@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flagstone_units::grouped;
+use flagstone_units::{display::block_size, grouped};
 
 use crate::judge::causes::RuleLatency;
 use crate::judge::{Bottleneck, Cause, JudgmentVerdict};
@@ -22,6 +22,8 @@ impl fmt::Display for Bottleneck {
         f.write_str(match self {
             Bottleneck::Limit => "a limit of the cloud",
             Bottleneck::Latency => "latency",
+            Bottleneck::LatencyOrCap => "latency, or a cap that is not in the catalog",
+            Bottleneck::Cap => "a cap that is not in the catalog",
             Bottleneck::Cpu => "CPU",
             Bottleneck::Job => "the job itself",
             Bottleneck::NotKnown => "not known",
@@ -84,6 +86,35 @@ impl fmt::Display for Cause {
                 grouped(*iops, 0),
                 grouped(*allowed_iops, 0)
             ),
+            OneDepth { in_flight } => write!(
+                f,
+                "one result at one depth ({} in flight) cannot tell a latency from a cap",
+                count_text(*in_flight)
+            ),
+            SameAtOtherDepth { in_flight } => {
+                write!(f, "the same IOPS with {} in flight: a cap", count_text(*in_flight))
+            }
+            FollowsDepth { in_flight } => write!(
+                f,
+                "the IOPS follow the depth ({} in flight compared): latency",
+                count_text(*in_flight)
+            ),
+            SameThroughput { block_bytes } => write!(
+                f,
+                "the same MB/s with blocks of {}: a cap of throughput",
+                block_size(*block_bytes)
+            ),
+            FittingType { kind, iops } => write!(
+                f,
+                "cap: a disk of {kind} of this size is allowed {} IOPS",
+                grouped(*iops, 0)
+            ),
+            FittingMachine { machine, iops } => {
+                write!(f, "cap: {machine} is allowed {} IOPS", grouped(*iops, 0))
+            }
+            Observed { source } => {
+                write!(f, "cap: the same rate was measured on this machine by {source}")
+            }
             MatchesRule(found) => found.write("matches", f),
             SlowerThanRule(found) => found.write("is above", f),
             FasterThanRule(found) => found.write("is below", f),

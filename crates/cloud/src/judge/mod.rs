@@ -9,21 +9,24 @@
 
 mod causes;
 mod display;
+mod fitting;
 mod measured;
 mod recommendations;
+mod together;
 mod utilization;
 
 pub use causes::{Cause, RuleLatency};
 pub use display::{count_text, latency_text};
 pub use measured::{MeasuredRates, MeasuredRun};
+pub use together::judge_together;
 
 use serde::Serialize;
 
 use crate::caps::{Cap, QueueFigure};
-use crate::catalog::{Catalog, Confidence, Inconsistency, LimitKind, SourceKeys};
+use crate::catalog::{Catalog, Confidence, Inconsistency, LimitKind, SourceKeys, ThroughputUnit};
 use crate::describe;
 use crate::input::{DiskConfiguration, PlanError, Workload};
-use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL};
+use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL, TOLERANCE};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::predict::rates;
@@ -49,8 +52,13 @@ pub enum JudgmentVerdict {
 pub enum Bottleneck {
     /// An enforced limit: the first of `limits`.
     Limit,
-    /// Latency: the queue was full and each I/O took its time.
+    /// Latency: the queue was full and each I/O took its time, as long as the rule of the type says
+    /// or as results at several depths show.
     Latency,
+    /// Latency, or a cap that the catalog does not have: one result at one depth cannot tell.
+    LatencyOrCap,
+    /// A cap that the catalog does not have: results at several depths or block sizes show it.
+    Cap,
     /// CPUs of the machine, or a job that saturated one.
     Cpu,
     /// The job: fewer I/Os were in flight than requested.
@@ -91,7 +99,7 @@ pub struct Judgment {
     /// The workload of the prediction: the mean block size, the reads rounded to a percent, and the
     /// I/Os in flight of all jobs.
     pub workload: Workload,
-    pub throughput_unit: &'static str,
+    pub throughput_unit: ThroughputUnit,
     pub verdict: JudgmentVerdict,
     pub bottleneck: Bottleneck,
     /// Measured IOPS divided by the predicted maximum if above it, by the predicted minimum if
@@ -126,6 +134,7 @@ pub struct Judgment {
 }
 
 struct Case<'c, 'a> {
+    given: &'c DiskConfiguration,
     placement: &'c Placement<'a>,
     demand: &'c Demand,
     measured: &'c MeasuredRun,
@@ -183,6 +192,7 @@ impl Catalog {
         }
         let rule_us = placement.service_us().map(|(guaranteed, best)| (best, guaranteed));
         let case = Case {
+            given: configuration,
             placement: &placement,
             demand: &demand,
             measured,
@@ -242,7 +252,7 @@ impl Case<'_, '_> {
             catalog: catalog.name.clone(),
             configuration: configuration.clone(),
             workload: self.workload.clone(),
-            throughput_unit: catalog.units.throughput.name(),
+            throughput_unit: catalog.units.throughput,
             verdict,
             bottleneck,
             ratio,
@@ -266,7 +276,13 @@ impl Case<'_, '_> {
             confidence: self.confidence(first, bottleneck),
             inconsistencies: self.placement.inconsistencies(self.demand, self.workload, &kinds),
             not_known,
-            notes: describe::notes(self.placement, self.mix, self.workload, first),
+            notes: describe::notes(
+                self.placement,
+                self.mix,
+                self.workload,
+                first,
+                self.demand.disks,
+            ),
             limits,
         }
     }
@@ -293,8 +309,17 @@ impl Case<'_, '_> {
             (None, None) => Bottleneck::NotKnown,
             // Without latency, a full queue cannot be confirmed.
             (None, Some(_)) if self.measured.throttled_by.is_some() => Bottleneck::Job,
-            _ => Bottleneck::Latency,
+            _ if self.latency_is_expected() => Bottleneck::Latency,
+            _ => Bottleneck::LatencyOrCap,
         }
+    }
+
+    /// Returns true if the job's engine or the rule of the type explains the latency. A longer one
+    /// may be time spent waiting for a cap.
+    fn latency_is_expected(&self) -> bool {
+        let rule = self.latency_us.zip(self.rule_us);
+        self.measured.one_at_a_time.is_some()
+            || rule.is_some_and(|(us, (_, guaranteed))| us <= guaranteed * (1.0 + TOLERANCE))
     }
 
     fn job_is_busy(&self) -> bool {

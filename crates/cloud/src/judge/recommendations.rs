@@ -15,9 +15,10 @@ impl Case<'_, '_> {
             (JudgmentVerdict::Above, Bottleneck::Limit) => self.to_be_sure(),
             (_, Bottleneck::Limit) => recommendations(limits),
             (_, Bottleneck::Latency) => self.against_latency(verdict),
+            (_, Bottleneck::LatencyOrCap) => self.to_tell_latency_from_cap(verdict),
             (_, Bottleneck::Cpu) => self.against_cpu(),
             (_, Bottleneck::Job) => self.against_idleness(),
-            (_, Bottleneck::NotKnown) => Vec::new(),
+            (_, Bottleneck::NotKnown | Bottleneck::Cap) => Vec::new(),
         };
         out.extend(self.measured.same_offsets.then_some(Recommendation::OwnOffsets));
         let direct = self.measured.cached.then_some(Recommendation::DirectIo);
@@ -45,6 +46,24 @@ impl Case<'_, '_> {
             out.push(Recommendation::StreamsWithOffsets);
         }
         out.extend(self.larger_blocks());
+        let slow = verdict == JudgmentVerdict::Below;
+        out.extend(slow.then_some(Recommendation::ShorterPath));
+        let flushes = self.measured.flushed && self.mix.write > 0.0;
+        out.extend(flushes.then_some(Recommendation::FewerFlushes));
+        out
+    }
+
+    /// The runs that can tell a latency from a cap, instead of advice for one of them.
+    fn to_tell_latency_from_cap(&self, verdict: JudgmentVerdict) -> Vec<Recommendation> {
+        let mut out = Vec::new();
+        let twice = self.workload.in_flight().map(|in_flight| 2 * in_flight);
+        let twice = twice.filter(|in_flight| *in_flight <= u64::from(MAX_DEPTH));
+        out.extend(twice.map(|in_flight| Recommendation::OtherDepth { in_flight }));
+        let bytes = self.workload.block_bytes.saturating_mul(2);
+        if bytes <= MAX_BLOCK_BYTES {
+            out.push(Recommendation::OtherBlocks { bytes });
+        }
+        out.push(Recommendation::CheckConfiguration);
         let slow = verdict == JudgmentVerdict::Below;
         out.extend(slow.then_some(Recommendation::ShorterPath));
         let flushes = self.measured.flushed && self.mix.write > 0.0;

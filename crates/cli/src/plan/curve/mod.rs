@@ -233,6 +233,8 @@ fn text(catalog: &Catalog, found: &CurveSet, files: &[PathBuf], paint: Paint) ->
                 let (from, to) = (of(from), of(to));
                 if from == to { from } else { format!("{from} to {to}") }
             };
+            let throughput =
+                |point: &CurvePoint| decimals(catalog.units.printed_throughput(point.throughput));
             let rows: Vec<Vec<String>> = curve
                 .spans
                 .iter()
@@ -241,7 +243,7 @@ fn text(catalog: &Catalog, found: &CurveSet, files: &[PathBuf], paint: Paint) ->
                         at_text(found.over, &catalog.units, span.from.at),
                         at_text(found.over, &catalog.units, span.to.at),
                         range(&|point| grouped(point.iops, 0), &span.from, &span.to),
-                        range(&|point| decimals(point.throughput), &span.from, &span.to),
+                        range(&throughput, &span.from, &span.to),
                         limit_text(span.from.binding, span.from.dimension, unit),
                     ]
                 })

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Confidence, SourceKeys};
+use crate::catalog::select::CountRange;
 
 /// Sharing of a limit between simultaneous reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +47,11 @@ pub struct DiskType {
     pub size_gb_each: Option<f64>,
     /// Latency in the words of its source.
     pub latency: Option<String>,
+    /// Advice of the source about using such disks.
+    #[serde(default)]
+    pub advice: Vec<String>,
+    /// vCPUs that the source advises for each disk.
+    pub vcpus_per_disk: Option<CountRange>,
     /// Smallest block that reaches the highest throughput.
     #[serde(alias = "block_kib_min_for_throughput")]
     pub block_kb_min_for_throughput: Option<f64>,
