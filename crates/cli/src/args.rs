@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Mirror(MirrorArgs),
     /// Measure or verify a device with the built-in load generator
     Load(LoadArgs),
+    /// Write a commented configuration file for a disk, a mirrored pair or a limited volume
+    Init(InitArgs),
     /// Check a configuration file without serving anything
     Check(CheckArgs),
     /// Predict the limits and prices of cloud disks, and the limit that binds
@@ -72,6 +74,45 @@ pub(crate) struct CheckArgs {
     /// Report as JSON on standard output
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    /// The file to write, which must not exist; standard output if not given
+    pub(crate) file: Option<PathBuf>,
+    /// Device that stores the data, such as /dev/sdb; asked for if not given
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+    /// Name of the volume
+    #[arg(long, value_name = "NAME", default_value = "db")]
+    pub(crate) volume: String,
+    /// Address of NVMe/TCP; 127.0.0.1:4420 if not given, 0.0.0.0:4420 with --peer
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<String>,
+    /// Mirror to this node; its file is printed too
+    #[arg(long, value_name = "NAME=ADDRESS")]
+    pub(crate) peer: Option<String>,
+    /// This node of a mirrored pair; asked for if not given
+    #[arg(long, value_name = "NAME=ADDRESS", requires = "peer")]
+    pub(crate) node: Option<String>,
+    /// Device of the peer; the same path if not given
+    #[arg(long, value_name = "DEVICE", requires = "peer")]
+    pub(crate) peer_device: Option<String>,
+    /// Limit the volume like this type of cloud disk, such as pd-ssd
+    #[arg(long, value_name = "TYPE", requires = "size", requires = "machine")]
+    pub(crate) profile: Option<String>,
+    /// Size of that disk, such as 500GB
+    #[arg(long, value_name = "SIZE", requires = "profile")]
+    pub(crate) size: Option<String>,
+    /// Machine of that disk, such as n2-standard-8
+    #[arg(long, value_name = "NAME", requires = "profile")]
+    pub(crate) machine: Option<String>,
+    /// Limit of I/Os a second
+    #[arg(long, value_name = "N", conflicts_with = "profile")]
+    pub(crate) iops: Option<u64>,
+    /// Limit of throughput, such as 240MB/s
+    #[arg(long, value_name = "RATE", conflicts_with = "profile")]
+    pub(crate) throughput: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod columns;
 mod completions;
 mod doctor;
 pub mod exit;
+mod init;
 mod lab;
 mod load;
 pub mod logging;
@@ -33,6 +34,7 @@ pub fn run() -> Exit {
         Command::Load(args) => load::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Mirror(args) => mirror::run(&args),
+        Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -238,6 +238,7 @@ fn cli_reference_matches_clap() {
         ("options:completions".to_owned(), of("completions")),
         ("options:serve".to_owned(), of("serve")),
         ("options:load".to_owned(), of("load")),
+        ("options:init".to_owned(), of("init")),
     ];
     for (marker, table) in shared_options.chain(commands) {
         let begin = format!("<!--{marker}-->\n");
@@ -598,4 +599,34 @@ fn plan_mistakes_are_one_line_usage_errors() {
         run("plan predict --type local-ssd-nvme --machine c4-standard-96-lssd");
     assert_eq!(code(&output), Some(1));
     assert!(text(&output.stderr).starts_with("flagstone: error: not known: "));
+}
+
+#[test]
+fn init_writes_files_that_check_accepts() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("init");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("it can be made");
+    let file = folder.join("flagstone.toml");
+    let path = file.to_str().expect("text");
+    let pair = "--device /dev/sdb --node node-a=10.0.0.1 --peer node-b=10.0.0.2 --iops 5000";
+    let output = run(&format!("init {path} {pair}"));
+    assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    let (_, peer) = printed.split_once("# ---- the file of node-b ----\n").expect("both");
+    let other = folder.join("peer.toml");
+    fs::write(&other, peer).expect("it can be written");
+    for file in [path, other.to_str().expect("text")] {
+        let output = run(&format!("check {file}"));
+        assert_eq!((code(&output), text(&output.stderr)), (Some(0), ""));
+    }
+    // An existing file is never replaced, and a mistake writes none.
+    let before = fs::read(&file).expect("it is there");
+    assert_eq!(code(&run(&format!("init {path} --device /dev/sdc"))), Some(2));
+    assert_eq!(fs::read(&file).expect("it is there"), before);
+    let wrong = folder.join("wrong.toml");
+    let output = run(&format!("init {} --device nul:1GiB", wrong.display()));
+    assert_eq!(code(&output), Some(2));
+    assert!(text(&output.stderr).contains("unknown kind of device"), "{}", text(&output.stderr));
+    assert!(!wrong.exists());
+    assert_eq!(code(&run("init")), Some(2), "without a terminal nothing is asked");
 }

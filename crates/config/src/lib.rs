@@ -7,7 +7,7 @@
 //!
 //! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of keys has no
 //! meaning. [`device_spec`] and [`listen_spec`] parse devices and
-//! addresses, [`names`] checks names.
+//! addresses, [`names`] checks names, [`starter`] writes a first file.
 
 pub mod api_spec;
 mod arguments;
@@ -27,6 +27,7 @@ mod profile;
 mod read;
 mod reader;
 pub mod schema;
+pub mod starter;
 pub mod uri;
 
 use std::io::Read as _;

@@ -1,0 +1,250 @@
+//! Starter configuration: a commented file for one disk, a mirrored pair or a limited volume.
+//!
+//! The text is a draft for an operator to read and edit. Values are quoted, not checked:
+//! [`Config::check_text`](crate::Config::check_text) of the text reports what is wrong with them.
+
+use std::fmt::Write as _;
+
+/// What a starter configuration is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Starter {
+    /// Name of the volume.
+    pub volume: String,
+    /// Device that stores its data.
+    pub device: String,
+    /// Address to serve NVMe/TCP on, such as `0.0.0.0:4420`.
+    pub listen: String,
+    /// The other node of a mirrored pair.
+    pub pair: Option<StarterPair>,
+    /// Limit of the volume.
+    pub limit: Option<StarterLimit>,
+}
+
+/// Both nodes of a mirrored pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StarterPair {
+    /// This node.
+    pub node: StarterNode,
+    /// The other node.
+    pub peer: StarterNode,
+    /// Device of the other node.
+    pub peer_device: String,
+}
+
+/// A node of a mirrored pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StarterNode {
+    /// Its name.
+    pub name: String,
+    /// Host name or IP address that the other node reaches.
+    pub address: String,
+}
+
+/// Limit of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StarterLimit {
+    /// The limits of a cloud disk.
+    Profile {
+        /// Type of disk, such as `pd-ssd`.
+        kind: String,
+        /// Its size, such as `500GB`.
+        size: String,
+        /// Machine type, such as `n2-standard-8`.
+        machine: String,
+    },
+    /// Rates.
+    Rates {
+        /// I/Os a second.
+        iops: Option<u64>,
+        /// Bytes a second, such as `240MB/s`.
+        throughput: Option<String>,
+    },
+}
+
+/// A text as a basic string of TOML 1.0.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => drop(write!(out, "\\u{:04X}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
+/// A name as a key of TOML: bare if it can be.
+fn key(name: &str) -> String {
+    let bare = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
+    match !name.is_empty() && name.bytes().all(bare) {
+        true => name.to_owned(),
+        false => quoted(name),
+    }
+}
+
+impl Starter {
+    /// The file of this node.
+    pub fn text(&self) -> String {
+        let mut out = format!(
+            "# Flagstone serves the volume `{0}`. Check this file with `flagstone check FILE`, serve it\n\
+             # with `flagstone serve FILE`. Every key: docs/configuration.md.\n\n[server]\n",
+            self.volume.escape_default()
+        );
+        if let Some(pair) = &self.pair {
+            let _ = writeln!(
+                out,
+                "# The name of this node for its peer.\nnode = {}",
+                quoted(&pair.node.name)
+            );
+        }
+        let listen = quoted(&format!("nvme-tcp://{}", self.listen));
+        let _ = writeln!(
+            out,
+            "# Hosts attach here. There is no authentication: listen on a private network only.\n\
+             listen = [{listen}]"
+        );
+        if let Some(pair) = &self.pair {
+            let _ = writeln!(
+                out,
+                "\n# The other node: where its own file listens.\n[peer.{}]\naddress = {}",
+                key(&pair.peer.name),
+                quoted(&pair.peer.address)
+            );
+        }
+        let _ = writeln!(out, "\n[volume.{}]", key(&self.volume));
+        if let Some(pair) = &self.pair {
+            let _ = writeln!(
+                out,
+                "# Neither node is the source by configuration: the role moves. Make the mirror with\n\
+                 # `flagstone mirror create {0} --source` on the node with the data, then\n\
+                 # `flagstone mirror create {0} --target` on the other, which is overwritten.\n\
+                 mirror = {{ peer = {1} }}",
+                self.volume.escape_default(),
+                quoted(&pair.peer.name)
+            );
+        }
+        if let Some(limit) = &self.limit {
+            out += &limit.text();
+        }
+        let device = quoted(&self.device);
+        let _ = writeln!(out, "# A disk, a partition or a file; it must exist.\ndevice = {device}");
+        out
+    }
+
+    /// The other node's file, for a mirrored pair.
+    pub fn peer_text(&self) -> Option<String> {
+        let pair = self.pair.as_ref()?;
+        let other = Starter {
+            device: pair.peer_device.clone(),
+            pair: Some(StarterPair {
+                node: pair.peer.clone(),
+                peer: pair.node.clone(),
+                peer_device: self.device.clone(),
+            }),
+            ..self.clone()
+        };
+        Some(other.text())
+    }
+}
+
+impl StarterLimit {
+    fn text(&self) -> String {
+        match self {
+            StarterLimit::Profile { kind, size, machine } => format!(
+                "# The limits of a cloud disk; `flagstone plan predict` shows their numbers.\n\
+                 limit = {{ profile = {}, size = {}, machine = {} }}\n",
+                quoted(kind),
+                quoted(size),
+                quoted(machine)
+            ),
+            StarterLimit::Rates { iops, throughput } => {
+                let iops = iops.map(|iops| format!("iops = {iops}"));
+                let throughput =
+                    throughput.as_ref().map(|rate| format!("throughput = {}", quoted(rate)));
+                let rates: Vec<_> = iops.into_iter().chain(throughput).collect();
+                format!(
+                    "# Reads and writes together; SIGHUP applies other numbers.\nlimit = {{ {} }}\n",
+                    rates.join(", ")
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arguments, Checked, Config};
+
+    fn starter() -> Starter {
+        Starter {
+            volume: "db".to_owned(),
+            device: "/dev/sdb".to_owned(),
+            listen: "0.0.0.0:4420".to_owned(),
+            pair: None,
+            limit: None,
+        }
+    }
+
+    fn node(name: &str, address: &str) -> StarterNode {
+        StarterNode { name: name.to_owned(), address: address.to_owned() }
+    }
+
+    fn checked(text: &str) -> Config {
+        let checked = Config::check_text("starter", text, &Arguments::default());
+        let Checked { config, warnings } = checked.unwrap_or_else(|e| panic!("{e}\n{text}"));
+        assert!(warnings.is_none(), "{text}");
+        config
+    }
+
+    #[test]
+    fn starters_pass_check_without_warnings() {
+        assert_eq!(checked(&starter().text()).volumes.len(), 1);
+        let profile = StarterLimit::Profile {
+            kind: "pd-ssd".to_owned(),
+            size: "500GB".to_owned(),
+            machine: "n2-standard-8".to_owned(),
+        };
+        let throughput = Some("240MB/s".to_owned());
+        let rates = StarterLimit::Rates { iops: Some(15_000), throughput };
+        for limit in [profile, rates] {
+            let limited = checked(&Starter { limit: Some(limit), ..starter() }.text());
+            assert_eq!(limited.volumes[0].layers.len(), 1);
+        }
+        assert_eq!(starter().peer_text(), None);
+    }
+
+    #[test]
+    fn files_of_a_pair_mirror_each_other() {
+        let pair = StarterPair {
+            node: node("node-a", "10.0.0.1"),
+            peer: node("node-b", "10.0.0.2"),
+            peer_device: "/dev/sdc".to_owned(),
+        };
+        let starter = Starter { pair: Some(pair), ..starter() };
+        let (here, there) = (checked(&starter.text()), checked(&starter.peer_text().unwrap()));
+        assert_eq!(
+            (here.server.node.as_deref(), there.peers[0].name.as_str()),
+            (Some("node-a"), "node-a")
+        );
+        assert_eq!(
+            (there.server.node.as_deref(), here.peers[0].name.as_str()),
+            (Some("node-b"), "node-b")
+        );
+        assert_eq!(here.peers[0].address.to_string(), "10.0.0.2:4420");
+        assert_eq!(there.peers[0].address.to_string(), "10.0.0.1:4420");
+        assert_eq!(there.volumes[0].backing.devices()[0].to_string(), "/dev/sdc");
+        assert!(here.volumes[0].mirror().is_some() && there.volumes[0].mirror().is_some());
+    }
+
+    #[test]
+    fn hostile_values_stay_values() {
+        let hostile = "x\"]\n[volume.evil]\ndevice = \"/dev/sda\"".to_owned();
+        let text = Starter { device: hostile.clone(), ..starter() }.text();
+        assert_eq!(checked(&text).volumes.len(), 1);
+        let text = Starter { volume: hostile, ..starter() }.text();
+        let refused = Config::parse("starter", &text).expect_err("no name");
+        assert!(refused.items()[0].message.contains("bad name"), "{refused}");
+    }
+}
