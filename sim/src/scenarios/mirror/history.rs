@@ -138,6 +138,7 @@ fn host(pair: &Pair, history: &Rc<History>, pause: Duration) {
             let (first, blocks) = range(&world);
             let mut memory = buf::alloc((blocks * BLOCK) as usize).await;
             let number = history.begin(first, blocks);
+            memory.fill(number as u8);
             for block in memory.chunks_mut(BLOCK as usize) {
                 block[..8].copy_from_slice(&number.to_le_bytes());
             }
