@@ -17,6 +17,7 @@ use crate::manage::replica::{Replica, ReplicaError, check_blocks, place_metadata
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::locate::{end_of, locate};
 use crate::ondisk::superblock::{Flags, LogProgress, PeerRecord, ReplicaRole, Superblock};
+use crate::ondisk::superblock_slots::SuperblockSlots;
 use crate::state::status::DesiredState;
 
 /// Parameters of [`Replica::create`].
@@ -67,7 +68,7 @@ impl Replica {
         }
         let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
-        let superblock = Superblock {
+        let mut superblock = Superblock {
             sequence: 0,
             volume: create.volume,
             replica,
@@ -89,13 +90,13 @@ impl Replica {
             peers: [PeerRecord::default(); PEERS_MAX],
             not_received: Vec::new(),
         };
-        Ok(write_page(&device, layout.superblocks[0], &superblock.encode()).await?)
+        Ok(SuperblockSlots::empty(layout.superblocks).write(&device, &mut superblock).await?)
     }
 
     /// Removes a replica: zeroes its superblocks and the headers of its log. Host data stays. The
-    /// replica must not be open. The older superblock is zeroed first and the log headers last, so
-    /// a power failure in between leaves the latest superblock or [remnants](crate::ondisk::remnant), and
-    /// never an outdated superblock.
+    /// replica must not be open. Slot 1, which may be outdated, is zeroed first and the log headers
+    /// last, so a power failure in between leaves the latest superblock or
+    /// [remnants](crate::ondisk::remnant), and never an outdated superblock.
     ///
     /// # Errors
     /// Of a device.
@@ -105,8 +106,7 @@ impl Replica {
         let end = found.as_ref().map_or_else(|_| end_of(device), |found| found.end);
         let first = end.checked_sub(2 * page).ok_or(IoError::OutOfRange)?;
         let superblock = found.ok().map(|found| found.superblock);
-        let latest = superblock.as_ref().map_or(1, |superblock| superblock.sequence & 1);
-        for slot in [1 - latest, latest] {
+        for slot in [1, 0] {
             write_page(device, first + slot * page, &[0; PAGE_BYTES]).await?;
         }
         let Some(superblock) = superblock else { return Ok(()) };

@@ -95,8 +95,8 @@ fn empty_or_former_log_is_replaced() {
         ),
         // Of a later version.
         (
-            Box::new(|log| [8, PAGE + 8].into_iter().for_each(|at| log[at] = 2)),
-            Some(LogLost::Header(FormatError::Version(2))),
+            Box::new(|log| [8, PAGE + 8].into_iter().for_each(|at| log[at] = 3)),
+            Some(LogLost::Header(FormatError::Version(3))),
         ),
         // The valid header decides; the other slot may be torn and contain anything.
         (Box::new(move |log| log[..PAGE].fill(0xAA)), None),

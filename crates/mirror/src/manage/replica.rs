@@ -23,7 +23,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::agree::decide::ReplicaView;
 use crate::id::MirrorId;
 use crate::intent_log::bitmap::Bitmap;
-use crate::intent_log::log_area::{LogArea, write_page};
+use crate::intent_log::log_area::LogArea;
 use crate::intent_log::log_device::is_free_for_log;
 pub use crate::intent_log::recover::LogLost;
 use crate::intent_log::recover::{RecoveredLog, UnusableLog, make, recover};
@@ -41,6 +41,7 @@ use crate::ondisk::locate::{end_of, locate};
 use crate::ondisk::log_header::LogHeader;
 use crate::ondisk::new_space::NewSpace;
 use crate::ondisk::superblock::{LogProgress, Superblock};
+use crate::ondisk::superblock_slots::SuperblockSlots;
 use crate::options::IntentLogMode;
 
 /// Why a replica cannot be created or opened.
@@ -91,6 +92,8 @@ struct Inner {
 
 struct State {
     superblock: Superblock,
+    /// Changed under the FIFO lock.
+    slots: SuperblockSlots,
     header_sequence: u64,
     /// No writes any more: another mirror owns the devices.
     retired: bool,
@@ -101,6 +104,7 @@ pub(crate) struct Opened {
     pub(crate) layout: Layout,
     pub(crate) area: LogArea,
     pub(crate) superblock: Superblock,
+    pub(crate) slots: SuperblockSlots,
     pub(crate) recovered: RecoveredLog,
     pub(crate) lost: Option<LogLost>,
 }
@@ -152,6 +156,7 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
     let log_device = log.clone();
     let found = follow_device(device, log.is_none(), locate(device).await?).await?;
     let mut superblock = found.superblock;
+    let mut slots = found.slots;
     let (layout, geometry, area) = place_metadata(device, log, found.end, &superblock.geometry)?;
     if geometry != superblock.geometry {
         return Err(ReplicaError::Superblock(FormatError::Field("usable_bytes")));
@@ -172,10 +177,10 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
                 return Err(ReplicaError::LogDeviceInUse);
             }
             tracing::warn!("replacing the log of replica {}: {lost}", superblock.replica);
-            (renew(device, &layout, &area, &mut superblock).await?, Some(lost))
+            (renew(device, &area, &mut superblock, &mut slots).await?, Some(lost))
         }
     };
-    Ok(Opened { layout, area, superblock, recovered, lost })
+    Ok(Opened { layout, area, superblock, slots, recovered, lost })
 }
 
 /// Runs a future to completion even if the caller stops waiting.
@@ -199,12 +204,13 @@ impl Replica {
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
         let has_log_device = log.is_some();
-        let Opened { layout, area, superblock, recovered, lost } = find(&device, log).await?;
+        let Opened { layout, area, superblock, slots, recovered, lost } =
+            find(&device, log).await?;
         let size_bytes = superblock.geometry.usable_bytes;
         let data: SharedDevice = Arc::new(DevicePrefix { device: device.clone(), size_bytes });
         let RecoveredLog { start, header_sequence } = recovered;
         let log = IntentLog::new(area, data.clone(), start);
-        let state = Mutex::new(State { superblock, header_sequence, retired: false });
+        let state = Mutex::new(State { superblock, slots, header_sequence, retired: false });
         let (fifo, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
         let new_space = NewSpace::new(device.clone(), layout, size_bytes);
         let inner = Inner {
@@ -505,8 +511,6 @@ impl Inner {
     ) -> Result<T, IoError> {
         let mut next = self.lock().superblock.clone();
         let value = change(&mut next);
-        // After a failure the same slot again: the other one holds the valid superblock.
-        next.sequence = counter::next(next.sequence)?;
         let inner = self.clone();
         to_the_end(async move {
             if inner.lock().retired {
@@ -514,11 +518,14 @@ impl Inner {
             }
             // At most the progress that is durable now: a log that has less came from a backup.
             next.log_progress = inner.log.progress();
-            let at = inner.layout.superblocks[(next.sequence & 1) as usize];
-            let result = write_page(&inner.device, at, &next.encode()).await;
+            let mut slots = inner.lock().slots.clone();
+            let result = slots.write(&inner.device, &mut next).await;
+            let mut state = inner.lock();
+            state.slots = slots;
             if result.is_ok() {
-                inner.lock().superblock = next;
+                state.superblock = next;
             }
+            drop(state);
             drop(guard);
             result.map(|()| value)
         })
@@ -555,16 +562,14 @@ async fn record_progress(inner: Weak<Inner>) {
 /// Creates a log with all bits set, and makes the superblock name it.
 async fn renew(
     device: &SharedDevice,
-    layout: &Layout,
     area: &LogArea,
     superblock: &mut Superblock,
+    slots: &mut SuperblockSlots,
 ) -> Result<RecoveredLog, IoError> {
-    superblock.sequence = counter::next(superblock.sequence)?;
     let made = make(area, superblock.replica, 1, true).await?;
     (superblock.log, superblock.incarnation) = (made.start.name, 1);
     superblock.log_progress = LogProgress::default();
-    let at = layout.superblocks[(superblock.sequence & 1) as usize];
-    write_page(device, at, &superblock.encode()).await?;
+    slots.write(device, superblock).await?;
     Ok(made)
 }
 

@@ -28,34 +28,25 @@ use crate::ondisk::layout::{Layout, ReplicaGeometry, follow, layout, log_layout}
 use crate::ondisk::locate::{LocatedSuperblock, end_of};
 use crate::ondisk::log_header::LogHeader;
 use crate::ondisk::superblock::{LogProgress, Superblock};
+use crate::ondisk::superblock_slots::SuperblockSlots;
 
 const PAGE: u64 = PAGE_BYTES as u64;
-
-/// Writes a superblock with the next sequence number.
-async fn put(
-    device: &SharedDevice,
-    layout: &Layout,
-    superblock: &mut Superblock,
-) -> Result<(), IoError> {
-    superblock.sequence = counter::next(superblock.sequence)?;
-    let at = layout.superblocks[(superblock.sequence & 1) as usize];
-    write_page(device, at, &superblock.encode()).await
-}
 
 /// Moves the metadata to the end of a grown device. `inside` when the log lies there too.
 pub(crate) async fn follow_device(
     device: &SharedDevice,
     inside: bool,
     found: LocatedSuperblock,
-) -> Result<LocatedSuperblock, ReplicaError> {
-    let LocatedSuperblock { mut superblock, end } = found;
-    let geometry = superblock.geometry;
-    let old = layout(end, &geometry).ok_or(ReplicaError::DataTooSmall)?;
+) -> Result<FollowedDevice, ReplicaError> {
+    let geometry = found.superblock.geometry;
+    let old = layout(found.end, &geometry).ok_or(ReplicaError::DataTooSmall)?;
+    let mut slots = found.slots(&old);
+    let LocatedSuperblock { mut superblock, end, .. } = found;
     if superblock.moved_from != 0 {
-        leave(device, &old, &mut superblock).await?;
+        leave(device, &old, &mut superblock, &mut slots).await?;
     }
     let Some(new) = follow(end, end_of(device), &geometry) else {
-        return Ok(LocatedSuperblock { superblock, end });
+        return Ok(FollowedDevice { superblock, slots, end });
     };
     if geometry.usable_bytes > old.usable_bytes {
         return Err(ReplicaError::Superblock(FormatError::Field("usable_bytes")));
@@ -63,19 +54,26 @@ pub(crate) async fn follow_device(
     if inside {
         copy(device, old.log, new.log, log_layout(&geometry).total_bytes).await?;
     }
-    // Clear one slot first: a leftover in it may have any sequence number.
-    let next = (counter::next(superblock.sequence)? & 1) as usize;
-    write_page(device, new.superblocks[1 - next], &[0; PAGE_BYTES]).await?;
+    // First: a leftover in slot 1 may have any sequence number.
+    write_page(device, new.superblocks[1], &[0; PAGE_BYTES]).await?;
     (superblock.device_bytes, superblock.moved_from) = (new.end(), end);
-    put(device, &new, &mut superblock).await?;
-    leave(device, &new, &mut superblock).await?;
+    let mut slots = slots.moved(new.superblocks);
+    slots.write(device, &mut superblock).await?;
+    leave(device, &new, &mut superblock, &mut slots).await?;
     tracing::info!(
         replica = %superblock.replica,
         from_bytes = end,
         to_bytes = new.end(),
         "moved the metadata to the new end of its device"
     );
-    Ok(LocatedSuperblock { superblock, end: new.end() })
+    Ok(FollowedDevice { superblock, slots, end: new.end() })
+}
+
+/// A superblock whose metadata lies at the end of its device, as far as it can.
+pub(crate) struct FollowedDevice {
+    pub(crate) superblock: Superblock,
+    pub(crate) slots: SuperblockSlots,
+    pub(crate) end: u64,
 }
 
 /// Zeroes the place that the metadata moved from, so that it is not mistaken for a replica, and
@@ -84,6 +82,7 @@ async fn leave(
     device: &SharedDevice,
     layout: &Layout,
     superblock: &mut Superblock,
+    slots: &mut SuperblockSlots,
 ) -> Result<(), ReplicaError> {
     let wrong = || ReplicaError::Superblock(FormatError::Field("moved_from"));
     let old = crate::ondisk::layout::layout(superblock.moved_from, &superblock.geometry)
@@ -95,7 +94,7 @@ async fn leave(
     device.write_zeroes(old.log, old.end() - old.log, flags).await?;
     device.flush().await?;
     superblock.moved_from = 0;
-    Ok(put(device, layout, superblock).await?)
+    Ok(slots.write(device, superblock).await?)
 }
 
 async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(), IoError> {
@@ -125,7 +124,7 @@ pub(crate) async fn resize(
     sizes: Sizes,
     change: impl FnOnce(&mut Superblock),
 ) -> Result<(), ReplicaError> {
-    let Opened { layout, mut superblock, recovered, .. } = opened;
+    let Opened { layout, mut superblock, mut slots, recovered, .. } = opened;
     let old = superblock.geometry;
     let Sizes { usable_bytes, zeroed_bytes } = sizes;
     if usable_bytes == old.usable_bytes {
@@ -180,7 +179,7 @@ pub(crate) async fn resize(
     superblock.geometry = geometry;
     superblock.log_progress = LogProgress { record_sequence, page_writes: pages.all_writes() };
     change(&mut superblock);
-    Ok(put(device, &layout, &mut superblock).await?)
+    Ok(slots.write(device, &mut superblock).await?)
 }
 
 #[cfg(test)]

@@ -12,20 +12,33 @@
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_runtime::spawn;
 
-use crate::intent_log::log_area::read_page;
 use crate::limits::{PAGE_BYTES, SEARCH_STEPS};
 use crate::manage::replica::ReplicaError;
+use crate::ondisk::FormatError;
+use crate::ondisk::layout::Layout;
 use crate::ondisk::superblock::Superblock;
-use crate::ondisk::{FormatError, newest};
+use crate::ondisk::superblock_slots::{FoundSuperblock, SuperblockSlots, read_slots};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LocatedSuperblock {
-    /// The newer of the two slots.
     pub(crate) superblock: Superblock,
+    /// Slot 1 does not have it.
+    pub(crate) second_is_behind: bool,
     /// End of the slots, in bytes: the end of the device, unless that has grown.
     pub(crate) end: u64,
+}
+
+impl LocatedSuperblock {
+    /// Its slots, at the place that `layout` gives for the same end.
+    pub(crate) fn slots(&self, layout: &Layout) -> SuperblockSlots {
+        let LocatedSuperblock { superblock, second_is_behind, .. } = self.clone();
+        SuperblockSlots::found(
+            layout.superblocks,
+            &FoundSuperblock { superblock, second_is_behind },
+        )
+    }
 }
 
 /// The end of a device, in whole pages.
@@ -44,8 +57,10 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, R
     }
     let why = match at(device, end).await? {
         Ok(found) => return Ok(found),
-        // A replica of a later version, which must not be overlooked.
-        Err(later @ FormatError::Version(_)) => return Err(ReplicaError::Superblock(later)),
+        // A replica of another version, or one that needs the operator: not to be overlooked.
+        Err(why @ (FormatError::Version(_) | FormatError::Contradiction { .. })) => {
+            return Err(ReplicaError::Superblock(why));
+        }
         Err(why) => why,
     };
     match search(device, end).await {
@@ -71,20 +86,17 @@ pub(crate) async fn at_device_end(
 /// Reads the superblock that ends at `end`.
 ///
 /// # Errors
-/// Of the device: an unreadable slot may be the latest, so the other slot is not sufficient.
+/// Of the device.
 async fn at(
     device: &SharedDevice,
     end: u64,
 ) -> Result<Result<LocatedSuperblock, FormatError>, IoError> {
-    let mut slots = [Err(FormatError::Absent), Err(FormatError::Absent)];
-    for (slot, at) in slots.iter_mut().zip([end - 2 * PAGE, end - PAGE]) {
-        *slot = Superblock::decode(&read_page(device, at).await?).and_then(|superblock| {
-            let here = superblock.device_bytes == end;
-            if here { Ok(superblock) } else { Err(FormatError::Foreign) }
-        });
-    }
-    let newest = newest(slots, |slot| slot.sequence);
-    Ok(newest.map(|(_, superblock)| LocatedSuperblock { superblock, end }))
+    let found = read_slots(device, end).await?;
+    Ok(found.map(|FoundSuperblock { superblock, second_is_behind }| LocatedSuperblock {
+        superblock,
+        second_is_behind,
+        end,
+    }))
 }
 
 /// Positions read in parallel: at a latency of 1 ms, the search takes tens of milliseconds.

@@ -14,12 +14,13 @@ pub mod log_header;
 pub(crate) mod new_space;
 pub mod remnant;
 pub mod superblock;
+pub(crate) mod superblock_slots;
 
 use crate::id::{Generation, MirrorId};
 use crate::limits::PAGE_BYTES;
 
 /// Version of all structures of this format.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// A page as it is on disk.
 pub type Page = [u8; PAGE_BYTES];
@@ -42,6 +43,17 @@ pub enum FormatError {
     /// Valid checksum, invalid content.
     #[error("its field `{0}` is invalid")]
     Field(&'static str),
+    /// The two slots of a superblock differ in a way that no interrupted update explains.
+    #[error(
+        "its two slots contradict each other (updates {first} and {second}): a write was lost, or a \
+         part of the device is from another time"
+    )]
+    Contradiction {
+        /// Sequence number of slot 0.
+        first: u64,
+        /// Sequence number of slot 1.
+        second: u64,
+    },
     /// Belongs to another log, or to another position of this one.
     #[error("it belongs elsewhere")]
     Foreign,

@@ -497,7 +497,7 @@ pub(crate) mod tests {
     fn zeroes_differ_from_later_version() {
         assert_eq!(Superblock::decode(&[0; 4096]), Err(FormatError::Absent));
         let mut page = begin(MAGIC);
-        page[8] = 2;
-        assert_eq!(Superblock::decode(&page), Err(FormatError::Version(2)));
+        page[8] = 3;
+        assert_eq!(Superblock::decode(&page), Err(FormatError::Version(3)));
     }
 }
