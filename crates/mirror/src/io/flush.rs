@@ -14,6 +14,7 @@ use std::task::Poll;
 use flagstone_blockdev::IoError;
 
 use crate::io::admission::{Admission, Dispatch, LegDispatch};
+use crate::io::memory::with_memory;
 use crate::io::write::RunToCompletion;
 use crate::limits::PEERS_MAX;
 use crate::mirror::Inner;
@@ -59,6 +60,9 @@ async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError>
         if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
+    if local_result == Err(IoError::NoMemory) {
+        local_result = with_memory(|| inner.local.data().flush()).await;
+    }
     let result = complete_flush(&inner, &dispatch, local_result, results).await;
     let serving = inner.call_completed();
     result.and(if serving { Ok(()) } else { Err(IoError::Unreachable) })

@@ -15,6 +15,7 @@ use flagstone_runtime::spawn_detached;
 
 use crate::agree::generation::GenerationHistory;
 use crate::id::Generation;
+use crate::io::memory::with_memory;
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, State};
 use crate::ondisk::superblock::Superblock;
@@ -126,7 +127,7 @@ async fn bump_generation(inner: Arc<Inner>) {
 }
 
 async fn record(inner: &Arc<Inner>) -> Result<(), IoError> {
-    inner.local.data().flush().await?;
+    with_memory(|| inner.local.data().flush()).await?;
     let new_generation = NewGeneration::new(inner);
     let replica = inner.local.superblock().replica;
     tracing::info!(%replica, generation = new_generation.new.0, "recorded a peer as out of date under a new generation");

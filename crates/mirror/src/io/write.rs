@@ -20,7 +20,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use crate::intent_log::recover::is_inconclusive;
 use crate::io::admission::{Admission, Dispatch, LegCall, LegDispatch};
+use crate::io::memory::with_memory;
 use crate::io::queue::{QueueSlot, SendDecision};
 use crate::io::range_lock::RangeGuard;
 use crate::io::reorder::WriteOrder;
@@ -260,8 +262,9 @@ impl Inner {
     /// Handles a failure to write the log or superblock before any data was written: an up-to-date
     /// peer runs degraded without this leg, or the host gets the error.
     async fn degrade_or_fail(self: &Arc<Self>, error: IoError) -> Result<(), IoError> {
-        // The log is closed when this side gives up the role.
-        if error == IoError::Unreachable || !self.lock().serving {
+        // The log is closed when this side gives up the role. Nothing was written yet, so a lack of
+        // memory is the host's to retry and says nothing about the leg.
+        if is_inconclusive(error) || !self.lock().serving {
             return Err(error);
         }
         self.run_degraded(self.successor_candidate(), error).await
@@ -294,11 +297,9 @@ async fn submit(inner: &Arc<Inner>, request: &WriteRequest) -> LegResults {
             }
         }
     }
-    let device = inner.local.data();
-    let mut local = request
-        .dispatch
-        .local
-        .then(|| request.op.to_device(device, request.offset, request.len, request.fua));
+    let (op, device, fua) = (&request.op, inner.local.data(), request.fua);
+    let to_device = || op.to_device(device, range.0, range.1, fua);
+    let mut local = request.dispatch.local.then(to_device);
     let mut results = LegResults { local: None, remote: [None; PEERS_MAX], local_ns: 0, all_ns: 0 };
     poll_fn(|cx| {
         if let Some(call) = &mut local
@@ -318,6 +319,9 @@ async fn submit(inner: &Arc<Inner>, request: &WriteRequest) -> LegResults {
         if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
+    if results.local == Some(Err(IoError::NoMemory)) {
+        results.local = Some(with_memory(to_device).await);
+    }
     results.all_ns = Inner::now_ns().saturating_sub(began);
     results
 }

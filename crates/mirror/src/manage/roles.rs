@@ -1,8 +1,9 @@
 //! Roles: taking and giving up the role of the source.
 //!
 //! Changes of role run one at a time. Role epochs are unique among the replicas of a volume: each
-//! replica uses the numbers of one residue class, so two replicas that promote themselves without
-//! contact never pick the same epoch.
+//! replica uses the numbers of one residue class, which depends on its identity alone. So two
+//! replicas that promote themselves without contact do not pick the same epoch, also after one of
+//! them replaced a third that not all have met.
 
 use std::sync::Arc;
 
@@ -15,8 +16,9 @@ use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::Refusal;
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
-/// Number of residue classes: this replica, two peers, and one spare.
-const EPOCH_STRIDE: u64 = 4;
+/// Number of residue classes. Identities are random: of three replicas, two share a class with a
+/// probability of one in 1.4 billion.
+const EPOCH_STRIDE: u64 = 1 << 32;
 
 /// The lowest epoch after `seen`, for any replica. A peer that is asked to become the source picks
 /// its own next epoch from there. Saturates at the maximum, which only a forged epoch comes close
@@ -30,6 +32,11 @@ pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
     let least = least_epoch(seen);
     let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
     if first >= least { first } else { first.saturating_add(EPOCH_STRIDE) }
+}
+
+/// The residue class of a replica's epochs.
+fn epoch_rank(replica: MirrorId) -> u64 {
+    crate::session::target::checksum(&replica.0) % EPOCH_STRIDE
 }
 
 /// A change of role in progress, ended on drop.
@@ -114,10 +121,7 @@ impl Inner {
     }
 
     fn rank(&self) -> u64 {
-        let superblock = self.local.superblock();
-        let mine = superblock.replica;
-        let others = superblock.peers.iter().map(|peer| peer.replica);
-        others.filter(|other: &MirrorId| !other.is_none() && *other < mine).count() as u64
+        epoch_rank(self.local.superblock().replica)
     }
 
     /// Whether a handshake with this peer suffices to become the source without the operator. A
@@ -344,12 +348,20 @@ mod tests {
         }
     }
 
+    /// The rank of a replica does not depend on which peers it has met.
+    #[test]
+    fn replaced_peer_has_its_own_epochs() {
+        let ranks = [1, 2, 3].map(|byte| epoch_rank(MirrorId([byte; 16])));
+        let [old, stays, new] = ranks.map(|rank| next_epoch(7, rank));
+        assert!(old != stays && stays != new && old != new);
+    }
+
     #[test]
     fn promoted_peer_takes_first_epoch_of_its_class() {
-        for seen in (0..40).chain(u64::MAX - 8..u64::MAX - EPOCH_STRIDE) {
+        for seen in (0..40).chain(u64::MAX - EPOCH_STRIDE - 8..u64::MAX - EPOCH_STRIDE) {
             let named = least_epoch(seen);
             assert!(named > seen);
-            let taken = [0, 1, 2, 3].map(|rank| next_epoch(seen, rank));
+            let taken = [0, 1, named % EPOCH_STRIDE].map(|rank| next_epoch(seen, rank));
             assert!(taken.iter().all(|epoch| *epoch >= named), "{seen}: {taken:?}");
             assert!(taken.contains(&named), "{seen}: {taken:?} lacks the lowest epoch");
         }
@@ -358,8 +370,8 @@ mod tests {
 
     #[test]
     fn next_epoch_saturates_after_forged_epoch() {
-        for below in 0..2 * EPOCH_STRIDE {
-            for rank in 0..EPOCH_STRIDE {
+        for below in (0..9).chain(EPOCH_STRIDE - 9..EPOCH_STRIDE + 9) {
+            for rank in (0..9).chain(EPOCH_STRIDE - 9..EPOCH_STRIDE) {
                 let seen = u64::MAX - below;
                 let next = next_epoch(seen, rank);
                 assert!(next > seen || next == u64::MAX, "{seen}: {next}");
