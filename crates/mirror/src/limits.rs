@@ -95,6 +95,8 @@ pub const BAD_RANGES_MAX: usize = 64;
 /// Failed attempts after which the rest of one copy is not split further to find its bad sectors: a
 /// failing disk may take seconds for each. A single bad sector of a copy takes at most 6.
 pub const BAD_SPLITS_MAX: usize = 16;
+/// Repairs of unreadable blocks after host reads at a time. Further ones are left to later reads.
+pub const REPAIRS_MAX: u64 = 4;
 /// Interval at which a resync retries one bad range, in milliseconds.
 pub const BAD_RANGE_RETRY_MS: u64 = 1000;
 /// Pause after a call failed for lack of memory, in milliseconds.

@@ -99,6 +99,11 @@ pub(crate) struct Counters {
     pub(crate) calls: AtomicU64,
     pub(crate) calls_ns: AtomicU64,
     pub(crate) reads_from_peer: AtomicU64,
+    /// Unreadable blocks of either leg that were rewritten, and their bytes.
+    pub(crate) repairs: AtomicU64,
+    pub(crate) repaired_bytes: AtomicU64,
+    /// Repairs of host reads in progress.
+    pub(crate) repairing: AtomicU64,
 }
 
 #[derive(Debug, Default)]

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use flagstone_runtime::time::Instant;
 use flagstone_server::api::mirror_document::{
-    ActionDocument, LinkCompression, LinkDocument, MirrorDocument, Mode, PeerDocument,
-    ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+    ActionDocument, BadRangeCause, LinkCompression, LinkDocument, MirrorDocument, Mode,
+    PeerDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
 use flagstone_units::display::{duration, size, three_digits};
 
@@ -73,6 +73,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
+    text.push_str(&bad_ranges(replica));
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
         let was = last.and_then(|last| last.document.peer(&peer.name));
@@ -95,6 +96,29 @@ fn next(now: &MirrorDocument) -> String {
         for line in wrapped_rows(&[vec!["next".to_owned(), advice.clone()]], WIDTH - 6) {
             let _ = writeln!(text, "{line}");
         }
+    }
+    text
+}
+
+/// Ranges that could not be copied, and repairs of unreadable blocks.
+fn bad_ranges(replica: &ReplicaDocument) -> String {
+    let mut text = String::new();
+    for bad in &replica.bad_ranges {
+        let cause = match bad.cause {
+            BadRangeCause::SourceUnreadable => "the source cannot read it",
+            BadRangeCause::SourceUnwritable => "the source cannot rewrite it",
+            BadRangeCause::TargetUnwritable => "the target cannot write it",
+            BadRangeCause::NotReceived => "the source could not copy it to this node",
+        };
+        let _ = writeln!(text, "  bad range at byte {}, {}: {cause}", bad.offset, size(bad.bytes));
+    }
+    if replica.repairs > 0 {
+        let _ = writeln!(
+            text,
+            "  repaired {} unreadable blocks, {}",
+            grouped(replica.repairs),
+            size(replica.repaired_bytes)
+        );
     }
     text
 }

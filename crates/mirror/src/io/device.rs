@@ -6,9 +6,11 @@ use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
 use crate::io::flush::flush;
+use crate::io::repair::RepairPeer;
 use crate::io::write::{WriteOp, change};
 use crate::mirror::{Inner, Leg, LegState, Mirror, State, count};
 use crate::options::Mode;
+use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
 use crate::wire::peer::SharedSession;
 
@@ -161,5 +163,10 @@ async fn read_from_peer(
     }
     count(&inner.counters.reads_from_peer, 1);
     let buf = flagstone_runtime::buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
-    session.read(offset, buf).await.map_err(|_| error)
+    let found = session.read(offset, buf).await.map_err(|_| error)?;
+    if !is_outage(error) {
+        let peer = RepairPeer { leg, session_id, session };
+        inner.repair_later(peer, offset..offset + len as u64);
+    }
+    Ok(found)
 }

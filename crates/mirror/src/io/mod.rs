@@ -12,4 +12,5 @@ pub mod queue;
 pub(crate) mod range_lock;
 pub(crate) mod range_table;
 pub mod reorder;
+pub(crate) mod repair;
 pub(crate) mod write;

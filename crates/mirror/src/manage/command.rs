@@ -392,6 +392,8 @@ impl Mirror {
             waiting_for_range_lock: waiting as u64,
             writes: inner.counters.writes.load(Ordering::Relaxed),
             local_us: inner.counters.local_ns.load(Ordering::Relaxed) / 1000,
+            repairs: inner.counters.repairs.load(Ordering::Relaxed),
+            repaired_bytes: inner.counters.repaired_bytes.load(Ordering::Relaxed),
             blocked: state.blocked as u64,
         }
     }

@@ -1,5 +1,6 @@
 //! Online verify: compares the checksums of both legs, chunk by chunk, while hosts keep running.
 //!
+//! Blocks that one leg cannot read are rewritten with the other leg's data ([`crate::io::repair`]).
 //! Each chunk is locked against writes while it is compared. An asynchronous peer may lag behind:
 //! the comparison waits until the queue has sent everything written to the chunk before.
 
@@ -9,11 +10,13 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
+use crate::io::repair::RepairPeer;
 use crate::limits::CHECK_BYTES;
 use crate::mirror::{Inner, Mirror};
 use crate::options::Mode;
+use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
-use crate::wire::peer::{RequestError, SharedSession, checksums};
+use crate::wire::peer::{PeerRefusal, RequestError, SharedSession, checksums};
 
 /// Result of a verify.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,7 +93,7 @@ impl Mirror {
         while at < size {
             let begins = time::now();
             let len = CHECK_BYTES.min(size - at);
-            compare(inner, leg, &session, at, len, &mut report).await?;
+            compare(inner, leg, (&session, session_id), (at, len), &mut report).await?;
             at += len;
             report.compared_bytes = at;
             progress(at);
@@ -122,19 +125,33 @@ fn in_sync(inner: &Arc<Inner>, leg: usize) -> Result<(SharedSession, u64), Verif
 async fn compare(
     inner: &Arc<Inner>,
     leg: usize,
-    session: &SharedSession,
-    offset: u64,
-    len: u64,
+    (session, session_id): (&SharedSession, u64),
+    (offset, len): (u64, u64),
     report: &mut VerifyReport,
 ) -> Result<(), VerifyError> {
     let unit = inner.local.superblock().geometry.bit_bytes.min(CHECK_BYTES as u32);
-    let _guard = inner.range_lock.copy(offset, len).acquired().await;
+    let guard = inner.range_lock.copy(offset, len).acquired().await;
     if inner.legs[leg].options().mode == Mode::Async {
         // Queued writes to this chunk arrive first. The lock keeps new ones out.
         inner.wait_for_queue(leg).await;
     }
-    let mine = inner.leg_checksums(offset, len, unit).await.map_err(VerifyError::Local)?;
-    let theirs = checksums(session, offset, len, unit).await.map_err(VerifyError::Peer)?;
+    let peer = RepairPeer { leg, session_id, session: session.clone() };
+    let (mut _guard, mut mine) = (guard, inner.leg_checksums(offset, len, unit).await);
+    if mine.as_ref().is_err_and(|error| !is_outage(*error)) {
+        _guard = inner.repair_local(_guard, &peer, (offset, len)).await;
+        mine = inner.leg_checksums(offset, len, unit).await;
+    }
+    let mine = mine.map_err(VerifyError::Local)?;
+    let mut theirs = checksums(session, offset, len, unit).await;
+    let cannot_read = RequestError::Refused(PeerRefusal::Failed);
+    if theirs == Err(cannot_read) {
+        let is_bad = async |at: u64, unit: u64| {
+            checksums(session, at, unit, unit as u32).await == Err(cannot_read)
+        };
+        _guard = inner.repair_peer(_guard, &peer, (offset, len), is_bad).await;
+        theirs = checksums(session, offset, len, unit).await;
+    }
+    let theirs = theirs.map_err(VerifyError::Peer)?;
     for (index, _) in mine.iter().zip(&theirs).enumerate().filter(|(_, (a, b))| a != b) {
         let at = offset + index as u64 * u64::from(unit);
         report.add(at, u64::from(unit).min(offset + len - at));

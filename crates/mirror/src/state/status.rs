@@ -200,6 +200,11 @@ pub struct MirrorStatus {
     pub writes: u64,
     /// Time that the local leg took for them, summed, in µs.
     pub local_us: u64,
+    /// Blocks that one leg could not read, and that were rewritten with the other leg's data; and
+    /// their bytes.
+    pub repairs: u64,
+    /// See `repairs`.
+    pub repaired_bytes: u64,
     /// Writes blocked now, because a peer is missing (policy `block`) or during a change of role.
     pub blocked: u64,
 }

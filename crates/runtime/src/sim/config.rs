@@ -177,6 +177,8 @@ pub struct DiskFaults {
     pub misdirected_writes: f64,
     /// Byte ranges that cannot be read.
     pub unreadable: Vec<Range<u64>>,
+    /// Byte ranges that cannot be read until they are written: latent sector errors.
+    pub latent: Vec<Range<u64>>,
     /// Byte ranges that cannot be written.
     pub unwritable: Vec<Range<u64>>,
 }
@@ -187,6 +189,25 @@ impl DiskFaults {
     pub fn unreadable_at(mut self, range: Range<u64>) -> DiskFaults {
         self.unreadable.push(range);
         self
+    }
+
+    /// Adds bytes that cannot be read until they are written.
+    #[must_use]
+    pub fn latent_at(mut self, range: Range<u64>) -> DiskFaults {
+        self.latent.push(range);
+        self
+    }
+
+    /// The bytes were written: what they cover can be read again.
+    pub(crate) fn remap(&mut self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        if touches(&self.latent, offset, len) {
+            let rest = self
+                .latent
+                .iter()
+                .flat_map(|bad| [bad.start..bad.end.min(offset), bad.start.max(end)..bad.end]);
+            self.latent = rest.filter(|range| !range.is_empty()).collect();
+        }
     }
 
     /// Adds bytes that cannot be written.

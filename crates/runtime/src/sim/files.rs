@@ -171,8 +171,9 @@ impl State {
         disk.stats.reads += 1;
         let left = disk.size_bytes().saturating_sub(offset);
         let len = (buf.len() as u64).min(left);
-        if touches(&disk.faults.unreadable, offset, len) || self.rng.chance(disk.faults.read_errors)
-        {
+        let bad = touches(&disk.faults.unreadable, offset, len)
+            || touches(&disk.faults.latent, offset, len);
+        if bad || self.rng.chance(disk.faults.read_errors) {
             return Err(errno(libc::EIO));
         }
         disk.read(offset, &mut buf[..len as usize]);
@@ -207,6 +208,7 @@ impl State {
             return Err(errno(libc::ENOSPC));
         }
         data.truncate(fits);
+        disk.faults.remap(offset, fits);
         let unsafe_flush = durable && self.rng.chance(disk.faults.flush_errors);
         let durable = durable && !unsafe_flush && !disk.faults.lying_flushes;
         // No draw without the fault, so that recorded seeds keep their history.
@@ -262,6 +264,7 @@ impl State {
             disk.land_some(offset, &zeroes, &mut self.rng);
             return Err(errno(libc::EIO));
         }
+        disk.faults.remap(offset, len);
         disk.land(offset, zeroes, false);
         Ok(0)
     }

@@ -164,6 +164,13 @@ fn no_source_advice((document, replica, peer): OpenMirror<'_>) -> String {
              --destroy-data` there"
         );
     }
+    if replica.inconsistent && !replica.bad_ranges.is_empty() {
+        return format!(
+            "the source could not copy the bad ranges listed here to {node}: restore the node that was \
+             the source; if it is gone for good, `flagstone mirror failover {volume} --force` here serves \
+             older data in these ranges"
+        );
+    }
     if replica.inconsistent {
         return format!(
             "neither {node} nor {name} has consistent data: restore the node that was the source"
@@ -177,6 +184,13 @@ fn no_source_advice((document, replica, peer): OpenMirror<'_>) -> String {
 
 fn target_advice((document, replica, peer): OpenMirror<'_>) -> String {
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
+    if replica.inconsistent && !replica.bad_ranges.is_empty() {
+        return format!(
+            "{name} could not copy the bad ranges listed here to {node}: replace the failing device; if \
+             {name} has failed for good, `flagstone mirror failover {volume} --force` here serves older \
+             data in these ranges"
+        );
+    }
     if replica.inconsistent {
         return format!(
             "the data of {node} is inconsistent until the resync from {name} completes: check that \

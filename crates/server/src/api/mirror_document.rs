@@ -5,6 +5,7 @@
 
 pub use flagstone_mirror::manage::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::ondisk::superblock::ReplicaRole;
+pub use flagstone_mirror::session::bad_ranges::BadRangeCause;
 pub use flagstone_mirror::state::status::DesiredState;
 pub use flagstone_mirror::wire::peer::LinkCompression;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
@@ -180,8 +181,26 @@ pub struct ReplicaDocument {
     pub writes: u64,
     /// Total time of their writes to the local device, in microseconds.
     pub local_us: u64,
+    /// Ranges that a resync could not copy from here or, on a target, to here. Everything else was
+    /// copied.
+    pub bad_ranges: Vec<BadRangeDocument>,
+    /// Blocks that one leg could not read, and that were rewritten with the other leg's data.
+    pub repairs: u64,
+    /// Bytes of those blocks.
+    pub repaired_bytes: u64,
     /// The write-intent log.
     pub intent_log: IntentLogDocument,
+}
+
+/// A range that a resync could not copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BadRangeDocument {
+    /// Offset, in bytes.
+    pub offset: u64,
+    /// Length, in bytes.
+    pub bytes: u64,
+    /// Why it could not be copied.
+    pub cause: BadRangeCause,
 }
 
 /// A peer of a mirror. Members that need an open replica are `null` or 0 without one.

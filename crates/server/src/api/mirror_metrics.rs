@@ -7,7 +7,7 @@ use super::mirror_document::{MirrorDocument, PeerDocument, ReplicaDocument, Repo
 type ReplicaValue = fn(&ReplicaDocument) -> f64;
 type PeerValue = fn(&PeerDocument) -> f64;
 
-const REPLICA: [(&str, &str, ReplicaValue); 11] = [
+const REPLICA: [(&str, &str, ReplicaValue); 14] = [
     ("flagstone_mirror_serving", "1 while this node serves the volume.", |r| boolean(r.serving)),
     (
         "flagstone_mirror_local_device_failed",
@@ -42,6 +42,17 @@ const REPLICA: [(&str, &str, ReplicaValue); 11] = [
         "Writes that had to wait for a write of metadata.",
         |r| r.intent_log.activity_log_misses as f64,
     ),
+    ("flagstone_mirror_bad_range_bytes", "Bytes that a resync could not copy.", |r| {
+        r.bad_ranges.iter().map(|bad| bad.bytes).sum::<u64>() as f64
+    }),
+    (
+        "flagstone_mirror_repairs_total",
+        "Unreadable blocks that were rewritten with the other leg's data.",
+        |r| r.repairs as f64,
+    ),
+    ("flagstone_mirror_repaired_bytes_total", "Bytes of those blocks.", |r| {
+        r.repaired_bytes as f64
+    }),
     ("flagstone_mirror_active_regions", "Active regions.", |r| r.intent_log.active_regions as f64),
 ];
 

@@ -354,16 +354,29 @@ fn split_brain(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
     ))
 }
 
+fn bad_bytes(replica: &ReplicaDocument) -> String {
+    let bytes: u64 = replica.bad_ranges.iter().map(|bad| bad.bytes).sum();
+    format!("{bytes} bytes in {} ranges that its source could not copy", replica.bad_ranges.len())
+}
+
 fn failover((now, replica): OpenMirror<'_>, force: bool) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
     if replica.serving {
         return Ok(ActionPreview::unchanged(format!("{node} already serves {volume}")));
     }
-    if replica.inconsistent {
+    if replica.inconsistent && replica.bad_ranges.is_empty() {
         return Err(Problem::conflict(format!(
             "a resync to {node} has not completed: its data is inconsistent and is never served; \
              restore the node that was the source"
         )));
+    }
+    if replica.inconsistent && !force {
+        return Err(Problem::conflict(format!(
+            "{node} lacks {}: `flagstone mirror status {volume}` lists the bad ranges. Restore the \
+             node that was the source; if it is gone for good, `--force` serves older data in them",
+            bad_bytes(replica)
+        ))
+        .accepting([format!("flagstone mirror failover {volume} --force")]));
     }
     if replica.holds_nothing() {
         return Err(Problem::conflict(format!(
@@ -391,6 +404,10 @@ fn failover((now, replica): OpenMirror<'_>, force: bool) -> Previewed {
          serves hosts, both are written independently (split brain), and the data of one has to be \
          discarded"
     );
+    let data_loss = match replica.inconsistent {
+        true => format!("{} in listed bad ranges get older data; {data_loss}", bad_bytes(replica)),
+        false => data_loss,
+    };
     let outcome = format!("{node} serves {volume} without asking {names}");
     Ok(ActionPreview::with_effect(Effect::Failover { force }, outcome).losing(data_loss))
 }

@@ -1,6 +1,7 @@
 //! Mirror status: the document of a mirrored volume.
 
 use flagstone_blockdev::BlockDevice as _;
+use flagstone_mirror::session::bad_ranges::BadRange;
 use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState, MirrorStatus};
 use flagstone_mirror::wire::peer::ReplicaIdentity;
 use flagstone_mirror::{LinkVersions, Mirror};
@@ -8,8 +9,8 @@ use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument, ReopeningDocument,
-    ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+    BadRangeDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
+    ReopeningDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
 use crate::mirrors::MirroredVolume;
 
@@ -80,8 +81,15 @@ fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) ->
         blocked: status.blocked,
         writes: status.writes,
         local_us: status.local_us,
+        bad_ranges: status.bad_ranges.iter().map(bad_range).collect(),
+        repairs: status.repairs,
+        repaired_bytes: status.repaired_bytes,
         intent_log: mirror.log_statistics(),
     }
+}
+
+fn bad_range(bad: &BadRange) -> BadRangeDocument {
+    BadRangeDocument { offset: bad.offset, bytes: bad.len, cause: bad.cause }
 }
 
 fn peer(mirror: &Mirror, leg: usize, name: &str, status: &MirrorPeerStatus) -> PeerDocument {

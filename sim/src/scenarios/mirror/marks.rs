@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use flagstone_mirror::Mode;
 use flagstone_mirror::session::bad_ranges::BadRangeCause;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
@@ -245,5 +246,73 @@ fn marks_of_verify_survive_power_loss() {
         pair.sim.run_for(Duration::from_secs(10));
         let source = pair.active()[0];
         pair.becomes_in_sync(source);
+    }
+}
+
+/// A latent sector error of the source's disk: the host gets the peer's data, and the sector is
+/// rewritten, so that it can be read without the peer.
+#[test]
+fn unreadable_block_of_source_is_repaired() {
+    for mode in [Mode::Sync, Mode::Async] {
+        let pair = match mode {
+            Mode::Sync => Pair::new(7, |_| {}),
+            Mode::Async => Pair::new(7, |peer| peer.mode = Mode::Async),
+        };
+        pair.write(0, 4, 1).expect("both are there");
+        pair.write(0, 4, 2).expect("both are there");
+        let bad = 4 * BLOCK + 8192..4 * BLOCK + 16384;
+        set(&pair, 0, DiskFaults::default().latent_at(bad));
+        assert_eq!(pair.read(0, 4), 2);
+        pair.sim.run_for(Duration::from_secs(1));
+        let status = pair.on(0, |mirror| async move { mirror.status() });
+        assert_eq!((status.repairs, status.repaired_bytes), (2, 8192));
+        pair.cut();
+        assert_eq!(pair.read(0, 4), 2, "from the local leg");
+    }
+}
+
+/// A write that races the repair of its block: the newer data stays on both legs.
+#[test]
+fn repair_never_replaces_a_newer_write() {
+    for step in 0..60 {
+        let pair = Pair::new(step, |_| {});
+        pair.write(0, 4, 1).expect("both are there");
+        set(&pair, 0, DiskFaults::default().latent_at(block(4)));
+        let mirror = pair.mirror(0);
+        let writing = pair.sim.spawn_on(pair.nodes[0], async move {
+            time::sleep(Duration::from_micros(40 * step)).await;
+            fill(&mirror, 4, 2).await
+        });
+        let found = pair.read(0, 4);
+        assert!(found == 1 || found == 2);
+        pair.sim.block_on(writing).expect("the task is not aborted").expect("both are there");
+        pair.sim.run_for(Duration::from_secs(1));
+        assert_eq!([0, 1].map(|index| leg_byte(&pair, index, 4)), [2, 2], "step {step}");
+        assert_eq!(pair.read(0, 4), 2);
+    }
+}
+
+/// Latent sector errors of either disk are found by a verify, and repaired.
+#[test]
+fn verify_repairs_unreadable_blocks_of_either_leg() {
+    for failing in 0..2 {
+        let pair = Pair::new(8, |_| {});
+        for number in 0..8 {
+            pair.write(0, number, 1 + number as u8).expect("both are there");
+        }
+        let faults = DiskFaults::default().latent_at(4 * BLOCK + 8192..4 * BLOCK + 12288);
+        set(&pair, failing, faults.latent_at(6 * BLOCK..6 * BLOCK + 4096));
+        let verified =
+            pair.on(0, |mirror| async move { mirror.verify(0, None, false, |_| {}).await });
+        assert_eq!(verified.expect("both are there").differing_bytes, 0);
+        let status = pair.on(0, |mirror| async move { mirror.status() });
+        assert_eq!((status.repairs, status.repaired_bytes), (2, 8192), "node {failing}");
+        pair.end(1 - failing, true);
+        if failing == 1 {
+            pair.on(1, |mirror| async move { mirror.failover().await }).expect("it was in sync");
+        }
+        for number in 0..8 {
+            assert_eq!(pair.read(failing, number), 1 + number as u8);
+        }
     }
 }
