@@ -357,13 +357,13 @@ impl Pair {
         })
     }
 
-    /// Waits until a node has noticed that its source is lost, then makes it the source.
+    /// Makes a node the source although its source does not answer.
     ///
     /// # Panics
     ///
     /// If the failover is refused.
     pub fn fail_over_to(&self, node: usize) {
-        self.order(node, "failover", &["--yes"]);
+        self.order(node, "failover", &["--force", "--yes"]);
     }
 
     /// Mirror status of a node.

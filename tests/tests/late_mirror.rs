@@ -139,7 +139,7 @@ fn node_without_device_waits_and_returns_as_target() {
     let refused = ask(&a.api(), "POST", "/v1/volumes/db/mirror/failover");
     assert!(refused.head.contains("409"), "{refused:?}");
 
-    order(&b, "failover --yes");
+    order(&b, "failover --force --yes");
     read_back(&b, &scratch, "first");
     write(&b, &scratch, "second", "16MiB");
 

@@ -46,7 +46,7 @@ fn target_with_full_disk_falls_behind_until_it_has_space() {
     pair.assert_kept(0, "state");
     // The target is inconsistent, so it can never take over.
     has(&pair, 1, "the target knows", |status| status["replica"]["inconsistent"] == true);
-    assert!(pair.try_order(1, "failover", &["--yes"]).is_err());
+    assert!(pair.try_order(1, "failover", &["--force", "--yes"]).is_err());
     pair.make_room(ENOUGH_BYTES);
     pair.wait_for(0, "mirroring");
     pair.assert_equal_legs(0);

@@ -125,7 +125,7 @@ fn source_with_two_targets_switches_dies_and_returns() {
     three.wait_for(0, 2, "target");
     go_on(&mut load);
     three.nodes[1].kill();
-    three.order(2, "failover", &["--yes"]);
+    three.order(2, "failover", &["--force", "--yes"]);
     three.wait_for(2, 0, "mirroring");
     go_on(&mut load);
     three.nodes[1].restart();

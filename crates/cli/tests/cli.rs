@@ -595,8 +595,7 @@ fn plan_mistakes_are_one_line_usage_errors() {
         let said = text(&output.stderr);
         assert!(said.contains(part) && said.lines().count() == 1, "{line}: {said}");
     }
-    let output =
-        run("plan predict --type local-ssd-nvme --machine c4-standard-96-lssd");
+    let output = run("plan predict --type local-ssd-nvme --machine c4-standard-96-lssd");
     assert_eq!(code(&output), Some(1));
     assert!(text(&output.stderr).starts_with("flagstone: error: not known: "));
 }

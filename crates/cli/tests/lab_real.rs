@@ -231,7 +231,7 @@ fn failover_of_given_nodes_loses_nothing() {
     let _returned = Returned(place.path("back.pid"));
     let commands = [
         ("--kill-command", format!("kill -9 {}", node_a.0.id())),
-        ("--failover-command", shell("mirror failover db --yes --api b.sock")),
+        ("--failover-command", shell("mirror failover db --force --yes --api b.sock")),
         ("--return-command", back),
         ("--switchover-command", shell("mirror switchover db --api a.sock")),
         ("--status-command", shell("mirror status db --json --api b.sock")),

@@ -256,13 +256,13 @@ impl LabNode {
         })
     }
 
-    /// Makes this node the source. Repeats the command, which is refused until the node has noticed
-    /// that its peer is dead.
+    /// Makes this node the source after its peer was killed or stopped. Repeats a refused command.
     ///
     /// # Errors
     /// The last refusal after [`PATIENCE_S`].
     pub(crate) fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
-        let attempt = || self.mirror(&["failover", volume, "--yes"], interrupt).map(Some);
+        let attempt =
+            || self.mirror(&["failover", volume, "--force", "--yes"], interrupt).map(Some);
         let late = || self.failed("it does not take over");
         retry(PATIENCE_S, interrupt, attempt, late).map(drop)
     }

@@ -18,7 +18,3 @@ pub const API_DIFFERENCES: usize = 256;
 
 /// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
 pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Extra wait of a failover for the source's death, after the link's timeout: it may be noticed
-/// late.
-pub const LOSS_GRACE: Duration = Duration::from_millis(500);

@@ -29,7 +29,7 @@ pub(crate) enum MirrorCommand {
     Break(PeerArgs),
     /// Move the source role between the nodes without data loss
     Switchover(SwitchoverArgs),
-    /// Make this node the source although the current source is unreachable
+    /// Make this node the source without a hand-over by the current one
     Failover(ForceArgs),
     /// Compare the checksums of both replicas while hosts are served
     Verify(VerifyArgs),
@@ -150,8 +150,8 @@ pub(crate) struct GrowArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ForceArgs {
-    /// Proceed although a source is attached or the local disk is unverified after a failed flush
-    /// (failover), or hosts are served (delete)
+    /// Proceed although a peer serves hosts or does not answer, or the local disk is unverified after
+    /// a failed flush (failover), or hosts are served (delete)
     #[arg(long)]
     pub(crate) force: bool,
     /// Skip the confirmation of data loss

@@ -113,7 +113,6 @@ fn grown(began: &MirrorDocument, last: &MirrorDocument) -> Exit {
 }
 
 async fn act(request: &ActionRequest) -> Result<Exit, Failure> {
-    tell_of_wait(request)?;
     if request.asks_first && !request.dry_run {
         let (_, answer) = send(request, true)?;
         if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
@@ -144,22 +143,6 @@ async fn act(request: &ActionRequest) -> Result<Exit, Failure> {
         MirrorAction::Grow => grown(&answer.mirror, &last),
         _ => Exit::Success,
     })
-}
-
-/// Announces the wait of a failover for an attached source.
-fn tell_of_wait(request: &ActionRequest) -> Result<(), Failure> {
-    if request.action != MirrorAction::Failover || request.body.contains_key("force") {
-        return Ok(());
-    }
-    let mut server = request.query.server()?;
-    let now: MirrorDocument = server.get(&path(&request.volume))?;
-    if now.replica.is_some_and(|replica| replica.has_source) {
-        complain(&format!(
-            "a source is attached to {}: waiting up to the link's timeout for its death\n",
-            now.node
-        ));
-    }
-    Ok(())
 }
 
 fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocument), Failure> {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use flagstone_runtime::time::Instant;
 use flagstone_server::api::mirror_document::{
     ActionDocument, BadRangeCause, LinkCompression, LinkDocument, MirrorDocument, Mode,
-    PeerDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+    PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument, VerifyDocument,
 };
 use flagstone_units::display::{duration, size, three_digits};
 
@@ -44,7 +44,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     let now = &look.document;
     let mut text = format!("{}: {}", now.volume, now.state);
     let Some(replica) = &now.replica else {
-        let _ = writeln!(text, " on {}", now.node);
+        let _ = writeln!(text, " on {}, does not serve", now.node);
         return text + &next(now);
     };
     let serves = match (replica.serving, replica.local_device_failed) {
@@ -60,7 +60,12 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         Some(source) => format!(" of {source}"),
         None => String::new(),
     };
-    let _ = writeln!(text, "; {} is the {}{of}{serves}", now.node, replica.role.name());
+    let role = match replica.role {
+        ReplicaRole::Deposed => "a deposed source",
+        ReplicaRole::Source => "the source",
+        ReplicaRole::Target => "the target",
+    };
+    let _ = writeln!(text, "; {} is {role}{of}{serves}", now.node);
     let _ = writeln!(
         text,
         "  {}, role epoch {}, generation {}\n  volume {}, replica {}",
@@ -77,7 +82,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
         let was = last.and_then(|last| last.document.peer(&peer.name));
-        text.push_str(&peer_text(peer, was, look.wall));
+        text.push_str(&peer_text(replica, peer, was, look.wall));
     }
     text.push_str(&work(
         replica,
@@ -123,10 +128,26 @@ fn bad_ranges(replica: &ReplicaDocument) -> String {
     text
 }
 
-fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> String {
+fn peer_text(
+    replica: &ReplicaDocument,
+    peer: &PeerDocument,
+    was: Option<&PeerDocument>,
+    wall: u64,
+) -> String {
+    // On a target, the state is that of this side.
+    let state = match peer.state {
+        ReportedState::Target if replica.source.as_ref() == Some(&peer.name) => {
+            "the source".to_owned()
+        }
+        ReportedState::Target if replica.source.is_some() => "another target".to_owned(),
+        ReportedState::Target => "not attached".to_owned(),
+        state => state.to_string(),
+    };
     let when = match peer.last_in_sync_seconds {
         _ if peer.state == ReportedState::Mirroring => "in sync".to_owned(),
-        _ if peer.state == ReportedState::Target => "reports the sync state".to_owned(),
+        _ if peer.state == ReportedState::Target && replica.has_source => {
+            "the source reports the sync state".to_owned()
+        }
         Some(then) => format!("last in sync {} ago", duration(wall.saturating_sub(then) as f64)),
         None => "not in sync since the server started".to_owned(),
     };
@@ -135,7 +156,7 @@ fn peer_text(peer: &PeerDocument, was: Option<&PeerDocument>, wall: u64) -> Stri
         (Some(mode), _) => format!("; {}", mode.name()),
         (None, _) => String::new(),
     };
-    let mut text = format!("\npeer {}: {}; {when}{mode}\n", peer.name, peer.state);
+    let mut text = format!("\npeer {}: {state}; {when}{mode}\n", peer.name);
     // The state of a connected peer supersedes the last handshake.
     let connected = matches!(
         peer.state,

@@ -76,8 +76,18 @@ fn target_and_growing_volume_status() {
     let mut now = document(ReportedState::Target);
     let replica = now.replica.as_mut().unwrap();
     (replica.role, replica.serving) = (ReplicaRole::Target, false);
-    replica.source = Some("node-c".into());
-    let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+    (replica.source, replica.has_source) = (Some("node-c".into()), true);
+    let text = flagstone_runtime::block_on(async { shown(now.clone()) }).unwrap();
+    // The peer is not shown as a target of this node.
+    let peer = format!("\npeer {}: another target; the source reports", now.peers[0].name);
+    assert!(text.contains(&peer), "{text}");
+    now.peers[0].name = "node-c".into();
+    let text = flagstone_runtime::block_on(async { shown(now.clone()) }).unwrap();
+    assert!(text.contains("\npeer node-c: the source; the source reports"), "{text}");
+    let mut deposed = now.clone();
+    deposed.replica.as_mut().unwrap().role = ReplicaRole::Deposed;
+    let of_deposed = flagstone_runtime::block_on(async { shown(deposed) }).unwrap();
+    assert!(of_deposed.contains("node-a is a deposed source"), "{of_deposed}");
     assert!(
         text.starts_with("db: target; node-a is the target of node-c, does not serve\n"),
         "{text}"
@@ -132,7 +142,7 @@ fn status_without_replica() {
         ..document(ReportedState::NotCreated)
     };
     let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
-    assert_eq!(text, "db: not-created on node-a\n\nnext  make it\n");
+    assert_eq!(text, "db: not-created on node-a, does not serve\n\nnext  make it\n");
 }
 
 #[test]

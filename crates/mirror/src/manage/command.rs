@@ -179,6 +179,9 @@ impl Mirror {
         let (base, expected) = (common(&mine, &peers), peers.view.generations.current);
         let done = execute(&session.0, PeerRequest::Discard { base, expected }).await;
         drop(session);
+        if done.is_ok() {
+            inner.set_idle_phase(leg, LegPhase::Disconnected);
+        }
         inner.reconnect_all();
         Ok(done?)
     }
@@ -194,6 +197,7 @@ impl Mirror {
         self.demote().await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
         inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
+        inner.set_idle_phase(leg, LegPhase::Disconnected);
         inner.reconnect_all();
         Ok(())
     }
@@ -302,11 +306,6 @@ impl Mirror {
     pub fn source(&self) -> Option<usize> {
         let state = self.0.lock();
         state.attached.and_then(|attached| state.leg_of(attached.source))
-    }
-
-    /// Waits until no source is attached to this replica.
-    pub async fn source_gone(&self) {
-        self.0.wait(|state| state.attached.is_none().then_some(())).await;
     }
 
     /// Waits until the mirror, or its replacement, starts or stops serving; returns the new value.

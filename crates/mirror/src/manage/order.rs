@@ -61,6 +61,12 @@ impl Mirror {
         self.0.machine_state()
     }
 
+    /// True if [`Mirror::start`] asks peers first, which may take [`ASK_MS`].
+    pub fn asks_before_it_serves(&self) -> bool {
+        let opened = next(&self.machine_state(), Event::Opened);
+        opened.is_ok_and(|(_, actions)| actions.iter().any(|action| action == Action::AskPeers))
+    }
+
     /// Asks every peer whether it serves hosts, for [`Order::Failover`]. Changes nothing.
     pub async fn ask_peers(&self) -> Answers {
         self.0.ask_peers(Patience::Once).await.0
@@ -169,10 +175,8 @@ impl Inner {
     /// Serves after a start, if this node's records and the peers allow it. With `ask` false, the
     /// same process has served until now.
     pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
-        let opened = || next(&self.machine_state(), Event::Opened);
-        let asks = |actions: Actions| actions.iter().any(|action| action == Action::AskPeers);
         let mut answers = Answers::default();
-        if ask && opened().is_ok_and(|(_, actions)| asks(actions)) {
+        if ask && Mirror(self.clone()).asks_before_it_serves() {
             answers = self.ask_peers(Patience::Retry).await.0;
         }
         // A source that attaches meanwhile would make this side a target.

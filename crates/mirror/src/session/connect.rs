@@ -224,7 +224,7 @@ impl Inner {
     }
 
     /// Sets the phase of a leg that has no session.
-    fn set_idle_phase(&self, leg: usize, phase: LegPhase) {
+    pub(crate) fn set_idle_phase(&self, leg: usize, phase: LegPhase) {
         self.change(|state| {
             let own = &mut state.legs[leg];
             if own.session.is_none() {

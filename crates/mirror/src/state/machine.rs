@@ -177,6 +177,8 @@ named! {
         NoPeer = "there is no such peer",
         /// The local data is inconsistent.
         Inconsistent = "the local data is inconsistent: a resync to it has not completed",
+        /// See [`Disk::Incomplete`].
+        Incomplete = "ranges that the source could not copy hold older data",
         /// The replica holds no data yet.
         Blank = "the replica holds no data yet",
         /// The local leg has failed.
@@ -459,7 +461,8 @@ fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
         Disk::Unverified | Disk::Incomplete if unverified => Ok(()),
         Disk::Unverified => Err(Refusal::Unverified),
         Disk::Blank => Err(Refusal::Blank),
-        Disk::Inconsistent | Disk::Incomplete => Err(Refusal::Inconsistent),
+        Disk::Inconsistent => Err(Refusal::Inconsistent),
+        Disk::Incomplete => Err(Refusal::Incomplete),
         Disk::Failed => Err(Refusal::Failed),
     }
 }
@@ -478,13 +481,14 @@ fn failover(state: &State, answers: &Answers) -> Transition {
         found
     };
     let has = |test: fn(&Answer) -> bool| answers.iter().flatten().any(test);
-    // An attached source serves, even if it does not answer questions.
-    let attached = matches!(state.role, Role::Target { attached: true, .. });
-    if attached || has(|answer| matches!(answer, Answer::Known { serving: true, .. })) {
+    if has(|answer| matches!(answer, Answer::Known { serving: true, .. })) {
         return Err(Refusal::PeerServes);
     }
     if has(|answer| *answer == Answer::Silent) {
         return Err(Refusal::PeerSilent);
+    }
+    if let Role::Target { attached: true, .. } = state.role {
+        return Err(Refusal::PeerServes);
     }
     if has(|answer| matches!(answer, Answer::Known { plan: Plan::Follow { .. }, .. })) {
         return Err(Refusal::PeerLeads);

@@ -5,17 +5,18 @@
 use std::rc::Rc;
 
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::machine::{Answers, Event, Order, Refusal, next};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, time};
 use flagstone_units::size_text;
 
 use super::mirror_action::{Action, ActionRequest, Body};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
-use super::mirror_preview::{ActionPreview, Effect, not_created, not_in_sync, preview};
+use super::mirror_preview::{ActionPreview, Effect, Facts, not_created, not_in_sync, preview};
 use super::mirror_verify::Verify;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
@@ -97,11 +98,18 @@ impl Api {
         if let Action::Grow { size_bytes } = request.action {
             return Ok(grow(mirrored, size_bytes, request.dry_run).await?);
         }
-        if request.action == (Action::Failover { force: false }) {
-            mirrored.wait_for_source_loss().await;
-        }
+        let mirror = mirrored.mirror();
+        let answers = match (&request.action, &mirror) {
+            (Action::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
+            _ => Answers::default(),
+        };
         let now = self.mirror_document(mirrored);
-        let preview = preview(&now, request)?;
+        let decide = |order| match &mirror {
+            Some(mirror) => next(&mirror.machine_state(), Event::Order(order)),
+            None => Err(Refusal::Closed),
+        };
+        let wall_seconds = time::wall_clock().as_secs();
+        let preview = preview(&now, &Facts { decide: &decide, answers, wall_seconds }, request)?;
         let Some(effect) = preview.effect else { return Ok(preview) };
         if request.dry_run {
             return check(mirrored, &now, preview, effect).await;
@@ -167,8 +175,8 @@ async fn create(
     let reserved = size_text(created.reserved_bytes);
     if created.already {
         return Ok(ActionPreview::unchanged(format!(
-            "this node already has a replica of {usable}, created as {}",
-            role.name()
+            "this node already has a replica of {usable}, which is the {}",
+            created.role.name()
         )));
     }
     let (outcome, data_loss) = match role {
@@ -236,7 +244,7 @@ fn failed(why: impl Into<String>) -> Problem {
 
 async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
     match effect {
-        Effect::SetDesiredState { leg, state } => mirror.set_desired_state(leg, state).await,
+        Effect::Order(order) => mirror.order(order).await,
         Effect::Resync { leg, full, compare } => {
             if let Some(compare) = compare {
                 let options = mirror.options(leg).ok_or(CommandError::NoPeer)?;
@@ -247,9 +255,6 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
             }
             mirror.set_desired_state(leg, DesiredState::Connected).await
         }
-        Effect::Switchover { leg } => mirror.switchover(leg).await,
-        Effect::Failover { force: false } => Ok(mirror.failover().await?),
-        Effect::Failover { force: true } => Ok(mirror.failover_unverified().await?),
         Effect::Resolve { leg, keep } => {
             let resolved = match keep {
                 ResolveKeep::Mine => mirror.resolve_keep_mine(leg).await,
@@ -261,7 +266,6 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
                 other => Err(other),
             })
         }
-        Effect::Demote => Ok(mirror.demote().await?),
         // `execute` applies these.
         Effect::Verify { .. } | Effect::StopVerify | Effect::Delete { .. } => Ok(()),
     }
@@ -270,9 +274,8 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
 fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem {
     let (volume, node) = (&now.volume, &now.node);
     let leg = match effect {
-        Effect::SetDesiredState { leg, .. }
+        Effect::Order(Order::SetDesired(leg, _) | Order::HandOver(leg) | Order::TakeOver(leg))
         | Effect::Resync { leg, .. }
-        | Effect::Switchover { leg }
         | Effect::Resolve { leg, .. } => leg,
         _ => 0,
     };

@@ -63,7 +63,7 @@ fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option
         None if replica.flush_failed && replica.serving => Some(format!(
             "a flush of the data or log device of {node} failed, and no peer has the data: the volume takes \
              no writes, and writes since the last successful flush may be lost although they can still be \
-             read. Copy the data you need; then run `flagstone mirror failover {volume}` on a peer whose \
+             read. Copy the data you need; then run `flagstone mirror failover {volume} --force` on a peer whose \
              data is good enough, or restart the server here to continue with the data on the device"
         )),
         None => None,
@@ -99,7 +99,7 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
         ReportedState::ResyncPending | ReportedState::Disconnected if !replica.serving => format!(
             "{node} does not serve {volume} until it reaches {name}: check that flagstone runs there and \
              that its address is reachable; if {name} has failed for good, run `flagstone mirror failover \
-             {volume}`"
+             {volume} --force`"
         ),
         ReportedState::ResyncPending | ReportedState::Disconnected => format!(
             "{name} is unreachable: check that flagstone runs there and that its address is reachable; it \
@@ -122,7 +122,7 @@ fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
         format!(
             "the address of {name} is unknown: check the name server, and `address` of [peer.{name}]. The \
              lookup is repeated until it succeeds. If {name} has failed for good, `flagstone mirror \
-             failover {volume}` serves the volume here"
+             failover {volume} --force` serves the volume here"
         )
     })
 }
@@ -212,7 +212,7 @@ fn target_advice((document, replica, peer): OpenMirror<'_>) -> String {
     }
     format!(
         "no source is attached: check that flagstone serves {volume} on {name}; if {name} has failed, \
-         `flagstone mirror failover {volume}` serves the volume here"
+         `flagstone mirror failover {volume} --force` serves the volume here"
     )
 }
 

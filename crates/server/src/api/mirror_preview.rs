@@ -1,12 +1,15 @@
 //! Preview of an action on a mirror: a pure function from the mirror's document to the action's
 //! outcome and effect. A dry run stops here; otherwise the effect is then applied.
 //!
-//! An action whose outcome is already the case has no effect and is no error. The mirror checks every
-//! effect again when it is applied, because its state may have changed.
+//! An action whose outcome is already the case has no effect and is no error. Whether an order is
+//! allowed is decided by the mirror's state machine, which also decides when the order is carried out;
+//! this module adds names and advice.
 
 use flagstone_mirror::Mode;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::machine::{Answers, Order, Refusal, Transition};
 use flagstone_mirror::state::status::DesiredState;
+use flagstone_units::display::duration;
 use flagstone_units::size_text;
 
 use super::mirror_action::{Action, ActionRequest};
@@ -19,15 +22,22 @@ use crate::http::Problem;
 /// Effect of an action on the mirror. `leg` is the peer's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    SetDesiredState { leg: usize, state: DesiredState },
+    Order(Order),
     Resync { leg: usize, full: bool, compare: Option<bool> },
-    Switchover { leg: usize },
-    Failover { force: bool },
     Verify { leg: usize, repair: bool, bytes_per_second: Option<u64> },
     StopVerify,
     Resolve { leg: usize, keep: ResolveKeep },
-    Demote,
     Delete { force: bool },
+}
+
+/// Decisions and facts that are not in the document.
+pub(super) struct Facts<'a> {
+    /// The decision of the mirror's state machine about an order, which changes nothing.
+    pub(super) decide: &'a dyn Fn(Order) -> Transition,
+    /// Answers of the peers, for a failover.
+    pub(super) answers: Answers,
+    /// Time since the Unix epoch, in seconds.
+    pub(super) wall_seconds: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +74,7 @@ pub(super) fn not_created(volume: &str) -> Problem {
 }
 
 /// Outcome of a request on a mirror in state `now`; not for [`Action::Create`] and `Grow`.
-pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
+pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
         return match request.action {
@@ -75,7 +85,7 @@ pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewe
         };
     };
     let peer = || find_peer(now, request.peer.as_deref());
-    let open = (now, replica);
+    let open = (now, replica, facts);
     match &request.action {
         Action::Create { .. } | Action::Grow { .. } => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
@@ -83,22 +93,25 @@ pub(super) fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewe
         Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),
         Action::Break => set_desired_state(open, peer()?, DesiredState::Detached),
         Action::Continue => set_desired_state(open, peer()?, DesiredState::Connected),
-        Action::Resync { full, compare } => resync(open, peer()?, *full, *compare),
+        Action::Resync { full, compare } => resync((now, replica), peer()?, *full, *compare),
         Action::Switchover { to } => switchover(open, request, to.as_deref()),
         Action::Failover { force } => failover(open, *force),
         Action::Verify { stop: true, .. } => stop_verify(now, request.peer.as_deref()),
         Action::Verify { repair, bytes_per_second, .. } => {
-            verify(open, peer()?, *repair, *bytes_per_second)
+            verify((now, replica), peer()?, *repair, *bytes_per_second)
         }
         Action::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
-        Action::Demote => Ok(demote(open)),
-        Action::Delete { force } => delete(open, *force),
+        Action::Demote => demote(open),
+        Action::Delete { force } => delete((now, replica), *force),
     }
 }
 
 type Previewed = Result<ActionPreview, Problem>;
 
 type OpenMirror<'a> = (&'a MirrorDocument, &'a ReplicaDocument);
+
+/// A mirror with a replica, and decisions about it.
+type Decided<'a> = (&'a MirrorDocument, &'a ReplicaDocument, &'a Facts<'a>);
 
 type IndexedPeer<'a> = (usize, &'a PeerDocument);
 
@@ -130,23 +143,43 @@ fn source(now: &MirrorDocument) -> Option<IndexedPeer<'_>> {
 }
 
 fn must_be_source((now, replica): OpenMirror<'_>) -> Result<(), Problem> {
-    if replica.role == ReplicaRole::Source {
-        return Ok(());
+    match replica.role == ReplicaRole::Source {
+        true => Ok(()),
+        false => Err(not_the_source(now)),
     }
+}
+
+fn not_the_source(now: &MirrorDocument) -> Problem {
     let source = source(now).map_or("the node that serves it", |(_, peer)| peer.name.as_str());
-    Err(Problem::conflict(format!(
-        "{} is a target of `{}`: repeat the command on the source, {source}",
+    Problem::conflict(format!(
+        "{} is not the source of `{}`: repeat the command on the source, {source}",
         now.node, now.volume
-    )))
+    ))
+}
+
+/// The problem of an order that the state machine refuses.
+fn refused(now: &MirrorDocument, peer: Option<&PeerDocument>, refusal: Refusal) -> Problem {
+    match (refusal, peer) {
+        (Refusal::NotSource, _) => not_the_source(now),
+        (Refusal::SplitBrain, Some(peer)) => split_brain(now, peer),
+        (Refusal::NotInSync, Some(peer)) => not_in_sync(now, peer),
+        (Refusal::Inconsistent, Some(peer)) => Problem::conflict(format!(
+            "the resync from {} has not completed: {} can serve {} after it",
+            peer.name, now.node, now.volume
+        )),
+        _ => Problem::conflict(format!("nothing was changed: {refusal}")),
+    }
 }
 
 fn set_desired_state(
-    (now, replica): OpenMirror<'_>,
+    (now, _, facts): Decided<'_>,
     (leg, peer): IndexedPeer<'_>,
     state: DesiredState,
 ) -> Previewed {
     let (node, name) = (&now.node, &peer.name);
-    if peer.desired_state == Some(state) {
+    let order = Order::SetDesired(leg, state);
+    let decided = (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
+    if decided.1.is_empty() {
         return Ok(ActionPreview::unchanged(match state {
             DesiredState::Connected => {
                 format!("the mirror with {name} is neither paused nor broken: it is {}", peer.state)
@@ -154,9 +187,6 @@ fn set_desired_state(
             DesiredState::Paused => format!("the mirror with {name} is already paused"),
             DesiredState::Detached => format!("the mirror with {name} is already broken"),
         }));
-    }
-    if state != DesiredState::Connected {
-        must_be_source((now, replica))?;
     }
     let outcome = match state {
         DesiredState::Paused => format!(
@@ -174,7 +204,7 @@ fn set_desired_state(
             format!("the mirror with {name} continues: its out-of-sync blocks are copied to it")
         }
     };
-    Ok(ActionPreview::with_effect(Effect::SetDesiredState { leg, state }, outcome))
+    Ok(ActionPreview::with_effect(Effect::Order(order), outcome))
 }
 
 fn resync(
@@ -227,7 +257,7 @@ fn resync(
 }
 
 fn switchover(
-    (now, replica): OpenMirror<'_>,
+    (now, replica, facts): Decided<'_>,
     request: &ActionRequest,
     to: Option<&str>,
 ) -> Previewed {
@@ -243,7 +273,7 @@ fn switchover(
             );
             Ok(ActionPreview::unchanged(outcome))
         }
-        None => take_over((now, replica), named),
+        None => take_over((now, replica, facts), named),
         Some(to) => match (find_node(now, to)?, named) {
             (found, Some((_, peer))) if found.1.name != peer.name => {
                 let detail = format!(
@@ -252,7 +282,7 @@ fn switchover(
                 );
                 Err(Problem::invalid(detail))
             }
-            (found, _) => hand_over((now, replica), found),
+            (found, _) => hand_over((now, replica, facts), found),
         },
     }
 }
@@ -264,7 +294,7 @@ fn find_node<'a>(now: &'a MirrorDocument, to: &str) -> Result<IndexedPeer<'a>, P
     })
 }
 
-fn take_over((now, replica): OpenMirror<'_>, named: Option<IndexedPeer<'_>>) -> Previewed {
+fn take_over((now, replica, facts): Decided<'_>, named: Option<IndexedPeer<'_>>) -> Previewed {
     if let (Some((_, peer)), Some(source)) = (named, &replica.source)
         && peer.name != *source
     {
@@ -277,14 +307,8 @@ fn take_over((now, replica): OpenMirror<'_>, named: Option<IndexedPeer<'_>>) -> 
         None => return Err(no_source(now, "a peer")),
     };
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
-    if replica.inconsistent {
-        return Err(Problem::conflict(format!(
-            "the resync from {name} has not completed: {node} can serve {volume} after it"
-        )));
-    }
-    if peer.state == ReportedState::SplitBrain {
-        return Err(split_brain(now, peer));
-    }
+    let order = Order::TakeOver(leg);
+    (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     if !replica.has_source {
         return Err(no_source(now, name));
     }
@@ -292,7 +316,7 @@ fn take_over((now, replica): OpenMirror<'_>, named: Option<IndexedPeer<'_>>) -> 
         "{node} serves {volume}, and {name} becomes its target: host I/O pauses briefly, no data is \
          lost"
     );
-    Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
+    Ok(ActionPreview::with_effect(Effect::Order(order), outcome))
 }
 
 fn no_source(now: &MirrorDocument, name: &str) -> Problem {
@@ -304,7 +328,7 @@ fn no_source(now: &MirrorDocument, name: &str) -> Problem {
     ))
 }
 
-fn hand_over((now, replica): OpenMirror<'_>, (leg, peer): IndexedPeer<'_>) -> Previewed {
+fn hand_over((now, replica, facts): Decided<'_>, (leg, peer): IndexedPeer<'_>) -> Previewed {
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
     if !replica.serving {
         let serves = source(now).is_some_and(|(_, source)| source.name == *name);
@@ -320,14 +344,13 @@ fn hand_over((now, replica): OpenMirror<'_>, (leg, peer): IndexedPeer<'_>) -> Pr
             "{node} does not serve {volume}, so it cannot hand it over: repeat the command on {name}"
         )));
     }
-    if peer.state != ReportedState::Mirroring {
-        return Err(not_in_sync(now, peer));
-    }
+    let order = Order::HandOver(leg);
+    (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     let outcome = format!(
         "{name} serves {volume}, and {node} becomes its target: host I/O pauses briefly, no data is \
          lost"
     );
-    Ok(ActionPreview::with_effect(Effect::Switchover { leg }, outcome))
+    Ok(ActionPreview::with_effect(Effect::Order(order), outcome))
 }
 
 pub(super) fn not_in_sync(now: &MirrorDocument, peer: &PeerDocument) -> Problem {
@@ -359,57 +382,102 @@ fn bad_bytes(replica: &ReplicaDocument) -> String {
     format!("{bytes} bytes in {} ranges that its source could not copy", replica.bad_ranges.len())
 }
 
-fn failover((now, replica): OpenMirror<'_>, force: bool) -> Previewed {
+fn failover(decided: Decided<'_>, force: bool) -> Previewed {
+    let (now, replica, facts) = decided;
     let (volume, node) = (&now.volume, &now.node);
-    if replica.serving {
+    let order = match force {
+        true => Order::ForceFailover { unverified: true },
+        false => Order::Failover { answers: facts.answers },
+    };
+    let (_, actions) =
+        (facts.decide)(order).map_err(|refusal| not_failed_over(decided, refusal))?;
+    if actions.is_empty() {
         return Ok(ActionPreview::unchanged(format!("{node} already serves {volume}")));
     }
-    if replica.inconsistent && replica.bad_ranges.is_empty() {
-        return Err(Problem::conflict(format!(
+    let names: Vec<&str> = now.peers.iter().map(|peer| peer.name.as_str()).collect();
+    let (names, any) = (names.join(" and "), names.join(" or "));
+    let outcome = match force {
+        true => format!(
+            "{node} serves {volume}; {any} is told to stop serving if it can be reached, and is not \
+             asked otherwise"
+        ),
+        false => format!("{node} serves {volume}: {names} answered, and serves no hosts"),
+    };
+    let mut data_loss = behind((now, replica, facts), &names);
+    if force {
+        data_loss.push_str(&format!(
+            ". If {any} serves hosts and cannot be reached, both are written independently (split \
+             brain), and the data of one has to be discarded: power it off first"
+        ));
+    }
+    if !replica.bad_ranges.is_empty() {
+        data_loss.push_str(&format!(". {} get older data", bad_bytes(replica)));
+    }
+    if replica.unverified {
+        data_loss.push_str(". A flush of its device failed, so a power loss may take recent data");
+    }
+    Ok(ActionPreview::with_effect(Effect::Order(order), outcome).losing(data_loss))
+}
+
+/// What this node may lack of the writes that hosts were acknowledged.
+fn behind((now, replica, facts): Decided<'_>, names: &str) -> String {
+    let node = &now.node;
+    let lagging = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {
+        true => ", and in asynchronous mode those that were still queued",
+        false => "",
+    };
+    let last = now.peers.iter().filter_map(|peer| peer.last_in_sync_seconds).max();
+    let when = match (replica.has_source, last) {
+        (true, _) => "from now on".to_owned(),
+        (false, Some(then)) => format!(
+            "since {node} was last in sync, {} ago",
+            duration(facts.wall_seconds.saturating_sub(then) as f64)
+        ),
+        (false, None) => format!("before {node} started: it was not in sync since"),
+    };
+    format!("writes that {names} completed for hosts {when}{lagging}")
+}
+
+fn not_failed_over((now, replica, _): Decided<'_>, refusal: Refusal) -> Problem {
+    let (volume, node) = (&now.volume, &now.node);
+    let forced = format!("flagstone mirror failover {volume} --force");
+    let serving = source(now).map_or("a peer", |(_, peer)| peer.name.as_str());
+    match refusal {
+        Refusal::PeerServes => Problem::conflict(format!(
+            "{serving} serves {volume} and responds: `flagstone mirror switchover {volume}` loses no \
+             data. If that is impossible, `--force` stops it, and loses what {node} does not have"
+        ))
+        .accepting([format!("flagstone mirror switchover {volume}"), forced]),
+        Refusal::PeerSilent => Problem::conflict(format!(
+            "a peer does not answer, and may still serve hosts, so nothing was changed. Power it off \
+             or make sure that it has failed; then run `{forced}`"
+        ))
+        .accepting([forced]),
+        Refusal::PeerLeads => Problem::conflict(format!(
+            "a peer has newer data than {node} and becomes the source when it is reached: see \
+             `flagstone mirror status {volume}` there"
+        ))
+        .accepting([forced]),
+        Refusal::Inconsistent => Problem::conflict(format!(
             "a resync to {node} has not completed: its data is inconsistent and is never served; \
              restore the node that was the source"
-        )));
-    }
-    if replica.inconsistent && !force {
-        return Err(Problem::conflict(format!(
+        )),
+        Refusal::Incomplete => Problem::conflict(format!(
             "{node} lacks {}: `flagstone mirror status {volume}` lists the bad ranges. Restore the \
              node that was the source; if it is gone for good, `--force` serves older data in them",
             bad_bytes(replica)
         ))
-        .accepting([format!("flagstone mirror failover {volume} --force")]));
-    }
-    if replica.holds_nothing() {
-        return Err(Problem::conflict(format!(
+        .accepting([forced]),
+        Refusal::Blank => Problem::conflict(format!(
             "the replica of {volume} on {node} holds no data yet: wait for its first resync"
-        )));
-    }
-    if replica.has_source && !force {
-        return Err(Problem::conflict(format!(
-            "a source is attached to {node} and still responds: `flagstone mirror switchover {volume}` \
-             loses no data"
+        )),
+        Refusal::Unverified => Problem::conflict(format!(
+            "a flush of the device of {node} failed, so recent data may not survive a power loss: \
+             restore the node that was the source, or use what the device returns with `{forced}`"
         ))
-        .accepting([
-            format!("flagstone mirror switchover {volume}"),
-            format!("flagstone mirror failover {volume} --force"),
-        ]));
+        .accepting([forced]),
+        other => refused(now, None, other),
     }
-    let names: Vec<&str> = now.peers.iter().map(|peer| peer.name.as_str()).collect();
-    let (names, any) = (names.join(" and "), names.join(" or "));
-    let late = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {
-        true => "in asynchronous mode its latest writes are missing",
-        false => "its latest writes are missing unless it was in sync when it was lost",
-    };
-    let data_loss = format!(
-        "writes that {names} completed for hosts and {node} does not have: {late}. If {any} still \
-         serves hosts, both are written independently (split brain), and the data of one has to be \
-         discarded"
-    );
-    let data_loss = match replica.inconsistent {
-        true => format!("{} in listed bad ranges get older data; {data_loss}", bad_bytes(replica)),
-        false => data_loss,
-    };
-    let outcome = format!("{node} serves {volume} without asking {names}");
-    Ok(ActionPreview::with_effect(Effect::Failover { force }, outcome).losing(data_loss))
 }
 
 fn stop_verify(now: &MirrorDocument, peer: Option<&str>) -> Previewed {
@@ -491,16 +559,22 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
     }
 }
 
-fn demote((now, replica): OpenMirror<'_>) -> ActionPreview {
+fn demote((now, replica, facts): Decided<'_>) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
-    if replica.role == ReplicaRole::Target && !replica.serving {
-        return ActionPreview::unchanged(format!("{node} is already a target of {volume}"));
+    let (_, actions) =
+        (facts.decide)(Order::Demote).map_err(|refusal| refused(now, None, refusal))?;
+    if actions.is_empty() {
+        return Ok(ActionPreview::unchanged(format!("{node} is already a target of {volume}")));
     }
     let stops = match replica.serving {
-        true => ": it stops serving hosts; make another node the source",
+        true => {
+            ": it stops serving hosts. A peer with current data may become the source by itself; \
+             otherwise run `failover` on the node that is to serve"
+        }
         false => "",
     };
-    ActionPreview::with_effect(Effect::Demote, format!("{node} is a target of {volume}{stops}"))
+    let outcome = format!("{node} is a target of {volume}{stops}");
+    Ok(ActionPreview::with_effect(Effect::Order(Order::Demote), outcome))
 }
 
 fn delete((now, replica): OpenMirror<'_>, force: bool) -> Previewed {

@@ -2,6 +2,9 @@
 
 use super::super::mirror_document::{HandshakeDocument, VerifyDocument};
 use super::*;
+use flagstone_mirror::agree::plan::Plan;
+use flagstone_mirror::state::machine::{Answer, Disk, Event, Leg, Record, Role, State, next};
+use flagstone_mirror::state::status::{HandshakeOutcome, LegPhase};
 
 fn source(state: ReportedState) -> MirrorDocument {
     let peer = PeerDocument {
@@ -37,6 +40,42 @@ fn target(change: impl FnOnce(&mut ReplicaDocument)) -> MirrorDocument {
     (replica.role, replica.serving) = (ReplicaRole::Target, false);
     change(replica);
     now
+}
+
+/// The state of a mirror that has this document.
+fn machine(now: &MirrorDocument) -> State {
+    let Some(replica) = &now.replica else { panic!("a replica") };
+    let role = match (replica.serving, replica.role) {
+        (true, _) => Role::Serving { epoch: 1 },
+        (false, ReplicaRole::Source) => Role::Waiting { epoch: 1, handed_over: false },
+        (false, ReplicaRole::Target) => Role::Target { epoch: 1, attached: replica.has_source },
+        (false, ReplicaRole::Deposed) => Role::Deposed { by: 1 },
+    };
+    let disk = match (replica.inconsistent, replica.holds_nothing()) {
+        (true, _) => Disk::Inconsistent,
+        (false, true) => Disk::Blank,
+        (false, false) => Disk::Consistent,
+    };
+    let mut legs = [None; 2];
+    for (place, peer) in legs.iter_mut().zip(&now.peers) {
+        let phase = match peer.state {
+            ReportedState::Mirroring => LegPhase::InSync,
+            ReportedState::SplitBrain => LegPhase::Handshake(HandshakeOutcome::SplitBrain),
+            _ => LegPhase::Disconnected,
+        };
+        let desired = peer.desired_state.unwrap_or_default();
+        *place = Some(Leg { desired, phase, record: Record::Current });
+    }
+    State { role, disk, legs }
+}
+
+fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
+    preview_with(now, [Some(Answer::Silent); 2], request)
+}
+
+fn preview_with(now: &MirrorDocument, answers: Answers, request: &ActionRequest) -> Previewed {
+    let decide = |order| next(&machine(now), Event::Order(order));
+    super::preview(now, &Facts { decide: &decide, answers, wall_seconds: 1000 }, request)
 }
 
 fn request(action: Action) -> ActionRequest {
@@ -97,7 +136,7 @@ fn peer_name_is_optional_with_one_peer() {
     assert_eq!((problem.status, problem.accepted), (422, vec!["b".into(), "c".into()]));
     let named = |name: &str| ActionRequest { peer: Some(name.into()), ..request(Action::Pause) };
     let found = preview(&now, &named("c")).unwrap();
-    assert_eq!(found.effect, Some(Effect::SetDesiredState { leg: 1, state: DesiredState::Paused }));
+    assert_eq!(found.effect, Some(Effect::Order(Order::SetDesired(1, DesiredState::Paused))));
     assert_eq!(preview(&now, &named("d")).unwrap_err().status, 404);
 }
 
@@ -115,7 +154,7 @@ fn pause_break_and_continue_are_idempotent() {
             ReportedState::Mirroring
         };
         let found = applied(&source(other), action);
-        assert_eq!(found.effect, Some(Effect::SetDesiredState { leg: 0, state: desired }));
+        assert_eq!(found.effect, Some(Effect::Order(Order::SetDesired(0, desired))));
     }
     assert!(
         applied(&source(ReportedState::Broken), Action::Continue).outcome.contains("everything")
@@ -157,7 +196,7 @@ fn switchover_needs_peer_in_sync() {
     unchanged(&source(ReportedState::Mirroring), to("a"));
     assert_eq!(
         applied(&source(ReportedState::Mirroring), to("b")).effect,
-        Some(Effect::Switchover { leg: 0 })
+        Some(Effect::Order(Order::HandOver(0)))
     );
     assert!(refused(&source(ReportedState::Resynchronizing), to("b")).contains("--watch"));
     assert!(refused(&source(ReportedState::SplitBrain), to("b")).contains("resolve db"));
@@ -166,8 +205,8 @@ fn switchover_needs_peer_in_sync() {
     assert_eq!((problem.status, problem.accepted), (404, vec!["b".into(), "a".into()]));
     // From the other side.
     let attached = target(|replica| replica.has_source = true);
-    assert_eq!(applied(&attached, SWITCH).effect, Some(Effect::Switchover { leg: 0 }));
-    assert_eq!(applied(&attached, to("a")).effect, Some(Effect::Switchover { leg: 0 }));
+    assert_eq!(applied(&attached, SWITCH).effect, Some(Effect::Order(Order::TakeOver(0))));
+    assert_eq!(applied(&attached, to("a")).effect, Some(Effect::Order(Order::TakeOver(0))));
     unchanged(&attached, to("b"));
     refused(&target(|replica| replica.inconsistent = true), SWITCH);
     let alone = refused(&target(|_| {}), SWITCH);
@@ -193,14 +232,14 @@ fn attached_peer_is_the_source() {
     // A handshake from before the switchover.
     now.peers[0].last_handshake =
         Some(HandshakeDocument { serving: true, ..HandshakeDocument::default() });
-    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Switchover { leg: 1 }));
+    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(Order::TakeOver(1))));
     unchanged(&now, to("c"));
     assert!(refused(&now, to("b")).contains("command on b"));
     let pause = ActionRequest { peer: Some("b".into()), ..request(Action::Pause) };
     assert!(preview(&now, &pause).unwrap_err().detail.contains("on the source, c"));
     // Without a handshake of its own link, the last one decides.
     now.replica.as_mut().unwrap().source = None;
-    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Switchover { leg: 0 }));
+    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(Order::TakeOver(0))));
     assert!(refused(&target_of(None), SWITCH).contains("a peer is not attached"));
 }
 
@@ -211,7 +250,7 @@ fn named_peer_is_respected() {
     let now = target_of(Some("c"));
     assert_eq!(
         preview(&now, &with("c", SWITCH)).unwrap().effect,
-        Some(Effect::Switchover { leg: 1 })
+        Some(Effect::Order(Order::TakeOver(1)))
     );
     let other = preview(&now, &with("b", SWITCH)).unwrap_err();
     assert!(other.detail.contains("c serves db, not b"), "{}", other.detail);
@@ -221,7 +260,7 @@ fn named_peer_is_respected() {
     serves.peers.push(PeerDocument { name: "c".into(), ..serves.peers[0].clone() });
     assert_eq!(preview(&serves, &with("c", to("b"))).unwrap_err().status, 422);
     let found = preview(&serves, &with("b", to("b"))).unwrap();
-    assert_eq!(found.effect, Some(Effect::Switchover { leg: 0 }));
+    assert_eq!(found.effect, Some(Effect::Order(Order::HandOver(0))));
     // Only a verify with the named peer is stopped.
     let verify = VerifyDocument { peer: "b".into(), running: true, ..VerifyDocument::default() };
     serves.verify = Some(verify);
@@ -239,26 +278,69 @@ fn named_peer_is_respected() {
     assert!(both.contains("mirror resolve db --peer b --keep mine"), "{both}");
 }
 
+const FORCE: Action = Action::Failover { force: true };
+
+fn answered(serving: bool, plan: Plan) -> Answers {
+    [Some(Answer::Known { serving, epoch: 1, plan }), None]
+}
+
+#[test]
+fn failover_without_force_needs_answers() {
+    let order = request(FAILOVER);
+    let idle = answered(false, Plan::Idle);
+    let found = preview_with(&target(|_| {}), idle, &order).unwrap();
+    assert_eq!(found.effect, Some(Effect::Order(Order::Failover { answers: idle })));
+    assert!(found.outcome.contains("b answered, and serves no hosts"), "{}", found.outcome);
+    let silent = refused(&target(|_| {}), FAILOVER);
+    assert!(
+        silent.contains("does not answer") && silent.contains("failover db --force"),
+        "{silent}"
+    );
+    let attached = target(|replica| replica.has_source = true);
+    let serves = answered(true, Plan::Follow { step_down: false });
+    let problem = preview_with(&attached, serves, &order).unwrap_err();
+    assert!(problem.detail.contains("switchover db"), "{}", problem.detail);
+    let commands = ["flagstone mirror switchover db", "flagstone mirror failover db --force"];
+    assert_eq!(problem.accepted, commands, "commands to type");
+    let newer = answered(false, Plan::Follow { step_down: false });
+    let problem = preview_with(&target(|_| {}), newer, &order).unwrap_err();
+    assert!(problem.detail.contains("newer data"), "{}", problem.detail);
+}
+
 #[test]
 fn failover_reports_possible_data_loss() {
     unchanged(&source(ReportedState::Mirroring), FAILOVER);
-    let lost = applied(&target(|_| {}), FAILOVER).data_loss.unwrap();
+    let loss = |now: &MirrorDocument| applied(now, FORCE).data_loss.unwrap();
+    let lost = loss(&target(|_| {}));
     assert!(lost.contains("split brain") && lost.contains("writes that b completed"), "{lost}");
-    let mut behind = target(|_| {});
-    behind.peers[0].mode = Some(Mode::Async);
-    assert!(applied(&behind, FAILOVER).data_loss.unwrap().contains("asynchronous"));
+    assert!(lost.contains("not in sync since"), "{lost}");
+    let mut known = target(|_| {});
+    known.peers[0].last_in_sync_seconds = Some(940);
+    assert!(loss(&known).contains("since a was last in sync, 1m 0s ago"), "{}", loss(&known));
+    known.peers[0].mode = Some(Mode::Async);
+    assert!(loss(&known).contains("asynchronous"));
     let attached = target(|replica| replica.has_source = true);
-    assert!(refused(&attached, FAILOVER).contains("switchover db"));
-    let order = ActionRequest { action: FAILOVER, peer: None, dry_run: false };
-    let accepted = preview(&attached, &order).unwrap_err().accepted;
-    let commands = ["flagstone mirror switchover db", "flagstone mirror failover db --force"];
-    assert_eq!(accepted, commands, "commands to type");
-    assert_eq!(
-        applied(&attached, Action::Failover { force: true }).effect,
-        Some(Effect::Failover { force: true })
-    );
-    refused(&target(|replica| replica.inconsistent = true), FAILOVER);
-    refused(&target(|replica| replica.generation = "0000000000000000".into()), FAILOVER);
+    let order = Order::ForceFailover { unverified: true };
+    assert_eq!(applied(&attached, FORCE).effect, Some(Effect::Order(order)));
+    assert!(loss(&target(|replica| replica.unverified = true)).contains("power loss"));
+    for force in [FAILOVER, FORCE] {
+        refused(&target(|replica| replica.inconsistent = true), force.clone());
+        refused(&target(|replica| replica.generation = "0000000000000000".into()), force);
+    }
+}
+
+#[test]
+fn continue_in_split_brain_is_refused() {
+    assert!(refused(&source(ReportedState::SplitBrain), Action::Continue).contains("--keep mine"));
+}
+
+#[test]
+fn deposed_node_refuses_orders_of_a_source() {
+    let deposed = target(|replica| replica.role = ReplicaRole::Deposed);
+    for action in [Action::Pause, Action::Break, RESYNC] {
+        assert!(refused(&deposed, action).contains("a is not the source"));
+    }
+    assert!(applied(&deposed, Action::Demote).outcome.contains("a is a target of db"));
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub(crate) struct Created {
     pub reserved_bytes: u64,
     /// The replica existed before.
     pub already: bool,
+    /// Role of the replica.
+    pub role: ReplicaRole,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +123,7 @@ impl MirroredVolume {
         let log_shape = ReplicaGeometry { usable_bytes, ..shape };
         self.check_log(&log_shape).await?;
         if dry_run {
-            return Ok(Created { usable_bytes, reserved_bytes, already: false });
+            return Ok(Created { usable_bytes, reserved_bytes, already: false, role });
         }
         let log = self.open_log(&log_shape).await?;
         let create =
@@ -138,7 +140,7 @@ impl MirroredVolume {
             }
             return Err(failure.into());
         }
-        Ok(Created { usable_bytes, reserved_bytes, already: false })
+        Ok(Created { usable_bytes, reserved_bytes, already: false, role })
     }
 
     fn already(
@@ -153,6 +155,13 @@ impl MirroredVolume {
                 "this node already has a replica, a target that holds no data yet: delete it first",
             );
         }
+        if role == ReplicaRole::Source && status.role != ReplicaRole::Source {
+            return refuse(format!(
+                "this node already has a replica, and it is a target: `flagstone mirror switchover {}` \
+                 makes this node the source",
+                self.name
+            ));
+        }
         if role == ReplicaRole::Target && status.role == ReplicaRole::Source {
             return refuse(
                 "this node already has a replica, and it is the source: delete it first if its data is \
@@ -164,6 +173,7 @@ impl MirroredVolume {
             usable_bytes,
             reserved_bytes: self.leg.geometry().size_bytes.saturating_sub(usable_bytes),
             already: true,
+            role: status.role,
         })
     }
 

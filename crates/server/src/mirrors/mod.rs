@@ -28,7 +28,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use flagstone_blockdev::{ReopenableDevice, SharedDevice};
+use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::queue::QueueLimits;
 use flagstone_mirror::manage::replica::{Replica, read_superblock};
@@ -46,7 +46,7 @@ use flagstone_replication::{
 use flagstone_runtime::net::Address;
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::{spawn, spawn_detached};
 
 use crate::subsystems::namespace_of;
 use flagstone_config::names::{derived_uuid, serial_of};
@@ -271,14 +271,23 @@ impl MirroredVolume {
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), MirrorFailure> {
         let mirror = self.new_mirror(replica)?;
         self.handle.set(Some(mirror.clone()));
-        let served = match mirror.start().await {
-            Ok(served) => served,
-            Err(error) => {
-                self.abandon_mirror().await;
-                return Err(error.into());
-            }
-        };
-        let role = mirror.status().role;
+        if mirror.asks_before_it_serves() {
+            // Peers may take seconds to answer, and other volumes do not wait for that.
+            let (this, asking) = (Rc::downgrade(self), mirror.clone());
+            spawn_detached(async move {
+                if let Err(error) = asking.start().await
+                    && !asking.is_closed()
+                    && let Some(this) = this.upgrade()
+                {
+                    tracing::error!(volume = this.name, "the mirror cannot serve hosts: {error}");
+                }
+            });
+        } else if let Err(error) = mirror.start().await {
+            self.abandon_mirror().await;
+            return Err(error.into());
+        }
+        let status = mirror.status();
+        let (role, served) = (status.role, status.serving);
         tracing::info!(volume = self.name, ?role, served, "the mirror is running");
         self.follow(mirror, false);
         Ok(())
@@ -346,17 +355,6 @@ impl MirroredVolume {
         }
     }
 
-    /// Waits for the loss of an attached source, which a silent link shows after its timeout.
-    pub(crate) async fn wait_for_source_loss(&self) {
-        let Some(mirror) = self.mirror().filter(Mirror::has_source) else { return };
-        let timeout = self.links.iter().map(|link| link.timeout).max().unwrap_or_default();
-        tracing::info!(volume = self.name, ?timeout, "waiting for the loss of the source");
-        // The target checks a link for silence every quarter of its timeout.
-        let timeout = timeout + timeout / 4 + crate::limits::LOSS_GRACE;
-        let lost = time::timeout(timeout, mirror.source_gone()).await.is_ok();
-        tracing::info!(volume = self.name, lost, "waited for the loss of the source");
-    }
-
     fn connector(&self, leg: usize) -> SharedConnector {
         let peer = &self.links[leg];
         let options = HostOptions {
@@ -384,7 +382,12 @@ impl MirroredVolume {
         own: MirrorId,
         versions: LinkVersions,
     ) -> Result<ReplicaIdentity, String> {
-        let session = self.connector(leg).connect().await.map_err(|error| error.to_string())?;
+        // The link reports an unreachable device for a peer that has no replica, too.
+        let silent = |error: IoError| match error {
+            IoError::Unreachable => "no answer, or it has no replica of this volume".to_owned(),
+            other => other.to_string(),
+        };
+        let session = self.connector(leg).connect().await.map_err(silent)?;
         let identity = identify(&session, own, versions).await;
         session.close();
         identity.map_err(|error| error.to_string())

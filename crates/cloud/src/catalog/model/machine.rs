@@ -45,7 +45,6 @@ impl MachineFamily {
 /// and none here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LocalSsd {
     /// Documents that say so.
     pub source: SourceKeys,
@@ -66,7 +65,6 @@ pub struct LocalSsd {
 /// Numbers of local SSDs that some machines of a family take.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LocalSsdRow {
     /// vCPUs of the machines that the row is for; all if absent.
     pub vcpus: Option<CountRange>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::{FaultConfig, FaultControl, FaultLayer};
 use flagstone_nvmf_target::TargetConfig;
-use flagstone_runtime::block_on;
+use flagstone_runtime::{block_on, time};
 
 use super::*;
 use crate::mirrors::grow::Grown;
