@@ -139,6 +139,10 @@ pub const REJECT_DELAY_MS: u64 = 10_000;
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
+/// Time limit of a call to a device of the replica, in milliseconds, while a peer is in sync or an
+/// order waits for it: then the local leg counts as failed. Above the pauses of a live migration,
+/// and below the 30 s after which Linux gives up a command.
+pub const LOCAL_IO_MS: u64 = 20_000;
 /// How long a peer is asked who serves before this node begins to serve, in milliseconds: at a
 /// start from old records, and before a failover. As long as the default timeout of a link.
 pub const ASK_MS: u64 = 5000;

@@ -20,9 +20,10 @@
 
 use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use flagstone_blockdev::{Geometry, IoError};
 use flagstone_runtime::{spawn_detached, time};
@@ -36,7 +37,7 @@ use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
 use crate::io::reorder::{Numbering, ReorderBuffer};
-use crate::limits::PEERS_MAX;
+use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::PeerOptions;
@@ -303,7 +304,34 @@ impl Mirror {
         for leg in 0..inner.legs.len() {
             spawn_detached(crate::session::connect::run(inner.clone(), leg));
         }
+        spawn_detached(watch_local_io(Arc::downgrade(&inner)));
         Mirror(inner)
+    }
+}
+
+/// Fails the local leg when a call to its devices hangs and something else can go on without it: a
+/// peer that is in sync, or an order that ends the service here.
+async fn watch_local_io(inner: Weak<Inner>) {
+    let limit = Duration::from_millis(LOCAL_IO_MS);
+    loop {
+        time::sleep(limit / 4).await;
+        let Some(inner) = inner.upgrade() else { return };
+        let (closed, goes_on) = {
+            let state = inner.lock();
+            let in_sync = state.legs.iter().any(|leg| leg.phase == LegPhase::InSync);
+            (state.closed, state.serving && (state.changing_role || in_sync))
+        };
+        if closed {
+            return;
+        }
+        let io = inner.local.local_io();
+        if goes_on && Duration::from_nanos(io.oldest_ns()) >= limit {
+            tracing::error!(
+                replica = %inner.local.superblock().replica,
+                "a call to the local device has not ended for {limit:?}: the local leg has failed"
+            );
+            io.fail();
+        }
     }
 }
 

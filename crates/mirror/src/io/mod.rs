@@ -6,6 +6,7 @@ pub(crate) mod deliver;
 pub(crate) mod device;
 pub(crate) mod fifo_lock;
 pub(crate) mod flush;
+pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod new_generation;
 pub mod queue;

@@ -329,6 +329,17 @@ impl Inner {
         (answers, reached)
     }
 
+    /// Whether a peer other than that of `leg` answers and serves hosts. A node that returns would
+    /// otherwise take the role beside it, because the met peer is equal.
+    pub(crate) async fn is_served_elsewhere(self: &Arc<Self>, leg: usize) -> bool {
+        if self.legs.len() < 2 {
+            return false;
+        }
+        let (answers, _) = self.ask_peers(Patience::Once).await;
+        let mut others = answers.iter().enumerate().filter(|(other, _)| *other != leg);
+        others.any(|(_, answer)| matches!(answer, Some(Answer::Known { serving: true, .. })))
+    }
+
     async fn ask_peer(self: &Arc<Self>, leg: usize, patience: Patience) -> Option<Reached> {
         loop {
             let connector = self.legs[leg].options().connector.clone();

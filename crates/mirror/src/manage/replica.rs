@@ -30,6 +30,7 @@ use crate::intent_log::recover::{RecoveredLog, UnusableLog, make, recover};
 use crate::intent_log::writer::IntentLog;
 pub use crate::intent_log::writer::{IntentLogStatistics, RegionRef};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
+use crate::io::local::{LocalIo, WatchedDevice};
 use crate::limits::{LOG_PROGRESS_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
 pub use crate::manage::create::CreateReplica;
 use crate::manage::resize::{Sizes, follow_device};
@@ -86,6 +87,8 @@ struct Inner {
     log_room_bytes: AtomicU64,
     /// The log has a device of its own, which may be restored from a backup separately.
     has_log_device: bool,
+    /// Watch of the calls to both devices.
+    local_io: Arc<LocalIo>,
     /// A task periodically records the log's progress in the superblock.
     recording_progress: AtomicBool,
 }
@@ -204,6 +207,9 @@ impl Replica {
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
         let has_log_device = log.is_some();
+        let local_io = Arc::<LocalIo>::default();
+        let device = WatchedDevice::over(device, &local_io);
+        let log = log.map(|log| WatchedDevice::over(log, &local_io));
         let Opened { layout, area, superblock, slots, recovered, lost } =
             find(&device, log).await?;
         let size_bytes = superblock.geometry.usable_bytes;
@@ -224,6 +230,7 @@ impl Replica {
             new_space,
             log_room_bytes,
             has_log_device,
+            local_io,
             recording_progress: AtomicBool::new(false),
         };
         Ok(Replica(Arc::new(inner)))
@@ -272,6 +279,7 @@ impl Replica {
         self.0.log.retire();
         self.0.lock().retired = true;
         self.0.new_space.end().await;
+        self.0.local_io.settled().await;
     }
 
     /// The largest size that the volume could have here, in bytes. Limited by the data device,
@@ -300,6 +308,11 @@ impl Replica {
     /// Why the log found at opening was not trusted. All bits were set then.
     pub fn log_lost(&self) -> Option<LogLost> {
         self.0.lost
+    }
+
+    /// Watch of the calls to the replica's devices.
+    pub(crate) fn local_io(&self) -> &Arc<LocalIo> {
+        &self.0.local_io
     }
 
     /// The part of the data device that hosts see.

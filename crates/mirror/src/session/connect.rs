@@ -137,6 +137,9 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
     let outcome = match found {
         Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => HandshakeOutcome::Idle,
+        Plan::Lead { .. } if !mine.is_serving && inner.is_served_elsewhere(leg).await => {
+            HandshakeOutcome::Idle
+        }
         Plan::Lead { amount, promote } => {
             return lead(inner, leg, session, (mine, peers), amount, promote).await;
         }

@@ -13,9 +13,11 @@ use flagstone_blockdev::IoError;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::machine::Refusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
+use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
 
-use super::pair::{DATA, Pair, fill};
+use super::link::Fate;
+use super::pair::{DATA, Pair, Trio, fill};
 
 /// Longer than the keep-alive timeout, the reconnect delay and the time for which peers are asked.
 const A_WHILE: Duration = Duration::from_secs(12);
@@ -320,4 +322,93 @@ fn orders_are_refused_with_reasons() {
     let carry_on = pair
         .on(1, |mirror| async move { mirror.set_desired_state(0, DesiredState::Connected).await });
     assert_eq!(carry_on, refused(Refusal::SplitBrain));
+}
+
+/// A source whose own disk hangs serves its hosts through the target that is in sync, and the role
+/// can be moved, given up or stopped within a minute. Writes that were given up never reach a replica
+/// that was opened again.
+#[test]
+fn hung_disk_stalls_neither_hosts_nor_orders() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Act {
+        None,
+        Switchover,
+        Stop,
+        Demote,
+    }
+    for act in [Act::None, Act::Switchover, Act::Stop, Act::Demote] {
+        let pair = Pair::new(10, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(600));
+        let began = pair.sim.now();
+        let (mirror, done) = (pair.mirror(0), Rc::new(RefCell::new(None)));
+        let written = done.clone();
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            let result = fill(&mirror, 6, 2).await;
+            *written.borrow_mut() = Some(result);
+        });
+        pair.sim.run_for(Duration::from_millis(50));
+        let ended = pair.on(0, move |mirror| async move {
+            match act {
+                Act::None => true,
+                Act::Switchover => mirror.switchover(0).await.is_ok(),
+                // The superblock of a disk that hangs cannot be written.
+                Act::Stop => mirror.stop().await.is_err(),
+                Act::Demote => mirror.demote().await.is_err(),
+            }
+        });
+        assert!(ended, "{act:?}");
+        pair.sim.run_until(Duration::from_millis(10), || done.borrow().is_some());
+        assert!(pair.sim.now() - began < Duration::from_secs(60), "{act:?}");
+        match act {
+            Act::None => {
+                assert_eq!(*done.borrow(), Some(Ok(())));
+                assert_eq!((pair.read(0, 5), pair.read(0, 6)), (1, 2), "through the target");
+            }
+            Act::Switchover => {
+                assert_eq!(*done.borrow(), Some(Ok(())));
+                assert_eq!((pair.active(), pair.read(1, 6)), (vec![1], 2));
+            }
+            Act::Stop | Act::Demote => assert_eq!(pair.active(), [0; 0]),
+        }
+    }
+}
+
+/// Without a target in sync, a hung disk is waited for: no other copy exists.
+#[test]
+fn hung_disk_without_target_is_waited_for() {
+    let pair = Pair::new(11, |_| {});
+    pair.cut();
+    pair.write(0, 5, 1).expect("it runs degraded");
+    pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(60));
+    pair.write(0, 6, 2).expect("the disk answers in the end");
+    assert_eq!(pair.read(0, 6), 2);
+    pair.hub().heal();
+    pair.becomes_in_sync(0);
+}
+
+/// A source with two targets returns after one of them was promoted. It meets the other target first,
+/// which is equal, and asks all peers before it takes the role.
+#[test]
+fn returning_source_asks_the_third_node() {
+    let trio = Trio::new(13, |_| {});
+    trio.write(0, 5, 1).expect("all are there");
+    trio.end(0, false);
+    trio.part(1, 2);
+    trio.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
+    trio.write(1, 6, 2).expect("it runs degraded");
+    // Its link to the promoted node carries questions, and no session.
+    trio.hub().set_fate(|request| match request {
+        PeerRequest::Attach(_) => Fate::Lost,
+        _ => Fate::Arrives,
+    });
+    trio.restart(0);
+    let until = trio.sim.now() + A_WHILE;
+    while trio.sim.now() < until {
+        trio.sim.run_for(Duration::from_millis(1));
+        assert_eq!(trio.active(), [1]);
+    }
+    trio.hub().set_fate(|_| Fate::Arrives);
+    trio.hub().heal();
+    trio.becomes_in_sync(1);
 }
