@@ -101,6 +101,15 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
              that its address is reachable; if {name} has failed for good, run `flagstone mirror failover \
              {volume} --force`"
         ),
+        ReportedState::ResyncPending | ReportedState::Disconnected
+            if peer.last_handshake.is_none() =>
+        {
+            format!(
+                "{name} has not answered since this server started: if it has no replica yet, run \
+                 `flagstone mirror create {volume} --target` there; otherwise check that flagstone runs \
+                 there and that its address is reachable, and it is resynchronized automatically"
+            )
+        }
         ReportedState::ResyncPending | ReportedState::Disconnected => format!(
             "{name} is unreachable: check that flagstone runs there and that its address is reachable; it \
              is then resynchronized automatically"
@@ -309,6 +318,10 @@ mod tests {
             let next = next(&with(state, replica.clone()));
             assert!(next.len() == 1 && next[0].contains(part), "{state}: {next:?}");
         }
+        let mut met = with(ReportedState::Disconnected, serving.clone());
+        assert!(next(&met)[0].contains("flagstone mirror create db --target"), "{:?}", next(&met));
+        met.peers[0].last_handshake = Some(HandshakeDocument::default());
+        assert!(next(&met)[0].contains("is unreachable"), "{:?}", next(&met));
         let none =
             MirrorDocument { replica: None, ..with(ReportedState::NotCreated, waits.clone()) };
         assert!(next(&none)[0].contains("flagstone mirror create db --source"));
