@@ -2,6 +2,7 @@
 //! nbdcopy, qemu-img and qemu-io, fio's nbd engine.
 
 use std::fs;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
 use flagstone_tests::scratch::Scratch;
@@ -71,6 +72,41 @@ fn nbdinfo_reports_the_export() {
         assert!(minimum_bytes.is_power_of_two() && minimum_bytes <= 4096, "{info:#}");
         assert!(maximum_bytes >= 1 << 20, "{info:#}");
     }
+}
+
+/// An image of 10 GiB with data at the start, in the middle and at the end.
+#[test]
+fn clients_see_holes_of_a_sparse_file() {
+    const GIB: u64 = 1 << 30;
+    if !have("nbdinfo --map", &["nbdinfo", "nbdcopy", "qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = scratch.disk("disk", 10 * GIB);
+    let file = fs::File::options().write(true).open(&disk).unwrap();
+    let places = [0, 5 * GIB, 10 * GIB - (64 << 10)];
+    for offset in places {
+        file.write_all_at(&[7; 64 << 10], offset).unwrap();
+    }
+    file.sync_all().unwrap();
+    let volume = format!("db={}", disk.display());
+    let server = Server::start_on(&[&volume], &["nbd://127.0.0.1:0"]);
+    let uri = server.nbd_uri("db");
+    let map: Value = serde_json::from_str(&run("nbdinfo", &["--map", "--json", &uri])).unwrap();
+    let data = |entry: &&Value| entry["type"] == 0;
+    let starts = map.as_array().unwrap().iter().filter(data).map(|entry| entry["offset"].as_u64());
+    assert_eq!(starts.collect::<Option<Vec<_>>>().unwrap(), places, "{map:#}");
+    let map = run("qemu-img", &["map", "--output=json", "-f", "raw", &uri]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let data = |entry: &&Value| entry["data"] == true;
+    let starts = map.as_array().unwrap().iter().filter(data).map(|entry| entry["start"].as_u64());
+    assert_eq!(starts.collect::<Option<Vec<_>>>().unwrap(), places, "{map:#}");
+    // Reads three pieces, not 10 GiB.
+    let copy = scratch.join("copy");
+    run("nbdcopy", &[&uri, path(&copy)]);
+    let copied = fs::metadata(&copy).unwrap();
+    assert_eq!(copied.len(), 10 * GIB);
+    assert!(copied.blocks() * 512 < 16 << 20, "{} blocks", copied.blocks());
 }
 
 /// libnbd 1.14 takes 200 ms for each export of a list.

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 use flagstone_runtime::{Buf, BufMut};
 
+#[cfg(doc)]
+use crate::limits::EXTENTS_MAX;
 use crate::{IoError, IoFuture};
 
 /// Geometry and capabilities of a device. Constant while the device is open, except that
@@ -121,6 +123,15 @@ pub struct ZeroFlags {
     pub fast_only: bool,
 }
 
+/// Part of a device that is a hole or data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes, a multiple of the block size.
+    pub len: u64,
+    /// The part has no space allocated, and reads as zeroes.
+    pub is_hole: bool,
+}
+
 /// A device of bytes, read and written in blocks. The module states the promises of its calls.
 ///
 /// Calls may be made from any core, and concurrently; the future of a call stays on its core.
@@ -147,6 +158,14 @@ pub trait BlockDevice: Send + Sync + 'static {
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         let _ = (offset, len);
         None
+    }
+
+    /// Extents from `offset`, in order, that cover the range or the start of it: at least one, and
+    /// at most [`EXTENTS_MAX`]. A device that does not know answers that all of it is data. Other
+    /// calls may change the answer at any time.
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let known = self.geometry().check(offset, len);
+        IoFuture::ready(known.map(|()| vec![Extent { len, is_hole: false }]))
     }
 
     /// Fills all of `buf` from `offset` and returns it.

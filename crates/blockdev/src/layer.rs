@@ -4,7 +4,7 @@
 use flagstone_runtime::{Buf, BufMut};
 
 use crate::stats::Call;
-use crate::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Extent, Geometry, IoFuture, SharedDevice, ZeroFlags};
 
 /// A device above one child that treats all calls alike. Every layer is a [`BlockDevice`] with the
 /// geometry and state of its child.
@@ -49,6 +49,10 @@ impl<L: Layer> BlockDevice for L {
 
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         Layer::try_read_cached(self, offset, len)
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        self.child().allocated(offset, len)
     }
 
     #[inline]

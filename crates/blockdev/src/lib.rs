@@ -29,7 +29,7 @@ mod window;
 
 pub use config::LayerConfigError;
 pub use delay::{DelayConfig, DelayLayer, DelayTime};
-pub use device::{BlockDevice, Geometry, SharedDevice, ZeroFlags};
+pub use device::{BlockDevice, Extent, Geometry, SharedDevice, ZeroFlags};
 pub use error::IoError;
 pub use fault::{FaultConfig, FaultControl, FaultLayer, FaultRate};
 pub use file::{FileDevice, FileOptions};

@@ -51,5 +51,8 @@ pub const DELAY_MAX_SECONDS: u64 = 60;
 /// Ranges that a fault layer keeps per kind of call.
 pub const FAULT_MAX_RANGES: usize = 1024;
 
+/// Extents in one answer of [`crate::BlockDevice::allocated`]: 128 of 16 B.
+pub const EXTENTS_MAX: usize = 128;
+
 /// Smallest file or disk that is served, in bytes: one block of 4 KiB.
 pub(crate) const FILE_BYTES_MIN: u64 = 4096;

@@ -14,9 +14,9 @@ use flagstone_runtime::{Buf, BufMut};
 use parking_lot::RwLock;
 
 use crate::config::check_size;
-use crate::limits::{MEMORY_CHUNK_BYTES, MEMORY_CHUNKS_PER_PAGE, MEMORY_MAX_BYTES};
+use crate::limits::{EXTENTS_MAX, MEMORY_CHUNK_BYTES, MEMORY_CHUNKS_PER_PAGE, MEMORY_MAX_BYTES};
 use crate::pieces::pieces;
-use crate::{BlockDevice, Geometry, IoError, IoFuture, LayerConfigError, ZeroFlags};
+use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, LayerConfigError, ZeroFlags};
 
 const PAGE_BYTES: u64 = MEMORY_CHUNK_BYTES * MEMORY_CHUNKS_PER_PAGE;
 
@@ -101,6 +101,21 @@ impl MemoryDevice {
         Ok(bytes.into_boxed_slice())
     }
 
+    /// Extents by chunk: a chunk without memory is a hole.
+    fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        for piece in pieces(offset, len, MEMORY_CHUNK_BYTES) {
+            let is_hole = self.chunk(piece.offset).is_none_or(|chunk| chunk.read().is_none());
+            let count = extents.len();
+            match extents.last_mut() {
+                Some(last) if last.is_hole == is_hole => last.len += piece.len,
+                _ if count == EXTENTS_MAX => break,
+                _ => extents.push(Extent { len: piece.len, is_hole }),
+            }
+        }
+        extents
+    }
+
     fn copy_out(&self, offset: u64, buf: &mut [u8]) {
         let mut rest = buf;
         for piece in pieces(offset, rest.len() as u64, MEMORY_CHUNK_BYTES) {
@@ -173,6 +188,11 @@ impl std::fmt::Debug for MemoryDevice {
 impl BlockDevice for MemoryDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let known = self.geometry.check(offset, len);
+        IoFuture::ready(known.map(|()| self.extents(offset, len)))
     }
 
     fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {

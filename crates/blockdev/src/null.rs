@@ -8,7 +8,7 @@ use flagstone_runtime::limits::ZEROES_BYTES;
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::config::check_size;
-use crate::{BlockDevice, Geometry, IoFuture, LayerConfigError, ZeroFlags};
+use crate::{BlockDevice, Extent, Geometry, IoFuture, LayerConfigError, ZeroFlags};
 
 /// A device of zeroes.
 #[derive(Debug)]
@@ -36,6 +36,11 @@ impl BlockDevice for NullDevice {
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         let is_valid = len <= ZEROES_BYTES && self.geometry.check_transfer(offset, len).is_ok();
         is_valid.then(|| buf::zeroes(len))
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let known = self.geometry.check(offset, len);
+        IoFuture::ready(known.map(|()| vec![Extent { len, is_hole: true }]))
     }
 
     fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use flagstone_runtime::{Buf, BufMut};
 use parking_lot::RwLock;
 
-use crate::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
 /// A device that can be closed and opened again.
 pub struct ReopenableDevice(RwLock<Held>);
@@ -88,6 +88,10 @@ impl BlockDevice for ReopenableDevice {
 
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         self.0.read().device.as_ref()?.try_read_cached(offset, len)
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        self.call(|device| device.allocated(offset, len))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

@@ -20,6 +20,8 @@ pub struct NbdSession {
     /// The client must honor the size constraints (it requested BLOCK_SIZE in GO). Other clients
     /// may send any range; partial blocks are read, modified and written.
     pub sized: bool,
+    /// The client selected `base:allocation`.
+    pub reports_allocation: bool,
     /// Link shared with the client's earlier connections, which this one replaces.
     pub link: Option<LinkId>,
     geometry: Geometry,
@@ -63,6 +65,15 @@ pub enum RequestAction {
         /// Options.
         flags: ZeroFlags,
     },
+    /// Report extents from the start of the range.
+    Status {
+        /// Offset, in bytes.
+        offset: u64,
+        /// Length, in bytes.
+        len: u32,
+        /// Report only the first extent.
+        one: bool,
+    },
     /// Succeed without doing anything.
     Nothing,
     /// Finish and close.
@@ -74,7 +85,16 @@ impl NbdSession {
     pub fn new(export: Arc<Export>, structured: bool, sized: bool) -> NbdSession {
         let geometry = export.device.geometry();
         let read_only = export.read_only || geometry.read_only;
-        NbdSession { export, structured, sized, link: None, geometry, read_only }
+        let reports_allocation = false;
+        NbdSession {
+            export,
+            structured,
+            sized,
+            reports_allocation,
+            link: None,
+            geometry,
+            read_only,
+        }
     }
 
     /// Geometry of the device.
@@ -132,7 +152,11 @@ impl NbdSession {
             }
             command::FLUSH if offset == 0 && len == 0 => Ok(RequestAction::Flush),
             command::DISC => Ok(RequestAction::Disconnect),
-            // Includes BLOCK_STATUS, because it requires a metadata context.
+            command::BLOCK_STATUS if self.reports_allocation => {
+                self.range(request).map_err(Errno::of_read)?;
+                Ok(RequestAction::Status { offset, len, one: request.has(command_flag::REQ_ONE) })
+            }
+            // BLOCK_STATUS requires a metadata context.
             _ => Err(Errno::INVAL),
         }
     }
@@ -278,6 +302,20 @@ mod tests {
         );
         assert_eq!(ask(&session, command::FLUSH, 0, 0, 4096), Err(Errno::INVAL));
         assert_eq!(ask(&session, command::DISC, u16::MAX, 7, 7), Ok(RequestAction::Disconnect));
+    }
+
+    #[test]
+    fn block_status_needs_selected_context() {
+        let mut session = session(true, true);
+        assert_eq!(ask(&session, command::BLOCK_STATUS, 0, 0, 4096), Err(Errno::INVAL));
+        session.reports_allocation = true;
+        let status = |one| Ok(RequestAction::Status { offset: 4096, len: 8192, one });
+        assert_eq!(ask(&session, command::BLOCK_STATUS, 0, 4096, 8192), status(false));
+        let one = command_flag::REQ_ONE;
+        assert_eq!(ask(&session, command::BLOCK_STATUS, one, 4096, 8192), status(true));
+        for (offset, len) in [(0, 0), (1 << 20, 4096), (u64::MAX - 4095, 4096), (0, u32::MAX)] {
+            assert!(ask(&session, command::BLOCK_STATUS, 0, offset, len).is_err());
+        }
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! Files and block devices.
 
 use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::SeekFrom;
+
+use crate::blocking::spawn_blocking;
 use crate::buf::{Buf, BufMut};
 use crate::executor::Executor;
 use crate::handle::Handle;
@@ -129,6 +134,16 @@ impl File {
         OpFuture::new(Op::Sync { file: self.handle.clone() }).await.0.map(drop)
     }
 
+    /// Ranges of data that intersect `[offset, offset + len)`, at most `max` of them. Everything
+    /// else is a hole, which reads as zeroes. Asks the file system on a thread of its own.
+    ///
+    /// # Errors
+    /// Errors of the system; `Unsupported` in simulation.
+    pub async fn data_ranges(&self, offset: u64, len: u64, max: usize) -> io::Result<DataRanges> {
+        let file = self.handle.duplicate()?;
+        spawn_blocking("extents", move || find_data(&file, offset, offset + len, max)).await?
+    }
+
     /// Deallocates or zeroes a range.
     ///
     /// # Errors
@@ -137,4 +152,38 @@ impl File {
         let op = Op::Punch { file: self.handle.clone(), offset, len, mode };
         OpFuture::new(op).await.0.map(drop)
     }
+}
+
+/// Result of [`File::data_ranges`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataRanges {
+    /// Ranges of bytes, in order. They may begin before and end after the range asked for.
+    pub ranges: Vec<Range<u64>>,
+    /// Nothing is known beyond the last range.
+    pub is_cut: bool,
+}
+
+/// Finds data with `SEEK_DATA` and `SEEK_HOLE`. Reads and writes have offsets of their own, so the
+/// offset of the file is not theirs.
+fn find_data(file: &OwnedFd, offset: u64, end: u64, max: usize) -> io::Result<DataRanges> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            // There is no more data.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        if start >= end {
+            break;
+        }
+        if ranges.len() == max {
+            return Ok(DataRanges { ranges, is_cut: true });
+        }
+        // The end of the file counts as a hole, so there is always one.
+        at = rustix::fs::seek(file, SeekFrom::Hole(start))?;
+        ranges.push(start..at);
+    }
+    Ok(DataRanges { ranges, is_cut: false })
 }

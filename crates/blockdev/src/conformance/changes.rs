@@ -1,6 +1,7 @@
 //! Checks of discards and zeroes.
 
 use super::kit::{Kit, is_zero, mismatch, zero_flags};
+use crate::limits::EXTENTS_MAX;
 use crate::{IoError, ZeroFlags};
 
 /// Ranges (offset, length) in bytes that leave a block free on either side.
@@ -85,4 +86,38 @@ async fn whole_device_can_be_zeroed(kit: &mut Kit<'_>) {
         assert!(is_zero(&kit.read(offset, block).await), "block at {offset}");
     }
     assert_eq!(kit.device.discard(0, size).await, Ok(()), "discard of everything");
+}
+
+/// Written blocks are data, and holes read as zeroes, also after a discard.
+pub(super) async fn holes_read_as_zeroes(kit: &mut Kit<'_>) {
+    let (block, size, stamp) = (kit.block(), kit.geometry.size_bytes, kit.stamp());
+    assert_eq!(kit.device.allocated(size, block).await, Err(IoError::OutOfRange));
+    assert_eq!(kit.device.allocated(1, block).await, Err(IoError::Misaligned));
+    let longest = kit.longest().min(1 << 20);
+    let places = [block, size / 2 / block * block];
+    for offset in places {
+        kit.write(offset, block, stamp).await;
+        let extents = kit.device.allocated(offset, block).await.expect("the range is valid");
+        assert!(!extents[0].is_hole, "the block at {offset} was written");
+    }
+    let discarded = kit.device.discard(0, longest).await;
+    assert_eq!(discarded, Ok(()), "a discard is a hint");
+    // The start of the device, and the other written block.
+    for start in [0, places[1]] {
+        let (mut at, end) = (start, (start + 4 * longest).min(size));
+        while at < end {
+            let extents = kit.device.allocated(at, end - at).await.expect("the range is valid");
+            assert!((1..=EXTENTS_MAX).contains(&extents.len()), "{} extents", extents.len());
+            for extent in extents {
+                assert!(extent.len > 0 && extent.len.is_multiple_of(block), "{extent:?} at {at}");
+                assert!(extent.len <= end - at, "{extent:?} at {at} of {end}");
+                let read = extent.len.min(longest);
+                assert!(
+                    !extent.is_hole || is_zero(&kit.read(at, read).await),
+                    "{extent:?} at {at}"
+                );
+                at += extent.len;
+            }
+        }
+    }
 }

@@ -105,6 +105,7 @@ pub async fn run(make: impl AsyncFn() -> SharedDevice, options: Options) {
     basic::reads_return_written_data(&mut kit().await).await;
     basic::first_and_last_blocks_work(&mut kit().await).await;
     changes::discarded_blocks_are_stable(&mut kit().await).await;
+    changes::holes_read_as_zeroes(&mut kit().await).await;
     concurrent::disjoint_calls_are_independent(&mut kit().await).await;
     concurrent::overlapping_calls_leave_whole_blocks(&mut kit().await).await;
     concurrent::writes_are_visible_across_cores(&mut kit().await).await;

@@ -17,6 +17,7 @@
 //! Overlapping calls with O_DIRECT are as atomic as on the disk below, which means at least a
 //! sector.
 
+mod extents;
 mod open;
 mod sync;
 mod zero;
@@ -32,8 +33,8 @@ use flagstone_runtime::{Buf, BufMut, buf, time};
 
 pub use self::open::FileOptions;
 use self::sync::SyncGroup;
-use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS, SIZE_CHECK_MS};
-use crate::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use crate::limits::{BOUNCE_BYTES, BOUNCE_WAIT_MS, EXTENTS_MAX, SIZE_CHECK_MS};
+use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroFlags};
 
 /// A file or disk as a device.
 #[derive(Debug)]
@@ -243,6 +244,17 @@ impl BlockDevice for FileDevice {
 
     fn must_reopen(&self) -> bool {
         self.0.sync.is_poisoned()
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        self.later(self.0.geometry().check(offset, len), async move |inner| {
+            let block = u64::from(inner.opened.block_bytes);
+            match inner.file.data_ranges(offset, len, EXTENTS_MAX / 2 - 1).await {
+                Ok(data) => Ok(extents::of_data(offset, len, block, &data)),
+                // The file system does not know.
+                Err(_) => Ok(vec![Extent { len, is_hole: false }]),
+            }
+        })
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

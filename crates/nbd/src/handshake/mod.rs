@@ -21,6 +21,11 @@ const SERVER_FLAGS: u16 = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZE
 const TRAILING_ZEROES: usize = 124;
 /// Identifier of a selected link context.
 const LINK_CONTEXT_ID: u32 = 1;
+/// Identifier of a selected `base:allocation`.
+pub(crate) const ALLOCATION_CONTEXT_ID: u32 = 2;
+/// "Metadata contexts": the namespace of the protocol, and its context.
+const ALLOCATION_NAMESPACE: &str = "base:";
+const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 /// Reason why a negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,6 +101,8 @@ pub struct Handshake {
     options: u32,
     /// Selected link, and the export for which it was selected.
     link: Option<(String, LinkId)>,
+    /// Export for which `base:allocation` was selected.
+    allocation: Option<String>,
     /// Export that the client named last.
     named: String,
     refusal: Option<NbdRefusal>,
@@ -113,6 +120,7 @@ impl Handshake {
             structured: false,
             options: 0,
             link: None,
+            allocation: None,
             named: String::new(),
             refusal: None,
         }
@@ -208,6 +216,7 @@ impl Handshake {
         let link = link.map(|(_, link)| *link);
         let mut session = NbdSession::new(export.clone(), self.structured, sized);
         session.link = link;
+        session.reports_allocation = self.allocation.as_ref() == Some(&export.name);
         session
     }
 
@@ -278,8 +287,8 @@ impl Handshake {
         Ok(Some(self.session(&export, request.wants_block_size)))
     }
 
-    /// Only one context can be selected: a link. Only one can be listed: it marks an expected
-    /// export.
+    /// Two contexts can be selected: a link and `base:allocation`. Two can be listed: the latter,
+    /// and the one that marks an expected export.
     fn meta_context(
         &mut self,
         kind: u32,
@@ -288,7 +297,7 @@ impl Handshake {
     ) -> Result<(), InvalidOption> {
         let selects = kind == option::SET_META_CONTEXT;
         if selects {
-            self.link = None;
+            (self.link, self.allocation) = (None, None);
         }
         if !selects && self.is_expected(data)? {
             // A listed context has no identifier.
@@ -309,6 +318,18 @@ impl Handshake {
             context.extend_from_slice(link.encode().as_bytes());
             put_reply(out, kind, reply_type::META_CONTEXT, &context);
         }
+        let query = MetaRequest::decode(data, ALLOCATION_NAMESPACE)?.query;
+        // A list may ask for a whole namespace, or for everything with no query.
+        let lists = !selects && (query == Some(ALLOCATION_NAMESPACE) || !has_queries(data));
+        if lists || query == Some(ALLOCATION_CONTEXT) {
+            if selects {
+                self.allocation = Some(export.name.clone());
+            }
+            let mut context =
+                if selects { ALLOCATION_CONTEXT_ID } else { 0 }.to_be_bytes().to_vec();
+            context.extend_from_slice(ALLOCATION_CONTEXT.as_bytes());
+            put_reply(out, kind, reply_type::META_CONTEXT, &context);
+        }
         put_reply(out, kind, reply_type::ACK, &[]);
         Ok(())
     }
@@ -322,6 +343,13 @@ impl Handshake {
         let asked = request.query == Some(EXPECTED_CONTEXT);
         Ok(asked && matches!(self.exports.find(request.name), ExportLookup::Expected))
     }
+}
+
+/// True if the data of a valid LIST_META_CONTEXT has queries: its last field is their number
+/// otherwise.
+fn has_queries(data: &[u8]) -> bool {
+    let name_bytes = u32_at(data, 0).unwrap_or(0) as usize;
+    u32_at(data, 4 + name_bytes) != Some(0)
 }
 
 fn no_data(data: &[u8]) -> Result<(), InvalidOption> {

@@ -220,7 +220,7 @@ fn unmatched_metadata_context_succeeds() {
         data.extend_from_slice(name.as_bytes());
         data.extend_from_slice(&1_u32.to_be_bytes());
         data.extend_from_slice(&15_u32.to_be_bytes());
-        data.extend_from_slice(b"base:allocation");
+        data.extend_from_slice(b"qemu:allocation");
         data
     };
     let mut talk = Talk::begin(disks());
@@ -358,4 +358,48 @@ fn client_may_ask_about_every_export() {
         matches!(progress, HandshakeStep::Close(HandshakeError::TooManyOptions))
     });
     assert!(flood.is_some(), "the number of options is bounded");
+}
+
+#[test]
+fn allocation_context_is_listed_and_selected() {
+    let mut talk = Talk::begin(disks());
+    let query = |text: &str| meta_request("small", text);
+    let refused = talk.ask(option::SET_META_CONTEXT, &query("base:allocation"));
+    assert_eq!(refused, reply_type::ERR_INVALID, "structured replies come first");
+    assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+    let found = [reply_type::META_CONTEXT, reply_type::ACK];
+    let (mut everything, any) = (query(""), "small".len() + 4);
+    everything.truncate(any);
+    everything.extend(0_u32.to_be_bytes());
+    for list in [query("base:"), query("base:allocation"), everything.clone()] {
+        assert_eq!(kinds(&talk.say(option::LIST_META_CONTEXT, &list).0), found);
+    }
+    for other in ["base:other", "qemu:allocation-depth", "base", ""] {
+        for kind in [option::LIST_META_CONTEXT, option::SET_META_CONTEXT] {
+            assert_eq!(talk.ask(kind, &query(other)), reply_type::ACK, "{other}");
+        }
+    }
+    // A selection of nothing, or of a namespace, selects nothing.
+    for nothing in [everything, query("base:")] {
+        assert_eq!(talk.ask(option::SET_META_CONTEXT, &nothing), reply_type::ACK);
+    }
+    let (replies, _) = talk.say(option::SET_META_CONTEXT, &query("base:allocation"));
+    assert_eq!(kinds(&replies), found);
+    assert_eq!(
+        replies[0].1,
+        [&ALLOCATION_CONTEXT_ID.to_be_bytes()[..], b"base:allocation"].concat()
+    );
+    let (_, progress) = talk.say(option::GO, &info_request("small", &[]));
+    let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
+    assert!(session.reports_allocation);
+}
+
+#[test]
+fn allocation_context_belongs_to_one_export() {
+    let mut talk = Talk::begin(disks());
+    talk.ask(option::STRUCTURED_REPLY, &[]);
+    talk.say(option::SET_META_CONTEXT, &meta_request("small", "base:allocation"));
+    let (_, progress) = talk.say(option::GO, &info_request("large", &[]));
+    let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
+    assert!(!session.reports_allocation);
 }

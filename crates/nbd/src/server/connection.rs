@@ -15,7 +15,7 @@ use crate::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES, SEND_BYTES};
 use crate::server::drain::Drain;
 use crate::session::NbdSession;
 use crate::wire::Errno;
-use crate::wire::reply::{MAX_HEADER_BYTES, put_data, put_error, put_simple};
+use crate::wire::reply::{MAX_HEADER_BYTES, put_data, put_error, put_simple, put_status};
 use crate::wire::request::Cookie;
 
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) enum ReplyBody {
         data: Buf,
         last: bool,
     },
+    /// Payload of a BLOCK_STATUS chunk.
+    Status(Buf),
     Failed(Errno),
 }
 
@@ -37,6 +39,7 @@ impl ReplyBody {
             ReplyBody::Data { offset, data, last } if structured => {
                 put_data(out, cookie, *offset, data.len() as u32, *last)
             }
+            ReplyBody::Status(extents) => put_status(out, cookie, extents.len() as u32),
             ReplyBody::Done | ReplyBody::Data { .. } => put_simple(out, cookie, 0),
             ReplyBody::Failed(error) if structured => put_error(out, cookie, *error),
             ReplyBody::Failed(error) => put_simple(out, cookie, error.0),
@@ -215,7 +218,7 @@ impl NbdConnection {
     pub(crate) fn reply(&self, cookie: Cookie, body: ReplyBody, bytes: usize) {
         let structured = self.session.structured;
         self.tx.header(MAX_HEADER_BYTES, |out| Some(body.put_header(out, structured, cookie)));
-        if let ReplyBody::Data { data, .. } = body {
+        if let ReplyBody::Data { data, .. } | ReplyBody::Status(data) = body {
             self.tx.push(data);
         }
         self.unsent(bytes);

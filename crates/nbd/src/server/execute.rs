@@ -6,14 +6,17 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use flagstone_blockdev::IoError;
+use flagstone_blockdev::limits::EXTENTS_MAX;
+use flagstone_blockdev::{Extent, IoError};
 use flagstone_runtime::buf::{self, TooLarge};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
+use crate::handshake::ALLOCATION_CONTEXT_ID;
 use crate::server::connection::{NbdConnection, ReplyBody};
 use crate::server::partial;
 use crate::session::{NbdSession, RequestAction};
 use crate::wire::Errno;
+use crate::wire::reply::{STATUS_BYTES, put_extents};
 use crate::wire::request::Cookie;
 
 /// Admitted request, or an admitted part of one.
@@ -114,6 +117,7 @@ pub(crate) fn start(connection: &Rc<NbdConnection>, job: AdmittedRequest, action
                 access.shared().await.export.device.write_zeroes(offset, len, flags).await
             });
         }
+        RequestAction::Status { offset, len, one } => status(connection, job, offset, len, one),
         RequestAction::Nothing => job.changed(connection, Ok(())),
         RequestAction::Read { .. } | RequestAction::Write { .. } | RequestAction::Disconnect => {
             unreachable!("the receiver starts transfers, and ends at a disconnect")
@@ -191,6 +195,50 @@ pub(crate) async fn read_in_order(
             return Ok(());
         }
     }
+}
+
+/// Reports extents. The small answer is outside the memory limit; the number of requests bounds it.
+fn status(connection: &Rc<NbdConnection>, job: AdmittedRequest, offset: u64, len: u32, one: bool) {
+    let connection = connection.clone();
+    spawn_detached(async move {
+        let session = &connection.session;
+        let block = u64::from(session.geometry().block_bytes);
+        // The device knows whole blocks.
+        let first = offset - offset % block;
+        let end = (offset + u64::from(len)).next_multiple_of(block);
+        let known = session.export.device.allocated(first, end - first).await;
+        let answer = match known {
+            Ok(extents) => {
+                let mut payload = buf::alloc_small(STATUS_BYTES);
+                let bytes = put_extents(
+                    &mut payload,
+                    ALLOCATION_CONTEXT_ID,
+                    described(&extents, (offset - first, u64::from(len)), one),
+                );
+                payload.truncate(bytes);
+                ReplyBody::Status(payload.freeze())
+            }
+            Err(error) => ReplyBody::Failed(Errno::of_read(error)),
+        };
+        job.answer(&connection, answer);
+    });
+}
+
+/// Extents as the client asked for them: without the first `skip` bytes, and at most `len` bytes.
+fn described(
+    extents: &[Extent],
+    (skip, len): (u64, u64),
+    one: bool,
+) -> impl Iterator<Item = (u32, bool)> {
+    let (mut skip, mut left) = (skip, len);
+    let parts = extents.iter().take(EXTENTS_MAX).filter_map(move |extent| {
+        let skipped = skip.min(extent.len);
+        skip -= skipped;
+        let part = (extent.len - skipped).min(left);
+        left -= part;
+        (part > 0).then_some((part as u32, extent.is_hole))
+    });
+    parts.take(if one { 1 } else { usize::MAX })
 }
 
 /// Starts a write.

@@ -56,6 +56,37 @@ pub fn put_data(out: &mut [u8], cookie: Cookie, offset: u64, len: u32, last: boo
     DATA_BYTES
 }
 
+/// Longest payload of a BLOCK_STATUS chunk that the server sends, in bytes: a context and 128
+/// extents of 8 B.
+pub const STATUS_BYTES: usize = 4 + 128 * 8;
+/// "Block status" flags of `base:allocation`: a hole, and it reads as zeroes.
+const HOLE_AND_ZERO: u32 = 3;
+
+/// Writes the header of a reply with one BLOCK_STATUS chunk; `len` bytes of payload follow. Returns
+/// its length.
+pub fn put_status(out: &mut [u8], cookie: Cookie, len: u32) -> usize {
+    put_chunk(out, chunk::BLOCK_STATUS, cookie, len, true);
+    CHUNK_BYTES
+}
+
+/// Writes the payload of a BLOCK_STATUS chunk of context `context`: extents as length and whether
+/// they are holes, at most 128. Returns its length.
+pub fn put_extents(
+    out: &mut [u8],
+    context: u32,
+    extents: impl Iterator<Item = (u32, bool)>,
+) -> usize {
+    out[..4].copy_from_slice(&context.to_be_bytes());
+    let mut at = 4;
+    for (len, is_hole) in extents {
+        let flags = if is_hole { HOLE_AND_ZERO } else { 0 };
+        out[at..at + 4].copy_from_slice(&len.to_be_bytes());
+        out[at + 4..at + 8].copy_from_slice(&flags.to_be_bytes());
+        at += 8;
+    }
+    at
+}
+
 /// Writes an error chunk with the error's message. Returns its length.
 pub fn put_error(out: &mut [u8], cookie: Cookie, error: Errno) -> usize {
     let message = error.message().as_bytes();
