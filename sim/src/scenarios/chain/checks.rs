@@ -78,7 +78,7 @@ impl Cluster {
         }
         let Some(superblock) = self.superblock(index) else { return };
         if superblock.flags.inconsistent || superblock.current.is_none() {
-            // The others' open finding: see `Profile`.
+            // A resync ends before older writes in the queue: see `Profile`.
             if !self.profile.all {
                 self.world.is_past[index].set(false);
             }

@@ -108,8 +108,6 @@ struct Inner {
     flush_failed: u64,
     calls_open: u64,
     checks: u64,
-    /// Reason that reads are not checked until the next era: both nodes may serve.
-    suspended: Option<&'static str>,
     events: VecDeque<String>,
 }
 
@@ -149,7 +147,6 @@ impl History {
             flush_failed: 0,
             calls_open: 0,
             checks: 0,
-            suspended: None,
             events: VecDeque::new(),
         };
         History { world, inner: RefCell::new(inner) }
@@ -296,7 +293,7 @@ impl History {
         let blocks = range_of(offset, bytes.len());
         for (number, bytes) in blocks.clone().zip(bytes.chunks(BLOCK)) {
             let found = inner.value_of(number, bytes).and_then(|value| {
-                if began.0 < inner.era || inner.suspended.is_some() {
+                if began.0 < inner.era {
                     return inner.check_known(number, value, now);
                 }
                 inner.observe(number, value, began.0, (now, self.world.now()))
@@ -346,7 +343,6 @@ impl History {
             let writes = &inner.writes;
             block.writes.retain(|(id, _)| writes[*id].answered_at.is_none());
         }
-        inner.suspended = None;
         drop(guard);
         self.note(format!("a new era: {why}"));
     }
@@ -367,18 +363,6 @@ impl History {
         }
         drop(guard);
         self.note("a new era: writes that no flush covers may be lost");
-    }
-
-    /// Stops checks until the next era.
-    #[allow(dead_code)]
-    pub(super) fn suspend(&self, why: &'static str) {
-        self.inner.borrow_mut().suspended = Some(why);
-        self.note(format!("reads are not checked from here: {why}"));
-    }
-
-    /// True while reads are checked.
-    pub(super) fn is_checked(&self) -> bool {
-        self.inner.borrow().suspended.is_none()
     }
 
     /// Checks that a content is the volume at one moment of this era: it lacks no write that ended

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use flagstone_mirror::Mode;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
-use flagstone_runtime::sim::{DiskFaults, NodeId, SimLatency};
+use flagstone_runtime::sim::{DiskFaults, LinkConfig, NodeId, SimLatency};
 
 use super::cluster::{Cluster, DATA};
 
 const DESIRED_STATES: [DesiredState; 3] =
     [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
+const NETWORK: LinkConfig = LinkConfig::network();
 /// Simulated time within which the mirror gets in sync when nothing fails any more.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 /// Longest stall of a disk that no timeout notices.
@@ -23,7 +24,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 pub(super) fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
-    let last = if cluster.profile.all { 34 } else { 26 };
+    let last = if cluster.profile.all { 35 } else { 26 };
     match sim.random_between(0, last) {
         0 | 1 => cut(cluster, cluster.nodes[index], cluster.nodes[1 - index]),
         2 | 3 => {
@@ -83,6 +84,7 @@ pub(super) fn step(cluster: &Cluster) {
         27 => stall(cluster, index, LONG_STALL),
         28..=30 => break_disk(cluster, index),
         31 => damage(cluster, index),
+        32 => slow_link(cluster),
         _ => repair(cluster, index),
     }
 }
@@ -133,6 +135,19 @@ fn slow_writes(cluster: &Cluster, index: usize) {
     cluster.world.history.note(format!("writes of node {index}'s disk take {us} us"));
     let latency = SimLatency::between_us(us, 2 * us);
     cluster.sim.set_write_latency(cluster.nodes[index], DATA, latency);
+}
+
+/// Makes the link between the nodes slow until all faults end, so that queues fill.
+fn slow_link(cluster: &Cluster) {
+    let us = cluster.sim.random_between(1000, 60_000);
+    cluster.world.history.note(format!("the link between the nodes takes {us} us"));
+    set_link(cluster, LinkConfig { latency: SimLatency::between_us(us, us + us / 4), ..NETWORK });
+}
+
+fn set_link(cluster: &Cluster, link: LinkConfig) {
+    let [a, b] = cluster.nodes;
+    cluster.sim.set_link(a, b, link);
+    cluster.sim.set_link(b, a, link);
 }
 
 /// Pauses the process of a node, for shorter or longer than timeouts.
@@ -240,6 +255,7 @@ pub(super) fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
     cluster.world.history.note("all faults end");
     sim.heal_all();
+    set_link(cluster, NETWORK);
     for index in 0..2 {
         repair(cluster, index);
         let node = cluster.nodes[index];
