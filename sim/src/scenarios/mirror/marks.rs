@@ -78,7 +78,7 @@ fn crash_degraded(pair: &Pair, faults: DiskFaults) {
 #[test]
 fn abandoned_rewrite_keeps_its_range_lock() {
     let mut held = 0;
-    for step in 0..50 {
+    for step in 0..100 {
         let pair = Pair::new(step, |_| {});
         crash_degraded(&pair, DiskFaults::default());
         // Activates the region of block 9, so that later writes need no log record.
@@ -89,11 +89,10 @@ fn abandoned_rewrite_keeps_its_range_lock() {
         while !pair.superblock(1).flags.inconsistent {
             pair.sim.run_for(Duration::from_micros(20));
         }
-        pair.sim.run_for(Duration::from_millis(2));
         let slow = SimLatency::between_us(2_000_000, 2_000_000);
-        pair.sim.run_for(Duration::from_micros(60 * step));
+        pair.sim.run_for(Duration::from_micros(100 * step));
         pair.sim.set_write_latency(pair.nodes[0], DATA, slow);
-        pair.sim.run_for(Duration::from_micros(50));
+        pair.sim.run_for(Duration::from_micros(100));
         pair.sim.set_write_latency(pair.nodes[0], DATA, DiskConfig::ssd().write_latency);
         // A new session for each attempt: the one with the rewrite in flight ends.
         let cut_at = pair.sim.now();
