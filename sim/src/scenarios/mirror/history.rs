@@ -118,6 +118,11 @@ pub(super) fn run(seed: u64) -> Outcome {
         checks += u64::from(check(&pair, &history));
     }
     history.stop.set(true);
+    // A host that pauses writes once more.
+    for _ in 0..50 {
+        sim.run_for(STEP);
+        checks += u64::from(check(&pair, &history));
+    }
     pair.until(0, MirrorState::Mirroring);
     while pair.peer_status(0).lag_writes > 0 {
         sim.run_for(STEP);
