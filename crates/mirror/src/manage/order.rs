@@ -21,7 +21,8 @@ use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
-    self, Action, Actions, Answer, Answers, Disk, Event, Leg, Order, Record, Refusal, Role, next,
+    self, Action, Actions, Answer, Answers, Claim, Disk, Event, Leg, Order, Record, Refusal, Role,
+    next,
 };
 use crate::wire::peer::{
     PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -241,12 +242,13 @@ impl Inner {
                 }
                 self.change(|state| state.unverified = false);
             }
-            Action::Serve { forced } => {
+            Action::Serve(claim) => {
                 let seen = progress.seen.max(self.epoch_seen());
-                let promotion = match (forced, progress.deposed) {
-                    (false, _) => Promotion::Agreed,
-                    (true, false) => Promotion::Alone,
-                    (true, true) => Promotion::Overriding,
+                let promotion = match (claim, progress.deposed) {
+                    (Claim::Resumed, _) => Promotion::Resumed,
+                    (Claim::Agreed, _) => Promotion::Agreed,
+                    (Claim::Forced, false) => Promotion::Alone,
+                    (Claim::Forced, true) => Promotion::Overriding,
                 };
                 self.start_serving_as_source(seen, promotion).await?;
                 self.reconnect_all();

@@ -69,6 +69,8 @@ impl Drop for AdmissionBlock {
 /// How a replica becomes the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promotion {
+    /// It is the source, under the epoch that it has.
+    Resumed,
     /// The peers agree, or are recorded as out of date.
     Agreed,
     /// By force, without contact to a source.
@@ -164,7 +166,7 @@ impl Inner {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Becomes the source, with an epoch later than all seen.
+    /// Becomes the source, with an epoch later than all seen unless it resumes.
     pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,
@@ -176,7 +178,8 @@ impl Inner {
         self.may_serve()?;
         let serving = self.lock().serving;
         let rank = self.rank();
-        let alone = promotion != Promotion::Agreed && !serving;
+        let forced = matches!(promotion, Promotion::Alone | Promotion::Overriding);
+        let alone = forced && !serving;
         let several = self.legs.len() > 1;
         // A source that was overridden may have written more than this replica has. That is not to
         // be preferred at the next handshake.
@@ -190,7 +193,9 @@ impl Inner {
         let new_generation = NewGeneration::alone(self);
         let promote = move |superblock: &mut Superblock| {
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Source, None);
-            superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
+            if promotion != Promotion::Resumed {
+                superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
+            }
             // Hosts will have read the local data, whatever the peer has.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {

@@ -202,6 +202,18 @@ named! {
     }
 }
 
+/// Claim under which a node begins to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The role and epoch that it has. A restart is no promotion: with a new epoch, it would prevail
+    /// over a peer that was promoted meanwhile.
+    Resumed,
+    /// A new epoch. The peers agree, or none is known.
+    Agreed,
+    /// A new epoch. The peers were not asked, or the order overrides them.
+    Forced,
+}
+
 /// An action of a transition. Each is complete before the next one begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -226,11 +238,8 @@ pub enum Action {
     DeposePeers,
     /// End the attachment of a source, with its calls.
     EndAttachment,
-    /// Durable: source under a new epoch; then serve hosts.
-    Serve {
-        /// The peers were not asked, or the order overrides them.
-        forced: bool,
-    },
+    /// Durable: source; then serve hosts.
+    Serve(Claim),
     /// Durable: the data counts as verified, and older data in listed ranges as accepted.
     TrustData,
     /// Transfer the role to this peer.
@@ -258,7 +267,8 @@ impl std::fmt::Display for Action {
             Action::PutAway(_) => "flush, **record the role and that it is unused**",
             Action::DeposePeers => "depose the peers that answer",
             Action::EndAttachment => "end the source's session",
-            Action::Serve { .. } => "**record the role and a new epoch**, serve hosts",
+            Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
+            Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
             Action::TrustData => "**record the data as verified**",
             Action::HandOver(_) => "**record the successor**, hand over",
             Action::AskForRole(_) => "ask the peer for the role",
@@ -332,9 +342,13 @@ impl State {
         self.legs.get(leg).copied().flatten().ok_or(Refusal::NoPeer)
     }
 
-    fn serves(&self) -> (State, Actions) {
-        let epoch = self.role.epoch().saturating_add(1);
-        self.to(Role::Serving { epoch }, &[Action::Serve { forced: false }])
+    /// Serves again after a start, as the source that it is.
+    fn resumes(&self) -> (State, Actions) {
+        match self.role.epoch() {
+            // It was created as a source and has never served.
+            0 => self.to(Role::Serving { epoch: 1 }, &[Action::Serve(Claim::Agreed)]),
+            epoch => self.to(Role::Serving { epoch }, &[Action::Serve(Claim::Resumed)]),
+        }
     }
 }
 
@@ -369,7 +383,7 @@ fn opened(state: &State) -> (State, Actions) {
     }
     let known = || state.legs.iter().flatten().filter(|leg| leg.record != Record::Unknown);
     if known().next().is_none() {
-        return state.serves();
+        return state.resumes();
     }
     match known().all(|leg| leg.record == Record::Outdated) {
         true => (*state, Actions::of(&[Action::AskPeers])),
@@ -396,7 +410,7 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     }
     match answers.iter().flatten().any(stays) {
         true => unchanged(state),
-        false => state.serves(),
+        false => state.resumes(),
     }
 }
 
@@ -494,7 +508,7 @@ fn failover(state: &State, answers: &Answers) -> Transition {
         return Err(Refusal::PeerLeads);
     }
     let epoch = state.role.epoch().saturating_add(1);
-    Ok(state.to(Role::Serving { epoch }, &[Action::EndAttachment, Action::Serve { forced: false }]))
+    Ok(state.to(Role::Serving { epoch }, &[Action::EndAttachment, Action::Serve(Claim::Agreed)]))
 }
 
 fn force_failover(state: &State, unverified: bool) -> Transition {
@@ -504,7 +518,7 @@ fn force_failover(state: &State, unverified: bool) -> Transition {
     servable(state, unverified)?;
     let epoch = state.role.epoch().saturating_add(1);
     let (depose, end, serve) =
-        (Action::DeposePeers, Action::EndAttachment, Action::Serve { forced: true });
+        (Action::DeposePeers, Action::EndAttachment, Action::Serve(Claim::Forced));
     let (after, actions) = match state.disk {
         Disk::Unverified | Disk::Incomplete => {
             state.to(Role::Serving { epoch }, &[depose, end, Action::TrustData, serve])

@@ -207,7 +207,7 @@ fn roles_begin_and_end_with_their_actions() {
     all(|state, event| {
         let Ok((after, actions)) = next(state, event) else { return };
         let serves = |role: Role| matches!(role, Role::Serving { .. });
-        let begins = position(actions, |action| matches!(action, Action::Serve { .. }));
+        let begins = position(actions, |action| matches!(action, Action::Serve(_)));
         let refuses = position(actions, |action| action == Action::RefuseHosts);
         let hands_over = position(actions, |action| matches!(action, Action::HandOver(_)));
         let context = || format!("{state:?} {event:?} {actions:?}");
@@ -245,8 +245,8 @@ fn deposed_source_refuses_before_it_waits() {
 fn only_force_serves_beside_a_serving_peer() {
     all(|state, event| {
         let Ok((_, actions)) = next(state, event) else { return };
-        let Some(Action::Serve { forced }) =
-            actions.iter().find(|action| matches!(action, Action::Serve { .. }))
+        let Some(Action::Serve(claim)) =
+            actions.iter().find(|action| matches!(action, Action::Serve(_)))
         else {
             return;
         };
@@ -255,7 +255,7 @@ fn only_force_serves_beside_a_serving_peer() {
             _ => return,
         };
         let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
-        assert!(!forced);
+        assert_ne!(claim, Claim::Forced);
         // At a start without any record of a peer there is nobody to ask.
         let met = state.legs.iter().flatten().any(|leg| leg.record != Record::Unknown);
         assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
@@ -267,7 +267,7 @@ fn only_force_serves_beside_a_serving_peer() {
 fn data_that_is_not_sound_is_never_served() {
     all(|state, event| {
         let Ok((_, actions)) = next(state, event) else { return };
-        if position(actions, |action| matches!(action, Action::Serve { .. })).is_none() {
+        if position(actions, |action| matches!(action, Action::Serve(_))).is_none() {
             return;
         }
         let trusted = actions.iter().any(|action| action == Action::TrustData);
