@@ -5,7 +5,7 @@
 //! guarantees of the code, such as that an accepted message can be encoded again and decodes to the
 //! same value.
 //!
-//! Inputs begin with a byte or two that select the parameters, so that one corpus covers all of
+//! Inputs begin with a byte or two that select the parameters, so a single corpus covers all of
 //! them. The package `seeds` makes example inputs.
 
 #![forbid(unsafe_code)]

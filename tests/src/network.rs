@@ -18,7 +18,7 @@ pub const LINK: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
 /// Addresses of the nodes for hosts.
 pub const HOSTS: [&str; 2] = ["198.51.100.1", "198.51.100.5"];
 
-/// Ports for hosts, by which a host can tell the nodes apart.
+/// Ports for hosts, by which a host distinguishes the nodes.
 pub const HOST_PORTS: [u16; 2] = [4420, 4421];
 
 /// Addresses of the host on the same cables.

@@ -253,8 +253,8 @@ fn compare_and_curve_mistakes_are_one_line() {
         ("curve --over bs --type pd-ssd --size 1TB --from 1 --to 4k", "512 to 33554432"),
         ("curve --over size --type pd-ssd --from large", "--from large: "),
         ("curve --over depth --type pd-ssd --size 1TB --to 0", "a whole number from 1"),
-        ("curve --over vcpus --type pd-ssd --size 1TB --machine a2-highgpu-1g", "tells its vCPUs"),
-        ("curve --over vcpus --type pd-ssd --size 1TB --from 5000", "tells its vCPUs"),
+        ("curve --over vcpus --type pd-ssd --size 1TB --machine a2-highgpu-1g", "states its vCPUs"),
+        ("curve --over vcpus --type pd-ssd --size 1TB --from 5000", "states its vCPUs"),
         ("curve --over size --type local-ssd-nvme", "each is of 375 GiB"),
     ] {
         let output = run(&format!("plan {line}"));

@@ -3,7 +3,7 @@
 use crate::{Config, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume};
 
 /// Adds `PREFIX.KEY` for each field that differs. Every field is named, so that the compiler finds
-/// one that is forgotten here.
+/// a forgotten field.
 macro_rules! compare {
     ($out:ident, $prefix:expr, $type:ident, $old:expr, $new:expr,
      { $($field:ident => $key:literal),* $(,)? }, elsewhere { $($other:ident),* $(,)? }) => {

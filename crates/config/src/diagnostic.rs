@@ -153,8 +153,7 @@ impl Report {
         self.count.get()
     }
 
-    /// The mistakes in the order of the file; those of the command line come last. `None` if there
-    /// are none.
+    /// The mistakes in the order of the file, then of the command line. `None` if there are none.
     pub(crate) fn into_diagnostics(self, file: Option<(&str, &str)>) -> Option<Diagnostics> {
         let mut mistakes = self.mistakes.into_inner();
         mistakes.sort_by_key(|mistake| match &mistake.place {

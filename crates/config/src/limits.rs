@@ -47,7 +47,7 @@ pub const PROFILE_SIZE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 50;
 /// Most different catalogs of one configuration: 16 × 1 MiB of text are read at most.
 pub const MAX_CATALOGS: usize = 16;
 
-/// Most entries of `layers`: more than there are layers, so that one listed twice gets its own message.
+/// Most entries of `layers`: more than there are layers, because a repetition has its own message.
 pub const MAX_LISTED_LAYERS: usize = 16;
 
 /// Most addresses listened on.

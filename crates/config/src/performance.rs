@@ -32,7 +32,7 @@ impl Unit {
     }
 }
 
-/// Reads a limit of a volume, or one that several share. After a mistake, which is reported, the
+/// Reads a limit of a volume, or a shared limit. After a mistake, which is reported, the
 /// result is arbitrary.
 pub(crate) fn read_limit(reader: &Reader<'_>, catalogs: &Catalogs) -> Provisioned {
     if reader.has("profile") {

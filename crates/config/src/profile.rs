@@ -340,7 +340,7 @@ fn budget(total: Option<f64>, most: (Option<f64>, Option<f64>), sharing: Sharing
 fn write_size(ceilings: &Ceilings) -> Result<IoSize, LimitError> {
     let Some(most) = ceilings.write_iops else { return Ok(IoSize::One) };
     let mut steps: Vec<IoStep> = Vec::new();
-    // A row holds for blocks above those of the row before it.
+    // A row holds for blocks larger than the previous row's.
     for pair in ceilings.write_iops_by_block.windows(2) {
         let millionths = (most / pair[1].1 * 1e6).round();
         let before = steps.last().map_or(1e6, |step| f64::from(step.millionths));

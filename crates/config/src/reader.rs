@@ -360,7 +360,7 @@ fn size_in_range(bytes: u64, kind: &Kind) -> Result<u64, String> {
     Err(format!("write {nearest}: it is {}", kind.range()))
 }
 
-/// Refuses a value outside its key's range, with the nearest one that fits.
+/// Refuses a value outside its key's range, with the nearest valid value.
 fn in_range<T: Ord + Copy>(
     value: T,
     range: &RangeInclusive<T>,

@@ -25,7 +25,7 @@ pub enum GuardedAccess {
     Write {
         /// The user has agreed to the loss of this target's data.
         agreed: bool,
-        /// The caller made the file itself, so that its data is nobody's.
+        /// The caller made the file itself, so it holds no user's data.
         own_file: bool,
     },
 }

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - everything emulated is marked in every table, file, plot and JSON document;
 //! - the nodes are `flagstone serve` and `flagstone mirror`, configured and commanded as by a user;
-//! - results are those of a campaign, which `flagstone bench report` and `compare` read;
+//! - results form a campaign, which `flagstone bench report` and `compare` read;
 //! - where this machine and not the model was the limit, the result says so;
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!

@@ -227,7 +227,7 @@ pub(crate) struct LegState {
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
     /// informed of its end. Until then, differences need no other record.
     pub(crate) inconsistent: bool,
-    /// Bad ranges that the peer was told of in this session.
+    /// Bad ranges that were reported to the peer in this session.
     pub(crate) reported_bad_ranges: Vec<BadRange>,
     /// Generation under which the peer was asked to run degraded, until it answers.
     pub(crate) degraded_as: Generation,

@@ -286,7 +286,7 @@ fn slow_negotiation_of_honest_client_is_served() {
     });
 }
 
-/// One slow client is nobody's concern, but slow clients must not keep others out for minutes.
+/// One slow client is harmless, but slow clients must not keep others out for minutes.
 #[test]
 fn many_slow_negotiations_share_time_of_one_step() {
     in_simulation(1, async || {

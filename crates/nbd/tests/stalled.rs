@@ -200,7 +200,7 @@ fn late_client_is_served_beside_stalled_ones() {
     }
 }
 
-/// Nobody waits, so a client may take all of the time that the server allows.
+/// No client waits for memory, so a client may take all of the time that the server allows.
 #[test]
 fn stalled_client_stays_while_nobody_waits() {
     let _alone = ALONE.lock();

@@ -7,7 +7,7 @@
 //!   [`Wire::encode`]. Its byte offsets are declared with its fields, and asserted by the compiler.
 //! - **Hostile bytes never cause a panic.** A view checks only the length. The meaning of a value
 //!   is checked by the method that returns it ([`pdu::Rules::check`], [`pdu::Transfer::accept`],
-//!   [`sgl::DataPointer::parse`], [`Nqn::from_field`]), whose error is the one that the protocol
+//!   [`sgl::DataPointer::parse`], [`Nqn::from_field`]), whose error is what the protocol
 //!   requires: a fatal transport error with its field, or a status code.
 //! - **No policy.** The target and the host decide which commands are supported, how large a
 //!   transfer may be and which hosts may connect. This crate only encodes the decision.

@@ -424,7 +424,7 @@ impl RemoteIo {
         IoFuture::later(self.write_pieces(offset, data, fua))
     }
 
-    /// Flushes the writes of this core's link, and those of its instance on other cores.
+    /// Flushes the writes of this core's link, and the writes of its instance on other cores.
     pub(super) async fn flush(self) -> Result<(), IoError> {
         if !self.shape.geometry.volatile_cache {
             // Completed writes are already durable.

@@ -1,10 +1,10 @@
 //! Durability: which completed writes a target may still lose, and whether it has lost any.
 //!
 //! A target with a volatile write cache loses completed writes in a crash until they are flushed,
-//! and a new connection does not tell a crash from a network failure. Flagstone's target identifies
-//! the *instance* of a namespace: the same value over a new connection proves that the target kept
-//! the device open and every completed write with it. Other targets report none, so each of their
-//! links is an instance of its own, which ends with the link.
+//! and a new connection does not distinguish a crash from a network failure. Flagstone's target
+//! identifies the *instance* of a namespace: the same value over a new connection proves that the
+//! target kept the device open and every completed write with it. Other targets report none, so
+//! each of their links is an instance of its own, which ends with the link.
 //!
 //! Invariants:
 //! - a write counts for the instance that completed it, and a flush covers only its own instance;

@@ -126,7 +126,7 @@ pub struct VendorHost {
 pub struct CommandReply {
     /// Status.
     pub status: Status,
-    /// Dwords 0 and 1 of the completion. Those of a refusal also go to the error log as command
+    /// Dwords 0 and 1 of the completion. A refusal's dwords also go to the error log as command
     /// specific information, because tools show only the status of a failed command.
     pub result: u64,
     /// Data for the host, only on success: the buffer passed in.

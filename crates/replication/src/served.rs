@@ -35,7 +35,7 @@ pub fn replication_nqn(volume: &Nqn) -> Option<Nqn> {
 /// volume's.
 ///
 /// # Errors
-/// Those of the target.
+/// The errors of the target.
 pub fn serve_replica(
     target: &Target,
     config: SubsystemConfig,

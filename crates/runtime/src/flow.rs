@@ -1,4 +1,4 @@
-//! End of a flow: tells the work of a client that the client is gone.
+//! End of a flow: notifies the work of a client that the client is gone.
 //!
 //! Work that has begun runs to its end. Work that only waits, and has no effect yet, can give up
 //! with [`unless_flow_ended`]. Both sides have to run on the same core, as the tasks of a connection

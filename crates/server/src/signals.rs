@@ -1,4 +1,4 @@
-//! Signal queue of a server: delivers signals in order, including those that arrive during startup.
+//! Signal queue of a server: delivers signals in order, including signals during startup.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -3,7 +3,7 @@
 //! Peers decide how often they are refused and under which name. Therefore:
 //! - the same refusal is logged once within [`REFUSAL_REPEAT`]: hosts retry for as long as they run;
 //! - all refusals together are logged [`REFUSALS_BURST`] times at once, then once per
-//!   [`REFUSAL_PERIOD`]. The next line has the number of those that were left out;
+//!   [`REFUSAL_PERIOD`]. The next line has the number of omitted refusals;
 //! - names are escaped and cut off, so that they cannot forge lines.
 
 use std::collections::VecDeque;

@@ -82,7 +82,7 @@ impl Campaign<'_> {
                 driven.initiator = Some("fio's nbd engine".to_owned());
                 if self.plan.jobs.iter().any(|job| job.sync && job.writes()) {
                     watcher.note(&format!(
-                        "{}: fio's nbd engine has no durable writes: those that should be are not",
+                        "{}: fio's nbd engine has no durable writes: `sync` has no effect",
                         target.name
                     ));
                 }

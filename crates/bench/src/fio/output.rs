@@ -40,7 +40,7 @@ pub struct JobOutput {
     pub elapsed: Option<u64>,
     /// Machine, where fio ran on others (`--client`).
     pub hostname: Option<String>,
-    /// Options of the job; of a group, those of its first job. fio omits options without a value.
+    /// Options of the job; for a group, of its first job. fio omits options without a value.
     #[serde(rename = "job options")]
     pub options: FioOptions,
     pub read: FioDirection,

@@ -137,7 +137,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// The prefix keeps ids distinct from those of the measurements' tables and plots.
+    /// The prefix keeps ids distinct from the ids of the measurements' tables and plots.
     fn new(additional_sections: &AdditionalSections, prefix: &str) -> Shown {
         let named = |id: String| format!("{prefix}{id}");
         Shown {

@@ -5,8 +5,8 @@
 //! numbers of a concurrently ending call in part. The steady state allocates nothing.
 //!
 //! An immediate call costs some additions. The clock is read only for other calls, from the moment
-//! at which they did not complete immediately. So the latencies are those of calls that had to
-//! wait, and all others count as below a microsecond.
+//! at which they did not complete immediately. So only calls that had to wait have measured
+//! latencies, and all others count as below a microsecond.
 
 pub mod latency;
 

@@ -75,7 +75,7 @@ fn given_nodes(args: &FailoverArgs, node_a: &str, node_b: &str) -> Result<GivenF
     bed.targets = with_origins(bed.targets, &nodes.targets, &[target])?;
     if bed.commands.need_operator() && !io::stdin().is_terminal() {
         return Err(BenchError::usage(
-            "without a terminal nobody can be asked to act on the nodes: use --kill-command, \
+            "without a terminal the user cannot be asked to act on the nodes: use --kill-command, \
              --failover-command, --return-command, --switchover-command and --status-command",
         )
         .into());

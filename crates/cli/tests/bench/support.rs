@@ -7,8 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 /// A fake fio that measures nothing. Each measurement reports 1 IOPS more than the one before,
 /// starting from the file `iops`. `fail-at` holds the number of the measurement that fails,
-/// `break-at` of one that prints broken JSON, `stop-at` of one that stops itself until SIGCONT,
-/// `hang-at` of one that never ends.
+/// `break-at` of the one printing broken JSON, `stop-at` of the one stopping itself until SIGCONT,
+/// `hang-at` of the one never ending.
 pub(crate) const FAKE_FIO: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 case "$*" in

@@ -145,9 +145,9 @@ impl PlanCandidate<'_> {
 }
 
 impl Catalog {
-    /// The `most` cheapest configurations for a need. `prices` has the prices of machines; those of
-    /// disks come from the catalog ([`Prices::apply`] replaces them). If `distinct`, the cheapest of
-    /// configurations that differ only in the number of disks represents the others
+    /// The `most` cheapest configurations for a need. `prices` has the prices of machines; disk
+    /// prices come from the catalog ([`Prices::apply`] replaces them). If `distinct`, the cheapest
+    /// of configurations that differ only in the number of disks represents the others
     /// ([`CheapestPlan::others`]).
     ///
     /// # Errors
@@ -375,7 +375,7 @@ fn grouped<'c, 'a>(all: &'c [PlanCandidate<'a>], priced: bool) -> Vec<Vec<&'c Pl
 /// A row for the reader and the configurations that it represents.
 type Row<'c, 'a> = (Vec<&'c PlanCandidate<'a>>, Option<Others>);
 
-/// The cheapest configuration of each type and machine family, with those that it represents. A
+/// The cheapest configuration of each type and machine family, with the ones it represents. A
 /// row whose disks fit machines of several families stands for all of them.
 fn one_of_each<'c, 'a>(groups: Vec<Vec<&'c PlanCandidate<'a>>>) -> Vec<Row<'c, 'a>> {
     let same = |a: &PlanCandidate<'_>, b: &PlanCandidate<'_>| {

@@ -1,4 +1,4 @@
-//! Shortfall: why no configuration carries a need, and the one that comes nearest.
+//! Shortfall: why no configuration carries a need, and the nearest configuration.
 
 use serde::Serialize;
 

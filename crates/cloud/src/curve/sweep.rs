@@ -100,7 +100,7 @@ impl Sweep {
         if places.is_empty() {
             let name = machine.map_or("", |machine| machine.name.as_str());
             let found = format!("no numbers of vCPUs beside {} are known", shown(name));
-            let accepted = "write a machine whose name tells its vCPUs, such as n2-standard-8";
+            let accepted = "write a machine whose name states its vCPUs, such as n2-standard-8";
             return Err(PlanError::input(found, accepted));
         }
         Ok(Sweep { over: Over::Vcpus, places, step: 0 })

@@ -88,7 +88,7 @@ impl fmt::Display for Cause {
             ),
             OneDepth { in_flight } => write!(
                 f,
-                "one result at one depth ({} in flight) cannot tell a latency from a cap",
+                "one result at one depth ({} in flight) cannot distinguish a latency from a cap",
                 count_text(*in_flight)
             ),
             SameAtOtherDepth { in_flight } => {

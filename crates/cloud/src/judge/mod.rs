@@ -55,7 +55,7 @@ pub enum Bottleneck {
     /// Latency: the queue was full and each I/O took its time, as long as the rule of the type says
     /// or as results at several depths show.
     Latency,
-    /// Latency, or a cap that the catalog does not have: one result at one depth cannot tell.
+    /// Latency, or a cap that the catalog does not have: undecided by one result at one depth.
     LatencyOrCap,
     /// A cap that the catalog does not have: results at several depths or block sizes show it.
     Cap,

@@ -53,7 +53,7 @@ impl Case<'_, '_> {
         out
     }
 
-    /// The runs that can tell a latency from a cap, instead of advice for one of them.
+    /// The runs that distinguish a latency from a cap, instead of advice for one of them.
     fn to_tell_latency_from_cap(&self, verdict: JudgmentVerdict) -> Vec<Recommendation> {
         let mut out = Vec::new();
         let twice = self.workload.in_flight().map(|in_flight| 2 * in_flight);

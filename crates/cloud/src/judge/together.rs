@@ -1,5 +1,5 @@
-//! Several results of one disk, judged together: what one result at one depth cannot tell, two at
-//! different depths or block sizes can.
+//! Several results of one disk, judged together: two results at different depths or block
+//! sizes distinguish a latency from a cap, which one result does not.
 
 use crate::judge::{Bottleneck, Cause, Judgment};
 use crate::limits::TOLERANCE;
@@ -11,14 +11,14 @@ const APART: f64 = 1.5;
 /// Gain of IOPS, in parts of the gain of depth, from which a deeper queue helped.
 const HELPED: f64 = 0.5;
 
-/// What two results tell together.
+/// Verdict from two results.
 enum Told {
     Cap(Cause),
     Latency(Cause),
     Nothing,
 }
 
-/// Decides, where other results of the same disks tell, whether a latency or a cap holds a result.
+/// Decides whether a latency or a cap holds a result, where other results of its disk show it.
 pub fn judge_together<'j>(judgments: impl IntoIterator<Item = &'j mut Judgment>) {
     let mut judgments: Vec<&mut Judgment> = judgments.into_iter().collect();
     let told: Vec<Told> = (0..judgments.len()).map(|index| told_of(index, &judgments)).collect();

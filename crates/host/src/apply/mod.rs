@@ -115,7 +115,7 @@ impl std::fmt::Display for ChangeOutcome {
             ChangeResult::Unchanged { .. } => write!(f, "unchanged  {file}"),
             ChangeResult::ChangedSince { now, before } => write!(
                 f,
-                "left       {file}: somebody changed it to {now:?} since; before it was {before:?}"
+                "left       {file}: another program changed it to {now:?}; before it was {before:?}"
             ),
             ChangeResult::Failed { why } => write!(f, "failed     {file}: {why}"),
         }

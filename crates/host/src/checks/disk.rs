@@ -76,7 +76,7 @@ fn read_ahead(expected: &Expectations, disk: &DiskFacts, out: &mut CheckResults)
         Some(TuningGoal::Iops) if current > READ_AHEAD_IOPS_KB => (
             READ_AHEAD_IOPS_KB,
             format!("read-ahead of {current} KiB reads what small random I/O does not want"),
-            "no IOPS and throughput spent on blocks that nobody asked for; buffered reads alone",
+            "no IOPS and throughput spent on unrequested blocks; buffered reads alone",
             REASONED,
         ),
         Some(_) => return out.passed(CHECK, &disk.name, format!("{current} KiB")),

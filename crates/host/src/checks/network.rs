@@ -116,7 +116,7 @@ fn offloads(interface: &Interface, out: &mut CheckResults) {
         .by_hand(
             set("on"),
             set("off"),
-            "somebody may have turned them off for a fault of the driver",
+            "an administrator may have turned them off for a fault of the driver",
         );
 }
 

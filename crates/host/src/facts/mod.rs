@@ -1,6 +1,6 @@
 //! Host facts: hardware and settings, typed, read once and judged by [`crate::checks`].
 //!
-//! A missing fact is unknown: [`HostFacts::unread`] lists those that should be readable.
+//! A missing fact is unknown: [`HostFacts::unread`] lists facts that should be readable.
 
 mod disk;
 mod host;

@@ -85,7 +85,7 @@ impl<'a> DrillHost<'a> {
     }
 }
 
-/// Results of a `flagstone load` that has ended, also of one that found wrong data.
+/// Results of a `flagstone load` that has ended, also if it found wrong data.
 pub(crate) fn results(what: &str, ended: &ProcessOutput) -> Result<LoadResults, Error> {
     serde_json::from_str(&ended.output).map_err(|error| match ended.status.success() {
         true => Error::unexpected(what, error),

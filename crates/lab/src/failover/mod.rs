@@ -73,7 +73,7 @@ pub trait Follower {
     /// # Errors
     /// There is no terminal to ask on, or the user interrupted.
     fn ask(&mut self, what: &str) -> Result<(), Error> {
-        Err(flagstone_bench::Error::usage(format!("nobody can be asked to: {what}")).into())
+        Err(flagstone_bench::Error::usage(format!("there is no terminal to ask: {what}")).into())
     }
 }
 
@@ -291,7 +291,7 @@ fn job(run: &RunOptions) -> BenchJob {
     }
 }
 
-/// Writes the results as those of a campaign, with the timeline beside them.
+/// Writes the results as a campaign, with the timeline beside them.
 fn keep(
     run: &RunOptions,
     (target, targets): (BenchTarget, &BedTargets),

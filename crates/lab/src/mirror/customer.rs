@@ -27,7 +27,7 @@ fn per_s(mib_per_s: f64, row: &PublishedRow) -> f64 {
     mib_per_s * MIB / row.block_bytes as f64
 }
 
-/// Throughput that one metadata write at a time allows, in MiB/s.
+/// Throughput limit from one metadata write at a time, in MiB/s.
 fn at_most(metadata_us: f64, row: &PublishedRow) -> f64 {
     1e6 / metadata_us * row.block_bytes as f64 / MIB
 }

@@ -100,7 +100,7 @@ impl GivenMirror {
     }
 }
 
-/// Bytes that both volumes have, at most those of the publication.
+/// Bytes that both volumes have, at most the range of the publication.
 fn range_bytes(
     run: &RunOptions,
     targets: &[BenchTarget],

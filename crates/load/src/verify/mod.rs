@@ -4,7 +4,7 @@
 //! Reads are classified as follows (see [`ViolationKind`]): a *lost* write (flushed, but missing),
 //! a *stale* one (older than the last completed generation), a *torn* block (sectors of different
 //! writes), a *misplaced* one (stamped for another offset), and *corrupt* bytes that were never
-//! written. The permitted outcomes are those of [`flagstone_blockdev::device`]: overlapping calls
+//! written. [`flagstone_blockdev::device`] defines the permitted outcomes: overlapping calls
 //! take effect in either order, a failed write took effect before its failure was reported or
 //! never, and a power loss may lose any write without a later flush. A correct device never causes
 //! a violation.

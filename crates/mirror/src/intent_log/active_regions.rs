@@ -325,7 +325,7 @@ impl ActiveSet {
         }
     }
 
-    /// The plan failed, and so do its tickets, or those that wait for the room it made.
+    /// The plan failed, and so do its tickets, or the tickets that wait for the room it made.
     pub(crate) fn failed(
         &mut self,
         table: &RegionTable,

@@ -5,7 +5,7 @@
 //! flag *after* them, and the writer takes the flag *before* reading them. Both are
 //! read-modify-writes of one word, so a change that the writer misses leaves its flag set.
 //!
-//! The counts are those of the pages on disk, or one less while a write runs or has failed.
+//! The counts equal the pages' on disk, or are one less while a write runs or has failed.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -141,7 +141,7 @@ impl<T> Future for WatchedCall<T> {
         }
         if !this.watch.has_failed() {
             this.watch.wait(&mut this.slot, cx.waker());
-            // A failure between the check and the registration woke nobody.
+            // A failure between the check and the registration woke no waiter.
             if !this.watch.has_failed() {
                 return Poll::Pending;
             }

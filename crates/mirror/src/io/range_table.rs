@@ -62,7 +62,7 @@ pub(crate) struct RangeTable {
     next: u64,
     /// Host calls: all except copies, and except reads that were granted at once.
     host_calls: usize,
-    /// Those that wait.
+    /// Host calls that wait.
     host_calls_waiting: usize,
 }
 

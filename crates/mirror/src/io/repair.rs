@@ -1,4 +1,4 @@
-//! Self-healing: blocks that one leg cannot read are rewritten with the other leg's data.
+//! Self-healing: blocks unreadable on one leg are rewritten with the other leg's data.
 //!
 //! Guarantees:
 //! - data is taken only from a leg that is known to have it: both are in sync, and the block is not
@@ -109,7 +109,7 @@ impl Inner {
         writing.await.unwrap_or_else(|_| unreachable!("the result is inside"))
     }
 
-    /// Rewrites the blocks of a locked range that the peer cannot read. `is_bad` tells which.
+    /// Rewrites the blocks of a locked range that the peer cannot read, as marked by `is_bad`.
     pub(crate) async fn repair_peer(
         self: &Arc<Self>,
         mut guard: RangeGuard,

@@ -206,7 +206,7 @@ impl Mirror {
     /// and changes nothing.
     ///
     /// # Errors
-    /// Those of the command itself, except for failures during its execution.
+    /// The errors of the command itself, except for failures during its execution.
     pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
         let (_, peers, _) = self.0.look_at_split(leg).await?;
         // The same check as `Inner::discard_data` on the peer.

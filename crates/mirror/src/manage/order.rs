@@ -104,7 +104,7 @@ struct Progress {
     block: Option<AdmissionBlock>,
     /// The highest epoch that a peer has reported.
     seen: u64,
-    /// A source was reached and told to stop.
+    /// A source was reached and deposed.
     deposed: bool,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     undelivered: Vec<Undelivered>,
@@ -359,7 +359,7 @@ impl Inner {
         }
     }
 
-    /// Tells every peer that answers in time to stop serving. Returns the highest epoch seen, and
+    /// Orders every peer that answers in time to stop serving. Returns the highest epoch seen, and
     /// whether a source was reached.
     async fn depose_peers(self: &Arc<Self>) -> (u64, bool) {
         let (_, reached) = self.ask_peers(Patience::Once).await;
@@ -371,13 +371,13 @@ impl Inner {
             deposed |= peer.identity.is_serving || peer.identity.role == ReplicaRole::Source;
             if self.deposes(&peer.identity) {
                 let request = self.depose_request(epoch);
-                let told = execute(&peer.session.0, request);
-                match time::timeout(Duration::from_millis(DEPOSE_MS), told).await {
+                let order = execute(&peer.session.0, request);
+                match time::timeout(Duration::from_millis(DEPOSE_MS), order).await {
                     Ok(Ok(())) => {}
                     failed => tracing::warn!(
                         peer = %peer.identity.view.replica,
                         ?failed,
-                        "the peer could not be told to stop serving hosts"
+                        "could not order the peer to stop serving hosts"
                     ),
                 }
             }
@@ -396,7 +396,7 @@ impl Inner {
         PeerRequest::Depose { volume: self.local.superblock().volume, epoch }
     }
 
-    /// Tells a peer that still serves at a handshake to stop, if this node's claim is later.
+    /// Orders a peer that still serves at a handshake to stop, if this node's claim is later.
     pub(crate) async fn depose_peer(
         &self,
         session: &SharedSession,

@@ -57,7 +57,7 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, R
     }
     let why = match at(device, end).await? {
         Ok(found) => return Ok(found),
-        // A replica of another version, or one that needs the operator: not to be overlooked.
+        // A replica of another version, or needing the operator: not to be overlooked.
         Err(why @ (FormatError::Version(_) | FormatError::Contradiction { .. })) => {
             return Err(ReplicaError::Superblock(why));
         }

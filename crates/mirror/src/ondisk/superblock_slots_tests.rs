@@ -99,7 +99,7 @@ enum Loss {
 
 proptest! {
     /// After any failed, torn and interrupted writes, and restarts between them, the superblock
-    /// found is the last one that was written successfully or a later one, even if one slot is lost
+    /// found is the last successfully written one or a later one, even if one slot is lost
     /// after a success.
     #[test]
     fn successful_update_survives_loss_of_one_slot(

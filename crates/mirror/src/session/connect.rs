@@ -449,7 +449,7 @@ pub(crate) async fn send_ancestors(
 }
 
 impl Inner {
-    /// Tells the target which ranges it lacks, if that changed: it has everything else. In
+    /// Reports to the target which ranges it lacks, if that changed: it has everything else. In
     /// asynchronous mode, older queued writes reach it first.
     async fn report_bad_ranges(
         &self,

@@ -375,7 +375,7 @@ async fn copy_around_bad(
 ) -> Result<(), CopyFailure> {
     let unit = u64::from(BIT_MIN_BYTES);
     let mut splits = 0;
-    // Parts to do, the next one last: those that failed, and those not tried yet.
+    // Parts to do, the next one last: failed parts, and parts not tried yet.
     let mut parts = vec![(piece, Some(cause))];
     while let Some(((at, len), failed)) = parts.pop() {
         let failed = match failed {

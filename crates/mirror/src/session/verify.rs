@@ -1,6 +1,6 @@
 //! Online verify: compares the checksums of both legs, chunk by chunk, while hosts keep running.
 //!
-//! Blocks that one leg cannot read are rewritten with the other leg's data ([`crate::io::repair`]).
+//! Blocks unreadable on one leg are rewritten with the other leg's data ([`crate::io::repair`]).
 //! Each chunk is locked against writes while it is compared. An asynchronous peer may lag behind:
 //! the comparison waits until the queue has sent everything written to the chunk before.
 

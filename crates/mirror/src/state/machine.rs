@@ -8,7 +8,7 @@
 //! - a node that does not serve never begins to serve while a peer that answers serves;
 //! - a node that is deposed refuses hosts first, and waits for calls in flight afterwards; an order
 //!   that this node consents to waits first, so that no host call fails;
-//! - a role is durable before its holder serves, and before a peer is told that this node stopped.
+//! - a role is durable before its holder serves, and before this node reports its stop to a peer.
 //!
 //! `docs/mirror-states.md` is printed from this module by a test.
 
@@ -75,7 +75,7 @@ pub enum Disk {
     Incomplete,
     /// A flush failed earlier, and no resync has completed since.
     Unverified,
-    /// The device has failed. A peer serves the volume, or nobody does.
+    /// The device has failed. A peer serves the volume, or no node does.
     Failed,
 }
 
@@ -234,7 +234,7 @@ pub enum Action {
     Record(ReplicaRole),
     /// Durable: the role and that the replica is not in use, after a flush.
     PutAway(ReplicaRole),
-    /// Tell every peer that answers to stop serving.
+    /// Order every peer that answers to stop serving.
     DeposePeers,
     /// End the attachment of a source, with its calls.
     EndAttachment,

@@ -256,7 +256,7 @@ fn only_force_serves_beside_a_serving_peer() {
         };
         let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
         assert_ne!(claim, Claim::Forced);
-        // At a start without any record of a peer there is nobody to ask.
+        // At a start without any record of a peer there is no peer to ask.
         let met = state.legs.iter().flatten().any(|leg| leg.record != Record::Unknown);
         assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
         assert!(!matches!(state.role, Role::Deposed { .. }) || event != Event::Asked(answers));

@@ -288,7 +288,7 @@ impl Handshake {
     }
 
     /// Two contexts can be selected: a link and `base:allocation`. Two can be listed: the latter,
-    /// and the one that marks an expected export.
+    /// and the context of an expected export.
     fn meta_context(
         &mut self,
         kind: u32,

@@ -9,7 +9,7 @@
 //! - POLICY means that the server's policy forbids it, which is permanent.
 //!
 //! An expected export is not listed by LIST either, because some clients query every listed export
-//! and give up at the first one that is unavailable.
+//! and give up at the first unavailable one.
 //!
 //! Metadata contexts of the namespaces `x-*` are for local use. If an export is unavailable,
 //! Flagstone's client sends LIST_META_CONTEXT with this context, and the server lists it for an

@@ -154,7 +154,7 @@ constants! {
 /// VID and SSVID of this project: a private value that no vendor had at the time of writing. It is not
 /// assigned by the PCI-SIG.
 pub const PRIVATE_VENDOR: u16 = 0xf1a6;
-/// OUI of this project: 02-F1-A6, in the locally administered range, which the IEEE assigns to nobody.
+/// OUI of this project: 02-F1-A6, in the locally administered range, which the IEEE never assigns.
 pub const PRIVATE_OUI: [u8; 3] = [0xa6, 0xf1, 0x02];
 /// OCFS bit 0: Copy with descriptors of format 0h, ranges of the same namespace.
 pub const COPY_FORMAT_0: u16 = 1 << 0;

@@ -38,7 +38,7 @@ pub enum Protocol {
 /// Standing of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// Its peer has read or sent less than the sockets of both sides can hold, so nobody knows
+    /// Its peer has read or sent less than the sockets of both sides can hold, so it is unknown
     /// whether it reads.
     New,
     /// Its peer has read or sent more than that.
@@ -251,7 +251,7 @@ impl Arbiter {
         };
     }
 
-    /// The connections that have to report: those that hold some of the pot.
+    /// The connections that have to report, because they hold some of the pot.
     pub(super) fn holders(&self) -> impl Iterator<Item = MemberId> {
         self.members.iter().filter(|(_, member)| member.extra > 0).map(|(id, _)| *id)
     }

@@ -108,7 +108,7 @@ fn stalled_connection_ends_for_waiting_one() {
     assert_eq!(ended, [all[0]]);
     assert!(Duration::from_millis(now) >= STALL_MIN.max(OTHERS_WAIT));
     assert!(Duration::from_millis(now) <= 2 * STALL_MIN.max(OTHERS_WAIT));
-    // It has been told; the others stay.
+    // It has been notified; the others stay.
     assert_eq!(arbiter.stalled(at(now)), []);
     assert_eq!(arbiter.leave(all[0], at(now)), [waits]);
     assert!(!arbiter.is_short());
@@ -219,7 +219,7 @@ proptest! {
             prop_assert!(used <= pot && used <= held, "{used} of {pot}, {held} held");
             prop_assert_eq!(arbiter.is_short(), members.iter().any(|(.., waits)| waits.is_some()));
         }
-        // Everything is returned until nobody waits.
+        // Everything is returned until no member waits.
         for _ in 0..=members.len() {
             for index in 0..members.len() {
                 members[index].1 = 0;

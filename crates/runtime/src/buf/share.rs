@@ -114,7 +114,7 @@ pub struct Share {
     moved: Cell<u64>,
 }
 
-/// What a connection tells [`Share::attend`].
+/// Report of a connection to [`Share::attend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareReport {
     /// Bytes that the connection holds.
@@ -216,7 +216,7 @@ impl Share {
         }
     }
 
-    /// Serves the connection's share. `report` tells the state of the connection, and `wake` makes
+    /// Serves the connection's share. `report` returns the connection's state, and `wake` makes
     /// it call [`Share::admits`] again. Returns when the connection has to end, because its peer
     /// stalls while others wait for memory.
     pub async fn attend(&self, report: impl Fn() -> ShareReport, wake: impl Fn()) {
@@ -234,7 +234,7 @@ impl Share {
         }
     }
 
-    /// Tells the arbiter the state of this connection, and learns what it decided.
+    /// Reports the state of this connection to the arbiter, and learns its decision.
     fn exchange(&self, report: ShareReport) {
         let (now, guaranteed) = (time::now(), self.guaranteed());
         self.shares.change(|state| {

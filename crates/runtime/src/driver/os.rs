@@ -163,7 +163,7 @@ fn block_device_info(file: &std::fs::File, rdev: u64, direct: bool) -> io::Resul
     let physical = rustix::fs::ioctl_blkpbszget(file)?;
     let queue = |name: &str| -> Option<u64> {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-        // A partition has no queue attributes; those of its disk are one level up.
+        // A partition has no queue attributes; its disk's are one level up.
         ["queue", "../queue"].iter().find_map(|place| {
             let path = format!("/sys/dev/block/{major}:{minor}/{place}/{name}");
             std::fs::read_to_string(path).ok()?.trim().parse().ok()

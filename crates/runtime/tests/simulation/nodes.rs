@@ -36,7 +36,7 @@ fn paused_process_continues_where_it_was() {
     sim.pause(a);
     let before = steps.get();
     assert_eq!(before, 10);
-    // Its kernel accepts connections and takes data, which nobody reads.
+    // Its kernel accepts connections and takes data, which no program reads.
     let echoed = sim.spawn_on(b, async move {
         let stream = connect(&address).await;
         stream.send_buf(filled(10, 7).await).await.unwrap();

@@ -133,7 +133,7 @@ fn find_peer<'a>(now: &'a MirrorDocument, name: Option<&str>) -> Result<IndexedP
     })
 }
 
-/// The peer that is the source: the attached one, else one that served hosts at its last handshake.
+/// The source among the peers: attached, or else serving hosts at its last handshake.
 fn source(now: &MirrorDocument) -> Option<IndexedPeer<'_>> {
     let attached = now.replica.as_ref().and_then(|replica| replica.source.as_deref());
     now.peers.iter().enumerate().find(|(_, peer)| match attached {
@@ -398,8 +398,8 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     let (names, any) = (names.join(" and "), names.join(" or "));
     let outcome = match force {
         true => format!(
-            "{node} serves {volume}; {any} is told to stop serving if it can be reached, and is not \
-             asked otherwise"
+            "{node} serves {volume}; {any} is ordered to stop serving if it can be reached, and is \
+             not asked otherwise"
         ),
         false => format!("{node} serves {volume}: {names} answered, and serves no hosts"),
     };
@@ -423,7 +423,7 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
 fn behind((now, replica, facts): Decided<'_>, names: &str) -> String {
     let node = &now.node;
     let lagging = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {
-        true => ", and in asynchronous mode those that were still queued",
+        true => ", and in asynchronous mode those still queued",
         false => "",
     };
     let last = now.peers.iter().filter_map(|peer| peer.last_in_sync_seconds).max();

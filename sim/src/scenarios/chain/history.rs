@@ -366,7 +366,7 @@ impl History {
     }
 
     /// Checks that a content is the volume at one moment of this era: it lacks no write that ended
-    /// before one that it has began.
+    /// before another write in it began.
     ///
     /// # Errors
     /// Two blocks that contradict each other.

@@ -320,7 +320,7 @@ fn help(cluster: &Cluster) {
         let unverified: Vec<usize> = (0..2)
             .filter(|index| cluster.mirror(*index).is_some_and(|mirror| mirror.is_unverified()))
             .collect();
-        // After a failure of both disks nobody knows which one has the newest data.
+        // After a failure of both disks it is unknown which one has the newest data.
         cluster.world.gives_up.set(unverified.len() == 2);
         promote(cluster, unverified.first().copied().unwrap_or(cluster.world.source.get()));
     }

@@ -57,7 +57,7 @@ fn lying_flushes_are_detected() {
 }
 
 /// A flush of the source's disk failed during a switchover. The source had stopped serving by then,
-/// and asked nobody to take over, so that hosts were served nowhere although the target had all
+/// and asked no peer to take over, so that hosts were served nowhere although the target had all
 /// data (chain-all, seed 45). The target has to take the role.
 #[test]
 fn switchover_succeeds_when_local_flush_fails() {

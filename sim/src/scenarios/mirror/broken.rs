@@ -1,6 +1,6 @@
 //! Disks that fail at a chosen moment, one test per case. They include tests for rules 22 to 26 of
-//! `docs/mirror-handshake.md`, each of which fails without its rule. [`super::rules`] has the tests
-//! of rules 16 to 21, [`super::reads`] those of rule 27.
+//! `docs/mirror-handshake.md`, each of which fails without its rule. [`super::rules`] tests
+//! rules 16 to 21, [`super::reads`] rule 27.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

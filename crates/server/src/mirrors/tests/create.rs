@@ -117,7 +117,7 @@ fn create_target_refuses_other_block_size() {
     .unwrap();
 }
 
-/// A target with another configured granularity is refused with the one that it needs.
+/// A target with another configured granularity is refused with the granularity that it needs.
 #[test]
 fn target_takes_granularity_of_source() {
     block_on(async {

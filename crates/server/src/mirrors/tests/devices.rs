@@ -92,8 +92,8 @@ fn log_detects_exchanged_device() {
     .unwrap();
 }
 
-/// Wherever the log file is truncated, all blocks count as out of sync, including those that the rest
-/// does not name, and the volume is served.
+/// Wherever the log file is truncated, all blocks count as out of sync, including blocks that the
+/// rest does not name, and the volume is served.
 #[test]
 fn truncated_log_counts_as_lost() {
     block_on(async {
