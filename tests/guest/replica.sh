@@ -201,7 +201,7 @@ effects() {
         [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
     done
     for opcode in 0x81 0x84 0x85; do
-        [ "$(number effects-log $((1024 + opcode * 4)) 4)" -eq $((0x100003)) ]
+        [ "$(number effects-log $((1024 + opcode * 4)) 4)" -eq 3 ]
     done
     [ "$(number effects-log $((0xc3 * 4)) 4)" -eq 0 ]
 }

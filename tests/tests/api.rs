@@ -88,11 +88,11 @@ fn volume_counters_agree_in_api_and_metrics() {
         assert_eq!(counted, calls["count"], "{volume:#}");
     }
     let limits = &volume["limits"];
-    assert_eq!((&limits[0]["name"], &limits[1]["name"]), (&Value::Null, &Value::from("machine")));
+    assert_eq!((&limits[0]["name"], &limits[1]["name"]), (&Value::from("machine"), &Value::Null));
     assert!(
-        limits[0]["immediate"].as_u64().unwrap() + limits[0]["delayed"].as_u64().unwrap() > 9_999
+        limits[1]["immediate"].as_u64().unwrap() + limits[1]["delayed"].as_u64().unwrap() > 9_999
     );
-    assert_eq!(volume["layers"], serde_json::json!(["limit", "shared_limit"]));
+    assert_eq!(volume["layers"], serde_json::json!(["shared_limit", "limit"]));
     // The list contains the same document.
     let all = get(&api, "/v1/volumes");
     assert_eq!(all["volumes"][0], volume);
@@ -303,7 +303,7 @@ fn status_prints_the_api_document() {
     let shown = text(&status(&server, &["db"]).stdout);
     for part in [
         "volume db: 64MiB, blocks of 4096 B, read-write",
-        "on memory:64MiB through limit, shared_limit",
+        "on memory:64MiB through shared_limit, limit",
         server.address("nvme-tcp"),
         "none",
         "writes",
