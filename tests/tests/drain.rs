@@ -66,14 +66,12 @@ fn acknowledged_writes_survive_a_clean_stop() {
 #[test]
 fn loads_continue_after_stop_and_start() {
     let (mut server, scratch) = serve();
-    let parts =
-        [(server.nvme_uri("db"), "0"), (server.nbd_uri("db"), "16MiB")];
+    let parts = [(server.nvme_uri("db"), "0"), (server.nbd_uri("db"), "16MiB")];
     let mut loads: Vec<_> = parts
         .iter()
         .map(|(target, offset)| {
-            let line = format!(
-                "--rw randwrite --depth 16 --ios 8000 --size 4MiB --offset {offset} --fua"
-            );
+            let line =
+                format!("--rw randwrite --depth 16 --ios 8000 --size 4MiB --offset {offset} --fua");
             let state = scratch.join(&format!("state-{offset}"));
             (Load::start_verified(target, &line, &state), state)
         })

@@ -134,17 +134,15 @@ impl Inner {
             false => Disk::Consistent,
         };
         let mut legs = [None; PEERS_MAX];
-        for (place, (leg, record)) in legs.iter_mut().zip(state.legs.iter().zip(&superblock.peers))
-        {
-            // Records are in the order in which the peers were met.
-            let record = match record {
-                record if record.replica.is_none() => Record::Unknown,
-                record if record.is_outdated() => Record::Outdated,
-                _ => Record::Current,
-            };
-            *place = Some(Leg { desired: leg.desired_state, phase: leg.phase, record });
+        for (place, leg) in legs.iter_mut().zip(&state.legs) {
+            *place = Some(Leg { desired: leg.desired_state, phase: leg.phase });
         }
-        machine::State { role, disk, legs }
+        let records = superblock.peers.each_ref().map(|record| match record {
+            record if record.replica.is_none() => Record::Unknown,
+            record if record.is_outdated() => Record::Outdated,
+            _ => Record::Current,
+        });
+        machine::State { role, disk, legs, records }
     }
 
     /// Carries out an order. Returns the writes that it left undelivered.
@@ -407,6 +405,15 @@ impl Inner {
         match prevails && self.deposes(peers) {
             true => execute(session, self.depose_request(epoch)).await,
             false => Ok(()),
+        }
+    }
+
+    /// As [`Inner::depose_peer`], where the outcome of the handshake does not depend on it: the peer
+    /// may never connect by itself, because its leg is paused or its connections fail.
+    pub(crate) async fn depose_if_serving(&self, session: &SharedSession, peers: &ReplicaIdentity) {
+        if let Err(error) = self.depose_peer(session, peers).await {
+            let peer = peers.view.replica;
+            tracing::warn!(%peer, "the peer still serves hosts: {error}");
         }
     }
 

@@ -150,17 +150,24 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
         }
         Plan::Idle => HandshakeOutcome::Idle,
         Plan::SplitBrain => {
+            inner.depose_if_serving(&session, &peers).await;
             if inner.discard_by_policy(leg, &session, &peers).await? {
                 // The peer will find at its next handshake that it leads.
                 return Err(SessionEnd::Changed);
             }
             HandshakeOutcome::SplitBrain
         }
-        Plan::Unrelated | Plan::Incompatible => {
+        found @ (Plan::Unrelated | Plan::Incompatible) => {
+            if found == Plan::Incompatible {
+                inner.depose_if_serving(&session, &peers).await;
+            }
             inner.warn_of_block_mismatch(leg, &mine, &peers);
             HandshakeOutcome::Mismatch
         }
-        Plan::NoSource => HandshakeOutcome::NoSource,
+        Plan::NoSource => {
+            inner.depose_if_serving(&session, &peers).await;
+            HandshakeOutcome::NoSource
+        }
     };
     inner.set_idle_phase(leg, LegPhase::Handshake(outcome));
     Err(if outcome == HandshakeOutcome::AwaitStepDown {

@@ -27,6 +27,9 @@ pub struct State {
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
+    /// What the superblock says about peers, in the order in which they were met. A peer that was
+    /// replaced or is no longer configured keeps its record, so records do not belong to legs.
+    pub records: [Record; PEERS_MAX],
 }
 
 /// Role of this node.
@@ -86,8 +89,6 @@ pub struct Leg {
     pub desired: DesiredState,
     /// Progress of the connection.
     pub phase: LegPhase,
-    /// Record of the peer in the superblock.
-    pub record: Record,
 }
 
 /// What the superblock says about a peer.
@@ -381,11 +382,11 @@ fn opened(state: &State) -> (State, Actions) {
     if state.disk != Disk::Consistent {
         return unchanged(state);
     }
-    let known = || state.legs.iter().flatten().filter(|leg| leg.record != Record::Unknown);
+    let known = || state.records.iter().filter(|record| **record != Record::Unknown);
     if known().next().is_none() {
         return state.resumes();
     }
-    match known().all(|leg| leg.record == Record::Outdated) {
+    match known().all(|record| *record == Record::Outdated) {
         true => (*state, Actions::of(&[Action::AskPeers])),
         false => unchanged(state),
     }
@@ -397,10 +398,10 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     let stays = |answer: &Answer| match *answer {
         Answer::Silent => false,
         Answer::Known { serving: true, plan, .. } => plan != Plan::Unrelated,
+        // The peer has newer data: it ran degraded, or was promoted, and leads at the handshake.
+        Answer::Known { plan: Plan::Follow { .. }, .. } => true,
         // The peer was promoted after this node, and has stopped since.
-        Answer::Known { plan: Plan::Follow { .. } | Plan::SplitBrain, epoch, .. } => {
-            epoch > state.role.epoch()
-        }
+        Answer::Known { plan: Plan::SplitBrain, epoch, .. } => epoch > state.role.epoch(),
         Answer::Known { .. } => false,
     };
     // A handshake may have changed the role meanwhile.

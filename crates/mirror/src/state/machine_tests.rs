@@ -20,9 +20,9 @@ fn roles() -> [(&'static str, Role); 7] {
 }
 
 fn state(role: Role) -> State {
-    let leg =
-        Leg { desired: DesiredState::Connected, phase: LegPhase::InSync, record: Record::Outdated };
-    State { role, disk: Disk::Consistent, legs: [Some(leg), None] }
+    let leg = Leg { desired: DesiredState::Connected, phase: LegPhase::InSync };
+    let records = [Record::Outdated, Record::Unknown];
+    State { role, disk: Disk::Consistent, legs: [Some(leg), None], records }
 }
 
 fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
@@ -52,6 +52,10 @@ fn rows() -> Vec<Row> {
     let disk = |name, disk, event| -> Row {
         (name, Box::new(move |role| State { disk, ..state(role) }), event)
     };
+    let record = |name, record, event| -> Row {
+        let change = move |role| State { records: [record, Record::Unknown], ..state(role) };
+        (name, Box::new(change), event)
+    };
     let order = Event::Order;
     let failover = |answers| order(Order::Failover { answers });
     let force = order(Order::ForceFailover { unverified: true });
@@ -59,9 +63,9 @@ fn rows() -> Vec<Row> {
     let met = |plan, prevailing| Event::Met { plan, prevailing };
     let yields = Plan::Follow { step_down: true };
     vec![
-        leg("start; no peer met yet", |leg| leg.record = Record::Unknown, Event::Opened),
+        record("start; no peer met yet", Record::Unknown, Event::Opened),
         row("start; every peer recorded as out of date", Event::Opened),
-        leg("start; a peer may be current", |leg| leg.record = Record::Current, Event::Opened),
+        record("start; a peer may be current", Record::Current, Event::Opened),
         disk("start; data not consistent", Disk::Inconsistent, Event::Opened),
         row("asked at start: no answer", Event::Asked(SILENT)),
         row("asked at start: a peer serves", Event::Asked(known(true, 1, LEAD))),
@@ -69,6 +73,7 @@ fn rows() -> Vec<Row> {
             "asked at start: promoted later, stopped",
             Event::Asked(known(false, 9, Plan::SplitBrain)),
         ),
+        row("asked at start: a peer has newer data", Event::Asked(known(false, 1, yields))),
         row("asked at start: out of date", Event::Asked(known(false, 1, LEAD))),
         row("failover; all answer, none serves", failover(known(false, 1, LEAD))),
         row("failover; a peer serves", failover(known(true, 9, yields))),
@@ -190,8 +195,9 @@ fn all(mut check: impl FnMut(&State, Event)) {
     for (_, role) in roles() {
         for (phase, record) in phases.iter().flat_map(|one| records.map(|record| (*one, record))) {
             for (disk, desired) in disks.iter().flat_map(|one| desired.map(|two| (*one, two))) {
-                let leg = Leg { desired, phase, record };
-                let state = State { role, disk, legs: [Some(leg), None] };
+                let leg = Leg { desired, phase };
+                let records = [record, Record::Unknown];
+                let state = State { role, disk, legs: [Some(leg), None], records };
                 events.iter().for_each(|event| check(&state, *event));
             }
         }
@@ -257,7 +263,7 @@ fn only_force_serves_beside_a_serving_peer() {
         let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
         assert_ne!(claim, Claim::Forced);
         // At a start without any record of a peer there is no peer to ask.
-        let met = state.legs.iter().flatten().any(|leg| leg.record != Record::Unknown);
+        let met = state.records.iter().any(|record| *record != Record::Unknown);
         assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
         assert!(!matches!(state.role, Role::Deposed { .. }) || event != Event::Asked(answers));
     });
@@ -288,4 +294,17 @@ fn repeated_order_changes_nothing() {
         let split = again == Err(Refusal::SplitBrain);
         assert!(split || again.is_ok_and(|(_, again)| again.is_empty()), "{state:?} {event:?}");
     });
+}
+
+/// The record of a replaced peer stays beside that of its replacement, which may be current.
+#[test]
+fn record_without_leg_counts_at_start() {
+    let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
+    for records in [[Record::Outdated, Record::Current], [Record::Current, Record::Outdated]] {
+        let before = State { records, ..waiting };
+        for event in [Event::Opened, Event::Asked(SILENT)] {
+            let (after, actions) = next(&before, event).expect("it is not refused");
+            assert_eq!((after, actions.is_empty()), (before, true), "{event:?}");
+        }
+    }
 }

@@ -64,9 +64,9 @@ fn machine(now: &MirrorDocument) -> State {
             _ => LegPhase::Disconnected,
         };
         let desired = peer.desired_state.unwrap_or_default();
-        *place = Some(Leg { desired, phase, record: Record::Current });
+        *place = Some(Leg { desired, phase });
     }
-    State { role, disk, legs }
+    State { role, disk, legs, records: [Record::Current, Record::Unknown] }
 }
 
 fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
