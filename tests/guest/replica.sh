@@ -294,8 +294,7 @@ other_refusals() {
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=9
     ends $invalid_field admin -o 0xe0 --cdw10=512 --cdw12=0x1000 --cdw14=0x10000
     ends $invalid_field admin -o 0xe0 --cdw10=4096 --cdw12=0x1000 --cdw14=0x10001
-    # It is in sync and lacks nothing.
-    ends $not_now example nvme admin-passthru /dev/nvme1 -o 0xe0 -n 1 --cdw10=0x100000 --cdw12=0x1000 --cdw14=0x10000
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xe0 -n 1 --cdw10=0x100000 --cdw12=0x1000 --cdw14=0x10000
     ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw12=1
 }
 

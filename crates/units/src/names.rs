@@ -27,7 +27,7 @@ mod tests {
             ("devise", Some("device")),
             ("read-only", Some("read_only")),
             ("pdssd", Some("pd-ssd")),
-            ("PD_STANDART", Some("pd-standard")),
+            ("PD_STANDARDS", Some("pd-standard")),
             ("mirror", None),
             ("", None),
         ] {
