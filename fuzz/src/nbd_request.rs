@@ -1,7 +1,8 @@
 //! Fuzz target for NBD requests as a session admits them, and replies as a client parses them.
 //!
 //! Input: one byte of parameters (bit 0: structured replies; bit 1: the client respects block
-//! sizes; bit 2: read-only; bit 3: blocks of 4,096 bytes), then consecutive requests.
+//! sizes; bit 2: read-only; bit 3: blocks of 4,096 bytes; bit 4: a memory device; bit 5: a context
+//! for block status), then consecutive requests.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub fn run(input: &[u8]) {
         Arc::new(NullDevice::new(SIZE_BYTES, block_bytes).expect("a size that is allowed"))
     };
     let export = Arc::new(Export::new("db", device).read_only(bit(2)));
-    let session = NbdSession::new(export, bit(0), bit(1));
+    let mut session = NbdSession::new(export, bit(0), bit(1));
+    session.reports_allocation = bit(5);
     let mut rest = stream;
     while let Ok(Some(request)) = NbdRequest::decode(rest) {
         assert_eq!(request.encode(), rest[..NbdRequest::BYTES]);
@@ -61,6 +63,10 @@ fn admitted(session: &NbdSession, request: &NbdRequest) -> bool {
         }
         Ok(RequestAction::Zeroes { offset, len, flags }) => {
             flags.fua == fua_asked && within(offset, len) && !read_only
+        }
+        Ok(RequestAction::Status { offset, len, one }) => {
+            let asked = one == request.has(command_flag::REQ_ONE);
+            session.reports_allocation && asked && within(offset, len)
         }
         Ok(RequestAction::Flush | RequestAction::Nothing | RequestAction::Disconnect) => true,
         Err(error) => {
