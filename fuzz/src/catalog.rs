@@ -25,10 +25,14 @@ pub fn run(input: &[u8]) {
 
 /// Checks an accepted catalog: every query has an answer or a reason.
 fn check(catalog: &Catalog) {
-    for table in catalog.tables(None).expect("all tables of an accepted catalog") {
-        for row in &table.rows {
-            assert_eq!(row.len(), table.columns.len());
+    match catalog.tables(None) {
+        Ok(tables) => {
+            for table in tables {
+                assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
+            }
         }
+        // Such as a type of local disk that no machine of the catalog takes.
+        Err(reason) => assert!(!reason.to_string().is_empty()),
     }
     for (kind, disk) in catalog.types.iter().take(TRIED) {
         for (name, family) in catalog.families.iter().take(TRIED) {

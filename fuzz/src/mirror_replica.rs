@@ -10,11 +10,11 @@
 //! state. Host data is unchanged.
 
 use flagstone_blockdev::{FileDevice, FileOptions, IoError, SharedDevice};
-use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::id::MirrorId;
-use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 use flagstone_mirror::limits::{ACTIVE_REGIONS_MIN, PAGE_BYTES, PEERS_MAX};
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
+use flagstone_mirror::ondisk::layout::ReplicaGeometry;
+use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_nvme::digest::crc32c;
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
 

@@ -319,7 +319,7 @@ async fn watch_local_io(inner: Weak<Inner>) {
         let (closed, goes_on) = {
             let state = inner.lock();
             let in_sync = state.legs.iter().any(|leg| leg.phase == LegPhase::InSync);
-            (state.closed, state.changing_role || (state.serving && in_sync))
+            (state.closed, state.serving && (state.changing_role || in_sync))
         };
         if closed {
             return;

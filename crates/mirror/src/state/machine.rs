@@ -398,10 +398,10 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     let stays = |answer: &Answer| match *answer {
         Answer::Silent => false,
         Answer::Known { serving: true, plan, .. } => plan != Plan::Unrelated,
-        // The peer has newer data: it ran degraded, or was promoted, and leads at the handshake.
-        Answer::Known { plan: Plan::Follow { .. }, .. } => true,
         // The peer was promoted after this node, and has stopped since.
-        Answer::Known { plan: Plan::SplitBrain, epoch, .. } => epoch > state.role.epoch(),
+        Answer::Known { plan: Plan::Follow { .. } | Plan::SplitBrain, epoch, .. } => {
+            epoch > state.role.epoch()
+        }
         Answer::Known { .. } => false,
     };
     // A handshake may have changed the role meanwhile.

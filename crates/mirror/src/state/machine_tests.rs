@@ -73,7 +73,6 @@ fn rows() -> Vec<Row> {
             "asked at start: promoted later, stopped",
             Event::Asked(known(false, 9, Plan::SplitBrain)),
         ),
-        row("asked at start: a peer has newer data", Event::Asked(known(false, 1, yields))),
         row("asked at start: out of date", Event::Asked(known(false, 1, LEAD))),
         row("failover; all answer, none serves", failover(known(false, 1, LEAD))),
         row("failover; a peer serves", failover(known(true, 9, yields))),
