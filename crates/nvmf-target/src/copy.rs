@@ -131,9 +131,11 @@ async fn run(namespace: &Namespace, plan: CopyPlan) -> Result<(), CopyFailure> {
         let part = read.map_err(failure)?;
         match &mut whole {
             None => whole = Some(part),
-            Some(whole) => {
-                whole.unsplit(part).expect("the parts were cut from one buffer, in order");
-            }
+            // A device returns the buffer that it was given. One that does not must not end the server.
+            Some(whole) => whole.unsplit(part).map_err(|_| CopyFailure {
+                status: Status::INTERNAL_ERROR,
+                range: number as u32,
+            })?,
         }
     }
     let data = whole.expect("a Copy has a range").freeze();
