@@ -9,14 +9,18 @@
 //! Invariants:
 //! - a write counts for the instance that completed it, and a flush covers only its own instance;
 //! - an instance that ends, or has ended, with an unflushed write makes the device lose its writes;
+//! - an instance that has ended stays ended, even if a link to it joins late;
 //! - the state only gets worse. Opening the device again is the only way back.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use flagstone_blockdev::IoError;
 use flagstone_nvme::identify::NamespaceInstance;
 use parking_lot::Mutex;
+
+use crate::limits::ENDED_INSTANCES_MAX;
 
 /// What a device may still promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,8 +39,15 @@ pub(super) struct Durability {
     state: AtomicU8,
     /// The target restores completed writes after a crash.
     target_is_durable: bool,
+    instances: Mutex<Instances>,
+}
+
+#[derive(Default)]
+struct Instances {
     /// Instances that have not ended: one, or one per link if the target identifies none.
-    instances: Mutex<Vec<Arc<CacheInstance>>>,
+    live: Vec<Arc<CacheInstance>>,
+    /// The latest identified instances that have ended, at most [`ENDED_INSTANCES_MAX`].
+    ended: VecDeque<NamespaceInstance>,
 }
 
 /// Volatile write cache of one instance of a namespace.
@@ -87,28 +98,35 @@ impl Durability {
     }
 
     /// A link to `id` is up. Every other identified instance has ended: only one can be at this
-    /// address.
+    /// address. A link that was made before the restart and joins after it ends no later instance.
     pub(super) fn join(&self, id: Option<NamespaceInstance>) -> Arc<CacheInstance> {
         let mut instances = self.instances.lock();
-        if let Some(known) = instances.iter().find(|instance| id.is_some() && instance.id == id) {
+        let Instances { live, ended } = &mut *instances;
+        if let Some(known) = live.iter().find(|instance| id.is_some() && instance.id == id) {
             return known.clone();
         }
-        instances.retain(|instance| {
+        let instance = CacheInstance::new(id);
+        if id.is_some_and(|id| ended.contains(&id)) {
+            instance.ended.store(true, Ordering::SeqCst);
+            return instance;
+        }
+        live.retain(|instance| {
             let stays = id.is_none() && instance.id.is_none();
             if !stays {
                 self.end(instance);
+                ended.extend(instance.id);
             }
             stays
         });
-        let instance = CacheInstance::new(id);
-        instances.push(instance.clone());
+        ended.drain(..ended.len().saturating_sub(ENDED_INSTANCES_MAX));
+        live.push(instance.clone());
         instance
     }
 
     /// A link is down. An identified instance may return with the next link.
     pub(super) fn leave(&self, instance: &Arc<CacheInstance>) {
         if instance.id.is_none() {
-            self.instances.lock().retain(|known| !Arc::ptr_eq(known, instance));
+            self.instances.lock().live.retain(|known| !Arc::ptr_eq(known, instance));
             self.end(instance);
         }
     }
@@ -174,8 +192,9 @@ impl Durability {
     /// True if writes are unflushed that a flush of `own` does not cover, because the target does
     /// not prove that it is one instance over all links.
     pub(super) fn has_unflushed_besides(&self, own: Option<&Arc<CacheInstance>>) -> bool {
-        self.instances
-            .lock()
+        let instances = self.instances.lock();
+        instances
+            .live
             .iter()
             .any(|other| other.has_unflushed() && !own.is_some_and(|own| Arc::ptr_eq(own, other)))
     }
@@ -228,6 +247,31 @@ mod tests {
         assert!(!is_lost(&durability));
         durability.write_completed(&first);
         assert!(is_lost(&durability));
+    }
+
+    /// A link that was made before the target's restart joins after another core's later link.
+    #[test]
+    fn late_link_of_ended_instance_ends_no_other() {
+        let durability = Durability::new(false);
+        durability.join(FIRST);
+        let second = durability.join(SECOND);
+        durability.write_completed(&second);
+        let late = durability.join(FIRST);
+        assert!(!is_lost(&durability), "the second instance still has its writes");
+        assert!(Arc::ptr_eq(&second, &durability.join(SECOND)) && !is_lost(&durability));
+        durability.write_completed(&late);
+        assert!(is_lost(&durability), "a write to an instance that has ended");
+    }
+
+    #[test]
+    fn list_of_ended_instances_is_bounded() {
+        let durability = Durability::new(false);
+        for number in 0..=u8::MAX {
+            durability.join(Some(NamespaceInstance([number; 16])));
+        }
+        let instances = durability.instances.lock();
+        assert_eq!((instances.live.len(), instances.ended.len()), (1, ENDED_INSTANCES_MAX));
+        assert_eq!(instances.ended.back().map(|id| id.0[0]), Some(u8::MAX - 1));
     }
 
     #[test]

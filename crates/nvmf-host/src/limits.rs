@@ -65,3 +65,7 @@ pub(crate) const PATH_PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// Pause between attempts to connect a path for the first time.
 pub(crate) const PATH_RECONNECT: Duration = Duration::from_secs(1);
+
+/// Identified instances of a namespace that have ended and are remembered. A link joins within
+/// seconds of its handshake, and a target does not restart this often in that time.
+pub(crate) const ENDED_INSTANCES_MAX: usize = 16;
