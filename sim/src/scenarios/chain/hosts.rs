@@ -1,11 +1,12 @@
 //! Hosts of a chain scenario: lanes of random calls over a multipath device, each repeated until it
-//! succeeds.
+//! succeeds. After a failed flush, a host opens its device again, as the server does with its own.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, IoError, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, IoFuture, ZeroFlags};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvmf_host::{HostOptions, MultipathDevice};
@@ -59,6 +60,49 @@ impl HostPlan {
     }
 }
 
+/// A host's device. A failed flush makes its path refuse changes until it is reopened.
+struct HostDevice {
+    world: Rc<World>,
+    host: usize,
+    options: HostOptions,
+    paths: Vec<Address>,
+    /// `None` while it is opened.
+    open: RefCell<Option<Arc<MultipathDevice>>>,
+}
+
+impl HostDevice {
+    /// The open device.
+    async fn get(&self) -> Arc<MultipathDevice> {
+        loop {
+            let open = self.open.borrow().clone();
+            match open {
+                Some(device) => return device,
+                None => time::sleep(RETRY_PAUSE).await,
+            }
+        }
+    }
+
+    async fn open(&self) {
+        let device = loop {
+            let (paths, options) = (self.paths.clone(), self.options.clone());
+            match MultipathDevice::connect(paths, &volume_nqn(), options).await {
+                Ok(device) => break device,
+                Err(_) => time::sleep(Duration::from_millis(50)).await,
+            }
+        };
+        self.world.history.note(format!("host {} is connected", self.host));
+        self.open.replace(Some(device));
+    }
+
+    /// Opens the device again if that is what it needs. One lane does so for all.
+    async fn reopen_if_failed(&self) {
+        let failed = self.open.borrow_mut().take_if(|device| device.must_reopen());
+        if failed.is_some() {
+            self.open().await;
+        }
+    }
+}
+
 /// Process of a host.
 pub(super) async fn run(world: Rc<World>, host: usize, plan: HostPlan, paths: Vec<Address>) {
     let nqn = Nqn::new(&format!("nqn.2026-01.io.flagstone:host{host}")).expect("a valid name");
@@ -74,23 +118,18 @@ pub(super) async fn run(world: Rc<World>, host: usize, plan: HostPlan, paths: Ve
         loss_timeout: Duration::from_secs(3600),
         ..HostOptions::default()
     };
-    let device = loop {
-        match MultipathDevice::connect(paths.clone(), &volume_nqn(), options.clone()).await {
-            Ok(device) => break device,
-            Err(_) => time::sleep(Duration::from_millis(50)).await,
-        }
-    };
-    world.history.note(format!("host {host} is connected"));
+    let device = Rc::new(HostDevice { world, host, options, paths, open: RefCell::default() });
+    device.open().await;
     for _ in 0..plan.lanes {
-        spawn_detached(lane(world.clone(), host, plan, device.clone()));
+        spawn_detached(lane(device.clone(), plan));
     }
 }
 
-async fn lane(world: Rc<World>, host: usize, plan: HostPlan, device: Arc<MultipathDevice>) {
+async fn lane(device: Rc<HostDevice>, plan: HostPlan) {
     let mut rng = Rng::new(random_u64());
-    while !world.stop.get() {
-        if !world.hold.get() {
-            one_call(&world, host, &plan, &device, &mut rng).await;
+    while !device.world.stop.get() {
+        if !device.world.hold.get() {
+            one_call(&device, &plan, &mut rng).await;
         }
         // Idle time costs the simulation nothing.
         let pause = rng.between(0, plan.pause.as_micros() as u64);
@@ -98,32 +137,29 @@ async fn lane(world: Rc<World>, host: usize, plan: HostPlan, device: Arc<Multipa
     }
 }
 
-async fn one_call(
-    world: &World,
-    host: usize,
-    plan: &HostPlan,
-    device: &Arc<MultipathDevice>,
-    rng: &mut Rng,
-) {
-    let history = &world.history;
+async fn one_call(device: &HostDevice, plan: &HostPlan, rng: &mut Rng) {
+    let (history, host) = (&device.world.history, device.host);
     let choice = rng.below(100);
     let (offset, len) = plan.range(rng);
     let fua = rng.chance(0.2);
     match choice {
         0..6 => {
+            let open = device.get().await;
             let began = history.begin();
-            match device.flush().await {
+            match open.flush().await {
                 Ok(()) => history.end_flush(began),
                 Err(error) => {
                     history.note(format!("host {host}: a flush failed: {error}"));
                     history.flush_failed();
                     history.give_up(began);
+                    device.reopen_if_failed().await;
                 }
             }
         }
         6..45 => {
+            let open = device.get().await;
             let began = history.begin();
-            match device.read(offset, buf::alloc(len).await).await {
+            match open.read(offset, buf::alloc(len).await).await {
                 Ok(data) => history.end_read(host, began, offset, &data),
                 Err(error) => {
                     history.note(format!("host {host}: a read failed: {error}"));
@@ -136,26 +172,25 @@ async fn one_call(
             let mut data = buf::alloc(len).await;
             history.fill(id, &mut data);
             let data = data.freeze();
-            until_done(world, host, || device.write(offset, data.clone(), fua)).await;
+            until_done(device, |open| open.write(offset, data.clone(), fua)).await;
             history.end_write(id);
         }
         _ => {
             let id = history.begin_write(host, offset, len, true, fua);
             let flags = ZeroFlags { fua, may_deallocate: rng.chance(0.5), fast_only: false };
-            until_done(world, host, || device.write_zeroes(offset, len as u64, flags)).await;
+            until_done(device, |open| open.write_zeroes(offset, len as u64, flags)).await;
             history.end_write(id);
         }
     }
 }
 
 /// Repeats a call until it succeeds.
-async fn until_done<F: Future<Output = Result<(), IoError>>>(
-    world: &World,
-    host: usize,
-    call: impl Fn() -> F,
-) {
-    while let Err(error) = call().await {
-        world.history.note(format!("host {host}: a call failed, and is repeated: {error}"));
+async fn until_done(device: &HostDevice, call: impl Fn(&MultipathDevice) -> IoFuture<()>) {
+    while let Err(error) = { call(&*device.get().await).await } {
+        let host = device.host;
+        let note = format!("host {host}: a call failed, and is repeated: {error}");
+        device.world.history.note(note);
+        device.reopen_if_failed().await;
         time::sleep(RETRY_PAUSE).await;
     }
 }
