@@ -117,7 +117,7 @@ impl ControllerSession {
         let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
         let order = Some(convert::order_from_wire(order));
         let offset = range.start() << shift;
-        let write = move |leg: &SharedDevice| leg.write(offset, data, fua);
+        let write = move |leg: &SharedDevice, durable| leg.write(offset, data, fua || durable);
         Ok(self.session.submit_in_order(order, || charge.park(), write))
     }
 
@@ -143,7 +143,7 @@ impl ControllerSession {
         Ok(self.session.submit_in_order(
             order,
             || charge.park(),
-            move |leg| {
+            move |leg, durable| {
                 let leg = leg.clone();
                 IoFuture::later(async move {
                     let mut place = buf::acquire_more(len as usize).await;
@@ -152,7 +152,7 @@ impl ControllerSession {
                         return Err(IoError::Misaligned);
                     }
                     drop(data);
-                    leg.write(offset, place.freeze(), write.fua).await
+                    leg.write(offset, place.freeze(), write.fua || durable).await
                 })
             },
         ))
@@ -162,11 +162,12 @@ impl ControllerSession {
         let zeroes = OrderedZeroes::parse(command)?;
         let shift = self.geometry.block_bytes.trailing_zeros();
         zeroes.check_within(self.geometry.blocks())?;
-        let flags =
-            ZeroFlags { fua: zeroes.fua, may_deallocate: zeroes.deallocate, fast_only: false };
         let (offset, len) = (zeroes.start << shift, zeroes.blocks << shift);
         let order = Some(convert::order_from_wire(zeroes.order));
-        let zero = move |leg: &SharedDevice| leg.write_zeroes(offset, len, flags);
+        let zero = move |leg: &SharedDevice, durable| {
+            let (fua, may_deallocate) = (zeroes.fua || durable, zeroes.deallocate);
+            leg.write_zeroes(offset, len, ZeroFlags { fua, may_deallocate, fast_only: false })
+        };
         Ok(self.session.submit_in_order(order, || charge.park(), zero))
     }
 }

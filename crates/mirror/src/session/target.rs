@@ -4,7 +4,9 @@
 //! - writes are accepted from one session at a time, the one with the highest epoch. An attachment
 //!   is answered when no call of an earlier session is in progress and its epoch is durable;
 //! - a replica that serves hosts itself accepts no source;
-//! - ordered writes start in their order, however they arrive ([`crate::io::reorder`]);
+//! - ordered writes start in their order, however they arrive ([`crate::io::reorder`]), and each is
+//!   durable before those that depend on it start: after a power loss, too, the data of a target in
+//!   sync is the source's at one moment of its past;
 //! - a reply of [`PeerReply::Done`] means that the effect is durable.
 //!
 //! All input may be hostile: ranges, orders and requests are checked.
@@ -93,14 +95,18 @@ impl TargetSession {
         Ok(SourceCall(self.inner.clone()))
     }
 
-    /// Submits a write: `call` writes to the leg's device when the order permits. While it waits,
-    /// it holds the result of `park`. If that is `None`, the write is refused and may be sent
-    /// again. A write that can start immediately is never refused for that reason.
+    /// Submits a write: `call` writes to the leg's device when the order permits, durably if its
+    /// second argument is true. While it waits, it holds the result of `park`. If that is `None`,
+    /// the write is refused and may be sent again. A write that can start immediately is never
+    /// refused for that reason.
+    ///
+    /// An ordered write is durable before those that depend on it start. Otherwise a power loss
+    /// could take it back from the device's cache and leave later ones.
     pub fn submit_in_order<P: 'static>(
         &self,
         order: Option<WriteOrder>,
         park: impl FnOnce() -> Option<P> + 'static,
-        call: impl FnOnce(&SharedDevice) -> IoFuture<()> + 'static,
+        call: impl FnOnce(&SharedDevice, bool) -> IoFuture<()> + 'static,
     ) -> IoFuture<()> {
         let served = match self.enter() {
             Ok(served) => served,
@@ -108,7 +114,7 @@ impl TargetSession {
         };
         let inner = self.inner.clone();
         let Some(order) = order else {
-            let call = call(inner.local.data());
+            let call = call(inner.local.data(), false);
             return IoFuture::later(RunToCompletion::new(async move {
                 let _served = served;
                 call.await
@@ -131,7 +137,8 @@ impl TargetSession {
             }
             RunToCompletion::new(async move {
                 let _served = served;
-                call(inner.local.data()).await?;
+                let leg = inner.local.data();
+                call(leg, leg.geometry().volatile_cache).await?;
                 let done = reorder.lock().completed(order.number);
                 while let Some(waker) = { reorder.lock().next_to_wake() } {
                     waker.wake();
@@ -150,7 +157,8 @@ impl TargetSession {
         fua: bool,
         order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        self.submit_in_order(order, || Some(()), move |leg| leg.write(offset, data, fua))
+        let write = move |leg: &SharedDevice, durable| leg.write(offset, data, fua || durable);
+        self.submit_in_order(order, || Some(()), write)
     }
 
     /// Writes zeroes to the leg.
@@ -161,7 +169,10 @@ impl TargetSession {
         flags: ZeroFlags,
         order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        self.submit_in_order(order, || Some(()), move |leg| leg.write_zeroes(offset, len, flags))
+        let zero = move |leg: &SharedDevice, durable| {
+            leg.write_zeroes(offset, len, ZeroFlags { fua: flags.fua || durable, ..flags })
+        };
+        self.submit_in_order(order, || Some(()), zero)
     }
 
     /// Reads from the leg. Data found after another session attached, or after hosts were served

@@ -6,8 +6,9 @@
 //! before that write began, because a host may have relied on them. The check reads the target's
 //! disk from outside and never asks the mirror.
 //!
-//! The scenario leaves out disk faults, power losses and promotions. The link reorders and delays
-//! messages, is cut, and the target's process is killed.
+//! The scenario leaves out disk faults, power losses of the source, and promotions. The link reorders
+//! and delays messages, is cut, and the target's process is killed or its node loses power, with the
+//! contents of its disk's volatile cache.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -185,7 +186,7 @@ fn step(pair: &Pair) {
         4 => command(pair, DesiredState::Paused),
         5 => command(pair, DesiredState::Connected),
         6 | 7 => pair.mirror(0).resync_all(0).expect("there is a peer"),
-        8 if sim.is_up(pair.nodes[1]) => pair.end(1, false),
+        8 if sim.is_up(pair.nodes[1]) => pair.end(1, sim.chance(0.5)),
         _ => {
             let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(30));
             pair.hub().set_slow(slow);
@@ -217,6 +218,13 @@ mod tests {
         for seed in [3, 7, 10, 14, 22] {
             run(seed);
         }
+    }
+
+    /// A power loss of the target took back writes from its disk's cache, and later writes that
+    /// depend on them survived.
+    #[test]
+    fn target_power_loss_leaves_moment_of_past() {
+        (100..130).for_each(|seed| _ = run(seed));
     }
 
     /// A write that depends on another must not be shown without it.
