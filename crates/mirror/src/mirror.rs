@@ -41,7 +41,7 @@ use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::PeerOptions;
-use crate::session::bad_ranges::{BadRange, BadRanges};
+use crate::session::bad_ranges::BadRanges;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -227,8 +227,8 @@ pub(crate) struct LegState {
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
     /// informed of its end. Until then, differences need no other record.
     pub(crate) inconsistent: bool,
-    /// Bad ranges that were reported to the peer in this session.
-    pub(crate) reported_bad_ranges: Vec<BadRange>,
+    /// Bad ranges, in whole bits, that were reported to the peer in this session.
+    pub(crate) reported_bad_ranges: Vec<Range<u64>>,
     /// Generation under which the peer was asked to run degraded, until it answers.
     pub(crate) degraded_as: Generation,
 }

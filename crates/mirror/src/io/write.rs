@@ -16,6 +16,7 @@ use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::buf::ParkedMemory;
 use flagstone_runtime::{Buf, spawn_detached};
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -30,7 +31,6 @@ use crate::limits::PEERS_MAX;
 use crate::manage::replica::RegionRef;
 use crate::mirror::{Inner, count};
 use crate::options::Mode;
-use crate::session::bad_ranges::BadRange;
 use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
 
@@ -441,7 +441,7 @@ impl Inner {
         let state = self.lock();
         let own = &state.legs[leg];
         let list = &own.reported_bad_ranges;
-        let covers = |bad: &BadRange| bad.offset <= offset && offset + len <= bad.offset + bad.len;
+        let covers = |bad: &Range<u64>| bad.start <= offset && offset + len <= bad.end;
         !is_outage(error)
             && own.is_current(leg_call.session_id)
             && own.inconsistent

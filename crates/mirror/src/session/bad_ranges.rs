@@ -3,7 +3,8 @@
 //!
 //! Invariants: the list is in ascending order without overlaps, and has at most [`BAD_RANGES_MAX`]
 //! entries; each range stays marked as out of sync. Ranges are retried one after the other, each
-//! attempt being bounded by the caller.
+//! attempt being bounded by the caller. A retry copies whole bits, beside the queue of an
+//! asynchronous target, so the target is told of whole bits ([`BadRanges::in_whole_bits`]).
 
 use std::ops::Range;
 
@@ -56,6 +57,20 @@ pub(crate) struct TooManyBadRanges;
 impl BadRanges {
     pub(crate) fn list(&self) -> &[BadRange] {
         &self.list
+    }
+
+    /// The ranges rounded to whole bits of a volume of `usable_bytes`, in ascending order, merged.
+    pub(crate) fn in_whole_bits(&self, bit_bytes: u64, usable_bytes: u64) -> Vec<Range<u64>> {
+        let mut list: Vec<Range<u64>> = Vec::new();
+        for bad in &self.list {
+            let start = bad.offset - bad.offset % bit_bytes;
+            let end = bad.end().next_multiple_of(bit_bytes).min(usable_bytes);
+            match list.last_mut().filter(|last| last.end >= start) {
+                Some(last) => last.end = end,
+                None => list.push(start..end),
+            }
+        }
+        list
     }
 
     /// Replaces what is known of a range: `found` are the bad ranges within it, in ascending order.
@@ -143,6 +158,14 @@ mod tests {
                 prop_assert!(ranges.list().windows(2).all(apart));
             }
         }
+    }
+
+    #[test]
+    fn whole_bits_of_bad_ranges_are_merged() {
+        let mut ranges = BadRanges::default();
+        ranges.replace(0, 100, &[bad(10, 1), bad(13, 1), bad(17, 2), bad(33, 2)]).expect("room");
+        assert_eq!(ranges.in_whole_bits(8, 38), [8..24, 32..38]);
+        assert_eq!(ranges.in_whole_bits(4, 40), [8..20, 32..36]);
     }
 
     #[test]

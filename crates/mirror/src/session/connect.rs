@@ -27,7 +27,6 @@ use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, LegState, State};
 use crate::ondisk::superblock::Superblock;
-use crate::session::bad_ranges::BadRange;
 use crate::session::resync::PassEnd;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
@@ -463,7 +462,9 @@ impl Inner {
         leg: usize,
         session: &SharedSession,
     ) -> Result<(), SessionEnd> {
-        let list: Vec<BadRange> = self.legs[leg].bad_ranges().list().to_vec();
+        let geometry = self.local.superblock().geometry;
+        let (bit_bytes, usable_bytes) = (u64::from(geometry.bit_bytes), geometry.usable_bytes);
+        let list = self.legs[leg].bad_ranges().in_whole_bits(bit_bytes, usable_bytes);
         {
             let mut state = self.lock();
             let own = &mut state.legs[leg];
@@ -485,7 +486,8 @@ impl Inner {
         self.wait_for_queue(leg).await;
         let count = list.len() as u16;
         for (index, bad) in (0..count).zip(&list) {
-            let range = BadRangeReport { offset: bad.offset, len: bad.len, index, count };
+            let (offset, len) = (bad.start, bad.end - bad.start);
+            let range = BadRangeReport { offset, len, index, count };
             execute(session, PeerRequest::BadRange(range)).await?;
         }
         Ok(())

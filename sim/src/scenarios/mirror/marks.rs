@@ -9,12 +9,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_mirror::Mode;
+use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::session::bad_ranges::BadRangeCause;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
+use flagstone_mirror::{Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
-use flagstone_runtime::time;
+use flagstone_runtime::{buf, time};
 
 use super::link::Fate;
 use super::pair::{BLOCK, DATA, Pair, fill};
@@ -133,7 +134,11 @@ fn failed_rewrite_keeps_the_block_suspect() {
 
 /// The operator's list of blocks that cannot be copied: the rest is copied, and writes go to both.
 fn stuck_resync(unreadable: usize) -> Pair {
-    let pair = Pair::new(5, |_| {});
+    stuck_resync_of(unreadable, |_| {})
+}
+
+fn stuck_resync_of(unreadable: usize, options: fn(&mut PeerOptions)) -> Pair {
+    let pair = Pair::new(5, options);
     pair.cut();
     for number in 4..30 {
         pair.write(0, number, 1).expect("the peer is lost");
@@ -189,7 +194,7 @@ fn target_with_listed_bad_ranges_serves_by_force() {
         let status = pair.on(1, |mirror| async move { mirror.status() });
         assert!(status.inconsistent);
         let ranges: Vec<_> = status.bad_ranges.iter().map(|bad| (bad.offset, bad.len)).collect();
-        assert_eq!(ranges, [(9 * BLOCK + 8192, 4096)]);
+        assert_eq!(ranges, [(9 * BLOCK, BLOCK)], "the block of the sector");
         let refused = pair.on(1, |mirror| async move { mirror.failover().await });
         assert!(refused.is_err(), "only by force");
         pair.on(1, |mirror| async move { mirror.failover_unverified().await }).expect("forced");
@@ -201,6 +206,42 @@ fn target_with_listed_bad_ranges_serves_by_force() {
         pair.restart(0);
         pair.until(0, MirrorState::SplitBrain);
     }
+}
+
+/// Retries of a bad range copy beside the queue of an asynchronous target. Everything that they
+/// copy has to be listed there, because it may be newer than the rest.
+#[test]
+fn retry_of_bad_range_stays_within_list() {
+    let pair = stuck_resync_of(0, |peer| {
+        (peer.mode, peer.queue.window_bytes) = (Mode::Async, 1);
+    });
+    pair.hub().set_slow(Duration::from_millis(20));
+    let (first, second) = (20 * BLOCK, 9 * BLOCK);
+    let mirror = pair.mirror(0);
+    // The second write of each number depends on the first.
+    pair.sim.spawn_on(pair.nodes[0], async move {
+        for number in 2..=u8::MAX {
+            for offset in [first, second] {
+                let mut memory = buf::alloc(4096).await;
+                memory.fill(number);
+                mirror.write(offset, memory.freeze(), false).await.expect("a sound part");
+            }
+            time::sleep(Duration::from_millis(70)).await;
+        }
+    });
+    let mut checks = 0;
+    for _ in 0..15_000 {
+        pair.sim.run_for(Duration::from_millis(1));
+        let listed = pair.superblock(1).not_received;
+        if listed.is_empty() || listed.iter().any(|range| range.contains(&second)) {
+            continue;
+        }
+        let [older, newer] = [first, second].map(|offset| leg_byte(&pair, 1, offset / BLOCK));
+        assert!(older >= newer, "outside {listed:?}: {newer} is there without {older}");
+        checks += 1;
+    }
+    let listed = pair.superblock(1).not_received;
+    assert!(checks > 0 || listed == [block(9)], "{listed:?}");
 }
 
 /// Inconsistent data of which no list exists is not served, even by force.
