@@ -227,12 +227,17 @@ fn fail_over(cluster: &Cluster) {
     promote(cluster, target);
 }
 
-/// Promotes a node and waits until it serves or refuses.
+/// Promotes a node and waits until it serves or refuses. The operator consents to unverified data.
 fn promote(cluster: &Cluster, target: usize) {
     let Some(mirror) = cluster.mirror(target) else { return };
     cluster.world.history.note(format!("operator: failover to node {target}"));
     cluster.world.failing_over.set(Some(target));
-    let done = cluster.sim.spawn_on(cluster.nodes[target], async move { mirror.failover().await });
+    let done = cluster.sim.spawn_on(cluster.nodes[target], async move {
+        match mirror.is_unverified() {
+            true => mirror.failover_unverified().await,
+            false => mirror.failover().await,
+        }
+    });
     let deadline = cluster.sim.now() + RECOVERY_LIMIT;
     while !done.is_finished() {
         cluster.pass(Duration::from_millis(5));
