@@ -97,6 +97,13 @@ pub const BAD_RANGES_MAX: usize = 64;
 pub const BAD_SPLITS_MAX: usize = 16;
 /// Repairs of unreadable blocks after host reads at a time. Further ones are left to later reads.
 pub const REPAIRS_MAX: u64 = 4;
+/// Longest name of the device that a log was moved to, in bytes, in the superblock.
+pub const LOG_PLACE_MAX: usize = 1024;
+/// Time for the last step of moving a log, in milliseconds: writes to inactive regions wait for it.
+/// It writes what has changed since the step before, on a sound device within milliseconds.
+pub(crate) const MOVE_LOG_MS: u64 = 2000;
+/// Passes over the pages before that step: each copies what has changed during the one before.
+pub(crate) const MOVE_LOG_PASSES: u32 = 8;
 /// Interval at which a resync retries one bad range, in milliseconds.
 pub const BAD_RANGE_RETRY_MS: u64 = 1000;
 /// Pause after a call failed for lack of memory, in milliseconds.

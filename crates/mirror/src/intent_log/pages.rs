@@ -6,6 +6,8 @@
 //! read-modify-writes of one word, so a change that the writer misses leaves its flag set.
 //!
 //! The counts equal the pages' on disk, or are one less while a write runs or has failed.
+//!
+//! A page without the flag [`UNCOPIED`] is the same on the device that the log is being moved to.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -18,6 +20,8 @@ use crate::limits::{BITS_PER_PAGE, PAGE_WRITES_MAX, PAGES_PER_WRITE};
 pub(crate) const SET: u8 = 1;
 /// A bit was cleared that the page on disk may have: harmless, and worth a write eventually.
 pub(crate) const CLEARED: u8 = 2;
+/// The page has changed in memory or on disk since it was last copied to another device.
+pub(crate) const UNCOPIED: u8 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -34,6 +38,11 @@ impl Pages {
             writes: (0..pages).map(|_| AtomicU64::new(0)).collect(),
             all_writes: AtomicU64::new(0),
         }
+    }
+
+    /// Raises a flag of all pages.
+    pub(crate) fn raise_all(&self, flag: u8) {
+        self.flags.iter().for_each(|flags| _ = flags.fetch_or(flag, Ordering::AcqRel));
     }
 
     /// Sets the write count found on disk. Only one task at a time may change counts.
@@ -59,6 +68,7 @@ impl Pages {
     pub(crate) fn written(&self, run: Range<u64>) {
         for page in run.clone() {
             self.writes[page as usize].fetch_add(1, Ordering::AcqRel);
+            self.give_back(page, UNCOPIED);
         }
         self.all_writes.fetch_add(run.end - run.start, Ordering::AcqRel);
     }
@@ -67,12 +77,18 @@ impl Pages {
         self.all_writes.load(Ordering::Acquire)
     }
 
+    /// Raises a flag of the pages of these bits, which have changed.
     pub(crate) fn raise(&self, bits: &Range<u64>, flag: u8) {
         let pages = pages_of(bits);
         let end = pages.end.min(self.len());
         for page in pages.start.min(end)..end {
-            self.flags[page as usize].fetch_or(flag, Ordering::AcqRel);
+            self.flags[page as usize].fetch_or(flag | UNCOPIED, Ordering::AcqRel);
         }
+    }
+
+    /// Takes one flag of a page. Its bits and its count have to be read afterwards.
+    pub(crate) fn take_one(&self, page: u64, flag: u8) {
+        self.flags[page as usize].fetch_and(!flag, Ordering::AcqRel);
     }
 
     /// Takes a page's flags. Its bits have to be read afterwards.

@@ -15,6 +15,7 @@ use crate::intent_log::log_area::LogArea;
 use crate::intent_log::pages::{Pages, SET};
 use crate::intent_log::writer::LogStart;
 use crate::limits::{PAGE_WRITES_MAX, PAGES_PER_WRITE};
+use crate::ondisk::counter;
 use crate::ondisk::log_header::{LogHeader, Trust};
 use crate::ondisk::superblock::{LogProgress, Superblock};
 use crate::ondisk::{FormatError, newest};
@@ -47,6 +48,8 @@ pub(crate) enum UnusableLog {
     Unknown(IoError),
     /// It belongs to another replica, which may still need it.
     Foreign(MirrorId),
+    /// This replica's log was moved from here to another place.
+    Moved,
 }
 
 impl From<IoError> for UnusableLog {
@@ -82,6 +85,9 @@ pub(crate) async fn recover(
     if header.replica != *replica {
         return Err(UnusableLog::Foreign(header.replica));
     }
+    if header.log != *log && !superblock.log_place.is_empty() {
+        return Err(UnusableLog::Moved);
+    }
     match header.trust(*log, *replica, *incarnation, geometry) {
         Trust::Own => {}
         Trust::Stale => return Err(UnusableLog::Lost(LogLost::Stale)),
@@ -112,6 +118,22 @@ pub(crate) async fn recover(
     Ok(RecoveredLog { start, header_sequence: header.sequence })
 }
 
+/// Begins the creation of a log: a power failure leaves something recognizable as an unfinished log.
+/// Takes the room for its records, and returns its name.
+pub(crate) async fn begin(area: &LogArea) -> Result<MirrorId, IoError> {
+    area.begin().await?;
+    area.take_room_for_records().await?;
+    Ok(MirrorId::random())
+}
+
+/// Completes the creation of a log with its header, and with the next sequence number in the other
+/// slot: the header of an earlier log there may have any.
+pub(crate) async fn complete(area: &LogArea, header: LogHeader) -> Result<(), IoError> {
+    let next = LogHeader { sequence: counter::next(header.sequence)?, ..header };
+    area.write_header(&header).await?;
+    area.write_header(&next).await
+}
+
 /// Creates a log with all bits set or all clear.
 pub(crate) async fn make(
     area: &LogArea,
@@ -119,9 +141,8 @@ pub(crate) async fn make(
     incarnation: u64,
     dirty: bool,
 ) -> Result<RecoveredLog, IoError> {
-    let (geometry, name) = (*area.geometry(), MirrorId::random());
-    // First, so that a power failure leaves something recognizable as an unfinished log.
-    area.begin().await?;
+    let geometry = *area.geometry();
+    let name = begin(area).await?;
     let bits = Bitmap::new(geometry.bits(), geometry.bit_bytes);
     if dirty {
         bits.set(bits.all());
@@ -132,13 +153,8 @@ pub(crate) async fn make(
         area.write_pages(name, first..end, &bits, |_| Ok(0)).await?;
         first = end;
     }
-    area.take_room_for_records().await?;
     area.write_record(0, name, &[]).await?;
-    // Both slots: the header of an earlier log may have any sequence number.
-    for sequence in [0, 1] {
-        let header = LogHeader { sequence, log: name, replica, incarnation, geometry };
-        area.write_header(&header).await?;
-    }
+    complete(area, LogHeader { sequence: 0, log: name, replica, incarnation, geometry }).await?;
     let pages = Pages::new(geometry.pages());
     Ok(RecoveredLog { start: LogStart { name, bits, pages, sequence: 0 }, header_sequence: 1 })
 }

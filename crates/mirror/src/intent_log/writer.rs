@@ -33,11 +33,12 @@ use crate::id::MirrorId;
 use crate::intent_log::active_regions::{ActiveSet, FailureStage, Plan, RegionTable};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::log_area::LogArea;
-use crate::intent_log::pages::{CLEARED, Pages, SET, page_of};
+use crate::intent_log::pages::{CLEARED, Pages, SET, UNCOPIED, page_of};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
 use crate::io::write::RunToCompletion;
 use crate::limits::{EVICT_TICK_MS, PAGES_PER_WRITE};
 use crate::ondisk::counter;
+use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::superblock::LogProgress;
 use crate::options::IntentLogMode;
 
@@ -76,8 +77,9 @@ fn count(counter: &AtomicU64) {
 
 /// The log, its bitmap and its writer.
 pub(crate) struct IntentLog {
-    name: MirrorId,
-    area: LogArea,
+    geometry: ReplicaGeometry,
+    /// Changed under the FIFO lock.
+    place: Mutex<Place>,
     data: SharedDevice,
     bits: Bitmap,
     pages: Pages,
@@ -87,9 +89,18 @@ pub(crate) struct IntentLog {
     ticking: AtomicBool,
     /// No writes any more: another mirror owns the devices.
     retired: AtomicBool,
+    /// No writes any more: which of two logs the superblock names is unknown.
+    frozen: AtomicBool,
     /// [`IntentLogMode::EveryWrite`] is in effect.
     every_write: AtomicBool,
     counters: Counters,
+}
+
+/// Where the log is stored, and its name there.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) name: MirrorId,
+    pub(crate) area: LogArea,
 }
 
 struct State {
@@ -138,8 +149,8 @@ impl IntentLog {
             wakers: Vec::new(),
         };
         Arc::new(IntentLog {
-            name: start.name,
-            area,
+            geometry,
+            place: Mutex::new(Place { name: start.name, area }),
             data,
             bits: start.bits,
             pages: start.pages,
@@ -148,6 +159,7 @@ impl IntentLog {
             state: Mutex::new(state),
             ticking: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
             every_write: AtomicBool::new(false),
             counters: Counters::default(),
         })
@@ -157,8 +169,12 @@ impl IntentLog {
         &self.bits
     }
 
-    pub(crate) fn area(&self) -> &LogArea {
-        &self.area
+    pub(crate) fn geometry(&self) -> &ReplicaGeometry {
+        &self.geometry
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -205,8 +221,8 @@ impl IntentLog {
 /// Calls entering and leaving.
 impl IntentLog {
     fn regions(&self, offset: u64, len: u64) -> Range<u32> {
-        let region = u64::from(self.area.geometry().region_bytes);
-        let end = offset.saturating_add(len).div_ceil(region).min(self.area.geometry().regions());
+        let region = u64::from(self.geometry.region_bytes);
+        let end = offset.saturating_add(len).div_ceil(region).min(self.geometry.regions());
         // A volume has at most 2^24 regions.
         (offset / region).min(end) as u32..end as u32
     }
@@ -323,7 +339,7 @@ impl IntentLog {
                 count(&self.counters.data_flushes);
                 self.data.flush().await?;
             }
-            let bits = u64::from(self.area.geometry().region_bits());
+            let bits = u64::from(self.geometry.region_bits());
             // A region never spans pages: see `limits::REGION_MAX_BITS`.
             let mut pages: Vec<u64> =
                 plan.evicted.iter().map(|region| page_of(u64::from(*region) * bits)).collect();
@@ -346,7 +362,8 @@ impl IntentLog {
         let sequence = counter::next(self.lock().sequence)?;
         self.check_not_retired()?;
         count(&self.counters.record_writes);
-        self.area.write_record(sequence, self.name, regions).await?;
+        let Place { name, area } = self.place();
+        area.write_record(sequence, name, regions).await?;
         self.lock().sequence = sequence;
         Ok(())
     }
@@ -416,7 +433,8 @@ impl IntentLog {
         let taken: Vec<u8> = run.clone().map(|page| self.pages.take(page)).collect();
         count(&self.counters.page_writes);
         let next = |page| self.pages.next_count(page);
-        let result = self.area.write_pages(self.name, run.clone(), &self.bits, next).await;
+        let Place { name, area } = self.place();
+        let result = area.write_pages(name, run.clone(), &self.bits, next).await;
         match result {
             Ok(()) => self.pages.written(run),
             // The pages may be torn or unchanged. Either way they are correct after the next write.
@@ -431,6 +449,45 @@ impl IntentLog {
     pub(crate) async fn persist_marks(&self) -> Result<(), IoError> {
         let _guard = self.exclusive().await;
         self.persist(0..self.pages.len(), SET).await
+    }
+}
+
+/// Moving to another place.
+impl IntentLog {
+    /// Makes every page count as not copied.
+    pub(crate) fn begin_copies(&self) {
+        self.pages.raise_all(UNCOPIED);
+    }
+
+    /// Copies the pages that have changed since they were last copied. Returns their number.
+    pub(crate) async fn copy_pages(&self, to: &Place) -> Result<u64, IoError> {
+        let (mut from, mut copied) = (0, 0);
+        while let Some(run) = self.pages.next_run(from..self.pages.len(), UNCOPIED) {
+            (from, copied) = (run.end, copied + run.end - run.start);
+            run.clone().for_each(|page| self.pages.take_one(page, UNCOPIED));
+            let count = |page| Ok(self.pages.writes(page));
+            to.area.write_pages(to.name, run, &self.bits, count).await?;
+        }
+        Ok(copied)
+    }
+
+    /// Copies the latest record. The caller holds the lock.
+    pub(crate) async fn copy_record(&self, to: &Place) -> Result<(), IoError> {
+        let (sequence, regions) = {
+            let state = self.lock();
+            (state.sequence, state.active.record())
+        };
+        to.area.write_record(sequence, to.name, &regions).await
+    }
+
+    /// From now on the log is at `to`, which has all that it had before. The caller holds the lock.
+    pub(crate) fn moved(&self, to: Place) {
+        *self.place.lock() = to;
+    }
+
+    /// Ends all writes, as if the log device had failed. The caller holds the lock.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Release);
     }
 }
 
@@ -520,7 +577,11 @@ impl IntentLog {
     }
 
     fn check_not_retired(&self) -> Result<(), IoError> {
-        if self.is_retired() { Err(IoError::Unreachable) } else { Ok(()) }
+        match self.is_retired() {
+            true => Err(IoError::Unreachable),
+            false if self.frozen.load(Ordering::Acquire) => Err(IoError::WriteFault),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn open(&self) {

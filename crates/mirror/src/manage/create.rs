@@ -89,6 +89,7 @@ impl Replica {
             desired_states: [DesiredState::default(); PEERS_MAX],
             peers: [PeerRecord::default(); PEERS_MAX],
             not_received: Vec::new(),
+            log_place: String::new(),
         };
         Ok(SuperblockSlots::empty(layout.superblocks).write(&device, &mut superblock).await?)
     }

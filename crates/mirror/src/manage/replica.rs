@@ -31,7 +31,7 @@ use crate::intent_log::writer::IntentLog;
 pub use crate::intent_log::writer::{IntentLogStatistics, RegionRef};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
 use crate::io::local::{LocalIo, WatchedDevice};
-use crate::limits::{LOG_PROGRESS_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
+use crate::limits::{LOG_PROGRESS_MS, MOVE_LOG_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
 pub use crate::manage::create::CreateReplica;
 use crate::manage::resize::{Sizes, follow_device};
 use crate::ondisk::FormatError;
@@ -68,6 +68,15 @@ pub enum ReplicaError {
     /// The log device holds the log of another replica, which may still be needed.
     #[error("the log device belongs to replica {log}, but the data device holds replica {data}")]
     ForeignLog { log: MirrorId, data: MirrorId },
+    /// The superblock's `log_place` says where the log is.
+    #[error("the log was moved to another device")]
+    LogMoved,
+    #[error("the log is on that device already")]
+    LogAlreadyThere,
+    #[error("the log is being moved")]
+    LogBusy,
+    #[error("the new log device has not answered for {MOVE_LOG_MS} ms")]
+    LogDeviceHangs,
 }
 
 /// An open replica. Clones are handles to the same replica.
@@ -86,7 +95,9 @@ struct Inner {
     /// The largest volume that the log has room for, if the log's size is fixed.
     log_room_bytes: AtomicU64,
     /// The log has a device of its own, which may be restored from a backup separately.
-    has_log_device: bool,
+    has_log_device: AtomicBool,
+    /// The log is being moved.
+    moving_log: AtomicBool,
     /// Watch of the calls to both devices.
     local_io: Arc<LocalIo>,
     /// A task periodically records the log's progress in the superblock.
@@ -172,6 +183,9 @@ async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened
         Err(UnusableLog::Foreign(log)) => {
             return Err(ReplicaError::ForeignLog { log, data: superblock.replica });
         }
+        // The configuration still names the old place. A new log there would make everything be
+        // copied, although the log is whole elsewhere.
+        Err(UnusableLog::Moved) => return Err(ReplicaError::LogMoved),
         Err(UnusableLog::Lost(lost)) => {
             // On the data device, the superblock fixes the log's place: no one else uses it.
             if let Some(log) = &log_device
@@ -229,7 +243,8 @@ impl Replica {
             state,
             new_space,
             log_room_bytes,
-            has_log_device,
+            has_log_device: AtomicBool::new(has_log_device),
+            moving_log: AtomicBool::new(false),
             local_io,
             recording_progress: AtomicBool::new(false),
         };
@@ -403,7 +418,7 @@ impl Replica {
                 return Err(IoError::Unreachable);
             }
             let header = inner.next_header()?;
-            inner.log.area().write_header(&header).await?;
+            inner.log.place().area.write_header(&header).await?;
             inner.lock().header_sequence = header.sequence;
             let raise = |superblock: &mut Superblock| {
                 change(superblock);
@@ -412,9 +427,7 @@ impl Replica {
             };
             inner.write_superblock(guard, raise).await?;
             inner.log.open();
-            if inner.has_log_device && !inner.recording_progress.swap(true, Ordering::AcqRel) {
-                spawn_detached(record_progress(Arc::downgrade(&inner)));
-            }
+            inner.start_recording_progress();
             Ok(())
         })
         .await
@@ -462,7 +475,7 @@ impl Replica {
 
     /// Longer calls are split at multiples of this, in bytes.
     pub fn longest_piece(&self) -> u64 {
-        u64::from(PIECE_MAX_REGIONS) * u64::from(self.0.log.area().geometry().region_bytes)
+        u64::from(PIECE_MAX_REGIONS) * u64::from(self.0.log.geometry().region_bytes)
     }
 
     /// The log's bitmap. One bitmap serves all peers: it names the blocks that any of them lacks.
@@ -546,6 +559,17 @@ impl Inner {
     }
 }
 
+impl Inner {
+    fn start_recording_progress(self: &Arc<Self>) {
+        if self.has_log_device.load(Ordering::Acquire)
+            && self.log.is_open()
+            && !self.recording_progress.swap(true, Ordering::AcqRel)
+        {
+            spawn_detached(record_progress(Arc::downgrade(self)));
+        }
+    }
+}
+
 /// Periodically records the log's progress in the superblock while the log is in use.
 async fn record_progress(inner: Weak<Inner>) {
     loop {
@@ -581,10 +605,14 @@ async fn renew(
 ) -> Result<RecoveredLog, IoError> {
     let made = make(area, superblock.replica, 1, true).await?;
     (superblock.log, superblock.incarnation) = (made.start.name, 1);
+    superblock.log_place.clear();
     superblock.log_progress = LogProgress::default();
     slots.write(device, superblock).await?;
     Ok(made)
 }
+
+#[path = "move_log.rs"]
+mod move_log;
 
 #[cfg(test)]
 #[path = "replica_tests.rs"]

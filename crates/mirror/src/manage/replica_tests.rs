@@ -22,6 +22,18 @@ const BLOCKS: u64 = 44;
 /// Tasks that write, each to blocks of its own.
 const WRITERS: u64 = 4;
 
+/// A second disk for the log.
+const LOG2: &str = "/dev/log2";
+
+/// A history to run.
+#[derive(Clone, Copy)]
+struct Course {
+    separate: bool,
+    mode: IntentLogMode,
+    /// The log is moved meanwhile: to the second disk, onto the data disk and back.
+    moves: bool,
+}
+
 /// What the test knows about the world outside the replica's disks.
 #[derive(Default)]
 struct Known {
@@ -34,6 +46,8 @@ struct Known {
     done: Cell<bool>,
     /// Writers that wait until all regions are inactive.
     resting: Cell<u64>,
+    /// Where the operator was last told that the log is; the first place if `None`.
+    log_at: Cell<Option<&'static str>>,
 }
 
 fn devices(separate: bool) -> (SharedDevice, Option<SharedDevice>) {
@@ -66,6 +80,7 @@ fn world(seed: u64, separate: bool) -> (Simulation, NodeId) {
     let size = (BLOCKS + 7) * BLOCK;
     sim.add_disk(node, DATA, DiskConfig::block_device(size));
     sim.add_disk(node, LOG, DiskConfig::block_device(64 << 10));
+    sim.add_disk(node, LOG2, DiskConfig::block_device(64 << 10));
     let made = sim.spawn_on(node, async move {
         let (data, log) = devices(separate);
         Replica::create(data, log, create()).await.expect("the disks work");
@@ -139,13 +154,30 @@ async fn writer(replica: Replica, known: Rc<Known>, own: u64) {
     }
 }
 
-async fn history(separate: bool, mode: IntentLogMode, known: Rc<Known>) {
-    let replica = open(separate).await;
-    replica.set_intent_log_mode(mode);
+/// Opens the log's device at a place, which is on the data disk if it is named.
+fn log_device(place: &str) -> Option<SharedDevice> {
+    let open = || FileDevice::open(place, &FileOptions::default()).expect("the device opens");
+    (place != DATA).then(|| -> SharedDevice { open() })
+}
+
+async fn mover(replica: Replica, known: Rc<Known>) {
+    for place in [LOG2, DATA, LOG] {
+        time::sleep(Duration::from_millis(3)).await;
+        replica.move_log(log_device(place), place).await.expect("the disks work");
+        known.log_at.set(Some(place));
+    }
+}
+
+async fn history(course: Course, known: Rc<Known>) {
+    let replica = open(course.separate).await;
+    replica.set_intent_log_mode(course.mode);
     replica.begin_use(|_| {}).await.expect("the disks work");
     known.in_use.set(true);
-    let tasks: Vec<_> =
+    let mut tasks: Vec<_> =
         (0..WRITERS).map(|own| spawn(writer(replica.clone(), known.clone(), own))).collect();
+    if course.moves {
+        tasks.push(spawn(mover(replica.clone(), known.clone())));
+    }
     for task in tasks {
         task.await.expect("the task completes");
     }
@@ -155,8 +187,11 @@ async fn history(separate: bool, mode: IntentLogMode, known: Rc<Known>) {
 }
 
 /// After a power failure: every difference is marked, and every promise is kept.
-async fn check(separate: bool, known: Rc<Known>, cut: u64) {
-    let replica = open(separate).await;
+async fn check(course: Course, known: Rc<Known>, cut: u64) {
+    let replica = match known.log_at.get() {
+        None if !course.moves => open(course.separate).await,
+        at => open_moved(at.unwrap_or(LOG)).await,
+    };
     assert_eq!(replica.log_lost(), None, "cut at {cut}");
     for block in 0..BLOCKS {
         let here = read_block(&replica, block).await;
@@ -175,23 +210,36 @@ async fn check(separate: bool, known: Rc<Known>, cut: u64) {
     );
 }
 
-/// Operations that both disks have executed.
+/// Opens the replica with its log at `place`, or where the superblock says that it was moved.
+async fn open_moved(place: &str) -> Replica {
+    let data = devices(false).0;
+    match Replica::open(data.clone(), log_device(place)).await {
+        Err(ReplicaError::LogMoved) => {
+            let to = read_superblock(&data).await.expect("a superblock").log_place;
+            assert_ne!(to, place);
+            Replica::open(data, log_device(&to)).await.expect("the disks work")
+        }
+        opened => opened.expect("the disks work"),
+    }
+}
+
+/// Operations that all disks have executed.
 fn served(sim: &Simulation, node: NodeId) -> u64 {
     let served = |path| {
         let stats = sim.disk_stats(node, path);
         stats.reads + stats.writes + stats.flushes
     };
-    served(DATA) + served(LOG)
+    served(DATA) + served(LOG) + served(LOG2)
 }
 
 /// Runs a history until `cut` operations are done, and slightly longer so that the next ones are in
 /// flight. Then cuts the power and checks. Returns false when the history had ended.
-fn cut_at(seed: u64, separate: bool, mode: IntentLogMode, cut: u64) -> bool {
-    let (sim, node) = world(seed, separate);
+fn cut_at(seed: u64, course: Course, cut: u64) -> bool {
+    let (sim, node) = world(seed, course.separate);
     let known = Rc::new(Known::default());
     known.peer.borrow_mut().resize(BLOCKS as usize, 0);
     let began = served(&sim, node);
-    sim.spawn_on(node, history(separate, mode, known.clone()));
+    sim.spawn_on(node, history(course, known.clone()));
     sim.block_on(async {
         while !known.done.get() && served(&sim, node) - began < cut {
             // Steps as long as an operation on an idle disk; a pause has many of them.
@@ -203,15 +251,19 @@ fn cut_at(seed: u64, separate: bool, mode: IntentLogMode, cut: u64) -> bool {
     sim.run_for(sim.random_span(Duration::ZERO, Duration::from_micros(100)));
     sim.power_off(node);
     sim.restart(node);
-    let checked = sim.spawn_on(node, check(separate, known.clone(), cut));
+    let checked = sim.spawn_on(node, check(course, known.clone(), cut));
     sim.block_on(checked).expect("the task completes");
     !ended
 }
 
 /// Cuts after each operation of a history.
 fn cut_everywhere(seed: u64, separate: bool, mode: IntentLogMode) {
+    cut_course_everywhere(seed, Course { separate, mode, moves: false });
+}
+
+fn cut_course_everywhere(seed: u64, course: Course) {
     let mut cut = 0;
-    while cut_at(seed, separate, mode, cut) {
+    while cut_at(seed, course, cut) {
         cut += 1;
     }
     assert!(cut > 100, "the history is longer than {cut} operations");
@@ -456,3 +508,6 @@ mod stale;
 
 #[path = "log_device_tests.rs"]
 mod log_device;
+
+#[path = "move_log_tests.rs"]
+mod move_log;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
-use crate::limits::{BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, PEERS_MAX};
+use crate::limits::{BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, PEERS_MAX};
 use crate::named;
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::{FormatError, Page, begin, open, put, seal};
@@ -26,6 +26,7 @@ const END: usize = DEVICE_AT + 16;
 const LOG_PROGRESS_AT: usize = END;
 const NOT_RECEIVED_COUNT_AT: usize = LOG_PROGRESS_AT + 16;
 const NOT_RECEIVED_AT: usize = 1024;
+const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
 
 named! {
     /// Role of a replica.
@@ -158,6 +159,9 @@ pub struct Superblock {
     /// most [`BAD_RANGES_MAX`]. If any, the replica had everything else that the source had at that
     /// time.
     pub not_received: Vec<Range<u64>>,
+    /// Where the log was moved to, for the operator; empty if it never was. At most
+    /// [`LOG_PLACE_MAX`] bytes.
+    pub log_place: String,
 }
 
 impl Superblock {
@@ -208,6 +212,8 @@ impl Superblock {
             put(&mut page, at, &range.start.to_le_bytes());
             put(&mut page, at + 8, &range.end.to_le_bytes());
         }
+        put(&mut page, LOG_PLACE_AT, &(self.log_place.len() as u16).to_le_bytes());
+        put(&mut page, LOG_PLACE_AT + 2, self.log_place.as_bytes());
         seal(&mut page);
         page
     }
@@ -272,7 +278,13 @@ impl Superblock {
         }
         let range_at = |at: usize| fields.u64(at)..fields.u64(at + 8);
         let not_received = (NOT_RECEIVED_AT..).step_by(16).take(not_received).map(range_at);
+        let len = usize::from(fields.u16(LOG_PLACE_AT));
+        let text = page[LOG_PLACE_AT + 2..].get(..len).filter(|_| len <= LOG_PLACE_MAX);
+        let text = text.and_then(|text| std::str::from_utf8(text).ok());
+        let text = text.filter(|text| !text.contains(char::is_control));
+        let log_place = text.ok_or(FormatError::Field("log_place"))?.to_owned();
         let superblock = Superblock {
+            log_place,
             sequence: fields.u64(16),
             volume: fields.uuid(24),
             replica: fields.uuid(40),
@@ -380,6 +392,7 @@ pub(crate) mod tests {
             renaming in any::<[bool; 2]>(),
             unverified in any::<bool>(),
             desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
+            log_place in "[a-z/é]{0,400}",
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(MirrorId);
@@ -414,6 +427,7 @@ pub(crate) mod tests {
                         Some(start..*at)
                     })
                     .collect(),
+                log_place,
             }
         }
     }

@@ -1,0 +1,173 @@
+//! Moving the write-intent log of an open replica to another device, without a resync.
+//!
+//! Steps, each durable before the next one:
+//! 1. begin a log with a new name at the new place, and copy all pages there, repeatedly, because
+//!    bits change meanwhile;
+//! 2. lock the log: activations of regions and evictions wait. Copy the pages that have changed, the
+//!    activity record and the header;
+//! 3. make the superblock name the new log.
+//!
+//! Guarantees:
+//! - until step 3, the superblock names the old log, which receives every change. From step 3 on it
+//!   names the new log, which has all that the old one had. So a crash at any moment leaves a log
+//!   that names every difference;
+//! - if it is unknown whether step 3 took effect, the old log receives no change before the
+//!   superblock certainly names it, or the new log certainly cannot be trusted;
+//! - writes to active regions never wait. Others wait for step 2 for at most [`MOVE_LOG_MS`], then
+//!   the move is given up and the old log stays in use.
+//!
+//! The old log is left as it is. It is not trusted afterwards, because the superblock names another.
+
+use super::*;
+use crate::intent_log::recover::{begin, complete};
+use crate::intent_log::writer::Place;
+use crate::limits::{LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE};
+use crate::ondisk::newest;
+
+/// The log is being moved, until this is dropped.
+struct Moving(Arc<Inner>);
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.0.moving_log.store(false, Ordering::Release);
+    }
+}
+
+impl Replica {
+    /// Moves the log to the beginning of another device, or to its place on the data device if
+    /// `device` is `None`. `place` is the new place as the operator knows it, of which the first
+    /// [`LOG_PLACE_MAX`] bytes are kept for [`ReplicaError::LogMoved`]. Hosts may write meanwhile.
+    ///
+    /// # Errors
+    /// See [`ReplicaError`]. The log is where it was. If writing the superblock failed in a way that
+    /// leaves this open, later changes of the log fail until the replica is opened again.
+    pub async fn move_log(
+        &self,
+        device: Option<SharedDevice>,
+        place: &str,
+    ) -> Result<(), ReplicaError> {
+        self.check_log_destination(device.as_ref()).await?;
+        if self.0.moving_log.swap(true, Ordering::AcqRel) {
+            return Err(ReplicaError::LogBusy);
+        }
+        let moving = Moving(self.0.clone());
+        let place: String = place.chars().filter(|char| !char.is_control()).collect();
+        let place = place[..place.floor_char_boundary(LOG_PLACE_MAX)].to_owned();
+        // A move goes on without its caller: it may be in step 3.
+        let moved = spawn(async move { moving.0.clone().move_log(device, place, moving).await });
+        moved.await.unwrap_or(Err(ReplicaError::Io(IoError::Unreachable)))
+    }
+
+    /// Checks whether the log could be moved there. Writes nothing.
+    ///
+    /// # Errors
+    /// See [`ReplicaError`].
+    pub async fn check_log_destination(
+        &self,
+        device: Option<&SharedDevice>,
+    ) -> Result<(), ReplicaError> {
+        let inner = &self.0;
+        let superblock = self.superblock();
+        let Some(device) = device else {
+            let there = !inner.has_log_device.load(Ordering::Acquire);
+            return if there { Err(ReplicaError::LogAlreadyThere) } else { Ok(()) };
+        };
+        check_blocks(&inner.device, Some(device))?;
+        let area = LogArea::new(device.clone(), 0, &superblock.geometry);
+        let headers = area.ok_or(ReplicaError::LogTooSmall)?.headers().await?;
+        match newest(headers, |header| header.sequence) {
+            Ok((_, header)) if header.log == superblock.log => Err(ReplicaError::LogAlreadyThere),
+            Ok((_, header)) if header.replica != superblock.replica => {
+                Err(ReplicaError::ForeignLog { log: header.replica, data: superblock.replica })
+            }
+            _ if is_free_for_log(device).await? => Ok(()),
+            _ => Err(ReplicaError::LogDeviceInUse),
+        }
+    }
+}
+
+impl Inner {
+    async fn move_log(
+        self: Arc<Self>,
+        device: Option<SharedDevice>,
+        text: String,
+        moving: Moving,
+    ) -> Result<(), ReplicaError> {
+        // Until the log is there, a device that hangs is no failure of this replica.
+        let new_io = Arc::<LocalIo>::default();
+        let area = |io: &Arc<LocalIo>| match &device {
+            Some(device) => {
+                let device = WatchedDevice::over(device.clone(), io);
+                LogArea::new(device, 0, self.log.geometry())
+            }
+            None => LogArea::new(self.device.clone(), self.layout.log, self.log.geometry()),
+        };
+        let copied_to = area(&new_io).ok_or(ReplicaError::LogTooSmall)?;
+        let name = begin(&copied_to).await?;
+        let to = Place { name, area: copied_to };
+        self.log.begin_copies();
+        for _ in 0..MOVE_LOG_PASSES {
+            if self.log.copy_pages(&to).await? <= PAGES_PER_WRITE {
+                break;
+            }
+        }
+        let log_guard = self.log.exclusive().await;
+        let limit = Duration::from_millis(MOVE_LOG_MS);
+        let header_sequence = match time::timeout(limit, self.finish_copy(&to)).await {
+            Ok(finished) => finished?,
+            Err(_) => {
+                drop(log_guard);
+                // A write that lands late must not meet another log there.
+                new_io.settled().await;
+                drop(moving);
+                return Err(ReplicaError::LogDeviceHangs);
+            }
+        };
+        let in_use = area(&self.local_io).ok_or(ReplicaError::LogTooSmall)?;
+        self.name_log(&to, header_sequence, text).await?;
+        self.log.moved(Place { name, area: in_use });
+        self.has_log_device.store(device.is_some(), Ordering::Release);
+        self.log_room_bytes.store(u64::MAX, Ordering::Relaxed);
+        drop(log_guard);
+        self.start_recording_progress();
+        Ok(())
+    }
+
+    /// Step 2. Returns the sequence number of the latest header. The caller holds the log's lock.
+    async fn finish_copy(&self, to: &Place) -> Result<u64, IoError> {
+        self.log.copy_pages(to).await?;
+        self.log.copy_record(to).await?;
+        let (sequence, superblock) = {
+            let state = self.lock();
+            (state.header_sequence, state.superblock.clone())
+        };
+        let Superblock { replica, incarnation, geometry, .. } = superblock;
+        let header = LogHeader { sequence, log: to.name, replica, incarnation, geometry };
+        complete(&to.area, header).await?;
+        counter::next(sequence)
+    }
+
+    /// Step 3. The caller holds the log's lock.
+    async fn name_log(
+        self: &Arc<Self>,
+        to: &Place,
+        header_sequence: u64,
+        text: String,
+    ) -> Result<(), IoError> {
+        let name = to.name;
+        let guard = self.fifo.acquire().await;
+        let change = move |superblock: &mut Superblock| {
+            (superblock.log, superblock.log_place) = (name, text);
+        };
+        let Err(error) = self.write_superblock(guard, change).await else {
+            self.lock().header_sequence = header_sequence;
+            return Ok(());
+        };
+        // It may name either log after a crash. The old one must not change before that is settled.
+        let guard = self.fifo.acquire().await;
+        if self.write_superblock(guard, |_| {}).await.is_err() && to.area.forget().await.is_err() {
+            self.log.freeze();
+        }
+        Err(error)
+    }
+}
