@@ -9,9 +9,10 @@
 //! | discard | Treated as a write of zeroes that may deallocate, because legs must not differ in what a discard leaves. |
 //!
 //! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
-//! that receive writes, and the blocked calls. Every host call inspects it once when it is admitted
-//! ([`crate::io::admission`]) and keeps what it found. A change of that state (a disconnect, a change
-//! of role, the end of a resync) waits for calls that were admitted earlier.
+//! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of it,
+//! once when it is admitted ([`crate::io::admission`]) and keeps what it found. A change of that
+//! state (a disconnect, a change of role, the end of a resync) waits for calls that were admitted
+//! earlier ([`crate::io::call_gate`]).
 //!
 //! Continue with [`crate::io::admission`], [`crate::io::write`], [`crate::io::new_generation`],
 //! [`crate::session::connect`] and [`crate::session::resync`]. [`crate::session::target`] is the receiving side.
@@ -19,7 +20,7 @@
 //! [`BlockDevice`]: flagstone_blockdev::BlockDevice
 
 use std::future::poll_fn;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -33,6 +34,8 @@ use crate::agree::versions::LinkVersions;
 use crate::id::{Generation, MirrorId};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::out_of_sync::{CopyToken, OutOfSync};
+use crate::io::admission::AdmissionView;
+use crate::io::call_gate::{CallGate, Counted};
 use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
@@ -60,7 +63,8 @@ pub(crate) struct Inner {
     /// equal, and a resync that copies them also rewrites them locally.
     pub(crate) suspect: Bitmap,
     pub(crate) counters: Counters,
-    state: Mutex<State>,
+    state: Mutex<(State, Vec<Waker>)>,
+    pub(crate) calls: CallGate<AdmissionView>,
     pub(crate) desired_state_lock: Arc<FifoLock>,
     /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
@@ -82,6 +86,8 @@ pub(crate) struct Leg {
     /// Parts of `out_of_sync` that cannot be copied.
     bad_ranges: Mutex<BadRanges>,
     pub(crate) queue: Mutex<WriteQueue>,
+    /// Of the session, in asynchronous mode. Locked after the state.
+    pub(crate) numbering: Mutex<Numbering>,
     pub(crate) counters: LegCounters,
 }
 
@@ -137,8 +143,6 @@ pub(crate) struct State {
     pub(crate) service_ends: u64,
     /// Number of reasons for which new host calls are blocked.
     pub(crate) admission_blocks: u32,
-    /// Host calls that were admitted and have not completed.
-    pub(crate) in_flight: usize,
     /// Blocked writes: waiting for admission, or recorded and waiting to be acknowledged.
     pub(crate) blocked: usize,
     pub(crate) legs: Vec<LegState>,
@@ -158,7 +162,6 @@ pub(crate) struct State {
     /// The attached source counts this replica as in sync.
     pub(crate) counted_in_sync: bool,
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
-    pub(crate) source_calls: usize,
     pub(crate) closed: bool,
     /// The replica is being transferred to another mirror. Host calls wait and then move there.
     pub(crate) migrating: bool,
@@ -169,7 +172,39 @@ pub(crate) struct State {
     /// That zeroing failed, and the source has not been informed yet.
     pub(crate) zeroing_failed: bool,
     pub(crate) changes: u64,
-    wakers: Vec<Waker>,
+}
+
+/// The locked state. Changing it invalidates the views of all cores: see [`crate::io::call_gate`].
+pub(crate) struct StateGuard<'a> {
+    gate: &'a CallGate<AdmissionView>,
+    locked: MutexGuard<'a, (State, Vec<Waker>)>,
+    /// The version is invalid until the lock is released.
+    is_changing: bool,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.locked.0
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        if !std::mem::replace(&mut self.is_changing, true) {
+            self.gate.begin_change();
+        }
+        &mut self.locked.0
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        if self.is_changing {
+            self.gate.end_change();
+        }
+    }
 }
 
 impl State {
@@ -204,14 +239,9 @@ pub(crate) struct LegState {
     pub(crate) receives_writes: bool,
     /// A generation was started after this peer was lost.
     pub(crate) generation_bumped: bool,
-    /// Writes sent to the peer, in any session, that have not completed.
-    pub(crate) calls_in_flight: usize,
-    /// The same, by the half of `unflushed` in which they are marked.
-    pub(crate) unflushed_in_flight: [usize; 2],
     pub(crate) unflushed_half: usize,
-    /// A write was marked since the peer's last flush.
+    /// The last session ended with writes that were not flushed.
     pub(crate) has_unflushed: bool,
-    pub(crate) numbering: Numbering,
     pub(crate) volatile_cache: bool,
     pub(crate) last_handshake: Option<ReplicaIdentity>,
     /// Versions of the link that the peer announced then, even if nothing else could be parsed.
@@ -275,6 +305,7 @@ impl Mirror {
             suspect: bitmap(),
             bad_ranges: Mutex::default(),
             queue: Mutex::new(WriteQueue::new(options.queue)),
+            numbering: Mutex::default(),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),
         });
@@ -294,7 +325,8 @@ impl Mirror {
             legs,
             suspect: bitmap(),
             counters: Counters::default(),
-            state: Mutex::new(state),
+            state: Mutex::new((state, Vec::new())),
+            calls: CallGate::default(),
             desired_state_lock: Arc::default(),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
@@ -349,8 +381,8 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Inner {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    pub(crate) fn lock(&self) -> StateGuard<'_> {
+        StateGuard { gate: &self.calls, locked: self.state.lock(), is_changing: false }
     }
 
     /// Changes the state and wakes every task that waits for a change.
@@ -358,25 +390,50 @@ impl Inner {
         let mut state = self.lock();
         let value = change(&mut state);
         state.changes += 1;
-        let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        self.wake_waiters();
         value
     }
 
+    /// Wakes every task in [`Inner::wait`].
+    #[cold]
+    pub(crate) fn wake_waiters(&self) {
+        let wakers = std::mem::take(&mut self.state.lock().1);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// Waits until `ready` returns a value. It is evaluated now and after each change.
-    pub(crate) async fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> T {
+    pub(crate) async fn wait<T>(
+        &self,
+        mut ready: impl FnMut(&mut StateGuard<'_>) -> Option<T>,
+    ) -> T {
         poll_fn(|cx| {
             let mut state = self.lock();
             if let Some(value) = ready(&mut state) {
                 return Poll::Ready(value);
             }
-            if !state.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-                state.wakers.push(cx.waker().clone());
+            let wakers = &mut state.locked.1;
+            if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                wakers.push(cx.waker().clone());
             }
             Poll::Pending
         })
         .await
+    }
+
+    /// Waits until no such call is in flight. The caller has changed the state so that no new one
+    /// is admitted.
+    pub(crate) async fn wait_for_calls(&self, counted: Counted) {
+        let _awaited = self.calls.await_calls();
+        self.wait(|_| (self.calls.in_flight(counted) == 0).then_some(())).await;
+    }
+
+    /// Counts a call as ended. Any mark that it leaves has been set.
+    #[inline]
+    pub(crate) fn call_ended(&self, counted: Counted) {
+        if self.calls.end(counted) {
+            self.wake_waiters();
+        }
     }
 
     pub(crate) fn next_session(&self) -> u64 {
@@ -438,10 +495,16 @@ impl Inner {
         self.local.clear(0..self.local.superblock().geometry.bits());
     }
 
-    /// Marks a range that is being sent to a leg, which may lose it or not have it yet.
+    /// Marks a range that is being sent to a leg, which may lose it or not have it yet. The caller
+    /// has counted the call.
     pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
         let unflushed = &self.legs[leg].unflushed[half];
         let bits = unflushed.bits_of(offset, len);
+        // Whoever set them set those of the log too, and no bit of this half is cleared while a
+        // call is counted in it.
+        if unflushed.has_all(bits.clone()) {
+            return;
+        }
         let _marks = self.marks.lock();
         unflushed.set(bits.clone());
         self.local.mark(bits);
@@ -531,6 +594,7 @@ impl Inner {
                     count(&self.legs[leg].counters.disconnects, 1);
                 }
                 own.generation_bumped = false;
+                own.has_unflushed |= self.legs[leg].unflushed.iter().any(|map| map.count() > 0);
                 // Blocks sent since the last flush may not have arrived, or may be lost.
                 for unflushed in &self.legs[leg].unflushed {
                     for index in 0..unflushed.words() {

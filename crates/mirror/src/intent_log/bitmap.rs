@@ -91,6 +91,11 @@ impl Bitmap {
         self.parts(range).any(|(index, part)| self.word(index) & part != 0)
     }
 
+    /// True when all bits of the range are set.
+    pub fn has_all(&self, range: Range<u64>) -> bool {
+        self.parts(range).all(|(index, part)| self.word(index) & part == part)
+    }
+
     /// How many bits are set.
     pub fn count(&self) -> u64 {
         self.set.load(Ordering::Acquire)

@@ -35,7 +35,7 @@ use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::log_area::LogArea;
 use crate::intent_log::pages::{CLEARED, Pages, SET, UNCOPIED, page_of};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
-use crate::io::write::RunToCompletion;
+use crate::io::request::RunToCompletion;
 use crate::limits::{EVICT_TICK_MS, PAGES_PER_WRITE};
 use crate::ondisk::counter;
 use crate::ondisk::layout::ReplicaGeometry;

@@ -2,19 +2,51 @@
 //! receive the call, and counts it as in flight.
 //!
 //! The decision stays valid until the call completes, because any change of it waits for calls that
-//! were admitted earlier. Marks that must exist before the data does are set here, under the same
-//! lock, so that the end of a session cannot miss them.
+//! were admitted earlier. While every peer is connected and synchronous, a write is admitted by its
+//! core's [`AdmissionView`] without a lock. Everything else is decided under the lock of the state.
+//! Marks that must exist before the data does are set before the admission is confirmed
+//! ([`crate::io::call_gate`]), so that the end of a session cannot miss them.
+
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use flagstone_blockdev::IoError;
 use parking_lot::MutexGuard;
 
+use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
 use crate::io::reorder::WriteNumbers;
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, OnCongestion, PeerOptions};
 use crate::state::status::DesiredState;
-use crate::wire::peer::SharedSession;
+use crate::wire::peer::{PeerSession, SharedSession};
+
+/// What calls on one core know of the state.
+#[derive(Default)]
+pub(crate) struct AdmissionView {
+    /// Hosts are served, from the local leg.
+    pub(crate) reads_locally: bool,
+    /// The session that may write to this replica.
+    pub(crate) attached: Option<u64>,
+    /// The call to each configured peer, if every write is sent to all legs and waits for them.
+    writes: Option<[Option<ViewedLeg>; PEERS_MAX]>,
+}
+
+struct ViewedLeg {
+    /// A view does not keep a session open that has ended.
+    session: Weak<dyn PeerSession>,
+    session_id: u64,
+    durable: bool,
+    half: Option<usize>,
+}
+
+impl ViewedLeg {
+    fn call(&self) -> Option<LegCall> {
+        let &ViewedLeg { ref session, session_id, durable, half } = self;
+        Some(LegCall { session: session.upgrade()?, session_id, durable, half })
+    }
+}
 
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each write")]
 pub(crate) enum Admission {
@@ -35,14 +67,16 @@ pub(crate) enum Admission {
     Refused(IoError),
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Dispatch {
     pub(crate) legs: [LegDispatch; PEERS_MAX],
     pub(crate) local: bool,
+    /// Version of the state at admission.
+    version: u64,
 }
 
 /// A call's part for one peer.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) enum LegDispatch {
     /// No I/O: there is no session, and the range is marked as out of sync.
     #[default]
@@ -72,21 +106,82 @@ impl Leg {
 }
 
 impl Inner {
+    /// This core's view of the state, and its version.
+    #[inline]
+    pub(crate) fn view(&self) -> (u64, Rc<AdmissionView>) {
+        self.calls.view(|| {
+            let state = self.lock();
+            (self.calls.version(), self.viewed(&state))
+        })
+    }
+
+    fn viewed(&self, state: &State) -> AdmissionView {
+        let serves = state.serving && state.replacement.is_none() && !state.local_device_failed;
+        let admits = serves && state.may_admit().is_ok();
+        let mut legs = [const { None }; PEERS_MAX];
+        let known = legs.iter_mut().zip(state.legs.iter().zip(&self.legs)).all(|(view, leg)| {
+            *view = viewed_leg(leg);
+            view.is_some()
+        });
+        AdmissionView {
+            reads_locally: serves,
+            attached: state.attached.map(|attached| attached.session),
+            writes: (admits && known).then_some(legs),
+        }
+    }
+
     /// Asks for admission of a write to a range, with `data_bytes` of payload. The caller holds
     /// references to its regions and the lock on its range.
-    pub(crate) fn admit(&self, (offset, len): (u64, u64), data_bytes: u64) -> Admission {
-        let mut state = self.lock();
-        if let Some(moved) = state.moved() {
-            return moved;
+    pub(crate) fn admit(&self, range: (u64, u64), data_bytes: u64) -> Admission {
+        match self.admit_by_view(range) {
+            Some(dispatch) => Admission::Admitted(dispatch),
+            None => self.admit_locked(range, data_bytes),
         }
-        if !state.serving {
-            return Admission::Refused(IoError::Unreachable);
+    }
+
+    /// Admits a write that needs no decision; `None` if it does.
+    #[inline]
+    pub(crate) fn admit_by_view(&self, (offset, len): (u64, u64)) -> Option<Dispatch> {
+        let (version, view) = self.view();
+        let legs = view.writes.as_ref()?;
+        let mut dispatch = Dispatch { local: true, version, ..Dispatch::default() };
+        for (to, viewed) in dispatch.legs.iter_mut().zip(legs) {
+            if let Some(viewed) = viewed {
+                *to = LegDispatch::Send(viewed.call()?);
+            }
         }
-        if state.admission_blocks > 0 {
-            return Admission::Wait(state.changes);
+        self.calls.begin(Counted::HostCall);
+        for (index, leg) in dispatch.legs.iter().enumerate() {
+            if let LegDispatch::Send(leg_call) = leg {
+                self.begin_leg_call(index, leg_call.half, offset, len);
+            }
         }
-        if state.is_unavailable() {
-            return Admission::Refused(IoError::Unreachable);
+        if self.calls.confirm(version) {
+            return Some(dispatch);
+        }
+        for (index, leg) in dispatch.legs.iter().enumerate() {
+            if let LegDispatch::Send(leg_call) = leg {
+                self.call_ended(Counted::Leg(index, leg_call.half));
+            }
+        }
+        self.call_ended(Counted::HostCall);
+        None
+    }
+
+    /// Counts a write to a peer, and then marks it if the peer acknowledges from memory.
+    #[inline]
+    fn begin_leg_call(&self, leg: usize, half: Option<usize>, offset: u64, len: u64) {
+        self.calls.begin(Counted::Leg(leg, half));
+        if let Some(half) = half {
+            self.mark_unflushed(leg, half, offset, len);
+        }
+    }
+
+    #[cold]
+    fn admit_locked(&self, (offset, len): (u64, u64), data_bytes: u64) -> Admission {
+        let state = self.lock();
+        if let Err(stop) = state.may_admit() {
+            return stop;
         }
         // Check all legs before changing anything, so that a refusal needs no undo.
         for (index, (leg, own)) in self.legs.iter().zip(&state.legs).enumerate() {
@@ -94,21 +189,27 @@ impl Inner {
                 return stop;
             }
         }
-        let mut dispatch = Dispatch { local: !state.local_device_failed, ..Dispatch::default() };
         let served_by_peer = state.local_device_failed;
-        for (index, own) in state.legs.iter_mut().enumerate() {
+        let mut dispatch = self.dispatch(&state);
+        for (index, own) in state.legs.iter().enumerate() {
             dispatch.legs[index] =
                 self.admit_leg(own, index, (offset, len), data_bytes, served_by_peer);
         }
-        state.in_flight += 1;
         Admission::Admitted(dispatch)
+    }
+
+    /// Counts a host call, which has no leg yet but the local one.
+    fn dispatch(&self, state: &State) -> Dispatch {
+        self.calls.begin(Counted::HostCall);
+        let (local, version) = (!state.local_device_failed, self.calls.version());
+        Dispatch { local, version, ..Dispatch::default() }
     }
 
     /// Admits the call to one leg. While a peer serves the volume because the local leg has failed,
     /// its calls are waited for even in asynchronous mode.
     fn admit_leg(
         &self,
-        own: &mut LegState,
+        own: &LegState,
         index: usize,
         (offset, len): (u64, u64),
         data_bytes: u64,
@@ -119,48 +220,30 @@ impl Inner {
             self.mark(index, offset, len);
             return LegDispatch::MarkOnly;
         };
-        let (mode, tracks_unflushed) = {
-            let options = leg.options();
-            (options.mode, options.tracks_unflushed())
-        };
-        let half = tracks_unflushed.then_some(own.unflushed_half);
-        let durable = !tracks_unflushed && own.volatile_cache;
+        let options = leg.options();
+        let (mode, half, durable) = (options.mode, own.half(&options), own.durable(&options));
+        drop(options);
         let leg_call =
             LegCall { session: session.clone(), session_id: own.session_id, durable, half };
-        let dispatch = match mode {
+        self.begin_leg_call(index, half, offset, len);
+        match mode {
             Mode::Async if !served_by_peer => match leg.queue().push(len, Inner::now_ns()) {
                 Some(slot) => {
                     let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
-                    let numbers = own.numbering.begin(parts as u32);
+                    let numbers = leg.numbering.lock().begin(parts as u32);
                     LegDispatch::Queue(leg_call, slot, numbers)
                 }
                 // Space was checked under the same lock, and other tasks only free space.
                 None => unreachable!("the queue fills only under the state's lock"),
             },
             Mode::Sync | Mode::Async => LegDispatch::Send(leg_call),
-        };
-        if let Some(half) = half {
-            self.mark_unflushed(index, half, offset, len);
-            own.unflushed_in_flight[half] += 1;
-            own.has_unflushed = true;
         }
-        own.calls_in_flight += 1;
-        dispatch
     }
 
     pub(crate) fn admit_flush(&self) -> Admission {
-        let mut state = self.lock();
-        if let Some(moved) = state.moved() {
-            return moved;
-        }
-        if !state.serving {
-            return Admission::Refused(IoError::Unreachable);
-        }
-        if state.admission_blocks > 0 {
-            return Admission::Wait(state.changes);
-        }
-        if state.is_unavailable() {
-            return Admission::Refused(IoError::Unreachable);
+        let state = self.lock();
+        if let Err(stop) = state.may_admit() {
+            return stop;
         }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
         let local = !state.local_device_failed;
@@ -168,9 +251,9 @@ impl Inner {
             let options = leg.options();
             (options.mode == Mode::Sync || !local) && options.tracks_unflushed()
         };
-        let mut dispatch = Dispatch { local, ..Dispatch::default() };
+        let mut calls = [const { LegDispatch::MarkOnly }; PEERS_MAX];
         for index in (0..self.legs.len()).filter(|index| asks(&self.legs[*index])) {
-            let own = &mut state.legs[index];
+            let own = &state.legs[index];
             if !own.receives_writes && !own.generation_bumped && own.has_unflushed && local {
                 return Admission::NeedsGeneration;
             }
@@ -178,51 +261,61 @@ impl Inner {
                 continue;
             };
             let (session_id, durable) = (own.session_id, false);
-            dispatch.legs[index] =
-                LegDispatch::Send(LegCall { session, session_id, durable, half: None });
+            calls[index] = LegDispatch::Send(LegCall { session, session_id, durable, half: None });
         }
-        for (own, dispatch) in state.legs.iter_mut().zip(&dispatch.legs) {
-            own.calls_in_flight += usize::from(matches!(dispatch, LegDispatch::Send(_)));
-        }
-        state.in_flight += 1;
-        Admission::Admitted(dispatch)
-    }
-
-    /// The call to one leg has completed, and any mark that it leaves has been set.
-    pub(crate) fn leg_completed(&self, leg: usize, half: Option<usize>) {
-        let end = |own: &mut LegState| {
-            own.calls_in_flight -= 1;
-            let mut last = own.calls_in_flight == 0;
-            if let Some(half) = half {
-                own.unflushed_in_flight[half] -= 1;
-                last |= own.unflushed_in_flight[half] == 0;
+        for (index, call) in calls.iter().enumerate() {
+            if let LegDispatch::Send(_) = call {
+                self.calls.begin(Counted::Leg(index, None));
             }
-            last
-        };
-        // Few tasks wait for the last call, and most calls are not the last.
-        let last = end(&mut self.lock().legs[leg]);
-        if last {
-            self.change(|_| {});
         }
+        Admission::Admitted(Dispatch { legs: calls, ..self.dispatch(&state) })
     }
 
-    /// The call has completed. Returns false when hosts are no longer served: this side was deposed
-    /// meanwhile, and its successor may lack the call's data.
-    pub(crate) fn call_completed(&self) -> bool {
-        let (last, serving) = {
-            let mut state = self.lock();
-            state.in_flight -= 1;
-            let awaited = state.admission_blocks > 0 || !state.serving;
-            (state.in_flight == 0 && awaited, state.serving)
-        };
-        if last {
-            self.change(|_| {});
-        }
-        serving
+    /// The host call has completed. Returns false when hosts are no longer served: this side was
+    /// deposed meanwhile, and its successor may lack the call's data.
+    #[inline]
+    pub(crate) fn call_completed(&self, dispatch: &Dispatch) -> bool {
+        self.call_ended(Counted::HostCall);
+        self.calls.confirm(dispatch.version) || self.lock().serving
+    }
+}
+
+/// A leg to which every write is sent and waited for; `None` for any other.
+fn viewed_leg((own, leg): (&LegState, &Leg)) -> Option<ViewedLeg> {
+    let options = leg.options();
+    let session = own.session.as_ref().filter(|_| own.receives_writes)?;
+    (options.mode == Mode::Sync).then(|| ViewedLeg {
+        session: Arc::downgrade(session),
+        session_id: own.session_id,
+        durable: own.durable(&options),
+        half: own.half(&options),
+    })
+}
+
+impl LegState {
+    /// The half of the unflushed bitmap in which writes are marked.
+    fn half(&self, options: &PeerOptions) -> Option<usize> {
+        options.tracks_unflushed().then_some(self.unflushed_half)
+    }
+
+    /// Whether a write has to be durable on the peer at completion.
+    fn durable(&self, options: &PeerOptions) -> bool {
+        !options.tracks_unflushed() && self.volatile_cache
     }
 }
 
 impl State {
+    /// The checks that writes and flushes have in common.
+    fn may_admit(&self) -> Result<(), Admission> {
+        match self.moved() {
+            Some(moved) => Err(moved),
+            None if !self.serving => Err(Admission::Refused(IoError::Unreachable)),
+            None if self.admission_blocks > 0 => Err(Admission::Wait(self.changes)),
+            None if self.is_unavailable() => Err(Admission::Refused(IoError::Unreachable)),
+            None => Ok(()),
+        }
+    }
+
     /// What a host call does when the replica is moving to another mirror: wait, or follow it.
     pub(crate) fn moved(&self) -> Option<Admission> {
         match &self.replacement {

@@ -25,7 +25,7 @@ use flagstone_runtime::{Buf, task, time};
 
 use crate::io::admission::Admission;
 use crate::limits::REJECT_DELAY_MS;
-use crate::mirror::{Inner, LegState, State};
+use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::state::status::{DesiredState, LegPhase};
 
 struct BlockedCount<'a>(&'a Inner);
@@ -84,7 +84,7 @@ impl Inner {
     /// loop.
     pub(crate) async fn reject_after_delay(&self) -> IoError {
         let _count = self.count_blocked();
-        let passes = |state: &mut State| {
+        let passes = |state: &mut StateGuard<'_>| {
             let blocked = self.blocks_writes(state, |own| own.receives_writes);
             (!blocked || !state.serving || state.migrating).then_some(())
         };
@@ -110,7 +110,7 @@ impl Inner {
     /// [`IoError::Unreachable`] when hosts are no longer served here, no memory can keep `rest`, or
     /// the caller's connection has ended.
     pub(crate) async fn wait_while_blocked(&self, rest: Option<Buf>) -> Result<(), IoError> {
-        let goes = |state: &mut State| {
+        let goes = |state: &mut StateGuard<'_>| {
             if let Some(replacement) = &state.replacement {
                 return Some(Ok(Some(replacement.clone())));
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut};
+use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::io::flush::flush;
 use crate::io::repair::RepairPeer;
@@ -23,8 +23,7 @@ impl BlockDevice for Mirror {
         if let Err(error) = self.0.geometry.check_transfer(offset, buf.len()) {
             return IoFuture::ready(Err(error));
         }
-        let inner = self.0.clone();
-        IoFuture::later(async move { read(inner, offset, buf).await })
+        read(&self.0, offset, buf)
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
@@ -33,8 +32,7 @@ impl BlockDevice for Mirror {
         if let Err(error) = bounded.and(allowed) {
             return IoFuture::ready(Err(error));
         }
-        let (inner, len) = (self.0.clone(), data.len() as u64);
-        IoFuture::later(change(inner, (offset, len), WriteOp::Write(data), fua))
+        change(&self.0, (offset, data.len() as u64), WriteOp::Write(data), fua)
     }
 
     fn flush(&self) -> IoFuture<()> {
@@ -66,12 +64,7 @@ impl BlockDevice for Mirror {
 
 impl Mirror {
     fn zero(&self, offset: u64, len: u64, may_deallocate: bool, fua: bool) -> IoFuture<()> {
-        IoFuture::later(change(
-            self.0.clone(),
-            (offset, len),
-            WriteOp::Zero { may_deallocate },
-            fua,
-        ))
+        change(&self.0, (offset, len), WriteOp::Zero { may_deallocate }, fua)
     }
 }
 
@@ -91,6 +84,11 @@ struct ReadablePeer {
 }
 
 impl Inner {
+    fn count_read(&self, began_ns: u64) {
+        count(&self.counters.calls, 1);
+        count(&self.counters.calls_ns, Inner::now_ns().saturating_sub(began_ns));
+    }
+
     fn read_route(&self, state: &State) -> Result<ReadRoute, IoError> {
         if !state.serving {
             return Err(IoError::Unreachable);
@@ -114,9 +112,67 @@ impl Inner {
 /// role from a healthy peer. After that, a read may find data of the next source that was never
 /// acknowledged, a half-copied resync, or metadata of a volume that has shrunk. Such data is never
 /// returned: the read is repeated where hosts are served now, or fails.
-async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
-    let began = Inner::now_ns();
-    let result = loop {
+fn read(inner: &Arc<Inner>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+    let began_ns = Inner::now_ns();
+    let (version, view) = inner.view();
+    let len = buf.len();
+    if !view.reads_locally || inner.range_lock.read(offset, len as u64).is_some() {
+        let inner = inner.clone();
+        return IoFuture::later(async move {
+            let result = read_anywhere(&inner, offset, buf).await;
+            inner.count_read(began_ns);
+            result
+        });
+    }
+    // Usually the state is still the same afterwards, and nothing else has to be looked at.
+    let call = match inner.local.data().read(offset, buf).try_now() {
+        Ok(Ok(buf)) if inner.calls.confirm(version) => {
+            inner.count_read(began_ns);
+            return IoFuture::ready(Ok(buf));
+        }
+        Ok(result) => IoFuture::ready(result),
+        Err(call) => call,
+    };
+    let inner = inner.clone();
+    IoFuture::later(async move {
+        let mut result = call.await;
+        if !(result.is_ok() && inner.calls.confirm(version)) {
+            result = read_again(&inner, (offset, len), version, result).await;
+        }
+        inner.count_read(began_ns);
+        result
+    })
+}
+
+/// Continues a read of the local leg that failed, or during which the state changed.
+#[cold]
+async fn read_again(
+    inner: &Arc<Inner>,
+    (offset, len): (u64, usize),
+    version: u64,
+    result: Result<BufMut, IoError>,
+) -> Result<BufMut, IoError> {
+    let buf = match result {
+        Ok(buf) => buf,
+        Err(error) if inner.calls.confirm(version) => {
+            let route = inner.read_route(&inner.lock())?;
+            let found = read_from_peer(inner, route.peer, (offset, len), error).await?;
+            if inner.lock().service_ends == route.service_ends {
+                return Ok(found);
+            }
+            found
+        }
+        Err(_) => buf::acquire(len).await.map_err(|_| IoError::NoMemory)?,
+    };
+    read_anywhere(inner, offset, buf).await
+}
+
+async fn read_anywhere(
+    inner: &Arc<Inner>,
+    offset: u64,
+    mut buf: BufMut,
+) -> Result<BufMut, IoError> {
+    loop {
         let len = buf.len();
         if let Some(guard) = inner.range_lock.read(offset, len as u64) {
             guard.granted().await;
@@ -127,25 +183,24 @@ async fn read(inner: Arc<Inner>, offset: u64, mut buf: BufMut) -> Result<BufMut,
         });
         let ReadRoute { local, peer, service_ends } = match route.await {
             Ok(route) => route?,
-            Err(replacement) => return Box::pin(read(replacement.0, offset, buf)).await,
+            Err(replacement) => {
+                return Box::pin(read_anywhere(&replacement.0, offset, buf)).await;
+            }
         };
         let result = match (local, peer) {
             (false, Some(peer)) => peer.session.read(offset, buf).await,
             (false, None) => Err(IoError::Unreachable),
             (true, peer) => match inner.local.data().read(offset, buf).await {
-                Err(error) => read_from_peer(&inner, peer, (offset, len), error).await,
+                Err(error) => read_from_peer(inner, peer, (offset, len), error).await,
                 found => found,
             },
         };
         match result {
-            result if inner.lock().service_ends == service_ends => break result,
+            result if inner.lock().service_ends == service_ends => return result,
             Ok(memory) => buf = memory,
-            Err(_) => break Err(IoError::Unreachable),
+            Err(_) => return Err(IoError::Unreachable),
         }
-    };
-    count(&inner.counters.calls, 1);
-    count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
-    result
+    }
 }
 
 /// Reads from the peer after the local leg failed to serve a read.
@@ -162,7 +217,7 @@ async fn read_from_peer(
         return Err(error);
     }
     count(&inner.counters.reads_from_peer, 1);
-    let buf = flagstone_runtime::buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
+    let buf = buf::acquire(len).await.map_err(|_| IoError::NoMemory)?;
     let found = session.read(offset, buf).await.map_err(|_| error)?;
     if !is_outage(error) {
         let peer = RepairPeer { leg, session_id, session };

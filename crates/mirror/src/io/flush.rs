@@ -14,8 +14,9 @@ use std::task::Poll;
 use flagstone_blockdev::IoError;
 
 use crate::io::admission::{Admission, Dispatch, LegDispatch};
+use crate::io::call_gate::Counted;
 use crate::io::memory::with_memory;
-use crate::io::write::RunToCompletion;
+use crate::io::request::RunToCompletion;
 use crate::limits::PEERS_MAX;
 use crate::mirror::Inner;
 
@@ -64,7 +65,7 @@ async fn run_flush(inner: Arc<Inner>, dispatch: Dispatch) -> Result<(), IoError>
         local_result = with_memory(|| inner.local.data().flush()).await;
     }
     let result = complete_flush(&inner, &dispatch, local_result, results).await;
-    let serving = inner.call_completed();
+    let serving = inner.call_completed(&dispatch);
     result.and(if serving { Ok(()) } else { Err(IoError::Unreachable) })
 }
 
@@ -79,7 +80,7 @@ async fn complete_flush(
         if !matches!(results, Some(Ok(()))) {
             inner.disconnect(leg, leg_call.session_id);
         }
-        inner.leg_completed(leg, leg_call.half);
+        inner.call_ended(Counted::Leg(leg, leg_call.half));
     }
     if let Err(error) = local_result {
         // A leg in mode `sync` that was not asked has every completed write durably.

@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod blocked;
+pub(crate) mod call_gate;
 pub(crate) mod deliver;
 pub(crate) mod device;
 pub(crate) mod fifo_lock;
@@ -14,4 +15,5 @@ pub(crate) mod range_lock;
 pub(crate) mod range_table;
 pub mod reorder;
 pub(crate) mod repair;
+pub(crate) mod request;
 pub(crate) mod write;

@@ -15,9 +15,10 @@ use flagstone_runtime::spawn_detached;
 
 use crate::agree::generation::GenerationHistory;
 use crate::id::Generation;
+use crate::io::call_gate::Counted;
 use crate::io::memory::with_memory;
 use crate::limits::PEERS_MAX;
-use crate::mirror::{Inner, State};
+use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::state::status::LegPhase;
 use crate::wire::peer::{PeerRequest, execute};
@@ -52,8 +53,9 @@ impl Inner {
             if start {
                 spawn_detached(bump_generation(self.clone()));
             }
-            let ended =
-                |state: &mut State| (!state.bumping_generation).then_some(state.generation_error);
+            let ended = |state: &mut StateGuard<'_>| {
+                (!state.bumping_generation).then_some(state.generation_error)
+            };
             if let Some(error) = self.wait(ended).await {
                 return Err(error);
             }
@@ -95,16 +97,18 @@ impl Inner {
     /// the next write: if this node crashed in between, the peer would be preferred.
     pub(crate) async fn record_failed_flush(self: &Arc<Self>) {
         let serves = {
-            let mut state = self.lock();
+            let state = self.lock();
             let serves = state.serving && state.admission_blocks == 0 && !state.migrating;
-            // Counted like a host call, so the role is not given up meanwhile.
-            state.in_flight += usize::from(serves);
+            if serves {
+                // Counted like a host call, so the role is not given up meanwhile.
+                self.calls.begin(Counted::HostCall);
+            }
             serves
         };
         if serves {
             // If this fails, the next write tries again and is not acknowledged without it.
             let _ = self.ensure_new_generation().await;
-            let _ = self.call_completed();
+            self.call_ended(Counted::HostCall);
         }
     }
 }

@@ -16,7 +16,7 @@ use flagstone_runtime::spawn_detached;
 
 use crate::io::memory::for_copy;
 use crate::io::range_lock::RangeGuard;
-use crate::io::write::RunToCompletion;
+use crate::io::request::RunToCompletion;
 use crate::limits::{BIT_MIN_BYTES, REPAIRS_MAX};
 use crate::mirror::{Inner, count};
 use crate::session::resync::is_outage;

@@ -12,26 +12,24 @@
 //!
 //! From step 3 on, a dropped call still completes: data on one leg only must be recorded.
 
-use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::buf::ParkedMemory;
-use flagstone_runtime::{Buf, spawn_detached};
-use std::future::{Future, poll_fn};
-use std::ops::Range;
-use std::pin::Pin;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
+
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_runtime::Buf;
+use flagstone_runtime::buf::ParkedMemory;
 
 use crate::intent_log::recover::is_inconclusive;
-use crate::io::admission::{Admission, Dispatch, LegCall, LegDispatch};
-use crate::io::memory::with_memory;
+use crate::io::admission::{Admission, Dispatch, LegCall};
+use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, SendDecision};
-use crate::io::range_lock::RangeGuard;
+use crate::io::range_lock::RangeRequest;
 use crate::io::reorder::WriteOrder;
-use crate::limits::PEERS_MAX;
+use crate::io::request::{WritePart, WriteRequest};
 use crate::manage::replica::RegionRef;
 use crate::mirror::{Inner, count};
 use crate::options::Mode;
-use crate::session::resync::is_outage;
 use crate::state::status::LegPhase;
 
 #[derive(Clone)]
@@ -49,7 +47,7 @@ impl WriteOp {
         }
     }
 
-    fn into_data(self) -> Option<Buf> {
+    pub(crate) fn into_data(self) -> Option<Buf> {
         match self {
             WriteOp::Write(data) => Some(data),
             WriteOp::Zero { .. } => None,
@@ -68,7 +66,13 @@ impl WriteOp {
         }
     }
 
-    fn to_device(&self, device: &SharedDevice, offset: u64, len: u64, fua: bool) -> IoFuture<()> {
+    pub(crate) fn to_device(
+        &self,
+        device: &SharedDevice,
+        offset: u64,
+        len: u64,
+        fua: bool,
+    ) -> IoFuture<()> {
         match self {
             WriteOp::Write(data) => device.write(offset, data.clone(), fua),
             WriteOp::Zero { may_deallocate } => {
@@ -79,7 +83,7 @@ impl WriteOp {
         }
     }
 
-    fn to_session(
+    pub(crate) fn to_session(
         &self,
         leg_call: &LegCall,
         (offset, len): (u64, u64),
@@ -98,105 +102,84 @@ impl WriteOp {
     }
 }
 
-/// A future that runs to completion even when it is dropped.
-pub(crate) struct RunToCompletion<T: 'static = ()>(Option<IoFuture<T>>);
-
-impl<T: 'static> RunToCompletion<T> {
-    pub(crate) fn new(
-        work: impl Future<Output = Result<T, IoError>> + 'static,
-    ) -> RunToCompletion<T> {
-        RunToCompletion(Some(IoFuture::later(work)))
-    }
-}
-
-impl<T: 'static> Future for RunToCompletion<T> {
-    type Output = Result<T, IoError>;
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(work) = &mut self.0 else { return Poll::Pending };
-        let polled = Pin::new(work).poll(cx);
-        if polled.is_ready() {
-            self.0 = None;
-        }
-        polled
-    }
-}
-
-impl<T: 'static> Drop for RunToCompletion<T> {
-    fn drop(&mut self) {
-        if let Some(work) = self.0.take() {
-            spawn_detached(async move {
-                // The result is not needed: everything to be recorded is recorded inside.
-                let _ = work.await;
-            });
-        }
-    }
-}
-
-struct WriteRequest {
-    dispatch: Dispatch,
-    op: WriteOp,
-    offset: u64,
-    len: u64,
-    fua: bool,
-    guard: RangeGuard,
-    region_ref: Option<RegionRef>,
-    /// No further piece of its host call follows.
-    is_last: bool,
-}
-
-/// Executes a host write, in pieces if it is long, because the number of active regions is bounded.
-pub(crate) async fn change(
-    inner: Arc<Inner>,
+/// Executes a host write.
+pub(crate) fn change(
+    inner: &Arc<Inner>,
     (offset, len): (u64, u64),
     op: WriteOp,
     fua: bool,
-) -> Result<(), IoError> {
+) -> IoFuture<()> {
+    let part = WritePart { op, offset, len, fua, is_last: true, began_ns: Inner::now_ns() };
+    match begin_now(inner, part) {
+        Ok(request) => IoFuture::later(request.execute(inner.clone())),
+        Err(part) => IoFuture::later(change_pieces(inner.clone(), part)),
+    }
+}
+
+/// Begins a write that has to wait for nothing, which is the usual case.
+#[inline]
+fn begin_now(inner: &Arc<Inner>, part: WritePart) -> Result<WriteRequest, WritePart> {
+    let (offset, len) = (part.offset, part.len);
+    if offset % inner.local.longest_piece() + len > inner.local.longest_piece() {
+        return Err(part);
+    }
+    let RangeRequest::Granted(guard) = inner.range_lock.change(offset, len) else {
+        return Err(part);
+    };
+    let Some(region_ref) = inner.local.try_reference(offset, len) else { return Err(part) };
+    match inner.admit_by_view((offset, len)) {
+        Some(dispatch) => Ok(WriteRequest::new(part, dispatch, guard, Some(region_ref))),
+        None => Err(part),
+    }
+}
+
+/// Executes a host write, in pieces if it is long, because the number of active regions is bounded.
+async fn change_pieces(inner: Arc<Inner>, whole: WritePart) -> Result<(), IoError> {
     let longest = inner.local.longest_piece();
-    let (mut at, end, mut op) = (offset, offset + len, op);
+    let (mut at, end, mut op) = (whole.offset, whole.offset + whole.len, whole.op);
     loop {
-        let piece = (longest - at % longest).min(end - at);
-        let (part, rest) = match at + piece == end {
+        let len = (longest - at % longest).min(end - at);
+        let (first, rest) = match at + len == end {
             true => (op, None),
-            false => op.split_at(piece),
+            false => op.split_at(len),
         };
-        match change_piece(inner.clone(), (at, piece), part, rest, fua).await? {
+        let (fua, is_last, began_ns) = (whole.fua, rest.is_none(), Inner::now_ns());
+        let part = WritePart { op: first, offset: at, len, fua, is_last, began_ns };
+        match change_piece(inner.clone(), part, rest).await? {
             Some(rest) => op = rest,
             None => return Ok(()),
         }
-        at += piece;
+        at += len;
     }
 }
 
 /// Executes one piece, and returns the rest.
 async fn change_piece(
     inner: Arc<Inner>,
-    (offset, len): (u64, u64),
-    op: WriteOp,
+    part: WritePart,
     rest: Option<WriteOp>,
-    fua: bool,
 ) -> Result<Option<WriteOp>, IoError> {
-    let began = Inner::now_ns();
+    let (offset, len) = (part.offset, part.len);
     let mut parked = None;
     let request = loop {
         let guard = inner.range_lock.change(offset, len).acquired().await;
-        match admit_write(&inner, (offset, len), op.data_bytes()).await? {
+        match admit_write(&inner, (offset, len), part.op.data_bytes()).await? {
             WriteAdmission::Admitted(dispatch, region_ref) => {
-                let is_last = rest.is_none();
-                break WriteRequest { dispatch, op, offset, len, fua, guard, region_ref, is_last };
+                break WriteRequest::new(part, dispatch, guard, region_ref);
             }
             WriteAdmission::Wait(admission) => {
                 // Release the range: a resync may need it before the write can be admitted.
                 drop(guard);
                 if let Admission::Moved(replacement) = admission {
-                    Box::pin(change(replacement.0, (offset, len), op, fua)).await?;
+                    change(&replacement.0, (offset, len), part.op, part.fua).await?;
                     return Ok(rest);
                 }
                 if let (Admission::Blocked(_), None, WriteOp::Write(data)) =
-                    (&admission, &parked, &op)
+                    (&admission, &parked, &part.op)
                 {
                     parked = ParkedMemory::hold(data);
                     if parked.is_none() {
-                        drop((op, rest));
+                        drop((part, rest));
                         return Err(inner.reject_after_delay().await);
                     }
                 }
@@ -205,11 +188,7 @@ async fn change_piece(
         }
     };
     drop(parked);
-    let result = RunToCompletion::new(run(inner.clone(), request)).await;
-    count(&inner.counters.writes, 1);
-    count(&inner.counters.calls, 1);
-    count(&inner.counters.calls_ns, Inner::now_ns().saturating_sub(began));
-    result.map(|()| rest)
+    request.execute(inner).await.map(|()| rest)
 }
 
 enum WriteAdmission {
@@ -223,13 +202,10 @@ async fn admit_write(
     range: (u64, u64),
     data_bytes: u64,
 ) -> Result<WriteAdmission, IoError> {
-    let region_ref = match inner.lock().local_device_failed {
+    let local_device_failed = inner.lock().local_device_failed;
+    let region_ref = match local_device_failed {
         true => None,
-        false => Some(inner.local.reference(range.0, range.1)),
-    };
-    let region_ref = match region_ref {
-        None => None,
-        Some(region_ref) => match region_ref.await {
+        false => match inner.local.reference(range.0, range.1).await {
             Ok(region_ref) => Some(region_ref),
             Err(error) => {
                 // The log is closed before the replica moves to another mirror.
@@ -271,196 +247,7 @@ impl Inner {
     }
 }
 
-/// Results by leg, and the durations until the local leg and until all legs had completed.
-struct LegResults {
-    local: Option<Result<(), IoError>>,
-    remote: [Option<Result<(), IoError>>; PEERS_MAX],
-    local_ns: u64,
-    all_ns: u64,
-}
-
-/// Submits to all legs at once and waits for all of them.
-async fn submit(inner: &Arc<Inner>, request: &WriteRequest) -> LegResults {
-    let range = (request.offset, request.len);
-    let began = Inner::now_ns();
-    let mut remote = [const { None }; PEERS_MAX];
-    for (index, leg) in request.dispatch.legs.iter().enumerate() {
-        match leg {
-            LegDispatch::MarkOnly => {}
-            LegDispatch::Send(leg_call) => {
-                remote[index] = Some(request.op.to_session(leg_call, range, request.fua, None));
-            }
-            LegDispatch::Queue(leg_call, slot, numbers) => {
-                let queued = QueuedWrite { leg: index, leg_call: leg_call.clone(), slot: *slot };
-                let (inner, op, order) = (inner.clone(), request.op.clone(), numbers.first);
-                spawn_detached(send_queued(inner, queued, op, range, order));
-            }
-        }
-    }
-    let (op, device, fua) = (&request.op, inner.local.data(), request.fua);
-    let to_device = || op.to_device(device, range.0, range.1, fua);
-    let mut local = request.dispatch.local.then(to_device);
-    let mut results = LegResults { local: None, remote: [None; PEERS_MAX], local_ns: 0, all_ns: 0 };
-    poll_fn(|cx| {
-        if let Some(call) = &mut local
-            && let Poll::Ready(result) = Pin::new(call).poll(cx)
-        {
-            (local, results.local) = (None, Some(result));
-            results.local_ns = Inner::now_ns().saturating_sub(began);
-        }
-        for (call, results) in remote.iter_mut().zip(&mut results.remote) {
-            if let Some(running) = call
-                && let Poll::Ready(result) = Pin::new(running).poll(cx)
-            {
-                (*call, *results) = (None, Some(result));
-            }
-        }
-        let pending = local.is_some() || remote.iter().any(Option::is_some);
-        if pending { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    if results.local == Some(Err(IoError::NoMemory)) {
-        results.local = Some(with_memory(to_device).await);
-    }
-    results.all_ns = Inner::now_ns().saturating_sub(began);
-    results
-}
-
-async fn run(inner: Arc<Inner>, request: WriteRequest) -> Result<(), IoError> {
-    let results = submit(&inner, &request).await;
-    count(&inner.counters.local_ns, results.local_ns);
-    let result = complete(&inner, &request, &results).await;
-    let serving = inner.call_completed();
-    let WriteRequest { guard, region_ref, op, is_last, .. } = request;
-    drop((guard, region_ref));
-    result?;
-    if !serving {
-        return Err(IoError::Unreachable);
-    }
-    if results.remote.iter().flatten().any(Result::is_err) {
-        // The data is written, so the blocked call keeps none of it except pieces still to come.
-        let rest = if is_last { None } else { op.into_data() };
-        inner.wait_while_blocked(rest).await?;
-    }
-    Ok(())
-}
-
-/// Records the results. Only afterwards may a new session to a peer decide anything.
-async fn complete(
-    inner: &Arc<Inner>,
-    request: &WriteRequest,
-    results: &LegResults,
-) -> Result<(), IoError> {
-    let result = record_results(inner, request, results).await;
-    for (leg, dispatch) in request.dispatch.legs.iter().enumerate() {
-        if let LegDispatch::Send(leg_call) = dispatch {
-            inner.leg_completed(leg, leg_call.half);
-        }
-    }
-    result
-}
-
-async fn record_results(
-    inner: &Arc<Inner>,
-    request: &WriteRequest,
-    results: &LegResults,
-) -> Result<(), IoError> {
-    // Also for a failed write: a peer may still run degraded, and waiting costs little.
-    inner.complete_numbers(&request.dispatch);
-    let (mut up_to_date, mut queued_peer, mut peer_missed) = (None, None, false);
-    for (leg, result) in results.remote.iter().enumerate() {
-        let leg_call = match &request.dispatch.legs[leg] {
-            LegDispatch::Send(leg_call) => leg_call,
-            LegDispatch::Queue(leg_call, ..) => {
-                queued_peer = queued_peer.or(Some((leg, leg_call.session_id)));
-                continue;
-            }
-            LegDispatch::MarkOnly => continue,
-        };
-        if let Some(error) = result.unwrap_or(Err(IoError::Unreachable)).err() {
-            inner.mark_suspect(leg, request.offset, request.len);
-            if !inner.is_known_to_lack(leg, leg_call, (request.offset, request.len), error) {
-                inner.disconnect(leg, leg_call.session_id);
-                peer_missed = true;
-            }
-            continue;
-        }
-        let added = results.all_ns.saturating_sub(results.local_ns);
-        count(&inner.legs[leg].counters.added_ns, added);
-        count(&inner.legs[leg].counters.added_writes, 1);
-        if inner.is_up_to_date(leg, leg_call.session_id) {
-            up_to_date = Some((leg, leg_call.session_id));
-        }
-    }
-    let Err(error) = results.local.unwrap_or(Err(IoError::WriteFault)) else {
-        return if peer_missed { inner.record_difference().await } else { Ok(()) };
-    };
-    let degraded = inner.run_degraded(up_to_date.or(queued_peer), error).await;
-    if degraded.is_err() {
-        // Reads return the local data from now on. A peer may have received the failed write and
-        // must not look equal: after a crash here its data would be preferred.
-        let mut equal = false;
-        for (leg, dispatch) in request.dispatch.legs.iter().enumerate() {
-            if !matches!(dispatch, LegDispatch::MarkOnly) {
-                inner.mark(leg, request.offset, request.len);
-                equal |= inner.disconnect_unless_inconsistent(leg);
-            }
-        }
-        if equal || peer_missed {
-            // The host gets the first error.
-            let _ = inner.record_difference().await;
-        }
-    }
-    degraded
-}
-
 impl Inner {
-    /// Called after setting a mark: ends the session, even a new one, unless the peer is
-    /// inconsistent and so copies all marks first. Returns true when the peer could have looked
-    /// equal.
-    fn disconnect_unless_inconsistent(&self, leg: usize) -> bool {
-        let (session_id, inconsistent) = {
-            let own = &self.lock().legs[leg];
-            (own.session_id, own.session.is_some() && own.inconsistent)
-        };
-        if !inconsistent {
-            self.disconnect(leg, session_id);
-        }
-        !inconsistent
-    }
-
-    /// True when the peer knows that it may lack a range that it could not write: it is
-    /// inconsistent, and the list of its bad ranges covers the range or was not sent yet.
-    fn is_known_to_lack(
-        &self,
-        leg: usize,
-        leg_call: &LegCall,
-        (offset, len): (u64, u64),
-        error: IoError,
-    ) -> bool {
-        let state = self.lock();
-        let own = &state.legs[leg];
-        let list = &own.reported_bad_ranges;
-        let covers = |bad: &Range<u64>| bad.start <= offset && offset + len <= bad.end;
-        !is_outage(error)
-            && own.is_current(leg_call.session_id)
-            && own.inconsistent
-            && (list.is_empty() || list.iter().any(covers))
-    }
-
-    /// Marks the write as completed for the numbering of later writes.
-    fn complete_numbers(&self, dispatch: &Dispatch) {
-        for (leg, dispatch) in dispatch.legs.iter().enumerate() {
-            if let LegDispatch::Queue(leg_call, _, numbers) = dispatch {
-                let mut state = self.lock();
-                let own = &mut state.legs[leg];
-                if own.session_id == leg_call.session_id {
-                    own.numbering.completed(*numbers);
-                }
-            }
-        }
-    }
-
     /// A session whose peer can run degraded: it has every completed write, or queued them.
     pub(crate) fn successor_candidate(&self) -> Option<(usize, u64)> {
         let queued_peer = || {
@@ -497,13 +284,13 @@ impl Inner {
     }
 }
 
-struct QueuedWrite {
-    leg: usize,
-    leg_call: LegCall,
-    slot: QueueSlot,
+pub(crate) struct QueuedWrite {
+    pub(crate) leg: usize,
+    pub(crate) leg_call: LegCall,
+    pub(crate) slot: QueueSlot,
 }
 
-async fn send_queued(
+pub(crate) async fn send_queued(
     inner: Arc<Inner>,
     queued: QueuedWrite,
     op: WriteOp,
@@ -533,7 +320,7 @@ async fn send_queued(
         count(&inner.legs[leg].counters.lost_bytes, range.1);
     }
     inner.leave_queue(leg, slot);
-    inner.leg_completed(leg, leg_call.half);
+    inner.call_ended(Counted::Leg(leg, leg_call.half));
 }
 
 impl Inner {

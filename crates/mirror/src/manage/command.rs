@@ -12,7 +12,7 @@ use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
 use crate::manage::replica::IntentLogStatistics;
 use crate::manage::roles::{Promotion, RoleError, least_epoch};
-use crate::mirror::{Inner, LegState, Mirror, State};
+use crate::mirror::{Inner, LegState, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
 use crate::session::bad_ranges::{BadRange, BadRangeCause};
@@ -336,7 +336,7 @@ impl Mirror {
     pub async fn state_changed(&self, leg: usize, was: MirrorState) -> MirrorState {
         let inner = &self.0;
         let changed =
-            |state: &mut State| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
+            |state: &mut StateGuard<'_>| Some(inner.shown_in(state, leg)).filter(|now| *now != was);
         inner.wait(changed).await
     }
 

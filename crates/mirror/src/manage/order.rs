@@ -17,7 +17,7 @@ use crate::io::deliver::Undelivered;
 use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, RETRY_MIN_MS};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
-use crate::mirror::{Inner, Mirror, State};
+use crate::mirror::{Inner, Mirror, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
@@ -490,7 +490,7 @@ impl Inner {
         }
         let _role_change = self.begin_role_change().await;
         // A write in flight may be the first without the peer, and begin a generation.
-        let unchanged = self.wait(|state: &mut State| {
+        let unchanged = self.wait(|state: &mut StateGuard<'_>| {
             if state.bumping_generation {
                 return None;
             }

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 
 use crate::id::{Generation, MirrorId};
+use crate::io::call_gate::Counted;
 use crate::io::new_generation::NewGeneration;
-use crate::mirror::{Inner, State};
+use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::Refusal;
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
@@ -106,8 +107,9 @@ pub enum RoleError {
 impl Inner {
     /// Starts a change of role, after any that is in progress.
     pub(crate) async fn begin_role_change(self: &Arc<Self>) -> RoleChange {
-        let begin =
-            |state: &mut State| (!std::mem::replace(&mut state.changing_role, true)).then_some(());
+        let begin = |state: &mut StateGuard<'_>| {
+            (!std::mem::replace(&mut state.changing_role, true)).then_some(())
+        };
         self.wait(begin).await;
         RoleChange(self.clone())
     }
@@ -119,7 +121,8 @@ impl Inner {
 
     /// Waits until no host write or flush is in flight. For reads see [`crate::io::device`].
     pub(crate) async fn drain(&self) {
-        self.wait(|state| (state.in_flight == 0 && !state.bumping_generation).then_some(())).await;
+        self.wait_for_calls(Counted::HostCall).await;
+        self.wait(|state| (!state.bumping_generation).then_some(())).await;
     }
 
     fn rank(&self) -> u64 {
@@ -300,8 +303,9 @@ impl Inner {
             return Err(error);
         }
         // Not a change of role: that would wait for the calls in flight, and this is one of them.
-        let begin =
-            |state: &mut State| (!std::mem::replace(&mut state.degrading, true)).then_some(());
+        let begin = |state: &mut StateGuard<'_>| {
+            (!std::mem::replace(&mut state.degrading, true)).then_some(())
+        };
         self.wait(begin).await;
         let _leaving = Degrading(self.clone());
         if self.lock().local_device_failed {

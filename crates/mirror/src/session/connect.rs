@@ -23,9 +23,11 @@ use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
 use crate::agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 use crate::id::{Generation, MirrorId};
+use crate::io::call_gate::Counted;
+use crate::io::reorder::Numbering;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::manage::roles::Promotion;
-use crate::mirror::{Inner, LegState, State};
+use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::session::resync::PassEnd;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
@@ -58,7 +60,7 @@ pub(crate) enum SessionEnd {
 pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
     let mut pause = RETRY_MIN_MS;
     loop {
-        let wanted = |state: &mut State| {
+        let wanted = |state: &mut StateGuard<'_>| {
             if state.closed {
                 return Some(false);
             }
@@ -259,7 +261,8 @@ impl Inner {
             (own.handing_over, own.inconsistent) = (false, false);
             own.reported_bad_ranges.clear();
             (own.session, own.phase) = (Some(session.clone()), phase);
-            (own.volatile_cache, own.numbering) = (peers.volatile_cache, Default::default());
+            own.volatile_cache = peers.volatile_cache;
+            *self.legs[leg].numbering.lock() = Numbering::default();
             Ok(own.session_id)
         })
     }
@@ -295,7 +298,7 @@ async fn lead(
     let full = std::mem::take(&mut inner.lock().legs[leg].full_resync);
     let amount = if full { Some(ResyncAmount::Full) } else { amount };
     // Calls left over from earlier sessions are marked before anything is decided.
-    inner.wait(|state| (state.legs[leg].calls_in_flight == 0).then_some(())).await;
+    inner.wait_for_calls(Counted::Leg(leg, None)).await;
     inner.record_peer(peers.view.replica).await.map_err(SessionEnd::Local)?;
     let superblock = inner.local.superblock();
     let next = inner.epoch_after(peers.view.epoch);

@@ -34,9 +34,10 @@ use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
 use crate::intent_log::out_of_sync::CopyToken;
 use crate::intent_log::recover::is_inconclusive;
+use crate::io::call_gate::Counted;
 use crate::io::memory::for_copy;
 use crate::io::range_lock::RangeGuard;
-use crate::io::write::RunToCompletion;
+use crate::io::request::RunToCompletion;
 use crate::limits::{
     BAD_SPLITS_MAX, BIT_MIN_BYTES, COPIES, COPIES_PER_FLUSH, COPY_BYTES, NO_MEMORY_RETRY_MS,
     PEER_FLUSH_MS,
@@ -523,7 +524,7 @@ pub(crate) async fn keep_flushed(
         }
         // Later writes are marked in the other half, which is empty.
         inner.lock().legs[leg].unflushed_half = 1 - half;
-        inner.wait(|state| (state.legs[leg].unflushed_in_flight[half] == 0).then_some(())).await;
+        inner.wait_for_calls(Counted::Leg(leg, Some(half))).await;
         if let Err(error) = session.flush().await {
             inner.disconnect(leg, session_id);
             if error != IoError::Unreachable {
@@ -536,7 +537,5 @@ pub(crate) async fn keep_flushed(
             return;
         }
         half = 1 - half;
-        let mut state = inner.lock();
-        state.legs[leg].has_unflushed = inner.legs[leg].unflushed[half].count() > 0;
     }
 }

@@ -23,8 +23,9 @@ use parking_lot::Mutex;
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::agree::versions::LinkVersion;
 use crate::id::{Generation, MirrorId};
+use crate::io::call_gate::Counted;
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
-use crate::io::write::RunToCompletion;
+use crate::io::request::RunToCompletion;
 use crate::limits::{
     BAD_RANGES_MAX, BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX,
 };
@@ -69,14 +70,7 @@ pub(crate) struct SourceCall(Arc<Inner>);
 
 impl Drop for SourceCall {
     fn drop(&mut self) {
-        let last = {
-            let mut state = self.0.lock();
-            state.source_calls -= 1;
-            state.source_calls == 0
-        };
-        if last {
-            self.0.change(|_| {});
-        }
+        self.0.call_ended(Counted::SourceCall);
     }
 }
 
@@ -87,12 +81,16 @@ impl TargetSession {
     }
 
     fn enter(&self) -> Result<SourceCall, IoError> {
-        let mut state = self.inner.lock();
-        if state.attached.is_none_or(|attached| attached.session != self.number) {
-            return Err(IoError::Unreachable);
+        loop {
+            let (version, view) = self.inner.view();
+            if view.attached != Some(self.number) {
+                return Err(IoError::Unreachable);
+            }
+            let call = self.inner.begin_rewrite();
+            if self.inner.calls.confirm(version) {
+                return Ok(call);
+            }
         }
-        state.source_calls += 1;
-        Ok(SourceCall(self.inner.clone()))
     }
 
     /// Submits a write: `call` writes to the leg's device when the order permits, durably if its
@@ -114,11 +112,13 @@ impl TargetSession {
         };
         let inner = self.inner.clone();
         let Some(order) = order else {
-            let call = call(inner.local.data(), false);
-            return IoFuture::later(RunToCompletion::new(async move {
-                let _served = served;
-                call.await
-            }));
+            return match call(inner.local.data(), false).try_now() {
+                Ok(result) => IoFuture::ready(result),
+                Err(call) => IoFuture::later(RunToCompletion::new(async move {
+                    let _served = served;
+                    call.await
+                })),
+            };
         };
         if self.reorder.lock().arrived(order).is_err() {
             return IoFuture::ready(Err(IoError::OutOfRange));
@@ -310,12 +310,12 @@ impl State {
 impl Inner {
     /// Begins a rewrite of the local leg.
     pub(crate) fn begin_rewrite(self: &Arc<Self>) -> SourceCall {
-        self.lock().source_calls += 1;
+        self.calls.begin(Counted::SourceCall);
         SourceCall(self.clone())
     }
 
     fn is_attached(&self, session: u64) -> bool {
-        self.lock().attached.is_some_and(|attached| attached.session == session)
+        self.view().1.attached == Some(session)
     }
 
     /// Detaches the session: it starts no more calls, and its writes that wait for their order
@@ -338,7 +338,7 @@ impl Inner {
     /// Detaches the session, and waits until none of its calls is in progress.
     pub(crate) async fn end_attachment(&self) {
         self.detach(|_| true);
-        self.wait(|state| (state.source_calls == 0).then_some(())).await;
+        self.wait_for_calls(Counted::SourceCall).await;
     }
 }
 
