@@ -49,6 +49,13 @@ impl ComparedMetric {
         }
     }
 
+    /// Overhead against the baseline, in % of the baseline: throughput lost, or latency added.
+    /// `None` without a baseline.
+    pub fn overhead_percent(self, other: f64, base: f64) -> Option<f64> {
+        let worse_by = if self == ComparedMetric::Latency { other - base } else { base - other };
+        (base > 0.0).then(|| 100.0 * worse_by / base)
+    }
+
     fn decimals(self) -> usize {
         match self {
             ComparedMetric::Throughput => 2,
@@ -174,7 +181,7 @@ pub struct Slower {
     pub job: String,
     pub name: String,
     pub figure: ComparedMetric,
-    /// By how much, in % of the baseline's median.
+    /// [`ComparedMetric::overhead_percent`] of the medians.
     pub percent: f64,
 }
 
@@ -288,8 +295,8 @@ impl Comparison {
         Table { title: format!("{} (median, 95 % confidence)", figure.name()), head, rows }
     }
 
-    /// Overhead of a mirror in the published form: throughput and latency by write size, of the
-    /// target `other` against the baseline.
+    /// Overhead of the target `other` in the published columns: throughput and latency by write
+    /// size. Both overheads are relative to the baseline; SIOS relates latency to the mirror's.
     pub fn overhead(&self, other: usize) -> Option<Table> {
         let (plain, mirror) = (&self.names[0], self.names.get(other)?);
         let names = [
@@ -346,12 +353,9 @@ impl Comparison {
                         continue;
                     };
                     let verdict = DifferenceVerdict::of(&values, &first);
-                    if base <= 0.0 || !matches!(verdict, DifferenceVerdict::Differs(_)) {
-                        continue;
-                    }
-                    let change = 100.0 * (other - base) / base;
-                    let percent = if figure == ComparedMetric::Latency { change } else { -change };
-                    if percent > percent_most {
+                    let overhead = figure.overhead_percent(other, base);
+                    let too_much = overhead.filter(|percent| *percent > percent_most);
+                    if let (Some(percent), DifferenceVerdict::Differs(_)) = (too_much, verdict) {
                         let (job, name) = (row.job.clone(), self.names[at].clone());
                         out.push(Slower { job, name, figure, percent });
                     }
@@ -386,17 +390,7 @@ fn ratio(cell: &RepeatedFigure, base: &RepeatedFigure) -> String {
 }
 
 fn overhead(figure: ComparedMetric, other: f64, base: f64) -> String {
-    cell(overhead_percent(figure, other, base), |percent| format!("{percent:.2} %"))
-}
-
-/// Overheads as published: of throughput, the loss as a share of the baseline; of latency, the
-/// increase as a share of the longer latency.
-pub(crate) fn overhead_percent(figure: ComparedMetric, other: f64, base: f64) -> Option<f64> {
-    let (lost, whole) = match figure {
-        ComparedMetric::Latency => (other - base, other),
-        _ => (base - other, base),
-    };
-    (whole > 0.0).then(|| 100.0 * lost / whole)
+    cell(figure.overhead_percent(other, base), |percent| format!("{percent:.2} %"))
 }
 
 #[cfg(test)]
@@ -445,11 +439,17 @@ mod tests {
     }
 
     #[test]
-    fn overhead_table_matches_published_form() {
-        let table = published().overhead(1).unwrap();
+    fn overheads_are_relative_to_the_baseline() {
+        let compared = published();
+        let table = compared.overhead(1).unwrap();
         let row = &table.rows[0];
         assert_eq!(row[1..4], ["58.87", "96.80", "39.18 %"]);
-        assert_eq!(row[4..7], ["3.183", "1.935", "39.21 %"]);
+        assert_eq!(row[4..7], ["3.183", "1.935", "64.50 %"]);
+        let slower = compared.slower(5.0);
+        let slower: Vec<_> = slower.iter().map(|s| format!("{:.2} %", s.percent)).collect();
+        assert_eq!(slower, ["39.18 %", "64.50 %"], "--fail-if-slower and the table agree");
+        let latency = &compared.figure(ComparedMetric::Latency).rows[0];
+        assert_eq!(latency[4], "64.50 %");
         assert_eq!(row[7], "differs (p = 0.008)");
         assert!(table.rows[1][7].starts_with("no difference shown"), "{:?}", table.rows[1]);
     }

@@ -4,8 +4,9 @@
 use crate::fabric::{FabricRow, FabricSummary};
 use crate::failover::{Death, FailoverSummary};
 use crate::figures::{self, Figures, or_dash};
-use crate::mirror::published::{PublishedFigures, latency_overhead, throughput_overhead};
+use crate::mirror::published::PublishedFigures;
 use crate::mirror::summary::{MirrorCell, MirrorRow, MirrorSummary};
+use flagstone_bench::compare::ComparedMetric::{self, Latency, Throughput};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
 use flagstone_units::grouped;
@@ -33,7 +34,7 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     for side in &lab.mirror.table {
         let (Some(mirror), Some(plain)) = (&side.mirror, &side.plain) else { continue };
         let theirs = &side.published;
-        let of = |mirror: f64, plain: f64| percent(throughput_overhead(mirror, plain));
+        let of = |mirror, plain| percent(Throughput.overhead_percent(mirror, plain));
         add(
             format!("throughput that a mirror costs, {} writes{mark}", side.published.size),
             of(mirror.figures.mib_per_s, plain.figures.mib_per_s),
@@ -68,17 +69,18 @@ fn took_over(failover: &FailoverSummary) -> String {
     }
 }
 
-fn percent(value: f64) -> String {
-    figures::percent(Some(value), 1)
+fn percent(value: Option<f64>) -> String {
+    figures::percent(value, 1)
 }
 
 /// Throughput and latency of the mirror, by write size.
 pub(crate) fn mirror(summary: &MirrorSummary) -> Vec<Table> {
-    let table = |title: &str,
+    let table = |metric: ComparedMetric,
+                 title: &str,
                  here: fn(&Figures) -> f64,
                  there: fn(&PublishedFigures) -> f64,
                  decimals: usize| {
-        let overhead = if decimals == 1 { throughput_overhead } else { latency_overhead };
+        let overhead = |other, base| percent(metric.overhead_percent(other, base));
         let title = format!("{title}, 24 random writes in flight{}", Provenance::Emulated.suffix());
         let heads = "write|no mirror|mirror|overhead|async|published: no|mirror|overhead";
         let mut table = figures::table(title, heads);
@@ -93,19 +95,25 @@ pub(crate) fn mirror(summary: &MirrorSummary) -> Vec<Table> {
                 side.published.size.to_owned(),
                 number(plain),
                 number(mirror),
-                percent(overhead(mirror, plain)),
+                overhead(mirror, plain),
                 or_dash(asynchronous, |cell| number(here(&cell.figures))),
                 number(alone),
                 number(theirs),
-                percent(overhead(theirs, alone)),
+                overhead(theirs, alone),
             ])
         };
         table.rows = summary.table.iter().filter_map(row).collect();
         table
     };
     vec![
-        table("MiB/s", |figures| figures.mib_per_s, |figures| figures.mib_per_s, 1),
-        table("mean latency, ms", |figures| figures.latency_ms, |figures| figures.latency_ms, 2),
+        table(Throughput, "MiB/s", |figures| figures.mib_per_s, |figures| figures.mib_per_s, 1),
+        table(
+            Latency,
+            "mean latency, ms",
+            |figures| figures.latency_ms,
+            |figures| figures.latency_ms,
+            2,
+        ),
     ]
 }
 

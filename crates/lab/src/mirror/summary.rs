@@ -1,5 +1,6 @@
 //! Results of the experiment; `docs/lab.md` has the JSON form.
 
+use flagstone_bench::compare::ComparedMetric::{Latency, Throughput};
 use flagstone_bench::environment::Environment;
 use flagstone_bench::results::ResultRecord;
 use flagstone_bench::stats::{median, run_to_run_variation, run_to_run_variation_percent};
@@ -7,7 +8,7 @@ use flagstone_units::format_block_size;
 use serde::Serialize;
 
 use super::given::BYTES_MOST;
-use super::published::{IN_FLIGHT, PublishedRow, ROWS, latency_overhead, throughput_overhead};
+use super::published::{IN_FLIGHT, PublishedRow, ROWS};
 use super::setup::{FAR, MIRROR, PLAIN, SETUPS, writes_per_s_most};
 use super::{MeasuredMirror, MirrorBed, MirrorLink, customer, is_plain, job_name};
 use crate::bed::{self, RunOptions, SCHEMA_VERSION};
@@ -84,7 +85,7 @@ pub struct MirrorCell {
     pub run_to_run_variation_percent: Option<f64>,
     /// Share of the throughput without a mirror that is lost, in %.
     pub(crate) throughput_overhead_percent: Option<f64>,
-    /// Share of the latency that exceeds the latency without a mirror, in %.
+    /// Latency that the mirror adds, in % of the latency without a mirror.
     pub latency_overhead_percent: Option<f64>,
 }
 
@@ -335,9 +336,9 @@ fn cells(records: &[ResultRecord]) -> Vec<MirrorCell> {
                 if let Some(plain) = plain.as_ref().filter(|_| !is_plain(setup.name)) {
                     let (here, plain) = (cell.figures, plain.figures);
                     cell.throughput_overhead_percent =
-                        Some(throughput_overhead(here.mib_per_s, plain.mib_per_s));
+                        Throughput.overhead_percent(here.mib_per_s, plain.mib_per_s);
                     cell.latency_overhead_percent =
-                        Some(latency_overhead(here.latency_ms, plain.latency_ms));
+                        Latency.overhead_percent(here.latency_ms, plain.latency_ms);
                 }
                 cells.push(cell);
             }
@@ -379,11 +380,14 @@ fn mirror_row(
     let rtt_us = measured.link.map_or(0.0, |link| link.round_trip_us);
     let (mirror, plain, remote_disk) = (find(MIRROR), find(PLAIN), find(FAR));
     let disk = measured.disks.iter().find(|disk| disk.size == row.size);
-    let network_share = plain.as_ref().zip(disk).map(|(plain, disk)| {
+    let network_share = plain.as_ref().zip(disk).and_then(|(plain, disk)| {
         let plain_ms = plain.figures.latency_ms;
-        // The same number of requests is in flight, so the throughput follows from the latency.
-        let percent = latency_overhead(disk.bound_ms(plain_ms, rtt_us, most_per_s), plain_ms);
-        NetworkShare { throughput_percent: percent, latency_percent: percent }
+        let bound_ms = disk.bound_ms(plain_ms, rtt_us, most_per_s);
+        Some(NetworkShare {
+            // The same number of requests is in flight, so throughput is the inverse of latency.
+            throughput_percent: Throughput.overhead_percent(1.0 / bound_ms, 1.0 / plain_ms)?,
+            latency_percent: Latency.overhead_percent(bound_ms, plain_ms)?,
+        })
     });
     let run_to_run_variation_points = run_to_run_variation(&overheads(&measured.records, row));
     MirrorRow {
@@ -402,7 +406,7 @@ fn overheads(records: &[ResultRecord], row: &PublishedRow) -> Vec<f64> {
     let overhead = |mirror: &ResultRecord| {
         let plain = matching(records, &job, PLAIN);
         let plain = plain.into_iter().find(|plain| plain.repetition == mirror.repetition)?;
-        Some(throughput_overhead(mirror.mb_per_s, plain.mb_per_s))
+        Throughput.overhead_percent(mirror.mb_per_s, plain.mb_per_s)
     };
     matching(records, &job, MIRROR).into_iter().filter_map(overhead).collect()
 }
@@ -514,11 +518,11 @@ pub(crate) mod tests {
         assert_eq!((none.mirror.as_ref(), none.network_share), (None, None));
         let mirror = side.mirror.as_ref().unwrap();
         assert!((mirror.throughput_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
-        assert!((mirror.latency_overhead_percent.unwrap() - 20.0).abs() < 1e-9);
+        assert!((mirror.latency_overhead_percent.unwrap() - 25.0).abs() < 1e-9);
         let link = side.network_share.unwrap();
-        // 0.3 of 2.3: the loopback is part of the round trip.
-        assert!((link.latency_percent - 13.0435).abs() < 1e-3);
-        assert_eq!(link.latency_percent, link.throughput_percent);
+        // 0.3 added to 2.0: the loopback is part of the round trip.
+        assert!((link.latency_percent - 15.0).abs() < 1e-9);
+        assert!((link.throughput_percent - 13.0435).abs() < 1e-3);
         let cold = summary.cells.iter().find(|c| c.cold && c.setup.contains("persistent")).unwrap();
         assert!(cold.cold && (cold.throughput_overhead_percent.unwrap() - 75.0).abs() < 1e-9);
     }

@@ -1,9 +1,10 @@
 //! Tables: the published one with the figures measured here, and all setups.
 
+use flagstone_bench::compare::ComparedMetric;
 use flagstone_bench::table::Table;
 
 use super::customer;
-use super::published::{PublishedFigures, latency_overhead, throughput_overhead};
+use super::published::PublishedFigures;
 use super::summary::{MirrorCell, MirrorRow, MirrorSummary, NetworkShare};
 use crate::bed::{here, suffix};
 use crate::figures::{Figures, or_dash, percent, table};
@@ -26,7 +27,7 @@ struct PublishedColumn {
     decimals: usize,
     published: fn(&PublishedFigures) -> f64,
     measured: fn(&Figures) -> f64,
-    overhead: fn(f64, f64) -> f64,
+    metric: ComparedMetric,
     network_share: fn(&NetworkShare) -> f64,
 }
 
@@ -35,7 +36,7 @@ const THROUGHPUT: PublishedColumn = PublishedColumn {
     decimals: 2,
     published: |figures| figures.mib_per_s,
     measured: |figures| figures.mib_per_s,
-    overhead: throughput_overhead,
+    metric: ComparedMetric::Throughput,
     network_share: |share| share.throughput_percent,
 };
 
@@ -44,7 +45,7 @@ const LATENCY: PublishedColumn = PublishedColumn {
     decimals: 3,
     published: |figures| figures.latency_ms,
     measured: |figures| figures.latency_ms,
-    overhead: latency_overhead,
+    metric: ComparedMetric::Latency,
     network_share: |share| share.latency_percent,
 };
 
@@ -75,7 +76,7 @@ fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table 
         let measured = |cell: &Option<MirrorCell>| Some((column.measured)(&cell.as_ref()?.figures));
         let (mirror, plain, remote_disk) =
             (measured(&row.mirror), measured(&row.plain), measured(&row.remote_disk));
-        let overhead = |other: Option<f64>| Some((column.overhead)(other?, plain?));
+        let overhead = |other: Option<f64>| column.metric.overhead_percent(other?, plain?);
         let (theirs, alone) =
             ((column.published)(&row.published.mirror), (column.published)(&row.published.plain));
         vec![
@@ -85,12 +86,16 @@ fn beside_published(summary: &MirrorSummary, column: &PublishedColumn) -> Table 
             or_dash(plain),
             number(alone),
             percent(overhead(mirror), 2),
-            percent(Some((column.overhead)(theirs, alone)), 2),
+            percent(column.metric.overhead_percent(theirs, alone), 2),
             percent(row.network_share.as_ref().map(column.network_share), 2),
             percent(overhead(remote_disk), 2),
         ]
     });
-    let title = format!("{}: {}, and as SIOS published it", column.title, place(summary));
+    let title = format!(
+        "{}: {}, and as SIOS published it; overheads are relative to no mirror",
+        column.title,
+        place(summary)
+    );
     Table { title, head: head.into(), rows: rows.collect() }
 }
 
@@ -140,8 +145,8 @@ mod tests {
         assert_eq!(
             latency.rows,
             [[
-                "8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "13.04 %",
-                "16.67 %"
+                "8K", "2.500", "3.183", "2.000", "1.935", "25.00 %", "64.50 %", "15.00 %",
+                "20.00 %"
             ]]
         );
         assert_eq!(
@@ -163,7 +168,7 @@ mod tests {
         assert_eq!((&*latency.head[1], &*latency.head[3]), ("mirror [served]", "no mirror"));
         assert_eq!(
             latency.rows,
-            [["8K", "2.500", "3.183", "2.000", "1.935", "20.00 %", "39.21 %", "-", "-"]]
+            [["8K", "2.500", "3.183", "2.000", "1.935", "25.00 %", "64.50 %", "-", "-"]]
         );
         assert_eq!(all.rows.len(), 2);
     }
