@@ -114,9 +114,19 @@ const ENGINES: &[&str] =
     &["io_uring", "libaio", "mmap", "posixaio", "psync", "pvsync", "pvsync2", "sync", "vsync"];
 
 impl BenchJob {
+    /// Whether any request destroys data: writes, and discards (`BLKDISCARD`).
+    pub fn destroys(&self) -> bool {
+        self.writes() || self.pattern.trims()
+    }
+
     /// Whether any request is a write.
     pub fn writes(&self) -> bool {
         self.pattern.writes() && !(self.pattern.is_mixed() && self.write_percent == 0)
+    }
+
+    /// Whether a job may have this further option of fio.
+    pub(crate) fn takes_extra(key: &str) -> bool {
+        EXTRA.split(' ').any(|name| name == key)
     }
 
     /// Requests in flight of all threads on a disk.
@@ -134,12 +144,6 @@ impl BenchJob {
             return Err(format!("`{}` is no name of a job: letters, digits, - _ .", self.name));
         }
         let wrong = |what: String| Err(format!("job {}: {what}", self.name));
-        if self.pattern.trims() {
-            return wrong(format!(
-                "no pattern `{}`: read, write, randread, randwrite, rw or randrw",
-                self.pattern
-            ));
-        }
         if !(1..=BLOCK_BYTES).contains(&self.block_bytes) {
             return wrong(format!("a block of {} bytes", self.block_bytes));
         }
@@ -165,7 +169,7 @@ impl BenchJob {
             return wrong("a random pattern leaves nothing out".to_owned());
         }
         for (key, value) in &self.extra {
-            if !EXTRA.split(' ').any(|name| name == key) {
+            if !BenchJob::takes_extra(key) {
                 return wrong(format!("fio's option `{key}` cannot be added to a job"));
             }
             if value.contains(['\n', '\r', '\0']) {
@@ -186,6 +190,8 @@ mod tests {
             |pattern, write_percent| BenchJob { pattern, write_percent, ..BenchJob::default() };
         assert!(job(AccessPattern::RandRw, 1).writes() && job(AccessPattern::Rw, 50).writes());
         assert!(job(AccessPattern::Write, 0).writes(), "the percentage is of mixed patterns alone");
+        let trim = job(AccessPattern::RandTrim, 0);
+        assert!(trim.destroys() && !trim.writes() && !job(AccessPattern::Read, 0).destroys());
         assert!(!job(AccessPattern::RandRw, 0).writes() && !job(AccessPattern::Read, 100).writes());
     }
 

@@ -23,6 +23,12 @@ pub(crate) const FIO_LOG_BYTES: u64 = 64 << 20;
 pub(crate) const SERIES_POINTS: usize = 600;
 /// Bytes of a suite's file.
 pub(crate) const SUITE_BYTES: u64 = 1 << 20;
+/// Bytes of an XML profile of diskspd: one target takes about 1.5 kB.
+pub(crate) const PROFILE_BYTES: u64 = 1 << 20;
+/// Elements of an XML profile of diskspd: about 30 for each target.
+pub(crate) const PROFILE_ELEMENTS: usize = 10_000;
+/// Elements of an XML profile inside each other; diskspd's own have 8 levels.
+pub(crate) const PROFILE_DEPTH: usize = 16;
 /// Jobs of a suite after its lists are multiplied out.
 pub(crate) const SUITE_JOBS: usize = 1000;
 /// Bytes of one line of a results file.

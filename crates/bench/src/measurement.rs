@@ -203,10 +203,12 @@ impl Measurement {
 
     /// Results of fio's JSON only, as if each job were one thread.
     pub fn of_output(output: &Output) -> Measurement {
-        let (mut read, mut write, mut total) = (Sum::default(), Sum::default(), Sum::default());
+        // Discards are in the total only.
+        let [mut read, mut write, mut trim, mut total] = std::array::from_fn(|_| Sum::default());
         let mut cpu_us = 0.0;
         for job in &output.jobs {
-            for (side, sum) in [(&job.read, &mut read), (&job.write, &mut write)] {
+            let sides = [(&job.read, &mut read), (&job.write, &mut write), (&job.trim, &mut trim)];
+            for (side, sum) in sides {
                 for sum in [sum, &mut total] {
                     let results = &mut sum.results;
                     results.ios = results.ios.saturating_add(side.completed());
@@ -217,7 +219,9 @@ impl Measurement {
                 }
             }
             let busy = (job.usr_cpu + job.sys_cpu) / 100.0;
-            cpu_us += busy * job.read.runtime.max(job.write.runtime) as f64 * 1e3;
+            let sides = [&job.read, &job.write, &job.trim];
+            let runtime_ms = sides.map(|side| side.runtime).into_iter().max().unwrap_or(0);
+            cpu_us += busy * runtime_ms as f64 * 1e3;
         }
         let ios = total.results.ios;
         Measurement {
@@ -282,6 +286,14 @@ mod tests {
         let total = Measurement::of_output(&parse(text).unwrap()).total;
         assert_eq!(total.ios, 956);
         assert!((total.iops - total.bytes_per_s / 4096.0).abs() < 0.01, "{total:?}");
+    }
+
+    #[test]
+    fn discards_are_in_the_total_only() {
+        let text = format!(r#"{{"fio version": "fio-3.33", "jobs": [{}]}}"#, job(7, 2000.0, ""));
+        let measured = Measurement::of_output(&parse(&text.replace("read", "trim")).unwrap());
+        assert_eq!((measured.total.iops, measured.read.iops, measured.write.iops), (7.0, 0.0, 0.0));
+        assert!(measured.cpu_us_per_io.is_some_and(|us| us > 0.0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Suites: jobs of a campaign in a TOML file, built in or the user's.
+//! Suites: jobs of a campaign in a TOML file, built in or the user's, or in a job file of fio.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,6 +7,7 @@ use flagstone_units::{format_block_size, parse_duration, parse_size};
 use serde::Deserialize;
 
 use crate::error::Error;
+use crate::fio::job_file;
 use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
 
@@ -23,13 +24,20 @@ pub struct Suite {
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
     pub jobs: Vec<BenchJob>,
+    /// Options of a fio job file that have no effect.
+    pub notes: Vec<String>,
 }
 
+const REPETITIONS_DEFAULT: u32 = 5;
+
 /// Name and file of each built-in suite.
-pub const BUILT_IN: [(&str, &str); 8] = [
+pub const BUILT_IN: [(&str, &str); 11] = [
     ("quick", include_str!("../suites/quick.toml")),
     ("latency", include_str!("../suites/latency.toml")),
     ("sweep", include_str!("../suites/sweep.toml")),
+    ("oltp", include_str!("../suites/oltp.toml")),
+    ("redo-log", include_str!("../suites/redo-log.toml")),
+    ("streaming", include_str!("../suites/streaming.toml")),
     ("mirror", include_str!("../suites/mirror.toml")),
     ("fabric", include_str!("../suites/fabric.toml")),
     ("provisioned-iops", include_str!("../suites/provisioned-iops.toml")),
@@ -110,7 +118,41 @@ pub fn find(name: &str) -> Result<Suite, Error> {
         return Err(Error::Usage(format!("no suite `{name}`: {names}, or the path of a file")));
     }
     let text = crate::os::read_text(path, SUITE_BYTES).map_err(Error::file("cannot read", path))?;
+    if path.extension().is_some_and(|extension| extension == "fio") {
+        return parse_fio(&text, name);
+    }
     parse(&text, name)
+}
+
+/// Parses a job file of fio; `origin` is its path.
+pub(crate) fn parse_fio(text: &str, origin: &str) -> Result<Suite, Error> {
+    let wrong = |what: String| Error::Usage(format!("suite {origin}: {what}"));
+    let (jobs, notes) = job_file::parse(text).map_err(&wrong)?;
+    check(&jobs).map_err(&wrong)?;
+    let name = Path::new(origin).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Suite {
+        title: format!("fio's job file {name}"),
+        name,
+        about: String::new(),
+        repetitions: REPETITIONS_DEFAULT,
+        precondition: true,
+        steady_state: false,
+        jobs,
+        notes,
+    })
+}
+
+fn check(jobs: &[BenchJob]) -> Result<(), String> {
+    if jobs.is_empty() {
+        return Err("it has no job".to_owned());
+    }
+    for (at, job) in jobs.iter().enumerate() {
+        job.check()?;
+        if jobs[..at].iter().any(|other| other.name == job.name) {
+            return Err(format!("two jobs are called {}", job.name));
+        }
+    }
+    Ok(())
 }
 
 /// Parses a suite; `origin` is for messages.
@@ -121,7 +163,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
     let wrong = |what: String| Error::Usage(format!("suite {origin}: {what}"));
     let raw: RawSuite = toml_edit::de::from_str(text)
         .map_err(|error| wrong(error.to_string().trim().to_owned()))?;
-    let repetitions = raw.repetitions.unwrap_or(5);
+    let repetitions = raw.repetitions.unwrap_or(REPETITIONS_DEFAULT);
     if !(1..=REPETITIONS).contains(&repetitions) {
         return Err(wrong(format!("repetitions are from 1 to {REPETITIONS}")));
     }
@@ -129,15 +171,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
     for job in &raw.jobs {
         expand(&merged(&raw.defaults, job), &mut jobs).map_err(&wrong)?;
     }
-    if jobs.is_empty() {
-        return Err(wrong("it has no job".to_owned()));
-    }
-    for (at, job) in jobs.iter().enumerate() {
-        job.check().map_err(&wrong)?;
-        if jobs[..at].iter().any(|other| other.name == job.name) {
-            return Err(wrong(format!("two jobs are called {}", job.name)));
-        }
-    }
+    check(&jobs).map_err(&wrong)?;
     Ok(Suite {
         name: raw.name,
         title: raw.title,
@@ -146,6 +180,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
         precondition: raw.precondition.unwrap_or(true),
         steady_state: raw.steady_state.unwrap_or(false),
         jobs,
+        notes: Vec::new(),
     })
 }
 

@@ -21,6 +21,11 @@ pub enum DiskAddress {
 }
 
 impl DiskAddress {
+    /// Whether it may discard: not a regular file, nor a file that does not exist.
+    pub(crate) fn can_discard(&self) -> bool {
+        self.path().is_none_or(|path| path.exists() && !path.is_file())
+    }
+
     /// Path of a device or file; `None` for served volumes.
     pub fn path(&self) -> Option<&Path> {
         match self {

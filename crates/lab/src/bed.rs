@@ -155,7 +155,7 @@ impl RunOptions {
     ) -> Result<ResultStore, Error> {
         crate::check_is_new(&self.results)?;
         plan.check()?;
-        bed.guard(&plan.targets, plan.writes())?;
+        bed.guard(&plan.targets, plan.destroys())?;
         Ok(ResultStore::create(&self.results, plan)?)
     }
 

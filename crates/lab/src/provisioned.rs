@@ -447,7 +447,7 @@ mod tests {
         plan.check().unwrap();
         let [job] = &plan.jobs[..] else { panic!("one job") };
         assert_eq!((job.depth, job.block_bytes, job.runtime_ms), (IN_FLIGHT, 4096, 100));
-        assert!(!plan.writes() && plan.title.contains("EMULATED"));
+        assert!(!plan.destroys() && plan.title.contains("EMULATED"));
         for target in &plan.targets {
             assert_eq!(plan.origins[&target.address()].provenance, Provenance::Emulated);
             let is_nbd = matches!(target.disks[0], DiskAddress::Nbd(_));

@@ -109,8 +109,17 @@ impl CampaignPlan {
                 return wrong(format!("two targets are called {}: write NAME=…", target.name));
             }
         }
-        for job in &self.jobs {
+        for (at, job) in self.jobs.iter().enumerate() {
             job.check().map_err(Error::Usage)?;
+            let discarded = self.jobs[..at].iter().find(|before| before.pattern.trims());
+            if let Some(before) = discarded.filter(|_| !job.pattern.trims()) {
+                let (job, before) = (&job.name, &before.name);
+                return wrong(format!("{job} would use what {before} discards: put {before} last"));
+            }
+            let mut disks = self.targets.iter().flat_map(|target| &target.disks);
+            if job.pattern.trims() && !disks.all(DiskAddress::can_discard) {
+                return wrong(format!("job {}: only devices and volumes can discard", job.name));
+            }
         }
         if self.steps().is_empty() {
             return wrong("no target has as many disks as the jobs need".to_owned());
@@ -118,9 +127,9 @@ impl CampaignPlan {
         Ok(())
     }
 
-    /// Whether any job writes.
-    pub fn writes(&self) -> bool {
-        self.jobs.iter().any(BenchJob::writes)
+    /// Whether any job writes or discards.
+    pub fn destroys(&self) -> bool {
+        self.jobs.iter().any(BenchJob::destroys)
     }
 
     fn suits(&self, job: usize, target: usize) -> bool {
@@ -236,6 +245,22 @@ mod tests {
         let step = plan.steps()[0];
         assert_eq!(plan.fitted(step, Some(1 << 20)).offset_increment_bytes, 256 << 10);
         assert_eq!(plan.fitted(step, None).offset_increment_bytes, 500 << 30);
+    }
+
+    #[test]
+    fn discards_need_consent_and_come_last() {
+        let mut plan = CampaignPlan::example();
+        plan.jobs.iter_mut().for_each(|job| job.pattern = crate::job::AccessPattern::Read);
+        assert!(!plan.destroys());
+        plan.jobs[1].pattern = crate::job::AccessPattern::RandTrim;
+        assert!(plan.destroys(), "the guard asks for consent");
+        let error = |plan: &CampaignPlan| plan.check().unwrap_err().to_string();
+        assert!(error(&plan).contains("only devices and volumes can discard"));
+        plan.targets = ["a=/dev/null", "b=nbd://h/v"].map(|text| text.parse().unwrap()).into();
+        assert_eq!(plan.check().map_err(|e| e.to_string()), Ok(()));
+        plan.jobs.swap(0, 1);
+        let (first, last) = (plan.jobs[1].name.clone(), plan.jobs[0].name.clone());
+        assert!(error(&plan).contains(&format!("{first} would use what {last} discards")));
     }
 
     #[test]

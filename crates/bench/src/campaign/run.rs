@@ -80,7 +80,7 @@ impl Campaign<'_> {
         self.plan.check()?;
         let mut verdicts = Vec::new();
         for target in &self.plan.targets {
-            verdicts.push(guard::check(target, self.plan.writes(), &self.plan.destroy)?);
+            verdicts.push(guard::check(target, self.plan.destroys(), &self.plan.destroy)?);
         }
         let records = self.store.records()?;
         let mut done: Done =
@@ -269,7 +269,7 @@ impl Campaign<'_> {
                     precondition::make(path, self.plan.file_bytes)?;
                 }
                 _ if !self.plan.precondition || self.is_filled(disk)? => continue,
-                _ if !self.plan.writes() => {
+                _ if !self.plan.destroys() => {
                     watcher.note(&format!(
                         "{disk}: parts of it were never written or are zeroes, and reads of those \
                          may not reach the disk: the results may be too good"

@@ -167,7 +167,7 @@ impl Campaign<'_> {
     /// A disk that was attached before may be in use, which no consent overrides.
     fn guard_attached(&self, driven: &Driven) -> Result<(), Error> {
         let agreed: Vec<_> = driven.target.disks.iter().map(DiskAddress::to_string).collect();
-        guard::check(&driven.target, self.plan.writes(), &agreed).map(drop)
+        guard::check(&driven.target, self.plan.destroys(), &agreed).map(drop)
     }
 }
 

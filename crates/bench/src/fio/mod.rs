@@ -1,6 +1,7 @@
 //! fio: job options, execution, output.
 
 pub mod arguments;
+pub(crate) mod job_file;
 pub mod options;
 pub mod output;
 pub mod phases;

@@ -45,6 +45,8 @@ pub struct JobOutput {
     pub options: FioOptions,
     pub read: FioDirection,
     pub write: FioDirection,
+    /// Discards: for block devices, ioctl `BLKDISCARD`.
+    pub(crate) trim: FioDirection,
     /// Reads, writes and trims together, with `unified_rw_reporting`.
     pub mixed: FioDirection,
     /// CPU time in user mode, in % of one CPU; of a group, the mean of its jobs.
@@ -278,7 +280,7 @@ const FIGURE_MOST: f64 = 1e21;
 
 fn check(job: &JobOutput) -> Result<(), String> {
     let mut figures = vec![("usr_cpu", job.usr_cpu), ("sys_cpu", job.sys_cpu)];
-    for side in [&job.read, &job.write, &job.mixed] {
+    for side in [&job.read, &job.write, &job.trim, &job.mixed] {
         figures.extend([("iops", side.iops), ("bw_bytes", side.bw_bytes)]);
         figures.push(("iops_stddev", side.iops_stddev));
         for latency in [&side.lat, &side.clat] {

@@ -294,7 +294,7 @@ fn method_of(plan: &CampaignPlan) -> Vec<(&'static str, String)> {
     let steps = plan.steps();
     let seconds: f64 = steps.iter().map(|step| plan.step_seconds(*step)).sum();
     let precondition = match plan.precondition {
-        true if plan.writes() => "unwritten areas were filled with incompressible data first",
+        true if plan.destroys() => "unwritten areas were filled with incompressible data first",
         true => "new files were filled; a read-only suite does not fill devices",
         false => "none",
     };

@@ -59,7 +59,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     }
     // A refused target leaves no directory behind.
     for target in &plan.targets {
-        flagstone_bench::guard::check(target, plan.writes(), &plan.destroy)?;
+        flagstone_bench::guard::check(target, plan.destroys(), &plan.destroy)?;
     }
     let directory = args.results.clone().unwrap_or_else(|| {
         let name = format!("{}-{}", suite.name, format_utc(unix_seconds()));

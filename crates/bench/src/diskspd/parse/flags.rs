@@ -100,7 +100,7 @@ impl Reader {
             'x' if rest.is_empty() => {
                 self.warn("-x: there are no completion routines here; fio's engine is used");
             }
-            'X' => return needs("a profile in XML is not read: write its flags"),
+            'X' => return needs("one profile only"),
             'y' => return needs("Windows events have no counterpart"),
             'z' => {
                 let seeded = !rest.is_empty();

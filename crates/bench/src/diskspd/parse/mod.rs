@@ -2,8 +2,10 @@
 //!
 //! A flag that changes the workload and has no counterpart in fio is refused by name. A flag that
 //! only changes the report or Windows specifics is a warning by name. Only `-` starts a flag,
-//! because `/` starts a path. `flags` parses single flags, `together` their combinations.
+//! because `/` starts a path. `file` converts an XML profile to flags,
+//! `flags` parses single flags, `together` their combinations.
 
+mod file;
 mod flags;
 #[cfg(test)]
 mod tests;
@@ -25,8 +27,9 @@ pub struct Parsed {
 /// # Errors
 /// A sentence that names the flag that is invalid or cannot be honored.
 pub fn parse(words: &[String]) -> Result<Parsed, String> {
-    let flags = words.iter().take_while(|word| word.starts_with('-')).count();
-    let (flags, targets) = words.split_at(flags);
+    let expanded = file::expanded(words)?;
+    let flags = expanded.iter().take_while(|word| word.starts_with('-')).count();
+    let (flags, targets) = expanded.split_at(flags);
     let mut reader = Reader::default();
     reader.profile.command_line = command_line(words);
     // Sizes may be in blocks, so the block size is parsed first, wherever it is.

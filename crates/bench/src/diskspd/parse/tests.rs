@@ -142,7 +142,6 @@ fn refused_diskspd_flags_are_named() {
         ("-Sr", "-Sr: a cache of the remote side"),
         ("-Sm -Nn", "-N: flushes of non-volatile"),
         ("-Nv", "-Nv: it needs -Sm"),
-        ("-Xp.xml", "-X: a profile"),
         ("-ysGo", "-y: Windows events"),
         ("-ag1,0", "processor groups"),
         ("-r -T1M -t2", "-T: it is for sequential"),
