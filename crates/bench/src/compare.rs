@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use flagstone_units::{format_block_size, grouped};
+use serde::Serialize;
 
 use crate::job::AccessPattern;
 use crate::provenance::Provenance;
@@ -65,7 +66,7 @@ impl ComparedMetric {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct RepeatedFigure {
     pub values: Vec<f64>,
     pub median: f64,
@@ -97,9 +98,12 @@ impl RepeatedFigure {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
 pub(crate) enum DifferenceVerdict {
-    Differs(f64),
+    Differs {
+        p: f64,
+    },
     NotShown {
         p: f64,
         /// Difference, in % of the first, that these repetitions would show with a power of 80 %.
@@ -115,7 +119,7 @@ impl DifferenceVerdict {
         match mann_whitney(a, b) {
             None => DifferenceVerdict::TooFew,
             Some(found) if found.p_least >= SIGNIFICANT => DifferenceVerdict::TooFew,
-            Some(found) if found.p < SIGNIFICANT => DifferenceVerdict::Differs(found.p),
+            Some(found) if found.p < SIGNIFICANT => DifferenceVerdict::Differs { p: found.p },
             Some(found) => {
                 DifferenceVerdict::NotShown { p: found.p, shown_percent: shown_percent(b, a) }
             }
@@ -124,8 +128,8 @@ impl DifferenceVerdict {
 
     pub(crate) fn text(self) -> String {
         match self {
-            DifferenceVerdict::Differs(p) if p < 0.001 => "differs (p < 0.001)".to_owned(),
-            DifferenceVerdict::Differs(p) => format!("differs (p = {p:.3})"),
+            DifferenceVerdict::Differs { p } if p < 0.001 => "differs (p < 0.001)".to_owned(),
+            DifferenceVerdict::Differs { p } => format!("differs (p = {p:.3})"),
             DifferenceVerdict::NotShown { p, shown_percent: Some(percent) } => {
                 format!("no difference shown (p = {p:.2}; {percent:.1} % would be)")
             }
@@ -355,7 +359,8 @@ impl Comparison {
                     let verdict = DifferenceVerdict::of(&values, &first);
                     let overhead = figure.overhead_percent(other, base);
                     let too_much = overhead.filter(|percent| *percent > percent_most);
-                    if let (Some(percent), DifferenceVerdict::Differs(_)) = (too_much, verdict) {
+                    if let (Some(percent), DifferenceVerdict::Differs { .. }) = (too_much, verdict)
+                    {
                         let (job, name) = (row.job.clone(), self.names[at].clone());
                         out.push(Slower { job, name, figure, percent });
                     }

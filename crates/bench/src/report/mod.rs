@@ -13,6 +13,7 @@
 mod additional_sections;
 mod combined_report;
 mod data;
+mod document;
 mod files;
 mod html;
 mod page;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::additional_sections::AdditionalSections;
 pub use self::combined_report::CombinedReport;
+pub use self::document::ComparisonDocument;
 pub use self::tables::by_size;
 
 use crate::campaign::CampaignPlan;
@@ -52,11 +54,12 @@ pub struct Run {
 
 impl Run {
     /// Reads several runs. Duplicates are refused: repetitions that are counted twice would make
-    /// differences seem more significant than they are.
+    /// differences seem more significant than they are. `names`, if there are any, replace the names
+    /// of the runs, or of the targets of a single run, in order.
     ///
     /// # Errors
-    /// As [`Run::read`]; [`Error::Usage`] for a duplicate.
-    pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>, Error> {
+    /// As [`Run::read`]; [`Error::Usage`] for a duplicate, and for too few or too many names.
+    pub fn read_all(paths: &[PathBuf], names: &[String]) -> Result<Vec<Run>, Error> {
         // Unreadable paths are reported by the read below.
         let file = |path: &PathBuf| results::file(path).canonicalize().ok();
         for (at, path) in paths.iter().enumerate() {
@@ -68,7 +71,11 @@ impl Run {
                 )));
             }
         }
-        paths.iter().map(|path| Run::read(path)).collect()
+        let mut runs = paths.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+        if !names.is_empty() {
+            rename(&mut runs, names)?;
+        }
+        Ok(runs)
     }
 
     /// Reads a directory of a run, or a file of lines.
@@ -94,6 +101,37 @@ impl Run {
         let additional_sections = AdditionalSections::read(path)?;
         Ok(Run { name, rounds, records, plan: Some(plan), environments, additional_sections })
     }
+}
+
+fn rename(runs: &mut [Run], names: &[String]) -> Result<(), Error> {
+    if (1..names.len()).any(|at| names[..at].contains(&names[at])) {
+        return Err(Error::usage("--name: two series of the same name"));
+    }
+    let mut targets: Vec<String> = Vec::new();
+    if let [run] = runs {
+        for record in &run.rounds {
+            if !targets.contains(&record.target) {
+                targets.push(record.target.clone());
+            }
+        }
+    }
+    let series = if runs.len() == 1 { targets.len() } else { runs.len() };
+    if names.len() != series {
+        return Err(Error::Usage(format!(
+            "--name: {} names for {series} series: name every result, or every target of a single \
+             result",
+            names.len()
+        )));
+    }
+    let [run] = runs else {
+        runs.iter_mut().zip(names).for_each(|(run, name)| run.name.clone_from(name));
+        return Ok(());
+    };
+    for record in run.rounds.iter_mut().chain(&mut run.records) {
+        let at = targets.iter().position(|target| *target == record.target);
+        record.target.clone_from(&names[at.expect("records are rounds")]);
+    }
+    Ok(())
 }
 
 /// Comparison of the targets of a single run, or of each target of each run.

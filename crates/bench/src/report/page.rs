@@ -118,7 +118,7 @@ impl HtmlReport {
                     continue;
                 }
                 match DifferenceVerdict::of(&values, &first) {
-                    DifferenceVerdict::Differs(_) => found.push(self.difference(row, at, name)),
+                    DifferenceVerdict::Differs { .. } => found.push(self.difference(row, at, name)),
                     DifferenceVerdict::NotShown { .. } => {
                         not_shown.push(format!("{} on {name}", row.job))
                     }

@@ -4,11 +4,14 @@ use std::ops::RangeBounds;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use flagstone_bench::Error;
 use flagstone_bench::attach::InitiatorChoice;
+use flagstone_bench::report::{ComparisonDocument, Run};
 use flagstone_bench::table::Form;
 use flagstone_bench::target::BenchTarget;
 use flagstone_units::{parse_duration, parse_size};
 
+use crate::output::json;
 use crate::words::{INITIATORS, TABLE_FORMS, one_of};
 
 #[derive(Debug, Args)]
@@ -34,8 +37,45 @@ pub(crate) enum BenchCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Format of the tables
+    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
+    format: Form,
+    /// Print the comparison as JSON
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
+}
+
+impl OutputArgs {
+    /// What is printed of these runs, which were read from `results`.
+    pub(super) fn shown(&self, runs: &[Run], results: &[PathBuf]) -> String {
+        match self.json {
+            true => json(&ComparisonDocument::new(runs, results)),
+            false => super::tables(runs, self.format),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResultsArgs {
+    /// Results: run directories or files of lines; the first is the baseline; the targets of a
+    /// single result are compared with each other
+    #[arg(required = true)]
+    pub(crate) results: Vec<PathBuf>,
+    /// Name of a series, in order: of each result, or of each target of a single result (repeatable)
+    #[arg(long, value_name = "NAME")]
+    name: Vec<String>,
+}
+
+impl ResultsArgs {
+    pub(super) fn read(&self) -> Result<Vec<Run>, Error> {
+        Run::read_all(&self.results, &self.name)
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// A built-in suite (see flagstone bench list), or the file of a suite
+    /// A built-in suite (see flagstone bench list), the file of a suite, or a job file of fio (.fio)
     pub(crate) suite: String,
     /// Targets to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
     #[arg(required = true)]
@@ -64,9 +104,8 @@ pub(crate) struct RunArgs {
     /// Results directory; bench-results/SUITE-TIME if not given
     #[arg(long, value_name = "DIR")]
     pub(crate) results: Option<PathBuf>,
-    /// Format of the tables
-    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
-    pub(crate) format: Form,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     /// Configuration file of the served volumes, stored with the results to mark emulated disks
     #[arg(long, value_name = "FILE")]
     pub(crate) stack: Option<PathBuf>,
@@ -105,27 +144,25 @@ pub(crate) struct DiskspdArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchCompareArgs {
-    /// Results: run directories or files of lines; the first is the baseline; the targets of a
-    /// single result are compared with each other
-    #[arg(required = true)]
-    pub(crate) results: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) of: ResultsArgs,
     /// Exit with status 5 if anything is significantly slower than the first by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) fail_if_slower: Option<f64>,
-    /// Format of the tables
-    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
-    pub(crate) format: Form,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArgs {
-    /// Results: run directories or files of lines; the first is the baseline; the targets of a
-    /// single result are compared with each other
-    #[arg(required = true)]
-    pub(crate) results: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) of: ResultsArgs,
     /// The HTML file; `-` is standard output
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
+    /// Print the comparison as JSON too
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Also write each table as Markdown and CSV, and each plot as SVG, to this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) files: Option<PathBuf>,
@@ -139,9 +176,8 @@ pub(crate) struct ResumeArgs {
     /// resume (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) destroy_data: Vec<String>,
-    /// Format of the tables
-    #[arg(long, value_name = "FORM", default_value = "text", value_parser = one_of(TABLE_FORMS))]
-    pub(crate) format: Form,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -152,6 +188,9 @@ pub(crate) struct ListArgs {
     /// Print the file of a built-in suite, as a template
     #[arg(long, value_name = "NAME")]
     pub(crate) suite: Option<String>,
+    /// Print the lists as JSON
+    #[arg(long, conflicts_with = "suite")]
+    pub(crate) json: bool,
 }
 
 /// A time in ms within `range`, which `expected` describes.

@@ -1,7 +1,7 @@
 //! `flagstone bench compare`.
 
 use flagstone_bench::Error;
-use flagstone_bench::report::{Run, comparison};
+use flagstone_bench::report::comparison;
 use flagstone_bench::stats::REPETITIONS_LEAST;
 
 use super::args::BenchCompareArgs;
@@ -9,12 +9,12 @@ use crate::exit::Exit;
 use crate::output::{complain, print};
 
 pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
-    let runs = Run::read_all(&args.results)?;
+    let runs = args.of.read()?;
     let comparison = comparison(&runs);
     if args.fail_if_slower.is_some() && comparison.names().len() < 2 {
         return Err(Error::usage("--fail-if-slower needs two results, or a result of two targets"));
     }
-    let exit = print(&super::tables(&runs, args.format), Exit::Success);
+    let exit = print(&args.output.shown(&runs, &args.of.results), Exit::Success);
     let Some(most) = args.fail_if_slower else { return Ok(exit) };
     let few = comparison.undecidable();
     if !few.is_empty() {

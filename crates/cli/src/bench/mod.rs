@@ -15,7 +15,7 @@ use flagstone_bench::caveats::caveats;
 use flagstone_bench::compare::ComparedMetric;
 use flagstone_bench::published::by_disks;
 use flagstone_bench::report::{Run, by_size, comparison};
-use flagstone_bench::table::{Form, Table, write_all};
+use flagstone_bench::table::{Form, Table, list_item, write_all};
 
 use self::args::{BenchArgs, BenchCommand};
 use crate::exit::{Exit, Failure};
@@ -54,7 +54,7 @@ fn tables(runs: &[Run], form: Form) -> String {
     if form != Form::Csv {
         let caveats = caveats(comparison);
         text += if caveats.is_empty() { "" } else { "\n" };
-        text.extend(caveats.iter().map(|caveat| format!("- {caveat}\n")));
+        text.extend(caveats.iter().map(|caveat| list_item(caveat)));
     }
     text
 }

@@ -14,14 +14,13 @@ use flagstone_bench::report::Run;
 use flagstone_bench::results::{ResultStore, free_directory, resume_command};
 use flagstone_bench::stats::REPETITIONS_LEAST;
 use flagstone_bench::suite;
-use flagstone_bench::table::Form;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_units::format_utc;
 
-use super::args::{ResumeArgs, RunArgs};
+use super::args::{OutputArgs, ResumeArgs, RunArgs};
+use super::exit_of;
 use super::provenance;
 use super::watch::CampaignProgress;
-use super::{exit_of, tables};
 use crate::exit::Exit;
 use crate::output::{complain, print};
 
@@ -30,6 +29,7 @@ const KERNEL_DEVICE: &str = "/dev/nvmeXnY";
 
 pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let mut suite = suite::find(&args.suite)?;
+    suite.notes.iter().for_each(|note| complain(&format!("flagstone: note: {note}\n")));
     if let Some(repetitions) = args.repetitions {
         suite.repetitions = repetitions;
     }
@@ -66,7 +66,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         free_directory(&PathBuf::from("bench-results").join(name))
     });
     let store = ResultStore::create(&directory, &plan)?;
-    let ended = measure(&plan, &store, fio.as_ref(), &interrupt, args.format);
+    let ended = measure(&plan, &store, fio.as_ref(), &interrupt, &args.output);
     if ended.is_err() && args.results.is_none() {
         store.discard();
     }
@@ -84,7 +84,7 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
     let fio = fio_for(&plan, &interrupt)?;
-    measure(&plan, &store, fio.as_ref(), &interrupt, args.format)
+    measure(&plan, &store, fio.as_ref(), &interrupt, &args.output)
 }
 
 /// fio, if a target needs it or the kernel may attach a target.
@@ -104,7 +104,7 @@ fn measure(
     store: &ResultStore,
     fio: Option<&Fio>,
     interrupt: &Interrupt,
-    form: Form,
+    output: &OutputArgs,
 ) -> Result<Exit, Error> {
     let program = std::env::current_exe()
         .map_err(|cause| Error::System { what: "cannot find this program", cause })?;
@@ -125,7 +125,11 @@ fn measure(
     let is_empty = store.records()?.is_empty();
     let shown = match is_empty {
         true => Exit::Success,
-        false => print(&tables(&[Run::read(store.directory())?], form), Exit::Success),
+        false => {
+            let directory = store.directory();
+            let shown = output.shown(&[Run::read(directory)?], &[directory.to_owned()]);
+            print(&shown, Exit::Success)
+        }
     };
     let directory = store.directory().display().to_string();
     let resume = resume_command(store.directory());

@@ -53,6 +53,70 @@ fn bench_run_list_compare_report() {
 }
 
 #[test]
+fn bench_prints_json_and_names_series() {
+    let bench = Bench::new();
+    let json = |line: &str| -> serde_json::Value {
+        serde_json::from_str(&bench.ends(line, 0).0).unwrap_or_else(|e| panic!("{line}: {e}"))
+    };
+    let run = json("run quick a=./x b=./y --size 1m --results r --json");
+    assert_eq!(run["results"][0], "r");
+    let results = &run["jobs"][0]["results"];
+    assert!(results[0]["iops"]["median"].is_number() && results[0]["iops"]["ratio"].is_null());
+    assert!(results[1]["iops"]["ratio"].is_number(), "{results}");
+    assert!(results[1]["mb_per_s"]["overhead_percent"].is_number(), "{results}");
+    assert_eq!(results[1]["iops"]["verdict"], "not_shown");
+    assert_eq!(json("compare r --json"), run);
+    assert_eq!(json("report r --json -o page.html"), run);
+    bench.ends("report r --json -o -", 2);
+    bench.ends("compare r --json --format csv", 2);
+    let listed = json("list . --json");
+    let suites = listed["suites"].as_array().expect("a list");
+    for name in ["oltp", "redo-log", "streaming"] {
+        assert!(suites.iter().any(|suite| suite["name"] == name), "{name}");
+    }
+    assert_eq!(
+        (&listed["runs"][0]["suite"], &listed["runs"][0]["done"]),
+        (&"quick".into(), &32.into())
+    );
+
+    let named = json("compare r --name before --name after --json");
+    assert_eq!(named["series"][0]["name"], "before");
+    assert_eq!(named["series"][1]["name"], "after");
+    let (_, errors) = bench.ends("compare r --name before", 2);
+    assert!(errors.contains("1 names for 2 series"), "{errors}");
+    bench.ends("compare r --name same --name same", 2);
+    bench.ends("run quick t=./x --size 1m --results s", 0);
+    bench.ends("run quick t=./x --size 1m --results t", 0);
+    let (text, _) = bench.ends("compare s t --name old --name new", 0);
+    assert!(text.contains("old") && text.contains("new"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    bench.ends("report s t --name old --name new -o named.html", 0);
+    assert!(bench.read("named.html").contains("old, new"));
+}
+
+#[test]
+fn fio_job_files_run_and_discards_are_guarded() {
+    let bench = Bench::new();
+    let log = "[log]\nrw=write\nbs=4k\nsync=dsync\ntime_based\nruntime=1\nfilename=/dev/sdb\n";
+    bench.say("db.fio", log);
+    let (_, errors) = bench.ends("run ./db.fio ./x --size 1m --results r", 0);
+    assert!(errors.contains("`filename` has no effect"), "{errors}");
+    let results = bench.results("r");
+    assert!(results.len() == 5 && results[0]["job"] == "log" && results[0]["suite"] == "db");
+    let command = results[0]["command"].as_str().expect("a command");
+    assert!(command.contains("--sync=dsync") && command.contains("--filename=./x"), "{command}");
+    bench.say("bad.fio", &format!("{log}exec_prerun=true\n"));
+    let (_, errors) = bench.ends("run ./bad.fio ./x --size 1m", 2);
+    assert!(errors.contains("line 8: `exec_prerun=true` is not supported"), "{errors}");
+
+    bench.say("trim.fio", &log.replace("rw=write", "rw=trim").replace("sync=dsync\n", ""));
+    let (_, errors) = bench.ends("run ./trim.fio ./x", 2);
+    assert!(errors.contains("only devices and volumes can discard"), "{errors}");
+    let (_, errors) = bench.ends("run ./trim.fio nbd://127.0.0.1:1/v", 2);
+    assert!(errors.contains("--destroy-data=nbd://127.0.0.1:1/v"), "{errors}");
+}
+
+#[test]
 fn iops_by_size_in_run_and_comparison() {
     let bench = Bench::new();
     let line = "run provisioned-iops small=./s large=./l --size 20m --results r --repetitions 4";
@@ -270,7 +334,7 @@ fn fail_if_slower_exit_status() {
     bench.ends("run quick t=./x --size 1m --results fast", 0);
     bench.say("iops", "500");
     bench.ends("run quick t=./x --size 1m --results slow", 0);
-    let (out, errors) = bench.ends("compare fast slow --fail-if-slower 5%", 5);
+    let (out, errors) = bench.ends("compare fast slow --fail-if-slower 5% --format markdown", 5);
     assert!(
         out.contains("differs (p = 0.029)") && errors.contains("flagstone: slower: IOPS of"),
         "{out}{errors}"

@@ -1,7 +1,7 @@
 //! Demo report: the measured grid, the data checks, the experiments, and what limited the numbers.
 
 use flagstone_bench::report::AdditionalSections;
-use flagstone_bench::table::{Form, Table};
+use flagstone_bench::table::{Form, Table, list_item};
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -15,7 +15,6 @@ const CPU_BOUND: f64 = 0.9;
 /// Busy share of other programs from which on the results do not show what the machine can do, 0
 /// to 1.
 const DISTURBED: f64 = 0.15;
-const WIDTH: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -62,7 +61,7 @@ impl DemoReport {
         tables::mirror(&self.lab.mirror).iter().for_each(&mut add);
         add(&tables::fabric(&self.lab.fabric));
         add(&tables::served(&self.rows, &self.local_engine));
-        self.notes().iter().for_each(|note| text += &wrapped(note));
+        self.notes().iter().for_each(|note| text += &list_item(note));
         text += &format!("it took {:.0} s\n", self.took_s);
         text
     }
@@ -158,18 +157,6 @@ fn failover_note(failover: &FailoverSummary) -> String {
     )
 }
 
-/// A list item in lines of at most [`WIDTH`] characters.
-fn wrapped(text: &str) -> String {
-    let (mut out, mut line) = (String::new(), "-".to_owned());
-    for word in text.split(' ') {
-        if line.chars().count() + 1 + word.chars().count() > WIDTH {
-            out += &(std::mem::replace(&mut line, " ".to_owned()) + "\n");
-        }
-        line += &format!(" {word}");
-    }
-    out + &line + "\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -219,9 +206,9 @@ mod tests {
         assert!(text.starts_with("the most important numbers\n") && text.contains("it took 123 s"));
         assert_eq!(sections.tables[0].table, tables::headline(&report.lab, &report.rows));
         for note in &sections.caveats {
-            assert!(text.contains(&wrapped(note)), "{note}");
+            assert!(text.contains(&list_item(note)), "{note}");
         }
-        assert!(text.lines().all(|line| !line.starts_with("- ") || line.chars().count() <= WIDTH));
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
 
     #[test]
