@@ -23,6 +23,7 @@ mod cloud_machine;
 pub mod compare;
 pub mod cpu;
 pub mod diskspd;
+pub mod disturbance;
 pub mod environment;
 pub mod error;
 pub mod fio;

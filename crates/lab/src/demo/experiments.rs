@@ -12,7 +12,7 @@ use flagstone_bench::stats::Steady;
 use flagstone_units::grouped;
 use serde::Serialize;
 
-use super::DemoOptions;
+use super::{DemoOptions, Parts};
 use crate::bed::RunOptions;
 use crate::fabric::{EmulatedFabric, FabricBed, FabricSummary};
 use crate::failover::{self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower};
@@ -35,7 +35,9 @@ const RAMP_SHARE: f64 = 0.5;
 const DRILL_FACTOR: f64 = 5.0;
 /// Shortest and longest drill, in seconds.
 const DRILL_S: (f64, f64) = (5.0, 20.0);
-pub(super) const STEPS: usize = SETUPS.len() * SIZES + 2 * 2 * DISKS.len() + failover::STEPS;
+const MIRROR_STEPS: usize = SETUPS.len() * SIZES;
+const FABRIC_STEPS: usize = 2 * 2 * DISKS.len();
+pub(super) const STEPS: usize = MIRROR_STEPS + FABRIC_STEPS + failover::STEPS;
 /// Sections of the report, in order: names of the results' directories.
 const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
 const PAGE: &str = "report.html";
@@ -56,11 +58,13 @@ pub(super) struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    pub(super) fn run(&self, follower: &mut dyn Follower) -> Result<Experiments, Error> {
-        let mirror = self.mirror(follower)?;
-        let fabric = self.fabric(follower)?;
-        let failover = self.failover(follower)?;
-        Ok(Experiments { mirror, fabric, failover })
+    pub(super) fn run(&self, parts: &mut Parts<'_>) -> Result<Experiments, Error> {
+        Ok(Experiments {
+            mirror: parts.measure("mirror", MIRROR_STEPS, &mut |follower| self.mirror(follower))?,
+            fabric: parts.measure("fabric", FABRIC_STEPS, &mut |follower| self.fabric(follower))?,
+            failover: parts
+                .measure("failover", failover::STEPS, &mut |follower| self.failover(follower))?,
+        })
     }
 
     /// Directory of an experiment's results, without the results of an earlier demo.
@@ -110,8 +114,10 @@ impl Runner<'_> {
         let seconds = (self.options.runtime_ms as f64 / 1e3 * DRILL_FACTOR).clamp(least, most);
         let run =
             RunOptions { runtime_ms: (seconds * 1e3) as u64, ..self.run_options("failover")? };
+        let directory = tempfile::tempdir_in(self.scratch)
+            .map_err(BenchError::file("cannot make a directory in", self.scratch))?;
         let bed = EmulatedFailover {
-            directory: self.scratch.to_owned(),
+            directory: directory.path().to_owned(),
             death: Death::Silent,
             is_emulated: true,
         };

@@ -21,7 +21,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use flagstone_bench::Error as BenchError;
-use flagstone_bench::cpu::{CpuUse, Snapshot};
+use flagstone_bench::disturbance::{Disturbance, DisturbanceMeter};
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
 use flagstone_bench::measurement::Measurement;
@@ -31,6 +31,7 @@ use flagstone_bench::process::{self, Interrupt};
 use flagstone_bench::server::{CpuMeter, Servers};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_units::grouped;
+use serde::Serialize;
 use tempfile::TempDir;
 
 use self::experiments::Runner;
@@ -46,8 +47,6 @@ use crate::ports::free_ports;
 
 /// Warm-up of a measurement, as a share of its length.
 const RAMP_SHARE: f64 = 0.25;
-/// How long the machine is watched for other load before anything is measured, in seconds.
-const WATCH_S: f64 = 0.5;
 /// Bytes that are verified over each path.
 const VERIFY_BYTES: u64 = 64 << 20;
 /// Length of the verifying load over NVMe/TCP, before all of it is read back.
@@ -82,7 +81,11 @@ pub fn run(
     let has_nbd = fio.has_engine("nbd", interrupt)?;
     let workloads = workloads();
     let paths = if has_nbd { 3 } else { 2 };
-    follower.steps(2 + workloads.len() * paths + paths - 1 + experiments::STEPS);
+    let grid_steps = workloads.len() * paths;
+    let steps = 2 + grid_steps + paths - 1 + experiments::STEPS;
+    let mut parts = Parts { follower, steps, conditions: Vec::new() };
+    parts.follower.steps(steps);
+    let follower = &mut *parts.follower;
 
     let scratch = scratch(&options.directory)?;
     let file = scratch.path().join("volume");
@@ -93,10 +96,6 @@ pub fn run(
     fio.fill(&local, Some(options.size_bytes), interrupt, &mut || {})?;
     let mib = grouped((options.size_bytes >> 20) as f64, 0);
     follower.end(&format!("filled a file of {mib} MiB in {}", scratch.path().display()));
-
-    let before = Snapshot::take();
-    process::wait_for(WATCH_S, interrupt, || None::<()>)?;
-    let others_busy = busy(&Snapshot::take().since(&before));
 
     follower.begin("starting flagstone serve");
     let ports: [u16; 2] = free_ports()?;
@@ -122,20 +121,20 @@ pub fn run(
         uri: &uri,
         nbd: has_nbd.then_some(&nbd),
     };
-    let mut rows = Vec::with_capacity(workloads.len());
-    for workload in &workloads {
-        rows.push(bench.row(workload, follower)?);
-    }
-    let checks = bench.checks(follower)?;
+    let rows = parts.measure("served volume", grid_steps, &mut |follower| {
+        workloads.iter().map(|workload| bench.row(workload, follower)).collect()
+    })?;
+    let checks = bench.checks(parts.follower)?;
     server.stop(interrupt)?;
-    let experiments = Runner { options, scratch: scratch.path(), interrupt }.run(follower)?;
+    let experiments = Runner { options, scratch: scratch.path(), interrupt }.run(&mut parts)?;
+    let conditions = parts.conditions;
     scratch.close().map_err(Error::system("cannot remove the demo's directory"))?;
     let report = DemoReport {
         schema_version: SCHEMA_VERSION,
         flagstone: env!("CARGO_PKG_VERSION").to_owned(),
         local_engine: fio.engine().to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
-        others_busy,
+        conditions,
         volume_bytes: options.size_bytes,
         seconds: options.runtime_ms as f64 / 1e3,
         rows,
@@ -154,8 +153,54 @@ fn scratch(directory: &Path) -> Result<TempDir, Error> {
         .map_err(|cause| BenchError::file("cannot make a directory in", directory)(cause).into())
 }
 
-fn busy(cpus: &[CpuUse]) -> f64 {
-    CpuUse::mean(cpus).busy_percent() / 100.0
+/// A part of the demo, and how much of the CPUs others took from it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct PartConditions {
+    pub part: &'static str,
+    /// Disturbance of the reported figures.
+    pub disturbance: Disturbance,
+    /// Disturbance of the first figures, if the part was repeated because of it.
+    pub repeated_for: Option<Disturbance>,
+}
+
+struct Parts<'a> {
+    follower: &'a mut dyn Follower,
+    steps: usize,
+    conditions: Vec<PartConditions>,
+}
+
+impl Parts<'_> {
+    /// Measures a part of `steps` steps, and repeats it once if the machine was too busy.
+    fn measure<T>(
+        &mut self,
+        part: &'static str,
+        steps: usize,
+        measure: &mut dyn FnMut(&mut dyn Follower) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.believable(part, steps, &mut |follower| {
+            let meter = DisturbanceMeter::start();
+            let measured = measure(follower)?;
+            Ok((measured, meter.end()))
+        })
+    }
+
+    fn believable<T>(
+        &mut self,
+        part: &'static str,
+        steps: usize,
+        measure: &mut dyn FnMut(&mut dyn Follower) -> Result<(T, Disturbance), Error>,
+    ) -> Result<T, Error> {
+        let (mut measured, mut disturbance) = measure(self.follower)?;
+        let repeated_for = Some(disturbance).filter(|first| first.is_too_much());
+        if repeated_for.is_some() {
+            self.steps += steps;
+            self.follower.steps(self.steps);
+            (measured, disturbance) = measure(self.follower)?;
+        }
+        self.conditions.push(PartConditions { part, disturbance, repeated_for });
+        Ok(measured)
+    }
 }
 
 struct Bench<'a> {
@@ -251,5 +296,40 @@ impl Bench<'_> {
             blocks_checked: verified.blocks_checked,
             wrong_blocks: verified.violations,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Counted(usize);
+
+    impl Follower for Counted {
+        fn steps(&mut self, count: usize) {
+            self.0 = count;
+        }
+        fn begin(&mut self, _: &str) {}
+        fn end(&mut self, _: &str) {}
+    }
+
+    #[test]
+    fn disturbed_part_is_repeated_once() {
+        let steal = |steal_percent| Disturbance { steal_percent, others_percent: 0.0 };
+        let conditions = |first: f64, second: f64| {
+            let (mut follower, mut taken) = (Counted::default(), 0);
+            let mut parts = Parts { follower: &mut follower, steps: 10, conditions: Vec::new() };
+            let mut measure = |_: &mut dyn Follower| {
+                taken += 1;
+                Ok((taken, steal([first, second][taken - 1])))
+            };
+            let measured = parts.believable("x", 3, &mut measure).unwrap();
+            let found = parts.conditions.remove(0);
+            (measured, follower.0, found.disturbance, found.repeated_for)
+        };
+        assert_eq!(conditions(5.0, 0.0), (1, 0, steal(5.0), None));
+        assert_eq!(conditions(40.0, 5.0), (2, 13, steal(5.0), Some(steal(40.0))));
+        assert_eq!(conditions(40.0, 50.0), (2, 13, steal(50.0), Some(steal(40.0))), "no third");
     }
 }

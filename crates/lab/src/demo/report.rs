@@ -1,5 +1,6 @@
 //! Demo report: the measured grid, the data checks, the experiments, and what limited the numbers.
 
+use flagstone_bench::disturbance::Disturbance;
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::{Form, Table, list_item};
 use flagstone_units::grouped;
@@ -7,14 +8,11 @@ use serde::Serialize;
 
 use super::experiments::Experiments;
 use super::grid::{AccessPath, GridRow, PathFigures};
-use super::tables;
+use super::{PartConditions, tables};
 use crate::failover::FailoverSummary;
 
 /// Busy share from which on the CPUs are the limit, 0 to 1.
 const CPU_BOUND: f64 = 0.9;
-/// Busy share of other programs from which on the results do not show what the machine can do, 0
-/// to 1.
-const DISTURBED: f64 = 0.15;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -35,8 +33,8 @@ pub struct DemoReport {
     pub(crate) local_engine: String,
     /// CPUs that server and clients share.
     pub cpus: usize,
-    /// Busy share of other programs before the first measurement, 0 to 1.
-    pub(crate) others_busy: f64,
+    /// How busy others kept the machine during each part.
+    pub(crate) conditions: Vec<PartConditions>,
     pub volume_bytes: u64,
     pub seconds: f64,
     pub rows: Vec<GridRow>,
@@ -57,7 +55,7 @@ impl DemoReport {
     pub fn text(&self) -> String {
         let mut text = String::new();
         let mut add = |table: &Table| text += &(table.write(Form::Text) + "\n");
-        add(&tables::headline(&self.lab, &self.rows));
+        add(&self.headline());
         tables::mirror(&self.lab.mirror).iter().for_each(&mut add);
         add(&tables::fabric(&self.lab.fabric));
         add(&tables::served(&self.rows, &self.local_engine));
@@ -68,17 +66,27 @@ impl DemoReport {
 
     /// Summary section of the HTML report.
     pub fn sections(&self) -> AdditionalSections {
-        let tables = vec![
-            tables::headline(&self.lab, &self.rows),
-            tables::served(&self.rows, &self.local_engine),
-        ];
+        let tables = vec![self.headline(), tables::served(&self.rows, &self.local_engine)];
         AdditionalSections::new("Flagstone in three minutes")
             .with_tables("demo", tables)
             .with_caveats(&self.notes())
     }
 
+    /// The most important numbers; its title names the parts that are not to be believed.
+    fn headline(&self) -> Table {
+        let mut table = tables::headline(&self.lab, &self.rows);
+        let disturbed = self.conditions.iter().filter(|part| part.disturbance.is_too_much());
+        let names: Vec<&str> = disturbed.map(|part| part.part).collect();
+        if !names.is_empty() {
+            let names = names.join(", ");
+            table.title += &format!(" (the machine was TOO BUSY to believe those of: {names})");
+        }
+        table
+    }
+
     fn notes(&self) -> Vec<String> {
-        let mut notes: Vec<String> = self.checks.iter().map(check_note).collect();
+        let mut notes: Vec<String> = self.conditions.iter().filter_map(condition_note).collect();
+        notes.extend(self.checks.iter().map(check_note));
         if let Some(reason) = &self.nbd_skipped {
             notes.push(format!("NBD skipped: {reason}"));
         }
@@ -88,12 +96,6 @@ impl DemoReport {
              network between their nodes: nothing of these is a measurement of a cloud",
         ));
         notes.push(self.bottleneck());
-        if self.others_busy >= DISTURBED {
-            notes.push(format!(
-                "disturbed: other programs kept the CPUs {:.0} % busy before the first measurement",
-                self.others_busy * 100.0
-            ));
-        }
         notes
     }
 
@@ -121,6 +123,25 @@ impl DemoReport {
 
 fn count(value: u64) -> String {
     grouped(value as f64, 0)
+}
+
+fn condition_note(part: &PartConditions) -> Option<String> {
+    let of = |found: Disturbance| {
+        let Disturbance { others_percent, steal_percent } = found;
+        format!("{others_percent:.0} % of the CPUs, and the hypervisor {steal_percent:.0} %")
+    };
+    let first = part.repeated_for?;
+    let (name, first, last) = (part.part, of(first), of(part.disturbance));
+    Some(match part.disturbance.is_too_much() {
+        true => format!(
+            "too busy: during {name} other processes took {first}, in a second try {last}; repeat it \
+             on a quiet machine"
+        ),
+        false => format!(
+            "{name} was measured twice: other processes took {first} at first, {last} in the \
+             figures shown"
+        ),
+    })
 }
 
 fn check_note(check: &DataCheck) -> String {
@@ -178,7 +199,7 @@ mod tests {
             flagstone: "0.1.0".to_owned(),
             local_engine: "io_uring".to_owned(),
             cpus: 2,
-            others_busy: 0.0,
+            conditions: Vec::new(),
             volume_bytes: 1 << 30,
             seconds: 2.0,
             rows: vec![GridRow { workload, local, nvme_tcp: figures(95_000.0, 336.5, 0.97), nbd }],
@@ -209,6 +230,26 @@ mod tests {
             assert!(text.contains(&list_item(note)), "{note}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn busy_machine_is_reported() {
+        let mut report = report(None);
+        let busy = Disturbance { others_percent: 31.0, steal_percent: 4.0 };
+        let part = PartConditions {
+            part: "mirror",
+            disturbance: busy,
+            repeated_for: Some(Disturbance { others_percent: 50.0, ..busy }),
+        };
+        report.conditions.push(part.clone());
+        let text = unwrapped(&report.text());
+        assert!(text.contains("TOO BUSY to believe those of: mirror)"), "{text}");
+        assert!(
+            text.contains("took 50 % of the CPUs, and the hypervisor 4 %, in a second try 31 %")
+        );
+        report.conditions[0] = PartConditions { disturbance: Disturbance::default(), ..part };
+        let text = unwrapped(&report.text());
+        assert!(!text.contains("TOO BUSY") && text.contains("mirror was measured twice"), "{text}");
     }
 
     #[test]
