@@ -43,9 +43,9 @@ pub const STACK_BYTES: usize = 64 << 10;
 pub(crate) const REPORT_PLOTS: usize = 120;
 pub(crate) const PLOT_LINES: usize = 6;
 /// Groups of bars in one plot.
-pub(crate) const PLOT_GROUPS: usize = 8;
-/// Sum of the characters below the bars of one plot: 774 units at 12 units a line, 0.6 as wide.
-pub(crate) const PLOT_CHARACTERS: usize = 107;
+pub(crate) const PLOT_GROUPS: usize = 6;
+/// Sum of the characters below the bars of one plot: 454 units at 14 units a line, 0.6 as wide.
+pub(crate) const PLOT_CHARACTERS: usize = 54;
 /// Sum of the points of time series in all plots of one report, at about 12 bytes each.
 pub(crate) const REPORT_POINTS: usize = 60_000;
 /// Sum of the points of time series in the data of one report, at about 7 bytes each.

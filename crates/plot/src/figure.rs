@@ -51,7 +51,7 @@ impl Panel {
     pub fn lines(x: &str, y: &str, lines: Vec<(String, Vec<(f64, f64)>)>) -> Panel {
         let line = |(at, (name, points))| {
             let hue = Hue(at);
-            LineSeries { name, hue, pieces: vec![points], dots: true }
+            LineSeries { name, hue, pieces: vec![points], dots: true, ..LineSeries::default() }
         };
         Panel {
             x: Axis::linear(x),
@@ -124,6 +124,9 @@ pub struct LineSeries {
     /// Pieces of (x, y) with gaps between them; a piece of one point is a dot.
     pub pieces: Vec<Vec<(f64, f64)>>,
     pub dots: bool,
+    /// Range around the line, such as that of repetitions: x, lowest and highest y.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub band: Vec<(f64, f64, f64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

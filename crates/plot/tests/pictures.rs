@@ -12,7 +12,7 @@ fn lines() -> Figure {
         name: name.into(),
         hue: Hue(hue),
         pieces,
-        dots: false,
+        ..LineSeries::default()
     };
     Figure {
         title: "pd-ssd by size".into(),
@@ -95,6 +95,7 @@ proptest! {
             hue: Hue(hue / 2),
             pieces: vec![points],
             dots: true,
+            band: vec![(1.0, 2.0, 3.0)],
         };
         let figure = Figure {
             title: text.clone(),
@@ -281,7 +282,8 @@ fn axis_numbers_fit_the_picture() {
         Axis { scale: Scale::Log, format: NumberFormat::Nines, ..Axis::linear("x") };
     figure.panels[0].marks.clear();
     let pieces = vec![vec![(1.0, 1.0), (10_000.0, 2.0)]];
-    let line = LineSeries { name: "a".into(), hue: Hue(0), pieces, dots: true };
+    let line =
+        LineSeries { name: "a".into(), hue: Hue(0), pieces, dots: true, ..LineSeries::default() };
     figure.panels[0].content = PanelContent::Lines(vec![line]);
     let svg = figure.svg(Theme::Light);
     let document = roxmltree::Document::parse(&svg).unwrap();

@@ -6,6 +6,9 @@ use super::page::{CAVEATS, notice};
 use super::{AdditionalSections, HtmlReport, PagePosition, Run, Shown, html};
 use crate::provenance::Provenance;
 
+/// Rows of the summary that open the page.
+const HEADLINES: usize = 4;
+
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct CombinedReport {
@@ -33,6 +36,8 @@ impl CombinedReport {
             (1..).zip(&self.parts).map(|(at, part)| (format!("part-{at}"), part)).collect();
         let header = html! {
             h1 { (title) }
+            @for part in self.parts.iter().take(1) { (part.about()) }
+            (html::headline(&self.headline()))
             (notice(&self.not_real()))
             (html::navigation(parts.iter().map(|(id, part)| (id.clone(), part.title.as_str()))))
         };
@@ -55,6 +60,13 @@ impl CombinedReport {
             }
         };
         html::document(title, &header, &main, self.parts.iter().flat_map(|part| &part.runs))
+    }
+
+    /// The first rows of the summary: what, and how much.
+    fn headline(&self) -> Vec<(String, String)> {
+        let rows = self.summary.tables.iter().take(1).flat_map(|named| &named.table.rows);
+        let figure = |row: &Vec<String>| Some((row.get(1)?.clone(), row.first()?.clone()));
+        rows.take(HEADLINES).filter_map(figure).collect()
     }
 
     /// Targets of all reports that are not known to be real, without duplicates.

@@ -55,30 +55,45 @@ pub(super) fn document<'a>(
     visible(&page.into_string()) + "\n"
 }
 
-/// A table that scrolls by itself where the page is narrow.
+/// A table without the rows and columns that have no content. On a narrow page each row is a list
+/// of cells with the heads of their columns.
 pub(super) fn table(id: &str, table: &Table) -> Markup {
-    let figures: Vec<bool> = (0..table.head.len()).map(|at| table.is_figures(at)).collect();
-    let class = |at: usize| figures.get(at).copied().unwrap_or(false).then_some("n");
+    let is_said = |cell: &String| !matches!(cell.as_str(), "" | "-");
+    let rows = || table.rows.iter().filter(|row| row.iter().skip(1).any(is_said));
+    let is_shown = |at: &usize| *at == 0 || rows().filter_map(|row| row.get(*at)).any(is_said);
+    let columns: Vec<usize> = (0..table.head.len()).filter(is_shown).collect();
+    let class = |at: usize| table.is_figures(at).then_some("n");
     html! {
-        div class="scroll" tabindex="0" role="region" aria-labelledby={ (id) "-title" } {
-            table id=(id) {
-                caption id={ (id) "-title" } { (table.title) }
-                thead {
+        table id=(id) {
+            caption { (table.title) }
+            thead {
+                tr {
+                    @for at in &columns {
+                        th scope="col" class=[class(*at)] { (table.head[*at]) }
+                    }
+                }
+            }
+            tbody {
+                @for row in rows() {
                     tr {
-                        @for (at, cell) in table.head.iter().enumerate() {
-                            th scope="col" class=[class(at)] { (cell) }
+                        @for (at, cell) in columns.iter().filter_map(|at| Some((*at, row.get(*at)?))) {
+                            @if at == 0 { th scope="row" { (cell) } }
+                            @else { td class=[class(at)] data-head=(table.head[at]) { (cell) } }
                         }
                     }
                 }
-                tbody {
-                    @for row in &table.rows {
-                        tr {
-                            @for (at, cell) in row.iter().enumerate() {
-                                @if at == 0 { th scope="row" { (cell) } }
-                                @else { td class=[class(at)] { (cell) } }
-                            }
-                        }
-                    }
+            }
+        }
+    }
+}
+
+/// The figures that a report opens with, and their meanings.
+pub(super) fn headline(figures: &[(String, String)]) -> Markup {
+    html! {
+        @if !figures.is_empty() {
+            dl class="headline" {
+                @for (figure, meaning) in figures {
+                    div { dt { (meaning) } dd { (figure) } }
                 }
             }
         }
@@ -90,7 +105,8 @@ pub(super) fn list(texts: &[String]) -> Markup {
 }
 
 pub(super) fn facts(facts: &[(&str, String)]) -> Markup {
-    html! { dl class="facts" { @for (name, value) in facts { dt { (name) } dd { (value) } } } }
+    let known = facts.iter().filter(|(_, value)| !matches!(value.as_str(), "" | "-"));
+    html! { dl class="facts" { @for (name, value) in known { dt { (name) } dd { (value) } } } }
 }
 
 /// Plots as figures, with ids below `prefix`.
@@ -165,12 +181,27 @@ mod tests {
         cells.rows.push(vec!["a&b".to_owned(), "1.5".to_owned(), "differs".to_owned()]);
         let text = table("t", &cells).into_string();
         for part in [
-            "<caption id=\"t-title\">T&lt;1&gt;</caption>",
+            "<caption>T&lt;1&gt;</caption>",
             "<th scope=\"row\">a&amp;b</th>",
-            "<td class=\"n\">1.5</td><td>differs</td>",
+            "<td class=\"n\" data-head=\"MB/s\">1.5</td><td data-head=\"verdict\">differs</td>",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn cells_without_content_are_left_out() {
+        let mut cells = Table::new("T", &["job", "MB/s", "p99.99 ms"]);
+        for row in [["a", "1", "-"], ["b", "-", ""]] {
+            cells.rows.push(row.map(str::to_owned).to_vec());
+        }
+        let text = table("t", &cells).into_string();
+        assert!(
+            text.contains("MB/s") && !text.contains("p99.99") && !text.contains(">b<"),
+            "{text}"
+        );
+        let known = facts(&[("machine", "-".to_owned()), ("fio", "3".to_owned())]).into_string();
+        assert!(known.contains("fio") && !known.contains("machine"), "{known}");
     }
 
     proptest! {

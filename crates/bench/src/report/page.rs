@@ -1,25 +1,28 @@
 //! HTML page of a report; the results precede the method.
 
+use std::slice::SliceIndex;
+
 use flagstone_units::{display::duration, format_time, grouped};
 use maud::{Markup, html};
 
 use super::html::{
-    DATA_HEADING, DATA_ID, document, facts, list, navigation, plots, table as html_table,
+    DATA_HEADING, DATA_ID, document, facts, headline, list, navigation, plots, table as html_table,
 };
-use super::{HtmlReport, Run, repeat};
+use super::{HtmlReport, Named, Run, repeat};
 use crate::campaign::CampaignPlan;
 use crate::caveats::{LISTED, caveats, listed};
 use crate::compare::{ComparedMetric, DifferenceVerdict, SIGNIFICANT};
 use crate::environment::{DiskRecord, Environment};
 use crate::provenance::Provenance;
-use crate::stats::shown_deviations;
+use crate::stats::{median, shown_deviations};
 use crate::table::Table;
 
 pub(super) const CAVEATS: &str = "Caveats";
-const SECTIONS: [(&str, &str); 7] = [
+const SECTIONS: [(&str, &str); 8] = [
     ("experiment", "The experiment"),
     ("results", "Results"),
     ("plots", "Plots"),
+    ("details", "Details"),
     ("method", "How it was measured"),
     ("environment", "Environment"),
     ("commands", "Commands to repeat it"),
@@ -33,6 +36,7 @@ impl HtmlReport {
         let header = html! {
             h1 { (self.title) }
             (self.about())
+            (headline(&self.headline()))
             (notice(&self.not_real()))
             (navigation(sections.map(|(id, name)| (id.to_owned(), name))))
         };
@@ -44,14 +48,89 @@ impl HtmlReport {
             @if !self.additional_sections.is_empty() { (self.section(0, &self.experiment())) }
             (self.section(1, &self.results()))
             (self.section(2, &self.pictures()))
-            (self.section(3, &self.method()))
-            (self.section(4, &self.environment()))
-            (self.section(5, &self.commands()))
+            @if self.tables.len() > 1 { (self.section(3, &self.tables(1..))) }
+            (self.section(4, &self.method()))
+            (self.section(5, &self.environment()))
+            (self.section(6, &self.commands()))
         }
     }
 
     pub(super) fn about(&self) -> Markup {
-        html! { p class="about" { (self.comparison.names().join(", ")) (self.when()) } }
+        html! {
+            p class="about" { (self.comparison.names().join(", ")) (self.when()) }
+            @for machine in self.machines() { p class="about" { (machine) } }
+        }
+    }
+
+    /// Machines of the runs, without duplicates.
+    fn machines(&self) -> Vec<String> {
+        let mut all: Vec<String> = Vec::new();
+        for found in self.runs.iter().flat_map(|run| &run.environments) {
+            let machine = found.machine_type.iter().chain(&found.machine).next().cloned();
+            let cpus = format!("{} with {} CPUs", found.cpu_model, found.cpus);
+            let models = found.disks.values().filter_map(|disk| disk.model.clone());
+            let mut parts: Vec<String> = machine.into_iter().chain([cpus]).chain(models).collect();
+            parts.push(found.kernel.clone());
+            parts.dedup();
+            let text = parts.join(", ");
+            if !all.contains(&text) {
+                all.push(text);
+            }
+        }
+        all
+    }
+
+    /// Figures that the report opens with: the largest significant difference, the most IOPS, the
+    /// highest throughput and the lowest latency.
+    fn headline(&self) -> Vec<(String, String)> {
+        let names = self.comparison.names();
+        let rows = self.comparison.rows();
+        let mut figures = Vec::new();
+        let differences = rows.iter().flat_map(|row| {
+            (1..names.len()).filter_map(move |at| {
+                let [base, other] = [0, at].map(|at| row.values(at, ComparedMetric::Iops));
+                let DifferenceVerdict::Differs { .. } = DifferenceVerdict::of(&other, &base) else {
+                    return None;
+                };
+                let overhead =
+                    ComparedMetric::Iops.overhead_percent(median(&other)?, median(&base)?)?;
+                Some((row, at, overhead))
+            })
+        });
+        if let Some((row, at, overhead)) =
+            differences.max_by(|a, b| a.2.abs().total_cmp(&b.2.abs()))
+        {
+            let word = if overhead < 0.0 { "more" } else { "fewer" };
+            figures.push((
+                format!("{:.1} % {word} IOPS", overhead.abs()),
+                format!(
+                    "{} on {} than on {}: the largest difference",
+                    row.job, names[at], names[0]
+                ),
+            ));
+        } else if names.len() > 1 {
+            let jobs = format!("in IOPS of {} jobs", rows.len());
+            figures.push(("no difference shown".to_owned(), jobs));
+        }
+        for (metric, unit, what) in [
+            (ComparedMetric::Iops, "IOPS", "most requests per second"),
+            (ComparedMetric::Throughput, "MB/s", "highest throughput"),
+            (ComparedMetric::Latency, "ms", "lowest mean latency"),
+        ] {
+            let medians = rows.iter().flat_map(|row| {
+                (0..names.len()).filter_map(move |at| Some((row.median(at, metric)?, row, at)))
+            });
+            let by_value = |a: &(f64, _, _), b: &(f64, _, _)| a.0.total_cmp(&b.0);
+            let best = match metric {
+                ComparedMetric::Latency => medians.min_by(by_value),
+                _ => medians.max_by(by_value),
+            };
+            let Some((value, row, at)) = best.filter(|(value, ..)| *value > 0.0) else { continue };
+            let decimals = usize::from(metric == ComparedMetric::Latency) * 3;
+            let figure = format!("{} {unit}", grouped(value, decimals));
+            figures.push((figure, format!("{what}: {} on {}", row.job, names[at])));
+        }
+        figures
     }
 
     fn section(&self, at: usize, content: &Markup) -> Markup {
@@ -102,8 +181,12 @@ impl HtmlReport {
         let findings = self.findings();
         html! {
             @if !findings.is_empty() { (list(&findings)) }
-            @for named in &self.tables { (self.table(&named.id, &named.table)) }
+            (self.tables(..1))
         }
+    }
+
+    fn tables(&self, range: impl SliceIndex<[Named], Output = [Named]>) -> Markup {
+        html! { @for named in &self.tables[range] { (self.table(&named.id, &named.table)) } }
     }
 
     /// Findings above the tables: significant differences, and caveats.
@@ -320,11 +403,12 @@ fn known(text: &Option<String>) -> &str {
 }
 
 fn environment_of(found: &Environment) -> [(&'static str, String); 7] {
-    let governor = known(&found.cpu_governor);
+    let governor = found.cpu_governor.iter().map(|governor| format!(", governor {governor}"));
+    let governor = governor.collect::<String>();
     let memory_gib = found.memory_bytes as f64 / (1u64 << 30) as f64;
     [
         ("kernel", found.kernel.clone()),
-        ("CPU", format!("{}, {} usable, governor {governor}", found.cpu_model, found.cpus)),
+        ("CPU", format!("{}, {} usable{governor}", found.cpu_model, found.cpus)),
         ("memory", format!("{} GiB", grouped(memory_gib, 1))),
         ("machine", known(&found.machine).to_owned()),
         ("machine type", known(&found.machine_type).to_owned()),

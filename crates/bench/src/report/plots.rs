@@ -1,5 +1,7 @@
 //! Plots: bars by size, job and number of disks; latency percentiles; IOPS over time and rounds.
 
+use std::collections::BTreeMap;
+
 use flagstone_plot::{
     Axis, BarValue, Figure as Picture, Group, Hue, LineSeries, NumberFormat, Panel, PanelContent,
     Scale,
@@ -11,6 +13,14 @@ use crate::compare::{ComparedMetric, Comparison, JobRow, RepeatedFigure, median_
 use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
 use crate::measurement::{PERCENTILES, are_enough};
 use crate::results::ResultRecord;
+use crate::stats::median;
+
+/// Largest ratio of block sizes whose throughputs share a linear axis.
+const LINEAR_SPAN: u64 = 16;
+/// Requests of this size or more are large: their measure is throughput.
+const LARGE_BYTES: u64 = 64 << 10;
+/// Points from which on a time series is worth a plot.
+const SERIES_LEAST: usize = 5;
 
 /// All plots of a report, the most important first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
@@ -55,86 +65,117 @@ impl Maker<'_> {
         Picture { title, subtitle, panels, footer: self.footer.clone() }
     }
 
-    /// Throughput and latency by block size for jobs that differ only in it, by job for the others.
+    /// One plot for each question: throughput and latency by block size for jobs that differ only in
+    /// it, and by job for the others.
     fn bars(&self) -> Vec<Plot> {
-        let rows: Vec<&JobRow> = self.comparison.rows().iter().collect();
-        let key = |row: &JobRow| (row.rw, row.depth, row.threads, row.disks);
-        let mut families: Vec<Vec<&JobRow>> = Vec::new();
-        for row in rows {
-            let fits = |family: &&mut Vec<&JobRow>| {
-                key(family[0]) == key(row)
-                    && family.iter().all(|other| other.block_bytes != row.block_bytes)
-            };
-            match families.iter_mut().find(fits) {
-                Some(family) => family.push(row),
-                None => families.push(vec![row]),
-            }
-        }
+        let families = families(self.comparison.rows(), |family, row| {
+            let key = |row: &JobRow| (row.rw, row.depth, row.threads, row.disks);
+            key(family[0]) == key(row)
+                && family.iter().all(|other| other.block_bytes != row.block_bytes)
+        });
+        let by_disks = self.disk_families();
         let mut plots = Vec::new();
-        let mut alone: Vec<&JobRow> = Vec::new();
+        let mut classes: BTreeMap<JobClass, Vec<&JobRow>> = BTreeMap::new();
         for family in families {
             let [row, _, ..] = family[..] else {
-                alone.extend(family);
+                let alone = family.into_iter();
+                let others =
+                    alone.filter(|row| !by_disks.iter().flatten().any(|o| o.job == row.job));
+                others.for_each(|row| classes.entry(JobClass::of(row)).or_default().push(row));
                 continue;
             };
-            let what = format!("{}, {} in flight", row.rw, row.in_flight());
-            let id =
-                slug(&format!("by-size-{}-d{}-t{}-x{}", row.rw, row.depth, row.threads, row.disks));
-            let names = |row: &JobRow| format_block_size(row.block_bytes).to_uppercase();
-            let title = format!("Throughput and latency by size: {what}");
-            let panels = self.panels(
-                &family,
-                &names,
-                "size of a request",
-                &[ComparedMetric::Throughput, ComparedMetric::Latency],
-            );
-            plots.push(Plot { id, picture: self.picture(title, subtitle(&family), panels) });
+            let id = format!("by-size-{}-d{}-t{}-x{}", row.rw, row.depth, row.threads, row.disks);
+            let what = format!("by size, {}, {} in flight", row.rw, row.in_flight());
+            let sizes = || family.iter().map(|row| row.block_bytes);
+            let span = sizes().max().unwrap_or(1) / sizes().min().unwrap_or(1).max(1);
+            for metric in [ComparedMetric::Throughput, ComparedMetric::Latency] {
+                if span > LINEAR_SPAN {
+                    plots.push(self.size_lines(&family, metric, &id, &what));
+                } else {
+                    let names = |row: &JobRow| format_block_size(row.block_bytes).to_uppercase();
+                    plots.extend(self.bar_plot(
+                        &family,
+                        &names,
+                        "size of a request",
+                        metric,
+                        &id,
+                        &what,
+                    ));
+                }
+            }
         }
-        let by_disks = self.disk_families();
-        let is_there = |row: &&JobRow| by_disks.iter().flatten().any(|other| other.job == row.job);
-        alone.retain(|row| !is_there(row));
-        let longest = alone.iter().map(|row| row.job.chars().count()).max().unwrap_or(0);
-        let room = (PLOT_CHARACTERS / (longest + 2)).clamp(1, PLOT_GROUPS);
-        for (at, chunk) in alone.chunks(room).enumerate() {
-            let panels =
-                self.panels(chunk, &|row: &JobRow| row.job.clone(), "job", &ComparedMetric::ALL);
-            let title = "IOPS, throughput and latency by job".to_owned();
-            let id = format!("by-job-{}", at + 1);
-            plots.push(Plot { id, picture: self.picture(title, subtitle(chunk), panels) });
+        for (class, rows) in classes {
+            let longest = rows.iter().map(|row| row.job.chars().count()).max().unwrap_or(0);
+            let room = (PLOT_CHARACTERS / (longest + 2)).clamp(1, PLOT_GROUPS);
+            for (at, chunk) in rows.chunks(room).enumerate() {
+                let id = format!("by-job-{}-{}", class.id(), at + 1);
+                let name = |row: &JobRow| row.job.clone();
+                for metric in class.metrics() {
+                    plots.extend(self.bar_plot(chunk, &name, "job", *metric, &id, class.words()));
+                }
+            }
         }
         plots
     }
 
-    fn panels(
+    /// One metric of several jobs; `None` for a single bar, which is no chart.
+    fn bar_plot(
         &self,
         rows: &[&JobRow],
         name: &dyn Fn(&JobRow) -> String,
         label: &str,
-        figures: &[ComparedMetric],
-    ) -> Vec<Panel> {
+        metric: ComparedMetric,
+        id: &str,
+        what: &str,
+    ) -> Option<Plot> {
         let names = self.comparison.names();
-        let panel = |figure: &ComparedMetric| {
-            let y = match figure {
-                ComparedMetric::Iops => Axis::linear(figure.name()),
-                _ => Axis { format: NumberFormat::Plain, ..Axis::linear(figure.name()) },
-            };
-            let values = |row: &JobRow| (0..names.len()).map(|at| bar(row, at, *figure)).collect();
-            let group = |row: &&JobRow| Group { name: name(row), values: values(row) };
-            Panel::bars(label, y, names, rows.iter().map(group).collect())
+        let y = match metric {
+            ComparedMetric::Iops => Axis::linear(metric.name()),
+            _ => Axis { format: NumberFormat::Plain, ..Axis::linear(metric.name()) },
         };
-        figures.iter().map(panel).collect()
+        let values =
+            |row: &JobRow| -> Vec<_> { (0..names.len()).map(|at| bar(row, at, metric)).collect() };
+        let group = |row: &&JobRow| Group { name: name(row), values: values(row) };
+        let groups: Vec<Group> = rows.iter().map(group).collect();
+        let bars = groups.iter().flat_map(|group| group.values.iter().flatten()).count();
+        let panels = vec![Panel::bars(label, y, names, groups)];
+        let picture = self.picture(format!("{} {what}", title(metric)), subtitle(rows), panels);
+        (bars > 1).then(|| Plot { id: slug(&format!("{id}-{}", short(metric))), picture })
+    }
+
+    /// One metric by block size on logarithmic axes: 4K and 1M share no linear one.
+    fn size_lines(&self, rows: &[&JobRow], metric: ComparedMetric, id: &str, what: &str) -> Plot {
+        let line = |(at, name): (usize, &String)| {
+            let point = |row: &&JobRow| Some((row.block_bytes as f64, row.median(at, metric)?));
+            let mut points: Vec<_> = rows.iter().filter_map(point).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            LineSeries {
+                name: name.clone(),
+                hue: Hue(at),
+                pieces: vec![points],
+                dots: true,
+                ..LineSeries::default()
+            }
+        };
+        let lines = self.comparison.names().iter().enumerate().map(line).collect();
+        let x = Axis {
+            format: NumberFormat::Block,
+            scale: Scale::Log2,
+            ..Axis::linear("size of a request")
+        };
+        let y = Axis { format: NumberFormat::Plain, ..Axis::log(metric.name()) };
+        let panel = Panel { x, y, content: PanelContent::Lines(lines), marks: Vec::new() };
+        let picture =
+            self.picture(format!("{} {what}", title(metric)), subtitle(rows), vec![panel]);
+        Plot { id: slug(&format!("{id}-{}", short(metric))), picture }
     }
 
     /// Jobs that differ only in the number of disks, sorted by it.
     fn disk_families(&self) -> Vec<Vec<&JobRow>> {
-        let key = |row: &JobRow| (row.rw, row.block_bytes, row.depth, row.threads);
-        let mut families: Vec<Vec<&JobRow>> = Vec::new();
-        for row in self.comparison.rows() {
-            match families.iter_mut().find(|family| key(family[0]) == key(row)) {
-                Some(family) => family.push(row),
-                None => families.push(vec![row]),
-            }
-        }
+        let mut families = families(self.comparison.rows(), |family, row| {
+            let key = |row: &JobRow| (row.rw, row.block_bytes, row.depth, row.threads);
+            key(family[0]) == key(row)
+        });
         for family in &mut families {
             family.sort_by_key(|row| row.disks);
             family.dedup_by_key(|row| row.disks);
@@ -149,17 +190,13 @@ impl Maker<'_> {
         for family in self.disk_families() {
             let row = family[0];
             let size = format_block_size(row.block_bytes);
-            let what = format!("{} {size}, {} in flight on each", row.rw, row.in_flight());
-            let id = slug(&format!("by-disks-{}-{size}-d{}-t{}", row.rw, row.depth, row.threads));
+            let what =
+                format!("by disks, {} {size}, {} in flight on each", row.rw, row.in_flight());
+            let id = format!("by-disks-{}-{size}-d{}-t{}", row.rw, row.depth, row.threads);
             let names = |row: &JobRow| row.disks.to_string();
-            let panels = self.panels(
-                &family,
-                &names,
-                "disks",
-                &[ComparedMetric::Iops, ComparedMetric::Latency],
-            );
-            let title = format!("IOPS and latency by disks: {what}");
-            plots.push(Plot { id, picture: self.picture(title, subtitle(&family), panels) });
+            for metric in [ComparedMetric::Iops, ComparedMetric::Latency] {
+                plots.extend(self.bar_plot(&family, &names, "disks", metric, &id, &what));
+            }
         }
         plots
     }
@@ -170,25 +207,32 @@ impl Maker<'_> {
             Axis { scale: Scale::Log, format: NumberFormat::Nines, ..Axis::linear("percentile") },
             Axis { format: NumberFormat::Plain, ..Axis::log("latency, µs") },
         );
-        self.lines("latency", "Latency percentiles", "medians of repetitions", axes, true, &curve)
+        self.lines("latency", "Latency percentiles", "medians of repetitions", axes, &curve)
     }
 
+    /// The median of the repetitions over time, and their range: one plot for each job.
     fn over_time(&self) -> Vec<Plot> {
-        let records: usize =
-            self.comparison.rows().iter().flat_map(|row| &row.records).map(Vec::len).sum();
-        let most = (REPORT_POINTS / records.max(1)).clamp(8, 300);
-        let series = |row: &JobRow, at: usize| -> Vec<Vec<(f64, f64)>> {
-            row.records[at].iter().map(|record| series(record, most)).collect()
+        let lines = self.comparison.rows().len() * self.comparison.names().len();
+        let most = (REPORT_POINTS / lines.max(1)).clamp(8, 300);
+        let plot = |row: &JobRow| {
+            let lines: Vec<LineSeries> = (0..self.comparison.names().len())
+                .map(|at| {
+                    let (points, band) = typical_series(&row.records[at], most);
+                    let name = self.comparison.names()[at].clone();
+                    LineSeries { name, hue: Hue(at), pieces: vec![points], band, dots: false }
+                })
+                .collect();
+            let longest = lines.iter().map(|line| line.pieces[0].len()).max().unwrap_or(0);
+            let (x, y) =
+                (Axis::linear("seconds since the measurement began"), Axis::linear("IOPS"));
+            let panel = Panel { x, y, content: PanelContent::Lines(lines), marks: Vec::new() };
+            let subtitle = "median of the repetitions, and their range".to_owned();
+            let picture =
+                self.picture(format!("IOPS over time: {}", row.job), subtitle, vec![panel]);
+            let id = slug(&format!("over-time-{}", row.job));
+            (longest >= SERIES_LEAST).then_some(Plot { id, picture })
         };
-        let axes = (Axis::linear("seconds since the measurement began"), Axis::linear("IOPS"));
-        self.lines(
-            "over-time",
-            "IOPS over time",
-            "a line for each repetition",
-            axes,
-            false,
-            &series,
-        )
+        self.comparison.rows().iter().filter_map(plot).collect()
     }
 
     fn over_rounds(&self, runs: &[Run]) -> Vec<Plot> {
@@ -205,7 +249,7 @@ impl Maker<'_> {
         let axes =
             (Axis { format: NumberFormat::Plain, ..Axis::linear("round") }, Axis::linear("IOPS"));
         let maker = Maker { comparison: &rounds, footer: self.footer.clone() };
-        maker.lines("rounds", "IOPS by round", "until the last five are steady", axes, true, &all)
+        maker.lines("rounds", "IOPS by round", "until the last five are steady", axes, &all)
     }
 
     /// One plot for each job with a line for each target; for a single target, plots of several
@@ -216,7 +260,6 @@ impl Maker<'_> {
         title: &str,
         subtitle: &str,
         (x, y): (Axis, Axis),
-        dots: bool,
         pieces: &dyn Fn(&JobRow, usize) -> Pieces,
     ) -> Vec<Plot> {
         let (names, rows) = (self.comparison.names(), self.comparison.rows());
@@ -242,7 +285,13 @@ impl Maker<'_> {
             }
             let named = lines.into_iter().enumerate();
             let lines = named
-                .map(|(at, (name, pieces))| LineSeries { name, hue: Hue(at), pieces, dots })
+                .map(|(at, (name, pieces))| LineSeries {
+                    name,
+                    hue: Hue(at),
+                    pieces,
+                    dots: true,
+                    ..LineSeries::default()
+                })
                 .collect();
             let content = PanelContent::Lines(lines);
             let panel = Panel { x: x.clone(), y: y.clone(), content, marks: Vec::new() };
@@ -254,6 +303,80 @@ impl Maker<'_> {
         }
         plots
     }
+}
+
+/// Groups of rows: a row joins the first group that it fits.
+fn families<'a>(
+    rows: &'a [JobRow],
+    fits: impl Fn(&[&'a JobRow], &JobRow) -> bool,
+) -> Vec<Vec<&'a JobRow>> {
+    let mut families: Vec<Vec<&JobRow>> = Vec::new();
+    for row in rows {
+        match families.iter_mut().find(|family| fits(family, row)) {
+            Some(family) => family.push(row),
+            None => families.push(vec![row]),
+        }
+    }
+    families
+}
+
+/// Jobs whose figures are of one order of magnitude, so that they may share a linear axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum JobClass {
+    SmallDeep,
+    LargeDeep,
+    SmallAlone,
+    LargeAlone,
+}
+
+impl JobClass {
+    fn of(row: &JobRow) -> JobClass {
+        match (row.block_bytes >= LARGE_BYTES, row.in_flight() > 1) {
+            (false, true) => JobClass::SmallDeep,
+            (true, true) => JobClass::LargeDeep,
+            (false, false) => JobClass::SmallAlone,
+            (true, false) => JobClass::LargeAlone,
+        }
+    }
+
+    fn id(self) -> &'static str {
+        match self {
+            JobClass::SmallDeep => "small",
+            JobClass::LargeDeep => "large",
+            JobClass::SmallAlone => "small-d1",
+            JobClass::LargeAlone => "large-d1",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            JobClass::SmallDeep => "of small requests",
+            JobClass::LargeDeep => "of large requests",
+            JobClass::SmallAlone => "of one small request at a time",
+            JobClass::LargeAlone => "of one large request at a time",
+        }
+    }
+
+    /// One request at a time is a question of latency only.
+    fn metrics(self) -> &'static [ComparedMetric] {
+        match self {
+            JobClass::SmallDeep => &[ComparedMetric::Iops, ComparedMetric::Latency],
+            JobClass::LargeDeep => &[ComparedMetric::Throughput, ComparedMetric::Latency],
+            JobClass::SmallAlone | JobClass::LargeAlone => &[ComparedMetric::Latency],
+        }
+    }
+}
+
+fn title(metric: ComparedMetric) -> &'static str {
+    match metric {
+        ComparedMetric::Iops => "IOPS",
+        ComparedMetric::Throughput => "Throughput",
+        ComparedMetric::Latency => "Latency",
+    }
+}
+
+fn short(metric: ComparedMetric) -> String {
+    title(metric).to_lowercase()
 }
 
 fn bar(row: &JobRow, at: usize, figure: ComparedMetric) -> Option<BarValue> {
@@ -290,6 +413,27 @@ fn percentile_curve(records: &[ResultRecord]) -> Vec<(f64, f64)> {
     points
 }
 
+/// Time in seconds and the median IOPS of the repetitions, averaged to at most `most` points; and
+/// their range, from two repetitions on.
+#[expect(clippy::type_complexity, reason = "points and band of a line")]
+fn typical_series(
+    records: &[ResultRecord],
+    most: usize,
+) -> (Vec<(f64, f64)>, Vec<(f64, f64, f64)>) {
+    let all: Vec<Vec<(f64, f64)>> = records.iter().map(|record| series(record, most)).collect();
+    let longest = all.iter().max_by_key(|series| series.len()).cloned().unwrap_or_default();
+    let (mut points, mut band) = (Vec::new(), Vec::new());
+    for (at, (seconds, _)) in longest.into_iter().enumerate() {
+        let here: Vec<f64> = all.iter().filter_map(|s| Some(s.get(at)?.1)).collect();
+        points.extend(median(&here).map(|iops| (seconds, iops)));
+        let fold = |of: fn(f64, f64) -> f64| here.iter().copied().reduce(of);
+        if let (true, Some(low), Some(high)) = (all.len() > 1, fold(f64::min), fold(f64::max)) {
+            band.push((seconds, low, high));
+        }
+    }
+    (points, band)
+}
+
 /// Time in seconds and IOPS, averaged to at most `most` points.
 fn series(record: &ResultRecord, most: usize) -> Vec<(f64, f64)> {
     let iops = &record.measurement.series_iops;
@@ -305,6 +449,7 @@ fn series(record: &ResultRecord, most: usize) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::BenchJob;
     use crate::measurement::Measurement;
 
     fn record(ios: u64) -> ResultRecord {
@@ -316,7 +461,7 @@ mod tests {
             measurement.total.percentiles_us.insert(name.to_owned(), percent);
         }
         let target = "a=/x".parse().unwrap();
-        ResultRecord::new("s", &crate::job::BenchJob::default(), &target, measurement)
+        ResultRecord::new("s", &BenchJob::default(), &target, measurement)
     }
 
     #[test]
@@ -333,5 +478,44 @@ mod tests {
         assert_eq!(series(&record, 100)[..2], [(0.1, 1.0), (0.2, 2.0)]);
         let short = series(&record, 5);
         assert_eq!((short.len(), short[0]), (5, (0.4, 2.5)));
+        let mut other = record.clone();
+        other.measurement.series_iops.iter_mut().for_each(|iops| *iops += 2.0);
+        let (points, band) = typical_series(&[record.clone(), other], 100);
+        assert_eq!((points.len(), points[0], band[0]), (20, (0.1, 2.0), (0.1, 1.0, 3.0)));
+        assert!(typical_series(&[record], 100).1.is_empty(), "one repetition has no range");
+    }
+
+    /// Plots of jobs: name, block size, requests in flight; on one target.
+    fn plots(jobs: &[(&str, u64, u32)]) -> Vec<Plot> {
+        let of = |(name, block_bytes, depth): &(&str, u64, u32)| {
+            let name = (*name).to_owned();
+            let (block_bytes, depth) = (*block_bytes, *depth);
+            let job = BenchJob { name, block_bytes, depth, ..BenchJob::default() };
+            let measurement = record(1000).measurement;
+            ResultRecord::new("s", &job, &"a=/x".parse().unwrap(), measurement)
+        };
+        all(&[], &Comparison::of_targets(jobs.iter().map(of).collect()))
+    }
+
+    #[test]
+    fn one_plot_for_each_question() {
+        let quick = [("a", 4096, 32), ("b", 4096, 32), ("c", 4096, 1), ("d", 1 << 20, 8)];
+        let found = plots(&quick);
+        let ids: Vec<&str> = found.iter().map(|plot| plot.id.as_str()).collect();
+        let expected = ["by-job-small-1-iops", "by-job-small-1-latency", "latency-1"];
+        assert_eq!(ids[..3], expected, "one bar of c and one of d are no chart");
+        assert_eq!(ids[3..].iter().filter(|id| id.starts_with("over-time-")).count(), 4);
+        for plot in &found {
+            assert_eq!(plot.picture.panels.len(), 1, "{}", plot.id);
+            if let PanelContent::Lines(lines) = &plot.picture.panels[0].content {
+                let drawn: usize = lines.iter().map(|line| line.pieces.len()).sum();
+                assert!(drawn <= PLOT_LINES, "{}", plot.id);
+            }
+        }
+        let sweep = plots(&[("a", 4096, 8), ("b", 65_536, 8), ("c", 1 << 20, 8)]);
+        let y = &sweep[0].picture.panels[0].y;
+        assert!(sweep[0].id.starts_with("by-size-") && y.scale == Scale::Log, "4K and 1M");
+        let near = plots(&[("a", 4096, 8), ("b", 65_536, 8)]);
+        assert_eq!(near[0].picture.panels[0].y.scale, Scale::Linear);
     }
 }

@@ -43,7 +43,7 @@ fn bench_run_list_compare_report() {
     let html = bench.read("page.html");
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     assert!(html.contains("flagstone bench run quick a=./x b=./y --repetitions=4"));
-    for file in ["summary.md", "summary.csv", "by-job-1.svg", "latency-read-1m.svg"] {
+    for file in ["summary.md", "summary.csv", "by-job-small-1-iops.svg", "latency-read-1m.svg"] {
         assert!(bench.path("files").join(file).is_file(), "{file}");
     }
     let (page, _) = bench.ends("report r -o -", 0);

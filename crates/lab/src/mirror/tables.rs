@@ -156,8 +156,8 @@ mod tests {
                 "16.67 %"
             ]]
         );
-        let text = all.write(Form::Text);
-        assert!(text.contains("8K cold     cold, log on persistent disk"), "{text}");
+        let text = all.write(Form::Markdown);
+        assert!(text.contains("| 8K cold | cold, log on persistent disk |"), "{text}");
     }
 
     #[test]

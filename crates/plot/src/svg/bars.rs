@@ -5,12 +5,11 @@ use crate::format::NumberFormat;
 use crate::scale::Placed;
 use crate::svg::panel::Room;
 use crate::svg::write::{Anchor, Writer};
+use crate::svg::{SMALL, TEXT, width_of};
 
 /// Share of a group's width that its bars fill.
 const FILLED: f64 = 0.76;
 const BAR_WIDTH_MAX: f64 = 64.0;
-/// Smallest width of a bar that has room for its value.
-const NUMBER_WIDTH_MIN: f64 = 26.0;
 
 pub(super) fn values(bars: &Bars) -> impl Iterator<Item = f64> {
     bars.groups.iter().flat_map(|group| group.values.iter().flatten()).flat_map(|value| {
@@ -25,7 +24,7 @@ pub(super) fn draw(out: &mut Writer, bars: &Bars, format: NumberFormat, y: &Plac
     let base = room.y(y.base());
     for (number, group) in bars.groups.iter().enumerate() {
         let middle = room.left + (number as f64 + 0.5) * share;
-        out.text(middle, room.bottom() + 18.0, 12.0, "ink", Anchor::Middle, &group.name);
+        out.text(middle, room.bottom() + 18.0, TEXT, "ink", Anchor::Middle, &group.name);
         let left = middle - width * bars.series.len() as f64 / 2.0;
         for (at, ((_, hue), value)) in bars.series.iter().zip(&group.values).enumerate() {
             let Some(value) = value else { continue };
@@ -43,9 +42,9 @@ pub(super) fn draw(out: &mut Writer, bars: &Bars, format: NumberFormat, y: &Plac
                 }
                 top = top.min(high);
             }
-            if width >= NUMBER_WIDTH_MIN {
-                let text = format.text(value.value);
-                out.text(x + width / 2.0, top - 4.0, 11.0, "ink", Anchor::Middle, &text);
+            let text = format.text(value.value);
+            if width_of(&text, SMALL) <= width + 4.0 {
+                out.text(x + width / 2.0, top - 4.0, SMALL, "ink", Anchor::Middle, &text);
             }
         }
     }

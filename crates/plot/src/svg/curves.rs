@@ -9,7 +9,7 @@ use crate::svg::write::{Anchor, Writer};
 use crate::svg::{hue_class, width_of};
 use crate::theme::CURVE_DASHES;
 
-const LETTERS: f64 = 11.0;
+const LETTERS: f64 = super::SMALL;
 /// Height of a name at the right edge.
 const NAME_ROW: f64 = 15.0;
 /// Gap between the end of a curve and its name.

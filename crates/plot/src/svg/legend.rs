@@ -2,11 +2,10 @@
 
 use crate::figure::{Curve, Figure, Hue, PanelContent};
 use crate::svg::write::{Anchor, Writer};
-use crate::svg::{EDGE, WIDTH, width_of};
+use crate::svg::{EDGE, TEXT, width_of};
 use crate::theme::CURVE_DASHES;
 
 const ROW: f64 = 22.0;
-const LETTERS: f64 = 12.0;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
@@ -21,7 +20,7 @@ enum Look {
 }
 
 /// Draws all entries from `y` down and returns the lower end. Names of curves have separate rows.
-pub(super) fn draw(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
+pub(super) fn draw(out: &mut Writer, figure: &Figure, width: f64, y: f64) -> f64 {
     let mut entries: Vec<(&str, Look)> = Vec::new();
     let mut names: Vec<(&str, Look)> = Vec::new();
     for panel in &figure.panels {
@@ -48,8 +47,8 @@ pub(super) fn draw(out: &mut Writer, figure: &Figure, y: f64) -> f64 {
     if entries.iter().all(|(_, look)| matches!(look, Look::Stretch(_))) {
         entries.sort_by_key(|(_, look)| if let Look::Stretch(hue) = look { hue.0 } else { 0 });
     }
-    let y = rows(out, &entries, y);
-    rows(out, &names, if entries.is_empty() { y } else { y + 4.0 })
+    let y = rows(out, &entries, width, y);
+    rows(out, &names, width, if entries.is_empty() { y } else { y + 4.0 })
 }
 
 fn add<'f>(entries: &mut Vec<(&'f str, Look)>, entry: (&'f str, Look)) {
@@ -58,14 +57,14 @@ fn add<'f>(entries: &mut Vec<(&'f str, Look)>, entry: (&'f str, Look)) {
     }
 }
 
-fn rows(out: &mut Writer, entries: &[(&str, Look)], y: f64) -> f64 {
+fn rows(out: &mut Writer, entries: &[(&str, Look)], most: f64, y: f64) -> f64 {
     if entries.is_empty() {
         return y;
     }
     let (mut x, mut y) = (EDGE, y + 12.0);
     for (name, look) in entries {
-        let width = 34.0 + width_of(name, LETTERS) + 18.0;
-        if x > EDGE && x + width > WIDTH - EDGE {
+        let width = 34.0 + width_of(name, TEXT) + 18.0;
+        if x > EDGE && x + width > most - EDGE {
             (x, y) = (EDGE, y + ROW);
         }
         let line = [(x, y - 4.0), (x + 28.0, y - 4.0)];
@@ -77,7 +76,7 @@ fn rows(out: &mut Writer, entries: &[(&str, Look)], y: f64) -> f64 {
                 out.dashed("line curve axis", CURVE_DASHES[dash % CURVE_DASHES.len()], &line);
             }
         }
-        out.text(x + 34.0, y, LETTERS, "ink", Anchor::Start, name);
+        out.text(x + 34.0, y, TEXT, "ink", Anchor::Start, name);
         x += width;
     }
     y + 4.0

@@ -2,6 +2,7 @@
 
 use crate::figure::{LineSeries, Mark};
 use crate::scale::Placed;
+use crate::svg::SMALL;
 use crate::svg::panel::Room;
 use crate::svg::write::{Anchor, Writer};
 
@@ -22,7 +23,13 @@ pub(super) fn draw(
             _ if place > 0.85 => Anchor::End,
             _ => Anchor::Middle,
         };
-        out.text(at, room.top - 8.0, 11.0, "ink", anchor, &mark.text);
+        out.text(at, room.top - 8.0, SMALL, "ink", anchor, &mark.text);
+    }
+    for line in lines {
+        let edge = |(px, py)| Some((room.x(x.place(px)?), room.y(y.place(py)?)));
+        let low = line.band.iter().filter_map(|(x, low, _)| edge((*x, *low)));
+        let high = line.band.iter().rev().filter_map(|(x, _, high)| edge((*x, *high)));
+        out.area(line.hue, &low.chain(high).collect::<Vec<_>>());
     }
     for line in lines {
         for piece in &line.pieces {

@@ -101,6 +101,16 @@ impl Writer {
     }
 
     /// Escapes text and drops characters that XML does not allow.
+    /// A translucent area; nothing without points.
+    pub(crate) fn area(&mut self, hue: Hue, points: &[(f64, f64)]) {
+        if points.is_empty() {
+            return;
+        }
+        self.raw(&format!("<polygon class=\"band f{}\" points=\"", hue_class(hue)));
+        points.iter().for_each(|(x, y)| self.raw(&format!("{x:.1},{y:.1} ")));
+        self.raw("\"/>");
+    }
+
     fn escaped(&mut self, text: &str) {
         for character in text.chars().take(TEXT_CHARACTERS_MAX) {
             match character {
