@@ -22,6 +22,8 @@ optional=(
     # NBD clients, and servers to compare with.
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit
     qemu-img:qemu-utils qemu-io:qemu-utils qemu-nbd:qemu-utils
+    # The checker of metrics and alert rules.
+    promtool:prometheus
     # The browser that draws reports.
     chromium-headless-shell:chromium-headless-shell
     # The test guest: the Linux kernel's NVMe/TCP host under QEMU.

@@ -121,6 +121,8 @@ pub(crate) struct LegCounters {
     pub(crate) last_in_sync_s: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) skipped_bytes: AtomicU64,
+    /// Bytes that all resyncs together have copied or skipped.
+    pub(crate) resynced_bytes: AtomicU64,
     pub(crate) total_bytes: AtomicU64,
     pub(crate) rate: AtomicU64,
     pub(crate) discards: AtomicU64,

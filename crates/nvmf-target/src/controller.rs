@@ -319,7 +319,7 @@ impl Controller {
             cut
         };
         for queue in cut.values() {
-            self.subsystem.add_totals(queue.counters.totals());
+            self.subsystem.add_totals(&self.host.nqn, queue.counters.totals());
             queue.close();
         }
     }
@@ -358,7 +358,7 @@ impl Controller {
         if queues.get(&queue.qid).is_some_and(|now| Arc::ptr_eq(now, queue)) {
             queues.remove(&queue.qid);
             drop(queues);
-            self.subsystem.add_totals(queue.counters.totals());
+            self.subsystem.add_totals(&self.host.nqn, queue.counters.totals());
         } else {
             self.orphaned.remove_one();
         }

@@ -67,6 +67,9 @@ pub(crate) const SUBSYSTEMS: usize = 4096;
 /// Hosts on the allow-list of one subsystem: 4,096 names of 224 B are 896 KiB.
 pub(crate) const ALLOWED_HOSTS: usize = 4096;
 
+/// Hosts whose I/O one subsystem counts separately; others are counted together. Each takes 272 B.
+pub(crate) const COUNTED_HOSTS: usize = 64;
+
 /// Addresses in the discovery log. With all subsystems the log has at most (4,096 + 1) × 64 entries
 /// of 1 KiB, 256 MiB, of which only the requested part is generated.
 pub(crate) const LISTENERS: usize = 64;

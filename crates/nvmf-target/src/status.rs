@@ -1,5 +1,6 @@
 //! Snapshots of subsystems and connected hosts for operators.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use flagstone_blockdev::Geometry;
@@ -26,8 +27,9 @@ pub struct SubsystemStatus {
     pub namespaces: Vec<NamespaceStatus>,
     /// Connected hosts, by ascending controller identifier.
     pub controllers: Vec<ControllerStatus>,
-    /// I/O totals of all queues since the subsystem was added.
-    pub totals: IoTotals,
+    /// I/O totals of all queues since the subsystem was added, by host. `None` has the hosts beyond
+    /// the first 64.
+    pub totals: BTreeMap<Option<Nqn>, IoTotals>,
 }
 
 /// A namespace.
@@ -95,7 +97,7 @@ impl Subsystem {
                 })
                 .collect(),
             controllers: self.controllers().iter().map(|controller| controller.status()).collect(),
-            totals: self.totals(),
+            totals: self.totals_by_host(),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::controller::{Controller, HostIdentity};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::vendor::VendorHandler;
-use crate::limits::ALLOWED_HOSTS;
+use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS};
 
 /// Configuration of a subsystem.
 #[derive(Clone, Debug)]
@@ -57,10 +57,19 @@ pub(crate) struct Subsystem {
     /// By host. Entries expire with the host's controllers and connections.
     orphaned: Mutex<BTreeMap<HostKey, Weak<OrphanedQueues>>>,
     /// I/O totals of ended queues.
-    totals: Mutex<IoTotals>,
+    totals: Mutex<TotalsByHost>,
 }
 
 type HostKey = (Nqn, [u8; 16]);
+
+/// I/O totals by host; `None` has the hosts beyond [`COUNTED_HOSTS`].
+type TotalsByHost = BTreeMap<Option<Nqn>, IoTotals>;
+
+/// Adds totals of `host`.
+fn add_to(totals: &mut TotalsByHost, host: &Nqn, more: IoTotals) {
+    let is_counted = totals.contains_key(&Some(*host)) || totals.len() < COUNTED_HOSTS;
+    *totals.entry(is_counted.then_some(*host)).or_default() += more;
+}
 
 struct Namespaces {
     table: Arc<NamespaceTable>,
@@ -348,16 +357,25 @@ impl Subsystem {
         })
     }
 
-    pub(super) fn add_totals(&self, more: IoTotals) {
-        *self.totals.lock() += more;
+    /// Adds totals of an ended queue of `host`.
+    pub(super) fn add_totals(&self, host: &Nqn, more: IoTotals) {
+        add_to(&mut self.totals.lock(), host, more);
+    }
+
+    /// I/O totals of all queues, past and present, by host. `None` has the hosts beyond
+    /// [`COUNTED_HOSTS`].
+    pub(super) fn totals_by_host(&self) -> BTreeMap<Option<Nqn>, IoTotals> {
+        let mut totals = self.totals.lock().clone();
+        for controller in self.controllers() {
+            add_to(&mut totals, &controller.host.nqn, controller.queue_totals());
+        }
+        totals
     }
 
     /// I/O totals of all queues, past and present.
     pub(super) fn totals(&self) -> IoTotals {
-        let mut totals = *self.totals.lock();
-        for controller in self.controllers() {
-            totals += controller.queue_totals();
-        }
+        let mut totals = IoTotals::default();
+        self.totals_by_host().into_values().for_each(|more| totals += more);
         totals
     }
 }

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Wake, Waker};
 
 use parking_lot::Mutex;
@@ -39,6 +39,17 @@ pub(crate) struct Shared {
     main_woken: AtomicBool,
     /// An eventfd that ends the driver's sleep.
     bell: std::os::fd::OwnedFd,
+    /// Written once per turn, by the executor only.
+    pub(crate) work: WorkCounters,
+}
+
+/// Work of an executor since its start, for readers on other threads.
+#[derive(Default)]
+pub(crate) struct WorkCounters {
+    pub(crate) thread_id: AtomicU64,
+    pub(crate) turns: AtomicU64,
+    pub(crate) polls: AtomicU64,
+    pub(crate) tasks: AtomicU64,
 }
 
 #[derive(Default)]
@@ -57,6 +68,7 @@ impl Shared {
             asleep: AtomicBool::new(false),
             main_woken: AtomicBool::new(false),
             bell,
+            work: WorkCounters::default(),
         }))
     }
 
@@ -239,6 +251,8 @@ impl Executor {
 
     /// Makes this the executor of the thread until the guard is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> Entered {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        self.shared.work.thread_id.store(thread.into(), Ordering::Relaxed);
         let earlier = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
         Entered { earlier }
     }
@@ -425,7 +439,8 @@ impl Executor {
     /// One turn: runs ready tasks, drives I/O (waiting only if no task is ready), fires timers.
     pub(crate) fn turn(&self) {
         self.read_mail();
-        self.run_ready();
+        let polls = self.run_ready();
+        self.count_turn(polls);
         let wait = if self.is_idle() { Wait::Until(self.next_timer()) } else { Wait::No };
         self.drive(wait);
         self.fire_timers();
@@ -463,15 +478,30 @@ impl Executor {
         }
     }
 
-    fn run_ready(&self) {
-        for _ in 0..TASKS_PER_TURN {
-            let Some(slot) = self.next_ready() else { return };
+    /// Counts a turn with `polls` polled tasks. Only this thread writes the counters, so it needs no
+    /// locked instruction.
+    fn count_turn(&self, polls: usize) {
+        let work = &self.shared.work;
+        let add = |counter: &AtomicU64, more: u64| {
+            let sum = counter.load(Ordering::Relaxed).wrapping_add(more);
+            counter.store(sum, Ordering::Relaxed);
+        };
+        add(&work.turns, 1);
+        add(&work.polls, polls as u64);
+        work.tasks.store(self.tasks() as u64, Ordering::Relaxed);
+    }
+
+    /// Runs the ready tasks, up to a bound. Returns how many.
+    fn run_ready(&self) -> usize {
+        for count in 0..TASKS_PER_TURN {
+            let Some(slot) = self.next_ready() else { return count };
             #[cfg(feature = "sim")]
             if self.is_kept_for_later(slot) {
                 continue;
             }
             self.run(slot);
         }
+        TASKS_PER_TURN
     }
 
     fn next_ready(&self) -> Option<u32> {

@@ -54,7 +54,7 @@ pub use buf::{Buf, BufMut};
 pub use core_local::CoreLocal;
 pub use local_box::LocalBox;
 pub use runtime::{
-    CoreHandle, IoEngine, RuntimeConfig, StartError, block_on, core_index, cores, run,
+    CoreHandle, CoreWork, IoEngine, RuntimeConfig, StartError, block_on, core_index, cores, run,
 };
 pub use task::{JoinHandle, spawn, spawn_detached};
 pub use vectored::{RecvList, SendList};

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc};
 use crate::driver::Driver;
 use crate::driver::threads::Threads;
 use crate::driver::uring::{Uring, check_kernel};
-use crate::executor::{Executor, Shared};
+use crate::executor::{Executor, Shared, WorkCounters};
 use crate::limits::DEFAULT_BUSY_POLL_NS;
 use crate::local_box::LocalBox;
 use crate::sync::{OneReceiver, oneshot};
@@ -75,7 +75,28 @@ pub struct CoreHandle {
     shared: Arc<Shared>,
 }
 
+/// Work of an executor since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CoreWork {
+    /// The system's identifier of its thread.
+    pub thread_id: u64,
+    /// Turns of its loop: each runs the ready tasks and drives I/O.
+    pub turns: u64,
+    /// Polls of tasks.
+    pub polls: u64,
+    /// Tasks alive at the last turn.
+    pub tasks: u64,
+}
+
 impl CoreHandle {
+    /// Work of that executor so far. Callable from any thread.
+    pub fn work(&self) -> CoreWork {
+        let WorkCounters { thread_id, turns, polls, tasks } = &self.shared.work;
+        let [thread_id, turns, polls, tasks] =
+            [thread_id, turns, polls, tasks].map(|counter| counter.load(Ordering::Relaxed));
+        CoreWork { thread_id, turns, polls, tasks }
+    }
+
     /// Runs `make` on that core and spawns the future that it returns. The captures of `make` must
     /// be `Send`; the future need not be.
     pub fn spawn<F, Fut>(&self, make: F)

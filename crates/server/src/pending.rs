@@ -171,7 +171,8 @@ impl Server {
 
     /// Starts the mirror, if any, and exports the volume. An error leaves nothing behind.
     pub(crate) async fn begin(&self, volume: usize, stack: Stack) -> Result<(), ServeError> {
-        let Stack { device, mirrored } = stack;
+        let Stack { device, mirrored, layers } = stack;
+        let _ = self.layers[volume].set(layers);
         let Some(mirrored) = mirrored else { return self.serve_volume(volume, device) };
         {
             // Registered before the start, so that a shutdown during it stops the mirror in order.

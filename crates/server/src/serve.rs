@@ -24,6 +24,7 @@ use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::reload::Limits;
 use crate::signals::Signals;
+use crate::stack::CountedLayer;
 use crate::subsystems::{nvme_target, unservable};
 use flagstone_blockdev::stats::Counters;
 use flagstone_config::listen_spec::ListenSpec;
@@ -80,6 +81,8 @@ pub(crate) struct Server {
     /// Devices of the volumes; empty for [`Server::pending`] volumes.
     pub(crate) volumes: Vec<OnceCell<SharedDevice>>,
     pub(crate) counters: Vec<Arc<Counters>>,
+    /// By volume, once it is open: its layers except the mirror.
+    pub(crate) layers: Vec<OnceCell<Vec<CountedLayer>>>,
     pub(crate) pending: PendingVolumes,
     /// Mirrors of the open mirrored volumes, in the order of the volumes.
     pub(crate) mirrors: RefCell<Vec<Rc<MirroredVolume>>>,
@@ -91,6 +94,8 @@ pub(crate) struct Server {
     pub(crate) bandwidth_limits: BandwidthLimits,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
+    /// The same moment, since the Unix epoch.
+    pub(crate) started_at: Duration,
     bound: OnceCell<Vec<ListenSpec>>,
     nbd_drain: Drain,
     cores: Vec<CoreHandle>,
@@ -188,6 +193,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     let server = Server {
         volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
         counters: config.volumes.iter().map(|_| Arc::default()).collect(),
+        layers: config.volumes.iter().map(|_| OnceCell::new()).collect(),
         pending,
         mirrors: RefCell::default(),
         limits,
@@ -198,6 +204,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         machine,
         bandwidth_limits: mirrors::bandwidth_limits(&config),
         started: time::now(),
+        started_at: time::wall_clock(),
         bound: OnceCell::new(),
         nbd_drain,
         cores: cores(),

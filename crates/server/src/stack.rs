@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::stats::{Counters, StatsLayer};
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::{Config, Layer, Volume};
 use flagstone_limit::Limiter;
@@ -14,8 +15,47 @@ use crate::mirrors::{MirroredVolume, OpenLocalDevice, connect_log};
 
 pub(crate) struct Stack {
     pub(crate) device: SharedDevice,
+    /// Its layers except the mirror, from the host's side down.
+    pub(crate) layers: Vec<CountedLayer>,
     /// Its mirror, if any. It does not serve until started.
     pub(crate) mirrored: Option<Rc<MirroredVolume>>,
+}
+
+/// A layer whose calls to the device below it are counted. A mirror counts its own.
+#[derive(Clone)]
+pub(crate) struct CountedLayer {
+    layer: Layer,
+    pub(crate) below: Arc<Counters>,
+}
+
+impl CountedLayer {
+    pub(crate) fn name(&self) -> &'static str {
+        layer_name(&self.layer)
+    }
+
+    /// Lays it over a device.
+    fn over(
+        &self,
+        volume: &Volume,
+        device: SharedDevice,
+        shared: &[Arc<Limiter>],
+        own: Option<&Arc<Limiter>>,
+    ) -> Result<SharedDevice, OpenError> {
+        let counted = Arc::new(StatsLayer::with(device, self.below.clone()));
+        over(volume, counted, &self.layer, shared, own)
+    }
+}
+
+/// Name of a layer in documents and metrics.
+pub(crate) fn layer_name(layer: &Layer) -> &'static str {
+    match layer {
+        Layer::Delay(_) => "delay",
+        Layer::Fault(_) => "fault",
+        Layer::Limit(_) => "limit",
+        Layer::SharedLimit(_) => "shared_limit",
+        Layer::DiskModel(_) => "disk_model",
+        Layer::Mirror(_) => "mirror",
+    }
 }
 
 /// Opens the stack of a volume with existing limiters: `shared` for all volumes, `own` for this one.
@@ -29,40 +69,44 @@ pub(crate) async fn open_stack(
     let volume = &config.volumes[index];
     let (mut device, mut log) = open_devices(volume).await?;
     let mut mirrored = None;
+    // From the device up.
+    let mut layers = Vec::new();
     for layer in volume.layers.iter().rev() {
-        device = match layer {
-            Layer::Mirror(_) => {
-                let mirror =
-                    Rc::new(MirroredVolume::over(config, index, device, log.take()).await?);
-                if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
-                    mirror.set_reopen(local_device_opener(volume, shared, own));
-                }
-                let device = mirror.device();
-                mirrored = Some(mirror);
-                device
+        device = if let Layer::Mirror(_) = layer {
+            let mirror = Rc::new(MirroredVolume::over(config, index, device, log.take()).await?);
+            if !volume.backing.devices().iter().any(DeviceSpec::is_in_memory) {
+                mirror.set_reopen(local_device_opener(volume, layers.clone(), shared, own));
             }
-            other => over(volume, device, other, shared, own)?,
+            let device = mirror.device();
+            mirrored = Some(mirror);
+            device
+        } else {
+            let layer = CountedLayer { layer: layer.clone(), below: Arc::default() };
+            let device = layer.over(volume, device, shared, own)?;
+            layers.push(layer);
+            device
         };
     }
     check_block_size(volume, &device)?;
-    Ok(Stack { device, mirrored })
+    layers.reverse();
+    Ok(Stack { device, layers, mirrored })
 }
 
-/// Opener of the local device of a mirrored volume: its devices, and the layers below the mirror.
+/// Opener of the local device of a mirrored volume: its devices, and `layers` over them.
 fn local_device_opener(
     volume: &Volume,
+    layers: Vec<CountedLayer>,
     shared: &[Arc<Limiter>],
     own: Option<&Arc<Limiter>>,
 ) -> OpenLocalDevice {
-    let below = Rc::new((volume.clone(), shared.to_vec(), own.cloned()));
+    let below = Rc::new((volume.clone(), layers, shared.to_vec(), own.cloned()));
     Rc::new(move || {
         let below = below.clone();
         let open = async move {
-            let (volume, shared, own) = &*below;
+            let (volume, layers, shared, own) = &*below;
             let mut device = open_backing(volume).await?;
-            let layers = volume.layers.iter().rev();
-            for layer in layers.take_while(|layer| !matches!(layer, Layer::Mirror(_))) {
-                device = over(volume, device, layer, shared, own.as_ref())?;
+            for layer in layers {
+                device = layer.over(volume, device, shared, own.as_ref())?;
             }
             Ok(device)
         };

@@ -22,7 +22,7 @@ pub static SERVER: Section = Section {
         "api", Kind::Text("socket path"), "" =>
             "Unix socket of the [control API](api.md), which `flagstone status` asks: a path, or `none`. The file has mode 0600. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users without permission to write there. If neither can be created, the server warns and runs without the API.";
         "metrics", Kind::Text("address"), "" =>
-            "TCP address that serves [metrics](api.md#metrics) to Prometheus and nothing else: `ADDRESS:PORT`, port 9469 if omitted. It is not authenticated. Default: none. The API socket serves metrics too.";
+            "TCP address that serves [metrics](metrics.md) to Prometheus and nothing else: `ADDRESS:PORT`, port 9469 if omitted. It is not authenticated. Default: none. The API socket serves metrics too.";
         "nvme", Kind::Table(&NVME), "" => "Options of NVMe/TCP.";
         "nbd", Kind::Table(&NBD), "" => "Options of NBD.";
     },

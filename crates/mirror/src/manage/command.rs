@@ -601,6 +601,7 @@ impl Inner {
             resync_total_bytes: read(&counters.total_bytes),
             resync_skipped_bytes: read(&counters.skipped_bytes),
             resync_bytes_per_s: read(&counters.rate),
+            resynced_bytes: read(&counters.resynced_bytes),
             added_us: read(&counters.added_ns) / 1000,
             added_writes: read(&counters.added_writes),
             disconnects: read(&counters.disconnects),

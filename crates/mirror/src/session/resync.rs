@@ -419,6 +419,7 @@ async fn copy_piece(
         match checksums(session, offset, len, unit).await {
             Ok(theirs) if theirs.first() == Some(&checksum(&data)) => {
                 count(&counters.skipped_bytes, len);
+                count(&counters.resynced_bytes, len);
                 return Ok(bad);
             }
             // Differs, or cannot be read there: writing it may mend it.
@@ -438,6 +439,7 @@ async fn copy_piece(
     match sent {
         Ok(()) => {
             count(&counters.copied_bytes, len);
+            count(&counters.resynced_bytes, len);
             Ok(bad)
         }
         Err(error) if is_outage(error) => Err(CopyFailure::peer(error)),

@@ -147,6 +147,8 @@ pub struct MirrorPeerStatus {
     pub resync_skipped_bytes: u64,
     /// Current rate of the resync, in bytes per second.
     pub resync_bytes_per_s: u64,
+    /// Bytes that all resyncs since the replica was opened have processed.
+    pub resynced_bytes: u64,
     /// Time that writes waited for this leg after the local leg had completed, in µs, and the
     /// number of writes measured.
     pub added_us: u64,

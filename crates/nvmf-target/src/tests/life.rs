@@ -243,7 +243,12 @@ fn status_lists_connected_hosts() {
     io.queue.counters.read(4096);
     io.queue.counters.write(8192);
     io.queue.counters.media_error();
-    let totals = |target: &Target| target.subsystem_status(&volume()).unwrap().totals;
+    let totals = |target: &Target| {
+        let status = target.subsystem_status(&volume()).unwrap();
+        let hosts: Vec<_> = status.totals.into_iter().collect();
+        assert_eq!(hosts.len(), 1, "{hosts:?}");
+        hosts[0].1
+    };
     let expected =
         IoTotals { reads: 1, read_bytes: 4096, writes: 1, written_bytes: 8192, media_errors: 1 };
     assert_eq!(totals(&target), expected);

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use flagstone_runtime::{buf, task, time};
+use flagstone_runtime::{buf, task};
 
-use super::{Api, limits, mirror, on, pending, volumes};
+use super::{Api, host_metrics, limits, mirror, on, pending, process_metrics, volumes};
 use crate::http::{Exposition, Router};
 use crate::serve::Server;
 
@@ -16,7 +16,9 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
         on(api, async |api, _| {
             let mut out = Exposition::new();
             process(&api.server, &mut out);
-            for write in [volumes::metrics, pending::metrics, limits::metrics] {
+            process_metrics::write(&mut out);
+            for write in [volumes::metrics, host_metrics::write, pending::metrics, limits::metrics]
+            {
                 // Let host I/O on this core proceed.
                 task::yield_now().await;
                 write(&api.server, &mut out);
@@ -31,9 +33,8 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
 fn process(server: &Server, out: &mut Exposition) {
     let version = [("version", env!("CARGO_PKG_VERSION"))];
     out.family("flagstone_build_info", "1, with the version.").count(&version, 1);
-    let started = time::wall_clock().as_secs_f64() - server.started.elapsed().as_secs_f64();
     let help = "Start time of the server, since the Unix epoch.";
-    out.family("flagstone_start_time_seconds", help).value(&[], started);
+    out.family("flagstone_start_time_seconds", help).value(&[], server.started_at.as_secs_f64());
     out.family("flagstone_connections", "Connections; each NVMe/TCP queue is one.")
         .count(&[("protocol", "nvme-tcp")], server.nvme.count() as u64)
         .count(&[("protocol", "nbd")], server.nbd.connections() as u64);

@@ -239,6 +239,8 @@ pub struct PeerDocument {
     pub lag_us: u64,
     /// Bytes sent by the current resync, or the last one.
     pub copied_bytes: u64,
+    /// Bytes that all resyncs since the replica was opened have copied or found equal.
+    pub resynced_bytes: u64,
     /// The current resync; `null` without one.
     pub resync: Option<ResyncDocument>,
     /// Total time that writes waited for the peer after the local write completed, in microseconds.

@@ -81,12 +81,12 @@ const PEER: [(&str, &str, PeerValue); 16] = [
         p.resync.map_or(0.0, |resync| resync.done_bytes as f64)
     }),
     (
-        "flagstone_mirror_resync_total_bytes",
+        "flagstone_mirror_resync_size_bytes",
         "Current resync: bytes to process in all; 0 without a resync.",
         |p| p.resync.map_or(0.0, |resync| resync.total_bytes as f64),
     ),
-    ("flagstone_mirror_resync_bytes_per_second", "Current resync: rate.", |p| {
-        p.resync.map_or(0.0, |resync| resync.bytes_per_second as f64)
+    ("flagstone_mirror_resynced_bytes_total", "Bytes that resyncs copied or found equal.", |p| {
+        p.resynced_bytes as f64
     }),
     (
         "flagstone_mirror_added_seconds_total",
@@ -204,7 +204,7 @@ mod tests {
         of(r#"flagstone_mirror_state{volume="db",peer="b",state="resynchronizing"} 1"#);
         of(r#"flagstone_mirror_state{volume="db",peer="b",state="split-brain"} 0"#);
         of(r#"flagstone_mirror_serving{volume="db"} 1"#);
-        of(r#"flagstone_mirror_resync_total_bytes{volume="db",peer="b"} 10"#);
+        of(r#"flagstone_mirror_resync_size_bytes{volume="db",peer="b"} 10"#);
         of(r#"flagstone_mirror_added_seconds_total{volume="db",peer="b"} 1.5"#);
         of(r#"flagstone_mirror_log_operations_total{volume="db",kind="page"} 0"#);
         let ones = text

@@ -123,6 +123,7 @@ fn peer(mirror: &Mirror, leg: usize, name: &str, status: &MirrorPeerStatus) -> P
         lag_writes: status.lag_writes,
         lag_us: status.lag_us,
         copied_bytes: status.resync_done_bytes.saturating_sub(status.resync_skipped_bytes),
+        resynced_bytes: status.resynced_bytes,
         resync: (status.state == MirrorState::Resynchronizing).then_some(resync),
         added_us: status.added_us,
         added_writes: status.added_writes,

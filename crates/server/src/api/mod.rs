@@ -7,6 +7,7 @@
 //! the document says so) break no client; actions are POST and idempotent.
 
 pub mod document;
+mod host_metrics;
 mod limits;
 mod listen;
 mod metrics;
@@ -19,6 +20,7 @@ mod mirror_preview;
 mod mirror_status;
 mod mirror_verify;
 mod pending;
+mod process_metrics;
 mod reload;
 mod volumes;
 

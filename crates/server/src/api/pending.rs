@@ -19,7 +19,7 @@ pub(super) fn document(server: &Server, volume: usize) -> Option<PendingDocument
 
 type VolumeCounter = fn(&Server, usize) -> u64;
 
-const FAMILIES: [(&str, &str, VolumeCounter); 3] = [
+const FAMILIES: [(&str, &str, VolumeCounter); 2] = [
     (
         "flagstone_volume_pending",
         "1 while the volume is pending because its device is unreachable, else 0.",
@@ -30,11 +30,6 @@ const FAMILIES: [(&str, &str, VolumeCounter); 3] = [
         "1 once a flush of the volume's device has failed, until the server restarts.",
         |server, volume| server.has_failed_flush(volume).into(),
     ),
-    (
-        "flagstone_volume_open_failures_total",
-        "Failed attempts to open the volume's device.",
-        |server, volume| server.pending.failures(volume),
-    ),
 ];
 
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {
@@ -42,6 +37,14 @@ pub(super) fn metrics(server: &Server, out: &mut Exposition) {
         let mut family = out.family(name, help);
         for (index, volume) in server.config.volumes.iter().enumerate() {
             family.count(&[("volume", &volume.name)], count(server, index));
+        }
+    }
+    let help = "Failed attempts to open the volume's device.";
+    let mut family = out.family("flagstone_volume_open_failures_total", help);
+    for (index, volume) in server.config.volumes.iter().enumerate() {
+        let failures = server.pending.failures(index);
+        if failures > 0 {
+            family.count(&[("volume", &volume.name)], failures);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use flagstone_blockdev::stats::{Call as IoCall, CallTotals, Totals};
 use flagstone_config::limits::MAX_SUGGESTED_NAMES;
 use flagstone_config::listen_spec::ListenSpec;
-use flagstone_config::{Backing, Layer};
+use flagstone_config::{Backing, Subsystem};
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::status::ControllerStatus;
 use flagstone_runtime::task;
@@ -17,6 +17,7 @@ use super::{Api, limits, on, pending};
 use crate::http::{Exposition, Problem, Router};
 use crate::limits::API_BATCH;
 use crate::serve::Server;
+use crate::stack::layer_name;
 use crate::subsystems::namespace_of;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
@@ -68,14 +69,7 @@ fn document(api: &Api, index: usize) -> VolumeDocument {
     // A pending volume has no device yet.
     let geometry = server.volumes[index].get().map(|device| device.geometry());
     let stripe = matches!(volume.backing, Backing::Stripe { .. }).then_some("stripe");
-    let layers = volume.layers.iter().map(|layer| match layer {
-        Layer::Delay(_) => "delay",
-        Layer::Fault(_) => "fault",
-        Layer::Limit(_) => "limit",
-        Layer::SharedLimit(_) => "shared_limit",
-        Layer::DiskModel(_) => "disk_model",
-        Layer::Mirror(_) => "mirror",
-    });
+    let layers = volume.layers.iter().map(layer_name);
     VolumeDocument {
         name: volume.name.clone(),
         size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
@@ -110,26 +104,30 @@ fn listeners(server: &Server, index: usize) -> Vec<ListenerDocument> {
     bound.iter().filter_map(listener).collect()
 }
 
-fn controllers(server: &Server, index: usize) -> Vec<ControllerStatus> {
-    let status = namespace_of(&server.config, index).and_then(|(subsystem, _)| {
-        server.target.subsystem_status(&Nqn::new(&subsystem.nqn).ok()?).ok()
-    });
+fn controllers(server: &Server, subsystem: &Subsystem) -> Vec<ControllerStatus> {
+    let nqn = Nqn::new(&subsystem.nqn).ok();
+    let status = nqn.and_then(|nqn| server.target.subsystem_status(&nqn).ok());
     status.map_or_else(Vec::new, |status| status.controllers)
 }
 
 fn connections(server: &Server, index: usize) -> Vec<ConnectionDocument> {
-    let nvme =
-        controllers(server, index).into_iter().map(|controller| ConnectionDocument::NvmeTcp {
-            host_nqn: controller.host_nqn.to_string(),
-            controller: controller.id,
-            local: controller.local.map(|local| local.to_string()),
-            ready: controller.ready,
-            queues: controller.queues.len(),
-        });
+    let subsystem = namespace_of(&server.config, index).map(|(subsystem, _)| subsystem);
+    let controllers = subsystem.map(|subsystem| controllers(server, subsystem));
+    let nvme = controllers.into_iter().flatten().map(|controller| ConnectionDocument::NvmeTcp {
+        host_nqn: controller.host_nqn.to_string(),
+        controller: controller.id,
+        local: controller.local.map(|local| local.to_string()),
+        ready: controller.ready,
+        queues: controller.queues.len(),
+    });
     let export = &server.config.volumes[index].nbd_export;
     let attached = server.nbd.attached().into_iter().filter(|one| one.export == *export);
     nvme.chain(attached.map(|one| ConnectionDocument::Nbd { peer: one.peer })).collect()
 }
+
+/// Ends of the latency buckets in metrics, as powers of two nanoseconds: immediate answers, 16 µs,
+/// each doubling from 66 µs to 4.2 ms, then 17 ms, 134 ms and 1.1 s.
+const BUCKET_POWERS: [u32; 12] = [10, 14, 16, 17, 18, 19, 20, 21, 22, 24, 27, 30];
 
 type CallCounter = fn(&CallTotals) -> u64;
 
@@ -144,43 +142,79 @@ const COUNTS: [(&str, &str, CallCounter); 4] = [
 
 const TIMED: [IoCall; 3] = [IoCall::Read, IoCall::Write, IoCall::Flush];
 
+/// The kinds of calls that have happened: other kinds have no samples.
+fn happened(totals: &Totals) -> impl Iterator<Item = (IoCall, &CallTotals)> {
+    let all = IoCall::ALL.into_iter().map(|call| (call, totals.of(call)));
+    all.filter(|(_, calls)| calls.count + calls.in_flight > 0)
+}
+
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {
-    let names: Vec<&str> =
-        server.config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    let names = || server.config.volumes.iter().map(|volume| volume.name.as_str());
     let totals: Vec<Totals> = server.counters.iter().map(|counters| counters.totals()).collect();
     let mut sizes = out.family("flagstone_volume_size_bytes", "Size of the volume.");
-    for (name, volume) in names.iter().zip(&server.volumes) {
+    for (name, volume) in names().zip(&server.volumes) {
         if let Some(device) = volume.get() {
             sizes.count(&[("volume", name)], device.geometry().size_bytes);
         }
     }
     for (family, help, number) in COUNTS {
         let mut family = out.family(family, help);
-        for (name, totals) in names.iter().zip(&totals) {
-            for call in IoCall::ALL {
-                let labels = [("volume", *name), ("kind", call.name())];
-                family.count(&labels, number(totals.of(call)));
+        for (name, totals) in names().zip(&totals) {
+            for (call, calls) in happened(totals) {
+                family.count(&[("volume", name), ("kind", call.name())], number(calls));
             }
         }
     }
     let help = "Latency of calls; immediate answers count as below a microsecond.";
     let mut family = out.histogram("flagstone_volume_latency_seconds", help);
-    for (name, totals) in names.iter().zip(&totals) {
-        for call in TIMED {
-            let latency = &totals.of(call).latency;
-            let bounds = latency.doublings().map(|(end, below)| (end as f64 / 1e9, below));
-            let labels = [("volume", *name), ("kind", call.name())];
+    for (name, totals) in names().zip(&totals) {
+        for (call, calls) in happened(totals).filter(|(call, _)| TIMED.contains(call)) {
+            let latency = &calls.latency;
+            let bucket = |power| ((1_u64 << power) as f64 / 1e9, latency.below_power(power));
+            let bounds = BUCKET_POWERS.into_iter().map(bucket);
+            let labels = [("volume", name), ("kind", call.name())];
             family.histogram(&labels, bounds, latency.count(), latency.sum_ns as f64 / 1e9);
         }
     }
-    let attached = server.nbd.attached();
+    layers(server, out);
     let help = "Attached hosts: NVMe controllers and NBD connections.";
     let mut family = out.family("flagstone_volume_hosts", help);
-    for (index, name) in names.iter().enumerate() {
-        let export = &server.config.volumes[index].nbd_export;
-        let nbd = attached.iter().filter(|one| one.export == *export).count();
-        let nvme = controllers(server, index).len();
-        family.count(&[("volume", name), ("protocol", "nvme-tcp")], nvme as u64);
-        family.count(&[("volume", name), ("protocol", "nbd")], nbd as u64);
+    let mut hosts = vec![0; server.config.volumes.len()];
+    for subsystem in &server.config.subsystems {
+        let count = controllers(server, subsystem).len() as u64;
+        subsystem.namespaces.iter().for_each(|index| hosts[*index] += count);
+    }
+    let attached = server.nbd.attached();
+    for (index, volume) in server.config.volumes.iter().enumerate() {
+        let nbd = attached.iter().filter(|one| one.export == volume.nbd_export).count();
+        family.count(&[("volume", &volume.name)], hosts[index] + nbd as u64);
+    }
+}
+
+/// Calls below each layer: the difference to the layer above, or to the volume, is the layer's own.
+fn layers(server: &Server, out: &mut Exposition) {
+    let counted = || {
+        let volumes = server.config.volumes.iter().zip(&server.layers);
+        volumes.flat_map(|(volume, layers)| {
+            let layers = layers.get().into_iter().flatten();
+            layers.map(move |layer| (&*volume.name, layer))
+        })
+    };
+    let mut ios =
+        out.family("flagstone_layer_ios_total", "Calls completed below a layer, by kind.");
+    for (volume, layer) in counted() {
+        for (call, calls) in happened(&layer.below.totals()) {
+            let labels = [("volume", volume), ("layer", layer.name()), ("kind", call.name())];
+            ios.count(&labels, calls.count);
+        }
+    }
+    let help = "Time of these calls; a layer's own share is the difference to the layer above, or to \
+                the volume.";
+    let mut seconds = out.family("flagstone_layer_seconds_total", help);
+    for (volume, layer) in counted() {
+        for (call, calls) in happened(&layer.below.totals()) {
+            let labels = [("volume", volume), ("layer", layer.name()), ("kind", call.name())];
+            seconds.value(&labels, calls.latency.sum_ns as f64 / 1e9);
+        }
     }
 }
