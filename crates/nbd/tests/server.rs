@@ -11,6 +11,7 @@ use common::held::Held;
 use common::peer::{Agreed, Peer, request};
 use common::{Running, any_port, memory, on_each_driver, until};
 use flagstone_blockdev::{FaultConfig, FaultLayer};
+use flagstone_nbd::limits::MAX_IN_FLIGHT;
 use flagstone_nbd::wire::Errno;
 use flagstone_nbd::wire::request::{command, command_flag};
 use flagstone_nbd::{Export, ServerOptions};
@@ -236,6 +237,27 @@ fn blocked_calls_of_gone_client_give_up() {
         calls.let_go();
         let peer = Peer::begun(&server.address, SIMPLE).await;
         assert_eq!(read(&peer, 0, 512).await, [0; 512]);
+    });
+}
+
+/// At the limit the server receives nothing, and does not see the end of the stream, behind which
+/// further requests wait.
+#[test]
+fn end_of_client_is_seen_at_in_flight_limit() {
+    on_each_driver(async || {
+        let (device, calls) = Held::wrap(memory(1 << 20, 512));
+        let server = Running::with(device);
+        let peer = Peer::begun(&server.address, SIMPLE).await;
+        calls.hold_for_client();
+        for cookie in 0..2 * MAX_IN_FLIGHT as u64 {
+            peer.send(&request(command::WRITE, 0, cookie, 0, 512)).await;
+            peer.send(&[9; 512]).await;
+        }
+        until(|| calls.begun() == MAX_IN_FLIGHT).await;
+        peer.stream.shutdown();
+        drop(peer);
+        server.quiet().await;
+        assert_eq!(calls.ended(), 0, "no call reached the device");
     });
 }
 

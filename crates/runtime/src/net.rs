@@ -331,6 +331,12 @@ impl Stream {
         self.send_all(list).await.0
     }
 
+    /// True if the peer has ended its sending direction, or the connection has failed, even if data
+    /// before the end is unread. For receivers that do not receive for a while.
+    pub fn peer_has_ended(&self) -> bool {
+        Executor::current().driver().peer_has_ended(self.handle.raw())
+    }
+
     /// Ends the receiving direction: receives return 0 after the data that has already arrived.
     pub fn shutdown_receiving(&self) {
         self.end(Direction::Receive);

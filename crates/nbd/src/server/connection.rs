@@ -61,6 +61,8 @@ pub(crate) struct NbdConnection {
     unsent: RefCell<VecDeque<(u64, usize)>>,
     /// Part of the buffer memory that these bytes may take.
     share: Share,
+    /// The receiver waits for the end of other requests, and receives nothing.
+    awaits_room: Cell<bool>,
     /// A task waits until all requests, or all but one, are answered.
     awaits_answers: Cell<bool>,
     /// Set when the client is gone: device calls that only wait give up.
@@ -99,6 +101,7 @@ impl NbdConnection {
             bytes: Cell::new(0),
             unsent: RefCell::default(),
             share,
+            awaits_room: Cell::new(false),
             awaits_answers: Cell::new(false),
             ended_flow: RefCell::default(),
             drain,
@@ -188,7 +191,13 @@ impl NbdConnection {
         let part = || if self.tx.is_closed() { Some(0) } else { part() };
         let bytes = match part() {
             Some(bytes) => bytes,
-            None => self.progress.wait_for(part).await,
+            None => {
+                self.awaits_room.set(true);
+                self.watch();
+                let bytes = self.progress.wait_for(part).await;
+                self.awaits_room.set(false);
+                bytes
+            }
         };
         self.executing.set(self.executing.get() + 1);
         self.in_flight.set(self.in_flight.get() + 1);
@@ -291,7 +300,13 @@ impl NbdConnection {
         self.tx.is_busy() || self.receiving_part.get()
     }
 
-    /// Wakes the watchdog when the connection starts to wait for the peer.
+    /// True while the receiver waits for the end of other requests. It does not see then that the
+    /// client has ended the connection.
+    pub(crate) fn awaits_room(&self) -> bool {
+        self.awaits_room.get()
+    }
+
+    /// Wakes the watchdog when the connection starts to wait for the peer, or for room.
     pub(crate) fn watch(&self) {
         if self.watchdog_parked.get() {
             self.watchdog.notify();

@@ -12,10 +12,7 @@ use crate::server::connection::NbdConnection;
 
 /// Runs until it has closed the connection, or is aborted with it.
 pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> DisconnectReason {
-    let stalls = async {
-        peer_stalls(&connection, patience).await;
-        DisconnectReason::TimedOut
-    };
+    let stalls = async { peer_stalls_or_ends(&connection, patience).await };
     let stalls_or_replaced = async {
         let outcome = match &connection.replaced {
             Some(replaced) => replaced.unless_begun(stalls).await,
@@ -41,21 +38,26 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
     verdict
 }
 
-/// Returns after waiting for the peer without progress for `patience`.
-async fn peer_stalls(connection: &NbdConnection, patience: Duration) {
+/// Returns after waiting for the peer without progress for `patience`, or when the peer has ended the
+/// connection while its receiver waits for room.
+async fn peer_stalls_or_ends(connection: &NbdConnection, patience: Duration) -> DisconnectReason {
     loop {
+        let is_needed = || connection.waits_for_peer() || connection.awaits_room();
         connection.watchdog_parked.set(true);
-        connection.watchdog.wait_for(|| connection.waits_for_peer().then_some(())).await;
+        connection.watchdog.wait_for(|| is_needed().then_some(())).await;
         connection.watchdog_parked.set(false);
         let mut since = time::now();
         let mut seen = connection.peer_progress();
-        while connection.waits_for_peer() {
+        while is_needed() {
             time::sleep(TICK.min(patience)).await;
             let progress = connection.peer_progress();
-            if progress != seen {
+            if connection.awaits_room() && connection.stream.peer_has_ended() {
+                return DisconnectReason::Disconnected;
+            }
+            if progress != seen || !connection.waits_for_peer() {
                 (seen, since) = (progress, time::now());
             } else if since.elapsed() >= patience {
-                return;
+                return DisconnectReason::TimedOut;
             }
         }
     }

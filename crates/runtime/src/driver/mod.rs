@@ -78,6 +78,10 @@ pub(crate) trait Driver {
     fn peer_user(&mut self, raw: i32) -> Option<PeerUser> {
         os::peer_user(raw)
     }
+    /// True if the peer has ended its sending direction, even if data before the end is unread.
+    fn peer_has_ended(&mut self, raw: i32) -> bool {
+        os::peer_has_ended(raw)
+    }
     /// Shuts down one direction of a connection, or both. Pending operations end, and the peer sees
     /// the end of the sending direction.
     fn shutdown(&mut self, raw: i32, direction: Direction) {

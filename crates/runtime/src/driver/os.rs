@@ -325,6 +325,15 @@ pub(crate) fn shutdown(raw: RawFd, direction: Direction) {
     let _ = rustix::net::shutdown(borrow(raw), how);
 }
 
+/// True if the peer has ended its sending direction, or the connection has failed.
+pub(crate) fn peer_has_ended(raw: RawFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let socket = borrow(raw);
+    let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&at_once)).is_ok_and(|_| !polled[0].revents().is_empty())
+}
+
 /// Ends both directions. Closing the descriptor then drops unsent data and resets the peer.
 pub(crate) fn abort(raw: RawFd) {
     // If this fails, the close is an ordinary one, which is slower but correct.

@@ -113,6 +113,10 @@ impl Driver for SimDriver {
         None
     }
 
+    fn peer_has_ended(&mut self, raw: i32) -> bool {
+        self.state.borrow().peer_has_ended(raw)
+    }
+
     fn shutdown(&mut self, raw: i32, direction: Direction) {
         self.state.borrow_mut().shutdown(raw, direction);
     }

@@ -81,6 +81,13 @@ impl State {
         self.schedule(self.now, Event::Wake(number, end));
     }
 
+    /// True if the end of the other side has arrived, or the connection has failed.
+    pub(crate) fn peer_has_ended(&self, raw: i32) -> bool {
+        let conn =
+            self.conn_of(raw).and_then(|(number, end)| Some((self.conns.get(&number)?, end)));
+        conn.is_some_and(|(conn, end)| conn.pipes[1 - end].ended || conn.ends[end].failed.is_some())
+    }
+
     /// The program aborts the connection: both directions end, and the close resets the peer.
     pub(crate) fn abort(&mut self, raw: i32) {
         self.shutdown(raw, Direction::Both);
