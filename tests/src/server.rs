@@ -201,6 +201,17 @@ impl Server {
         api_path(&self.scratch)
     }
 
+    /// Port of the metrics.
+    ///
+    /// # Panics
+    ///
+    /// If the server has none.
+    pub fn metrics_port(&mut self) -> u16 {
+        let address = self.printed_after("metrics on http://");
+        let port = address.strip_suffix("/metrics").and_then(|address| address.rsplit(':').next());
+        port.and_then(|port| port.parse().ok()).expect(&address)
+    }
+
     /// Reads its output until a line begins with `prefix`. Returns the rest of that line.
     ///
     /// # Panics

@@ -98,9 +98,7 @@ fn volume_counters_agree_in_api_and_metrics() {
     assert_eq!(all["volumes"][0], volume);
     assert_eq!(all["volumes"][1]["name"], "faulty");
     // The metrics have the same numbers, on both sockets.
-    let address = server.printed_after("metrics on http://");
-    let port = address.strip_suffix("/metrics").and_then(|address| address.rsplit(':').next());
-    let port = port.and_then(|port| port.parse().ok()).expect(&address);
+    let port = server.metrics_port();
     for answer in [ask(&api, "GET", "/metrics"), ask_port(port, "GET", "/metrics")] {
         assert!(answer.head.contains("Content-Type: text/plain; version=0.0.4"), "{answer:?}");
         let of = |family: &str| {

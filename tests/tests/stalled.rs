@@ -1,10 +1,12 @@
-//! Clients that ask and do not read, or announce data and do not send it: others are served, over
-//! NBD and NVMe/TCP.
+//! Clients that ask and do not read, announce data and do not send it, or say nothing: others are
+//! served, over NBD, NVMe/TCP and HTTP.
 
 use std::io::Write as _;
 use std::net::TcpStream;
 
+use flagstone_tests::http::{ask, ask_port, unix};
 use flagstone_tests::load::Load;
+use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::Server;
 use flagstone_tests::wire;
@@ -45,4 +47,50 @@ fn stalled_clients_do_not_stop_others() {
         let log = server.output();
         assert!(!log.contains("panicked"), "{log}");
     }
+}
+
+/// More slow clients than the metrics' port and the API's socket serve at a time: silent ones, ones
+/// in the middle of a request, and ones that do not read their answers.
+#[test]
+fn slow_http_clients_do_not_stop_others() {
+    let scratch = Scratch::new();
+    let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
+    let arguments = ["--metrics", "127.0.0.1:0"];
+    let mut server = Server::start_with(&[&volume], &["nbd://127.0.0.1:0"], &arguments);
+    let port = server.metrics_port();
+    let whole = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut slow = (Vec::new(), Vec::new());
+    for one in 0..STALLED {
+        let begin = ["", "GET /metr", whole][one % 3].as_bytes();
+        let mut tcp = wire::connect(port);
+        let _ = tcp.write_all(begin);
+        slow.0.push(tcp);
+        let mut local = unix(&server.api());
+        let _ = local.write_all(begin);
+        slow.1.push(local);
+        assert_eq!(ask_port(port, "GET", "/metrics").status, 200);
+        assert_eq!(ask(&server.api(), "GET", "/v1/").status, 200);
+    }
+    drop(slow);
+    let log = server.output();
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn refused_api_requests_are_logged_once() {
+    let scratch = Scratch::new();
+    let volume = format!("db={}", scratch.disk("disk", SIZE_BYTES).display());
+    let server = Server::start_with(&[&volume], &["nbd://127.0.0.1:0"], &[]);
+    for _ in 0..3 {
+        assert_eq!(ask(&server.api(), "GET", "/v1/volumes/dbx").status, 404);
+    }
+    // The log follows the answer.
+    let line = "API request refused: 404 Not Found";
+    until("it is logged", || server.output().contains(line), || server.output());
+    assert_eq!(ask(&server.api(), "POST", "/v1/volumes").status, 405);
+    until("it is logged", || server.output().contains("405 Method"), || server.output());
+    let log = server.output();
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+    let line = log.lines().find(|log| log.contains(line)).expect("it was found before");
+    assert!(line.contains("GET /v1/volumes/dbx") && line.contains("peer=user "), "{line}");
 }

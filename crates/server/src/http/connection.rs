@@ -1,9 +1,10 @@
 //! Connection: one peer of the HTTP server, with time limits on everything that it may delay.
 //!
 //! hyper parses requests and writes responses. This module watches the bytes of the stream and
-//! ends the connection when a time limit has passed: 60 s between requests, 10 s from the first
-//! byte of a request to the last of its body (answered with 408), 10 s without progress of a
-//! response. A handler may take as long as it needs.
+//! ends the connection when a time limit has passed: 10 s before the first byte, 60 s between
+//! requests, 10 s from the first byte of a request to the last of its body (answered with 408), 10 s
+//! without progress of a response. A handler may take as long as it needs. Without a request in
+//! progress, the connection may have to make room for another one before.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -28,7 +29,7 @@ use crate::http::admission::admit;
 use crate::http::limits::{
     LINGER_BYTES, LINGER_PATIENCE, MAX_HEAD_BYTES, MAX_HEADERS, SEND_PATIENCE,
 };
-use crate::http::problem::Problem;
+use crate::http::problem::{Problem, RefusalReason};
 use crate::http::response::{last_bytes, with};
 use crate::http::server::ServerOptions;
 
@@ -43,20 +44,33 @@ enum Phase {
 }
 
 /// The time limits of a connection, shared by its stream and its service.
-struct Clock {
+pub(crate) struct Clock {
     options: ServerOptions,
     phase: Cell<Phase>,
+    /// When the peer last sent or accepted bytes.
+    progress: Cell<Instant>,
     /// Set while the peer accepts no bytes.
     stalled_until: Cell<Option<Instant>>,
 }
 
 impl Clock {
-    fn new(options: ServerOptions) -> Clock {
-        let until = Instant::now() + options.idle_patience;
-        Clock { options, phase: Phase::Idle { until }.into(), stalled_until: Cell::default() }
+    pub(crate) fn new(options: ServerOptions) -> Clock {
+        let now = Instant::now();
+        let until = now + options.idle_patience.min(options.request_patience);
+        let phase = Phase::Idle { until }.into();
+        Clock { options, phase, progress: now.into(), stalled_until: Cell::default() }
+    }
+
+    /// When the peer last sent or accepted bytes; `None` while a handler works for it.
+    pub(crate) fn quiet_since(&self) -> Option<Instant> {
+        match self.phase.get() {
+            Phase::Handling { .. } => None,
+            Phase::Idle { .. } | Phase::Receiving { .. } => Some(self.progress.get()),
+        }
     }
 
     fn received(&self) {
+        self.progress.set(Instant::now());
         self.phase.set(match self.phase.get() {
             Phase::Idle { .. } => {
                 Phase::Receiving { until: Instant::now() + self.options.request_patience }
@@ -81,6 +95,7 @@ impl Clock {
     }
 
     fn sent(&self) {
+        self.progress.set(Instant::now());
         self.stalled_until.set(None);
         if let Phase::Idle { .. } = self.phase.get() {
             self.phase.set(Phase::Idle { until: Instant::now() + self.options.idle_patience });
@@ -147,17 +162,32 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     }
 }
 
+/// A request that was refused, for the log.
+pub(crate) struct RefusedRequest {
+    pub(crate) peer: Rc<str>,
+    /// Method and path, as received.
+    pub(crate) name: String,
+    pub(crate) reason: String,
+}
+
+/// Serves a connection of `peer`. Reports refused requests to `refused`.
 pub(crate) async fn serve_connection<S>(
     stream: S,
+    peer: Rc<str>,
     user: Option<PeerUser>,
     service: axum::Router,
-    options: ServerOptions,
+    clock: Rc<Clock>,
+    refused: impl Fn(RefusedRequest),
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let clock = Rc::new(Clock::new(options));
+    let options = clock.options;
+    let refuse = |name: &str, reason: String| {
+        refused(RefusedRequest { peer: peer.clone(), name: name.to_owned(), reason });
+    };
     let answer = |request: hyper::Request<Incoming>| {
-        let (clock, service) = (clock.clone(), service.clone());
+        let (clock, service, refuse) = (clock.clone(), service.clone(), &refuse);
+        let name = format!("{} {}", request.method(), request.uri().path());
         // hyper needs a future that can be moved.
         Box::pin(async move {
             let response = match admit(request.map(Body::new), user).await {
@@ -171,6 +201,9 @@ pub(crate) async fn serve_connection<S>(
                 }
             };
             clock.handled();
+            if let Some(RefusalReason(reason)) = response.extensions().get() {
+                refuse(&name, format!("{}: {reason}", response.status()));
+            }
             Ok::<_, Infallible>(response)
         })
     };
@@ -187,8 +220,10 @@ pub(crate) async fn serve_connection<S>(
     let mut timer = pin!(sleep_until(Instant::now()));
     let late = poll_fn(|cx| {
         if let Poll::Ready(ended) = connection.poll_without_shutdown(cx) {
-            if let Err(error) = ended {
-                tracing::debug!("a connection of the API failed: {error}");
+            match ended {
+                Err(error) if error.is_parse() => refuse("", error.to_string()),
+                Err(error) => tracing::debug!("a connection of the API failed: {error}"),
+                Ok(()) => {}
             }
             return Poll::Ready(false);
         }
@@ -202,6 +237,7 @@ pub(crate) async fn serve_connection<S>(
     if late {
         let seconds = options.request_patience.as_secs();
         let detail = format!("the request was not complete within {seconds} s");
+        refuse("", detail.clone());
         let problem = Problem::new(408, "timeout", "The request took too long", detail);
         let bytes = last_bytes(problem.response());
         if !matches!(timeout(SEND_PATIENCE, stream.write_all(&bytes)).await, Ok(Ok(()))) {
@@ -238,6 +274,7 @@ mod tests {
         let clock = Clock::new(ServerOptions::default());
         let is_reported = |clock: &Clock| clock.deadline().map(|(_, is_reported)| is_reported);
         assert_eq!(is_reported(&clock), Some(false));
+        assert!(clock.quiet_since().is_some());
         clock.received();
         let first = clock.deadline();
         assert_eq!(is_reported(&clock), Some(true));
@@ -245,7 +282,7 @@ mod tests {
         clock.received();
         assert_eq!(clock.deadline(), first, "each byte does not extend the limit");
         clock.request_complete();
-        assert_eq!(clock.deadline(), None);
+        assert_eq!((clock.deadline(), clock.quiet_since()), (None, None));
         clock.stalled();
         assert_eq!(is_reported(&clock), Some(false));
         clock.sent();

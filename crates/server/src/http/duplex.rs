@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
-use crate::http::connection::serve_connection;
+use crate::http::connection::{Clock, serve_connection};
 use crate::http::router::Router;
 use crate::http::server::ServerOptions;
 use crate::http::service::{RoutedCall, service};
@@ -26,7 +26,8 @@ pub fn converse(router: &Rc<Router>, input: &[u8]) -> Vec<u8> {
     let service = service(&router.routes(), &calls);
     let tasks = LocalSet::new();
     let user = PeerUser { user_id: 0, group_id: 0, process_id: Some(1) };
-    tasks.spawn_local(serve_connection(far, Some(user), service, ServerOptions::default()));
+    let clock = Rc::new(Clock::new(ServerOptions::default()));
+    tasks.spawn_local(serve_connection(far, "test".into(), Some(user), service, clock, |_| {}));
     let router = router.clone();
     tasks.spawn_local(async move {
         while let Some(RoutedCall { route, call, response }) = received.recv().await {

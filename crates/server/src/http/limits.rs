@@ -20,11 +20,18 @@ pub const MAX_SEGMENTS: usize = 16;
 /// Most parameters of a query; more is 400.
 pub const MAX_PARAMETERS: usize = 16;
 
-/// Connections at a time, for each listener; more are answered with 503 and closed.
+/// Connections at a time, for each listener. Another one takes the place of a quiet one; if all have
+/// requests in progress, it is answered with 503 and closed.
 pub const MAX_CONNECTIONS: usize = 64;
 
-/// From the first byte of a request to its last.
+/// The same for each IP address, of [`MAX_CONNECTIONS`].
+pub const MAX_PEER_CONNECTIONS: usize = 16;
+
+/// From the first byte of a request to its last; also from the connection to its first byte.
 pub const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Refusals on their way to the log; more are not logged.
+pub const MAX_QUEUED_REFUSALS: usize = 64;
 
 /// Silence between two requests.
 pub const IDLE_PATIENCE: Duration = Duration::from_secs(60);

@@ -29,6 +29,10 @@ pub struct Problem {
     pub members: Map<String, Value>,
 }
 
+/// Title of the problem that a response has: an extension of the response, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefusalReason(pub(crate) &'static str);
+
 fn as_urn<S: Serializer>(kind: &str, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("urn:flagstone:problem:{kind}"))
 }
@@ -81,7 +85,9 @@ impl Problem {
 
     /// The response with the document.
     pub fn response(&self) -> Response {
-        response::json(self.status, CONTENT_TYPE, self)
+        let mut response = response::json(self.status, CONTENT_TYPE, self);
+        response.extensions_mut().insert(RefusalReason(self.title));
+        response
     }
 }
 

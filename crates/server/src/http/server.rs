@@ -1,31 +1,36 @@
 //! HTTP server: the thread `flagstone-api` with its sockets.
 //!
-//! Invariants: each listener has its own connection limit, so peers of one cannot exhaust another;
-//! dropping an [`HttpServer`] ends its thread and every connection within
+//! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another. At
+//! a limit, a new connection takes the place of the quietest one of the peer with the most, so that
+//! peers that are silent or slow keep nobody out. Dropping an [`HttpServer`] ends its thread and every connection within
 //! [`STOP_PATIENCE`](limits::STOP_PATIENCE). A call that core 0 has begun continues to its end.
 
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io;
-use std::net::TcpListener as StdTcpListener;
+use std::net::{IpAddr, TcpListener as StdTcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
 use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, PeerUser};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, spawn_detached};
+use flagstone_transport::RefusalLog;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Semaphore, mpsc, oneshot};
-use tokio::task::{LocalSet, spawn_local};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::http::connection::serve_connection;
+use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
-    ACCEPT_PAUSE, IDLE_PATIENCE, MAX_CONNECTIONS, REQUEST_PATIENCE, STOP_PATIENCE,
+    ACCEPT_PAUSE, IDLE_PATIENCE, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
+    REQUEST_PATIENCE, STOP_PATIENCE,
 };
 use crate::http::problem::Problem;
 use crate::http::response::last_bytes;
@@ -38,8 +43,10 @@ use crate::http::limits;
 /// Limits of a listener that tests lower.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Connections at a time; more are answered with 503.
+    /// Connections at a time.
     pub max_connections: usize,
+    /// The same for each IP address.
+    pub max_peer_connections: usize,
     /// From the first byte of a request to its last.
     pub request_patience: Duration,
     /// Silence between two requests.
@@ -50,6 +57,7 @@ impl Default for ServerOptions {
     fn default() -> ServerOptions {
         ServerOptions {
             max_connections: MAX_CONNECTIONS,
+            max_peer_connections: MAX_PEER_CONNECTIONS,
             request_patience: REQUEST_PATIENCE,
             idle_patience: IDLE_PATIENCE,
         }
@@ -77,6 +85,8 @@ impl HttpServer {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let mut accepting = Vec::new();
         let mut handling = Vec::new();
+        let (refused, refusals) = mpsc::channel(MAX_QUEUED_REFUSALS);
+        handling.push(spawn(log_refusals(refusals)).abort_on_drop());
         for (listener, router) in sites {
             // Each connection has one request in progress, so the channel is never full.
             let (calls, received) = mpsc::channel(options.max_connections.max(1));
@@ -90,11 +100,11 @@ impl HttpServer {
         std::thread::Builder::new().name("flagstone-api".to_owned()).spawn(move || {
             let tasks = LocalSet::new();
             for (socket, service) in accepting {
-                tasks.spawn_local(accept(socket, service, options));
+                tasks.spawn_local(accept(socket, service, options, refused.clone()));
             }
             // An error is the drop of the sender, which is the signal.
             let _ = tasks.block_on(&runtime, stopped);
-            drop((tasks, runtime, ending));
+            drop((tasks, runtime, refused, ending));
         })?;
         Ok(HttpServer { stop: Some(stop), ended, _handling: handling })
     }
@@ -121,6 +131,17 @@ async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
     }
 }
 
+/// A refusal on its way from the API's thread to the log: peer, name and reason.
+type QueuedRefusal = (String, String, String);
+
+/// Logs refusals on this core, because the log's limits use the time of the data path's runtime.
+async fn log_refusals(mut refusals: mpsc::Receiver<QueuedRefusal>) {
+    let log = RefusalLog::new("API request");
+    while let Some((peer, name, reason)) = refusals.recv().await {
+        log.refused(&peer, name.as_bytes(), &reason);
+    }
+}
+
 /// A socket that the API's thread accepts on.
 enum Socket {
     Unix(UnixListener),
@@ -144,7 +165,7 @@ impl Socket {
         }
     }
 
-    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Option<PeerUser>)> {
+    async fn accept(&self) -> io::Result<Accepted> {
         match self {
             Socket::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -157,21 +178,38 @@ impl Socket {
                         .and_then(|id| u32::try_from(id).ok())
                         .filter(|id| *id > 0),
                 });
-                Ok((Box::new(stream), user))
+                let peer = user.map_or("unix".to_owned(), |user| format!("user {}", user.user_id));
+                let (stream, peer) = (Box::new(stream), peer.into());
+                Ok(Accepted { stream, peer, address: None, user })
             }
             Socket::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok((Box::new(stream), None))
+                let (stream, address) = (Box::new(stream), Some(peer.ip()));
+                Ok(Accepted { stream, peer: peer.to_string().into(), address, user: None })
             }
         }
     }
 }
 
-async fn accept(socket: Socket, service: axum::Router, options: ServerOptions) {
-    let places = Arc::new(Semaphore::new(options.max_connections));
-    loop {
-        let (stream, user) = match socket.accept().await {
+/// A connection that was accepted.
+struct Accepted {
+    stream: Box<dyn Stream>,
+    /// Its peer, for the log.
+    peer: Rc<str>,
+    address: Option<IpAddr>,
+    user: Option<PeerUser>,
+}
+
+async fn accept(
+    socket: Socket,
+    service: axum::Router,
+    options: ServerOptions,
+    refused: mpsc::Sender<QueuedRefusal>,
+) {
+    let places: Rc<RefCell<Places>> = Rc::default();
+    for id in 0.. {
+        let Accepted { stream, peer, address, user } = match socket.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!("the API cannot accept a connection: {error}");
@@ -179,22 +217,132 @@ async fn accept(socket: Socket, service: axum::Router, options: ServerOptions) {
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            refuse(stream, options).await;
-            continue;
+        let refused = refused.clone();
+        let refuse = move |one: RefusedRequest| {
+            // What does not fit is beyond the limits of the log anyway.
+            let _ = refused.try_send((one.peer.to_string(), one.name, one.reason));
         };
-        let service = service.clone();
-        spawn_local(async move {
-            serve_connection(stream, user, service, options).await;
+        let room = places.borrow().room(address, options);
+        match room {
+            Room::Free => {}
+            Room::Replace(quiet) => places.borrow_mut().close(quiet),
+            Room::None => {
+                refuse(RefusedRequest { peer, name: String::new(), reason: BUSY.to_owned() });
+                refuse_connection(stream).await;
+                continue;
+            }
+        }
+        let clock = Rc::new(Clock::new(options));
+        let serving = serve_connection(stream, peer, user, service.clone(), clock.clone(), refuse);
+        let place = Occupied { places: places.clone(), id };
+        let task = spawn_local(async move {
+            serving.await;
             drop(place);
         });
+        let place = Place { address, clock, task: task.abort_handle() };
+        places.borrow_mut().0.insert(id, place);
     }
 }
 
-/// Answers a connection beyond the limit. The few bytes fit into the buffer of its socket.
-async fn refuse(mut stream: Box<dyn Stream>, options: ServerOptions) {
-    let detail = format!("{} connections are served at a time", options.max_connections);
-    let problem = Problem::new(503, "busy", "Too many connections", detail);
+/// Connections of a listener, by number.
+#[derive(Default)]
+struct Places(BTreeMap<u64, Place>);
+
+struct Place {
+    address: Option<IpAddr>,
+    clock: Rc<Clock>,
+    task: AbortHandle,
+}
+
+/// Removes a connection that has ended.
+struct Occupied {
+    places: Rc<RefCell<Places>>,
+    id: u64,
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.places.borrow_mut().0.remove(&self.id);
+    }
+}
+
+/// Whether there is room for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Free,
+    /// In the place of this one.
+    Replace(u64),
+    None,
+}
+
+impl Places {
+    fn room(&self, address: Option<IpAddr>, options: ServerOptions) -> Room {
+        let open = self.0.iter().map(|(id, place)| (*id, place.address, place.clock.quiet_since()));
+        room(&open.collect::<Vec<_>>(), address, options)
+    }
+
+    fn close(&mut self, id: u64) {
+        if let Some(place) = self.0.remove(&id) {
+            place.task.abort();
+        }
+    }
+}
+
+/// Room for a connection of `address` among open ones: number, address, and since when quiet, `None`
+/// while a handler works for it.
+fn room(
+    open: &[(u64, Option<IpAddr>, Option<Instant>)],
+    address: Option<IpAddr>,
+    options: ServerOptions,
+) -> Room {
+    let count = |peer: Option<IpAddr>| open.iter().filter(|(_, other, _)| *other == peer).count();
+    let is_full = address.is_some() && count(address) >= options.max_peer_connections;
+    if !is_full && open.len() < options.max_connections {
+        return Room::Free;
+    }
+    let candidates = open.iter().filter(|(_, peer, _)| !is_full || *peer == address);
+    let quiet = candidates.filter_map(|(id, peer, since)| Some((*id, count(*peer), (*since)?)));
+    let quietest = quiet.max_by_key(|(_, count, since)| (*count, Reverse(*since)));
+    quietest.map_or(Room::None, |(id, _, _)| Room::Replace(id))
+}
+
+/// Title of the problem of a connection without a place.
+const BUSY: &str = "Too many connections";
+
+/// Answers a connection beyond the limits. The few bytes fit into the buffer of its socket.
+async fn refuse_connection(mut stream: Box<dyn Stream>) {
+    let detail = "all connections have requests in progress";
+    let problem = Problem::new(503, "busy", BUSY, detail);
     let bytes = last_bytes(problem.response());
     let _ = timeout(ACCEPT_PAUSE, stream.write_all(&bytes)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quietest_of_the_largest_peer_makes_room() {
+        let address = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
+        let now = Instant::now();
+        let ago = |seconds| Some(now.checked_sub(Duration::from_secs(seconds)).unwrap());
+        let options =
+            ServerOptions { max_connections: 4, max_peer_connections: 3, ..Default::default() };
+        let mut open =
+            vec![(0, address(1), ago(9)), (1, address(2), ago(1)), (2, address(2), ago(5))];
+        assert_eq!(room(&open, address(2), options), Room::Free);
+        open.push((3, address(2), None));
+        // All places are taken: of the peer with the most, the one that works is spared.
+        assert_eq!(room(&open, address(3), options), Room::Replace(2));
+        // A peer at its own limit takes only from itself.
+        open.remove(0);
+        assert_eq!(room(&open, address(2), options), Room::Replace(2));
+        assert_eq!(room(&open, address(1), options), Room::Free);
+        let busy: Vec<_> = (0..4).map(|id| (id, address(id as u8), None)).collect();
+        assert_eq!(room(&busy, address(9), options), Room::None);
+        // Peers of a Unix socket have no address, and share all places.
+        let local: Vec<_> = (0..4).map(|id| (id, None, ago(id))).collect();
+        assert_eq!(room(&local[..3], None, options), Room::Free);
+        assert_eq!(room(&local, None, options), Room::Replace(3));
+    }
 }
