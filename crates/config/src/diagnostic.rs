@@ -28,6 +28,32 @@ pub(crate) struct Located<T> {
     pub(crate) place: Place,
 }
 
+/// Text of a configuration: one file, or the files of a directory one after the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    /// The file or directory.
+    pub(crate) name: &'a str,
+    pub(crate) text: &'a str,
+    /// First byte and name of each file of a directory, in order; empty for a single file.
+    pub(crate) files: &'a [(usize, String)],
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn file(name: &'a str, text: &'a str) -> Source<'a> {
+        Source { name, text, files: &[] }
+    }
+
+    /// Name and text of the file that `span` begins in, and the span in it.
+    fn part(&self, span: &Range<usize>) -> (&'a str, &'a str, Range<usize>) {
+        let after = self.files.partition_point(|(start, _)| *start <= span.start);
+        let Some((start, name)) = after.checked_sub(1).map(|index| &self.files[index]) else {
+            return (self.name, self.text, span.clone());
+        };
+        let end = self.files.get(after).map_or(self.text.len(), |(end, _)| *end);
+        (name, &self.text[*start..end], span.start - start..span.end.min(end) - start)
+    }
+}
+
 /// Whether a diagnostic refuses the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -154,7 +180,7 @@ impl Report {
     }
 
     /// The mistakes in the order of the file, then of the command line. `None` if there are none.
-    pub(crate) fn into_diagnostics(self, file: Option<(&str, &str)>) -> Option<Diagnostics> {
+    pub(crate) fn into_diagnostics(self, file: Option<Source<'_>>) -> Option<Diagnostics> {
         let mut mistakes = self.mistakes.into_inner();
         mistakes.sort_by_key(|mistake| match &mistake.place {
             Place::Text(span) => (0, span.start),
@@ -242,7 +268,7 @@ impl Diagnostics {
     pub(crate) fn unreadable(name: &str, message: String, help: &str) -> Diagnostics {
         let report = Report::default();
         report.error(&Place::Whole, message, help);
-        report.into_diagnostics(Some((name, ""))).expect("a mistake was reported")
+        report.into_diagnostics(Some(Source::file(name, ""))).expect("a mistake was reported")
     }
 
     /// The mistakes and warnings, in the order of the file; each once, however many places it has.
@@ -271,11 +297,12 @@ impl Diagnostics {
 }
 
 impl Diagnostic {
-    fn new(mistake: Mistake, file: Option<(&str, &str)>) -> Diagnostic {
+    fn new(mistake: Mistake, file: Option<Source<'_>>) -> Diagnostic {
         let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
         let also_at = mistake.also_at.iter().map(|place| spot(place, file)).collect();
         let (origin, line, column, excerpt) = match (mistake.place, file) {
-            (Place::Text(span), Some((name, text))) => {
+            (Place::Text(span), Some(source)) => {
+                let (name, text, span) = source.part(&span);
                 let (line, column, excerpt) = locate(text, span);
                 (name.to_owned(), Some(line), Some(column), excerpt)
             }
@@ -323,14 +350,15 @@ impl Diagnostic {
     }
 }
 
-fn source_name(file: Option<(&str, &str)>) -> String {
-    file.map_or("command line", |(name, _)| name).to_owned()
+fn source_name(file: Option<Source<'_>>) -> String {
+    file.map_or("command line", |source| source.name).to_owned()
 }
 
-fn spot(place: &Place, file: Option<(&str, &str)>) -> String {
+fn spot(place: &Place, file: Option<Source<'_>>) -> String {
     match (place, file) {
-        (Place::Text(span), Some((name, text))) => {
-            let (line, column, _) = locate(text, span.clone());
+        (Place::Text(span), Some(source)) => {
+            let (name, text, span) = source.part(span);
+            let (line, column, _) = locate(text, span);
             format!("{name}:{line}:{column}")
         }
         (Place::Argument(argument), _) => printable(argument),

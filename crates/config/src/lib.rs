@@ -1,4 +1,4 @@
-//! Configuration: one TOML file, or the options of `flagstone serve`, or both.
+//! Configuration: one TOML file, a directory of them, or the options of `flagstone serve`, or both.
 //!
 //! [`Config::parse`] returns either a configuration that is valid as a whole or all its mistakes
 //! ([`Diagnostics`]), each at its line and column with the fix. Unknown keys are mistakes. Catalogs
@@ -16,6 +16,7 @@ mod check;
 mod describe_performance;
 pub mod device_spec;
 mod diagnostic;
+mod files;
 mod layers;
 pub mod limits;
 pub mod listen_spec;
@@ -26,11 +27,11 @@ mod performance;
 mod profile;
 mod read;
 mod reader;
+pub mod redact;
 pub mod schema;
 pub mod starter;
 pub mod uri;
 
-use std::io::Read as _;
 use std::path::Path;
 
 pub use arguments::Arguments;
@@ -42,9 +43,8 @@ pub use model::{
 
 pub use flagstone_runtime::IoEngine;
 
-use crate::limits::MAX_FILE_BYTES;
 use check::RawConfig;
-use diagnostic::{Place, Report};
+use diagnostic::{Place, Report, Source};
 
 /// A valid configuration, and what is suspicious about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +86,7 @@ impl Config {
         text: &str,
         arguments: &Arguments,
     ) -> Result<Checked, Diagnostics> {
-        let report = Report::default();
-        let raw = parse_toml(text, &report);
-        finish(raw, report, arguments, Some((name, text)))
+        check_source(Source::file(name, text), arguments)
     }
 
     /// A configuration without a file.
@@ -101,7 +99,8 @@ impl Config {
         finish(Some(raw), report, arguments, None).map(|checked| checked.config)
     }
 
-    /// Reads the file at `path`, at most 1 MiB, with command-line options.
+    /// Reads the file at `path`, at most 1 MiB, with command-line options. Of a directory, reads the
+    /// files `*.toml` in the order of their names, as one text: a table is in one of them only.
     ///
     /// # Errors
     /// As [`Config::parse_with`]; or that the file cannot be read, or is no text.
@@ -115,35 +114,15 @@ impl Config {
     /// As [`Config::read`].
     pub fn check(path: &Path, arguments: &Arguments) -> Result<Checked, Diagnostics> {
         let name = path.display().to_string();
-        let text = read_text(path, &name)?;
-        Config::check_text(&name, &text, arguments)
+        let (text, files) = files::read_texts(path, &name)?;
+        check_source(Source { name: &name, text: &text, files: &files }, arguments)
     }
 }
 
-fn read_text(path: &Path, name: &str) -> Result<String, Diagnostics> {
-    let unreadable = |error: std::io::Error| {
-        Diagnostics::unreadable(
-            name,
-            format!("cannot read the configuration: {error}"),
-            "give the path of a TOML file that this user may read",
-        )
-    };
-    let mut bytes = Vec::new();
-    // Configuration is read before any executor runs, and when an operator asks for it; simulated
-    // runs parse text.
-    #[expect(clippy::disallowed_methods)]
-    let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        let message = "the configuration is larger than 1MiB".to_owned();
-        return Err(Diagnostics::unreadable(name, message, "check that this is the right file"));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let at = error.utf8_error().valid_up_to();
-        let line = error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
-        let message = format!("line {line} is not UTF-8 text");
-        Diagnostics::unreadable(name, message, "save the file as UTF-8")
-    })
+fn check_source(source: Source<'_>, arguments: &Arguments) -> Result<Checked, Diagnostics> {
+    let report = Report::default();
+    let raw = parse_toml(source.text, &report);
+    finish(raw, report, arguments, Some(source))
 }
 
 /// `None` when the syntax is broken: nothing more can be said of such a file.
@@ -173,7 +152,7 @@ fn finish(
     raw: Option<RawConfig>,
     report: Report,
     arguments: &Arguments,
-    file: Option<(&str, &str)>,
+    file: Option<Source<'_>>,
 ) -> Result<Checked, Diagnostics> {
     let config = raw.and_then(|mut raw| {
         arguments.apply(&mut raw, &report);

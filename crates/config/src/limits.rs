@@ -3,6 +3,9 @@
 /// Longest configuration file read. A volume takes some 300 bytes, so this is thousands of them.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// Most files of a configuration directory: one for each volume would still be readable.
+pub const MAX_FILES: usize = 1024;
+
 /// Most different mistakes reported of one file: beyond it a reader gains nothing, and a hostile file cannot
 /// make the report larger than itself by much.
 pub const MAX_DIAGNOSTICS: usize = 100;

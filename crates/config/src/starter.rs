@@ -62,7 +62,7 @@ pub enum StarterLimit {
 }
 
 /// A text as a basic string of TOML 1.0.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
         match c {
@@ -75,7 +75,7 @@ fn quoted(text: &str) -> String {
 }
 
 /// A name as a key of TOML: bare if it can be.
-fn key(name: &str) -> String {
+pub(crate) fn key(name: &str) -> String {
     let bare = |b: u8| b.is_ascii_alphanumeric() || b"-_".contains(&b);
     match !name.is_empty() && name.bytes().all(bare) {
         true => name.to_owned(),

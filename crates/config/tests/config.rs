@@ -470,6 +470,32 @@ fn a_file_that_cannot_be_read_says_so() {
 }
 
 #[test]
+fn files_of_a_directory_are_one_configuration() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text).expect("it can be written");
+    };
+    let check = || Config::read(folder.path(), &Arguments::default());
+    write("20-b.toml", "# No new line at the end.\n[volume.b]\ndevice = \"null:1GiB\"");
+    write("10-a.toml", "[volume.a]\ndevice = \"null:1GiB\"");
+    write("README", "not TOML");
+    let config = check().unwrap_or_else(|error| panic!("{error}"));
+    let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["a", "b"]);
+    // A mistake is reported at its own file and line.
+    write("30-c.toml", "\n[volume.c]\ndevise = \"null:1GiB\"\n");
+    let text = check().expect_err("an unknown key").to_string();
+    assert!(text.contains("30-c.toml:3:1"), "{text}");
+    // A key above the first table would belong to the table of another file.
+    write("30-c.toml", "device = \"null:2GiB\"\n");
+    let text = check().expect_err("no table").to_string();
+    assert!(text.contains("30-c.toml") && text.contains("begin with a table"), "{text}");
+    write("30-c.toml", "[volume.a]\ndevice = \"null:1GiB\"\n");
+    let text = check().expect_err("two tables").to_string();
+    assert!(text.contains("30-c.toml:1:9") && text.contains("duplicate key"), "{text}");
+}
+
+#[test]
 fn deep_and_wide_files_are_survived() {
     for text in [
         "[".repeat(100_000),
