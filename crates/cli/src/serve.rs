@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use flagstone_config::{Checked, Config, Diagnostics};
 use flagstone_runtime::{RuntimeConfig, run as run_cores};
 use flagstone_server::serve::serve;
+use flagstone_server::service_manager::ServiceManager;
 
 use crate::args::ServeArgs;
 use crate::exit::{Exit, Failure};
@@ -28,7 +29,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     logging::init(args.log)?;
     let again = args.clone();
     let reread = move || again.config().map(|checked| checked.config);
-    let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread));
+    let manager = ServiceManager::from_environment();
+    let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread, manager));
     ended.map_err(Failure::failed)?.map_err(Failure::failed)?;
     Ok(Exit::Success)
 }

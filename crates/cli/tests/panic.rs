@@ -15,6 +15,7 @@ use flagstone_cli::panic;
 use flagstone_config::Config;
 use flagstone_runtime::{RuntimeConfig, cores, run};
 use flagstone_server::serve::serve;
+use flagstone_server::service_manager::ServiceManager;
 
 const CHILD: &str = "FLAGSTONE_TEST_PANICKING_SERVER";
 const SIGABRT: i32 = 6;
@@ -48,7 +49,7 @@ fn serve_until_panic() {
     let config = Config::parse("test", CONFIG).unwrap_or_else(|error| panic!("{error}"));
     let reread = || Config::parse("test", CONFIG);
     let runtime = RuntimeConfig { cores: 2, ..RuntimeConfig::default() };
-    let ended = run(&runtime, || serve(config, panic_on_core_1, reread));
+    let ended = run(&runtime, || serve(config, panic_on_core_1, reread, ServiceManager::default()));
     panic!("the server outlived the panic: {:?}", ended.map(|served| served.is_ok()));
 }
 

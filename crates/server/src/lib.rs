@@ -1,6 +1,6 @@
 //! Serving daemon: opens the volumes of a configuration, exports them, and serves the HTTP API.
 //!
-//! - [`serve`]: startup, serving and shutdown.
+//! - [`serve`]: startup, serving and shutdown; [`service_manager`]: messages to systemd.
 //! - `stack`: the device stack of a volume; `mirrors`: mirrored volumes; `pending`: volumes whose
 //!   devices are unreachable.
 //! - [`api`]: the documents, actions and metrics; [`http`]: the server and client they travel over.
@@ -14,6 +14,7 @@ mod mirrors;
 mod pending;
 mod reload;
 pub mod serve;
+pub mod service_manager;
 mod signals;
 mod stack;
 mod subsystems;

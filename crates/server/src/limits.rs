@@ -18,3 +18,13 @@ pub const API_DIFFERENCES: usize = 256;
 
 /// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
 pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Attempts to send a message to the service manager while its queue is full, and the pause between
+/// two: a second together.
+pub const NOTIFY_ATTEMPTS: usize = 100;
+/// See [`NOTIFY_ATTEMPTS`].
+pub const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
+
+/// The watchdog is fed this many times in its time limit. systemd advises two; the third covers an
+/// executor that answers late.
+pub const WATCHDOG_SHARE: u32 = 3;

@@ -23,6 +23,7 @@ use crate::connections::Connections;
 use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::reload::Limits;
+use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
 use crate::stack::CountedLayer;
 use crate::subsystems::{nvme_target, unservable};
@@ -103,7 +104,7 @@ pub(crate) struct Server {
 
 /// Serves until the process receives SIGTERM or SIGINT. Calls `announce` once, with the text to print,
 /// when all addresses are served. SIGHUP and the API call `reload_config` and apply changed limits;
-/// other changes need a restart.
+/// other changes need a restart. `manager` learns of each.
 ///
 /// # Errors
 /// See [`ServeError`].
@@ -111,7 +112,11 @@ pub async fn serve(
     config: Config,
     announce: impl FnOnce(&str),
     reload_config: impl Fn() -> Result<Config, Diagnostics> + 'static,
+    manager: ServiceManager,
 ) -> Result<(), ServeError> {
+    let manager = Rc::new(manager);
+    let feeder = manager.clone();
+    let _watchdog = spawn(async move { feeder.feed_watchdog().await }).abort_on_drop();
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
@@ -145,13 +150,22 @@ pub async fn serve(
     let reload_config: ReloadConfig = Rc::new(reload_config);
     let control = api::start(&server, &reload_config).await?;
     announce(&announcement(&server, &control));
+    let serving = format!("volumes: {}", server.config.volumes.len());
+    manager.ready(&serving).await;
     let signal = loop {
         match signals.next().await {
-            // `reload` logs the result.
-            signal::RELOAD => drop(server.limits.reload(&server.config, reload_config())),
+            signal::RELOAD => {
+                manager.reloading().await;
+                // `reload` logs the result.
+                let reloaded = server.limits.reload(&server.config, reload_config());
+                let refused =
+                    "the new configuration has errors, and the old one stays: see the log";
+                manager.ready(if reloaded.is_ok() { &serving } else { refused }).await;
+            }
             signal => break signal,
         }
     };
+    manager.stopping().await;
     drop(control);
     tracing::info!(signal, "stopping: completing requests in progress");
     drop((nvme, waits));
