@@ -1,4 +1,5 @@
-//! `flagstone doctor`: finds host settings that cost performance, and changes them.
+//! `flagstone doctor`: finds host settings that cost performance, changes them, and writes the archive
+//! for a bug report.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use flagstone_host::root::Root;
 
 use crate::exit::{Exit, Failure};
 use crate::output::{json, print, wants_color};
+use crate::support::{self, SupportOptions};
 use crate::words::{TUNING_GOALS, one_of};
 
 #[derive(Debug, Args)]
@@ -31,13 +33,28 @@ pub(crate) struct DoctorArgs {
     /// Make the safe changes after showing them, with a journal for --undo
     #[arg(long)]
     pub(crate) apply: bool,
+    /// With --apply: show the changes, and make none
+    #[arg(long, requires = "apply")]
+    pub(crate) dry_run: bool,
     /// With --apply: keep the changes across restarts, as a udev rule and a sysctl file
     #[arg(long, requires = "apply")]
     pub(crate) persist: bool,
     /// Restore the settings from before --apply and --persist
     #[arg(long, conflicts_with_all = ["apply", "devices", "workload", "iops", "server"])]
     pub(crate) undo: bool,
-    /// Print the report as JSON
+    /// Write an archive for a bug report, without secrets and data
+    #[arg(long, conflicts_with_all = ["apply", "undo"])]
+    pub(crate) support: bool,
+    /// With --support: the archive, which must not exist; flagstone-support-TIME.tar.gz if not given
+    #[arg(long, value_name = "FILE", requires = "support")]
+    pub(crate) archive: Option<PathBuf>,
+    /// With --support: the configuration; /etc/flagstone/conf.d and /etc/flagstone.toml if not given
+    #[arg(long, value_name = "FILE", requires = "support")]
+    pub(crate) config: Option<PathBuf>,
+    /// With --support: Unix socket of the server's API; the default sockets if not given
+    #[arg(long, value_name = "PATH", requires = "support")]
+    pub(crate) api: Option<PathBuf>,
+    /// Print the report, or the list of the archive, as JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// Use the host files below this directory, such as a recorded host
@@ -59,6 +76,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     named.dedup();
     let (workload, iops, server) = (args.workload, args.iops, args.server);
     let mut report = diagnose(&root, &Expectations { workload, iops, server, named });
+    if args.support {
+        let DoctorArgs { archive, config, api, .. } = args;
+        let (archive, config, api) = (archive.as_ref(), config.as_ref(), api.as_ref());
+        let options = SupportOptions { archive, config, api };
+        let listed = support::write(&root, &report, &options, args.json)?;
+        return Ok(print(&listed, Exit::Success));
+    }
     if !args.json {
         let text = report::text(&report, wants_color(&io::stdout()));
         let shown = print(&text, Exit::Success);
@@ -68,7 +92,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     }
     let mut exit = Exit::Success;
     if args.apply {
-        exit = match report.apply(&root, args.persist) {
+        let done = match args.dry_run {
+            true => report.preview(&root, args.persist),
+            false => report.apply(&root, args.persist),
+        };
+        exit = match done {
             Ok(()) => ended(report.changes.as_deref().unwrap_or_default()),
             Err(error) => Failure::failed(error).report(),
         };

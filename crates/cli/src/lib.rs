@@ -18,6 +18,7 @@ pub mod panic;
 mod plan;
 mod serve;
 mod status;
+mod support;
 mod words;
 
 use clap::{Args as _, Parser as _};

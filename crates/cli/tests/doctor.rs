@@ -129,3 +129,85 @@ fn doctor_mistakes_change_nothing() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("line 1"));
     assert!(host.path().join("sys/block/sda/queue/scheduler").exists());
 }
+
+#[test]
+fn dry_run_shows_changes_and_makes_none() {
+    let host = host();
+    let planned = doctor(host.path(), &["--apply", "--persist", "--dry-run", "--json"]);
+    assert_eq!(planned.status.code(), Some(0), "{planned:?}");
+    let changes = json(&planned)["changes"].clone();
+    assert_eq!(changes[0]["result"], "would_change");
+    assert_eq!(changes[0]["file"], "/sys/block/sda/queue/scheduler");
+    assert_eq!((&changes[0]["before"], &changes[0]["now"]), (&"bfq".into(), &"none".into()));
+    assert_eq!(changes[1]["file"], "/etc/udev/rules.d/99-flagstone-doctor.rules");
+    let shown = doctor(host.path(), &["--apply", "--dry-run"]);
+    let line = "would change /sys/block/sda/queue/scheduler: bfq -> none";
+    assert!(text(&shown).contains(line), "{}", text(&shown));
+    let scheduler = fs::read_to_string(host.path().join("sys/block/sda/queue/scheduler"));
+    assert_eq!(scheduler.expect("it is there"), "[bfq] none");
+    assert!(!host.path().join("var").exists() && !host.path().join("etc").exists());
+    assert_eq!(doctor(host.path(), &["--dry-run"]).status.code(), Some(2), "it needs --apply");
+}
+
+/// Names and contents of a tar archive's files, as `tar` reads them.
+fn unpacked(archive: &Path) -> std::collections::BTreeMap<String, String> {
+    let folder = tempfile::tempdir().expect("a directory");
+    let tar = Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(folder.path()).status();
+    assert!(tar.expect("tar runs").success());
+    let top = fs::read_dir(folder.path()).expect("it is there").next().expect("one folder");
+    let top = top.expect("one folder").path();
+    let mut found = std::collections::BTreeMap::new();
+    let mut folders = vec![top.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(&top).expect("below it").display().to_string();
+            found.insert(name, fs::read_to_string(path).expect("text"));
+        }
+    }
+    found
+}
+
+#[test]
+fn support_archive_has_no_secrets() {
+    const SECRET: &str = "hunter2";
+    let host = host();
+    let write = |file: &str, text: &str| {
+        let path = host.path().join(file);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    };
+    write(
+        "etc/flagstone/conf.d/db.toml",
+        &format!("# {SECRET}\n[volume.db]\ndevice = \"/dev/sdb\"\nsecret = \"{SECRET}\"\n"),
+    );
+    let log = "commands/journalctl --unit=flagstone --lines=5000 --no-pager --output=short-iso --utc --quiet";
+    write(log, &format!("connected nbd://u:{SECRET}@h/x\nkey DHHC-1:00:{SECRET}:\n"));
+    let archive = host.path().join("a.tar.gz");
+    let (name, api) = (archive.to_str().expect("text"), host.path().join("none.sock"));
+    let arguments = ["--support", "--archive", name, "--api", api.to_str().expect("text")];
+    let made = doctor(host.path(), &[&arguments[..], &["--json"]].concat());
+    assert_eq!(made.status.code(), Some(0), "{made:?}");
+    let files = unpacked(&archive);
+    let listed = json(&made)["files"].as_array().expect("a list").clone();
+    let listed: Vec<_> = listed.iter().filter_map(|file| file["name"].as_str()).collect();
+    for name in ["contents.txt", "host.json", "config.toml", "log.txt", "versions.txt"] {
+        assert!(files.contains_key(name) && listed.contains(&name), "{name}: {listed:?}");
+        assert!(name == "contents.txt" || files["contents.txt"].contains(name), "{name}");
+    }
+    assert_eq!(json(&made)["missing"][0]["name"], "server/");
+    assert!(files.values().all(|text| !text.contains(SECRET)), "{files:?}");
+    assert!(files["config.toml"].contains("volume.db.device = \"/dev/sdb\""), "{files:?}");
+    assert!(files["log.txt"].contains("connected nbd://(redacted)@h/x"), "{files:?}");
+    assert!(files["versions.txt"].starts_with("flagstone 0."), "{files:?}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &fs::metadata(&archive).expect("it is there").permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+    // An existing file is never replaced.
+    assert_eq!(doctor(host.path(), &arguments).status.code(), Some(2));
+}

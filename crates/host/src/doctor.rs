@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::apply::{ApplyError, ChangeOutcome, apply};
+use crate::apply::{ApplyError, ChangeOutcome, apply, preview};
 use crate::checks::{self, CheckResults, Expectations, SettingChange};
 use crate::facts::{HostFacts, is_name};
 use crate::inspect::{DeviceUse, inspect};
@@ -117,6 +117,15 @@ impl DoctorReport {
     /// The undo journal failed; no further change was made.
     pub fn apply(&mut self, root: &Root, keep: bool) -> Result<(), ApplyError> {
         self.changes = Some(apply(root, &self.safe_changes(), keep)?);
+        Ok(())
+    }
+
+    /// Stores in [`DoctorReport::changes`] what [`DoctorReport::apply`] would do.
+    ///
+    /// # Errors
+    /// The journal of earlier changes is unreadable or malformed.
+    pub fn preview(&mut self, root: &Root, keep: bool) -> Result<(), ApplyError> {
+        self.changes = Some(preview(root, &self.safe_changes(), keep)?);
         Ok(())
     }
 }

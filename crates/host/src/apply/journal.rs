@@ -4,7 +4,7 @@
 //! malformed line stops apply and undo, because its change is unknown.
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -57,17 +57,21 @@ impl Journal {
         std::fs::create_dir_all(directory)?;
         let lock = lock(&root.locate(LOCK))?;
         let mut file = create(&path)?;
-        let mut bytes = Vec::new();
-        (&file).take(JOURNAL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > JOURNAL_BYTES_MAX {
-            return Err(ApplyError::Journal(io::ErrorKind::FileTooLarge.into()));
-        }
-        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
-        let entries = parse(&bytes[..whole])?;
+        let (entries, whole) = read(&file)?;
         file.set_len(whole as u64)?;
         file.seek(SeekFrom::End(0))?;
         sync_directory(directory)?;
         Ok(Journal { path, file, lock, entries })
+    }
+
+    /// The entries, without a lock and without a change of any file.
+    pub(super) fn peek(root: &Root) -> Result<Vec<JournalEntry>, ApplyError> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::open(root.locate(JOURNAL), flags, Mode::empty()) {
+            Ok(file) => Ok(read(&File::from(file))?.0),
+            Err(rustix::io::Errno::NOENT) => Ok(Vec::new()),
+            Err(error) => Err(ApplyError::Journal(error.into())),
+        }
     }
 
     pub(super) fn entries(&self) -> &[JournalEntry] {
@@ -109,6 +113,17 @@ impl Drop for Journal {
         // Closing the file is not enough: a child between fork and exec may still have it open.
         let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
     }
+}
+
+/// The entries, and the bytes of the whole lines.
+fn read(mut file: &File) -> Result<(Vec<JournalEntry>, usize), ApplyError> {
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(JOURNAL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > JOURNAL_BYTES_MAX {
+        return Err(ApplyError::Journal(io::ErrorKind::FileTooLarge.into()));
+    }
+    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1);
+    Ok((parse(&bytes[..whole])?, whole))
 }
 
 fn create(path: &Path) -> io::Result<File> {

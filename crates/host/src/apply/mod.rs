@@ -65,6 +65,13 @@ pub enum ChangeResult {
         /// New value.
         now: String,
     },
+    /// Only for a dry run: the setting would get the new value.
+    WouldChange {
+        /// Current value.
+        before: String,
+        /// New value.
+        now: String,
+    },
     /// The setting already had the value.
     Unchanged {
         /// Current value.
@@ -105,12 +112,14 @@ impl std::fmt::Display for ChangeOutcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let file = &self.file;
         match &self.result {
-            ChangeResult::Changed { before, now } if file == UDEV_FILE || file == SYSCTL_FILE => {
+            ChangeResult::Changed { before, now } | ChangeResult::WouldChange { before, now } => {
+                let is_done = matches!(self.result, ChangeResult::Changed { .. });
+                let what = if is_done { "changed   " } else { "would change" };
+                if file != UDEV_FILE && file != SYSCTL_FILE {
+                    return write!(f, "{what} {file}: {before} -> {now}");
+                }
                 let lines = |text: &String| text.lines().count();
-                write!(f, "changed    {file}: {} lines, {} before", lines(now), lines(before))
-            }
-            ChangeResult::Changed { before, now } => {
-                write!(f, "changed    {file}: {before} -> {now}")
+                write!(f, "{what} {file}: {} lines, {} before", lines(now), lines(before))
             }
             ChangeResult::Unchanged { .. } => write!(f, "unchanged  {file}"),
             ChangeResult::ChangedSince { now, before } => write!(
@@ -143,19 +152,50 @@ pub fn apply(
     Ok(outcomes)
 }
 
+/// What [`apply`] would do. Changes nothing.
+///
+/// # Errors
+/// The journal of earlier changes is unreadable or malformed.
+pub fn preview(
+    root: &Root,
+    changes: &[SettingChange],
+    keep: bool,
+) -> Result<Vec<ChangeOutcome>, ApplyError> {
+    let planned = changes.iter().map(|change| {
+        let result = match value_before(root, change) {
+            Ok(before) => ChangeResult::WouldChange { before, now: change.value.clone() },
+            Err(result) => result,
+        };
+        result.of(&change.file)
+    });
+    let mut outcomes: Vec<_> = planned.collect();
+    if keep {
+        outcomes.extend(persist::preview(root, &Journal::peek(root)?, &outcomes));
+    }
+    Ok(outcomes)
+}
+
+/// The value that a change replaces. The error is the result of a change with nothing to do.
+fn value_before(root: &Root, change: &SettingChange) -> Result<String, ChangeResult> {
+    if !is_setting(&change.file) {
+        return Err(ChangeResult::failed("no setting that is changed here"));
+    }
+    match current(root, &change.file) {
+        Ok(now) if now == change.value => Err(ChangeResult::Unchanged { now }),
+        before => before.map_err(ChangeResult::failed),
+    }
+}
+
 fn change_setting(
     root: &Root,
     journal: &mut Journal,
-    SettingChange { file, value, .. }: &SettingChange,
+    change: &SettingChange,
 ) -> Result<ChangeResult, ApplyError> {
-    if !is_setting(file) {
-        return Ok(ChangeResult::failed("no setting that is changed here"));
-    }
-    let before = match current(root, file) {
-        Ok(now) if now == *value => return Ok(ChangeResult::Unchanged { now }),
+    let before = match value_before(root, change) {
         Ok(before) => before,
-        Err(error) => return Ok(ChangeResult::failed(error)),
+        Err(result) => return Ok(result),
     };
+    let SettingChange { file, value, .. } = change;
     scheduler::note(root, journal, file)?;
     let (name, after) = (file.clone(), value.clone());
     journal.add(JournalEntry::Setting { file: name, before: before.clone(), after })?;

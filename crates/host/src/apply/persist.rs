@@ -35,28 +35,77 @@ fn line(setting: &str, value: &str) -> Option<(&'static str, String, String)> {
     Some((UDEV_FILE, key, line))
 }
 
-/// Writes lines for all changes in force that the journal records, of earlier runs too.
-pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutcome>, ApplyError> {
+/// New content of the files for the `settings` (file and value): of each file its lines, by their
+/// prefixes.
+fn lines<'a>(
+    settings: impl Iterator<Item = (&'a str, &'a str)>,
+) -> impl Iterator<Item = (&'static str, BTreeMap<String, String>)> {
     let (mut udev, mut sysctl) = (BTreeMap::new(), BTreeMap::new());
-    for entry in journal.entries() {
-        let JournalEntry::Setting { file, before, after } = entry else { continue };
-        // Side effects of changes are not persisted.
-        if before == after || current(root, file).ok().as_ref() != Some(after) {
-            continue;
-        }
-        match line(file, after) {
+    for (file, value) in settings {
+        match line(file, value) {
             Some((UDEV_FILE, key, line)) => udev.insert(key, line),
             Some((_, key, line)) => sysctl.insert(key, line),
             None => None,
         };
     }
-    let mut outcomes = Vec::new();
-    for (file, lines) in [(UDEV_FILE, udev), (SYSCTL_FILE, sysctl)] {
-        if !lines.is_empty() {
-            outcomes.push(write_file(root, journal, file, &lines)?.of(file));
+    [(UDEV_FILE, udev), (SYSCTL_FILE, sysctl)].into_iter().filter(|(_, lines)| !lines.is_empty())
+}
+
+/// The recorded changes that are in force. Side effects of changes are not persisted.
+fn in_force<'a>(
+    root: &Root,
+    entries: &'a [JournalEntry],
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    entries.iter().filter_map(move |entry| match entry {
+        JournalEntry::Setting { file, before, after } if before != after => {
+            let now = current(root, file).ok();
+            (now.as_ref() == Some(after)).then_some((file.as_str(), after.as_str()))
         }
+        _ => None,
+    })
+}
+
+/// Writes lines for all changes in force that the journal records, of earlier runs too.
+pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutcome>, ApplyError> {
+    let all: Vec<_> = lines(in_force(root, journal.entries())).collect();
+    let mut outcomes = Vec::new();
+    for (file, lines) in all {
+        outcomes.push(write_file(root, journal, file, &lines)?.of(file));
     }
     Ok(outcomes)
+}
+
+/// What [`write()`] would do after the `planned` changes.
+pub(super) fn preview(
+    root: &Root,
+    entries: &[JournalEntry],
+    planned: &[ChangeOutcome],
+) -> Vec<ChangeOutcome> {
+    let new = planned.iter().filter_map(|outcome| match &outcome.result {
+        ChangeResult::WouldChange { now, .. } => Some((outcome.file.as_str(), now.as_str())),
+        _ => None,
+    });
+    let outcome = |(file, lines)| match texts(root, file, &lines) {
+        Ok((before, now)) if before.as_ref() == Some(&now) => {
+            ChangeResult::Unchanged { now }.of(file)
+        }
+        Ok((before, now)) => {
+            ChangeResult::WouldChange { before: before.unwrap_or_default(), now }.of(file)
+        }
+        Err(error) => ChangeResult::failed(error).of(file),
+    };
+    lines(in_force(root, entries).chain(new)).map(outcome).collect()
+}
+
+/// Text of a file before, if it exists, and with `lines`.
+fn texts(
+    root: &Root,
+    file: &str,
+    lines: &BTreeMap<String, String>,
+) -> io::Result<(Option<String>, String)> {
+    let before = read(root, file)?;
+    let after = merge(before.as_deref().unwrap_or(HEADER), lines);
+    Ok((before, after))
 }
 
 fn write_file(
@@ -65,14 +114,13 @@ fn write_file(
     file: &str,
     lines: &BTreeMap<String, String>,
 ) -> Result<ChangeResult, ApplyError> {
-    let before = match read(root, file) {
-        Ok(before) => before,
+    let (before, after) = match texts(root, file, lines) {
+        Ok((before, now)) if before.as_ref() == Some(&now) => {
+            return Ok(ChangeResult::Unchanged { now });
+        }
+        Ok(texts) => texts,
         Err(error) => return Ok(ChangeResult::failed(error)),
     };
-    let after = merge(before.as_deref().unwrap_or(HEADER), lines);
-    if before.as_ref() == Some(&after) {
-        return Ok(ChangeResult::Unchanged { now: after });
-    }
     let (name, old, new) = (file.to_owned(), before.clone(), after.clone());
     journal.add(JournalEntry::File { file: name, before: old, after: new })?;
     let path = root.locate(file);

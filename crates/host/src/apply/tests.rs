@@ -66,6 +66,49 @@ fn apply_persist_and_undo() {
     assert!(undo(&root).expect("nothing to do").is_empty());
 }
 
+/// Every file below the root, with its content.
+fn content(directory: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        match path.is_dir() {
+            true => found.extend(content(&path)),
+            false => found.push((path.clone(), fs::read(path).expect("a file"))),
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn preview_announces_what_apply_does() {
+    let (directory, root) = host();
+    // Before any change; with a change of an earlier run that is not persistent; and after all.
+    for earlier in [None, Some((1, false)), Some((2, true))] {
+        if let Some((count, keep)) = earlier {
+            apply(&root, &changes()[..count], keep).expect("it can");
+        }
+        let before = content(directory.path());
+        for keep in [false, true] {
+            let announced = preview(&root, &changes(), keep).expect("it can");
+            assert_eq!(content(directory.path()), before, "a dry run changes nothing");
+            let (other_directory, other) = host();
+            if let Some((count, keep)) = earlier {
+                apply(&other, &changes()[..count], keep).expect("it can");
+            }
+            let done = apply(&other, &changes(), keep).expect("it can");
+            drop(other_directory);
+            let as_done = announced.into_iter().map(|outcome| match outcome.result {
+                ChangeResult::WouldChange { before, now } => {
+                    ChangeResult::Changed { before, now }.of(&outcome.file)
+                }
+                result => result.of(&outcome.file),
+            });
+            assert_eq!(as_done.collect::<Vec<_>>(), done, "{earlier:?} {keep}");
+        }
+    }
+}
+
 const REQUESTS: &str = "/sys/block/sda/queue/nr_requests";
 
 /// A scheduler makes the kernel choose the number of requests. On a loop device with 32 requests
