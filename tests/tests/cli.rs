@@ -52,9 +52,9 @@ fn version_names_the_commit() {
 #[test]
 fn completions_are_valid_shell_scripts() {
     for (shell, marks) in [
-        ("bash", ["complete -F", "--after-crash"]),
-        ("zsh", ["#compdef flagstone", "--after-crash"]),
-        ("fish", ["complete -c flagstone", "after-crash"]),
+        ("bash", ["-F _clap_complete_flagstone", "FLAGSTONE_COMPLETE=\"bash\""]),
+        ("zsh", ["#compdef flagstone", "FLAGSTONE_COMPLETE=\"zsh\""]),
+        ("fish", ["complete --keep-order", "FLAGSTONE_COMPLETE=fish"]),
     ] {
         let (printed, _) = expect(0, &["completions", shell]);
         for mark in marks {
@@ -69,6 +69,68 @@ fn completions_are_valid_shell_scripts() {
         }
     }
     expect(2, &["completions", "tcsh-of-old"]);
+}
+
+/// What the script of fish gets for a command line whose last word is incomplete.
+fn completed(words: &[&str]) -> Vec<String> {
+    let mut command = Command::new(binary());
+    command.env("FLAGSTONE_COMPLETE", "fish").args(["--", "flagstone"]).args(words);
+    let output = command.stdin(Stdio::null()).output().expect("the program runs");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().map(|line| line.split('\t').next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn completions_know_options_volumes_and_nodes() {
+    let scratch = Scratch::new();
+    let [a, b] = ["a", "b"].map(|name| scratch.disk(name, SIZE_BYTES));
+    let text = format!(
+        "[server]\nnode = \"north\"\n[peer.south]\naddress = \"127.0.0.1:1\"\n\
+         [volume.data]\nmirror = {{ peer = \"south\" }}\ndevice = {a:?}\n\
+         [volume.logs]\ndevice = {b:?}\n"
+    );
+    let file = scratch.join("config.toml");
+    fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let server = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[file]);
+    let api = server.api();
+    let api = api.to_str().unwrap();
+    assert_eq!(completed(&["load", "--after-c"]), ["--after-crash"]);
+    assert_eq!(completed(&["mirror", "pause", "--api", api, ""])[..2], ["data", "logs"]);
+    assert_eq!(completed(&["status", "--api", api, "lo"]), ["logs"]);
+    assert_eq!(completed(&["mirror", "pause", "--api", api, "--peer", ""]), ["south"]);
+    assert_eq!(completed(&["mirror", "switchover", "--api", api, "--to", ""]), ["north", "south"]);
+    let nowhere = scratch.join("none.sock");
+    let without = completed(&["mirror", "pause", "--api", nowhere.to_str().unwrap(), "lo"]);
+    assert!(without.is_empty(), "{without:?}");
+}
+
+/// A server that accepts and never answers must not hang the shell.
+#[test]
+fn completion_does_not_wait_for_a_hanging_server() {
+    let scratch = Scratch::new();
+    let socket = scratch.join("api.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(completed(&["status", "--api", socket.to_str().unwrap(), "d"]).is_empty());
+}
+
+#[test]
+fn support_archive_includes_the_running_server() {
+    let server = Server::start(&["db=memory:1MiB"]);
+    let (scratch, api) = (Scratch::new(), server.api());
+    let archive = scratch.join("a.tar.gz");
+    let [archive, api] = [&archive, &api].map(|path| path.to_str().unwrap());
+    let (printed, _) =
+        expect(0, &["doctor", "--support", "--archive", archive, "--api", api, "--json"]);
+    let files = json(&printed)["files"].as_array().unwrap().clone();
+    let listing = tools::run("tar", &["-tzf", archive]);
+    for name in ["server/server.json", "server/volumes.json", "server/metrics.txt"] {
+        assert!(files.iter().any(|file| file["name"] == name), "{name}: {printed}");
+        assert!(listing.lines().any(|line| line.ends_with(name)), "{name}: {listing}");
+    }
+    let volumes = tools::run("tar", &["-xzOf", archive, "--wildcards", "*/server/volumes.json"]);
+    assert_eq!(json(&volumes)["volumes"][0]["name"], "db");
 }
 
 #[test]

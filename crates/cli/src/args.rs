@@ -65,20 +65,23 @@ pub(crate) enum Command {
     Lab(LabArgs),
     /// Print a shell completion script
     Completions(CompletionsArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// The configuration file
+    /// The configuration file, or a directory of files *.toml
     pub(crate) file: PathBuf,
     /// Report as JSON on standard output
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct InitArgs {
-    /// The file to write, which must not exist; standard output if not given
+    /// The file to write; standard output if not given
     pub(crate) file: Option<PathBuf>,
     /// Device that stores the data, such as /dev/sdb; asked for if not given
     #[arg(long, value_name = "DEVICE")]
@@ -86,12 +89,15 @@ pub(crate) struct InitArgs {
     /// Name of the volume
     #[arg(long, value_name = "NAME", default_value = "db")]
     pub(crate) volume: String,
-    /// Address of NVMe/TCP; 127.0.0.1:4420 if not given, 0.0.0.0:4420 with --peer
+    /// Address of NVMe/TCP; 127.0.0.1:4420 if not given, with --peer 0.0.0.0 and the port of --node
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
     /// Mirror to this node; its file is printed too
     #[arg(long, value_name = "NAME=ADDRESS")]
     pub(crate) peer: Option<String>,
+    /// Write the peer's file here instead of printing it
+    #[arg(long, value_name = "FILE", requires = "peer", requires = "file")]
+    pub(crate) peer_file: Option<PathBuf>,
     /// This node of a mirrored pair; asked for if not given
     #[arg(long, value_name = "NAME=ADDRESS", requires = "peer")]
     pub(crate) node: Option<String>,
@@ -113,6 +119,9 @@ pub(crate) struct InitArgs {
     /// Limit of throughput, such as 240MB/s
     #[arg(long, value_name = "RATE", conflicts_with = "profile")]
     pub(crate) throughput: Option<String>,
+    /// Replace existing files without asking
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -121,10 +130,16 @@ pub(crate) struct CompletionsArgs {
     pub(crate) shell: clap_complete::Shell,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Directory to write to
+    pub(crate) directory: PathBuf,
+}
+
 #[derive(Debug, Clone, Args)]
 #[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
 pub(crate) struct ServeArgs {
-    /// The configuration file
+    /// The configuration file, or a directory of files *.toml
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) options: Arguments,

@@ -1,10 +1,10 @@
 //! `flagstone init`: writes a commented configuration for a common case.
 //!
-//! What is missing is asked for on a terminal. The result is checked before it is written, and an
-//! existing file is never replaced.
+//! What is missing is asked for on a terminal. The result is checked before anything is written, and an
+//! existing file is replaced only with consent.
 
-use std::fs::File;
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::fs;
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::Path;
 
 use flagstone_config::starter::{Starter, StarterLimit, StarterNode, StarterPair};
@@ -13,6 +13,12 @@ use flagstone_config::{Arguments, Config};
 use crate::args::InitArgs;
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, print, wants_color};
+
+/// Directory of the package's unit, whose files are served by the service.
+const SERVICE_DIRECTORY: &str = "/etc/flagstone/conf.d";
+
+/// Longest answer to a question, in bytes.
+const ANSWER_BYTES_MAX: u64 = 4096;
 
 pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     let starter = starter(args)?;
@@ -25,42 +31,103 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
             return Ok(Exit::Usage);
         }
     }
-    let mut out = match &args.file {
-        Some(file) => {
-            write_new(file, &text)?;
-            format!("# {name} is written: next `flagstone serve {name}`\n")
-        }
-        None => text,
-    };
-    if let (Some(peer), Some(pair)) = (peer, &starter.pair) {
-        out += &format!("\n# ---- the file of {} ----\n{peer}", pair.peer.name);
+    let files = [(&args.file, Some(&text)), (&args.peer_file, peer.as_ref())];
+    let files = files.into_iter().filter_map(|(file, text)| Some((file.as_ref()?, text?)));
+    let files: Vec<_> = files.collect();
+    for (file, _) in &files {
+        consent(file, args.force)?;
+    }
+    let mut out = String::new();
+    for (file, text) in &files {
+        replace(file, text)
+            .map_err(|error| Failure::failed(format!("{}: {error}", file.display())))?;
+        out += &format!("# {} is written\n", file.display());
+    }
+    if args.file.is_none() {
+        out += &text;
+    }
+    if let (Some(peer), Some(pair), None) = (&peer, &starter.pair, &args.peer_file) {
+        out += &format!("# ---- the file of {} ----\n{peer}", pair.peer.name);
+    }
+    let next = next_commands(&starter, args);
+    match args.file {
+        Some(_) if args.peer_file.is_some() || peer.is_none() => out += &next,
+        // What is printed may be redirected to a file.
+        _ => complain(&next),
     }
     Ok(print(&out, Exit::Success))
 }
 
-/// Writes a file that does not exist yet.
-fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
-    let refused = |error: io::Error| {
-        let message = format!("{}: {error}", path.display());
-        match error.kind() {
-            io::ErrorKind::AlreadyExists => Failure::usage(message + ": write another name"),
-            _ => Failure::failed(message),
-        }
-    };
-    let mut file = File::create_new(path).map_err(refused)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(refused)
+/// The commands that follow, for the user to copy.
+fn next_commands(starter: &Starter, args: &InitArgs) -> String {
+    let mut commands = Vec::new();
+    let own = args.file.as_deref().unwrap_or(Path::new("FILE"));
+    if let (Some(pair), Some(peer)) = (&starter.pair, &args.peer_file) {
+        let host = pair.peer.host();
+        commands.push(format!("scp {} root@{host}:{}", peer.display(), own.display()));
+    }
+    let both = if starter.pair.is_some() { "   # on both nodes" } else { "" };
+    commands.push(match own.starts_with(SERVICE_DIRECTORY) {
+        true => format!("systemctl enable --now flagstone{both}"),
+        false => format!("flagstone serve {}{both}", own.display()),
+    });
+    if let Some(pair) = &starter.pair {
+        let (volume, node, peer) = (&starter.volume, &pair.node.name, &pair.peer.name);
+        let create = format!("flagstone mirror create {volume}");
+        commands.push(format!("{create} --source   # on {node}, which has the data"));
+        commands
+            .push(format!("{create} --target --watch   # on {peer}, whose device is overwritten"));
+    }
+    format!("# next:\n#   {}\n", commands.join("\n#   "))
+}
+
+/// Fails if `file` exists, unless it may be replaced.
+fn consent(file: &Path, force: bool) -> Result<(), Failure> {
+    if force || fs::symlink_metadata(file).is_err() {
+        return Ok(());
+    }
+    let exists = format!("{} exists", file.display());
+    let is_yes = |answer: String| ["y", "yes"].contains(&answer.to_lowercase().as_str());
+    let agreed = io::stdin().is_terminal() && is_yes(ask(&format!("{exists}: replace it? [y/N]"))?);
+    match agreed {
+        true => Ok(()),
+        false => Err(Failure::usage(exists + ": give another name, or --force to replace it")),
+    }
+}
+
+/// Writes a file durably. A crash leaves the old one or the new one.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_added_extension("new");
+    fs::write(&new, text)?;
+    fs::OpenOptions::new().write(true).open(&new)?.sync_all()?;
+    fs::rename(new, path)
 }
 
 fn starter(args: &InitArgs) -> Result<Starter, Failure> {
+    // An answer is wanted to the optional questions only from a user who gave no options.
+    let interview = args.device.is_none() && io::stdin().is_terminal();
     let device =
         required("--device", &args.device, "Device that stores the data, such as /dev/sdb")?;
-    let pair = pair(args, &device)?;
-    let listen = args.listen.clone().unwrap_or_else(|| {
+    let mut args = args.clone();
+    if interview && args.peer.is_none() {
+        args.peer = optional("Mirror to another node, as NAME=ADDRESS; empty for no mirror")?;
+    }
+    if interview && limit(&args).is_none() {
+        let disk = optional("Limit like a cloud disk, as TYPE SIZE MACHINE; empty for no limit")?;
+        let disk = disk.unwrap_or_default();
+        let mut words = disk.split_whitespace().map(str::to_owned);
+        (args.profile, args.size, args.machine) = (words.next(), words.next(), words.next());
+        if args.profile.is_some() && args.machine.is_none() {
+            return Err(Failure::usage("write three words, such as pd-ssd 500GB n2-standard-8"));
+        }
+    }
+    let pair = pair(&args, &device)?;
+    let listen = args.listen.clone().unwrap_or_else(|| match &pair {
         // A peer has to reach this node; a single disk is served to this machine.
-        let address = if pair.is_some() { "0.0.0.0:4420" } else { "127.0.0.1:4420" };
-        address.to_owned()
+        Some(pair) => pair.node.listen(),
+        None => "127.0.0.1:4420".to_owned(),
     });
-    Ok(Starter { volume: args.volume.clone(), device, listen, pair, limit: limit(args) })
+    Ok(Starter { volume: args.volume.clone(), device, listen, pair, limit: limit(&args) })
 }
 
 /// Both nodes, if any option names one.
@@ -97,13 +164,19 @@ fn required(option: &str, value: &Option<String>, question: &str) -> Result<Stri
     if let Some(value) = value {
         return Ok(value.clone());
     }
-    let missing = || Failure::usage(format!("{option} is missing: {}", question.to_lowercase()));
-    if !io::stdin().is_terminal() {
-        return Err(missing());
-    }
+    let answer = if io::stdin().is_terminal() { optional(question)? } else { None };
+    answer
+        .ok_or_else(|| Failure::usage(format!("{option} is missing: {}", question.to_lowercase())))
+}
+
+fn optional(question: &str) -> Result<Option<String>, Failure> {
+    Ok(Some(ask(question)?).filter(|answer| !answer.is_empty()))
+}
+
+/// The answer to a question on the terminal; empty at the end of the input.
+fn ask(question: &str) -> Result<String, Failure> {
     complain(&format!("{question}: "));
     let mut line = String::new();
-    io::stdin().lock().read_line(&mut line).map_err(Failure::failed)?;
-    let answer = line.trim();
-    if answer.is_empty() { Err(missing()) } else { Ok(answer.to_owned()) }
+    io::stdin().lock().take(ANSWER_BYTES_MAX).read_line(&mut line).map_err(Failure::failed)?;
+    Ok(line.trim().to_owned())
 }

@@ -12,6 +12,7 @@ mod init;
 mod lab;
 mod load;
 pub mod logging;
+mod man;
 mod mirror;
 mod output;
 pub mod panic;
@@ -30,6 +31,7 @@ use exit::{Exit, Failure};
 /// Runs the command of the process's arguments. Clap prints its own errors and exits with status 2,
 /// which equals [`Exit::Usage`].
 pub fn run() -> Exit {
+    completions::answer();
     let ended = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Load(args) => load::run(&args),
@@ -42,6 +44,7 @@ pub fn run() -> Exit {
         Command::Bench(args) => bench::run(&args),
         Command::Lab(args) => lab::run(&args),
         Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     ended.unwrap_or_else(Failure::report)
 }

@@ -13,8 +13,6 @@ use flagstone_config::redact;
 use flagstone_host::doctor::DoctorReport;
 use flagstone_host::root::Root;
 use flagstone_runtime::time;
-use flagstone_server::api::document::VolumesDocument;
-use flagstone_server::http::encode;
 use flagstone_units::{format_utc, size_text};
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -23,7 +21,8 @@ use serde::Serialize;
 use crate::args::VERSION;
 use crate::exit::{Exit, Failure};
 use crate::output::json;
-use crate::status::{run_client, server, server::ApiClient};
+use crate::status::run_client;
+use crate::status::server::ApiClient;
 
 /// Places of the configuration, if none is given: of the package's unit, and of the guides.
 const CONFIGURATIONS: [&str; 2] = ["/etc/flagstone/conf.d", "/etc/flagstone.toml"];
@@ -38,9 +37,6 @@ const LOG: [&str; 7] = [
     "--utc",
     "--quiet",
 ];
-
-/// Volumes whose mirrors are included.
-const MIRRORS_MAX: usize = 256;
 
 /// Block of a tar archive, in bytes (POSIX.1-1988 "ustar").
 const BLOCK_BYTES: usize = 512;
@@ -146,35 +142,16 @@ pub(crate) fn write(
 
 /// Documents and metrics of the running server.
 fn collect_server(all: &mut Collection, socket: Option<&PathBuf>) {
-    let why = |failure: Failure| failure.1;
     let mut client = match ApiClient::find(socket) {
         Ok(client) => client,
         Err(failure) => return all.add("server/", "", Err(failure.1)),
     };
-    let mut volumes = Err(String::new());
     for (name, path, what) in [
         ("server/server.json", "/v1/", "the running server"),
-        ("server/volumes.json", "/v1/volumes", "volumes, hosts and traffic"),
+        ("server/volumes.json", "/v1/volumes", "volumes, mirrors, hosts and traffic"),
         ("server/metrics.txt", "/metrics", "metrics"),
     ] {
-        let text = client.get_text(path).map_err(why);
-        if path == "/v1/volumes" {
-            volumes.clone_from(&text);
-        }
-        all.add(name, what, text);
-    }
-    let volumes =
-        volumes.ok().and_then(|text| server::read::<VolumesDocument>(text.as_bytes()).ok());
-    for volume in volumes.into_iter().flat_map(|document| document.volumes).take(MIRRORS_MAX) {
-        let name = encode(&volume.name);
-        // Most volumes have no mirror, which is nothing to report.
-        if let Ok(text) = client.get_text(&format!("/v1/volumes/{name}/mirror")) {
-            all.add(
-                &format!("server/mirror-{name}.json"),
-                "state of a mirror",
-                Ok::<_, String>(text),
-            );
-        }
+        all.add(name, what, client.get_text(path).map_err(|failure| failure.1));
     }
 }
 

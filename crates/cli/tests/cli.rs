@@ -97,15 +97,6 @@ fn version_names_commit() {
     assert!(hash || given || commit == "unknown", "{version}");
 }
 
-#[test]
-fn completions_of_every_shell() {
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let output = flagstone(&["completions", shell]);
-        assert_eq!(code(&output), Some(0), "{shell}");
-        assert!(text(&output.stdout).contains("completions"), "{shell}");
-    }
-}
-
 /// The options of a command as a Markdown list.
 fn options(command: &clap::Command) -> String {
     options_beyond(command, &[])
@@ -613,14 +604,29 @@ fn init_writes_files_that_check_accepts() {
     let printed = text(&output.stdout);
     let (_, peer) = printed.split_once("# ---- the file of node-b ----\n").expect("both");
     let other = folder.join("peer.toml");
-    fs::write(&other, peer).expect("it can be written");
-    for file in [path, other.to_str().expect("text")] {
+    let other = other.to_str().expect("text");
+    let both = run(&format!("init --force {path} {pair} --peer-file {other}"));
+    assert_eq!(code(&both), Some(0), "{}", text(&both.stderr));
+    assert_eq!(fs::read_to_string(other).expect("it is written"), peer);
+    let next = [
+        format!("#   scp {other} root@10.0.0.2:{path}"),
+        format!("#   flagstone serve {path}   # on both nodes"),
+        "#   flagstone mirror create db --source   # on node-a, which has the data".to_owned(),
+        "#   flagstone mirror create db --target --watch   # on node-b, whose device is overwritten"
+            .to_owned(),
+    ];
+    assert!(text(&both.stdout).ends_with(&(next.join("\n") + "\n")), "{}", text(&both.stdout));
+    for file in [path, other] {
         let output = run(&format!("check {file}"));
         assert_eq!((code(&output), text(&output.stderr)), (Some(0), ""));
     }
-    // An existing file is never replaced, and a mistake writes none.
+    // No file is replaced without consent, neither of the two, and a mistake writes none.
     let before = fs::read(&file).expect("it is there");
     assert_eq!(code(&run(&format!("init {path} --device /dev/sdc"))), Some(2));
+    assert_eq!(fs::read(&file).expect("it is there"), before);
+    let new = folder.join("new.toml");
+    let output = run(&format!("init {} {pair} --peer-file {path}", new.display()));
+    assert_eq!((code(&output), new.exists()), (Some(2), false));
     assert_eq!(fs::read(&file).expect("it is there"), before);
     let wrong = folder.join("wrong.toml");
     let output = run(&format!("init {} --device nul:1GiB", wrong.display()));
@@ -628,4 +634,26 @@ fn init_writes_files_that_check_accepts() {
     assert!(text(&output.stderr).contains("unknown kind of device"), "{}", text(&output.stderr));
     assert!(!wrong.exists());
     assert_eq!(code(&run("init")), Some(2), "without a terminal nothing is asked");
+}
+
+#[test]
+fn manual_pages_are_written_for_each_command() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("man");
+    let _ = fs::remove_dir_all(&folder);
+    assert_eq!(code(&run(&format!("man {}", folder.display()))), Some(0));
+    for name in ["flagstone.1", "flagstone-serve.1", "flagstone-mirror-create.1"] {
+        let page = fs::read_to_string(folder.join(name)).expect(name);
+        assert!(page.starts_with(".ie ") && page.contains(".TH flagstone"), "{name}: {page}");
+    }
+    assert!(!folder.join("flagstone-man.1").exists(), "the command is hidden");
+}
+
+#[test]
+fn completion_scripts_ask_the_program() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&format!("completions {shell}"));
+        let script = text(&output.stdout);
+        assert_eq!(code(&output), Some(0), "{shell}");
+        assert!(script.contains("FLAGSTONE_COMPLETE") && script.contains("flagstone"), "{shell}");
+    }
 }

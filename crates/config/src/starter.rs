@@ -5,6 +5,9 @@
 
 use std::fmt::Write as _;
 
+use crate::device_spec::NVME_TCP_PORT;
+use crate::uri::parse_authority;
+
 /// What a starter configuration is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starter {
@@ -36,8 +39,22 @@ pub struct StarterPair {
 pub struct StarterNode {
     /// Its name.
     pub name: String,
-    /// Host name or IP address that the other node reaches.
+    /// Host name or IP address that the other node reaches, with a port other than 4420 if it has one.
     pub address: String,
+}
+
+impl StarterNode {
+    /// Host name or IP address, without the port.
+    pub fn host(&self) -> String {
+        let parsed = parse_authority(&self.address, NVME_TCP_PORT);
+        parsed.map_or_else(|_| self.address.clone(), |address| address.host.to_string())
+    }
+
+    /// All addresses of the node, with the port at which the other node reaches it.
+    pub fn listen(&self) -> String {
+        let parsed = parse_authority(&self.address, NVME_TCP_PORT);
+        format!("0.0.0.0:{}", parsed.map_or(NVME_TCP_PORT, |address| address.port))
+    }
 }
 
 /// Limit of a volume.
@@ -137,6 +154,7 @@ impl Starter {
         let pair = self.pair.as_ref()?;
         let other = Starter {
             device: pair.peer_device.clone(),
+            listen: pair.peer.listen(),
             pair: Some(StarterPair {
                 node: pair.peer.clone(),
                 peer: pair.node.clone(),
@@ -234,8 +252,22 @@ mod tests {
         );
         assert_eq!(here.peers[0].address.to_string(), "10.0.0.2:4420");
         assert_eq!(there.peers[0].address.to_string(), "10.0.0.1:4420");
+        let listens = [&here, &there].map(|config| config.server.listen[0].to_string());
+        assert_eq!(listens, ["nvme-tcp://0.0.0.0:4420"; 2]);
         assert_eq!(there.volumes[0].backing.devices()[0].to_string(), "/dev/sdc");
         assert!(here.volumes[0].mirror().is_some() && there.volumes[0].mirror().is_some());
+    }
+
+    #[test]
+    fn each_node_listens_where_its_peer_connects() {
+        let [a, b] = [node("a", "10.0.0.1:4500"), node("b", "[fd00::2]:4600")];
+        let listen = a.listen();
+        let pair = StarterPair { node: a, peer: b, peer_device: "/dev/sdb".to_owned() };
+        let starter = Starter { pair: Some(pair), listen, ..starter() };
+        let files = [checked(&starter.text()), checked(&starter.peer_text().unwrap())];
+        let listens = files.each_ref().map(|config| config.server.listen[0].to_string());
+        assert_eq!(listens, ["nvme-tcp://0.0.0.0:4500", "nvme-tcp://0.0.0.0:4600"]);
+        assert_eq!(files[0].peers[0].address.to_string(), "[fd00::2]:4600");
     }
 
     #[test]

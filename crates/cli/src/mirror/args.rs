@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use flagstone_server::api::mirror_document::ResolveKeep;
 use flagstone_units::{parse_rate, parse_size};
 
+use crate::completions;
 use crate::status::{QueryArgs, StatusArgs};
 use crate::words::{KEPT_SIDES, YES_NO, one_of};
 
@@ -55,6 +56,7 @@ pub(crate) struct ActionArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VolumeArgs {
     /// The volume
+    #[arg(add = completions::volumes())]
     pub(crate) volume: String,
     #[command(flatten)]
     pub(crate) action_args: ActionArgs,
@@ -85,7 +87,7 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PeerArgs {
     /// The peer, if the volume has several
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = completions::peers())]
     pub(crate) peer: Option<String>,
     #[command(flatten)]
     pub(crate) on: VolumeArgs,
@@ -108,7 +110,7 @@ pub(crate) struct SwitchoverArgs {
     #[command(flatten)]
     pub(crate) of: PeerArgs,
     /// The new source: a peer or this node; this node if not given
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", add = completions::all_nodes())]
     pub(crate) to: Option<String>,
 }
 

@@ -14,6 +14,7 @@ use flagstone_server::api::document::{ServerDocument, VolumeDocument, VolumesDoc
 use flagstone_server::http::encode;
 use flagstone_units::parse_duration;
 
+use crate::completions;
 use crate::exit::{Exit, Failure};
 use rates::RateTracker;
 use server::ApiClient;
@@ -66,6 +67,7 @@ impl QueryArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StatusArgs {
     /// Show the details of this volume
+    #[arg(add = completions::volumes())]
     pub(crate) volume: Option<String>,
     #[command(flatten)]
     pub(crate) query: QueryArgs,
