@@ -1,6 +1,7 @@
 //! End-to-end tests: the real `flagstone` program, driven by independent programs.
 //!
 //! - [`server`] runs `flagstone serve` on free ports, kills and restarts it.
+//! - [`service`] starts it as its systemd unit does, and reads its notifications.
 //! - [`http`] talks to its API without Flagstone's own client.
 //! - [`load`] runs `flagstone load`, whose verified loads check the durability guarantees.
 //! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] injects events, and
@@ -33,5 +34,6 @@ pub mod process;
 pub mod rng;
 pub mod scratch;
 pub mod server;
+pub mod service;
 pub mod tools;
 pub mod wire;
