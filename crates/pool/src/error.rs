@@ -1,0 +1,188 @@
+//! Errors of pools: what was refused, on which device, and the way out.
+
+use flagstone_blockdev::IoError;
+
+use crate::ondisk::FormatError;
+
+/// Why a pool cannot be created or opened. Every message names the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// A call of a device failed.
+    #[error("{device}: {error}")]
+    Device {
+        /// Name of the device.
+        device: String,
+        /// Its error.
+        error: IoError,
+    },
+    /// The device has no superblock of a pool.
+    #[error("{device} is not a device of a pool")]
+    NotAPool {
+        /// Name of the device.
+        device: String,
+    },
+    /// The superblock cannot be used.
+    #[error("{device}: the superblock of the pool cannot be used: {reason}")]
+    Superblock {
+        /// Name of the device.
+        device: String,
+        /// Why.
+        reason: FormatError,
+    },
+    /// Metadata behind the superblock cannot be used.
+    #[error(
+        "{device}: block {block} of the pool cannot be used: {reason}; its metadata is damaged"
+    )]
+    Metadata {
+        /// Name of the device.
+        device: String,
+        /// Block of the pool.
+        block: u64,
+        /// Why.
+        reason: FormatError,
+    },
+    /// Two devices are the same device of the pool.
+    #[error(
+        "{first} and {second} are copies of the same device of a pool; detach the copy before the \
+         pool is opened"
+    )]
+    Duplicate {
+        /// Name of one device.
+        first: String,
+        /// Name of the other.
+        second: String,
+    },
+    /// Devices of two pools.
+    #[error("{first} belongs to pool {first_pool}, {second} to pool {second_pool}")]
+    OtherPool {
+        /// Name of one device.
+        first: String,
+        /// Name and id of its pool.
+        first_pool: String,
+        /// Name of the other device.
+        second: String,
+        /// Name and id of its pool.
+        second_pool: String,
+    },
+    /// A device of the table was not given.
+    #[error(
+        "pool {pool}: device {index} with id {id} is missing; name all {count} devices of the pool"
+    )]
+    Missing {
+        /// Name of the pool.
+        pool: String,
+        /// Position in the table, from 0.
+        index: usize,
+        /// Its identifier.
+        id: crate::id::PoolId,
+        /// Number of devices in the table.
+        count: usize,
+    },
+    /// A device is smaller than the pool recorded.
+    #[error("{device} has {is_bytes} bytes, the pool recorded {was_bytes}: it was cut or replaced")]
+    Cut {
+        /// Name of the device.
+        device: String,
+        /// Size now.
+        is_bytes: u64,
+        /// Size in the table.
+        was_bytes: u64,
+    },
+    /// A device missed updates of the others.
+    #[error(
+        "{device} has update {found} of the pool, the other devices have {newest}: it was absent or \
+         is an old copy; attach the current device"
+    )]
+    Outdated {
+        /// Name of the device.
+        device: String,
+        /// Its update.
+        found: u64,
+        /// The newest update.
+        newest: u64,
+    },
+    /// Devices with the same update describe different pools.
+    #[error("{device} contradicts the other devices of pool {pool} at update {update}")]
+    Contradiction {
+        /// Name of the device.
+        device: String,
+        /// Name of the pool.
+        pool: String,
+        /// The update.
+        update: u64,
+    },
+    /// A chunk that was durable cannot be read.
+    #[error(
+        "{device}: chunk {sequence} of the log is damaged, although chunk {later} after it says that \
+         it was durable: flushed data would be lost"
+    )]
+    LostChunk {
+        /// Name of the device.
+        device: String,
+        /// Sequence of the missing chunk.
+        sequence: u64,
+        /// Sequence of the chunk that proves the loss.
+        later: u64,
+    },
+    /// The device contains data.
+    #[error("{device} is not empty: its first MiB contains data")]
+    NotEmpty {
+        /// Name of the device.
+        device: String,
+    },
+    /// The devices cannot form a pool.
+    #[error("{device} cannot be used for a pool: {reason}")]
+    Unsuitable {
+        /// Name of the device.
+        device: String,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The options are not possible.
+    #[error("a pool cannot have these options: {0}")]
+    Options(&'static str),
+}
+
+/// Why an order on a volume is refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    /// No volume of this name.
+    #[error("pool {pool} has no volume `{name}`")]
+    Unknown {
+        /// Name of the pool.
+        pool: String,
+        /// The name.
+        name: String,
+    },
+    /// The name is taken.
+    #[error("pool {pool} has a volume `{name}` already")]
+    Exists {
+        /// Name of the pool.
+        pool: String,
+        /// The name.
+        name: String,
+    },
+    /// A field is out of range.
+    #[error("a volume cannot have this {0}")]
+    Field(&'static str),
+    /// Volumes do not shrink.
+    #[error("the volume has {is_bytes} bytes; volumes grow only")]
+    Shrink {
+        /// Size now.
+        is_bytes: u64,
+    },
+    /// The reservation does not fit.
+    #[error("the pool has {free_bytes} bytes free, the volume needs {needed_bytes}")]
+    NoSpace {
+        /// Free space.
+        free_bytes: u64,
+        /// Needed space.
+        needed_bytes: u64,
+    },
+    /// The pool has its most volumes.
+    #[error("the pool has {} volumes, the most it can have", crate::limits::VOLUMES_MAX)]
+    TooMany,
+    /// The pool's devices failed; the outcome of the order is found when it is opened again.
+    #[error("the pool cannot write: {0}")]
+    Io(#[from] IoError),
+}

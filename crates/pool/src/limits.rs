@@ -1,0 +1,70 @@
+//! Memory and work bounds of this crate, with their arithmetic.
+
+/// Unit of the map, the log and the checksums, in bytes.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Most devices of a pool.
+pub const DEVICES_MAX: usize = 16;
+
+/// Blocks per segment: 64 KiB to 32 MiB.
+pub const SEGMENT_BLOCKS: std::ops::RangeInclusive<u32> = 16..=8192;
+
+/// Default blocks per segment: 8 MiB.
+pub const SEGMENT_BLOCKS_DEFAULT: u32 = 2048;
+
+/// Fewest segments of a pool: the reserve takes eight.
+pub const SEGMENTS_MIN: u32 = 32;
+
+/// Most segments of a pool: 128 TiB of 8 MiB. The tables of live blocks take 8 B each.
+pub const SEGMENTS_MAX: u32 = 1 << 24;
+
+/// Most payload blocks of a chunk: with its header 1 MiB, the largest buffer for which there is a
+/// reserve.
+pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
+
+/// Chunks of a core whose device writes are in flight. Writes that arrive meanwhile gather in the
+/// next chunk. 8 × 1 MiB per core is the most memory that they hold.
+pub const CHUNKS_IN_FLIGHT: usize = 8;
+
+/// Chunks of all cores that are written and wait for their turn to take effect.
+pub const CHUNKS_UNAPPLIED: usize = 256;
+
+/// Most recent changes in memory: 262,144 of 48 B in a table at most half full take 24 MiB, twice
+/// because a checkpoint holds one table while the other fills.
+pub const RECENT_MAX: usize = 1 << 18;
+
+/// Zeroed ranges in memory between checkpoints, beyond those that are recorded block by block. Each
+/// lookup compares with them.
+pub const RANGES_MAX: usize = 64;
+
+/// Zeroed ranges up to this length are recorded block by block.
+pub const ZERO_BY_BLOCK: u64 = 64;
+
+/// Longest zeroed range of one record, in blocks: 16 GiB, whose 16,645 leaves are merged at once.
+pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
+
+/// Map pages in memory: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
+pub const CACHE_PAGES: usize = 16_384;
+
+/// Most volumes of a pool, those being deleted included.
+pub const VOLUMES_MAX: usize = 16_384;
+
+/// Longest name of a pool or volume, in bytes: 63 and 128.
+pub const POOL_NAME_MAX: usize = 63;
+/// See [`POOL_NAME_MAX`].
+pub const VOLUME_NAME_MAX: usize = 128;
+
+/// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
+pub const PROPERTIES_MAX: usize = 2048;
+
+/// Largest catalog, in bytes: 16,384 volumes × 2,234 B, rounded up.
+pub const CATALOG_BYTES_MAX: usize = 36 << 20;
+
+/// Largest volume, in blocks: 16 PiB.
+pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;
+
+/// Leaves of a deleted volume that one checkpoint frees.
+pub const REAP_LEAVES: u64 = 4096;
+
+/// Pages of a map in one chunk of a checkpoint: 256 KiB.
+pub const PAGES_PER_CHUNK: usize = 64;

@@ -1,0 +1,410 @@
+//! Catalog: the volumes of a pool, with size, properties and the root of the map.
+//!
+//! Invariants: identifiers and names are unique, where a volume being deleted has no name in use;
+//! identifiers are below the next one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::entry::{ENTRY_BYTES, Entry};
+use super::{Fields, FormatError, begin, begins, put};
+use crate::id::PoolId;
+use crate::limits::{
+    CATALOG_BYTES_MAX, PROPERTIES_MAX, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX, VOLUMES_MAX,
+};
+
+const MAGIC: &[u8; 8] = b"FSPOOLV\n";
+const VOLUMES_AT: usize = 32;
+const FIXED_BYTES: usize = 58;
+
+/// Length of an encoded catalog without volumes, in bytes.
+pub const CATALOG_HEADER_BYTES: usize = VOLUMES_AT;
+
+/// Presence of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VolumeState {
+    /// It can be opened.
+    #[default]
+    Present,
+    /// Its blocks are being freed.
+    Deleting,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRecord {
+    /// Identifier within the pool, from 1; never used again.
+    pub id: u32,
+    /// Present, or being deleted.
+    pub state: VolumeState,
+    /// Its size is reserved.
+    pub thick: bool,
+    /// Name, unique among the present volumes of the pool.
+    pub name: String,
+    /// Identifies the volume for hosts.
+    pub uuid: PoolId,
+    /// Size, in blocks.
+    pub blocks: u64,
+    /// Blocks that its map has, as of the checkpoint.
+    pub mapped: u64,
+    /// Root of its map, as of the checkpoint.
+    pub root: Entry,
+    /// What the operator set, for the layers above.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl VolumeRecord {
+    /// A thin volume without data or properties.
+    pub fn new(id: u32, name: String, blocks: u64) -> VolumeRecord {
+        VolumeRecord {
+            id,
+            state: VolumeState::Present,
+            thick: false,
+            name,
+            uuid: PoolId::default(),
+            blocks,
+            mapped: 0,
+            root: Entry::HOLE,
+            properties: BTreeMap::new(),
+        }
+    }
+
+    fn properties_len(&self) -> usize {
+        self.properties.iter().map(|(key, value)| 3 + key.len() + value.len()).sum()
+    }
+
+    /// Checks the lengths and the size.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] names the field that is out of range.
+    pub fn check(&self) -> Result<(), FormatError> {
+        let long = |(key, value): (&String, &String)| {
+            key.is_empty() || key.len() > usize::from(u8::MAX) || value.len() > PROPERTIES_MAX
+        };
+        if self.id == 0 {
+            return Err(FormatError::Field("id"));
+        }
+        if self.name.is_empty() || self.name.len() > VOLUME_NAME_MAX {
+            return Err(FormatError::Field("name"));
+        }
+        if !(1..=VOLUME_BLOCKS_MAX).contains(&self.blocks) {
+            return Err(FormatError::Field("size"));
+        }
+        if self.mapped > self.blocks {
+            return Err(FormatError::Field("mapped blocks"));
+        }
+        if self.properties_len() > PROPERTIES_MAX || self.properties.iter().any(long) {
+            return Err(FormatError::Field("properties"));
+        }
+        Ok(())
+    }
+
+    /// Length when encoded, in bytes.
+    pub fn encoded_len(&self) -> usize {
+        FIXED_BYTES + self.name.len() + self.properties_len()
+    }
+
+    /// Encodes the volume to as many bytes.
+    pub fn encode(&self, bytes: &mut [u8]) {
+        put(bytes, 0, &self.id.to_le_bytes());
+        bytes[4] = match self.state {
+            VolumeState::Present => 0,
+            VolumeState::Deleting => 1,
+        };
+        bytes[5] = u8::from(self.thick);
+        bytes[6] = self.name.len() as u8;
+        bytes[7] = 0;
+        put(bytes, 8, &self.uuid.0);
+        put(bytes, 24, &self.blocks.to_le_bytes());
+        put(bytes, 32, &self.mapped.to_le_bytes());
+        self.root.encode(&mut bytes[40..40 + ENTRY_BYTES]);
+        put(bytes, 56, &(self.properties_len() as u16).to_le_bytes());
+        put(bytes, FIXED_BYTES, self.name.as_bytes());
+        let mut at = FIXED_BYTES + self.name.len();
+        for (key, value) in &self.properties {
+            bytes[at] = key.len() as u8;
+            put(bytes, at + 1, key.as_bytes());
+            at += 1 + key.len();
+            put(bytes, at, &(value.len() as u16).to_le_bytes());
+            put(bytes, at + 2, value.as_bytes());
+            at += 2 + value.len();
+        }
+    }
+
+    /// Decodes the volume at the beginning of `bytes`, of a pool of `blocks`; returns it with its
+    /// length.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`].
+    pub fn decode(bytes: &[u8], blocks: u64) -> Result<(VolumeRecord, usize), FormatError> {
+        let short = FormatError::Field("volume");
+        let fixed = Fields(bytes.get(..FIXED_BYTES).ok_or(short)?);
+        let name_end = FIXED_BYTES + usize::from(bytes[6]);
+        let end = name_end + usize::from(fixed.u16(56));
+        let name = bytes.get(FIXED_BYTES..name_end).ok_or(short)?;
+        let mut rest = bytes.get(name_end..end).ok_or(short)?;
+        let mut properties = BTreeMap::new();
+        while !rest.is_empty() {
+            let (key, after) = split_text(rest, 1)?;
+            let (value, after) = split_text(after, 2)?;
+            if properties.last_key_value().is_some_and(|(last, _)| *last >= key) {
+                return Err(FormatError::Field("properties"));
+            }
+            properties.insert(key, value);
+            rest = after;
+        }
+        let volume = VolumeRecord {
+            id: fixed.u32(0),
+            state: match bytes[4] {
+                0 => VolumeState::Present,
+                1 => VolumeState::Deleting,
+                _ => return Err(FormatError::Field("state")),
+            },
+            thick: match bytes[5] {
+                0 => false,
+                1 => true,
+                _ => return Err(FormatError::Field("thick")),
+            },
+            name: text(name)?,
+            uuid: PoolId(fixed.bytes(8)),
+            blocks: fixed.u64(24),
+            mapped: fixed.u64(32),
+            root: Entry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
+            properties,
+        };
+        volume.check()?;
+        Ok((volume, end))
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<String, FormatError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| FormatError::Field("text"))?;
+    Ok(text.to_owned())
+}
+
+/// A text after its length of `width` bytes, and the bytes after it.
+fn split_text(bytes: &[u8], width: usize) -> Result<(String, &[u8]), FormatError> {
+    let short = FormatError::Field("properties");
+    let prefix = bytes.get(..width).ok_or(short)?;
+    let len = prefix.iter().rev().fold(0, |len, byte| len << 8 | usize::from(*byte));
+    let rest = &bytes[width..];
+    let value = rest.get(..len).ok_or(short)?;
+    Ok((text(value)?, &rest[len..]))
+}
+
+/// All volumes of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Catalog {
+    /// Identifier of the next volume to be created.
+    pub next_id: u32,
+    /// Volumes by identifier.
+    pub volumes: BTreeMap<u32, VolumeRecord>,
+}
+
+impl Default for Catalog {
+    fn default() -> Catalog {
+        Catalog { next_id: 1, volumes: BTreeMap::new() }
+    }
+}
+
+impl Catalog {
+    /// The present volume of this name.
+    pub fn by_name(&self, name: &str) -> Option<&VolumeRecord> {
+        self.present().find(|volume| volume.name == name)
+    }
+
+    /// Volumes that are not being deleted.
+    pub fn present(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.volumes.values().filter(|volume| volume.state == VolumeState::Present)
+    }
+
+    /// Applies a record of the log: creates the volume, or changes everything but its map.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] if the volume is being deleted, or would break an invariant.
+    pub fn upsert(&mut self, record: &VolumeRecord) -> Result<(), FormatError> {
+        let conflict = FormatError::Field("volume");
+        if self.by_name(&record.name).is_some_and(|other| other.id != record.id) {
+            return Err(conflict);
+        }
+        let has_room = self.volumes.len() < VOLUMES_MAX;
+        match self.volumes.get_mut(&record.id) {
+            Some(volume)
+                if volume.state == VolumeState::Present && record.blocks >= volume.blocks =>
+            {
+                let (mapped, root) = (volume.mapped, volume.root);
+                *volume = VolumeRecord { mapped, root, ..record.clone() };
+            }
+            None if record.id == self.next_id && has_room => {
+                self.next_id = self.next_id.checked_add(1).ok_or(conflict)?;
+                let fresh = VolumeRecord { mapped: 0, root: Entry::HOLE, ..record.clone() };
+                self.volumes.insert(record.id, fresh);
+            }
+            _ => return Err(conflict),
+        }
+        Ok(())
+    }
+
+    /// Applies a deletion. The blocks are freed by checkpoints.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] without such a volume.
+    pub fn delete(&mut self, id: u32) -> Result<(), FormatError> {
+        match self.volumes.get_mut(&id) {
+            Some(volume) if volume.state == VolumeState::Present => {
+                volume.state = VolumeState::Deleting;
+                Ok(())
+            }
+            _ => Err(FormatError::Field("volume")),
+        }
+    }
+
+    /// Encodes the catalog.
+    pub fn encode(&self) -> Vec<u8> {
+        let len = VOLUMES_AT + self.volumes.values().map(VolumeRecord::encoded_len).sum::<usize>();
+        let mut bytes = vec![0; len];
+        begin(&mut bytes, MAGIC);
+        put(&mut bytes, 12, &(self.volumes.len() as u32).to_le_bytes());
+        put(&mut bytes, 16, &self.next_id.to_le_bytes());
+        put(&mut bytes, 24, &(len as u64).to_le_bytes());
+        let mut at = VOLUMES_AT;
+        for volume in self.volumes.values() {
+            let end = at + volume.encoded_len();
+            volume.encode(&mut bytes[at..end]);
+            at = end;
+        }
+        bytes
+    }
+
+    /// Length of the catalog that begins with these bytes.
+    ///
+    /// # Errors
+    /// [`FormatError`] for anything but a catalog of possible length.
+    pub fn decode_len(bytes: &[u8]) -> Result<usize, FormatError> {
+        let fields = begins(bytes, MAGIC)?;
+        if bytes.len() < VOLUMES_AT {
+            return Err(FormatError::Absent);
+        }
+        usize::try_from(fields.u64(24))
+            .ok()
+            .filter(|len| (VOLUMES_AT..=CATALOG_BYTES_MAX).contains(len))
+            .ok_or(FormatError::Field("length"))
+    }
+
+    /// Decodes a catalog of a pool of `blocks`; bytes after it are ignored.
+    ///
+    /// # Errors
+    /// [`FormatError`] for anything that breaks an invariant.
+    pub fn decode(bytes: &[u8], blocks: u64) -> Result<Catalog, FormatError> {
+        let len = Catalog::decode_len(bytes)?;
+        let fields = Fields(bytes);
+        let (count, next_id) = (fields.u32(12) as usize, fields.u32(16));
+        let mut rest = bytes.get(VOLUMES_AT..len).ok_or(FormatError::Field("length"))?;
+        let mut catalog = Catalog { next_id, volumes: BTreeMap::new() };
+        let mut names = BTreeSet::new();
+        while !rest.is_empty() {
+            let (volume, used) = VolumeRecord::decode(rest, blocks)?;
+            let ascends = catalog.volumes.last_key_value().is_none_or(|(id, _)| *id < volume.id);
+            let present = volume.state == VolumeState::Present;
+            let named = !present || names.insert(volume.name.clone());
+            if !ascends || !named || volume.id >= next_id {
+                return Err(FormatError::Field("volume"));
+            }
+            catalog.volumes.insert(volume.id, volume);
+            rest = &rest[used..];
+        }
+        if catalog.volumes.len() != count || count > VOLUMES_MAX {
+            return Err(FormatError::Field("number of volumes"));
+        }
+        Ok(catalog)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCKS: u64 = 1 << 30;
+
+    fn any_volume() -> impl Strategy<Value = VolumeRecord> {
+        let properties = btree_map("[a-z]{1,10}", "[ -~]{0,30}", 0..5);
+        (any::<(bool, bool)>(), 1..VOLUME_BLOCKS_MAX, 0..BLOCKS, properties).prop_map(
+            |((deleting, thick), blocks, location, properties)| {
+                let mut volume = VolumeRecord::new(1, String::new(), blocks);
+                volume.thick = thick;
+                volume.mapped = blocks / 3;
+                volume.properties = properties;
+                if deleting {
+                    volume.state = VolumeState::Deleting;
+                }
+                if location > 0 {
+                    volume.root = Entry { location, birth: 8, checksum: 9 };
+                }
+                volume
+            },
+        )
+    }
+
+    fn any_catalog() -> impl Strategy<Value = Catalog> {
+        vec(any_volume(), 0..20).prop_map(|volumes| {
+            let mut catalog = Catalog::default();
+            for mut volume in volumes {
+                volume.id = catalog.next_id;
+                volume.name = format!("v{}", volume.id);
+                catalog.next_id += 1 + volume.blocks as u32 % 3;
+                catalog.volumes.insert(volume.id, volume);
+            }
+            catalog
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn catalog_round_trips(catalog in any_catalog()) {
+            let mut bytes = catalog.encode();
+            prop_assert_eq!(Catalog::decode_len(&bytes), Ok(bytes.len()));
+            bytes.extend([0; 100]);
+            prop_assert_eq!(Catalog::decode(&bytes, BLOCKS), Ok(catalog));
+        }
+
+        #[test]
+        fn damaged_catalog_never_panics(
+            catalog in any_catalog(),
+            changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = catalog.encode();
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            if let Ok(found) = Catalog::decode(&bytes, BLOCKS) {
+                prop_assert_eq!(Catalog::decode(&found.encode(), BLOCKS), Ok(found));
+            }
+            bytes.truncate(cut.index(bytes.len()));
+            prop_assert!(Catalog::decode(&bytes, BLOCKS).is_err());
+        }
+    }
+
+    #[test]
+    fn volume_is_created_changed_and_deleted_once() {
+        let mut catalog = Catalog::default();
+        let db = VolumeRecord::new(1, "db".to_owned(), 100);
+        catalog.upsert(&db).unwrap();
+        let conflict = Err(FormatError::Field("volume"));
+        assert_eq!(catalog.upsert(&VolumeRecord::new(2, "db".to_owned(), 100)), conflict);
+        assert_eq!(catalog.upsert(&VolumeRecord::new(3, "log".to_owned(), 100)), conflict);
+        assert_eq!(catalog.upsert(&VolumeRecord { blocks: 99, ..db.clone() }), conflict);
+        catalog.volumes.get_mut(&1).unwrap().mapped = 7;
+        catalog.upsert(&VolumeRecord { blocks: 200, name: "dc".to_owned(), ..db.clone() }).unwrap();
+        let changed = catalog.by_name("dc").unwrap();
+        assert_eq!((changed.blocks, changed.mapped), (200, 7));
+        catalog.delete(1).unwrap();
+        assert_eq!(catalog.delete(1), conflict);
+        assert_eq!(catalog.upsert(&db), conflict);
+        catalog.upsert(&VolumeRecord::new(2, "dc".to_owned(), 1)).unwrap();
+        assert_eq!(catalog.present().count(), 1);
+    }
+}

@@ -1,0 +1,295 @@
+//! Chunk: a header of one block with records and the checksums of the payload blocks after it.
+
+use super::catalog::VolumeRecord;
+use super::entry::U48_MAX;
+use super::layout::Layout;
+use super::page::{LEVEL_MAX, PagePlace};
+use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
+use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, VOLUME_BLOCKS_MAX};
+
+const MAGIC: &[u8; 8] = b"FSPOOLC\n";
+const RECORDS_AT: usize = 64;
+
+/// Bytes of a header for records and checksums.
+pub const RECORD_SPACE_BYTES: usize = CRC_AT - RECORDS_AT;
+
+/// Bytes of the checksum of a payload block.
+pub const CHECKSUM_BYTES: usize = 4;
+
+/// One change, or the owner of a payload block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Blocks of a volume, in the payload.
+    Data {
+        /// Volume.
+        volume: u32,
+        /// First block.
+        block: u64,
+        /// Number of blocks.
+        count: u16,
+    },
+    /// Blocks that read as zeroes.
+    Zero {
+        /// Volume.
+        volume: u32,
+        /// First block.
+        block: u64,
+        /// Number of blocks.
+        count: u64,
+    },
+    /// The cleaner's copy of a block, in the payload.
+    Moved {
+        /// Volume.
+        volume: u32,
+        /// Block.
+        block: u64,
+        /// Where the map has it, if nothing changed it.
+        old: u64,
+        /// Birth of the content.
+        birth: u64,
+    },
+    /// A map page, or with level 0 a metadata block, in the payload.
+    Page(PagePlace),
+    /// A volume is created or changed.
+    Volume(Box<VolumeRecord>),
+    /// A volume is deleted.
+    Delete {
+        /// Volume.
+        volume: u32,
+    },
+}
+
+impl Record {
+    /// Length when encoded, in bytes.
+    pub fn encoded_len(&self) -> usize {
+        match self {
+            Record::Data { .. } | Record::Page(_) => 16,
+            Record::Zero { .. } => 24,
+            Record::Moved { .. } => 32,
+            Record::Volume(volume) => 4 + volume.encoded_len(),
+            Record::Delete { .. } => 8,
+        }
+    }
+
+    /// Payload blocks that belong to it.
+    pub fn payload_blocks(&self) -> usize {
+        match self {
+            Record::Data { count, .. } => usize::from(*count),
+            Record::Moved { .. } | Record::Page(_) => 1,
+            Record::Zero { .. } | Record::Volume(_) | Record::Delete { .. } => 0,
+        }
+    }
+
+    /// Bytes of the header that it takes, its checksums included.
+    pub fn header_bytes(&self) -> usize {
+        self.encoded_len() + CHECKSUM_BYTES * self.payload_blocks()
+    }
+
+    fn encode(&self, bytes: &mut [u8]) {
+        match self {
+            Record::Data { volume, block, count } => {
+                bytes[0] = 1;
+                put(bytes, 2, &count.to_le_bytes());
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &block.to_le_bytes());
+            }
+            Record::Zero { volume, block, count } => {
+                bytes[0] = 2;
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &block.to_le_bytes());
+                put(bytes, 16, &count.to_le_bytes());
+            }
+            Record::Moved { volume, block, old, birth } => {
+                bytes[0] = 3;
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &block.to_le_bytes());
+                put(bytes, 16, &old.to_le_bytes());
+                put(bytes, 24, &birth.to_le_bytes());
+            }
+            Record::Page(place) => {
+                bytes[0] = 4;
+                bytes[1] = place.level;
+                put(bytes, 4, &place.volume.to_le_bytes());
+                put(bytes, 8, &place.index.to_le_bytes());
+            }
+            Record::Volume(volume) => {
+                bytes[0] = 5;
+                put(bytes, 2, &(volume.encoded_len() as u16).to_le_bytes());
+                volume.encode(&mut bytes[4..]);
+            }
+            Record::Delete { volume } => {
+                bytes[0] = 6;
+                put(bytes, 4, &volume.to_le_bytes());
+            }
+        }
+    }
+
+    /// Decodes the first record of `bytes`; returns it with its length.
+    fn decode(bytes: &[u8], layout: &Layout) -> Result<(Record, usize), FormatError> {
+        let bad = FormatError::Field("record");
+        let needs = |len: usize| bytes.get(..len).map(Fields).ok_or(bad);
+        let range = |block: u64, count: u64| match block.checked_add(count) {
+            Some(end) if count > 0 && end <= VOLUME_BLOCKS_MAX => Ok(()),
+            _ => Err(bad),
+        };
+        let record = match bytes.first() {
+            Some(1) => {
+                let fields = needs(16)?;
+                let (volume, block, count) = (fields.u32(4), fields.u64(8), fields.u16(2));
+                range(block, u64::from(count))?;
+                Record::Data { volume, block, count }
+            }
+            Some(2) => {
+                let fields = needs(24)?;
+                let (volume, block, count) = (fields.u32(4), fields.u64(8), fields.u64(16));
+                range(block, count)?;
+                Record::Zero { volume, block, count }
+            }
+            Some(3) => {
+                let fields = needs(32)?;
+                let (volume, block) = (fields.u32(4), fields.u64(8));
+                let (old, birth) = (fields.u64(16), fields.u64(24));
+                range(block, 1)?;
+                if old == 0 || old >= layout.blocks() || birth > U48_MAX {
+                    return Err(bad);
+                }
+                Record::Moved { volume, block, old, birth }
+            }
+            Some(4) => {
+                let fields = needs(16)?;
+                let place =
+                    PagePlace { volume: fields.u32(4), level: bytes[1], index: fields.u64(8) };
+                range(place.index, 1)?;
+                if place.level > LEVEL_MAX {
+                    return Err(bad);
+                }
+                Record::Page(place)
+            }
+            Some(5) => {
+                let len = usize::from(needs(4)?.u16(2));
+                let volume = needs(4 + len)?.0.get(4..).ok_or(bad)?;
+                let (volume, used) = VolumeRecord::decode(volume, layout.blocks())?;
+                if used != len {
+                    return Err(bad);
+                }
+                Record::Volume(Box::new(volume))
+            }
+            Some(6) => Record::Delete { volume: needs(8)?.u32(4) },
+            _ => return Err(bad),
+        };
+        if matches!(
+            record,
+            Record::Data { volume: 0, .. }
+                | Record::Zero { volume: 0, .. }
+                | Record::Moved { volume: 0, .. }
+                | Record::Delete { volume: 0 }
+        ) {
+            return Err(bad);
+        }
+        let len = record.encoded_len();
+        Ok((record, len))
+    }
+}
+
+/// A decoded header, or one to be encoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Number of the log.
+    pub log: u64,
+    /// Position in the log.
+    pub sequence: u64,
+    /// Every chunk before this sequence was durable when this one was written.
+    pub durable: u64,
+    /// Block of the header.
+    pub block: u64,
+    /// Segment that follows in the log.
+    pub following: u32,
+    /// Changes, in order.
+    pub records: Vec<Record>,
+    /// Checksums of the payload blocks.
+    pub checksums: Vec<u32>,
+}
+
+impl ChunkHeader {
+    /// Encodes the header into a block.
+    ///
+    /// # Panics
+    /// If records and checksums exceed [`RECORD_SPACE_BYTES`], or do not belong together.
+    pub fn encode(&self, block: &mut Block) {
+        let payload: usize = self.records.iter().map(Record::payload_blocks).sum();
+        assert_eq!(payload, self.checksums.len(), "each payload block has an owner");
+        assert!(payload <= CHUNK_PAYLOAD_BLOCKS);
+        block.fill(0);
+        begin(block, MAGIC);
+        let mut at = RECORDS_AT;
+        for record in &self.records {
+            let len = record.encoded_len();
+            record.encode(&mut block[at..at + len]);
+            at += len;
+        }
+        put(block, 10, &(payload as u16).to_le_bytes());
+        put(block, 12, &(self.records.len() as u16).to_le_bytes());
+        put(block, 14, &((at - RECORDS_AT) as u16).to_le_bytes());
+        put(block, 16, &self.log.to_le_bytes());
+        put(block, 24, &self.sequence.to_le_bytes());
+        put(block, 32, &self.durable.to_le_bytes());
+        put(block, 40, &self.block.to_le_bytes());
+        put(block, 48, &self.following.to_le_bytes());
+        for checksum in &self.checksums {
+            put(&mut block[..CRC_AT], at, &checksum.to_le_bytes());
+            at += CHECKSUM_BYTES;
+        }
+        seal(block);
+    }
+
+    /// Decodes the header that lies at block `at` of a pool.
+    ///
+    /// # Errors
+    /// [`FormatError`] for anything but a header of this place with possible values.
+    pub fn decode(block: &Block, at: u64, layout: &Layout) -> Result<ChunkHeader, FormatError> {
+        let fields = open(block, MAGIC)?;
+        if fields.u64(40) != at {
+            return Err(FormatError::Foreign);
+        }
+        let payload = usize::from(fields.u16(10));
+        let record_bytes = usize::from(fields.u16(14));
+        let room = u64::from(layout.segment_blocks()) - at % u64::from(layout.segment_blocks());
+        if payload > CHUNK_PAYLOAD_BLOCKS
+            || payload as u64 >= room
+            || record_bytes + CHECKSUM_BYTES * payload > RECORD_SPACE_BYTES
+        {
+            return Err(FormatError::Field("length"));
+        }
+        let (sequence, durable, following) = (fields.u64(24), fields.u64(32), fields.u32(48));
+        if sequence > U48_MAX || durable > sequence || following >= layout.segments() {
+            return Err(FormatError::Field("sequence"));
+        }
+        let mut rest = &block[RECORDS_AT..RECORDS_AT + record_bytes];
+        let mut records = Vec::new();
+        for _ in 0..fields.u16(12) {
+            let (record, used) = Record::decode(rest, layout)?;
+            records.push(record);
+            rest = &rest[used..];
+        }
+        let owned: usize = records.iter().map(Record::payload_blocks).sum();
+        if !rest.is_empty() || owned != payload {
+            return Err(FormatError::Field("record"));
+        }
+        let first = RECORDS_AT + record_bytes;
+        let checksums =
+            (0..payload).map(|index| fields.u32(first + index * CHECKSUM_BYTES)).collect();
+        let log = fields.u64(16);
+        Ok(ChunkHeader { log, sequence, durable, block: at, following, records, checksums })
+    }
+
+    /// Blocks of header and payload.
+    pub fn blocks(&self) -> u64 {
+        1 + self.checksums.len() as u64
+    }
+}
+
+#[cfg(test)]
+#[path = "chunk_tests.rs"]
+mod tests;
+
+const _: () = assert!(BLOCK_BYTES == RECORDS_AT + RECORD_SPACE_BYTES + 4);

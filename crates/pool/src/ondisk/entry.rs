@@ -1,0 +1,81 @@
+//! Map entry: location, birth and checksum of a data block or of a map page.
+
+use super::{Fields, FormatError, put};
+
+/// Length of an encoded entry, in bytes.
+pub const ENTRY_BYTES: usize = 16;
+
+/// Most significant value of a location and of a sequence.
+pub const U48_MAX: u64 = (1 << 48) - 1;
+
+/// Where a block is, since when, and the checksum of its content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Block of the pool; 0 for a hole.
+    pub location: u64,
+    /// Sequence of the chunk with which the content was written. The cleaner keeps it.
+    pub birth: u64,
+    /// Checksum of the content.
+    pub checksum: u32,
+}
+
+impl Entry {
+    /// Nothing stored: reads as zeroes.
+    pub const HOLE: Entry = Entry { location: 0, birth: 0, checksum: 0 };
+
+    /// True without a location.
+    pub fn is_hole(&self) -> bool {
+        self.location == 0
+    }
+
+    /// Writes the entry to 16 bytes.
+    pub fn encode(&self, bytes: &mut [u8]) {
+        put(bytes, 0, &self.location.to_le_bytes()[..6]);
+        put(bytes, 6, &self.birth.to_le_bytes()[..6]);
+        put(bytes, 12, &self.checksum.to_le_bytes());
+    }
+
+    /// Reads the entry from 16 bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] for a location of `blocks` or more, or a hole that is not empty.
+    pub fn decode(bytes: &[u8], blocks: u64) -> Result<Entry, FormatError> {
+        let fields = Fields(bytes);
+        let u48 = |at| {
+            let mut wide = [0; 8];
+            wide[..6].copy_from_slice(&fields.bytes::<6>(at));
+            u64::from_le_bytes(wide)
+        };
+        let entry = Entry { location: u48(0), birth: u48(6), checksum: fields.u32(12) };
+        if entry.location >= blocks || (entry.is_hole() && entry != Entry::HOLE) {
+            return Err(FormatError::Field("entry"));
+        }
+        Ok(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn entry_round_trips(location in 1..=U48_MAX, birth in 0..=U48_MAX, checksum: u32) {
+            let entry = Entry { location, birth, checksum };
+            let mut bytes = [0; ENTRY_BYTES];
+            entry.encode(&mut bytes);
+            prop_assert_eq!(Entry::decode(&bytes, location + 1), Ok(entry));
+            prop_assert_eq!(Entry::decode(&bytes, location), Err(FormatError::Field("entry")));
+        }
+    }
+
+    #[test]
+    fn hole_is_all_zeroes() {
+        let mut bytes = [0; ENTRY_BYTES];
+        assert_eq!(Entry::decode(&bytes, 1), Ok(Entry::HOLE));
+        bytes[15] = 1;
+        assert_eq!(Entry::decode(&bytes, 1), Err(FormatError::Field("entry")));
+    }
+}

@@ -1,0 +1,109 @@
+//! On-disk format of pools, as pure functions of bytes. Byte maps: `docs/pool-format.md`.
+//!
+//! Guarantees: encoding followed by decoding is the identity; torn, changed or foreign bytes are
+//! refused with a reason and never cause a panic; every length and number is checked before use,
+//! because the bytes may come from anywhere.
+
+pub mod catalog;
+pub mod chunk;
+pub mod entry;
+pub mod layout;
+pub mod page;
+pub mod superblock;
+
+use crate::limits::BLOCK_BYTES;
+
+/// Version of all structures of this format.
+pub const VERSION: u16 = 1;
+
+/// A block as it is on disk.
+pub type Block = [u8; BLOCK_BYTES];
+
+/// Offset of the checksum of a block that contains its own: its last four bytes, covering all bytes
+/// before them.
+const CRC_AT: usize = BLOCK_BYTES - 4;
+
+/// Why bytes cannot be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Foreign data, or none.
+    #[error("there is no such structure")]
+    Absent,
+    /// Written by a later version.
+    #[error("it has format version {0}; this release supports version {VERSION}")]
+    Version(u16),
+    /// Torn or changed.
+    #[error("its checksum is wrong: it is torn or damaged")]
+    Checksum,
+    /// Valid checksum, invalid content.
+    #[error("its field `{0}` is invalid")]
+    Field(&'static str),
+    /// Belongs to another place.
+    #[error("it belongs elsewhere")]
+    Foreign,
+}
+
+/// CRC32C of a block or structure.
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// Little-endian fields at fixed offsets of bytes long enough for them.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl Fields<'_> {
+    pub(crate) fn bytes<const N: usize>(self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&self.0[at..at + N]);
+        bytes
+    }
+
+    pub(crate) fn u16(self, at: usize) -> u16 {
+        u16::from_le_bytes(self.bytes(at))
+    }
+
+    pub(crate) fn u32(self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(at))
+    }
+
+    pub(crate) fn u64(self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(at))
+    }
+}
+
+/// Checks common to all structures: magic, then version, because another version may store its
+/// checksum elsewhere.
+fn begins<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
+    if !bytes.starts_with(magic) || bytes.len() < 16 {
+        return Err(FormatError::Absent);
+    }
+    let fields = Fields(bytes);
+    match fields.u16(8) {
+        VERSION => Ok(fields),
+        other => Err(FormatError::Version(other)),
+    }
+}
+
+/// Same for a block that contains its checksum.
+fn open<'a>(block: &'a Block, magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
+    let fields = begins(block, magic)?;
+    if fields.u32(CRC_AT) != checksum(&block[..CRC_AT]) {
+        return Err(FormatError::Checksum);
+    }
+    Ok(fields)
+}
+
+fn begin(bytes: &mut [u8], magic: &[u8; 8]) {
+    put(bytes, 0, magic);
+    put(bytes, 8, &VERSION.to_le_bytes());
+}
+
+pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn seal(block: &mut Block) {
+    let crc = checksum(&block[..CRC_AT]);
+    put(block, CRC_AT, &crc.to_le_bytes());
+}

@@ -1,0 +1,219 @@
+//! Superblock: the identity of a pool and its devices, and its last checkpoint.
+//!
+//! An update is written to copies 0 and 1 of every device, then to copies 2 and 3. Invariants:
+//! - after a crash at least two whole copies of each device have this update or the one before;
+//! - an update that succeeded is on at least three copies of each device, so of any two whole
+//!   copies one has it.
+
+use super::entry::{ENTRY_BYTES, Entry, U48_MAX};
+use super::layout::Layout;
+use super::{Block, FormatError, begin, open, put, seal};
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX, POOL_NAME_MAX};
+
+const MAGIC: &[u8; 8] = b"FSPOOLS\n";
+const DEVICES_AT: usize = 512;
+const DEVICE_BYTES: usize = 32;
+
+/// Copies on each device.
+pub const COPIES: usize = 4;
+
+/// Whole copies without which a device is refused.
+pub const COPIES_MIN: usize = 2;
+
+/// Bytes at the beginning of a device before its segments.
+pub const SUPERBLOCK_AREA_BYTES: u64 = 1 << 20;
+
+/// Offset of a copy on its device, in bytes.
+pub fn copy_offset(copy: usize) -> u64 {
+    copy as u64 * (SUPERBLOCK_AREA_BYTES / COPIES as u64)
+}
+
+/// A device in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceRecord {
+    /// Identifies the device.
+    pub id: PoolId,
+    /// Its size, in bytes.
+    pub size_bytes: u64,
+    /// Its segments.
+    pub segments: u32,
+}
+
+/// Where a replay begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogStart {
+    /// Sequence of the first chunk to replay.
+    pub sequence: u64,
+    /// Block where it begins, or would begin.
+    pub block: u64,
+    /// Segment that follows the one of that block.
+    pub following: u32,
+}
+
+/// A decoded superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Incremented by each update.
+    pub update: u64,
+    /// The pool.
+    pub pool: PoolId,
+    /// Name of the pool.
+    pub name: String,
+    /// Position of this device in the table.
+    pub device: u16,
+    /// All devices.
+    pub devices: Vec<DeviceRecord>,
+    /// Blocks per segment.
+    pub segment_blocks: u32,
+    /// Number of the log, new at each opening.
+    pub log: u64,
+    /// First chunk that the checkpoint lacks.
+    pub start: LogStart,
+    /// Root of the metadata map.
+    pub root: Entry,
+}
+
+impl Superblock {
+    /// Encodes one copy.
+    ///
+    /// # Panics
+    /// With more than 16 devices or a name longer than 63 bytes.
+    pub fn encode(&self, copy: usize) -> Block {
+        assert!(self.devices.len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
+        let mut block = [0; BLOCK_BYTES];
+        begin(&mut block, MAGIC);
+        put(&mut block, 10, &self.device.to_le_bytes());
+        put(&mut block, 12, &(self.devices.len() as u16).to_le_bytes());
+        put(&mut block, 14, &(copy as u16).to_le_bytes());
+        put(&mut block, 16, &self.update.to_le_bytes());
+        put(&mut block, 24, &self.pool.0);
+        put(&mut block, 40, &[self.name.len() as u8]);
+        put(&mut block, 41, self.name.as_bytes());
+        put(&mut block, 104, &self.segment_blocks.to_le_bytes());
+        put(&mut block, 112, &self.log.to_le_bytes());
+        put(&mut block, 120, &self.start.sequence.to_le_bytes());
+        put(&mut block, 128, &self.start.block.to_le_bytes());
+        put(&mut block, 136, &self.start.following.to_le_bytes());
+        self.root.encode(&mut block[144..144 + ENTRY_BYTES]);
+        for (index, device) in self.devices.iter().enumerate() {
+            let at = DEVICES_AT + index * DEVICE_BYTES;
+            put(&mut block, at, &device.id.0);
+            put(&mut block, at + 16, &device.size_bytes.to_le_bytes());
+            put(&mut block, at + 24, &device.segments.to_le_bytes());
+        }
+        seal(&mut block);
+        block
+    }
+
+    /// Decodes the copy with this number.
+    ///
+    /// # Errors
+    /// [`FormatError`] for anything but a superblock with possible values.
+    pub fn decode(block: &Block, copy: usize) -> Result<Superblock, FormatError> {
+        let fields = open(block, MAGIC)?;
+        if usize::from(fields.u16(14)) != copy {
+            return Err(FormatError::Foreign);
+        }
+        let count = usize::from(fields.u16(12));
+        let device = fields.u16(10);
+        if !(1..=DEVICES_MAX).contains(&count) || usize::from(device) >= count {
+            return Err(FormatError::Field("devices"));
+        }
+        let devices: Vec<DeviceRecord> = (0..count)
+            .map(|index| DEVICES_AT + index * DEVICE_BYTES)
+            .map(|at| DeviceRecord {
+                id: PoolId(fields.bytes(at)),
+                size_bytes: fields.u64(at + 16),
+                segments: fields.u32(at + 24),
+            })
+            .collect();
+        let distinct = (1..count)
+            .all(|index| devices[..index].iter().all(|other| other.id != devices[index].id));
+        if !distinct {
+            return Err(FormatError::Field("devices"));
+        }
+        let segment_blocks = fields.u32(104);
+        let layout = Layout::new(segment_blocks, &devices)?;
+        let len = usize::from(block[40]);
+        if !(1..=POOL_NAME_MAX).contains(&len) {
+            return Err(FormatError::Field("name"));
+        }
+        let name = std::str::from_utf8(&block[41..41 + len]);
+        let start = LogStart {
+            sequence: fields.u64(120),
+            block: fields.u64(128),
+            following: fields.u32(136),
+        };
+        if start.sequence > U48_MAX
+            || start.block >= layout.blocks()
+            || start.following >= layout.segments()
+        {
+            return Err(FormatError::Field("start of the log"));
+        }
+        Ok(Superblock {
+            update: fields.u64(16),
+            pool: PoolId(fields.bytes(24)),
+            name: name.map_err(|_| FormatError::Field("name"))?.to_owned(),
+            device,
+            devices,
+            segment_blocks,
+            log: fields.u64(112),
+            start,
+            root: Entry::decode(&block[144..144 + ENTRY_BYTES], layout.blocks())?,
+        })
+    }
+}
+
+/// The superblock of a device, given its copies; an unreadable copy counts as damaged.
+///
+/// # Errors
+/// [`FormatError::Version`] of any copy, and with fewer than two whole copies the most specific
+/// error. [`FormatError::Field`] for whole copies that contradict each other.
+pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, FormatError> {
+    let later = copies.iter().find_map(|copy| match copy {
+        Err(error @ FormatError::Version(_)) => Some(*error),
+        _ => None,
+    });
+    if let Some(error) = later {
+        return Err(error);
+    }
+    let whole = || copies.iter().flatten();
+    if whole().count() < COPIES_MIN {
+        let errors = copies.iter().filter_map(|copy| copy.as_ref().err());
+        let specific = errors.copied().find(|error| *error != FormatError::Absent);
+        return Err(specific.unwrap_or(if whole().count() == 0 {
+            FormatError::Absent
+        } else {
+            FormatError::Checksum
+        }));
+    }
+    let newest = whole().max_by_key(|copy| copy.update).expect("two copies at least");
+    let agrees = |copy: &Superblock| match copy.update == newest.update {
+        true => copy == newest,
+        false => {
+            copy.pool == newest.pool
+                && copy.device_id() == newest.device_id()
+                && copy.update + 1 == newest.update
+        }
+    };
+    // One copy may be older still, if its writes failed.
+    if whole().filter(|copy| agrees(copy)).count() + 1 < whole().count() {
+        return Err(FormatError::Field("update"));
+    }
+    if whole().any(|copy| copy.update == newest.update && copy != newest) {
+        return Err(FormatError::Field("update"));
+    }
+    Ok(newest.clone())
+}
+
+impl Superblock {
+    /// Identifier of the device that holds this superblock.
+    pub fn device_id(&self) -> PoolId {
+        self.devices[usize::from(self.device)].id
+    }
+}
+
+#[cfg(test)]
+#[path = "superblock_tests.rs"]
+mod tests;

@@ -1,0 +1,92 @@
+//! Tests of the superblock: round trip, damage, and the choice between copies.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn superblock(update: u64) -> Superblock {
+    let device = |id| DeviceRecord {
+        id: PoolId([id; 16]),
+        size_bytes: SUPERBLOCK_AREA_BYTES + 40 * 16 * 4096,
+        segments: 40,
+    };
+    Superblock {
+        update,
+        pool: PoolId([9; 16]),
+        name: "fast".to_owned(),
+        device: 1,
+        devices: vec![device(1), device(2)],
+        segment_blocks: 16,
+        log: 77,
+        start: LogStart { sequence: 5, block: 17, following: 3 },
+        root: Entry { location: 20, birth: 4, checksum: 6 },
+    }
+}
+
+fn copies(updates: [u64; COPIES]) -> [Result<Superblock, FormatError>; COPIES] {
+    updates.map(|update| match update {
+        0 => Err(FormatError::Checksum),
+        update => Ok(superblock(update)),
+    })
+}
+
+#[test]
+fn superblock_round_trips() {
+    for copy in 0..COPIES {
+        let block = superblock(3).encode(copy);
+        assert_eq!(Superblock::decode(&block, copy), Ok(superblock(3)));
+        assert_eq!(Superblock::decode(&block, (copy + 1) % COPIES), Err(FormatError::Foreign));
+    }
+    assert_eq!(Superblock::decode(&[0; BLOCK_BYTES], 0), Err(FormatError::Absent));
+}
+
+#[test]
+fn newest_of_two_whole_copies_counts() {
+    for (updates, expected) in [
+        ([7, 7, 7, 7], Ok(7)),
+        ([8, 8, 7, 7], Ok(8)),
+        ([8, 0, 7, 7], Ok(8)),
+        ([0, 0, 7, 7], Ok(7)),
+        ([8, 8, 0, 0], Ok(8)),
+        // A copy whose writes fail.
+        ([8, 8, 8, 2], Ok(8)),
+        ([9, 9, 8, 2], Ok(9)),
+        ([0, 0, 0, 7], Err(FormatError::Checksum)),
+        ([8, 8, 3, 2], Err(FormatError::Field("update"))),
+    ] {
+        let chosen = choose(&copies(updates)).map(|superblock| superblock.update);
+        assert_eq!(chosen, expected, "{updates:?}");
+    }
+}
+
+#[test]
+fn contradicting_copies_are_refused() {
+    let mut other = superblock(7);
+    other.log = 78;
+    let mixed = [Ok(superblock(7)), Ok(superblock(7)), Ok(superblock(7)), Ok(other)];
+    assert_eq!(choose(&mixed), Err(FormatError::Field("update")));
+    let later =
+        [Ok(superblock(7)), Ok(superblock(7)), Err(FormatError::Version(2)), Ok(superblock(7))];
+    assert_eq!(choose(&later), Err(FormatError::Version(2)));
+    let none = [(); 4].map(|()| Err(FormatError::Absent));
+    assert_eq!(choose(&none), Err(FormatError::Absent));
+}
+
+proptest! {
+    #[test]
+    fn flipped_bit_of_a_superblock_is_found(at in 0..BLOCK_BYTES, bit in 0..8_u32) {
+        let mut block = superblock(3).encode(2);
+        block[at] ^= 1 << bit;
+        prop_assert!(Superblock::decode(&block, 2).is_err());
+    }
+
+    #[test]
+    fn sealed_nonsense_in_a_superblock_never_panics(at in 10..BLOCK_BYTES - 4, value: u8) {
+        let mut block = superblock(3).encode(2);
+        block[at] = value;
+        seal(&mut block);
+        if let Ok(found) = Superblock::decode(&block, 2) {
+            prop_assert_eq!(Superblock::decode(&found.encode(2), 2), Ok(found));
+        }
+    }
+}
