@@ -25,7 +25,7 @@ mod pieces;
 pub mod reopenable;
 pub mod stats;
 pub mod stripe;
-mod window;
+pub mod window;
 
 pub use config::LayerConfigError;
 pub use delay::{DelayConfig, DelayLayer, DelayTime};

@@ -25,28 +25,40 @@ impl<T> Slot<T> {
 
 /// Up to [`WINDOW`] calls in flight; their results are returned in the order in which they were
 /// pushed.
-pub(crate) struct Window<T> {
+pub struct Window<T> {
     /// Ring buffer: the oldest call is at `head`.
     slots: [Slot<T>; WINDOW],
     head: usize,
     len: usize,
 }
 
+impl<T> Default for Window<T> {
+    fn default() -> Window<T> {
+        Window::new()
+    }
+}
+
 impl<T> Window<T> {
-    pub(crate) fn new() -> Window<T> {
+    /// A window without calls.
+    pub fn new() -> Window<T> {
         Window { slots: [const { Slot::Empty }; WINDOW], head: 0, len: 0 }
     }
 
-    pub(crate) fn is_full(&self) -> bool {
+    /// True with [`WINDOW`] calls.
+    pub fn is_full(&self) -> bool {
         self.len == WINDOW
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// True without calls.
+    pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Adds a call. It progresses while [`Window::pop`] is awaited.
-    pub(crate) fn push(&mut self, call: IoFuture<T>) {
+    ///
+    /// # Panics
+    /// If the window is full.
+    pub fn push(&mut self, call: IoFuture<T>) {
         assert!(!self.is_full(), "the caller pops before it pushes more");
         self.slots[(self.head + self.len) % WINDOW] = match call.try_now() {
             Ok(result) => Slot::Done(result),
@@ -56,7 +68,13 @@ impl<T> Window<T> {
     }
 
     /// Drives all calls until the oldest is done, and removes it.
-    pub(crate) async fn pop(&mut self) -> Result<T, IoError> {
+    ///
+    /// # Errors
+    /// Of that call.
+    ///
+    /// # Panics
+    /// If the window is empty.
+    pub async fn pop(&mut self) -> Result<T, IoError> {
         assert!(!self.is_empty(), "there is a call to wait for");
         poll_fn(|cx| {
             for slot in &mut self.slots {
@@ -80,9 +98,12 @@ impl<T> Window<T> {
 }
 
 /// Makes the calls that `calls` yields, several concurrently, and passes each result to `done` in
-/// order. After a failure it makes no more calls, waits for those in flight, and returns the first
-/// failure in the order of the calls.
-pub(crate) async fn run_all<T>(
+/// order.
+///
+/// # Errors
+/// After a failure it makes no more calls, waits for those in flight, and returns the first failure
+/// in the order of the calls.
+pub async fn run_all<T>(
     mut calls: impl Iterator<Item = IoFuture<T>>,
     mut done: impl FnMut(T),
 ) -> Result<(), IoError> {

@@ -4,11 +4,28 @@
 //! reading order:
 //!
 //! 1. [`ondisk`]: superblock, chunk, map page and catalog, as pure functions of bytes.
+//! 2. [`log`]: the log's position, the chunks in flight, and the writer that gathers the writes of
+//!    a core into chunks.
+//! 3. [`map`]: recent changes in memory, and the tree on the devices below them.
+//! 4. `checkpoint`: merging recent changes into the tree, and freeing segments. `cleaner`.
+//! 5. `recover`: from devices to the state of a pool. [`manage`]: creating and opening it, its
+//!    volumes, and orders.
 
+mod checkpoint;
+mod cleaner;
 pub mod error;
 pub mod id;
 pub mod limits;
+pub mod log;
+pub mod manage;
+pub mod map;
 pub mod ondisk;
+mod recover;
+mod storage;
 
 pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
+pub use manage::create::CreateOptions;
+pub use manage::pool::{Pool, PoolStatus};
+pub use manage::volume::{PoolVolume, VolumeInfo, VolumeOptions};
+pub use storage::NamedDevice;

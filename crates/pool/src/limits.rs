@@ -68,3 +68,6 @@ pub const REAP_LEAVES: u64 = 4096;
 
 /// Pages of a map in one chunk of a checkpoint: 256 KiB.
 pub const PAGES_PER_CHUNK: usize = 64;
+
+/// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
+pub const LOG_SEGMENTS_MAX: usize = 64;

@@ -1,0 +1,250 @@
+//! Merge: applies changes to a copy-on-write tree, level by level from the leaves.
+//!
+//! Invariants: old pages are never changed; the usage loses every block and page that the new tree
+//! does not refer to, and gains the new ones; a page without entries is not written.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+
+use super::leaf_end;
+use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
+use crate::log::append::chunk_memory;
+use crate::manage::shared::{Shared, Usage};
+use crate::map::recent::Change;
+use crate::map::tree::{Found, Tree, read_page};
+use crate::ondisk::checksum;
+use crate::ondisk::chunk::Record;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
+
+/// Changes of one tree.
+pub(crate) struct MergeInput {
+    /// Changed blocks, ascending. They override `zeroes`.
+    pub(crate) changes: Vec<Change>,
+    /// Ranges of zeroes, in blocks.
+    pub(crate) zeroes: Vec<Range<u64>>,
+    /// Pages to write again although nothing in them changed.
+    pub(crate) touched: Vec<PagePlace>,
+    /// Most leaves that `zeroes` may change; the rest stays.
+    pub(crate) leaves_max: u64,
+}
+
+/// A new tree.
+pub(crate) struct Merged {
+    pub(crate) tree: Tree,
+    /// Mapped blocks that were added.
+    pub(crate) mapped: i64,
+}
+
+/// New entries of pages, by index.
+type Level = Vec<(u64, Entry)>;
+
+pub(crate) struct Merge<'a> {
+    shared: &'a Shared,
+    usage: &'a mut Usage,
+    old: Tree,
+    mapped: i64,
+}
+
+impl<'a> Merge<'a> {
+    pub(crate) fn new(shared: &'a Shared, usage: &'a mut Usage, old: Tree) -> Merge<'a> {
+        Merge { shared, usage, old, mapped: 0 }
+    }
+
+    /// Applies the changes; the new root has `level`.
+    ///
+    /// # Errors
+    /// Of the devices, or a damaged page.
+    pub(crate) async fn run(mut self, input: MergeInput, level: u8) -> Result<Merged, IoError> {
+        assert!(level >= self.old.level, "volumes grow only");
+        let old = self.old;
+        let mut pages = self.leaves(&input).await?;
+        for above in 2..=level {
+            // The old root becomes the first page below a new one.
+            let moves_down = above == old.level + 1 && !old.root.is_hole();
+            if moves_down && pages.first().is_none_or(|(index, _)| *index > 0) {
+                pages.insert(0, (0, old.root));
+            }
+            let touched = input.touched.iter().filter(|place| place.level == above);
+            let touched = touched.map(|place| place.index).collect();
+            pages = self.inner(above, &pages, touched).await?;
+        }
+        let root = pages.first().map_or(old.root, |(_, entry)| *entry);
+        Ok(Merged { tree: Tree { level, root, ..old }, mapped: self.mapped })
+    }
+
+    fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
+        if !entry.is_hole() {
+            let segment = self.shared.storage.layout.segment_of(entry.location);
+            let blocks = &mut self.usage.blocks[segment as usize];
+            *blocks = blocks.checked_sub(1).ok_or_else(|| {
+                tracing::error!(pool = self.shared.name, segment, "live blocks are miscounted");
+                IoError::ReadFault
+            })?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, entry: Entry) {
+        if !entry.is_hole() {
+            let segment = self.shared.storage.layout.segment_of(entry.location);
+            self.usage.blocks[segment as usize] += 1;
+        }
+    }
+
+    /// The old page of a place, and its entry.
+    async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
+        let (storage, cache) = (&self.shared.storage, &self.shared.cache);
+        let entry = self.old.lookup_page(storage, cache, level, index).await?;
+        if entry.is_hole() {
+            return Ok((entry, Arc::default()));
+        }
+        let place = PagePlace { volume: self.old.volume, level, index };
+        Ok((entry, read_page(storage, cache, entry, place).await?))
+    }
+
+    /// Indexes of the leaves that may change, ascending.
+    async fn leaves_to_change(&self, input: &MergeInput) -> Result<BTreeSet<u64>, IoError> {
+        let leaf_of = |block: u64| block / FANOUT as u64;
+        let mut leaves: BTreeSet<u64> =
+            input.changes.iter().map(|change| leaf_of(change.block)).collect();
+        leaves.extend(input.touched.iter().filter(|place| place.level == 1).map(|leaf| leaf.index));
+        let mut left = input.leaves_max;
+        for range in &input.zeroes {
+            let mut block = range.start;
+            while block < range.end && left > 0 {
+                let (storage, cache) = (&self.shared.storage, &self.shared.cache);
+                block = match self.old.find(storage, cache, block).await? {
+                    Found::Holes(count) => block.saturating_add(count),
+                    Found::Leaf(_) => {
+                        leaves.insert(leaf_of(block));
+                        left -= 1;
+                        leaf_end(leaf_of(block))
+                    }
+                };
+            }
+        }
+        Ok(leaves)
+    }
+
+    async fn leaves(&mut self, input: &MergeInput) -> Result<Level, IoError> {
+        let mut batch = Vec::new();
+        let mut done = Level::new();
+        let mut changes = input.changes.as_slice();
+        let touched: BTreeSet<u64> =
+            input.touched.iter().filter(|place| place.level == 1).map(|leaf| leaf.index).collect();
+        for index in self.leaves_to_change(input).await? {
+            let (entry, old) = self.old_page(1, index).await?;
+            let mut page = (*old).clone();
+            let blocks = leaf_end(index) - FANOUT as u64..leaf_end(index);
+            for range in &input.zeroes {
+                let part = range.start.max(blocks.start)..range.end.min(blocks.end);
+                for block in part {
+                    page.entries[(block - blocks.start) as usize] = Entry::HOLE;
+                }
+            }
+            let own = changes.partition_point(|change| change.block < blocks.end);
+            for change in &changes[..own] {
+                page.entries[(change.block - blocks.start) as usize] = change.entry;
+            }
+            changes = &changes[own..];
+            if page == *old && !touched.contains(&index) {
+                continue;
+            }
+            for (new, old) in page.entries.iter().zip(&old.entries) {
+                if new != old {
+                    self.retire(*old)?;
+                    self.add(*new);
+                    self.mapped += i64::from(!new.is_hole()) - i64::from(!old.is_hole());
+                }
+            }
+            self.replace(1, index, entry, page, &mut batch, &mut done).await?;
+        }
+        self.write(1, &mut batch, &mut done).await?;
+        Ok(done)
+    }
+
+    async fn inner(
+        &mut self,
+        level: u8,
+        below: &[(u64, Entry)],
+        touched: BTreeSet<u64>,
+    ) -> Result<Level, IoError> {
+        let mut batch = Vec::new();
+        let mut done = Level::new();
+        let parent = |index: u64| index / FANOUT as u64;
+        let mut indexes = touched;
+        indexes.extend(below.iter().map(|(index, _)| parent(*index)));
+        let mut below = below;
+        for index in indexes {
+            let (entry, old) = self.old_page(level, index).await?;
+            let mut page = (*old).clone();
+            let own = below.partition_point(|(child, _)| parent(*child) <= index);
+            for (child, entry) in &below[..own] {
+                page.entries[*child as usize % FANOUT] = *entry;
+            }
+            below = &below[own..];
+            self.replace(level, index, entry, page, &mut batch, &mut done).await?;
+        }
+        self.write(level, &mut batch, &mut done).await?;
+        Ok(done)
+    }
+
+    /// Replaces an old page by a new one, or by nothing.
+    async fn replace(
+        &mut self,
+        level: u8,
+        index: u64,
+        old: Entry,
+        page: MapPage,
+        batch: &mut Vec<(u64, MapPage)>,
+        done: &mut Level,
+    ) -> Result<(), IoError> {
+        self.retire(old)?;
+        if page.is_empty() {
+            // In order with the pages of the batch.
+            self.write(level, batch, done).await?;
+            done.push((index, Entry::HOLE));
+            return Ok(());
+        }
+        batch.push((index, page));
+        if batch.len() == PAGES_PER_CHUNK.min(self.shared.chunk_blocks()) {
+            self.write(level, batch, done).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the pages of a batch as one chunk.
+    async fn write(
+        &mut self,
+        level: u8,
+        batch: &mut Vec<(u64, MapPage)>,
+        done: &mut Level,
+    ) -> Result<(), IoError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let place = |index: u64| PagePlace { volume: self.old.volume, level, index };
+        let mut memory = chunk_memory(batch.len()).await;
+        let mut checksums = Vec::with_capacity(batch.len());
+        for ((index, page), block) in
+            batch.iter().zip(memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES))
+        {
+            page.encode(place(*index), block);
+            checksums.push(checksum(block));
+        }
+        let records = batch.iter().map(|(index, _)| Record::Page(place(*index))).collect();
+        let appended = self.shared.append(records, memory).await?;
+        let written = batch.drain(..).zip(checksums).zip(appended.payload..);
+        for (((index, page), checksum), location) in written.collect::<Vec<_>>() {
+            let entry = Entry { location, birth: appended.sequence, checksum };
+            self.add(entry);
+            self.shared.cache.put(entry, Arc::new(page));
+            done.push((index, entry));
+        }
+        Ok(())
+    }
+}

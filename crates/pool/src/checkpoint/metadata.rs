@@ -1,0 +1,136 @@
+//! Metadata: the usage table and the catalog, as blocks of volume 0.
+
+use flagstone_blockdev::IoError;
+
+use super::merge::{Merge, MergeInput};
+use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
+use crate::log::append::chunk_memory;
+use crate::manage::shared::{Shared, State, Usage};
+use crate::manage::space::USAGE_PER_BLOCK;
+use crate::map::recent::Change;
+use crate::map::tree::Tree;
+use crate::ondisk::catalog::Catalog;
+use crate::ondisk::chunk::Record;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::PagePlace;
+use crate::ondisk::{Block, checksum};
+
+/// Level of the root of the metadata map.
+pub(crate) const METADATA_LEVEL: u8 = 3;
+
+/// First block of the catalog in the metadata map.
+pub(crate) const CATALOG_BLOCK: u64 = 1 << 22;
+
+/// The metadata as of the last checkpoint, or as of the one being written.
+pub(crate) struct Metadata {
+    tree: Tree,
+    usage_on_disk: Usage,
+    pub(crate) usage: Usage,
+    pub(crate) catalog_bytes: Vec<u8>,
+}
+
+/// Bytes as blocks, the last one filled with zeroes.
+fn blocks_of(bytes: &[u8]) -> impl Iterator<Item = Block> {
+    bytes.chunks(BLOCK_BYTES).map(|part| {
+        let mut block = [0; BLOCK_BYTES];
+        block[..part.len()].copy_from_slice(part);
+        block
+    })
+}
+
+fn usage_block(usage: &[u32]) -> Block {
+    let mut block = [0; BLOCK_BYTES];
+    for (bytes, count) in block.chunks_mut(4).zip(usage) {
+        bytes.copy_from_slice(&count.to_le_bytes());
+    }
+    block
+}
+
+impl Metadata {
+    /// The metadata of the last checkpoint.
+    pub(crate) fn of(state: &State) -> Metadata {
+        Metadata {
+            tree: Tree { volume: 0, level: METADATA_LEVEL, root: state.superblock.root },
+            usage_on_disk: state.usage.clone(),
+            usage: state.meta_usage.clone(),
+            catalog_bytes: state.catalog_bytes.clone(),
+        }
+    }
+
+    /// Writes what differs from the last checkpoint, and the blocks being moved. Returns the new
+    /// root.
+    ///
+    /// # Errors
+    /// Of the devices, or a damaged page.
+    pub(crate) async fn write(
+        &mut self,
+        shared: &Shared,
+        usage: &Usage,
+        catalog: &Catalog,
+        moving: &[PagePlace],
+    ) -> Result<Entry, IoError> {
+        let catalog_bytes = catalog.encode();
+        let moved = |index: u64| moving.contains(&PagePlace { volume: 0, level: 0, index });
+        let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
+        let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
+        for (index, (new, old)) in
+            (0..).zip(parts.zip(self.usage_on_disk.blocks.chunks(USAGE_PER_BLOCK)))
+        {
+            if new != old || moved(index) {
+                blocks.push((index, Some(usage_block(new))));
+            }
+        }
+        let old: Vec<Block> = blocks_of(&self.catalog_bytes).collect();
+        let new: Vec<Block> = blocks_of(&catalog_bytes).collect();
+        for (index, at) in (CATALOG_BLOCK..).enumerate().take(old.len().max(new.len())) {
+            if new.get(index) != old.get(index) || moved(at) {
+                blocks.push((at, new.get(index).copied()));
+            }
+        }
+        let mut changes = Vec::with_capacity(blocks.len());
+        for part in blocks.chunks(PAGES_PER_CHUNK.min(shared.chunk_blocks())) {
+            write_blocks(shared, part, &mut changes).await?;
+        }
+        let input = MergeInput {
+            changes,
+            zeroes: Vec::new(),
+            touched: moving
+                .iter()
+                .filter(|place| place.volume == 0 && place.level > 0)
+                .copied()
+                .collect(),
+            leaves_max: 0,
+        };
+        let merged = Merge::new(shared, &mut self.usage, self.tree).run(input, METADATA_LEVEL);
+        self.catalog_bytes = catalog_bytes;
+        Ok(merged.await?.tree.root)
+    }
+}
+
+/// Writes blocks as one chunk, and adds their changes of the metadata map.
+async fn write_blocks(
+    shared: &Shared,
+    blocks: &[(u64, Option<Block>)],
+    changes: &mut Vec<Change>,
+) -> Result<(), IoError> {
+    let present: Vec<(u64, &Block)> =
+        blocks.iter().filter_map(|(index, block)| Some((*index, block.as_ref()?))).collect();
+    let mut memory = chunk_memory(present.len()).await;
+    for ((_, block), bytes) in present.iter().zip(memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES)) {
+        bytes.copy_from_slice(&block[..]);
+    }
+    let place = |index: u64| PagePlace { volume: 0, level: 0, index };
+    let records = present.iter().map(|(index, _)| Record::Page(place(*index))).collect();
+    let appended = shared.append(records, memory).await?;
+    let mut location = appended.payload;
+    for (index, block) in blocks {
+        let entry = block.as_ref().map_or(Entry::HOLE, |block| {
+            let entry =
+                Entry { location, birth: appended.sequence, checksum: checksum(&block[..]) };
+            location += 1;
+            entry
+        });
+        changes.push(Change { volume: 0, block: *index, entry });
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Append: writes one chunk, and lets it and its predecessors take effect.
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::{BufMut, buf};
+
+use super::position::ChunkContent;
+use crate::limits::BLOCK_BYTES;
+use crate::manage::shared::Shared;
+use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::{Block, checksum};
+
+/// A chunk that took effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Appended {
+    pub(crate) sequence: u64,
+    /// First block of the payload.
+    pub(crate) payload: u64,
+}
+
+/// Memory for a chunk of this payload: the header, then the payload.
+pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
+    buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
+}
+
+impl Shared {
+    /// Writes a chunk whose payload is in `memory` behind the place of the header. Returns after it
+    /// took effect.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] without effect. A failed write fails the pool: a replay would end at
+    /// this chunk.
+    pub(crate) async fn append(
+        &self,
+        records: Vec<Record>,
+        mut memory: BufMut,
+    ) -> Result<Appended, IoError> {
+        let checksums: Vec<u32> = memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum).collect();
+        let (place, log) = {
+            let mut state = self.state.lock();
+            state.check()?;
+            let place = state.reserve(checksums.len());
+            if place.is_err() {
+                state.withdraw(&records);
+            }
+            (place?, state.position.log)
+        };
+        let start = place.start;
+        let header = ChunkHeader {
+            log,
+            sequence: start.sequence,
+            durable: place.durable,
+            block: start.block,
+            following: start.following,
+            records,
+            checksums,
+        };
+        let block: &mut Block =
+            (&mut memory[..BLOCK_BYTES]).try_into().expect("a header is a block");
+        header.encode(block);
+        let written = self.storage.write(start.block, memory.freeze()).await;
+        let ChunkHeader { records, checksums, .. } = header;
+        self.complete(start.sequence, ChunkContent { records, checksums }, written);
+        let done = || {
+            let state = self.state.lock();
+            let done = state.position.applied() > start.sequence;
+            if done { Some(Ok(())) } else { state.check().err().map(Err) }
+        };
+        self.progress.wait_for(done).await?;
+        Ok(Appended { sequence: start.sequence, payload: start.block + 1 })
+    }
+
+    /// The device write of a chunk has ended.
+    fn complete(&self, sequence: u64, content: ChunkContent, written: Result<(), IoError>) {
+        let mut state = self.state.lock();
+        match written {
+            Ok(()) if state.check().is_ok() => {
+                state.position.written(sequence, content);
+                state.apply_written();
+            }
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(pool = self.name, sequence, %error, "a chunk was not written");
+                state.fail(IoError::WriteFault);
+            }
+        }
+        drop(state);
+        self.progress.notify();
+    }
+}

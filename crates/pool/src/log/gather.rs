@@ -1,0 +1,121 @@
+//! Gathering: the writes of a core join the open chunk while earlier chunks are in flight.
+//!
+//! Invariants: a chunk is written by a task of its own, so a dropped call does not stop it; payload
+//! is kept by reference until the chunk is written, and then copied once.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::sync::Notify;
+use flagstone_runtime::task::yield_now;
+use flagstone_runtime::{Buf, spawn_detached};
+
+use super::append::chunk_memory;
+use crate::limits::{BLOCK_BYTES, CHUNKS_IN_FLIGHT};
+use crate::manage::shared::Shared;
+use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
+
+/// Content of an open chunk.
+#[derive(Default)]
+struct Parts {
+    records: Vec<Record>,
+    payload: Vec<Buf>,
+    blocks: usize,
+    header_bytes: usize,
+}
+
+/// A chunk that gathers writes, or is being written.
+pub(crate) struct GatheredChunk {
+    parts: RefCell<Parts>,
+    outcome: Cell<Option<Result<(), IoError>>>,
+    done: Notify,
+}
+
+impl GatheredChunk {
+    /// Waits until the chunk took effect.
+    pub(crate) async fn outcome(&self) -> Result<(), IoError> {
+        self.done.wait_for(|| self.outcome.get()).await
+    }
+}
+
+/// Open chunk of a core.
+#[derive(Default)]
+pub(crate) struct Gatherer {
+    open: RefCell<Option<Rc<GatheredChunk>>>,
+    in_flight: Cell<usize>,
+    idle: Notify,
+}
+
+impl Gatherer {
+    /// Adds a record with its payload to the open chunk of this core.
+    pub(crate) fn add(
+        self: &Rc<Self>,
+        shared: &Arc<Shared>,
+        record: Record,
+        payload: Option<Buf>,
+    ) -> Rc<GatheredChunk> {
+        let (blocks, bytes) = (record.payload_blocks(), record.header_bytes());
+        let open = self.open.borrow().clone().filter(|open| {
+            let parts = open.parts.borrow();
+            parts.blocks + blocks <= shared.chunk_blocks()
+                && parts.header_bytes + bytes <= RECORD_SPACE_BYTES
+        });
+        let chunk = open.unwrap_or_else(|| self.begin(shared));
+        let mut parts = chunk.parts.borrow_mut();
+        parts.records.push(record);
+        parts.payload.extend(payload);
+        parts.blocks += blocks;
+        parts.header_bytes += bytes;
+        drop(parts);
+        chunk
+    }
+
+    fn begin(self: &Rc<Self>, shared: &Arc<Shared>) -> Rc<GatheredChunk> {
+        let chunk = Rc::new(GatheredChunk {
+            parts: RefCell::default(),
+            outcome: Cell::new(None),
+            done: Notify::new(),
+        });
+        *self.open.borrow_mut() = Some(chunk.clone());
+        let (this, shared, task) = (self.clone(), shared.clone(), chunk.clone());
+        spawn_detached(async move {
+            // The writes of one turn belong to one chunk.
+            yield_now().await;
+            let take = || {
+                let free = this.in_flight.get() < CHUNKS_IN_FLIGHT;
+                free.then(|| this.in_flight.set(this.in_flight.get() + 1))
+            };
+            this.idle.wait_for(take).await;
+            this.close(&task);
+            let outcome = task.write(&shared).await;
+            this.in_flight.set(this.in_flight.get() - 1);
+            this.idle.notify();
+            task.outcome.set(Some(outcome));
+            task.done.notify();
+        });
+        chunk
+    }
+
+    fn close(&self, chunk: &Rc<GatheredChunk>) {
+        let mut open = self.open.borrow_mut();
+        if open.as_ref().is_some_and(|open| Rc::ptr_eq(open, chunk)) {
+            *open = None;
+        }
+    }
+}
+
+impl GatheredChunk {
+    async fn write(&self, shared: &Shared) -> Result<(), IoError> {
+        let Parts { records, payload, blocks, .. } = self.parts.take();
+        let mut memory = chunk_memory(blocks).await;
+        let mut rest = &mut memory[BLOCK_BYTES..];
+        for data in payload {
+            let (part, after) = rest.split_at_mut(data.len());
+            part.copy_from_slice(&data);
+            rest = after;
+        }
+        shared.append(records, memory).await.map(drop)
+    }
+}

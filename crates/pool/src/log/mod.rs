@@ -1,0 +1,7 @@
+//! Log: where the next chunk goes, the chunks in flight, and the writer that gathers the writes of
+//! a core into chunks.
+
+pub(crate) mod append;
+pub(crate) mod gather;
+pub mod position;
+pub mod segments;

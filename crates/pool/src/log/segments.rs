@@ -1,0 +1,141 @@
+//! Segments: which are free, which the log since the last checkpoint uses, and which wait for reads
+//! that began before they became free.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// Holds the segments that a read may refer to. A read keeps a clone while it lasts.
+pub type ReadGuard = Arc<()>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    /// Part of the log since the last checkpoint, or next in it.
+    Log,
+    /// Earlier part of the log; free when no map refers to it.
+    Closed,
+    /// No map refers to it, but reads may be in progress.
+    Retired,
+}
+
+/// Uses of all segments.
+#[derive(Debug)]
+pub struct Segments {
+    uses: Vec<Use>,
+    free: BTreeSet<u32>,
+    /// The log since the last checkpoint, in order; the following segment is the last.
+    log: VecDeque<u32>,
+    reads: ReadGuard,
+    retired: VecDeque<(ReadGuard, Vec<u32>)>,
+}
+
+impl Segments {
+    /// Segments of which those in `log` are part of the log, and those that `is_live` are closed.
+    pub fn new(count: u32, log: &[u32], is_live: impl Fn(u32) -> bool) -> Segments {
+        let mut uses: Vec<Use> = (0..count)
+            .map(|segment| if is_live(segment) { Use::Closed } else { Use::Free })
+            .collect();
+        for segment in log {
+            uses[*segment as usize] = Use::Log;
+        }
+        let free = (0..count).filter(|segment| uses[*segment as usize] == Use::Free).collect();
+        Segments {
+            uses,
+            free,
+            log: log.iter().copied().collect(),
+            reads: ReadGuard::default(),
+            retired: VecDeque::new(),
+        }
+    }
+
+    /// Number of segments.
+    pub fn count(&self) -> usize {
+        self.uses.len()
+    }
+
+    /// Number of free segments.
+    pub fn free(&mut self) -> usize {
+        self.release();
+        self.free.len()
+    }
+
+    /// Number of segments of the log since the last checkpoint.
+    pub fn in_log(&self) -> usize {
+        self.log.len()
+    }
+
+    /// Appends a free segment to the log, the next one after the last for sequential devices.
+    pub fn take(&mut self) -> Option<u32> {
+        self.release();
+        let after = self.log.back().map_or(0, |last| last + 1);
+        let segment = self.free.range(after..).next().or_else(|| self.free.first()).copied()?;
+        self.free.remove(&segment);
+        self.uses[segment as usize] = Use::Log;
+        self.log.push_back(segment);
+        Some(segment)
+    }
+
+    /// A guard for a read that begins now.
+    pub fn guard(&self) -> ReadGuard {
+        self.reads.clone()
+    }
+
+    /// A checkpoint is durable from which a replay begins in `start`: closes the segments before
+    /// it, and retires closed ones without live blocks.
+    pub fn commit(&mut self, start: u32, is_live: impl Fn(u32) -> bool) {
+        while let Some(first) = self.log.front().copied().filter(|first| *first != start) {
+            self.uses[first as usize] = Use::Closed;
+            self.log.pop_front();
+        }
+        assert!(!self.log.is_empty(), "the log begins in one of its segments");
+        let mut dead = Vec::new();
+        for (segment, used) in (0..).zip(&mut self.uses) {
+            if *used == Use::Closed && !is_live(segment) {
+                *used = Use::Retired;
+                dead.push(segment);
+            }
+        }
+        let reads = std::mem::take(&mut self.reads);
+        self.retired.push_back((reads, dead));
+        self.release();
+    }
+
+    /// True for a segment that the cleaner may choose.
+    pub fn is_closed(&self, segment: u32) -> bool {
+        self.uses[segment as usize] == Use::Closed
+    }
+
+    fn release(&mut self) {
+        // Reads that began earlier may refer to what was retired later, so in order.
+        while let Some((_, dead)) =
+            self.retired.pop_front_if(|(reads, _)| Arc::strong_count(reads) == 1)
+        {
+            for segment in dead {
+                self.uses[segment as usize] = Use::Free;
+                self.free.insert(segment);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segment_is_reused_after_checkpoint_and_reads() {
+        let mut segments = Segments::new(4, &[0, 1], |_| false);
+        assert_eq!((segments.take(), segments.take(), segments.take()), (Some(2), Some(3), None));
+        let early = segments.guard();
+        segments.commit(2, |segment| segment == 1);
+        assert_eq!(segments.free(), 0, "a read may refer to segment 0");
+        let late = segments.guard();
+        segments.commit(3, |segment| segment == 1);
+        drop(late);
+        assert_eq!(segments.free(), 0, "in order");
+        drop(early);
+        assert_eq!(segments.free(), 2);
+        assert!(segments.is_closed(1) && !segments.is_closed(0));
+        assert_eq!((segments.take(), segments.take(), segments.take()), (Some(0), Some(2), None));
+    }
+}

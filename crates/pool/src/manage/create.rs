@@ -1,0 +1,159 @@
+//! Creation of a pool.
+
+use std::collections::BTreeMap;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_runtime::{buf, random_u64};
+
+use super::pool::Pool;
+use super::shared::{Opened, Usage};
+use crate::error::PoolError;
+use crate::id::PoolId;
+use crate::limits::{
+    BLOCK_BYTES, DEVICES_MAX, POOL_NAME_MAX, SEGMENT_BLOCKS_DEFAULT, SEGMENTS_MAX,
+};
+use crate::log::position::Position;
+use crate::log::segments::Segments;
+use crate::manage::space::Sizes;
+use crate::map::recent::Recent;
+use crate::ondisk::catalog::Catalog;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::layout::{Layout, segments_of};
+use crate::ondisk::superblock::{
+    COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, copy_offset,
+};
+use crate::storage::{NamedDevice, Storage, write_block};
+
+/// Options of a new pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// Name, 1 to 63 bytes.
+    pub name: String,
+    /// Blocks of 4 KiB per segment: a power of two from 16 to 8,192.
+    pub segment_blocks: u32,
+    /// Use devices that contain data.
+    pub overwrite: bool,
+}
+
+impl CreateOptions {
+    /// Segments of 8 MiB, on empty devices only.
+    pub fn new(name: impl Into<String>) -> CreateOptions {
+        CreateOptions {
+            name: name.into(),
+            segment_blocks: SEGMENT_BLOCKS_DEFAULT,
+            overwrite: false,
+        }
+    }
+}
+
+/// A device that a pool can use.
+async fn check_device(
+    named: &NamedDevice,
+    options: &CreateOptions,
+) -> Result<DeviceRecord, PoolError> {
+    let device = named.name.clone();
+    let geometry = named.device.geometry();
+    let unsuitable = |reason| PoolError::Unsuitable { device: device.clone(), reason };
+    if geometry.read_only {
+        return Err(unsuitable("it is read-only"));
+    }
+    if geometry.block_bytes as usize > BLOCK_BYTES {
+        return Err(unsuitable("its blocks exceed 4 KiB"));
+    }
+    let segments = segments_of(geometry.size_bytes, options.segment_blocks);
+    if segments == 0 {
+        return Err(unsuitable("it is smaller than one segment and the superblock"));
+    }
+    if !options.overwrite
+        && !is_empty(&named.device, geometry.size_bytes)
+            .await
+            .map_err(|error| PoolError::Device { device: device.clone(), error })?
+    {
+        return Err(PoolError::NotEmpty { device });
+    }
+    let segments = segments.min(u64::from(SEGMENTS_MAX)) as u32;
+    Ok(DeviceRecord { id: PoolId::random(), size_bytes: geometry.size_bytes, segments })
+}
+
+async fn is_empty(
+    device: &SharedDevice,
+    size_bytes: u64,
+) -> Result<bool, flagstone_blockdev::IoError> {
+    let len = SUPERBLOCK_AREA_BYTES.min(size_bytes) as usize;
+    if device.try_read_cached(0, len).is_some() {
+        return Ok(true);
+    }
+    let read = device.read(0, buf::alloc(len).await).await?;
+    Ok(read.iter().all(|byte| *byte == 0))
+}
+
+/// Removes superblocks of an earlier pool, which would contradict the new ones.
+async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
+    for copy in 0..COPIES {
+        let written = write_block(&named.device, copy_offset(copy), &[0; BLOCK_BYTES]).await;
+        let device = || named.name.clone();
+        written.map_err(|error| PoolError::Device { device: device(), error })?;
+    }
+    Ok(())
+}
+
+impl Pool {
+    /// Creates a pool on these devices, and opens it.
+    ///
+    /// # Errors
+    /// [`PoolError`] for devices that contain data or are too small, options out of range, and
+    /// errors of the devices. The superblock is written last, so a creation that failed leaves no
+    /// pool.
+    pub async fn create(
+        devices: Vec<NamedDevice>,
+        options: &CreateOptions,
+    ) -> Result<Pool, PoolError> {
+        if !(1..=POOL_NAME_MAX).contains(&options.name.len()) {
+            return Err(PoolError::Options("the name needs 1 to 63 bytes"));
+        }
+        if !(1..=DEVICES_MAX).contains(&devices.len()) {
+            return Err(PoolError::Options("a pool needs 1 to 16 devices"));
+        }
+        if !options.segment_blocks.is_power_of_two() {
+            return Err(PoolError::Options("a segment needs a power of two of blocks"));
+        }
+        let mut records = Vec::with_capacity(devices.len());
+        for named in &devices {
+            records.push(check_device(named, options).await?);
+        }
+        let layout = Layout::new(options.segment_blocks, &records)
+            .map_err(|_| PoolError::Options("the devices have too few or too many segments"))?;
+        for named in &devices {
+            wipe(named).await?;
+        }
+        let segments_count = layout.segments() as usize;
+        let sizes = Sizes::of(&layout);
+        let mut segments = Segments::new(layout.segments(), &[], |_| false);
+        let log = random_u64();
+        let position = Position::begin(log, 1, options.segment_blocks, &mut segments);
+        let position = position.expect("a new pool has free segments");
+        let superblock = Superblock {
+            update: 0,
+            pool: PoolId::random(),
+            name: options.name.clone(),
+            device: 0,
+            devices: records,
+            segment_blocks: options.segment_blocks,
+            log,
+            start: LogStart { sequence: 1, block: 0, following: 0 },
+            root: Entry::HOLE,
+        };
+        let opened = Opened {
+            position,
+            segments,
+            recent: Recent::new(sizes.recent),
+            catalog: Catalog::default(),
+            trees: BTreeMap::new(),
+            usage: Usage { blocks: vec![0; segments_count] },
+            meta_usage: Usage { blocks: vec![0; segments_count] },
+            catalog_bytes: Vec::new(),
+            superblock,
+        };
+        Pool::start(Storage { devices, layout }, sizes, opened).await
+    }
+}

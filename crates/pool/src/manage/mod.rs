@@ -1,0 +1,7 @@
+//! Management: creating pools, their volumes, and the orders on them.
+
+pub mod create;
+pub mod pool;
+pub(crate) mod shared;
+pub(crate) mod space;
+pub mod volume;

@@ -1,0 +1,444 @@
+//! Pool: opening, closing, orders on volumes, and the task that keeps it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::sync::SharedNotify;
+use flagstone_runtime::{CoreLocal, random_u64, spawn_detached};
+use parking_lot::Mutex;
+
+use super::shared::{Opened, Shared, State, VolumeHandle};
+use super::space::{Demand, Sizes};
+use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
+use crate::error::{PoolError, VolumeError};
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, CACHE_PAGES, VOLUMES_MAX};
+use crate::log::append::chunk_memory;
+use crate::log::position::Position;
+use crate::log::segments::Segments;
+use crate::map::cache::PageCache;
+use crate::map::recent::Recent;
+use crate::ondisk::FormatError;
+use crate::ondisk::catalog::VolumeRecord;
+use crate::ondisk::chunk::Record;
+use crate::ondisk::superblock::COPIES;
+use crate::recover::metadata::read_checkpoint;
+use crate::recover::replay::Replay;
+use crate::recover::superblocks::{FoundSuperblock, assemble, read_superblock, repair};
+use crate::storage::{NamedDevice, Storage};
+
+/// Stops the keeper when the last handle of the pool and its volumes is dropped.
+pub(crate) struct PoolGuard(pub(crate) Arc<Shared>);
+
+impl Drop for PoolGuard {
+    fn drop(&mut self) {
+        self.0.state.lock().wanted.stop = true;
+        self.0.progress.notify();
+    }
+}
+
+/// An open pool. Clones refer to the same pool. Dropping all handles of it and of its volumes stops
+/// it as a crash would: [`Pool::close`] makes a checkpoint first.
+#[derive(Clone)]
+pub struct Pool {
+    guard: Arc<PoolGuard>,
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({})", self.guard.0.name)
+    }
+}
+
+/// State of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolStatus {
+    /// Name.
+    pub name: String,
+    /// Identifier.
+    pub id: PoolId,
+    /// Names of the devices, in the order of the device table.
+    pub devices: Vec<String>,
+    /// Space for volumes and their maps, in bytes.
+    pub capacity_bytes: u64,
+    /// Space in use, in bytes; includes changes that a checkpoint may find to be overwritten.
+    pub used_bytes: u64,
+    /// Space reserved for thick volumes beyond what they use, in bytes.
+    pub reserved_bytes: u64,
+    /// Free segments, in bytes.
+    pub free_segment_bytes: u64,
+    /// Number of volumes.
+    pub volumes: usize,
+    /// Checkpoints since the opening.
+    pub checkpoints: u64,
+    /// Why the pool fails changes, until it is opened again.
+    pub failed: Option<IoError>,
+}
+
+/// One order at a time: released when dropped.
+struct Order<'a>(&'a Shared);
+
+impl Drop for Order<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().ordering = false;
+        self.0.progress.notify();
+    }
+}
+
+impl Pool {
+    /// Opens the pool whose devices these are, in any order. Recovery replays the log, and ends
+    /// with a checkpoint.
+    ///
+    /// # Errors
+    /// [`PoolError`] names the device and the reason, for devices that are not one complete and
+    /// current pool, damaged metadata, and errors of devices.
+    pub async fn open(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
+        let mut found = Vec::with_capacity(devices.len());
+        let mut superblocks = Vec::with_capacity(devices.len());
+        for named in devices {
+            let FoundSuperblock { superblock, stale } = read_superblock(&named).await?;
+            superblocks.push((superblock.clone(), stale));
+            found.push((named, superblock));
+        }
+        let (storage, superblock) = assemble(found)?;
+        let stale = superblocks.into_iter().map(|(own, stale)| {
+            let outdated = own.update < superblock.update;
+            (own.device_id(), if outdated { (0..COPIES).collect() } else { stale })
+        });
+        let stale: Vec<_> = stale.collect();
+        let sizes = Sizes::of(&storage.layout);
+        let cache = PageCache::new(CACHE_PAGES);
+        let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
+        let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
+        let mut replay =
+            Replay::new(&storage, &cache, &superblock, recent, catalog, checkpoint.trees);
+        replay.run().await?;
+        repair(&storage, &superblock, &stale).await?;
+        // Replayed chunks may be in the caches of the devices only.
+        let flushed = storage.flush().await;
+        flushed.map_err(|error| PoolError::Device { device: superblock.name.clone(), error })?;
+        let sequence = replay.sequence();
+        let Replay { recent, catalog, trees, segments: log_segments, .. } = replay;
+        let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
+        let is_live =
+            |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
+        let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
+        let begun =
+            Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
+        let position = begun.map_err(|_| PoolError::Metadata {
+            device: storage.devices[0].name.clone(),
+            block: superblock.root.location,
+            reason: FormatError::Field("live blocks"),
+        })?;
+        let catalog_bytes = checkpoint.catalog_bytes;
+        let opened = Opened {
+            position,
+            segments,
+            recent,
+            catalog,
+            trees,
+            usage,
+            meta_usage,
+            catalog_bytes,
+            superblock,
+        };
+        Pool::start(storage, sizes, opened).await
+    }
+
+    /// Makes the first checkpoint, which begins a new log, and starts the keeper.
+    pub(crate) async fn start(
+        storage: Storage,
+        sizes: Sizes,
+        opened: Opened,
+    ) -> Result<Pool, PoolError> {
+        let device = storage.devices[0].name.clone();
+        let shared = Arc::new(Shared {
+            name: opened.superblock.name.clone(),
+            storage,
+            cache: PageCache::new(CACHE_PAGES),
+            sizes,
+            state: Mutex::new(State::new(opened)),
+            progress: SharedNotify::default(),
+            gatherers: CoreLocal::new(),
+        });
+        shared.checkpoint().await.map_err(|error| PoolError::Device { device, error })?;
+        spawn_detached(keep(shared.clone()));
+        Ok(Pool { guard: Arc::new(PoolGuard(shared)) })
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.guard.0
+    }
+
+    /// Makes a checkpoint of everything that took effect before.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub async fn checkpoint(&self) -> Result<(), IoError> {
+        let shared = self.shared();
+        let target = {
+            let mut state = shared.state.lock();
+            state.wanted.checkpoint = true;
+            state.checkpoints + 1 + u64::from(state.frozen.is_some())
+        };
+        shared.progress.notify();
+        let done = || {
+            let state = shared.state.lock();
+            let done = state.checkpoints >= target;
+            if done { Some(Ok(())) } else { state.check().err().map(Err) }
+        };
+        shared.progress.wait_for(done).await
+    }
+
+    /// Makes a checkpoint, so that the next opening has nothing to replay, and stops. Changes fail
+    /// from now on.
+    ///
+    /// # Errors
+    /// Of the devices; the pool is stopped, and its log is replayed at the next opening.
+    pub async fn close(&self) -> Result<(), IoError> {
+        let made = self.checkpoint().await;
+        let mut state = self.shared().state.lock();
+        state.fail(IoError::Unreachable);
+        state.wanted.stop = true;
+        drop(state);
+        self.shared().progress.notify();
+        made
+    }
+
+    /// State of the pool.
+    pub fn status(&self) -> PoolStatus {
+        let shared = self.shared();
+        let mut state = shared.state.lock();
+        let supply = state.supply();
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let segment = u64::from(shared.storage.layout.segment_blocks());
+        PoolStatus {
+            name: shared.name.clone(),
+            id: state.superblock.pool,
+            devices: shared.storage.devices.iter().map(|named| named.name.clone()).collect(),
+            capacity_bytes: bytes(shared.sizes.capacity),
+            used_bytes: bytes(supply.live + supply.entries as u64),
+            reserved_bytes: bytes(supply.reserved),
+            free_segment_bytes: bytes(supply.free as u64 * segment),
+            volumes: state.catalog.present().count(),
+            checkpoints: state.checkpoints,
+            failed: state.check().err(),
+        }
+    }
+
+    /// The volumes, by identifier.
+    pub fn volumes(&self) -> Vec<VolumeInfo> {
+        self.shared().state.lock().catalog.present().map(VolumeInfo::of).collect()
+    }
+
+    /// A volume as a device. Handles of the same volume see the same data and size.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unknown`].
+    pub fn open_volume(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
+        let mut state = self.shared().state.lock();
+        let (id, blocks) = match state.catalog.by_name(name) {
+            Some(volume) => (volume.id, volume.blocks),
+            None => return Err(self.unknown(name)),
+        };
+        let handle = state.handles.entry(id).or_insert_with(|| {
+            Arc::new(VolumeHandle {
+                blocks: AtomicU64::new(blocks),
+                deleted: AtomicBool::new(false),
+            })
+        });
+        Ok(Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone())))
+    }
+
+    fn unknown(&self, name: &str) -> VolumeError {
+        VolumeError::Unknown { pool: self.shared().name.clone(), name: name.to_owned() }
+    }
+
+    async fn order(&self) -> Order<'_> {
+        let shared = self.shared();
+        let begin = || {
+            let mut state = shared.state.lock();
+            (!std::mem::replace(&mut state.ordering, true)).then_some(())
+        };
+        shared.progress.wait_for(begin).await;
+        Order(shared)
+    }
+
+    /// Writes the record of an order, durably.
+    async fn commit(&self, record: Record) -> Result<(), VolumeError> {
+        let shared = self.shared();
+        shared.admit(Demand { entries: 0, ranges: 0, blocks: 0, reserved: true }).await?;
+        let memory = chunk_memory(0).await;
+        shared.append(vec![record], memory).await?;
+        shared.flush().await?;
+        Ok(())
+    }
+
+    /// Checks a new or changed volume against the others and the space.
+    fn check(&self, state: &mut State, new: &VolumeRecord) -> Result<(), VolumeError> {
+        new.check().map_err(|error| match error {
+            FormatError::Field(field) => VolumeError::Field(field),
+            _ => VolumeError::Field("record"),
+        })?;
+        if state.catalog.by_name(&new.name).is_some_and(|other| other.id != new.id) {
+            let (pool, name) = (self.shared().name.clone(), new.name.clone());
+            return Err(VolumeError::Exists { pool, name });
+        }
+        let reservation = |volume: &VolumeRecord| match volume.thick {
+            true => volume.blocks - volume.mapped,
+            false => 0,
+        };
+        let old = state.catalog.volumes.get(&new.id).map_or(0, reservation);
+        let more = reservation(new).saturating_sub(old);
+        let supply = state.supply();
+        let used = supply.live + supply.reserved + supply.entries as u64;
+        let free = self.shared().sizes.capacity.saturating_sub(used);
+        if more > free {
+            let block = BLOCK_BYTES as u64;
+            let (free_bytes, needed_bytes) = (free * block, more * block);
+            return Err(VolumeError::NoSpace { free_bytes, needed_bytes });
+        }
+        Ok(())
+    }
+
+    /// Creates a volume. It exists durably when the call returns.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for a name in use, a field out of range, a reservation that does not fit, or
+    /// errors of the devices.
+    pub async fn create_volume(
+        &self,
+        name: &str,
+        options: &VolumeOptions,
+    ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let _order = self.order().await;
+        let record = {
+            let mut state = self.shared().state.lock();
+            if state.catalog.volumes.len() >= VOLUMES_MAX {
+                return Err(VolumeError::TooMany);
+            }
+            let id = state.catalog.next_id;
+            let mut record = VolumeRecord::new(id, name.to_owned(), blocks_of(options.size_bytes)?);
+            record.thick = options.thick;
+            record.uuid = PoolId::random();
+            record.properties = options.properties.clone();
+            self.check(&mut state, &record)?;
+            record
+        };
+        self.commit(Record::Volume(Box::new(record))).await?;
+        self.open_volume(name)
+    }
+
+    /// Changes a volume, as one durable step: `change` gets the volume as it is.
+    async fn change(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
+    ) -> Result<(), VolumeError> {
+        let _order = self.order().await;
+        let record = {
+            let mut state = self.shared().state.lock();
+            let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
+            let mut record = old.clone();
+            change(&mut record)?;
+            if record == old {
+                return Ok(());
+            }
+            self.check(&mut state, &record)?;
+            record.root = crate::ondisk::entry::Entry::HOLE;
+            record
+        };
+        self.commit(Record::Volume(Box::new(record))).await
+    }
+
+    /// Grows a volume; the same size changes nothing.
+    ///
+    /// # Errors
+    /// [`VolumeError::Shrink`] for a smaller size, and as [`Pool::create_volume`].
+    pub async fn resize_volume(&self, name: &str, size_bytes: u64) -> Result<(), VolumeError> {
+        let blocks = blocks_of(size_bytes)?;
+        self.change(name, |record| {
+            if blocks < record.blocks {
+                let is_bytes = record.blocks * BLOCK_BYTES as u64;
+                return Err(VolumeError::Shrink { is_bytes });
+            }
+            record.blocks = blocks;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Renames a volume. Handles stay valid.
+    ///
+    /// # Errors
+    /// As [`Pool::create_volume`].
+    pub async fn rename_volume(&self, name: &str, new: &str) -> Result<(), VolumeError> {
+        self.change(name, |record| {
+            new.clone_into(&mut record.name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Replaces the properties of a volume, and whether its size is reserved.
+    ///
+    /// # Errors
+    /// As [`Pool::create_volume`].
+    pub async fn set_volume(
+        &self,
+        name: &str,
+        thick: bool,
+        properties: BTreeMap<String, String>,
+    ) -> Result<(), VolumeError> {
+        self.change(name, |record| {
+            record.thick = thick;
+            record.properties = properties;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes a volume. Its handles fail every call from now on; its space is freed by and by.
+    ///
+    /// # Errors
+    /// [`VolumeError::Unknown`], or of the devices. A full pool is none.
+    pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
+        let _order = self.order().await;
+        let volume = self.shared().state.lock().catalog.by_name(name).map(|volume| volume.id);
+        let volume = volume.ok_or_else(|| self.unknown(name))?;
+        self.commit(Record::Delete { volume }).await?;
+        self.shared().state.lock().wanted.checkpoint = true;
+        self.shared().progress.notify();
+        Ok(())
+    }
+}
+
+fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
+    let block = BLOCK_BYTES as u64;
+    if !size_bytes.is_multiple_of(block) {
+        return Err(VolumeError::Field("size, which is not a multiple of 4096"));
+    }
+    Ok(size_bytes / block)
+}
+
+/// Keeper: makes checkpoints and cleans, one at a time, until the pool stops.
+async fn keep(shared: Arc<Shared>) {
+    loop {
+        let next = || {
+            let state = shared.state.lock();
+            let wanted = state.wanted;
+            let stop = wanted.stop || state.check().is_err();
+            (stop || wanted.checkpoint || wanted.cleaning).then_some((stop, wanted))
+        };
+        let (stop, wanted) = shared.progress.wait_for(next).await;
+        if stop {
+            return;
+        }
+        let done = if wanted.checkpoint { shared.checkpoint().await } else { shared.clean().await };
+        if done.is_err() {
+            return;
+        }
+    }
+}

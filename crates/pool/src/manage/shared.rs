@@ -1,0 +1,367 @@
+//! Shared state of an open pool: one lock, held for a few instructions and never across an await.
+//!
+//! Invariant: the recent changes above the trees are exactly the chunks that took effect since the
+//! checkpoint of the trees.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::CoreLocal;
+use flagstone_runtime::sync::SharedNotify;
+use parking_lot::Mutex;
+
+use super::space::{Admission, Demand, Sizes, Supply, admit};
+use crate::limits::{CHUNK_PAYLOAD_BLOCKS, CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
+use crate::log::gather::Gatherer;
+use crate::log::position::{ChunkContent, Placement, Position};
+use crate::log::segments::{ReadGuard, Segments};
+use crate::map::cache::PageCache;
+use crate::map::recent::{Recent, zero_entries};
+use crate::map::tree::Tree;
+use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::chunk::Record;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::PagePlace;
+use crate::ondisk::superblock::Superblock;
+use crate::storage::Storage;
+
+/// An open pool.
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) storage: Storage,
+    pub(crate) cache: PageCache,
+    pub(crate) sizes: Sizes,
+    pub(crate) state: Mutex<State>,
+    /// A chunk took effect, a checkpoint was committed, work was requested, or the pool failed.
+    pub(crate) progress: SharedNotify,
+    pub(crate) gatherers: CoreLocal<Gatherer>,
+}
+
+/// What the handles of a volume see of it.
+#[derive(Debug)]
+pub(crate) struct VolumeHandle {
+    pub(crate) blocks: AtomicU64,
+    pub(crate) deleted: AtomicBool,
+}
+
+/// Work that the keeper has been asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) checkpoint: bool,
+    pub(crate) cleaning: bool,
+    pub(crate) stop: bool,
+}
+
+/// Live blocks per segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Usage {
+    pub(crate) blocks: Vec<u32>,
+}
+
+impl Usage {
+    pub(crate) fn total(&self) -> u64 {
+        self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
+    }
+}
+
+pub(crate) struct State {
+    pub(crate) position: Position,
+    pub(crate) segments: Segments,
+    pub(crate) active: Recent,
+    /// Changes that a checkpoint is merging.
+    pub(crate) frozen: Option<Arc<Recent>>,
+    pub(crate) catalog: Catalog,
+    /// Maps as of the last checkpoint, of every volume in the catalog.
+    pub(crate) trees: BTreeMap<u32, Tree>,
+    pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
+    /// Of the volumes' maps, as of the last checkpoint.
+    pub(crate) usage: Usage,
+    /// Of the metadata map, as of the last checkpoint.
+    pub(crate) meta_usage: Usage,
+    /// Sum of both.
+    pub(crate) live: u64,
+    /// Catalog as it is on disk.
+    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) superblock: Superblock,
+    /// Number of checkpoints since the opening.
+    pub(crate) checkpoints: u64,
+    /// Entries and ranges that were admitted and have not taken effect.
+    pub(crate) admitted: (usize, usize),
+    /// Pages and metadata blocks that the cleaner wants out of their segments.
+    pub(crate) moving: Vec<PagePlace>,
+    /// The cleaner found nothing since the last checkpoint.
+    pub(crate) clean: bool,
+    pub(crate) wanted: Wanted,
+    pub(crate) ordering: bool,
+    /// Memory for the next table of recent changes.
+    pub(crate) spare: Option<Recent>,
+    failed: Option<IoError>,
+}
+
+/// The parts of a state that recovery or creation provides.
+pub(crate) struct Opened {
+    pub(crate) position: Position,
+    pub(crate) segments: Segments,
+    pub(crate) recent: Recent,
+    pub(crate) catalog: Catalog,
+    pub(crate) trees: BTreeMap<u32, Tree>,
+    pub(crate) usage: Usage,
+    pub(crate) meta_usage: Usage,
+    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) superblock: Superblock,
+}
+
+impl State {
+    pub(crate) fn new(opened: Opened) -> State {
+        let live = opened.usage.total() + opened.meta_usage.total();
+        State {
+            position: opened.position,
+            segments: opened.segments,
+            active: opened.recent,
+            frozen: None,
+            catalog: opened.catalog,
+            trees: opened.trees,
+            handles: BTreeMap::new(),
+            usage: opened.usage,
+            meta_usage: opened.meta_usage,
+            live,
+            catalog_bytes: opened.catalog_bytes,
+            superblock: opened.superblock,
+            checkpoints: 0,
+            admitted: (0, 0),
+            moving: Vec::new(),
+            clean: false,
+            wanted: Wanted::default(),
+            ordering: false,
+            spare: None,
+            failed: None,
+        }
+    }
+
+    /// # Errors
+    /// After a failed write or flush.
+    pub(crate) fn check(&self) -> Result<(), IoError> {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// No chunk takes effect any more, and every change fails with `error`.
+    pub(crate) fn fail(&mut self, error: IoError) {
+        self.failed.get_or_insert(error);
+    }
+
+    pub(crate) fn reserve(&mut self, payload_blocks: usize) -> Result<Placement, IoError> {
+        self.position.reserve(payload_blocks, &mut self.segments)
+    }
+
+    /// Records that were admitted will not take effect, or did: they no longer count as admitted.
+    pub(crate) fn withdraw(&mut self, records: &[Record]) {
+        for record in records {
+            let (entries, ranges) = match record {
+                Record::Data { count, .. } => (usize::from(*count), 0),
+                Record::Zero { count, .. } => match zero_entries(*count) {
+                    0 => (0, 1),
+                    entries => (entries, 0),
+                },
+                Record::Moved { .. } => (1, 0),
+                Record::Page(_) | Record::Volume(_) | Record::Delete { .. } => (0, 0),
+            };
+            self.admitted.0 -= entries;
+            self.admitted.1 -= ranges;
+        }
+    }
+
+    /// Lets written chunks take effect, in order.
+    pub(crate) fn apply_written(&mut self) {
+        while let Some(chunk) = self.position.pop_written() {
+            let content = chunk.content.expect("it is written");
+            self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
+        }
+    }
+
+    fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
+        self.withdraw(&content.records);
+        let mut blocks = (payload..).zip(&content.checksums);
+        let mut next = || {
+            let (location, checksum) = blocks.next().expect("each payload block has an owner");
+            Entry { location, birth: sequence, checksum: *checksum }
+        };
+        for record in &content.records {
+            match record {
+                Record::Data { volume, block, count } => {
+                    let present = self.is_present(*volume);
+                    for block in (*block..).take(usize::from(*count)) {
+                        let entry = next();
+                        if present {
+                            self.active.insert(*volume, block, entry);
+                        }
+                    }
+                }
+                Record::Zero { volume, block, count } => {
+                    if self.is_present(*volume) {
+                        self.active.zero(*volume, *block, *count);
+                    }
+                }
+                Record::Moved { volume, block, old, birth } => {
+                    let entry = Entry { birth: *birth, ..next() };
+                    if self.is_present(*volume) {
+                        self.move_block(*volume, *block, *old, entry);
+                    }
+                }
+                Record::Page(_) => drop(next()),
+                Record::Volume(volume) => {
+                    self.catalog
+                        .upsert(volume)
+                        .expect("orders are checked before they are written");
+                    let tree = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
+                    self.trees.entry(volume.id).or_insert(tree);
+                    if let Some(handle) = self.handles.get(&volume.id) {
+                        handle.blocks.store(volume.blocks, Ordering::Release);
+                    }
+                }
+                Record::Delete { volume } => {
+                    self.catalog
+                        .delete(*volume)
+                        .expect("orders are checked before they are written");
+                    if let Some(handle) = self.handles.remove(volume) {
+                        handle.deleted.store(true, Ordering::Release);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The cleaner's copy takes effect if the block is where the cleaner found it. A recent change
+    /// decides; without one the tree does, from which the cleaner read it, because the cleaner
+    /// waits for its copies before the next checkpoint begins.
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
+        let recent = self.recent(volume, block);
+        if recent.is_none_or(|found| found.location == old) {
+            self.active.insert(volume, block, entry);
+        }
+    }
+
+    pub(crate) fn is_present(&self, volume: u32) -> bool {
+        let volume = self.catalog.volumes.get(&volume);
+        volume.is_some_and(|volume| volume.state == VolumeState::Present)
+    }
+
+    /// The entry of a block that changed since the checkpoint.
+    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
+        let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.get(volume, block));
+        self.active.get(volume, block).or_else(frozen)
+    }
+
+    pub(crate) fn guard(&self) -> ReadGuard {
+        self.segments.guard()
+    }
+
+    pub(crate) fn supply(&mut self) -> Supply {
+        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.len());
+        let thick = self.catalog.present().filter(|volume| volume.thick);
+        let reserved = thick.map(|volume| volume.blocks - volume.mapped).sum();
+        let deleting = self.catalog.volumes.len() > self.catalog.present().count();
+        Supply {
+            live: self.live + frozen as u64,
+            reserved,
+            entries: self.active.len() + self.admitted.0,
+            ranges: self.active.ranges_len() + self.admitted.1,
+            free: self.segments.free(),
+            unmerged: deleting
+                || !self.active.is_empty()
+                || self.frozen.is_some()
+                || self.admitted != (0, 0),
+            clean: self.clean,
+        }
+    }
+
+    /// Decides whether a change may begin; `None` if it has to wait.
+    fn try_admit(&mut self, sizes: &Sizes, demand: &Demand) -> Option<Result<(), IoError>> {
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        if self.position.in_flight() >= CHUNKS_UNAPPLIED {
+            return None;
+        }
+        let supply = self.supply();
+        match admit(sizes, &supply, demand) {
+            Admission::Now => {
+                self.admitted.0 += demand.entries;
+                self.admitted.1 += demand.ranges;
+                // Ahead of the limit, so that writes rarely wait for it.
+                let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
+                self.wanted.checkpoint |=
+                    4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
+                self.wanted.cleaning |= supply.free < 2 * sizes.reserve;
+                Some(Ok(()))
+            }
+            Admission::AfterCheckpoint => {
+                self.wanted.checkpoint = true;
+                None
+            }
+            Admission::AfterCleaning => {
+                self.wanted.cleaning = true;
+                None
+            }
+            Admission::Full => Some(Err(IoError::NoSpace)),
+        }
+    }
+}
+
+impl Shared {
+    /// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
+    pub(crate) fn chunk_blocks(&self) -> usize {
+        let segment = self.storage.layout.segment_blocks() as usize;
+        CHUNK_PAYLOAD_BLOCKS.min((segment / 8).max(8) - 1)
+    }
+
+    /// The open chunk of this core.
+    pub(crate) fn gatherer(&self) -> std::rc::Rc<Gatherer> {
+        self.gatherers.get_or_init(Gatherer::default)
+    }
+
+    /// Waits until a change may begin.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] in a full pool.
+    pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
+        let mut asked = false;
+        let admitted = self.progress.wait_for(|| {
+            let mut state = self.state.lock();
+            let before = state.wanted;
+            let decided = state.try_admit(&self.sizes, &demand);
+            asked |= before != state.wanted;
+            let notify = std::mem::take(&mut asked);
+            drop(state);
+            if notify {
+                self.progress.notify();
+            }
+            decided
+        });
+        admitted.await
+    }
+
+    /// Makes everything durable that took effect before.
+    ///
+    /// # Errors
+    /// Of the devices; later calls fail with [`IoError::Poisoned`].
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        let applied = {
+            let state = self.state.lock();
+            state.check()?;
+            if state.position.durable >= state.position.applied() {
+                return Ok(());
+            }
+            state.position.applied()
+        };
+        if let Err(error) = self.storage.flush().await {
+            self.state.lock().fail(IoError::Poisoned);
+            self.progress.notify();
+            return Err(error);
+        }
+        let mut state = self.state.lock();
+        state.position.durable = state.position.durable.max(applied);
+        Ok(())
+    }
+}

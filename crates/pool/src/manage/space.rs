@@ -1,0 +1,141 @@
+//! Space: what a pool can hold, and whether a write may begin. Pure.
+
+use crate::limits::RECENT_MAX;
+use crate::ondisk::layout::Layout;
+
+/// Entries of [`crate::limits`] that one block of the usage table has.
+pub(crate) const USAGE_PER_BLOCK: usize = crate::limits::BLOCK_BYTES / 4;
+
+/// Sizes that follow from the layout of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Recent changes between two checkpoints.
+    pub(crate) recent: usize,
+    /// Segments that only checkpoints, deletions and the cleaner may take.
+    pub(crate) reserve: usize,
+    /// Blocks that volumes and their maps may have.
+    pub(crate) capacity: u64,
+}
+
+impl Sizes {
+    /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
+    /// it, and the metadata; the reserve holds two checkpoints, because the space of the first is
+    /// free only after the second. A sixteenth of the rest is slack, without which the cleaner
+    /// copies more than it frees.
+    pub(crate) fn of(layout: &Layout) -> Sizes {
+        let blocks = layout.blocks();
+        let recent = (blocks / 128).clamp(16, RECENT_MAX as u64);
+        let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
+        let checkpoint = recent + recent / 8 + 2 * usage + 8;
+        let reserve = 4 + (2 * checkpoint).div_ceil(u64::from(layout.segment_blocks()) / 2);
+        let reserve = reserve.min(u64::from(layout.segments()) / 4);
+        let rest = (u64::from(layout.segments()) - reserve) * u64::from(layout.segment_blocks());
+        Sizes { recent: recent as usize, reserve: reserve as usize, capacity: rest - rest / 16 }
+    }
+}
+
+/// What decides whether a write may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Demand {
+    /// New entries among the recent changes.
+    pub(crate) entries: usize,
+    /// New ranges of zeroes.
+    pub(crate) ranges: usize,
+    /// Blocks of data.
+    pub(crate) blocks: u64,
+    /// The space is reserved: a thick volume, or an order.
+    pub(crate) reserved: bool,
+}
+
+/// The state of a pool, as far as space is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Supply {
+    /// Live blocks of the maps, their pages included.
+    pub(crate) live: u64,
+    /// Blocks reserved for thick volumes beyond what they have.
+    pub(crate) reserved: u64,
+    /// Recent changes, admitted ones included.
+    pub(crate) entries: usize,
+    /// Recent ranges, admitted ones included.
+    pub(crate) ranges: usize,
+    /// Free segments.
+    pub(crate) free: usize,
+    /// A checkpoint would find dead blocks: there are recent changes, or deleted volumes.
+    pub(crate) unmerged: bool,
+    /// The cleaner found nothing to free since the last checkpoint.
+    pub(crate) clean: bool,
+}
+
+/// Whether a write may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Now.
+    Now,
+    /// After a checkpoint.
+    AfterCheckpoint,
+    /// After the cleaner has freed segments.
+    AfterCleaning,
+    /// The pool is full.
+    Full,
+}
+
+/// Decides whether a write may begin.
+pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand) -> Admission {
+    let entries = supply.entries + demand.entries;
+    let ranges = supply.ranges + demand.ranges;
+    if supply.entries > 0 && entries > sizes.recent
+        || supply.ranges > 0 && ranges > crate::limits::RANGES_MAX
+    {
+        return Admission::AfterCheckpoint;
+    }
+    let used = supply.live + supply.reserved + supply.entries as u64;
+    if demand.blocks > 0 && !demand.reserved && used + demand.blocks > sizes.capacity {
+        return if supply.unmerged { Admission::AfterCheckpoint } else { Admission::Full };
+    }
+    // Zeroes and orders free space, so they may use the reserve.
+    if demand.blocks > 0 && supply.free <= sizes.reserve {
+        return match (supply.clean, supply.unmerged) {
+            (false, _) => Admission::AfterCleaning,
+            (true, true) => Admission::AfterCheckpoint,
+            (true, false) => Admission::Full,
+        };
+    }
+    Admission::Now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: Sizes = Sizes { recent: 100, reserve: 4, capacity: 1000 };
+    const SUPPLY: Supply = Supply {
+        live: 500,
+        reserved: 100,
+        entries: 10,
+        ranges: 0,
+        free: 20,
+        unmerged: true,
+        clean: false,
+    };
+    const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
+
+    #[test]
+    fn writes_are_admitted_by_space_and_segments() {
+        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand);
+        assert_eq!(decide(SUPPLY, WRITE), Admission::Now);
+        let crowded = Supply { entries: 95, ..SUPPLY };
+        assert_eq!(decide(crowded, WRITE), Admission::AfterCheckpoint);
+        let full = Supply { live: 890, ..SUPPLY };
+        assert_eq!(decide(full, WRITE), Admission::AfterCheckpoint);
+        let full = Supply { unmerged: false, ..full };
+        assert_eq!(decide(full, WRITE), Admission::Full);
+        assert_eq!(decide(full, Demand { reserved: true, ..WRITE }), Admission::Now);
+        assert_eq!(decide(full, Demand { blocks: 0, ..WRITE }), Admission::Now);
+        let dirty = Supply { free: 4, ..SUPPLY };
+        assert_eq!(decide(dirty, WRITE), Admission::AfterCleaning);
+        assert_eq!(decide(dirty, Demand { blocks: 0, ..WRITE }), Admission::Now);
+        assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
+        let stuck = Supply { clean: true, unmerged: false, ..dirty };
+        assert_eq!(decide(stuck, WRITE), Admission::Full);
+    }
+}

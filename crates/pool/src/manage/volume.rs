@@ -1,0 +1,421 @@
+//! Volume of a pool, as a [`BlockDevice`].
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use flagstone_blockdev::limits::EXTENTS_MAX;
+use flagstone_blockdev::window::run_all;
+use flagstone_blockdev::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_runtime::{Buf, BufMut, buf};
+
+use super::pool::PoolGuard;
+use super::shared::{Shared, VolumeHandle};
+use super::space::Demand;
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
+use crate::log::gather::GatheredChunk;
+use crate::map::recent::zero_entries;
+use crate::map::tree::Found;
+use crate::ondisk::catalog::VolumeRecord;
+use crate::ondisk::checksum;
+use crate::ondisk::chunk::Record;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::FANOUT;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Blocks that one step of a read looks up: entries of 24 B take 1.5 KiB of its state.
+const LOOKUP_BLOCKS: usize = 64;
+
+/// Leaves that one call of [`BlockDevice::allocated`] visits at most.
+const ALLOCATED_LEAVES: usize = 256;
+
+/// Options of a new volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeOptions {
+    /// Size, in bytes: a positive multiple of 4,096.
+    pub size_bytes: u64,
+    /// Reserve the size.
+    pub thick: bool,
+    /// Text that the layers above keep with the volume; 2 KiB in total.
+    pub properties: BTreeMap<String, String>,
+}
+
+/// A volume, as listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Name.
+    pub name: String,
+    /// Identifies the volume for hosts.
+    pub uuid: PoolId,
+    /// Size, in bytes.
+    pub size_bytes: u64,
+    /// Space in use as of the last checkpoint, in bytes.
+    pub used_bytes: u64,
+    /// The size is reserved.
+    pub thick: bool,
+    /// Text that the layers above keep with it.
+    pub properties: BTreeMap<String, String>,
+}
+
+impl VolumeInfo {
+    pub(crate) fn of(record: &VolumeRecord) -> VolumeInfo {
+        VolumeInfo {
+            name: record.name.clone(),
+            uuid: record.uuid,
+            size_bytes: record.blocks * BLOCK,
+            used_bytes: record.mapped * BLOCK,
+            thick: record.thick,
+            properties: record.properties.clone(),
+        }
+    }
+}
+
+/// A volume of an open pool. It keeps the pool open.
+pub struct PoolVolume {
+    guard: Arc<PoolGuard>,
+    io: VolumeIo,
+}
+
+/// What a call needs; cheap to clone into its future.
+#[derive(Clone)]
+struct VolumeIo {
+    shared: Arc<Shared>,
+    volume: u32,
+    handle: Arc<VolumeHandle>,
+}
+
+impl PoolVolume {
+    pub(crate) fn new(guard: Arc<PoolGuard>, volume: u32, handle: Arc<VolumeHandle>) -> PoolVolume {
+        let io = VolumeIo { shared: guard.0.clone(), volume, handle };
+        PoolVolume { guard, io }
+    }
+
+    /// The volume as listed, unless it was deleted.
+    pub fn info(&self) -> Option<VolumeInfo> {
+        let state = self.guard.0.state.lock();
+        let record = state.catalog.volumes.get(&self.io.volume);
+        record.filter(|_| state.is_present(self.io.volume)).map(VolumeInfo::of)
+    }
+
+    fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {
+        if self.io.handle.deleted.load(Ordering::Acquire) {
+            return Err(IoError::Unreachable);
+        }
+        checked
+    }
+
+    fn zero(&self, offset: u64, len: u64, fua: bool) -> IoFuture<()> {
+        let checked = self.check(self.geometry().check_change(offset, len));
+        IoFuture::checked(checked, || {
+            let io = self.io.clone();
+            IoFuture::later(async move {
+                io.zero(offset / BLOCK..(offset + len) / BLOCK).await?;
+                if fua { io.shared.flush().await } else { Ok(()) }
+            })
+        })
+    }
+}
+
+impl BlockDevice for PoolVolume {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            volatile_cache: self.io.shared.storage.has_volatile_cache(),
+            ..Geometry::new(
+                self.io.handle.blocks.load(Ordering::Acquire) * BLOCK,
+                BLOCK_BYTES as u32,
+            )
+        }
+    }
+
+    fn must_reopen(&self) -> bool {
+        self.io.shared.state.lock().check() == Err(IoError::Poisoned)
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let checked = self.check(self.geometry().check(offset, len));
+        IoFuture::checked(checked, || {
+            let io = self.io.clone();
+            let blocks = offset / BLOCK..(offset + len) / BLOCK;
+            IoFuture::later(async move { io.allocated(blocks).await })
+        })
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let checked = self.check(self.geometry().check_transfer(offset, buf.len()));
+        IoFuture::checked(checked, || {
+            let io = self.io.clone();
+            IoFuture::later(async move { io.read(offset / BLOCK, buf).await })
+        })
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let geometry = self.geometry();
+        let checked = geometry.check_change(offset, data.len() as u64);
+        let checked = checked.and_then(|()| geometry.check_transfer(offset, data.len()));
+        IoFuture::checked(self.check(checked), || {
+            let io = self.io.clone();
+            IoFuture::later(async move {
+                io.write(offset / BLOCK, data).await?;
+                if fua { io.shared.flush().await } else { Ok(()) }
+            })
+        })
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        let io = self.io.clone();
+        IoFuture::later(async move { io.shared.flush().await })
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.zero(offset, len, false)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.zero(offset, len, flags.fua)
+    }
+}
+
+/// Chunks that a write is part of, waited for at its end.
+#[derive(Default)]
+struct Chunks {
+    first: Option<Rc<GatheredChunk>>,
+    more: Vec<Rc<GatheredChunk>>,
+}
+
+impl Chunks {
+    fn push(&mut self, chunk: Rc<GatheredChunk>) {
+        let last = self.more.last().or(self.first.as_ref());
+        if last.is_some_and(|last| Rc::ptr_eq(last, &chunk)) {
+            return;
+        }
+        match self.first {
+            None => self.first = Some(chunk),
+            Some(_) => self.more.push(chunk),
+        }
+    }
+
+    async fn outcome(self) -> Result<(), IoError> {
+        for chunk in self.first.into_iter().chain(self.more) {
+            chunk.outcome().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Splits blocks into runs of zeroes, at most as long as a record by block, and of data.
+fn runs(data: &Buf) -> impl Iterator<Item = (Range<usize>, bool)> {
+    let zeroes = buf::zeroes(BLOCK_BYTES);
+    let is_zero = move |block: usize| data[block * BLOCK_BYTES..][..BLOCK_BYTES] == zeroes[..];
+    let blocks = data.len() / BLOCK_BYTES;
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let zero = (at < blocks).then(|| is_zero(at))?;
+        let start = at;
+        at += 1;
+        while at < blocks && is_zero(at) == zero && (at - start) < ZERO_BY_BLOCK as usize {
+            at += 1;
+        }
+        Some((start..at, zero))
+    })
+}
+
+impl VolumeIo {
+    async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
+        let mut chunks = Chunks::default();
+        let piece_bytes = self.shared.chunk_blocks() * BLOCK_BYTES;
+        let mut at = 0;
+        while at < data.len() {
+            let piece = data.slice(at..(at + piece_bytes).min(data.len()));
+            self.write_piece(block + (at / BLOCK_BYTES) as u64, piece, &mut chunks).await?;
+            at += piece_bytes;
+        }
+        chunks.outcome().await
+    }
+
+    /// Adds at most a chunk of data to the log.
+    async fn write_piece(&self, block: u64, data: Buf, chunks: &mut Chunks) -> Result<(), IoError> {
+        let zeroes: usize = runs(&data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
+        let entries = data.len() / BLOCK_BYTES;
+        let reserved = self.is_thick();
+        let blocks = (entries - zeroes) as u64;
+        self.shared.admit(Demand { entries, ranges: 0, blocks, reserved }).await?;
+        let gatherer = self.shared.gatherer();
+        for (run, zero) in runs(&data) {
+            let (volume, block) = (self.volume, block + run.start as u64);
+            let chunk = if zero {
+                let record = Record::Zero { volume, block, count: run.len() as u64 };
+                gatherer.add(&self.shared, record, None)
+            } else {
+                let record = Record::Data { volume, block, count: run.len() as u16 };
+                let payload = data.slice(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES);
+                gatherer.add(&self.shared, record, Some(payload))
+            };
+            chunks.push(chunk);
+        }
+        Ok(())
+    }
+
+    fn is_thick(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.catalog.volumes.get(&self.volume).is_some_and(|volume| volume.thick)
+    }
+
+    async fn zero(&self, blocks: Range<u64>) -> Result<(), IoError> {
+        let mut block = blocks.start;
+        while block < blocks.end {
+            let count = (blocks.end - block).min(ZERO_RECORD_BLOCKS);
+            let entries = zero_entries(count);
+            let ranges = usize::from(entries == 0);
+            self.shared.admit(Demand { entries, ranges, blocks: 0, reserved: true }).await?;
+            let record = Record::Zero { volume: self.volume, block, count };
+            self.shared.gatherer().add(&self.shared, record, None).outcome().await?;
+            block += count;
+        }
+        Ok(())
+    }
+
+    async fn read(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
+        if buf.len() <= LOOKUP_BLOCKS * BLOCK_BYTES {
+            return self.read_part(block, buf).await;
+        }
+        let mut block = block;
+        let mut done: Option<BufMut> = None;
+        while !buf.is_empty() {
+            let part = buf.split_to(buf.len().min(LOOKUP_BLOCKS * BLOCK_BYTES));
+            let blocks = (part.len() / BLOCK_BYTES) as u64;
+            join(&mut done, self.read_part(block, part).await?);
+            block += blocks;
+        }
+        Ok(done.expect("a read has blocks"))
+    }
+
+    /// Reads at most [`LOOKUP_BLOCKS`].
+    async fn read_part(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
+        let count = buf.len() / BLOCK_BYTES;
+        let mut recent = [None; LOOKUP_BLOCKS];
+        // The guard keeps the segments of everything that is looked up now.
+        let (tree, _guard) = {
+            let state = self.shared.state.lock();
+            for (entry, block) in recent[..count].iter_mut().zip(block..) {
+                *entry = state.recent(self.volume, block);
+            }
+            let tree = state.trees.get(&self.volume).copied().ok_or(IoError::Unreachable)?;
+            (tree, state.guard())
+        };
+        let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
+        let mut leaf: Option<(u64, Found)> = None;
+        for (index, block) in (0..count).zip(block..) {
+            if let Some(entry) = recent[index] {
+                entries[index] = entry;
+                continue;
+            }
+            let number = block / FANOUT as u64;
+            if leaf.as_ref().is_none_or(|(found, _)| *found != number) {
+                let (storage, cache) = (&self.shared.storage, &self.shared.cache);
+                leaf = Some((number, tree.find(storage, cache, block).await?));
+            }
+            if let Some((_, Found::Leaf(page))) = &leaf {
+                entries[index] = page.entries[block as usize % FANOUT];
+            }
+        }
+        let entries = &entries[..count];
+        let mut at = 0;
+        let calls = std::iter::from_fn(|| {
+            let run = self.run_of(entries.get(at..).filter(|rest| !rest.is_empty())?);
+            let mut part = buf.split_to(run * BLOCK_BYTES);
+            let first = entries[at];
+            at += run;
+            Some(if first.is_hole() {
+                part.fill(0);
+                IoFuture::ready(Ok(part))
+            } else {
+                self.shared.storage.read(first.location, part)
+            })
+        });
+        let mut done: Option<BufMut> = None;
+        run_all(calls, |part| join(&mut done, part)).await?;
+        let done = done.expect("a read has blocks");
+        for ((entry, bytes), block) in entries.iter().zip(done.chunks(BLOCK_BYTES)).zip(block..) {
+            if !entry.is_hole() && checksum(bytes) != entry.checksum {
+                let device = &self.shared.storage.device_of(entry.location).name;
+                let location = entry.location;
+                tracing::error!(device, location, volume = self.volume, block, "block is damaged");
+                return Err(IoError::ReadFault);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Number of leading entries that are all holes, or consecutive blocks of one segment.
+    fn run_of(&self, entries: &[Entry]) -> usize {
+        let first = entries[0];
+        let layout = &self.shared.storage.layout;
+        let continues = |(index, entry): &(u64, &Entry)| {
+            if first.is_hole() {
+                return entry.is_hole();
+            }
+            entry.location == first.location + index
+                && layout.segment_of(entry.location) == layout.segment_of(first.location)
+        };
+        (0..).zip(entries).take_while(continues).count()
+    }
+
+    async fn allocated(&self, blocks: Range<u64>) -> Result<Vec<Extent>, IoError> {
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = blocks.start;
+        for _ in 0..ALLOCATED_LEAVES {
+            if at >= blocks.end {
+                break;
+            }
+            let leaf_end = ((at / FANOUT as u64 + 1) * FANOUT as u64).min(blocks.end);
+            // Recent changes and tree must be of one moment.
+            let (tree, _guard, recent, any_recent) = {
+                let state = self.shared.state.lock();
+                let tree = state.trees.get(&self.volume).copied().ok_or(IoError::Unreachable)?;
+                let is_hole = |block| Some(state.recent(self.volume, block)?.is_hole());
+                let recent: Vec<Option<bool>> = (at..leaf_end).map(is_hole).collect();
+                let any_recent = !state.active.is_empty() || state.frozen.is_some();
+                (tree, state.guard(), recent, any_recent)
+            };
+            let found = tree.find(&self.shared.storage, &self.shared.cache, at).await?;
+            let end = match found {
+                Found::Holes(count) if !any_recent => blocks.end.min(at.saturating_add(count)),
+                _ => leaf_end,
+            };
+            for (block, recent) in (at..leaf_end).zip(recent) {
+                let below = || match &found {
+                    Found::Leaf(page) => page.entries[block as usize % FANOUT].is_hole(),
+                    Found::Holes(_) => true,
+                };
+                push_extent(&mut extents, 1, recent.unwrap_or_else(below));
+            }
+            if end > leaf_end {
+                push_extent(&mut extents, end - leaf_end, true);
+            }
+            at = end;
+            if extents.len() > EXTENTS_MAX {
+                extents.truncate(EXTENTS_MAX);
+                break;
+            }
+        }
+        Ok(extents)
+    }
+}
+
+fn push_extent(extents: &mut Vec<Extent>, blocks: u64, is_hole: bool) {
+    match extents.last_mut() {
+        Some(last) if last.is_hole == is_hole => last.len += blocks * BLOCK,
+        _ => extents.push(Extent { len: blocks * BLOCK, is_hole }),
+    }
+}
+
+fn join(done: &mut Option<BufMut>, part: BufMut) {
+    match done {
+        None => *done = Some(part),
+        Some(done) => done.unsplit(part).expect("parts of one buffer, in order"),
+    }
+}

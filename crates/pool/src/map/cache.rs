@@ -1,0 +1,101 @@
+//! Page cache: decoded map pages, bounded in number, with second-chance eviction.
+//!
+//! Invariant: a page is returned only for the entry with which it was read. A location that was
+//! reused for another page is a miss, because the entries differ in birth.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::MapPage;
+
+struct Slot {
+    entry: Entry,
+    page: Arc<MapPage>,
+    used: bool,
+}
+
+#[derive(Default)]
+struct Slots {
+    by_location: BTreeMap<u64, usize>,
+    slots: Vec<Slot>,
+    hand: usize,
+}
+
+/// Cache of map pages, shared by cores.
+pub struct PageCache {
+    capacity: usize,
+    slots: Mutex<Slots>,
+}
+
+impl PageCache {
+    /// A cache of at most `capacity` pages.
+    pub fn new(capacity: usize) -> PageCache {
+        PageCache { capacity: capacity.max(1), slots: Mutex::default() }
+    }
+
+    /// The page of an entry, if it is in memory.
+    pub fn get(&self, entry: Entry) -> Option<Arc<MapPage>> {
+        let mut slots = self.slots.lock();
+        let index = *slots.by_location.get(&entry.location)?;
+        let slot = &mut slots.slots[index];
+        slot.used = true;
+        (slot.entry == entry).then(|| slot.page.clone())
+    }
+
+    /// Adds a page.
+    pub fn put(&self, entry: Entry, page: Arc<MapPage>) {
+        let mut slots = self.slots.lock();
+        let fresh = Slot { entry, page, used: true };
+        if let Some(index) = slots.by_location.get(&entry.location).copied() {
+            slots.slots[index] = fresh;
+            return;
+        }
+        let index = if slots.slots.len() < self.capacity {
+            slots.slots.push(fresh);
+            slots.slots.len() - 1
+        } else {
+            let index = slots.evict();
+            slots.slots[index] = fresh;
+            index
+        };
+        slots.by_location.insert(entry.location, index);
+    }
+}
+
+impl Slots {
+    /// Removes a page that was not used since the hand passed it; returns its slot.
+    fn evict(&mut self) -> usize {
+        loop {
+            let index = self.hand;
+            self.hand = (self.hand + 1) % self.slots.len();
+            let slot = &mut self.slots[index];
+            if !std::mem::replace(&mut slot.used, false) {
+                self.by_location.remove(&slot.entry.location);
+                return index;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_is_bounded_and_never_returns_another_page() {
+        let cache = PageCache::new(4);
+        let entry = |location, birth| Entry { location, birth, checksum: 0 };
+        for location in 1..10 {
+            cache.put(entry(location, 1), Arc::default());
+        }
+        let held = (1..10).filter(|location| cache.get(entry(*location, 1)).is_some()).count();
+        assert_eq!(held, 4);
+        assert!(cache.get(entry(9, 1)).is_some());
+        assert!(cache.get(entry(9, 2)).is_none(), "the location was reused");
+        cache.put(entry(9, 2), Arc::default());
+        assert!(cache.get(entry(9, 1)).is_none() && cache.get(entry(9, 2)).is_some());
+    }
+}

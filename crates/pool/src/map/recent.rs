@@ -1,0 +1,223 @@
+//! Recent changes: what chunks changed since a checkpoint, in a table of bounded size.
+//!
+//! Invariants: the latest change of a block wins, whether it was recorded for the block or for a
+//! range of zeroes; inserting allocates nothing below the capacity; the order of the table depends
+//! only on its content.
+
+use flagstone_runtime::rng::mix64;
+
+use crate::limits::{RANGES_MAX, ZERO_BY_BLOCK};
+use crate::ondisk::entry::Entry;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    /// 0 for a free slot.
+    volume: u32,
+    block: u64,
+    entry: Entry,
+    order: u64,
+}
+
+const FREE: Slot = Slot { volume: 0, block: 0, entry: Entry::HOLE, order: 0 };
+
+/// A range that was zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroRange {
+    /// Volume.
+    pub volume: u32,
+    /// First block.
+    pub block: u64,
+    /// Number of blocks.
+    pub count: u64,
+    order: u64,
+}
+
+impl ZeroRange {
+    fn covers(&self, volume: u32, block: u64) -> bool {
+        self.volume == volume && block >= self.block && block - self.block < self.count
+    }
+}
+
+/// The new entry of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Volume.
+    pub volume: u32,
+    /// Block.
+    pub block: u64,
+    /// Its entry; a hole if it was zeroed.
+    pub entry: Entry,
+}
+
+/// Table of recent changes.
+#[derive(Debug)]
+pub struct Recent {
+    slots: Vec<Slot>,
+    len: usize,
+    ranges: Vec<ZeroRange>,
+    order: u64,
+}
+
+/// Entries that zeroing this many blocks takes in the table.
+pub fn zero_entries(count: u64) -> usize {
+    if count <= ZERO_BY_BLOCK { count as usize } else { 0 }
+}
+
+impl Recent {
+    /// A table that holds `capacity` entries without allocating.
+    pub fn new(capacity: usize) -> Recent {
+        let slots = vec![FREE; (2 * capacity.max(8)).next_power_of_two()];
+        Recent { slots, len: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Number of ranges.
+    pub fn ranges_len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// True without changes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0 && self.ranges.is_empty()
+    }
+
+    /// Index of the slot of a block, or of the free slot where it would be.
+    fn slot_of(&self, volume: u32, block: u64) -> usize {
+        let mask = self.slots.len() - 1;
+        let mut index = mix64(block ^ u64::from(volume) << 44) as usize & mask;
+        loop {
+            let slot = &self.slots[index];
+            if slot.volume == 0 || (slot.volume == volume && slot.block == block) {
+                return index;
+            }
+            index = (index + 1) & mask;
+        }
+    }
+
+    /// The entry of a block, if it changed.
+    pub fn get(&self, volume: u32, block: u64) -> Option<Entry> {
+        let slot = &self.slots[self.slot_of(volume, block)];
+        let zeroed = self.zeroed(volume, block);
+        match slot.volume != 0 {
+            true if slot.order > zeroed => Some(slot.entry),
+            _ if zeroed > 0 => Some(Entry::HOLE),
+            _ => None,
+        }
+    }
+
+    /// Order of the latest range that covers a block; 0 for none.
+    fn zeroed(&self, volume: u32, block: u64) -> u64 {
+        let covering = self.ranges.iter().rev().find(|range| range.covers(volume, block));
+        covering.map_or(0, |range| range.order)
+    }
+
+    /// Records the entry of a block.
+    pub fn insert(&mut self, volume: u32, block: u64, entry: Entry) {
+        assert!(volume != 0, "the metadata map has no recent changes");
+        if 2 * (self.len + 1) > self.slots.len() {
+            self.grow();
+        }
+        let index = self.slot_of(volume, block);
+        self.len += usize::from(self.slots[index].volume == 0);
+        self.order += 1;
+        self.slots[index] = Slot { volume, block, entry, order: self.order };
+    }
+
+    /// Records that blocks read as zeroes.
+    pub fn zero(&mut self, volume: u32, block: u64, count: u64) {
+        if count <= ZERO_BY_BLOCK {
+            (block..block + count).for_each(|block| self.insert(volume, block, Entry::HOLE));
+        } else {
+            self.order += 1;
+            self.ranges.push(ZeroRange { volume, block, count, order: self.order });
+        }
+    }
+
+    /// Only recovery needs it, when it replays what two tables held.
+    fn grow(&mut self) {
+        let larger = vec![FREE; 2 * self.slots.len()];
+        let slots = std::mem::replace(&mut self.slots, larger);
+        for slot in slots.into_iter().filter(|slot| slot.volume != 0) {
+            let index = self.slot_of(slot.volume, slot.block);
+            self.slots[index] = slot;
+        }
+    }
+
+    /// Forgets all changes and keeps the memory.
+    pub fn clear(&mut self) {
+        self.slots.fill(FREE);
+        self.ranges.clear();
+        (self.len, self.order) = (0, 0);
+    }
+
+    /// All entries that count, by volume and block.
+    pub fn sorted(&self) -> Vec<Change> {
+        let used = self.slots.iter().filter(|slot| slot.volume != 0);
+        let mut changes: Vec<Change> = used
+            .map(|slot| {
+                let zeroed = self.zeroed(slot.volume, slot.block) > slot.order;
+                let entry = if zeroed { Entry::HOLE } else { slot.entry };
+                Change { volume: slot.volume, block: slot.block, entry }
+            })
+            .collect();
+        changes.sort_unstable_by_key(|change| (change.volume, change.block));
+        changes
+    }
+
+    /// Ranges of a volume, which changes in [`Recent::sorted`] override.
+    pub fn ranges(&self, volume: u32) -> impl Iterator<Item = &ZeroRange> {
+        self.ranges.iter().filter(move |range| range.volume == volume)
+    }
+
+    /// Volumes with ranges.
+    pub fn range_volumes(&self) -> impl Iterator<Item = u32> {
+        self.ranges.iter().map(|range| range.volume)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn latest_change_of_a_block_wins(
+            steps in vec((1..4_u32, 0..400_u64, prop_oneof![Just(0), 1..300_u64]), 0..300),
+        ) {
+            let mut recent = Recent::new(16);
+            let mut model = BTreeMap::new();
+            for (step, (volume, block, zeroes)) in (1..).zip(steps) {
+                if zeroes == 0 {
+                    let entry = Entry { location: step, birth: step, checksum: 1 };
+                    recent.insert(volume, block, entry);
+                    model.insert((volume, block), entry);
+                } else {
+                    recent.zero(volume, block, zeroes);
+                    for block in block..block + zeroes {
+                        model.insert((volume, block), Entry::HOLE);
+                    }
+                }
+            }
+            for volume in 1..4 {
+                for block in 0..700 {
+                    let expected = model.get(&(volume, block)).copied();
+                    prop_assert_eq!(recent.get(volume, block), expected);
+                }
+            }
+            for change in recent.sorted() {
+                prop_assert_eq!(Some(&change.entry), model.get(&(change.volume, change.block)));
+            }
+            recent.clear();
+            prop_assert!(recent.is_empty() && recent.get(1, 0).is_none());
+        }
+    }
+}

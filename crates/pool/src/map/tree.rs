@@ -1,0 +1,125 @@
+//! Tree: lookups in the copy-on-write map of a volume, as of the last checkpoint.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+
+use super::cache::PageCache;
+use crate::ondisk::checksum;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::storage::Storage;
+
+/// The map of a volume at a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Volume; 0 for the metadata map.
+    pub volume: u32,
+    /// Level of the root.
+    pub level: u8,
+    /// The root page; a hole for an empty map.
+    pub root: Entry,
+}
+
+/// Part of a tree below one entry, on the way to a block.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    /// The leaf with the block.
+    Leaf(Arc<MapPage>),
+    /// No page: this many blocks from the block are holes.
+    Holes(u64),
+}
+
+/// Reads a page, through the cache.
+///
+/// # Errors
+/// Of the device; [`IoError::ReadFault`] for another content than was written.
+pub(crate) async fn read_page(
+    storage: &Storage,
+    cache: &PageCache,
+    entry: Entry,
+    place: PagePlace,
+) -> Result<Arc<MapPage>, IoError> {
+    if let Some(page) = cache.get(entry) {
+        return Ok(page);
+    }
+    let block = storage.read_one(entry.location).await?;
+    let damaged = |reason: &dyn std::fmt::Display| {
+        let device = &storage.device_of(entry.location).name;
+        tracing::error!(device, block = entry.location, ?place, %reason, "map page is damaged");
+        IoError::ReadFault
+    };
+    if checksum(&block) != entry.checksum {
+        return Err(damaged(&"its checksum is wrong"));
+    }
+    let page = MapPage::decode(&block, place, storage.layout.blocks());
+    let page = Arc::new(page.map_err(|error| damaged(&error))?);
+    cache.put(entry, page.clone());
+    Ok(page)
+}
+
+impl Tree {
+    /// The leaf of a block, or the extent of the hole that it is in.
+    pub(crate) async fn find(
+        &self,
+        storage: &Storage,
+        cache: &PageCache,
+        block: u64,
+    ) -> Result<Found, IoError> {
+        if block >= span(self.level) {
+            return Ok(Found::Holes(u64::MAX - block));
+        }
+        let (mut entry, mut level) = (self.root, self.level);
+        loop {
+            let covered = span(level);
+            if entry.is_hole() {
+                return Ok(Found::Holes(covered - block % covered));
+            }
+            let place = PagePlace { volume: self.volume, level, index: block / covered };
+            let page = read_page(storage, cache, entry, place).await?;
+            if level == 1 {
+                return Ok(Found::Leaf(page));
+            }
+            level -= 1;
+            entry = page.entries[(block / span(level)) as usize % FANOUT];
+        }
+    }
+
+    /// The entry of a block.
+    pub(crate) async fn lookup(
+        &self,
+        storage: &Storage,
+        cache: &PageCache,
+        block: u64,
+    ) -> Result<Entry, IoError> {
+        Ok(match self.find(storage, cache, block).await? {
+            Found::Leaf(page) => page.entries[block as usize % FANOUT],
+            Found::Holes(_) => Entry::HOLE,
+        })
+    }
+
+    /// The entry of a page of the tree; a hole if it does not exist.
+    pub(crate) async fn lookup_page(
+        &self,
+        storage: &Storage,
+        cache: &PageCache,
+        level: u8,
+        index: u64,
+    ) -> Result<Entry, IoError> {
+        if level > self.level || (level == self.level && index > 0) {
+            return Ok(Entry::HOLE);
+        }
+        let block = index.saturating_mul(span(level));
+        if block >= span(self.level) {
+            return Ok(Entry::HOLE);
+        }
+        let (mut entry, mut at) = (self.root, self.level);
+        while at > level && !entry.is_hole() {
+            let place = PagePlace { volume: self.volume, level: at, index: block / span(at) };
+            let page = read_page(storage, cache, entry, place).await?;
+            at -= 1;
+            entry = page.entries[(block / span(at)) as usize % FANOUT];
+        }
+        Ok(entry)
+    }
+}

@@ -1,0 +1,136 @@
+//! Metadata of the last checkpoint: usage table and catalog, read through the metadata map.
+
+use flagstone_blockdev::IoError;
+
+use super::superblocks::device_error;
+use crate::checkpoint::{CATALOG_BLOCK, METADATA_LEVEL};
+use crate::error::PoolError;
+use crate::limits::BLOCK_BYTES;
+use crate::manage::shared::Usage;
+use crate::manage::space::USAGE_PER_BLOCK;
+use crate::map::cache::PageCache;
+use crate::map::tree::{Tree, read_page};
+use crate::ondisk::catalog::Catalog;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::{Block, FormatError, checksum};
+use crate::storage::Storage;
+
+/// A checkpoint.
+pub(crate) struct Checkpoint {
+    pub(crate) catalog: Catalog,
+    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) trees: Vec<Tree>,
+    pub(crate) usage: Usage,
+    pub(crate) meta_usage: Usage,
+}
+
+fn metadata_error(storage: &Storage, block: u64, reason: FormatError) -> PoolError {
+    let device = storage.device_of(block).name.clone();
+    PoolError::Metadata { device, block, reason }
+}
+
+/// Reads the checkpoint whose metadata map has this root.
+///
+/// # Errors
+/// [`PoolError`] names the device and the block that cannot be read or used.
+pub(crate) async fn read_checkpoint(
+    storage: &Storage,
+    cache: &PageCache,
+    root: Entry,
+) -> Result<Checkpoint, PoolError> {
+    let segments = storage.layout.segments() as usize;
+    let mut found = Checkpoint {
+        catalog: Catalog::default(),
+        catalog_bytes: Vec::new(),
+        trees: Vec::new(),
+        usage: Usage { blocks: vec![0; segments] },
+        meta_usage: Usage { blocks: vec![0; segments] },
+    };
+    let mut catalog_len = 0;
+    let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];
+    // Depth first and ascending, so that the catalog's blocks come in order.
+    while let Some((level, index, entry)) = pages.pop() {
+        if entry.is_hole() {
+            continue;
+        }
+        let segment = storage.layout.segment_of(entry.location) as usize;
+        found.meta_usage.blocks[segment] += 1;
+        if level > 0 {
+            let place = PagePlace { volume: 0, level, index };
+            let page =
+                read_page(storage, cache, entry, place).await.map_err(|error| match error {
+                    IoError::ReadFault => {
+                        metadata_error(storage, entry.location, FormatError::Checksum)
+                    }
+                    error => device_error(storage, entry.location, error),
+                })?;
+            let below = page.entries.iter().enumerate().rev();
+            let child = |at: usize| index * FANOUT as u64 + at as u64;
+            pages.extend(below.map(|(at, entry)| (level - 1, child(at), *entry)));
+            continue;
+        }
+        let block = read_checked(storage, entry).await?;
+        let bad = |reason| metadata_error(storage, entry.location, reason);
+        if index < CATALOG_BLOCK {
+            found.read_usage(index, &block, storage.layout.segment_blocks()).map_err(bad)?;
+        } else {
+            if index == CATALOG_BLOCK {
+                catalog_len = Catalog::decode_len(&block).map_err(bad)?;
+            }
+            let at = (index - CATALOG_BLOCK) as usize * BLOCK_BYTES;
+            if at != found.catalog_bytes.len() || at >= catalog_len {
+                return Err(bad(FormatError::Field("catalog")));
+            }
+            found.catalog_bytes.extend(block);
+        }
+    }
+    if root.is_hole() || found.catalog_bytes.len() < catalog_len || catalog_len == 0 {
+        return Err(metadata_error(storage, root.location, FormatError::Field("catalog")));
+    }
+    found.catalog_bytes.truncate(catalog_len);
+    let catalog = Catalog::decode(&found.catalog_bytes, storage.layout.blocks());
+    found.catalog = catalog.map_err(|reason| metadata_error(storage, root.location, reason))?;
+    let trees = found.catalog.volumes.values();
+    found.trees = trees
+        .map(|volume| Tree {
+            volume: volume.id,
+            level: root_level(volume.blocks),
+            root: volume.root,
+        })
+        .collect();
+    Ok(found)
+}
+
+impl Checkpoint {
+    fn read_usage(
+        &mut self,
+        index: u64,
+        block: &Block,
+        segment_blocks: u32,
+    ) -> Result<(), FormatError> {
+        let first = usize::try_from(index).unwrap_or(usize::MAX).saturating_mul(USAGE_PER_BLOCK);
+        let counts = block
+            .chunks(4)
+            .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        for (segment, count) in (first..).zip(counts) {
+            match self.usage.blocks.get_mut(segment) {
+                Some(usage) if count <= segment_blocks => *usage = count,
+                None if count == 0 => {}
+                _ => return Err(FormatError::Field("live blocks")),
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn read_checked(storage: &Storage, entry: Entry) -> Result<Block, PoolError> {
+    let block = storage.read_one(entry.location).await;
+    let block = block.map_err(|error| device_error(storage, entry.location, error))?;
+    if checksum(&block) != entry.checksum {
+        return Err(metadata_error(storage, entry.location, FormatError::Checksum));
+    }
+    Ok(block)
+}
+
+const _: () = assert!((CATALOG_BLOCK as u128) < (FANOUT as u128).pow(METADATA_LEVEL as u32));

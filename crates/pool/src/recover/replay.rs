@@ -1,0 +1,230 @@
+//! Replay: applies the chunks after the checkpoint, up to the first that is missing or damaged.
+
+use std::collections::BTreeMap;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf;
+
+use super::superblocks::device_error;
+use crate::error::PoolError;
+use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS};
+use crate::map::cache::PageCache;
+use crate::map::recent::Recent;
+use crate::map::tree::Tree;
+use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::entry::Entry;
+use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::{Block, FormatError, checksum};
+use crate::storage::Storage;
+
+/// State after a replay.
+pub(crate) struct Replay<'a> {
+    storage: &'a Storage,
+    cache: &'a PageCache,
+    log: u64,
+    next: LogStart,
+    pub(crate) recent: Recent,
+    pub(crate) catalog: Catalog,
+    pub(crate) trees: BTreeMap<u32, Tree>,
+    /// Segments of the log, in order.
+    pub(crate) segments: Vec<u32>,
+}
+
+impl<'a> Replay<'a> {
+    /// A replay that has not begun.
+    pub(crate) fn new(
+        storage: &'a Storage,
+        cache: &'a PageCache,
+        superblock: &Superblock,
+        recent: Recent,
+        catalog: Catalog,
+        trees: Vec<Tree>,
+    ) -> Replay<'a> {
+        Replay {
+            storage,
+            cache,
+            log: superblock.log,
+            next: superblock.start,
+            recent,
+            catalog,
+            trees: trees.into_iter().map(|tree| (tree.volume, tree)).collect(),
+            segments: vec![storage.layout.segment_of(superblock.start.block)],
+        }
+    }
+
+    /// Sequence of the first chunk that was not found.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.next.sequence
+    }
+
+    /// Applies all chunks.
+    ///
+    /// # Errors
+    /// Of the devices; [`PoolError::LostChunk`] if flushed data would be lost.
+    pub(crate) async fn run(&mut self) -> Result<(), PoolError> {
+        loop {
+            let here = self.next.block;
+            if let Some(header) = self.chunk(here).await? {
+                self.apply(&header).await?;
+                continue;
+            }
+            let following = self.storage.layout.first_block(self.next.following);
+            let is_new = !self.segments.contains(&self.next.following);
+            match self.chunk(following).await? {
+                Some(header) if is_new => {
+                    self.segments.push(self.next.following);
+                    self.apply(&header).await?;
+                }
+                _ => break,
+            }
+        }
+        self.search_later().await
+    }
+
+    /// The next chunk, if it is whole and begins at `block`.
+    async fn chunk(&self, block: u64) -> Result<Option<ChunkHeader>, PoolError> {
+        // A torn write may leave unreadable sectors.
+        let header = match self.storage.read_one(block).await {
+            Err(IoError::ReadFault) => return Ok(None),
+            read => read.map_err(|error| device_error(self.storage, block, error))?,
+        };
+        let Some(header) = self.header(&header, block) else { return Ok(None) };
+        if header.sequence != self.next.sequence {
+            return Ok(None);
+        }
+        let payload = header.checksums.len();
+        if payload == 0 {
+            return Ok(Some(header));
+        }
+        let memory = buf::alloc(payload * BLOCK_BYTES).await;
+        let read = match self.storage.read(block + 1, memory).await {
+            Err(IoError::ReadFault) => return Ok(None),
+            read => read.map_err(|error| device_error(self.storage, block, error))?,
+        };
+        let sums = read.chunks(BLOCK_BYTES).map(checksum);
+        Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
+    }
+
+    fn header(&self, bytes: &Block, block: u64) -> Option<ChunkHeader> {
+        let header = ChunkHeader::decode(bytes, block, &self.storage.layout).ok()?;
+        (header.log == self.log).then_some(header)
+    }
+
+    async fn apply(&mut self, header: &ChunkHeader) -> Result<(), PoolError> {
+        let bad = |reason| PoolError::Metadata {
+            device: self.storage.device_of(header.block).name.clone(),
+            block: header.block,
+            reason: FormatError::Field(reason),
+        };
+        let mut blocks = (header.block + 1..).zip(&header.checksums);
+        let mut next = || {
+            let (location, checksum) = blocks.next().expect("each payload block has an owner");
+            Entry { location, birth: header.sequence, checksum: *checksum }
+        };
+        for record in &header.records {
+            match record {
+                Record::Data { volume, block, count } => {
+                    let is_present = self.is_present(*volume, *block, u64::from(*count));
+                    let is_present = is_present.ok_or_else(|| bad("record"))?;
+                    for block in (*block..).take(usize::from(*count)) {
+                        let entry = next();
+                        if is_present {
+                            self.recent.insert(*volume, block, entry);
+                        }
+                    }
+                }
+                Record::Zero { volume, block, count } => {
+                    let is_present = self.is_present(*volume, *block, *count);
+                    if is_present.ok_or_else(|| bad("record"))? {
+                        self.recent.zero(*volume, *block, *count);
+                    }
+                }
+                Record::Moved { volume, block, old, birth } => {
+                    let entry = Entry { birth: *birth, ..next() };
+                    let is_present = self.is_present(*volume, *block, 1);
+                    if is_present.ok_or_else(|| bad("record"))?
+                        && self.lookup(*volume, *block).await?.location == *old
+                    {
+                        self.recent.insert(*volume, *block, entry);
+                    }
+                }
+                Record::Page(_) => drop(next()),
+                Record::Volume(volume) => {
+                    self.catalog.upsert(volume).map_err(|_| bad("volume"))?;
+                    let tree = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
+                    self.trees.entry(volume.id).or_insert(tree);
+                }
+                Record::Delete { volume } => {
+                    self.catalog.delete(*volume).map_err(|_| bad("volume"))?;
+                }
+            }
+        }
+        let segment_blocks = u64::from(self.storage.layout.segment_blocks());
+        let end = header.block + header.blocks();
+        self.next = LogStart {
+            sequence: header.sequence + 1,
+            // At the end of a segment only the following one can have the next chunk.
+            block: if end.is_multiple_of(segment_blocks) { header.block } else { end },
+            following: header.following,
+        };
+        Ok(())
+    }
+
+    /// Whether a range of a volume can be changed: `Some(false)` for a volume that was deleted, none
+    /// for one that never had this range.
+    fn is_present(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
+        match self.catalog.volumes.get(&volume) {
+            Some(volume) if volume.state == VolumeState::Present => {
+                (block + count <= volume.blocks).then_some(true)
+            }
+            Some(_) => Some(false),
+            None => (volume < self.catalog.next_id).then_some(false),
+        }
+    }
+
+    async fn lookup(&self, volume: u32, block: u64) -> Result<Entry, PoolError> {
+        if let Some(entry) = self.recent.get(volume, block) {
+            return Ok(entry);
+        }
+        let tree = &self.trees[&volume];
+        let found = tree.lookup(self.storage, self.cache, block).await;
+        found.map_err(|error: IoError| device_error(self.storage, tree.root.location, error))
+    }
+
+    /// Searches the rest of the last segment, and the following one, for a chunk that says that the
+    /// missing one was durable.
+    async fn search_later(&self) -> Result<(), PoolError> {
+        let layout = &self.storage.layout;
+        let segment = layout.segment_of(self.next.block);
+        let rest = self.next.block..layout.first_block(segment + 1);
+        let following =
+            layout.first_block(self.next.following)..layout.first_block(self.next.following + 1);
+        for range in [rest, following] {
+            let mut block = range.start;
+            while block < range.end {
+                let count = (range.end - block).min(CHUNK_PAYLOAD_BLOCKS as u64);
+                let memory = buf::alloc(count as usize * BLOCK_BYTES).await;
+                // An unreadable block proves nothing.
+                if let Ok(read) = self.storage.read(block, memory).await {
+                    for (bytes, block) in read.chunks(BLOCK_BYTES).zip(block..) {
+                        self.check_later(bytes.try_into().expect("a block"), block)?;
+                    }
+                }
+                block += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_later(&self, bytes: &Block, block: u64) -> Result<(), PoolError> {
+        match self.header(bytes, block) {
+            Some(later) if later.durable > self.next.sequence => Err(PoolError::LostChunk {
+                device: self.storage.device_of(self.next.block).name.clone(),
+                sequence: self.next.sequence,
+                later: later.sequence,
+            }),
+            _ => Ok(()),
+        }
+    }
+}

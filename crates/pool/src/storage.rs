@@ -1,0 +1,122 @@
+//! Storage: the devices of a pool, addressed by blocks of the pool, and their superblocks.
+
+use flagstone_blockdev::window::run_all;
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
+use flagstone_runtime::{Buf, BufMut, buf};
+
+use crate::limits::BLOCK_BYTES;
+use crate::ondisk::Block;
+use crate::ondisk::layout::Layout;
+use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
+
+/// A device and the name under which messages mention it.
+#[derive(Clone, Debug)]
+pub struct NamedDevice {
+    /// Path, or another name that the operator knows.
+    pub name: String,
+    /// The device.
+    pub device: SharedDevice,
+}
+
+/// Devices in the order of the device table.
+#[derive(Debug)]
+pub(crate) struct Storage {
+    pub(crate) devices: Vec<NamedDevice>,
+    pub(crate) layout: Layout,
+}
+
+/// Reads a block of a device.
+pub(crate) async fn read_block(device: &SharedDevice, offset: u64) -> Result<Block, IoError> {
+    let read = device.read(offset, buf::alloc_small(BLOCK_BYTES)).await?;
+    let mut block = [0; BLOCK_BYTES];
+    block.copy_from_slice(&read);
+    Ok(block)
+}
+
+/// Writes a block of a device, durably.
+pub(crate) async fn write_block(
+    device: &SharedDevice,
+    offset: u64,
+    block: &Block,
+) -> Result<(), IoError> {
+    let mut memory = buf::alloc_small(BLOCK_BYTES);
+    memory.copy_from_slice(block);
+    device.write(offset, memory.freeze(), true).await
+}
+
+impl Storage {
+    /// The device that holds a block.
+    pub(crate) fn device_of(&self, block: u64) -> &NamedDevice {
+        &self.devices[self.layout.place(block).device]
+    }
+
+    /// Reads blocks that lie in one segment.
+    pub(crate) fn read(&self, block: u64, buf: BufMut) -> IoFuture<BufMut> {
+        let place = self.layout.place(block);
+        self.devices[place.device].device.read(place.offset, buf)
+    }
+
+    /// Reads one block.
+    pub(crate) async fn read_one(&self, block: u64) -> Result<Block, IoError> {
+        let place = self.layout.place(block);
+        read_block(&self.devices[place.device].device, place.offset).await
+    }
+
+    /// Writes blocks that lie in one segment.
+    pub(crate) fn write(&self, block: u64, data: Buf) -> IoFuture<()> {
+        let place = self.layout.place(block);
+        self.devices[place.device].device.write(place.offset, data, false)
+    }
+
+    /// Flushes every device.
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        run_all(self.devices.iter().map(|named| named.device.flush()), |()| {}).await
+    }
+
+    /// True if a device may lose completed writes until a flush.
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.devices.iter().any(|named| named.device.geometry().volatile_cache)
+    }
+
+    /// Writes an update of the superblock to copies 0 and 1 of every device, then to copies 2 and
+    /// 3. On each device one copy may fail.
+    ///
+    /// # Errors
+    /// Of the device whose second copy failed. The update may be found after a power failure.
+    pub(crate) async fn write_superblock(&self, superblock: &Superblock) -> Result<(), IoError> {
+        let mut failed = vec![0; self.devices.len()];
+        for copies in [0..2, 2..COPIES] {
+            let copies: Vec<usize> = copies.collect();
+            for (index, failed) in failed.iter_mut().enumerate() {
+                self.write_copies(index, superblock, &copies, failed).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes copies of one device, in this order, and counts the failures.
+    ///
+    /// # Errors
+    /// Of the second copy that failed.
+    pub(crate) async fn write_copies(
+        &self,
+        index: usize,
+        superblock: &Superblock,
+        copies: &[usize],
+        failed: &mut usize,
+    ) -> Result<(), IoError> {
+        let named = &self.devices[index];
+        let own = Superblock { device: index as u16, ..superblock.clone() };
+        for copy in copies {
+            let written = write_block(&named.device, copy_offset(*copy), &own.encode(*copy)).await;
+            if let Err(error) = written {
+                tracing::warn!(device = named.name, copy, %error, "superblock copy failed");
+                *failed += 1;
+                if *failed > 1 {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}

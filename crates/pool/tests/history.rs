@@ -1,0 +1,457 @@
+//! Random histories of concurrent writers and orders, with a power loss after each event of the
+//! disks. After each, the pool must open with a prefix of the history that contains everything
+//! flushed, and every volume order that was acknowledged.
+//!
+//! Left out: disks that fail calls, and crashes of one disk alone.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use common::{Image, SharedTrace, disks};
+use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeError, VolumeOptions};
+use flagstone_runtime::rng::{Rng, mix64};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{Buf, buf, spawn};
+
+const BLOCK: usize = 4096;
+const SEGMENT_BLOCKS: u32 = 16;
+/// Blocks of one writer's region: more than are zeroed block by block.
+const REGION: u64 = 96;
+
+/// A moment of a history: the number of events of the disks, then the order in which the tasks
+/// noted it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Moment {
+    events: usize,
+    order: u64,
+}
+
+/// A step of a history.
+#[derive(Clone, Debug)]
+struct Step {
+    /// Before it began, and after it was acknowledged.
+    begun: Moment,
+    ended: Option<Moment>,
+    /// Acknowledged steps of the same kind are durable.
+    durable: bool,
+    change: Change,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Blocks { first: u64, count: u64, stamp: u64 },
+    Create { name: String, blocks: u64 },
+    Resize { name: String, blocks: u64 },
+    Rename { name: String, new: String },
+    Delete { name: String },
+}
+
+/// What one writer, or the operator, did.
+#[derive(Default)]
+struct Actor {
+    steps: Vec<Step>,
+}
+
+/// A flush: begun, and ended.
+type Flush = (Moment, Moment);
+
+#[derive(Default)]
+struct History {
+    /// The writers, then the operator.
+    actors: Vec<Actor>,
+    flushes: Vec<Flush>,
+    moments: u64,
+}
+
+type Shared = Rc<RefCell<History>>;
+
+fn fill(block: u64, stamp: u64) -> Vec<u8> {
+    let mut data = vec![0; BLOCK];
+    if stamp != 0 {
+        data.chunks_mut(8).zip(0..).for_each(|(word, index)| {
+            word.copy_from_slice(&mix64(stamp << 20 ^ block ^ (index << 50)).to_le_bytes());
+        });
+        data[..8].copy_from_slice(&stamp.to_le_bytes());
+    }
+    data
+}
+
+/// The stamp of a block, if it is whole.
+fn stamp_of(block: u64, data: &[u8]) -> u64 {
+    let stamp = u64::from_le_bytes(data[..8].try_into().unwrap());
+    assert!(data == fill(block, stamp), "block {block} is torn or foreign, stamp {stamp}");
+    stamp
+}
+
+struct Recorder {
+    history: Shared,
+    actor: usize,
+    trace: SharedTrace,
+}
+
+impl Recorder {
+    fn now(&self) -> Moment {
+        let mut history = self.history.borrow_mut();
+        history.moments += 1;
+        Moment { events: self.trace.lock().now(), order: history.moments }
+    }
+
+    fn begin(&self, change: Change, durable: bool) -> usize {
+        let step = Step { begun: self.now(), ended: None, durable, change };
+        let steps = &mut self.history.borrow_mut().actors[self.actor].steps;
+        steps.push(step);
+        steps.len() - 1
+    }
+
+    fn end(&self, step: usize) {
+        let now = self.now();
+        self.history.borrow_mut().actors[self.actor].steps[step].ended = Some(now);
+    }
+}
+
+async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u64) {
+    let base = recorder.actor as u64 * REGION;
+    for number in 1..=steps {
+        if rng.chance(0.15) {
+            let begun = recorder.now();
+            device.flush().await.unwrap();
+            let ended = recorder.now();
+            recorder.history.borrow_mut().flushes.push((begun, ended));
+            continue;
+        }
+        let first = rng.below(REGION);
+        let most = if rng.chance(0.2) { REGION } else { 4 };
+        let count = 1 + rng.below((REGION - first).min(most));
+        let (offset, len) = ((base + first) * BLOCK as u64, count * BLOCK as u64);
+        let fua = rng.chance(0.2);
+        match rng.below(6) {
+            0 => {
+                let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, fua);
+                let flags = ZeroFlags { fua, may_deallocate: true, fast_only: false };
+                device.write_zeroes(offset, len, flags).await.unwrap();
+                recorder.end(step);
+            }
+            1 => {
+                let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, false);
+                device.discard(offset, len).await.unwrap();
+                recorder.end(step);
+            }
+            _ => {
+                let stamp = (recorder.actor as u64 + 1) << 16 | number;
+                let blocks = (base + first..).take(count as usize);
+                let data: Vec<u8> = blocks.flat_map(|block| fill(block, stamp)).collect();
+                let step = recorder.begin(Change::Blocks { first, count, stamp }, fua);
+                device.write(offset, Buf::copy_of(&data).unwrap(), fua).await.unwrap();
+                recorder.end(step);
+            }
+        }
+    }
+}
+
+async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, steps: u64) {
+    let mut names: Vec<(String, u64)> = Vec::new();
+    for number in 0..steps {
+        let size = |blocks: u64| blocks * BLOCK as u64;
+        let at = rng.below(names.len().max(1) as u64) as usize;
+        match rng.below(7) {
+            0..2 => {
+                let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
+                let create = Change::Create { name: name.clone(), blocks };
+                let step = recorder.begin(create, true);
+                let options =
+                    VolumeOptions { size_bytes: size(blocks), ..VolumeOptions::default() };
+                let volume = pool.create_volume(&name, &options).await.unwrap();
+                recorder.end(step);
+                let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
+                volume.write(0, block, false).await.unwrap();
+                names.push((name, blocks));
+            }
+            2 => pool.checkpoint().await.unwrap(),
+            3 if !names.is_empty() => {
+                let (name, blocks) = &mut names[at];
+                *blocks *= 2 + rng.below(2);
+                let resize = Change::Resize { name: name.clone(), blocks: *blocks };
+                let step = recorder.begin(resize, true);
+                pool.resize_volume(name, size(*blocks)).await.unwrap();
+                recorder.end(step);
+            }
+            4 if !names.is_empty() => {
+                let new = format!("w{number}");
+                let rename = Change::Rename { name: names[at].0.clone(), new: new.clone() };
+                let step = recorder.begin(rename, true);
+                pool.rename_volume(&names[at].0, &new).await.unwrap();
+                recorder.end(step);
+                names[at].0 = new;
+            }
+            5 if !names.is_empty() => {
+                let (name, _) = names.remove(at);
+                let step = recorder.begin(Change::Delete { name: name.clone() }, true);
+                pool.delete_volume(&name).await.unwrap();
+                recorder.end(step);
+                assert!(matches!(pool.open_volume(&name), Err(VolumeError::Unknown { .. })));
+            }
+            _ => flagstone_runtime::time::sleep(std::time::Duration::from_micros(300)).await,
+        }
+    }
+}
+
+/// Content of a writer's region, or the volumes by name and size.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    Blocks(Vec<u64>),
+    Volumes(BTreeMap<String, u64>),
+}
+
+/// Steps after which an actor's content is what was found.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    whole: usize,
+    /// One more, if a part of a step took effect: only single blocks are atomic.
+    started: usize,
+}
+
+impl Content {
+    /// True if `found` is this content with a part of `change`.
+    fn is_partly(&self, change: &Change, found: &Content) -> bool {
+        let (Content::Blocks(old), Content::Blocks(found)) = (self, found) else { return false };
+        let mut new = self.clone();
+        new.apply(change);
+        let Content::Blocks(new) = new else { return false };
+        let mut blocks = found.iter().zip(old.iter().zip(&new));
+        blocks.all(|(found, (old, new))| found == old || found == new)
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match (self, change.clone()) {
+            (Content::Blocks(blocks), Change::Blocks { first, count, stamp }) => {
+                blocks[first as usize..(first + count) as usize].fill(stamp);
+            }
+            (
+                Content::Volumes(volumes),
+                Change::Create { name, blocks } | Change::Resize { name, blocks },
+            ) => {
+                volumes.insert(name, blocks);
+            }
+            (Content::Volumes(volumes), Change::Rename { name, new }) => {
+                let blocks = volumes.remove(&name).unwrap();
+                volumes.insert(new, blocks);
+            }
+            (Content::Volumes(volumes), Change::Delete { name }) => {
+                volumes.remove(&name);
+            }
+            _ => unreachable!("writers change blocks, the operator volumes"),
+        }
+    }
+}
+
+impl History {
+    /// Checks that `found` is a prefix of what had begun at `time`, and contains what was durable.
+    fn check(&self, found: &[Content], time: usize, context: &str) {
+        let flushed = self.flushes.iter().filter(|(_, ended)| ended.events <= time);
+        let flushed = flushed.map(|(begun, _)| *begun).max();
+        // Per actor the numbers of steps after which its content is what was found.
+        let mut candidates = Vec::new();
+        let mut prefix = Vec::new();
+        for (actor, found) in self.actors.iter().zip(found) {
+            let begun = actor.steps.iter().filter(|step| step.begun.events <= time).count();
+            let durable = |step: &Step| match step.ended {
+                Some(ended) if ended.events > time => false,
+                Some(ended) => step.durable || flushed.is_some_and(|flushed| ended <= flushed),
+                None => false,
+            };
+            let least = actor.steps.iter().rposition(durable).map_or(0, |last| last + 1);
+            let mut content = match found {
+                Content::Blocks(blocks) => Content::Blocks(vec![0; blocks.len()]),
+                Content::Volumes(_) => {
+                    Content::Volumes(BTreeMap::from([("db".to_owned(), 1 << 20)]))
+                }
+            };
+            let mut matching = Vec::new();
+            for whole in 0..=begun {
+                let next = actor.steps.get(whole).filter(|_| whole < begun);
+                if content == *found {
+                    matching.push(Candidate { whole, started: whole });
+                } else if next.is_some_and(|next| content.is_partly(&next.change, found)) {
+                    matching.push(Candidate { whole, started: whole + 1 });
+                }
+                if let Some(next) = next {
+                    content.apply(&next.change);
+                }
+            }
+            candidates.push(matching);
+            prefix.push(least);
+        }
+        // The smallest prefixes that agree: a step is preceded by all that ended before it began.
+        loop {
+            let before = prefix.clone();
+            for (actor, matching) in candidates.iter().enumerate() {
+                let least = matching.iter().find(|found| found.whole >= prefix[actor]);
+                let Some(least) = least else {
+                    panic!(
+                        "{context}: actor {actor} needs at least {} steps, what was found is the \
+                         state after {matching:?} of {}",
+                        prefix[actor],
+                        self.actors[actor].steps.len()
+                    );
+                };
+                prefix[actor] = least.whole;
+                if least.started == 0 {
+                    continue;
+                }
+                let begun = self.actors[actor].steps[least.started - 1].begun;
+                for (other, least) in self.actors.iter().zip(&mut prefix) {
+                    let ended = |step: &Step| step.ended.is_some_and(|ended| ended < begun);
+                    let needed = other.steps.iter().rposition(ended).map_or(0, |last| last + 1);
+                    *least = (*least).max(needed);
+                }
+            }
+            if prefix == before {
+                return;
+            }
+        }
+    }
+}
+
+async fn content(pool: &Pool, writers: usize) -> Vec<Content> {
+    let device = pool.open_volume("db").unwrap();
+    let mut found = Vec::new();
+    for writer in 0..writers as u64 {
+        let memory = buf::alloc(REGION as usize * BLOCK).await;
+        let read = device.read(writer * REGION * BLOCK as u64, memory).await.unwrap();
+        let blocks = read.chunks(BLOCK).zip(writer * REGION..);
+        found.push(Content::Blocks(blocks.map(|(data, block)| stamp_of(block, data)).collect()));
+    }
+    let volumes = pool.volumes().into_iter();
+    let volumes = volumes.map(|volume| (volume.name, volume.size_bytes / BLOCK as u64));
+    found.push(Content::Volumes(volumes.collect()));
+    found
+}
+
+/// Options of a history.
+#[derive(Clone, Copy)]
+struct Plan {
+    writers: usize,
+    steps: u64,
+    disks: usize,
+    segments: u64,
+    /// One of how many crash points is tried.
+    every: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    crashes: usize,
+    second_crashes: usize,
+}
+
+async fn run_history(seed: u64, plan: Plan) -> Counts {
+    let mut rng = Rng::new(seed);
+    let size_bytes = (1 << 20) + plan.segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+    let empty = vec![Image::default(); plan.disks];
+    let options = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
+    let (devices, trace) = disks(empty, size_bytes, 50);
+    let pool = Pool::create(devices, &options).await.unwrap();
+    let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
+    let device = pool.create_volume("db", &db).await.unwrap();
+    let from = trace.lock().now();
+    let history = Shared::default();
+    history.borrow_mut().actors.resize_with(plan.writers + 1, Actor::default);
+    let recorder = |actor| Recorder { history: history.clone(), actor, trace: trace.clone() };
+    let mut tasks = Vec::new();
+    for actor in 0..plan.writers {
+        let own = Rng::new(rng.next_u64());
+        tasks.push(spawn(writer(device.clone(), recorder(actor), own, plan.steps)));
+    }
+    let own = Rng::new(rng.next_u64());
+    tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan.steps / 2)));
+    for task in tasks {
+        task.await.unwrap();
+    }
+    if rng.chance(0.5) {
+        pool.close().await.unwrap();
+    }
+    let history = history.borrow();
+    let mut counts = Counts::default();
+    let last = trace.lock().now();
+    history.check(&content(&pool, plan.writers).await, last, "before any crash");
+    drop((pool, device));
+    let offset = rng.below(plan.every as u64) as usize;
+    let chosen = |time: usize| time >= from && (time + offset).is_multiple_of(plan.every);
+    let mut crash_rng = Rng::new(rng.next_u64());
+    let mut second = Rng::new(rng.next_u64());
+    let trace = std::mem::take(&mut *trace.lock());
+    trace
+        .at_each_event(chosen, &mut crash_rng, async |time, images| {
+            let context = format!("seed {seed}, crash after event {time}");
+            counts.crashes += 1;
+            let (devices, again) = disks(images, size_bytes, 0);
+            let pool = open(devices, &context).await;
+            let found = content(&pool, plan.writers).await;
+            history.check(&found, time, &context);
+            // What was read after recovery is durable: a crash of the recovery shows the same, or
+            // a later crash would take back what hosts have seen.
+            drop(pool);
+            if second.chance(0.1) {
+                let again = std::mem::take(&mut *again.lock());
+                let point = second.below(again.now() as u64 + 1) as usize;
+                let mut rng = Rng::new(second.next_u64());
+                let count = &mut counts.second_crashes;
+                again
+                    .at_each_event(
+                        |time| time == point,
+                        &mut rng,
+                        async |_, images| {
+                            *count += 1;
+                            let context =
+                                format!("{context}, then after event {point} of recovery");
+                            let (devices, _) = disks(images, size_bytes, 0);
+                            let pool = open(devices, &context).await;
+                            let found = content(&pool, plan.writers).await;
+                            history.check(&found, time, &context);
+                        },
+                    )
+                    .await;
+            }
+        })
+        .await;
+    counts
+}
+
+async fn open(devices: Vec<NamedDevice>, context: &str) -> Pool {
+    match Pool::open(devices).await {
+        Ok(pool) => pool,
+        Err(error) => panic!("{context}: {error}"),
+    }
+}
+
+fn run(seeds: std::ops::Range<u64>, plan: Plan) {
+    let histories = seeds.end - seeds.start;
+    let mut total = Counts::default();
+    for seed in seeds {
+        let sim = Simulation::new(seed, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, run_history(seed, plan));
+        let counts = sim.block_on(async { done.await.unwrap() });
+        total.crashes += counts.crashes;
+        total.second_crashes += counts.second_crashes;
+    }
+    let Counts { crashes, second_crashes } = total;
+    println!("{histories} histories, {crashes} crashes, {second_crashes} crashes of recovery");
+}
+
+#[test]
+fn crash_at_any_write_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 3, steps: 30, disks: 1, segments: 150, every: 1 };
+    run(0..6, plan);
+}
+
+#[test]
+fn crash_of_two_disks_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, every: 1 };
+    run(1000..1006, plan);
+}
