@@ -147,14 +147,17 @@ pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
 /// Time limit of a call to a device of the replica, in milliseconds, while a peer is in sync or an
-/// order waits for it: then the local leg counts as failed. Above the pauses of a live migration,
+/// order to change the role waits for it: then the local leg counts as failed. Above the pauses of a live migration,
 /// and below the 30 s after which Linux gives up a command.
 pub const LOCAL_IO_MS: u64 = 20_000;
 /// How long a peer is asked who serves before this node begins to serve, in milliseconds: at a
 /// start from old records, and before a failover. As long as the default timeout of a link.
 pub const ASK_MS: u64 = 5000;
-/// How long a forced failover tries to reach and depose the source, in milliseconds.
+/// How long a failover tries to reach a peer, and then waits for its answer, in milliseconds.
 pub const DEPOSE_MS: u64 = 2000;
+/// How long a node that refuses hosts tries to record that before it answers, in milliseconds: its
+/// disk may hang.
+pub const REFUSAL_MS: u64 = 1000;
 
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in
 /// milliseconds. It keeps the peer from alternating between falling behind and catching up.

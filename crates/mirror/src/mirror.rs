@@ -155,6 +155,12 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
+    /// Orders to change the role that have not ended, including those that wait for another change.
+    pub(crate) orders: usize,
+    /// See [`promised`](crate::state::machine::State::promised).
+    pub(crate) promised: u64,
+    /// See [`announced`](crate::state::machine::State::announced).
+    pub(crate) announced: u64,
     /// The local leg has just failed, and a peer is being asked to run degraded.
     pub(crate) degrading: bool,
     /// The session that may write to this replica.
@@ -343,8 +349,8 @@ impl Mirror {
     }
 }
 
-/// Fails the local leg when a call to its devices hangs and something else can go on without it: a
-/// peer that is in sync, or an order that ends the service here.
+/// Fails the local leg when a call to its devices hangs and something else can go on without it:
+/// hosts, through a peer that is in sync, or an order to change the role, which has to end.
 async fn watch_local_io(inner: Weak<Inner>) {
     let limit = Duration::from_millis(LOCAL_IO_MS);
     loop {
@@ -353,7 +359,7 @@ async fn watch_local_io(inner: Weak<Inner>) {
         let (closed, goes_on) = {
             let state = inner.lock();
             let in_sync = state.legs.iter().any(|leg| leg.phase == LegPhase::InSync);
-            (state.closed, state.serving && (state.changing_role || in_sync))
+            (state.closed, state.orders > 0 || state.serving && in_sync)
         };
         if closed {
             return;
@@ -391,6 +397,8 @@ impl Inner {
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let value = change(&mut state);
+        let sound = !state.serving || state.role == ReplicaRole::Source;
+        assert!(sound, "hosts are served only by the source, and not by a {} node", state.role);
         state.changes += 1;
         drop(state);
         self.wake_waiters();

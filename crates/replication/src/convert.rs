@@ -47,6 +47,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::Promote { epoch } => wire::Request::Promote { epoch },
         PeerRequest::HandOver => wire::Request::HandOver,
         PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
+        PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::Request::BadRange { offset, len, index, count }
@@ -102,6 +103,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         wire::Request::HandOver => PeerRequest::HandOver,
         wire::Request::Depose { volume, epoch } => {
             PeerRequest::Depose { volume: MirrorId(volume), epoch }
+        }
+        wire::Request::Claim { volume, epoch } => {
+            PeerRequest::Claim { volume: MirrorId(volume), epoch }
         }
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
         wire::Request::BadRange { offset, len, index, count } => {

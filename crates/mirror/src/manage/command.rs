@@ -10,15 +10,16 @@ use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
+use crate::manage::order::Progress;
 use crate::manage::replica::IntentLogStatistics;
-use crate::manage::roles::{Promotion, RoleError, least_epoch};
+use crate::manage::roles::{RoleError, least_epoch};
 use crate::mirror::{Inner, LegState, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
 use crate::session::bad_ranges::{BadRange, BadRangeCause};
 use crate::session::connect::{CloseOnDrop, send_ancestors};
 use crate::session::split_brain::common;
-use crate::state::machine::{Order, Refusal};
+use crate::state::machine::{Answers, Event, Handover, Order, Refusal, next};
 use crate::state::status::{
     DesiredState, LegPhase, MirrorFacts, MirrorPeerStatus, MirrorState, MirrorStatus, derive,
 };
@@ -48,10 +49,13 @@ pub enum CommandError {
         "the peer was lost during the hand-over: this side does not serve until it reaches the peer again"
     )]
     OutcomeUnknown,
+    /// See [`LOCAL_IO_MS`](crate::limits::LOCAL_IO_MS).
+    #[error("a device of the replica does not answer: the order takes effect when it does")]
+    DeviceBusy,
 }
 
 /// The error of an order that concerns no peer.
-fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleError> {
+pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleError> {
     done.map_err(|error| match error {
         CommandError::Role(error) => error,
         _ => RoleError::Refused(Refusal::Closed),
@@ -71,11 +75,13 @@ impl Mirror {
         self.0.serve_after_start(true).await
     }
 
-    /// Serves whatever the peers say. A peer that can be reached is deposed first. Data that only a
-    /// peer has is lost to hosts. If both sides are written, the result is a split brain.
+    /// Serves although a peer may serve. A peer that can be reached is deposed first, and has to
+    /// confirm it. Data that only a peer has is lost to hosts. If a peer that cannot be reached is
+    /// written too, the result is a split brain.
     ///
     /// # Errors
-    /// See [`RoleError`]: inconsistent data is never served.
+    /// See [`RoleError`]: inconsistent data is never served; see also
+    /// [`consented`](crate::state::machine::consented).
     pub async fn failover(&self) -> Result<(), RoleError> {
         self.force(false).await
     }
@@ -91,13 +97,13 @@ impl Mirror {
         self.force(true).await
     }
 
-    /// Serves if every peer answers and none serves hosts. A node that does not answer may serve.
+    /// Serves if every peer answers, none serves hosts, and all agree. A node that does not answer may
+    /// serve.
     ///
     /// # Errors
     /// See [`RoleError`], in particular [`Refusal::PeerServes`] and [`Refusal::PeerSilent`].
     pub async fn failover_if_unserved(&self) -> Result<(), RoleError> {
-        let answers = self.ask_peers().await;
-        role_error(self.order(Order::Failover { answers }).await)
+        role_error(self.order(Order::Failover { answers: Answers::default() }).await)
     }
 
     async fn force(&self, unverified: bool) -> Result<(), RoleError> {
@@ -194,6 +200,7 @@ impl Mirror {
     pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
         let (mine, peers, _) = inner.look_at_split(leg).await?;
+        let _order = inner.running_order();
         self.demote().await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
         inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
@@ -251,6 +258,7 @@ impl Mirror {
         let inner = &self.0;
         // First, because a change of role that waits for a peer ends with its session.
         self.close();
+        let _order = inner.running_order();
         let _role_change = inner.begin_role_change().await;
         inner.end_service().await;
         inner.end_attachment().await;
@@ -508,8 +516,11 @@ impl Inner {
             && let Err(error) =
                 self.record_unused(ReplicaRole::Source, Some(designated_successor)).await
         {
-            self.disconnect(leg, session_id);
-            return Err(RoleError::Io(error).into());
+            if self.run_degraded(Some((leg, session_id)), error).await.is_err() {
+                self.disconnect(leg, session_id);
+                return Err(RoleError::Io(error).into());
+            }
+            local_device_failed = true;
         }
         let superblock = self.local.superblock();
         let epoch = least_epoch(superblock.epoch);
@@ -518,35 +529,37 @@ impl Inner {
             Ok(()) => execute(&session, PeerRequest::Promote { epoch }).await,
             Err(error) => Err(error),
         };
-        // The peer was not asked to serve, or refused: it does not serve.
-        let declined = |error| announced.is_err() || matches!(error, RequestError::Refused(_));
-        if let Err(error) = promoted
-            && local_device_failed
-            && declined(error)
-        {
-            // Only the peer has the data: keep serving through it.
-            self.change(|state| {
-                state.serving = true;
-                state.legs[leg].handing_over = false;
-            });
-            return Err(CommandError::Peer(error));
-        }
-        self.disconnect(leg, session_id);
-        match promoted {
-            Ok(()) if local_device_failed => {
-                self.change(|state| state.role = ReplicaRole::Target);
-                Ok(())
-            }
-            Ok(()) => {
-                Ok(self.record_unused(ReplicaRole::Target, None).await.map_err(RoleError::Io)?)
-            }
-            Err(error) if declined(error) => {
-                self.start_serving_as_source(epoch, Promotion::Agreed).await?;
-                Err(CommandError::Peer(error))
-            }
+        let outcome = match promoted {
+            Ok(()) => Handover::Accepted,
+            Err(RequestError::Refused(_)) => Handover::Declined,
+            // The peer was not asked to serve.
+            Err(_) if announced.is_err() => Handover::Declined,
             // It may be serving already. The next handshake finds out and continues accordingly.
-            Err(_) => Err(CommandError::OutcomeUnknown),
+            Err(_) => Handover::Unknown,
+        };
+        // A source whose leg has failed serves on through this session if the peer declined.
+        if !(local_device_failed && outcome == Handover::Declined) {
+            self.disconnect(leg, session_id);
         }
+        let (after, actions) = next(&self.machine_state(), Event::HandedOver(outcome))?;
+        Box::pin(self.perform(after, actions.iter(), Progress::after(epoch))).await?;
+        match promoted {
+            Ok(()) => Ok(()),
+            Err(_) if outcome == Handover::Unknown => Err(CommandError::OutcomeUnknown),
+            Err(error) => Err(CommandError::Peer(error)),
+        }
+    }
+
+    /// Serves hosts through the session of a hand-over that was declined.
+    pub(crate) fn serve_through_peer(&self) -> Result<(), Refusal> {
+        self.change(|state| {
+            state.legs.iter_mut().for_each(|leg| leg.handing_over = false);
+            if state.promised > 0 {
+                return Err(Refusal::Overtaken);
+            }
+            state.serving = true;
+            Ok(())
+        })
     }
 
     /// Detaches a peer that is too slow for the hosts' writes.

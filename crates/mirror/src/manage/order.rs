@@ -1,8 +1,9 @@
 //! Orders: carries out the transitions of [`crate::state::machine`].
 //!
 //! A transition is decided and carried out under the role lock, so that nothing it depends on
-//! changes in between. The exception is [`Action::RefuseHosts`] of a deposed source: it takes effect
-//! before the lock, because a change of role in progress may wait for a disk that hangs.
+//! changes in between. The exception is [`Event::Announced`]: it takes effect before the lock, because
+//! a change of role in progress may wait for a disk that hangs. Until this node has acted on it, no
+//! change of role ends with this node serving.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +15,15 @@ use crate::agree::plan::plan;
 use crate::agree::versions::LinkVersion;
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
-use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, RETRY_MIN_MS};
+use crate::limits::{ASK_MS, DEPOSE_MS, LOCAL_IO_MS, PEERS_MAX, REFUSAL_MS, RETRY_MIN_MS};
 use crate::manage::command::CommandError;
-use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
-use crate::mirror::{Inner, Mirror, StateGuard};
+use crate::manage::roles::{AdmissionBlock, Promotion, RoleChange, RoleError};
+use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
-    self, Action, Actions, Answer, Answers, Claim, Disk, Event, Leg, Order, Record, Refusal, Role,
-    next,
+    self, Action, Answer, Answers, Claim, Consent, Disk, Event, Leg, Order, Record, Refusal, Role,
+    consented, next,
 };
 use crate::wire::peer::{
     PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -97,23 +98,53 @@ struct Reached {
     identity: ReplicaIdentity,
 }
 
+/// An order to change the role, until it is dropped. Meanwhile a call to a local device that hangs
+/// fails after a while, so that the order ends.
+pub(crate) struct RunningOrder(Arc<Inner>);
+
+impl Drop for RunningOrder {
+    fn drop(&mut self) {
+        self.0.change(|state| state.orders -= 1);
+    }
+}
+
+/// The announcement that this node takes the role, until it is dropped.
+struct Announcement(Arc<Inner>);
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.0.change(|state| state.announced = 0);
+    }
+}
+
 /// State of [`Inner::perform`] from one action to the next.
 #[derive(Default)]
-struct Progress {
+pub(crate) struct Progress {
     /// Blocks host calls from [`Action::Drain`] until the transition ends.
     block: Option<AdmissionBlock>,
     /// The highest epoch that a peer has reported.
     seen: u64,
     /// A source was reached and deposed.
     deposed: bool,
+    announcement: Option<Announcement>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     undelivered: Vec<Undelivered>,
 }
 
+impl Progress {
+    /// For a transition that takes an epoch after `seen`.
+    pub(crate) fn after(seen: u64) -> Progress {
+        Progress { seen, ..Progress::default() }
+    }
+}
+
 impl Inner {
     pub(crate) fn machine_state(&self) -> machine::State {
+        self.machine_state_in(&self.lock())
+    }
+
+    pub(crate) fn machine_state_in(&self, state: &State) -> machine::State {
         let superblock = self.local.superblock();
-        let state = self.lock();
         let epoch = superblock.epoch;
         let ended = state.closed || state.migrating || state.replacement.is_some();
         let role = match state.role {
@@ -126,10 +157,10 @@ impl Inner {
             ReplicaRole::Deposed => Role::Deposed { by: epoch },
         };
         let disk = match superblock.flags.inconsistent {
+            _ if state.local_device_failed => Disk::Failed,
             true if !superblock.not_received.is_empty() => Disk::Incomplete,
             true => Disk::Inconsistent,
             false if superblock.current.is_none() => Disk::Blank,
-            false if state.local_device_failed => Disk::Failed,
             false if state.unverified => Disk::Unverified,
             false => Disk::Consistent,
         };
@@ -142,7 +173,8 @@ impl Inner {
             record if record.is_outdated() => Record::Outdated,
             _ => Record::Current,
         });
-        machine::State { role, disk, legs, records }
+        let State { promised, announced, .. } = *state;
+        machine::State { role, disk, legs, records, promised, announced }
     }
 
     /// Carries out an order. Returns the writes that it left undelivered.
@@ -150,25 +182,47 @@ impl Inner {
         self: &Arc<Self>,
         order: Order,
     ) -> Result<Vec<Undelivered>, CommandError> {
-        let transition = || next(&self.machine_state(), Event::Order(order));
         match order {
             // The peer that hands over its role changes the role here.
-            Order::TakeOver(_) => {
-                let (after, actions) = transition()?;
-                self.perform(after, actions.iter()).await
-            }
-            // Independent of the role: a change of role may wait for a disk.
+            Order::TakeOver(_) => self.transition(Event::Order(order)).await,
             Order::SetDesired(..) => {
-                let _guard = self.desired_state_lock.acquire().await;
-                let (after, actions) = transition()?;
-                self.perform(after, actions.iter()).await
+                let (inner, limit) = (self.clone(), Duration::from_millis(LOCAL_IO_MS));
+                // Independent of the role: a change of role may wait for a disk. The only copy may be
+                // behind a disk that hangs, so that is no reason to give it up.
+                let task = spawn(async move {
+                    let _guard = inner.desired_state_lock.acquire().await;
+                    inner.transition(Event::Order(order)).await
+                });
+                let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
+                ended.unwrap_or(Err(CommandError::DeviceBusy))
+            }
+            Order::Failover { .. } => {
+                let _order = self.running_order();
+                let _role_change = self.begin_role_change().await;
+                // The answers given with the order are older than the lock.
+                let (answers, _) = self.ask_peers(Patience::Once).await;
+                self.transition(Event::Order(Order::Failover { answers })).await
             }
             _ => {
+                let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
-                let (after, actions) = transition()?;
-                self.perform(after, actions.iter()).await
+                self.transition(Event::Order(order)).await
             }
         }
+    }
+
+    /// Decides an event and carries it out. The caller holds the role lock.
+    pub(crate) async fn transition(
+        self: &Arc<Self>,
+        event: Event,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let (after, actions) = next(&self.machine_state(), event)?;
+        self.perform(after, actions.iter(), Progress::default()).await
+    }
+
+    pub(crate) fn running_order(self: &Arc<Self>) -> RunningOrder {
+        self.change(|state| state.orders += 1);
+        RunningOrder(self.clone())
     }
 
     /// Serves after a start, if this node's records and the peers allow it. With `ask` false, the
@@ -180,8 +234,7 @@ impl Inner {
         }
         // A source that attaches meanwhile would make this side a target.
         let _role_change = self.begin_role_change().await;
-        let (after, actions) = next(&self.machine_state(), Event::Asked(answers))?;
-        self.perform(after, actions.iter()).await.map_err(|error| match error {
+        self.transition(Event::Asked(answers)).await.map_err(|error| match error {
             CommandError::Role(error) => error,
             _ => RoleError::Refused(Refusal::Closed),
         })?;
@@ -189,12 +242,12 @@ impl Inner {
     }
 
     /// Carries out actions in order. The caller holds the role lock.
-    async fn perform(
+    pub(crate) async fn perform(
         self: &Arc<Self>,
         after: machine::State,
         actions: impl Iterator<Item = Action>,
+        mut progress: Progress,
     ) -> Result<Vec<Undelivered>, CommandError> {
-        let mut progress = Progress::default();
         for action in actions {
             self.act(after.role.epoch(), action, &mut progress).await?;
         }
@@ -224,31 +277,31 @@ impl Inner {
             Action::EndSessions => self.end_sessions(),
             Action::Record(role) => self.record_role(role, epoch).await.map_err(RoleError::Io)?,
             Action::PutAway(role) => self.record_unused(role, None).await.map_err(RoleError::Io)?,
-            Action::DeposePeers => (progress.seen, progress.deposed) = self.depose_peers().await,
-            Action::EndAttachment => self.end_attachment().await,
-            Action::TrustData => {
-                let trust = |superblock: &mut Superblock| {
-                    superblock.unverified = false;
-                    let lacks = std::mem::take(&mut superblock.not_received);
-                    superblock.flags.inconsistent &= lacks.is_empty();
-                    lacks
+            Action::RecordSuccessor(slot) => {
+                let record = move |superblock: &mut Superblock| {
+                    superblock.designated_successor = Some(slot);
                 };
-                let lacks = self.local.update(trust).await.map_err(RoleError::Io)?;
-                if !lacks.is_empty() {
-                    let replica = self.local.superblock().replica;
-                    tracing::warn!(%replica, "serving older data in the byte ranges {lacks:?}");
-                }
-                self.change(|state| state.unverified = false);
+                self.local.update(record).await.map_err(RoleError::Io)?;
             }
+            Action::Announce { forced } => self.announce(forced, progress).await?,
+            Action::Detach => self.detach_source(),
+            Action::EndAttachment => self.end_attachment().await,
+            Action::TrustData(_) => self.trust_data().await.map_err(RoleError::Io)?,
+            Action::LeaveRole => self.change(|state| state.role = ReplicaRole::Target),
+            Action::ServeThroughPeer => self.serve_through_peer()?,
+            Action::RaiseEpoch => {
+                self.raise_epoch(progress.seen).await.map_err(RoleError::Io)?;
+            }
+            // Carried out by the requests of a peer, which have the details.
+            Action::Admit | Action::Discard => {}
             Action::Serve(claim) => {
-                let seen = progress.seen.max(self.epoch_seen());
                 let promotion = match (claim, progress.deposed) {
                     (Claim::Resumed, _) => Promotion::Resumed,
                     (Claim::Agreed, _) => Promotion::Agreed,
                     (Claim::Forced, false) => Promotion::Alone,
                     (Claim::Forced, true) => Promotion::Overriding,
                 };
-                self.start_serving_as_source(seen, promotion).await?;
+                self.start_serving_as_source(progress.seen, promotion).await?;
                 self.reconnect_all();
             }
             Action::HandOver(leg) => self.hand_over_to(leg).await?,
@@ -262,6 +315,22 @@ impl Inner {
             }
             Action::Reconnect => self.reconnect_all(),
         }
+        Ok(())
+    }
+
+    async fn trust_data(&self) -> Result<(), IoError> {
+        let trust = |superblock: &mut Superblock| {
+            superblock.unverified = false;
+            let lacks = std::mem::take(&mut superblock.not_received);
+            superblock.flags.inconsistent &= lacks.is_empty();
+            lacks
+        };
+        let lacks = self.local.update(trust).await?;
+        if !lacks.is_empty() {
+            let replica = self.local.superblock().replica;
+            tracing::warn!(%replica, "serving older data in the byte ranges {lacks:?}");
+        }
+        self.change(|state| state.unverified = false);
         Ok(())
     }
 
@@ -323,6 +392,7 @@ impl Inner {
                     serving: identity.is_serving,
                     epoch: identity.view.epoch,
                     plan: plan(&mine, identity),
+                    differs: mine.view.generations.current != identity.view.generations.current,
                 }
             }));
         }
@@ -357,30 +427,68 @@ impl Inner {
         }
     }
 
-    /// Orders every peer that answers in time to stop serving. Returns the highest epoch seen, and
-    /// whether a source was reached.
-    async fn depose_peers(self: &Arc<Self>) -> (u64, bool) {
+    /// Announces to every peer that can be reached that this node takes the role, and waits for its
+    /// answer. From here on until the order ends, peers' announcements with a lower epoch are
+    /// refused.
+    async fn announce(
+        self: &Arc<Self>,
+        forced: bool,
+        progress: &mut Progress,
+    ) -> Result<(), CommandError> {
         let (_, reached) = self.ask_peers(Patience::Once).await;
         let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
-        let seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
-        let epoch = self.epoch_after(seen);
-        let mut deposed = false;
-        for peer in reached.into_iter().flatten() {
-            deposed |= peer.identity.is_serving || peer.identity.role == ReplicaRole::Source;
-            if self.deposes(&peer.identity) {
-                let request = self.depose_request(epoch);
-                let order = execute(&peer.session.0, request);
-                match time::timeout(Duration::from_millis(DEPOSE_MS), order).await {
-                    Ok(Ok(())) => {}
-                    failed => tracing::warn!(
-                        peer = %peer.identity.view.replica,
-                        ?failed,
-                        "could not order the peer to stop serving hosts"
-                    ),
-                }
-            }
+        progress.seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
+        let epoch = self.epoch_after(progress.seen);
+        let overtaken = self.change(|state| {
+            let overtaken = state.promised > 0;
+            state.announced = if overtaken { 0 } else { epoch };
+            overtaken
+        });
+        if overtaken {
+            return Err(Refusal::Overtaken.into());
         }
-        (seen, deposed)
+        progress.announcement = Some(Announcement(self.clone()));
+        let was_source =
+            |peer: &Reached| peer.identity.is_serving || peer.identity.role == ReplicaRole::Source;
+        progress.deposed = forced && reached.iter().flatten().any(was_source);
+        let tell = |peer: Option<Reached>| {
+            let inner = self.clone();
+            spawn(async move { inner.announce_to(peer?, epoch, forced).await })
+        };
+        let telling: Vec<_> = reached.into_iter().take(self.legs.len()).map(tell).collect();
+        let mut consents = Vec::new();
+        for consent in telling {
+            consents.push(consent.await.ok().flatten().unwrap_or(Consent::Unreachable));
+        }
+        tracing::info!(
+            replica = %self.local.superblock().replica,
+            epoch,
+            forced,
+            "announced to the peers that this node takes the role: {consents:?}"
+        );
+        Ok(consented(&consents, forced)?)
+    }
+
+    async fn announce_to(&self, peer: Reached, epoch: u64, forced: bool) -> Option<Consent> {
+        if !self.deposes(&peer.identity) {
+            return Some(Consent::TooOld { serving: peer.identity.is_serving });
+        }
+        let volume = self.local.superblock().volume;
+        let request = match forced {
+            true => PeerRequest::Depose { volume, epoch },
+            false => PeerRequest::Claim { volume, epoch },
+        };
+        let asked = execute(&peer.session.0, request);
+        Some(match time::timeout(Duration::from_millis(DEPOSE_MS), asked).await {
+            Ok(Ok(())) => Consent::Yields,
+            Ok(Err(RequestError::Refused(refusal))) => match refusal {
+                PeerRefusal::Failed => Consent::RefusesHosts,
+                PeerRefusal::Serving => Consent::Serves,
+                PeerRefusal::Fenced(_) => Consent::Later,
+                _ => Consent::Unknown,
+            },
+            _ => Consent::Unknown,
+        })
     }
 
     /// Whether a peer understands [`PeerRequest::Depose`], and it concerns the peer.
@@ -388,10 +496,6 @@ impl Inner {
         let common = self.versions.highest_common(peers.versions);
         let related = peers.view.volume == self.local.superblock().volume;
         related && common.is_ok_and(|version| version >= LinkVersion::DEPOSES)
-    }
-
-    fn depose_request(&self, epoch: u64) -> PeerRequest {
-        PeerRequest::Depose { volume: self.local.superblock().volume, epoch }
     }
 
     /// Orders a peer that still serves at a handshake to stop, if this node's claim is later.
@@ -403,7 +507,10 @@ impl Inner {
         let epoch = self.local.superblock().epoch;
         let prevails = self.lock().serving && peers.is_serving && epoch > peers.view.epoch;
         match prevails && self.deposes(peers) {
-            true => execute(session, self.depose_request(epoch)).await,
+            true => {
+                let volume = self.local.superblock().volume;
+                execute(session, PeerRequest::Depose { volume, epoch }).await
+            }
             false => Ok(()),
         }
     }
@@ -417,63 +524,109 @@ impl Inner {
         }
     }
 
-    /// Answers [`PeerRequest::Depose`].
-    pub(crate) async fn depose(
+    /// Answers [`PeerRequest::Depose`] and [`PeerRequest::Claim`]. Carried out also if the asker's
+    /// connection ends meanwhile.
+    pub(crate) async fn follow_announcement(
         self: &Arc<Self>,
         asker: MirrorId,
-        volume: MirrorId,
-        epoch: u64,
+        (volume, epoch): (MirrorId, u64),
+        forced: bool,
     ) -> PeerAnswer {
         let superblock = self.local.superblock();
-        let known = superblock.peers.iter().any(|peer| peer.replica == asker);
-        if volume != superblock.volume || asker.is_none() || !known {
+        let known = {
+            let state = self.lock();
+            // Two targets need not have met.
+            state.role != ReplicaRole::Source
+                || state.legs.iter().any(|leg| leg.peer == asker)
+                || superblock.peers.iter().any(|peer| peer.replica == asker)
+        };
+        if !known || asker.is_none() || volume != superblock.volume {
             return Err(PeerRefusal::Unrelated);
         }
-        let event = Event::Deposed { epoch };
-        let decide = || {
-            next(&self.machine_state(), event).map_err(|refusal| match refusal {
-                Refusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
-                _ => PeerRefusal::NotNow,
-            })
-        };
-        let (_, actions) = decide()?;
-        let refuses = |actions: Actions| actions.iter().any(|action| action == Action::RefuseHosts);
-        if refuses(actions) {
+        let refuses = self.change(|state| {
+            let event = Event::Announced { epoch, forced };
+            let (after, actions) = next(&self.machine_state_in(state), event)?;
+            state.promised = after.promised;
+            let refuses = actions.iter().any(|action| action == Action::RefuseHosts);
+            if refuses {
+                state.stop_serving();
+            }
+            Ok(refuses)
+        });
+        let refuses = refuses.map_err(|refusal: Refusal| self.refusal(refusal))?;
+        if refuses {
             tracing::warn!(
                 replica = %superblock.replica,
                 peer = %asker,
                 epoch,
                 "the peer takes the role by its operator's order: hosts are refused here"
             );
-            self.refuse_hosts();
         }
-        let role_change = self.begin_role_change().await;
-        // The role may have changed meanwhile.
-        let (after, now) = decide()?;
-        if now.is_empty() {
-            return Ok(PeerReply::Done);
+        self.detach_source();
+        let inner = self.clone();
+        let task = spawn(async move {
+            let role_change = inner.begin_role_change().await;
+            let done = inner.yield_role((asker, epoch), forced, role_change).await;
+            inner.change(|state| {
+                if state.promised == epoch {
+                    state.promised = 0;
+                }
+            });
+            done
+        });
+        let limit = Duration::from_millis(REFUSAL_MS);
+        let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
+        ended.unwrap_or(Err(PeerRefusal::Failed))
+    }
+
+    pub(crate) fn refusal(&self, refusal: Refusal) -> PeerRefusal {
+        match refusal {
+            Refusal::Serving => PeerRefusal::Serving,
+            Refusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
+            Refusal::Failed => PeerRefusal::Failed,
+            _ => PeerRefusal::NotNow,
         }
-        // A source that refuses hosts already has calls in flight to settle as well.
-        let list = if refuses(actions) && !refuses(now) { actions } else { now };
+    }
+
+    /// Acts on an announcement that was accepted, up to the record that makes it durable. The rest may
+    /// wait for calls in flight, so it follows afterwards.
+    async fn yield_role(
+        self: &Arc<Self>,
+        (asker, epoch): (MirrorId, u64),
+        forced: bool,
+        role_change: RoleChange,
+    ) -> PeerAnswer {
+        let is_source = self.lock().role == ReplicaRole::Source;
+        if !forced && is_source {
+            // Its slot is about to be the successor's.
+            self.record_peer(asker).await.map_err(|_| PeerRefusal::Failed)?;
+        }
+        let event = match forced {
+            true => Event::Deposed { epoch },
+            false => Event::Claimed { by: self.slot_of(asker) },
+        };
+        let decided = next(&self.machine_state(), event);
+        let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;
+        let durable = |action: &Action| matches!(action, Action::Record(_));
+        let first =
+            actions.iter().position(|action| durable(&action)).map_or(usize::MAX, |at| at + 1);
         let mut progress = Progress::default();
-        let mut rest = list.iter();
-        for action in rest.by_ref() {
-            let done = self.act(after.role.epoch(), action, &mut progress).await;
-            done.map_err(|_| PeerRefusal::Failed)?;
-            if matches!(action, Action::Record(_)) {
-                break;
+        let mut done = Ok(PeerReply::Done);
+        for action in actions.iter().take(first) {
+            if self.act(after.role.epoch(), action, &mut progress).await.is_err() {
+                done = Err(PeerRefusal::Failed);
             }
         }
-        // The rest may wait for calls in flight.
+        let rest = actions.iter().skip(first);
         let inner = self.clone();
         spawn_detached(async move {
             let _role_change = role_change;
-            if let Err(error) = inner.perform(after, rest).await {
+            if let Err(error) = inner.perform(after, rest, progress).await {
                 tracing::error!("a deposed source did not stop cleanly: {error}");
             }
             inner.reconnect_all();
         });
-        Ok(PeerReply::Done)
+        done
     }
 
     /// Steps down at a handshake with a peer that takes this node's place.
@@ -518,7 +671,7 @@ impl Inner {
             ),
         }
         self.change(|_| {});
-        let done = self.perform(after, actions.iter()).await;
+        let done = self.perform(after, actions.iter(), Progress::default()).await;
         done.map(drop).map_err(|error| match error {
             CommandError::Role(RoleError::Io(error)) => SessionEnd::Local(error),
             _ => SessionEnd::Changed,

@@ -14,7 +14,7 @@ use crate::io::call_gate::Counted;
 use crate::io::new_generation::NewGeneration;
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
-use crate::state::machine::Refusal;
+use crate::state::machine::{Event, Refusal, servable};
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
 /// Number of residue classes. Identities are random: of three replicas, two share a class with a
@@ -129,39 +129,19 @@ impl Inner {
         epoch_rank(self.local.superblock().replica)
     }
 
-    /// Whether a handshake with this peer suffices to become the source without the operator. A
-    /// source that designated a successor has to meet that peer, which may be serving out of sight.
-    /// If that peer was the source since, it may have handed the role on to another. With several
-    /// targets, each would conclude that it has to take over, so the operator decides.
-    pub(crate) fn may_take_role(&self, peers: &ReplicaIdentity) -> bool {
+    /// The event of a handshake with a peer that is to admit this node as its source.
+    pub(crate) fn admitted_by(&self, peers: &ReplicaIdentity) -> Event {
         let superblock = self.local.superblock();
-        let several = self.legs.len() > 1;
-        let role = self.lock().role;
-        if several && role != ReplicaRole::Source {
-            return false;
+        let successor =
+            superblock.designated_successor.map(|place| superblock.peers[place].replica);
+        Event::Admitted {
+            successor: successor == Some(peers.view.replica),
+            epoch: peers.view.epoch,
         }
-        let Some(designated_successor) =
-            superblock.designated_successor.map(|place| superblock.peers[place].replica)
-        else {
-            return true;
-        };
-        designated_successor == peers.view.replica
-            && !(several && peers.view.epoch > superblock.epoch)
     }
 
     pub(crate) fn may_serve(&self) -> Result<(), RoleError> {
-        let superblock = self.local.superblock();
-        if superblock.flags.inconsistent {
-            return Err(RoleError::Inconsistent);
-        }
-        if superblock.current.is_none() {
-            return Err(RoleError::Blank);
-        }
-        let state = self.lock();
-        if state.local_device_failed {
-            return Err(RoleError::LocalFailed);
-        }
-        if state.unverified { Err(RoleError::Unverified) } else { Ok(()) }
+        Ok(servable(&self.machine_state(), false)?)
     }
 
     /// The next epoch of this replica, after `seen` and all epochs recorded here.
@@ -169,20 +149,27 @@ impl Inner {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Becomes the source, with an epoch later than all seen unless it resumes.
+    /// Takes an epoch later than all seen while hosts are served: a peer has seen a later one.
+    pub(crate) async fn raise_epoch(&self, seen: u64) -> Result<(), IoError> {
+        let rank = self.rank();
+        self.local
+            .update(move |superblock| {
+                superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
+            })
+            .await
+    }
+
+    /// Becomes the source, with an epoch later than all seen unless it resumes. The caller holds the
+    /// role lock, and no source is attached.
     pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,
         promotion: Promotion,
-    ) -> Result<u64, RoleError> {
+    ) -> Result<(), RoleError> {
+        // The last request of the previous source may have started a resync here.
         self.may_serve()?;
-        // First cut off the previous source, whose last request may have started a resync here.
-        self.end_attachment().await;
-        self.may_serve()?;
-        let serving = self.lock().serving;
         let rank = self.rank();
-        let forced = matches!(promotion, Promotion::Alone | Promotion::Overriding);
-        let alone = forced && !serving;
+        let alone = matches!(promotion, Promotion::Alone | Promotion::Overriding);
         let several = self.legs.len() > 1;
         // A source that was overridden may have written more than this replica has. That is not to
         // be preferred at the next handshake.
@@ -205,14 +192,15 @@ impl Inner {
                 new_generation.apply(superblock);
             }
         };
-        if serving {
-            self.local.update(promote).await?;
-            return Ok(self.local.superblock().epoch);
-        }
         self.local.begin_use(promote).await?;
         self.load_out_of_sync();
-        self.change(|state| {
-            (state.role, state.serving) = (ReplicaRole::Source, true);
+        let Superblock { replica, epoch, .. } = self.local.superblock();
+        let overtaken = self.change(|state| {
+            state.role = ReplicaRole::Source;
+            if state.promised > 0 {
+                return true;
+            }
+            state.serving = true;
             for leg in &mut state.legs {
                 if !leg.receives_writes {
                     leg.generation_bumped = parts;
@@ -220,10 +208,19 @@ impl Inner {
                 // Peers may be waiting: from now on this is the copy that counts.
                 leg.reconnect_requests += 1;
             }
+            assert!(
+                state.announced == 0 || state.announced == epoch,
+                "hosts are served under epoch {epoch}, and {} was announced",
+                state.announced
+            );
+            false
         });
-        let Superblock { replica, epoch, .. } = self.local.superblock();
+        if overtaken {
+            self.record_unused(ReplicaRole::Source, None).await?;
+            return Err(Refusal::Overtaken.into());
+        }
         tracing::info!(%replica, epoch, ?promotion, "now serving hosts");
-        Ok(epoch)
+        Ok(())
     }
 
     /// Marks everything as out of sync for all legs: after a forced takeover from a source with
@@ -233,22 +230,6 @@ impl Inner {
             self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
         }
         self.local.persist_marks().await
-    }
-
-    /// Stops serving. Writes and flushes in flight complete; reads in flight and later calls fail.
-    pub(crate) async fn stop_serving_as(
-        self: &Arc<Self>,
-        role: ReplicaRole,
-    ) -> Result<(), IoError> {
-        if !self.lock().serving {
-            return Ok(());
-        }
-        let _block = self.block_admission();
-        self.drain().await;
-        self.end_sessions();
-        self.change(State::stop_serving);
-        tracing::info!(replica = %self.local.superblock().replica, "no longer serving hosts");
-        self.record_unused(role, None).await
     }
 
     /// Ends the sessions to all peers.
@@ -299,7 +280,11 @@ impl Inner {
     ) -> Result<(), IoError> {
         let Some((leg, session_id)) = designated_successor else { return Err(error) };
         // The successor of a deposed source does not carry on for it.
-        if !self.lock().serving {
+        let continues = {
+            let state = self.lock();
+            state.serving || state.legs[leg].handing_over && state.promised == 0
+        };
+        if !continues {
             return Err(error);
         }
         // Not a change of role: that would wait for the calls in flight, and this is one of them.

@@ -12,15 +12,18 @@
 
 use std::sync::Arc;
 
-use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_blockdev::SharedDevice;
 
 use crate::agree::versions::LinkVersions;
 use crate::io::new_generation::NewGeneration;
+use crate::manage::command::role_error;
+use crate::manage::order::Progress;
 use crate::manage::replica::{Replica, ReplicaError};
 use crate::manage::roles::{RoleChange, RoleError};
 use crate::mirror::{Inner, Mirror};
 use crate::ondisk::layout::ReplicaGeometry;
-use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::ondisk::superblock::Superblock;
+use crate::state::machine::{Event, next};
 
 /// A mirror that has ended so that another takes over its replica. If it is dropped before
 /// [`ReplicaTransfer::finish`], waiting calls fail.
@@ -57,23 +60,18 @@ impl Mirror {
     /// ([`Mirror::is_closed`]).
     pub async fn begin_transfer(&self) -> Result<ReplicaTransfer, RoleError> {
         let inner = &self.0;
+        let _order = inner.running_order();
         let role_change = inner.begin_role_change().await;
-        if inner.lock().closed {
-            return Err(RoleError::Io(IoError::Unreachable));
-        }
-        if inner.lock().local_device_failed {
-            return Err(RoleError::LocalFailed);
-        }
+        let (after, actions) = next(&inner.machine_state(), Event::Transferred)?;
         let mut migrating = Migrating(Some(inner.clone()));
         let was_serving = inner.change(|state| {
             state.migrating = true;
             state.serving
         });
-        let inactive = inner.stop_serving_as(ReplicaRole::Source).await;
-        inner.end_attachment().await;
+        let stopped = inner.perform(after, actions.iter(), Progress::default()).await;
         self.close();
         inner.local.retire().await;
-        inactive?;
+        role_error(stopped)?;
         migrating.0 = None;
         Ok(ReplicaTransfer { inner: inner.clone(), was_serving, _role_change: role_change })
     }

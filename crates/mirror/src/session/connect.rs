@@ -26,10 +26,11 @@ use crate::id::{Generation, MirrorId};
 use crate::io::call_gate::Counted;
 use crate::io::reorder::Numbering;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
-use crate::manage::roles::Promotion;
+use crate::manage::order::Progress;
 use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::session::resync::PassEnd;
+use crate::state::machine::next;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
     AttachRequest, BadRangeReport, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -137,7 +138,11 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     let (ours, theirs) = (&mine.view.generations, &peers.view.generations);
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
     let outcome = match found {
-        Plan::Lead { promote: true, .. } if !inner.may_take_role(&peers) => HandshakeOutcome::Idle,
+        Plan::Lead { promote: true, .. }
+            if next(&inner.machine_state(), inner.admitted_by(&peers)).is_err() =>
+        {
+            HandshakeOutcome::Idle
+        }
         Plan::Lead { .. } if !mine.is_serving && inner.is_served_elsewhere(leg).await => {
             HandshakeOutcome::Idle
         }
@@ -301,14 +306,14 @@ async fn lead(
     inner.wait_for_calls(Counted::Leg(leg, None)).await;
     inner.record_peer(peers.view.replica).await.map_err(SessionEnd::Local)?;
     let superblock = inner.local.superblock();
-    let next = inner.epoch_after(peers.view.epoch);
+    let epoch = inner.epoch_after(peers.view.epoch);
     let phase = amount.map_or(LegPhase::Resync(ResyncAmount::Partial), LegPhase::Resync);
     let session_id = inner.install_session(leg, &session, &peers, phase)?;
     let _disconnect = DisconnectOnDrop { inner: inner.clone(), leg, session_id };
     let attach = AttachRequest {
         volume: superblock.volume,
         source: superblock.replica,
-        epoch: if promote { next } else { superblock.epoch },
+        epoch: if promote { epoch } else { superblock.epoch },
         expected: peers.view.generations.current,
         in_sync: amount.is_none(),
         usable_bytes: superblock.geometry.usable_bytes,
@@ -320,15 +325,14 @@ async fn lead(
         // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
         // target and starts to serve only when its operator says so.
         let _role_change = inner.begin_role_change().await;
-        let attached = inner.lock().attached.is_some();
-        let may = inner.may_take_role(&peers);
-        if attached || !may || inner.epoch_after(peers.view.epoch) != next {
+        let decided = next(&inner.machine_state(), inner.admitted_by(&peers));
+        let (after, actions) = decided.map_err(|_| SessionEnd::Changed)?;
+        if inner.epoch_after(peers.view.epoch) != epoch {
             return Err(SessionEnd::Changed);
         }
-        inner
-            .start_serving_as_source(peers.view.epoch, Promotion::Agreed)
-            .await
-            .map_err(|_| SessionEnd::NothingToDo)?;
+        // Not `epoch_seen`: the peer was told this epoch.
+        let done = inner.perform(after, actions.iter(), Progress::after(peers.view.epoch)).await;
+        done.map_err(|_| SessionEnd::NothingToDo)?;
     }
     match amount {
         // The generation found equal at the handshake. One started meanwhile is not the peer's.

@@ -29,11 +29,12 @@ use crate::io::request::RunToCompletion;
 use crate::limits::{
     BAD_RANGES_MAX, BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX,
 };
-use crate::manage::roles::Promotion;
+use crate::manage::order::Progress;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::options::Mode;
+use crate::state::machine::{Event, next};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{
     AttachRequest, BadRangeReport, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
@@ -218,12 +219,18 @@ impl TargetSession {
                 let asker = *self.asker.lock();
                 return inner.hand_over(asker).await;
             }
-            PeerRequest::Depose { .. } if inner.versions.highest() < LinkVersion::DEPOSES => {
+            PeerRequest::Depose { .. } | PeerRequest::Claim { .. }
+                if inner.versions.highest() < LinkVersion::DEPOSES =>
+            {
                 return Err(PeerRefusal::Version);
             }
             PeerRequest::Depose { volume, epoch } => {
                 let asker = *self.asker.lock();
-                return inner.depose(asker, volume, epoch).await;
+                return inner.follow_announcement(asker, (volume, epoch), true).await;
+            }
+            PeerRequest::Claim { volume, epoch } => {
+                let asker = *self.asker.lock();
+                return inner.follow_announcement(asker, (volume, epoch), false).await;
             }
             PeerRequest::ZeroNewSpace { .. }
                 if inner.versions.highest() < LinkVersion::ZEROES_NEW_SPACE =>
@@ -335,9 +342,13 @@ impl Inner {
         }
     }
 
+    pub(crate) fn detach_source(&self) {
+        self.detach(|_| true);
+    }
+
     /// Detaches the session, and waits until none of its calls is in progress.
     pub(crate) async fn end_attachment(&self) {
-        self.detach(|_| true);
+        self.detach_source();
         self.wait_for_calls(Counted::SourceCall).await;
     }
 }
@@ -416,20 +427,8 @@ impl Inner {
         if attach.volume != superblock.volume || attach.source == superblock.replica {
             return Err(PeerRefusal::Unrelated);
         }
-        let state = self.lock();
-        if state.closed || state.migrating {
-            return Err(PeerRefusal::NotNow);
-        }
-        if state.serving {
-            return Err(PeerRefusal::Serving);
-        }
-        if state.local_device_failed {
-            return Err(PeerRefusal::Failed);
-        }
-        // A higher epoch than any seen, or the one already admitted.
-        if attach.epoch < superblock.epoch {
-            return Err(PeerRefusal::Fenced(superblock.epoch));
-        }
+        let event = Event::Attached { epoch: attach.epoch };
+        next(&self.machine_state(), event).map_err(|refusal| self.refusal(refusal))?;
         if attach.expected != superblock.current {
             return Err(PeerRefusal::Changed);
         }
@@ -611,14 +610,14 @@ impl Inner {
 
     async fn promote(self: &Arc<Self>, epoch: u64, by: AttachedSource) -> PeerAnswer {
         let _role_change = self.begin_role_change().await;
-        let still = self.lock().attached == Some(by);
-        if !still || self.local.superblock().flags.inconsistent {
+        if self.lock().attached != Some(by) {
             return Err(PeerRefusal::NotNow);
         }
-        self.start_serving_as_source(epoch.saturating_sub(1), Promotion::Agreed)
-            .await
-            .map_err(|_| PeerRefusal::Failed)?;
-        Ok(PeerReply::Done)
+        let decided = next(&self.machine_state(), Event::Promoted);
+        let (after, actions) = decided.map_err(|_| PeerRefusal::NotNow)?;
+        let done =
+            self.perform(after, actions.iter(), Progress::after(epoch.saturating_sub(1))).await;
+        done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)
     }
 
     /// Discards the local data for the peer's: see [`PeerRequest::Discard`].
@@ -638,9 +637,8 @@ impl Inner {
         expected: Generation,
     ) -> PeerAnswer {
         let superblock = self.local.superblock();
-        if self.lock().serving {
-            return Err(PeerRefusal::Serving);
-        }
+        let decided = next(&self.machine_state(), Event::Discarded);
+        decided.map_err(|refusal| self.refusal(refusal))?;
         if superblock.current != expected {
             return Err(PeerRefusal::Changed);
         }

@@ -6,9 +6,13 @@
 //!
 //! Invariants:
 //! - a node that does not serve never begins to serve while a peer that answers serves;
+//! - from the announcement that a peer takes the role until this node has acted on it
+//!   ([`State::promised`]), this node does not begin to serve, whatever order or handshake is in
+//!   progress;
 //! - a node that is deposed refuses hosts first, and waits for calls in flight afterwards; an order
 //!   that this node consents to waits first, so that no host call fails;
-//! - a role is durable before its holder serves, and before this node reports its stop to a peer.
+//! - a role is durable before its holder serves, and before this node reports its stop to a peer;
+//! - the role epoch never decreases.
 //!
 //! `docs/mirror-states.md` is printed from this module by a test.
 
@@ -30,6 +34,11 @@ pub struct State {
     /// What the superblock says about peers, in the order in which they were met. A peer that was
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
     pub records: [Record; PEERS_MAX],
+    /// Epoch under which a peer takes the role: from its announcement until this node has acted on
+    /// it, which may wait for another change of role. 0 without one.
+    pub promised: u64,
+    /// Epoch that this node has announced to its peers, until its order ends. 0 without one.
+    pub announced: u64,
 }
 
 /// Role of this node.
@@ -115,21 +124,45 @@ pub enum Answer {
         epoch: u64,
         /// The plan that a handshake with it would have.
         plan: Plan,
+        /// Its data has another generation than the local data.
+        differs: bool,
     },
 }
 
 /// Answers by leg. Legs without a peer are `None`.
 pub type Answers = [Option<Answer>; PEERS_MAX];
 
+/// How a peer answers the announcement that this node takes the role ([`Action::Announce`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consent {
+    /// There is no connection to it.
+    Unreachable,
+    /// It serves no hosts, and that is durable.
+    Yields,
+    /// It refuses hosts, and could not make that durable: its device hangs or has failed.
+    RefusesHosts,
+    /// It serves hosts.
+    Serves,
+    /// It takes the role itself, or has promised it to a third node, under a later epoch.
+    Later,
+    /// It answers, but not this: whether it serves is not known.
+    Unknown,
+    /// Its release does not know the announcement.
+    TooOld {
+        /// It serves hosts.
+        serving: bool,
+    },
+}
+
 /// An order of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Serve, if every peer was asked and none serves.
+    /// Serve, if every peer was asked, none serves, and all agree.
     Failover {
         /// Answers of the peers.
         answers: Answers,
     },
-    /// Serve, whatever the peers say. A peer that answers is deposed first.
+    /// Serve, although a peer may serve. A peer that answers is deposed first.
     ForceFailover {
         /// Also serve data that a flush failure made unverified, or that is older in listed ranges.
         unverified: bool,
@@ -155,11 +188,43 @@ pub enum Event {
     Asked(Answers),
     /// The operator's order.
     Order(Order),
-    /// A peer serves from now on under this epoch, without this node's consent.
+    /// A peer announces that it takes the role. Decided at once, also during a change of role.
+    Announced {
+        /// Its role epoch.
+        epoch: u64,
+        /// Without this node's consent.
+        forced: bool,
+    },
+    /// The peer takes the role by force, after [`Event::Announced`] was accepted.
     Deposed {
         /// Its role epoch.
         epoch: u64,
     },
+    /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was accepted.
+    Claimed {
+        /// The peer's place in [`State::records`].
+        by: usize,
+    },
+    /// A peer attaches as the source.
+    Attached {
+        /// Its role epoch.
+        epoch: u64,
+    },
+    /// The attached source hands its role to this node.
+    Promoted,
+    /// The peer of a handshake has admitted this node as its source, under a new epoch.
+    Admitted {
+        /// It is the peer that the role was handed to, if it was handed over.
+        successor: bool,
+        /// The highest role epoch that it has seen.
+        epoch: u64,
+    },
+    /// The peer answered [`Action::HandOver`].
+    HandedOver(Handover),
+    /// The data is discarded for a peer's, by the operator or by policy.
+    Discarded,
+    /// The replica moves to another mirror of this node.
+    Transferred,
     /// A handshake with a peer.
     Met {
         /// What to do about it.
@@ -167,6 +232,17 @@ pub enum Event {
         /// Role epoch of the peer if it serves hosts and its claim is [`later`].
         prevailing: Option<u64>,
     },
+}
+
+/// Outcome of the request to a peer to become the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// It serves.
+    Accepted,
+    /// It was not asked or refused, and does not serve.
+    Declined,
+    /// No answer: it may serve.
+    Unknown,
 }
 
 named! {
@@ -200,6 +276,16 @@ named! {
         SplitBrain = "split brain: first choose the data to keep",
         /// The peer has seen a later epoch.
         Fenced = "this node has seen a later epoch",
+        /// This node serves.
+        Serving = "this node serves hosts",
+        /// Only the operator, or the peer that the role was handed to, can make this node the source.
+        NotEntitled = "this node may not take the role by itself",
+        /// See [`Consent::Later`] and [`State::promised`].
+        Overtaken = "another node takes the role at the same time",
+        /// See [`Consent::Unknown`].
+        Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
+        /// See [`Consent::TooOld`].
+        PeerTooOld = "a peer serves hosts, and its release cannot be ordered to stop",
     }
 }
 
@@ -235,14 +321,32 @@ pub enum Action {
     Record(ReplicaRole),
     /// Durable: the role and that the replica is not in use, after a flush.
     PutAway(ReplicaRole),
-    /// Order every peer that answers to stop serving.
-    DeposePeers,
-    /// End the attachment of a source, with its calls.
+    /// Durable: the peer with this record may serve, and is met before this node serves.
+    RecordSuccessor(usize),
+    /// Announce to every peer that answers that this node takes the role. Ends the transition unless
+    /// [`consented`].
+    Announce {
+        /// Peers that serve stop.
+        forced: bool,
+    },
+    /// Accept no more calls of an attached source.
+    Detach,
+    /// End the attachment of a source, and wait for its calls.
     EndAttachment,
+    /// Durable: target of the source that attaches, and its epoch.
+    Admit,
+    /// The local leg failed and was left behind, so nothing is recorded: the peer is the source.
+    LeaveRole,
+    /// Serve hosts through the peer, as before: the local leg has failed.
+    ServeThroughPeer,
+    /// Durable: a new epoch.
+    RaiseEpoch,
+    /// Durable: the data is discarded, and this node is a target.
+    Discard,
     /// Durable: source; then serve hosts.
     Serve(Claim),
-    /// Durable: the data counts as verified, and older data in listed ranges as accepted.
-    TrustData,
+    /// Durable: unverified data counts as verified, or older data in the listed ranges as accepted.
+    TrustData(Disk),
     /// Transfer the role to this peer.
     HandOver(usize),
     /// Ask this peer for the role.
@@ -266,11 +370,20 @@ impl std::fmt::Display for Action {
             Action::EndSessions => "end the sessions",
             Action::Record(_) => "**record the role**",
             Action::PutAway(_) => "flush, **record the role and that it is unused**",
-            Action::DeposePeers => "depose the peers that answer",
+            Action::RecordSuccessor(_) => "**record the peer as successor**",
+            Action::Announce { forced: true } => "depose the peers that answer",
+            Action::Announce { forced: false } => "claim the role at every peer",
+            Action::Detach => "refuse the source's calls",
             Action::EndAttachment => "end the source's session",
+            Action::Admit => "**record the role and the epoch**",
+            Action::LeaveRole => "forget the role",
+            Action::ServeThroughPeer => "serve hosts through the peer",
+            Action::RaiseEpoch => "**record a new epoch**",
+            Action::Discard => "**discard the data**",
             Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
-            Action::TrustData => "**record the data as verified**",
+            Action::TrustData(Disk::Incomplete) => "**accept older data in the bad ranges**",
+            Action::TrustData(_) => "**record the data as verified**",
             Action::HandOver(_) => "**record the successor**, hand over",
             Action::AskForRole(_) => "ask the peer for the role",
             Action::MarkAll(_) => "**mark everything out of sync**",
@@ -324,10 +437,44 @@ pub fn next(state: &State, event: Event) -> Transition {
     match event {
         Event::Opened => Ok(opened(state)),
         Event::Asked(answers) => Ok(asked(state, &answers)),
+        Event::Announced { epoch, forced } => announced(state, epoch, forced),
         Event::Deposed { epoch } => deposed(state, epoch),
+        Event::Claimed { by } => claimed(state, by),
+        Event::Attached { epoch } => attached(state, epoch),
+        Event::Promoted => promoted(state),
+        Event::Admitted { successor, epoch } => admitted(state, successor, epoch),
+        Event::HandedOver(outcome) => handed_over(state, outcome),
+        Event::Discarded => discarded(state),
+        Event::Transferred => transferred(state),
         Event::Met { plan, prevailing } => Ok(met(state, plan, prevailing)),
         Event::Order(order) => ordered(state, order),
     }
+}
+
+/// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
+/// cannot be reached is the operator's responsibility if `forced`; one that can be reached must have
+/// stopped.
+///
+/// # Errors
+/// The first of: another node takes the role, a peer serves, a peer has not confirmed, no answer.
+pub fn consented(consents: &[Consent], forced: bool) -> Result<(), Refusal> {
+    let refused = |consent: &Consent| match *consent {
+        Consent::Later => Some(Refusal::Overtaken),
+        Consent::Serves => Some(Refusal::PeerServes),
+        Consent::TooOld { serving: true } => Some(Refusal::PeerTooOld),
+        Consent::Unknown => Some(Refusal::Unconfirmed),
+        // After a restart it could take the role by itself.
+        Consent::RefusesHosts if !forced => Some(Refusal::Unconfirmed),
+        Consent::Unreachable if !forced => Some(Refusal::PeerSilent),
+        _ => None,
+    };
+    let severity = |refusal: &Refusal| match refusal {
+        Refusal::Overtaken => 0,
+        Refusal::PeerServes | Refusal::PeerTooOld => 1,
+        Refusal::Unconfirmed => 2,
+        _ => 3,
+    };
+    consents.iter().filter_map(refused).min_by_key(severity).map_or(Ok(()), Err)
 }
 
 fn unchanged(state: &State) -> (State, Actions) {
@@ -339,17 +486,27 @@ impl State {
         (State { role, ..self }, Actions::of(actions))
     }
 
+    /// [`State::to`], if this node may begin to serve now.
+    fn serves(self, claim: Claim, before: &[Action]) -> Transition {
+        if self.promised > 0 {
+            return Err(Refusal::Overtaken);
+        }
+        let epoch = self.role.epoch();
+        let epoch = if claim == Claim::Resumed { epoch } else { epoch.saturating_add(1) };
+        let mut actions = before.to_vec();
+        actions.push(Action::Serve(claim));
+        Ok(self.to(Role::Serving { epoch }, &actions))
+    }
+
     fn leg(&self, leg: usize) -> Result<Leg, Refusal> {
         self.legs.get(leg).copied().flatten().ok_or(Refusal::NoPeer)
     }
 
     /// Serves again after a start, as the source that it is.
     fn resumes(&self) -> (State, Actions) {
-        match self.role.epoch() {
-            // It was created as a source and has never served.
-            0 => self.to(Role::Serving { epoch: 1 }, &[Action::Serve(Claim::Agreed)]),
-            epoch => self.to(Role::Serving { epoch }, &[Action::Serve(Claim::Resumed)]),
-        }
+        // Epoch 0: it was created as a source and has never served.
+        let claim = if self.role.epoch() == 0 { Claim::Agreed } else { Claim::Resumed };
+        self.serves(claim, &[]).unwrap_or_else(|_| unchanged(self))
     }
 }
 
@@ -398,10 +555,12 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     let stays = |answer: &Answer| match *answer {
         Answer::Silent => false,
         Answer::Known { serving: true, plan, .. } => plan != Plan::Unrelated,
-        // The peer was promoted after this node, and has stopped since.
-        Answer::Known { plan: Plan::Follow { .. } | Plan::SplitBrain, epoch, .. } => {
-            epoch > state.role.epoch()
+        // The peer was promoted after this node, and has stopped since; or it has newer data, so
+        // the record here is out of date.
+        Answer::Known { plan: Plan::Follow { .. }, epoch, differs, .. } => {
+            differs || epoch > state.role.epoch()
         }
+        Answer::Known { plan: Plan::SplitBrain, epoch, .. } => epoch > state.role.epoch(),
         Answer::Known { .. } => false,
     };
     // A handshake may have changed the role meanwhile.
@@ -415,25 +574,156 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     }
 }
 
-fn deposed(state: &State, epoch: u64) -> Transition {
-    match state.role {
-        Role::Target { .. } | Role::Deposed { .. } => Ok(unchanged(state)),
-        role if role.epoch() >= epoch => Err(Refusal::Fenced),
-        role => Ok(depose(state, role, epoch)),
+fn announced(state: &State, epoch: u64, forced: bool) -> Transition {
+    let refuses = match state.role {
+        Role::Serving { .. } if !forced => return Err(Refusal::Serving),
+        Role::Serving { epoch: own } | Role::Waiting { epoch: own, .. } if own >= epoch => true,
+        _ => state.promised > epoch || state.announced >= epoch,
+    };
+    if refuses {
+        return Err(Refusal::Fenced);
     }
+    let promised = State { promised: epoch, ..*state };
+    Ok(match state.role {
+        Role::Serving { epoch } => {
+            let role = Role::Waiting { epoch, handed_over: false };
+            promised.to(role, &[Action::RefuseHosts])
+        }
+        // A request of the source to promote this node may still arrive.
+        Role::Target { epoch, .. } => {
+            promised.to(Role::Target { epoch, attached: false }, &[Action::Detach])
+        }
+        role => promised.to(role, &[]),
+    })
+}
+
+fn deposed(state: &State, epoch: u64) -> Transition {
+    let after = State { promised: 0, ..*state };
+    Ok(match state.role {
+        // It was promoted under a later epoch since.
+        Role::Serving { epoch: own } if own >= epoch => return Err(Refusal::Fenced),
+        Role::Serving { .. } | Role::Waiting { .. } => depose(&after, epoch),
+        Role::Target { epoch, .. } => {
+            after.to(Role::Target { epoch, attached: false }, &[Action::EndAttachment])
+        }
+        role => after.to(role, &[]),
+    })
+}
+
+/// A stopped source stays the source, because its claim to have the best data counts at handshakes.
+/// As after a switchover without an answer, it has to meet the peer before it serves again.
+fn claimed(state: &State, by: usize) -> Transition {
+    let after = State { promised: 0, ..*state };
+    Ok(match state.role {
+        Role::Serving { .. } => return Err(Refusal::Serving),
+        Role::Waiting { epoch, .. } => {
+            let role = Role::Waiting { epoch, handed_over: true };
+            after.to(role, &[Action::RecordSuccessor(by)])
+        }
+        Role::Target { epoch, .. } => {
+            after.to(Role::Target { epoch, attached: false }, &[Action::EndAttachment])
+        }
+        role => after.to(role, &[]),
+    })
 }
 
 /// Steps aside for a node with a later claim. What this node has written alone is kept.
-fn depose(state: &State, role: Role, by: u64) -> (State, Actions) {
-    let record = Action::Record(ReplicaRole::Deposed);
-    let put_away = Action::PutAway(ReplicaRole::Deposed);
-    match role {
-        Role::Serving { .. } => {
-            let actions =
-                [Action::RefuseHosts, record, Action::EndSessions, Action::Settle, put_away];
-            state.to(Role::Deposed { by }, &actions)
+fn depose(state: &State, by: u64) -> (State, Actions) {
+    let serves = matches!(state.role, Role::Serving { .. });
+    // Calls are in flight also if hosts were refused at the announcement.
+    let actions = [
+        Action::RefuseHosts,
+        Action::Record(ReplicaRole::Deposed),
+        Action::EndSessions,
+        Action::Settle,
+        Action::PutAway(ReplicaRole::Deposed),
+    ];
+    let by = by.max(state.role.epoch());
+    state.to(Role::Deposed { by }, if serves { &actions } else { &actions[1..] })
+}
+
+fn attached(state: &State, epoch: u64) -> Transition {
+    match state.role {
+        Role::Serving { .. } => Err(Refusal::Serving),
+        _ if state.disk == Disk::Failed => Err(Refusal::Failed),
+        // A higher epoch than any seen, or the one already admitted.
+        role if epoch < role.epoch().max(state.promised) => Err(Refusal::Fenced),
+        _ => Ok(state
+            .to(Role::Target { epoch, attached: true }, &[Action::EndAttachment, Action::Admit])),
+    }
+}
+
+fn promoted(state: &State) -> Transition {
+    let Role::Target { attached: true, .. } = state.role else { return Err(Refusal::NotEntitled) };
+    servable(state, false)?;
+    state.serves(Claim::Agreed, &[Action::EndAttachment])
+}
+
+/// Whether the handshake with this peer suffices to become the source without the operator. A source
+/// that designated a successor has to meet that peer, which may be serving out of sight. If that peer
+/// was the source since, it may have handed the role on to another. With several targets, each would
+/// conclude that it has to take over, so the operator decides.
+fn admitted(state: &State, successor: bool, peer_epoch: u64) -> Transition {
+    let several = state.legs.iter().flatten().count() > 1;
+    match state.role {
+        Role::Serving { epoch } => {
+            let epoch = epoch.max(peer_epoch).saturating_add(1);
+            return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
         }
-        _ => state.to(Role::Deposed { by }, &[record]),
+        Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
+        Role::Waiting { epoch, handed_over: true } => {
+            if !successor || several && peer_epoch > epoch {
+                return Err(Refusal::NotEntitled);
+            }
+        }
+        Role::Target { .. } | Role::Deposed { .. } if several => return Err(Refusal::NotEntitled),
+        _ => {}
+    }
+    servable(state, false)?;
+    state.serves(Claim::Agreed, &[Action::EndAttachment])
+}
+
+fn handed_over(state: &State, outcome: Handover) -> Transition {
+    let Role::Waiting { epoch, .. } = state.role else { return Err(Refusal::NotSource) };
+    let target = Role::Target { epoch, attached: false };
+    match (outcome, state.disk) {
+        (Handover::Unknown, _) => Ok(unchanged(state)),
+        (Handover::Accepted, Disk::Failed) => Ok(state.to(target, &[Action::LeaveRole])),
+        (Handover::Accepted, _) => Ok(state.to(target, &[Action::PutAway(ReplicaRole::Target)])),
+        (Handover::Declined, _) if state.promised > 0 => Err(Refusal::Overtaken),
+        // Only the peer has the data.
+        (Handover::Declined, Disk::Failed) => {
+            Ok(state.to(Role::Serving { epoch }, &[Action::ServeThroughPeer]))
+        }
+        (Handover::Declined, _) => {
+            servable(state, false)?;
+            state.serves(Claim::Agreed, &[])
+        }
+    }
+}
+
+fn discarded(state: &State) -> Transition {
+    match state.role {
+        Role::Serving { .. } => Err(Refusal::Serving),
+        role => {
+            let attached = matches!(role, Role::Target { attached: true, .. });
+            Ok(state.to(Role::Target { epoch: role.epoch(), attached }, &[Action::Discard]))
+        }
+    }
+}
+
+fn transferred(state: &State) -> Transition {
+    let stop = [
+        Action::Drain,
+        Action::EndSessions,
+        Action::RefuseHosts,
+        Action::PutAway(ReplicaRole::Source),
+        Action::EndAttachment,
+    ];
+    match state.role {
+        _ if state.disk == Disk::Failed => Err(Refusal::Failed),
+        Role::Serving { .. } => Ok(state.to(Role::Closed, &stop)),
+        _ => Ok(state.to(Role::Closed, &[Action::EndAttachment])),
     }
 }
 
@@ -450,9 +740,7 @@ fn met(state: &State, plan: Plan, prevailing: Option<u64>) -> (State, Actions) {
             ];
             state.to(Role::Target { epoch, attached: false }, &actions)
         }
-        (Plan::SplitBrain | Plan::Incompatible | Plan::NoSource, Some(by)) => {
-            depose(state, state.role, by)
-        }
+        (Plan::SplitBrain | Plan::Incompatible | Plan::NoSource, Some(by)) => depose(state, by),
         _ => unchanged(state),
     }
 }
@@ -470,7 +758,7 @@ fn ordered(state: &State, order: Order) -> Transition {
 }
 
 /// Whether the local data may be served at all.
-fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
+pub(crate) fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
     match state.disk {
         Disk::Consistent => Ok(()),
         Disk::Unverified | Disk::Incomplete if unverified => Ok(()),
@@ -508,8 +796,7 @@ fn failover(state: &State, answers: &Answers) -> Transition {
     if has(|answer| matches!(answer, Answer::Known { plan: Plan::Follow { .. }, .. })) {
         return Err(Refusal::PeerLeads);
     }
-    let epoch = state.role.epoch().saturating_add(1);
-    Ok(state.to(Role::Serving { epoch }, &[Action::EndAttachment, Action::Serve(Claim::Agreed)]))
+    state.serves(Claim::Agreed, &[Action::Announce { forced: false }, Action::EndAttachment])
 }
 
 fn force_failover(state: &State, unverified: bool) -> Transition {
@@ -517,15 +804,11 @@ fn force_failover(state: &State, unverified: bool) -> Transition {
         return Ok(unchanged(state));
     }
     servable(state, unverified)?;
-    let epoch = state.role.epoch().saturating_add(1);
-    let (depose, end, serve) =
-        (Action::DeposePeers, Action::EndAttachment, Action::Serve(Claim::Forced));
-    let (after, actions) = match state.disk {
-        Disk::Unverified | Disk::Incomplete => {
-            state.to(Role::Serving { epoch }, &[depose, end, Action::TrustData, serve])
-        }
-        _ => state.to(Role::Serving { epoch }, &[depose, end, serve]),
-    };
+    let actions =
+        [Action::Announce { forced: true }, Action::EndAttachment, Action::TrustData(state.disk)];
+    let trusts = matches!(state.disk, Disk::Unverified | Disk::Incomplete);
+    let (after, actions) =
+        state.serves(Claim::Forced, if trusts { &actions } else { &actions[..2] })?;
     Ok((State { disk: Disk::Consistent, ..after }, actions))
 }
 

@@ -22,7 +22,8 @@ fn roles() -> [(&'static str, Role); 7] {
 fn state(role: Role) -> State {
     let leg = Leg { desired: DesiredState::Connected, phase: LegPhase::InSync };
     let records = [Record::Outdated, Record::Unknown];
-    State { role, disk: Disk::Consistent, legs: [Some(leg), None], records }
+    let (promised, announced) = (0, 0);
+    State { role, disk: Disk::Consistent, legs: [Some(leg), None], records, promised, announced }
 }
 
 fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
@@ -36,7 +37,13 @@ const SPLIT: LegPhase = LegPhase::Handshake(HandshakeOutcome::SplitBrain);
 const LEAD: Plan = Plan::Lead { amount: Some(ResyncAmount::Partial), promote: true };
 
 fn known(serving: bool, epoch: u64, plan: Plan) -> Answers {
-    [Some(Answer::Known { serving, epoch, plan }), None]
+    [Some(Answer::Known { serving, epoch, plan, differs: false }), None]
+}
+
+/// A peer that leads under the same epoch, with newer data or with the same.
+fn leads(differs: bool) -> Answers {
+    let plan = Plan::Follow { step_down: false };
+    [Some(Answer::Known { serving: false, epoch: EPOCH, plan, differs }), None]
 }
 
 const SILENT: Answers = [Some(Answer::Silent), None];
@@ -56,6 +63,18 @@ fn rows() -> Vec<Row> {
         let change = move |role| State { records: [record, Record::Unknown], ..state(role) };
         (name, Box::new(change), event)
     };
+    let promised = |name, event| -> Row {
+        (name, Box::new(move |role| State { promised: 8, ..state(role) }), event)
+    };
+    let several = |name, event| -> Row {
+        let two = |role| {
+            let before = state(role);
+            State { legs: [before.legs[0]; PEERS_MAX], ..before }
+        };
+        (name, Box::new(two), event)
+    };
+    let announced = |epoch, forced| Event::Announced { epoch, forced };
+    let admitted = |successor, epoch| Event::Admitted { successor, epoch };
     let order = Event::Order;
     let failover = |answers| order(Order::Failover { answers });
     let force = order(Order::ForceFailover { unverified: true });
@@ -74,16 +93,41 @@ fn rows() -> Vec<Row> {
             Event::Asked(known(false, 9, Plan::SplitBrain)),
         ),
         row("asked at start: out of date", Event::Asked(known(false, 1, LEAD))),
+        row("asked at start: has newer data", Event::Asked(leads(true))),
+        row("asked at start: equal, and prefers itself", Event::Asked(leads(false))),
         row("failover; all answer, none serves", failover(known(false, 1, LEAD))),
         row("failover; a peer serves", failover(known(true, 9, yields))),
         row("failover; no answer", failover(SILENT)),
         row("failover; a peer has newer data", failover(known(false, 9, yields))),
         row("failover --force", force),
+        promised("failover; another node takes the role", force),
         disk("failover --force; unverified data", Disk::Unverified, force),
+        disk("failover --force; bad ranges", Disk::Incomplete, force),
         disk("failover --force; inconsistent data", Disk::Inconsistent, force),
         disk("failover --force; no data", Disk::Blank, force),
-        row("deposed by a later epoch", Event::Deposed { epoch: 9 }),
-        row("deposed by an earlier epoch", Event::Deposed { epoch: 1 }),
+        row("a peer announces that it is forced", announced(9, true)),
+        row("a peer announces a failover", announced(9, false)),
+        row("a peer announces an earlier epoch", announced(1, true)),
+        promised("a peer announces a lower epoch than another", announced(7, true)),
+        row("deposed", Event::Deposed { epoch: 9 }),
+        row("deposed, and promoted later", Event::Deposed { epoch: 1 }),
+        row("claimed by a failover", Event::Claimed { by: 0 }),
+        row("a source attaches", Event::Attached { epoch: 9 }),
+        row("a source of an earlier epoch attaches", Event::Attached { epoch: 1 }),
+        row("handshake; the peer admits this node", admitted(true, EPOCH)),
+        several("handshake of three nodes; admits", admitted(false, EPOCH)),
+        several("handshake of three nodes; its successor admits", admitted(true, EPOCH)),
+        several("handshake of three nodes; that was promoted", admitted(true, 9)),
+        promised("handshake; admits, another node takes the role", admitted(true, EPOCH)),
+        row("the source promotes this node", Event::Promoted),
+        promised("promotes, another node takes the role", Event::Promoted),
+        row("the successor accepts", Event::HandedOver(Handover::Accepted)),
+        row("the successor declines", Event::HandedOver(Handover::Declined)),
+        promised("declines, another node takes the role", Event::HandedOver(Handover::Declined)),
+        disk("declines; local leg failed", Disk::Failed, Event::HandedOver(Handover::Declined)),
+        row("the successor does not answer", Event::HandedOver(Handover::Unknown)),
+        row("the data is discarded", Event::Discarded),
+        row("moved to another mirror of this node", Event::Transferred),
         row("handshake; the peer has all data, and serves", met(yields, Some(9))),
         row("handshake; split brain, the peer serves later", met(Plan::SplitBrain, Some(9))),
         row("handshake; split brain, this node prevails", met(Plan::SplitBrain, None)),
@@ -144,6 +188,8 @@ fn table() -> String {
          - A *later* claim has the higher role epoch, or the greater UUID.\n\
          - A deposed source refuses hosts first and waits for calls in flight afterwards. An order \
          with its consent waits first, so no host call fails.\n\
+         - Until a node has acted on the announcement that a peer takes the role, it does not begin to \
+         serve (*another node takes the role*).\n\
          - Every event is refused once the mirror is closed. Roles that are left out ignore the event.\n\n\
          | event | role | becomes | actions |\n| --- | --- | --- | --- |\n",
     );
@@ -169,6 +215,36 @@ fn table() -> String {
             writeln!(text, "| {name} | {names} | {result} |").unwrap();
         }
     }
+    text.push_str(&consent_table());
+    text
+}
+
+/// Whether this node begins to serve after each answer to its announcement.
+fn consent_table() -> String {
+    let mut text = String::from(
+        "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
+         that can be reached, and goes on only if all answers allow it. A peer acts on the announcement \
+         when the change of role that it is busy with has ended; until then it does not begin to serve. \
+         A peer that cannot be reached is the operator's responsibility (`--force`).\n\n\
+         | answer of a peer | failover | failover --force |\n| --- | --- | --- |\n",
+    );
+    let consents = [
+        ("none: no connection", Consent::Unreachable),
+        ("it serves no hosts, durably", Consent::Yields),
+        ("it refuses hosts, and cannot record it", Consent::RefusesHosts),
+        ("it serves hosts", Consent::Serves),
+        ("it promised a later epoch", Consent::Later),
+        ("none, or another refusal, on a connection", Consent::Unknown),
+        ("its release does not know this; it serves", Consent::TooOld { serving: true }),
+        ("its release does not know this; it does not serve", Consent::TooOld { serving: false }),
+    ];
+    for (name, consent) in consents {
+        let [plain, forced] = [false, true].map(|forced| match consented(&[consent], forced) {
+            Ok(()) => "serves".to_owned(),
+            Err(refusal) => format!("refused: {refusal}"),
+        });
+        writeln!(text, "| {name} | {plain} | {forced} |").unwrap();
+    }
     text
 }
 
@@ -186,7 +262,14 @@ fn transitions_match_document() {
 fn all(mut check: impl FnMut(&State, Event)) {
     let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
     let records = [Record::Unknown, Record::Current, Record::Outdated];
-    let disks = [Disk::Consistent, Disk::Blank, Disk::Inconsistent, Disk::Unverified, Disk::Failed];
+    let disks = [
+        Disk::Consistent,
+        Disk::Blank,
+        Disk::Inconsistent,
+        Disk::Incomplete,
+        Disk::Unverified,
+        Disk::Failed,
+    ];
     let desired = [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
     let mut events: Vec<Event> = rows().into_iter().map(|(_, _, event)| event).collect();
     events.push(Event::Order(Order::ForceFailover { unverified: false }));
@@ -196,8 +279,11 @@ fn all(mut check: impl FnMut(&State, Event)) {
             for (disk, desired) in disks.iter().flat_map(|one| desired.map(|two| (*one, two))) {
                 let leg = Leg { desired, phase };
                 let records = [record, Record::Unknown];
-                let state = State { role, disk, legs: [Some(leg), None], records };
-                events.iter().for_each(|event| check(&state, *event));
+                for promised in [0, 8] {
+                    let legs = [Some(leg), None];
+                    let state = State { role, disk, legs, records, promised, announced: 0 };
+                    events.iter().for_each(|event| check(&state, *event));
+                }
             }
         }
     }
@@ -212,7 +298,9 @@ fn roles_begin_and_end_with_their_actions() {
     all(|state, event| {
         let Ok((after, actions)) = next(state, event) else { return };
         let serves = |role: Role| matches!(role, Role::Serving { .. });
-        let begins = position(actions, |action| matches!(action, Action::Serve(_)));
+        let begins = position(actions, |action| {
+            matches!(action, Action::Serve(_) | Action::ServeThroughPeer)
+        });
         let refuses = position(actions, |action| action == Action::RefuseHosts);
         let hands_over = position(actions, |action| matches!(action, Action::HandOver(_)));
         let context = || format!("{state:?} {event:?} {actions:?}");
@@ -222,11 +310,69 @@ fn roles_begin_and_end_with_their_actions() {
         // What is recorded is what the state says.
         for action in actions.iter() {
             if let Action::Record(role) | Action::PutAway(role) = action {
-                assert_eq!(role, after.role.stored(), "{}", context());
+                // A source that moves to another mirror of its node stays one.
+                let stored = match event {
+                    Event::Transferred => ReplicaRole::Source,
+                    _ => after.role.stored(),
+                };
+                assert_eq!(role, stored, "{}", context());
             }
         }
-        assert!(after.role.epoch() >= state.role.epoch(), "{}", context());
+        let closed = after.role == Role::Closed;
+        assert!(closed || after.role.epoch() >= state.role.epoch(), "{}", context());
     });
+}
+
+/// From the announcement of a peer until this node has acted on it, no event makes it serve. It ends
+/// with the event that acts on it.
+#[test]
+fn promised_role_is_not_taken() {
+    all(|state, event| {
+        let Ok((after, _)) = next(state, event) else { return };
+        let serves = |role: Role| matches!(role, Role::Serving { .. });
+        if state.promised > 0 {
+            assert!(!serves(after.role) || serves(state.role), "{state:?} {event:?}");
+        }
+        let ends = matches!(event, Event::Deposed { .. } | Event::Claimed { .. });
+        let began = matches!(event, Event::Announced { .. });
+        assert!(ends || began || after.promised == state.promised, "{state:?} {event:?}");
+        assert!(!ends || after.promised == 0 && !serves(after.role) || after.role.epoch() > 9);
+    });
+}
+
+/// Of two nodes that announce that they take the role, and that hear of each other, the one with the
+/// later epoch does, in whatever order the announcements arrive.
+#[test]
+fn later_announcement_prevails() {
+    for role in [Role::Target { epoch: EPOCH, attached: false }, Role::Deposed { by: EPOCH }] {
+        let announcing = State { announced: 8, ..state(role) };
+        for forced in [false, true] {
+            let lower = next(&announcing, Event::Announced { epoch: 7, forced });
+            assert_eq!(lower.expect_err("its own is later"), Refusal::Fenced);
+            let (after, _) =
+                next(&announcing, Event::Announced { epoch: 9, forced }).expect("later");
+            assert_eq!(after.promised, 9);
+            // Announcements before and after that one.
+            assert!(next(&after, Event::Announced { epoch: 8, forced }).is_err());
+            assert!(next(&after, Event::Announced { epoch: 10, forced }).is_ok());
+            assert_eq!(next(&after, Event::Promoted).map(drop).is_ok(), false);
+        }
+    }
+}
+
+#[test]
+fn only_unreachable_peers_are_overridden() {
+    use Consent::*;
+    let rule = |consents: &[Consent]| [false, true].map(|forced| consented(consents, forced));
+    let refused = |refusal| [Err(refusal); 2];
+    assert_eq!(rule(&[]), [Ok(()); 2]);
+    assert_eq!(rule(&[Yields, Yields]), [Ok(()); 2]);
+    assert_eq!(rule(&[Yields, Unreachable]), [Err(Refusal::PeerSilent), Ok(())]);
+    assert_eq!(rule(&[RefusesHosts]), [Err(Refusal::Unconfirmed), Ok(())]);
+    assert_eq!(rule(&[Unreachable, Unknown]), refused(Refusal::Unconfirmed));
+    assert_eq!(rule(&[Unknown, Serves]), refused(Refusal::PeerServes));
+    assert_eq!(rule(&[Serves, Later]), refused(Refusal::Overtaken));
+    assert_eq!(rule(&[TooOld { serving: true }]), refused(Refusal::PeerTooOld));
 }
 
 #[test]
@@ -235,7 +381,7 @@ fn deposed_source_refuses_before_it_waits() {
         let Ok((after, actions)) = next(state, event) else { return };
         let refuses = position(actions, |action| action == Action::RefuseHosts);
         let waits = position(actions, |action| matches!(action, Action::Drain | Action::Settle));
-        let by_consent = matches!(event, Event::Order(_));
+        let by_consent = matches!(event, Event::Order(_) | Event::Transferred);
         if let (Some(refuses), Some(waits)) = (refuses, waits) {
             assert_eq!(refuses < waits, !by_consent, "{state:?} {event:?}");
         }
@@ -275,8 +421,9 @@ fn data_that_is_not_sound_is_never_served() {
         if position(actions, |action| matches!(action, Action::Serve(_))).is_none() {
             return;
         }
-        let trusted = actions.iter().any(|action| action == Action::TrustData);
-        let sound = state.disk == Disk::Consistent || state.disk == Disk::Unverified && trusted;
+        let trusted = actions.iter().any(|action| action == Action::TrustData(state.disk));
+        let given_up = matches!(state.disk, Disk::Unverified | Disk::Incomplete);
+        let sound = state.disk == Disk::Consistent || given_up && trusted;
         assert!(sound, "{state:?} {event:?}");
     });
 }

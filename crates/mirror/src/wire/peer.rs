@@ -181,12 +181,22 @@ pub enum PeerRequest {
     /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
     /// The asker becomes the source by its operator's order, although this replica may serve hosts:
-    /// refuse them from now on. Answered when that is durable. Needs no attachment, but an asker
-    /// that is a known peer. Requires [`LinkVersion::DEPOSES`].
+    /// refuse them from now on. Answered when that is durable, or with [`PeerRefusal::Failed`] when it
+    /// is in effect but could not be made durable within [`REFUSAL_MS`](crate::limits::REFUSAL_MS).
+    /// Needs no attachment, but an asker that is a known peer. Requires [`LinkVersion::DEPOSES`].
     Depose {
         /// The volume.
         volume: MirrorId,
         /// Higher than any epoch that the asker has seen.
+        epoch: u64,
+    },
+    /// The asker is about to become the source by its operator's order. This replica agrees if it
+    /// serves no hosts, and does not become the source by itself before it has met the asker.
+    /// Answered when that is durable. Needs as much as [`PeerRequest::Depose`].
+    Claim {
+        /// The volume.
+        volume: MirrorId,
+        /// The asker's next epoch. A concurrent claim of another replica is refused if it is lower.
         epoch: u64,
     },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,

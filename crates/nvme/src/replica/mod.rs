@@ -82,6 +82,7 @@ opcodes! {
         ZERO_NEW_SPACE = 0xd8, "Replica Zero New Space";
         DEPOSE = 0xdc, "Replica Depose";
         BAD_RANGE = 0xe0, "Replica Bad Range";
+        CLAIM = 0xe4, "Replica Claim";
     }
 
     /// I/O opcodes of vendor specific commands.

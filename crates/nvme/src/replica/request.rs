@@ -173,6 +173,13 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
+    /// Announces that the sender becomes the source if the replica serves no hosts.
+    Claim {
+        /// UUID of the volume; not none.
+        volume: [u8; 16],
+        /// Role epoch of the sender.
+        epoch: u64,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -222,6 +229,7 @@ impl Request {
             Request::BadRange { .. } => admin::BAD_RANGE,
             Request::RunDegraded { .. } => admin::RUN_DEGRADED,
             Request::Depose { .. } => admin::DEPOSE,
+            Request::Claim { .. } => admin::CLAIM,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -286,7 +294,8 @@ impl Request {
             }
             Request::Attach(_) | Request::Ancestors(_) | Request::HandOver => {}
             Request::RunDegraded { lost: uuid, generation: number }
-            | Request::Depose { volume: uuid, epoch: number } => {
+            | Request::Depose { volume: uuid, epoch: number }
+            | Request::Claim { volume: uuid, epoch: number } => {
                 set(0, &uuid);
                 set(16, &number.to_le_bytes());
             }
@@ -334,12 +343,15 @@ impl Request {
                 }
                 (Request::RunDegraded { lost, generation }, 24)
             }
-            admin::DEPOSE => {
+            opcode @ (admin::DEPOSE | admin::CLAIM) => {
                 let (volume, epoch) = (fields.bytes(0), fields.u64(16));
                 if volume == [0; 16] {
                     return Err(INVALID);
                 }
-                (Request::Depose { volume, epoch }, 24)
+                match opcode {
+                    admin::DEPOSE => (Request::Depose { volume, epoch }, 24),
+                    _ => (Request::Claim { volume, epoch }, 24),
+                }
             }
             admin::DISCARD => {
                 (Request::Discard { base: fields.u64(0), expected: fields.u64(8) }, 16)
@@ -456,6 +468,7 @@ mod tests {
             (uuid(), 1u64..)
                 .prop_map(|(lost, generation)| Request::RunDegraded { lost, generation }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
+            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Claim { volume, epoch }),
             any::<(u64, u64)>().prop_map(|(base, expected)| Request::Discard { base, expected }),
         ]
     }

@@ -289,6 +289,20 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         CommandError::Role(RoleError::Io(error)) => {
             failed(format!("the data or log device of {node} failed: {error}"))
         }
+        // Decided after the peers were told.
+        CommandError::Role(RoleError::Refused(
+            refusal @ (Refusal::Overtaken
+            | Refusal::Unconfirmed
+            | Refusal::PeerServes
+            | Refusal::PeerSilent
+            | Refusal::PeerTooOld),
+        )) => Problem::conflict(format!(
+            "{node} does not serve {volume}: {refusal}. A peer that was reached may have stopped: see \
+             `flagstone mirror status {volume}` on every node, and repeat the order if none serves"
+        )),
+        CommandError::DeviceBusy => failed(format!(
+            "the data or log device of {node} does not answer: the order takes effect when it does"
+        )),
         CommandError::OutcomeUnknown => failed(format!(
             "{name} was lost during the switchover: {node} serves no hosts until it reaches {name}; see \
              `flagstone mirror status {volume}` there"

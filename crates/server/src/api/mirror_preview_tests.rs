@@ -66,7 +66,8 @@ fn machine(now: &MirrorDocument) -> State {
         let desired = peer.desired_state.unwrap_or_default();
         *place = Some(Leg { desired, phase });
     }
-    State { role, disk, legs, records: [Record::Current, Record::Unknown] }
+    let records = [Record::Current, Record::Unknown];
+    State { role, disk, legs, records, promised: 0, announced: 0 }
 }
 
 fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
@@ -281,7 +282,7 @@ fn named_peer_is_respected() {
 const FORCE: Action = Action::Failover { force: true };
 
 fn answered(serving: bool, plan: Plan) -> Answers {
-    [Some(Answer::Known { serving, epoch: 1, plan }), None]
+    [Some(Answer::Known { serving, epoch: 1, plan, differs: false }), None]
 }
 
 #[test]

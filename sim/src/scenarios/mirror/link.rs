@@ -290,7 +290,7 @@ impl PeerSession for SimSession {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
         let needs = match request {
             PeerRequest::ZeroNewSpace { .. } => LinkVersion::ZEROES_NEW_SPACE,
-            PeerRequest::Depose { .. } => LinkVersion::DEPOSES,
+            PeerRequest::Depose { .. } | PeerRequest::Claim { .. } => LinkVersion::DEPOSES,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
             _ => LinkVersion(0),
         };

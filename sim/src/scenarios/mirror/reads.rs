@@ -94,9 +94,10 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     let pair = Pair::new(2, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     faults(&pair, 0, DiskFaults::default().unreadable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
-    // The source does not learn of it.
-    pair.hub().set_fate(|request| match request {
-        PeerRequest::Depose { .. } => Fate::Lost,
+    // The source does not learn of it: its peer cannot reach it.
+    let target = pair.superblock(1).replica;
+    pair.hub().set_fate(move |request| match request {
+        PeerRequest::Identify { asker } if *asker == target => Fate::Lost,
         _ => Fate::Arrives,
     });
     let reading = begin_read(&pair, 0, 1);

@@ -412,3 +412,213 @@ fn returning_source_asks_the_third_node() {
     trio.hub().heal();
     trio.becomes_in_sync(1);
 }
+
+/// Runs for a while. At no moment do two nodes serve.
+fn at_most_one_serves<const N: usize>(group: &super::pair::Group<N>, span: Duration) {
+    let until = group.sim.now() + span;
+    while group.sim.now() < until {
+        group.sim.run_for(Duration::from_millis(1));
+        assert!(group.active().len() < 2, "nodes {:?} serve", group.active());
+    }
+}
+
+/// A disk that hangs only after the hosts were refused delays no order for longer than a minute. The
+/// role still moves to the peer, and orders that end the service report the disk.
+#[test]
+fn disk_that_hangs_after_refusal_delays_no_order() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Act {
+        Switchover,
+        Stop,
+        Demote,
+    }
+    for act in [Act::Switchover, Act::Stop, Act::Demote] {
+        let pair = Pair::new(20, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        let (mirror, done) = (pair.mirror(0), Rc::new(RefCell::new(None)));
+        let ended = done.clone();
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            let ok = match act {
+                Act::Switchover => mirror.switchover(0).await.is_ok(),
+                Act::Stop => mirror.stop().await.is_ok(),
+                Act::Demote => mirror.demote().await.is_ok(),
+            };
+            *ended.borrow_mut() = Some(ok);
+        });
+        pair.sim.run_until(Duration::from_micros(1), || pair.active().is_empty());
+        assert_eq!(*done.borrow(), None, "{act:?} ended before the disk hangs");
+        pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(600));
+        pair.sim.run_for(Duration::from_secs(60));
+        match act {
+            Act::Switchover => {
+                assert_eq!(*done.borrow(), Some(true));
+                assert_eq!((pair.active(), pair.read(1, 5)), (vec![1], 1));
+            }
+            // The superblock cannot be written.
+            Act::Stop | Act::Demote => {
+                assert_eq!(*done.borrow(), Some(false), "{act:?}");
+                assert_eq!(pair.active(), [0; 0]);
+            }
+        }
+    }
+}
+
+/// A target whose disk hangs answers its operator's failover within a minute.
+#[test]
+fn failover_with_hung_disk_ends_with_an_error() {
+    let pair = Pair::new(21, |_| {});
+    pair.cut();
+    pair.sim.stall(pair.nodes[1], DATA, Duration::from_secs(600));
+    let began = pair.sim.now();
+    let failed = pair.on(1, |mirror| async move { mirror.failover().await });
+    assert!(matches!(failed, Err(RoleError::Io(_))), "{failed:?}");
+    assert!(pair.sim.now() - began < Duration::from_secs(60));
+    assert_eq!(pair.active(), [0]);
+}
+
+/// `pause` on a source whose disk hangs and that has no other copy says so, and takes effect later.
+/// Its hosts are not cut off for it.
+#[test]
+fn pause_with_hung_disk_is_answered_and_takes_effect() {
+    let pair = Pair::new(22, |_| {});
+    pair.cut();
+    pair.write(0, 5, 1).expect("it runs degraded");
+    pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(40));
+    let began = pair.sim.now();
+    let paused =
+        pair.on(0, |mirror| async move { mirror.set_desired_state(0, DesiredState::Paused).await });
+    assert_eq!(paused, Err(CommandError::DeviceBusy));
+    assert!(pair.sim.now() - began < Duration::from_secs(30));
+    pair.sim.run_for(Duration::from_secs(30));
+    assert_eq!((pair.state(0), pair.read(0, 5)), (MirrorState::Paused, 1));
+}
+
+/// The peer's operator forces a failover while the role is handed to the peer. The old source, whose
+/// offer is declined then, does not serve again.
+#[test]
+fn forced_failover_during_switchover_leaves_one_source() {
+    for seed in 0..10 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        let (next, world, node) = (pair.mirror(1), pair.sim.world(), pair.nodes[1]);
+        let forced = Rc::new(RefCell::new(None));
+        let forcing = forced.clone();
+        pair.hub().set_fate(move |request| {
+            if matches!(request, PeerRequest::Promote { .. }) && forcing.borrow().is_none() {
+                let next = next.clone();
+                let task = world.spawn_on(node, async move { next.failover().await });
+                *forcing.borrow_mut() = Some(task);
+            }
+            Fate::Arrives
+        });
+        let mirror = pair.mirror(0);
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            let _ = mirror.switchover(0).await;
+        });
+        at_most_one_serves(&pair, A_WHILE);
+        assert!(forced.borrow().is_some(), "the role was not offered");
+        assert_eq!((pair.active(), pair.read(1, 5)), (vec![1], 1), "seed {seed}");
+        pair.becomes_in_sync(1);
+    }
+}
+
+/// As above with three nodes: the third one is forced, and the offer reaches the second one before or
+/// after that.
+#[test]
+fn forced_failover_elsewhere_during_switchover_leaves_one_source() {
+    for seed in 0..20 {
+        let trio = Trio::new(seed, |_| {});
+        trio.write(0, 5, 1).expect("all are there");
+        let results = Rc::new(RefCell::new((None, None)));
+        let (mirror, moved) = (trio.mirror(0), results.clone());
+        trio.sim.spawn_on(trio.nodes[0], async move {
+            let result = mirror.switchover(0).await;
+            moved.borrow_mut().0 = Some(result);
+        });
+        trio.sim.run_for(Duration::from_micros(300 * seed));
+        let (mirror, forced) = (trio.mirror(2), results.clone());
+        trio.sim.spawn_on(trio.nodes[2], async move {
+            let result = mirror.failover().await;
+            forced.borrow_mut().1 = Some(result);
+        });
+        at_most_one_serves(&trio, A_WHILE);
+        assert_eq!(trio.active().len(), 1, "seed {seed}: {:?}", results.borrow());
+    }
+}
+
+/// A source that answers and does not confirm that it stopped keeps its role, whatever happened to
+/// the request. Repeated, the order succeeds.
+#[test]
+fn forced_failover_waits_for_reachable_source() {
+    let pair = Pair::new(23, |_| {});
+    pair.write(0, 5, 1).expect("both are there");
+    pair.hub().set_fate(|request| match request {
+        PeerRequest::Depose { .. } => Fate::Lost,
+        _ => Fate::Arrives,
+    });
+    let refused = pair.on(1, |mirror| async move { mirror.failover().await });
+    assert!(refused.is_err(), "the source serves on");
+    assert_eq!(pair.active(), [0]);
+    pair.hub().set_fate(|_| Fate::Arrives);
+    failover(&pair, 1);
+    at_most_one_serves(&pair, A_WHILE);
+    assert_eq!(pair.active(), [1]);
+}
+
+/// Two operators order a failover at the same time, on both targets of a source that was stopped, or
+/// by force on targets that reach each other: one becomes the source.
+#[test]
+fn concurrent_failovers_make_one_source() {
+    for force in [false, true] {
+        let (mut served, results) = (0, Rc::new(RefCell::new(Vec::new())));
+        for seed in 0..20 {
+            let trio = Trio::new(seed, |_| {});
+            trio.write(0, 5, 1).expect("all are there");
+            match force {
+                false => {
+                    trio.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+                }
+                true => trio.end(0, false),
+            }
+            trio.sim.run_for(Duration::from_secs(1));
+            for index in [1, 2] {
+                let (mirror, results) = (trio.mirror(index), results.clone());
+                trio.sim.spawn_on(trio.nodes[index], async move {
+                    let result = match force {
+                        false => mirror.failover_if_unserved().await,
+                        true => mirror.failover().await,
+                    };
+                    results.borrow_mut().push((seed, index, result));
+                });
+                trio.sim.run_for(Duration::from_micros(50 * seed));
+            }
+            at_most_one_serves(&trio, A_WHILE);
+            served += trio.active().len();
+        }
+        assert!(served >= 15, "{served} of 20 made a source: {:?}", results.borrow());
+    }
+}
+
+/// A source that was stopped and returns while another node is promoted does not serve beside it.
+#[test]
+fn returning_source_does_not_serve_beside_a_failover() {
+    for seed in 0..20 {
+        let trio = Trio::new(seed, |_| {});
+        trio.write(0, 5, 1).expect("all are there");
+        trio.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+        trio.end(0, false);
+        trio.sim.run_for(Duration::from_secs(1));
+        // The nodes that the two ask first.
+        trio.part(0, 2);
+        trio.sim.restart(trio.nodes[0]);
+        trio.open(0);
+        trio.sim.run_for(Duration::from_micros(200 * seed));
+        trio.hub().heal();
+        let mirror = trio.mirror(2);
+        trio.sim.spawn_on(trio.nodes[2], async move {
+            let _ = mirror.failover_if_unserved().await;
+        });
+        at_most_one_serves(&trio, A_WHILE);
+        assert_eq!(trio.active().len(), 1, "seed {seed}");
+    }
+}
