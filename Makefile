@@ -20,7 +20,7 @@ endif
 CARGO_FLAGS ?=
 # Seeds of each scenario of `make simulate`.
 SEEDS ?= 0..1000
-# Events in each of the five tests of `make torture`.
+# Events in each of the eight tests of `make torture`.
 ROUNDS ?= 200
 # Target and seconds of `make fuzz`.
 TARGET ?= all
@@ -69,7 +69,7 @@ simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 
 torture: build ## kill, pause, disconnect and fill up mirrored nodes under load: ROUNDS=200
 	FLAGSTONE_MIRROR_ROUNDS=$(ROUNDS) cargo test $(CARGO_FLAGS) --package flagstone-tests \
-	    --test mirror --test mirror_fio -- --nocapture survive fio_checksums
+	    --test mirror --test mirror_async --test mirror_fio -- --nocapture survive fio_checksums
 
 fuzz: setup ## fuzz for long: TARGET=nvme_target TIME=3600 (seconds)
 	fuzz/run $(TARGET) $(TIME)

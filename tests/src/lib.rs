@@ -5,7 +5,8 @@
 //! - [`http`] talks to its API without Flagstone's own client.
 //! - [`load`] runs `flagstone load`, whose verified loads check the durability guarantees.
 //! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] injects events, and
-//!   [`network`] cuts the link between them.
+//!   [`network`] cuts the link between them, [`volatile_disk`] loses unflushed writes and hangs,
+//!   and [`past`] checks that an asynchronous target shows one moment of the past.
 //! - [`place`] runs programs in their own network and mount namespaces.
 //! - [`process`] reads the state of a process from `/proc`; [`rng`] makes random choices
 //!   repeatable.
@@ -29,6 +30,7 @@ pub mod load;
 pub mod mirror;
 pub mod mirror_events;
 pub mod network;
+pub mod past;
 pub mod place;
 pub mod process;
 pub mod rng;
@@ -36,4 +38,5 @@ pub mod scratch;
 pub mod server;
 pub mod service;
 pub mod tools;
+pub mod volatile_disk;
 pub mod wire;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::place::Place;
-use crate::process::until;
+use crate::process::{stall_process, until};
 use crate::scratch::Scratch;
 use crate::server::binary;
 
@@ -19,7 +19,7 @@ use crate::server::binary;
 const LOAD_WAIT: Duration = Duration::from_secs(300);
 
 /// Header length of a verification state file (`flagstone_load::verify::journal`), in bytes.
-const STATE_HEADER_BYTES: u64 = 64;
+pub(crate) const STATE_HEADER_BYTES: u64 = 64;
 
 /// Length of one record of the file, in bytes.
 pub const STATE_RECORD_BYTES: u64 = 16;
@@ -124,6 +124,15 @@ impl Load {
     /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Stops the process (SIGSTOP), or continues it. Requests in flight complete meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// If the load has ended.
+    pub fn stall(&self, stalled: bool) {
+        stall_process(self.child.id(), stalled);
     }
 
     /// Kills the load with SIGKILL.

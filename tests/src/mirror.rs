@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flagstone_lab::ports::free_ports;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::load::Load;
 use crate::network::{HOST_PORTS, HOSTS, LINK, Network};
 use crate::place::Place;
-use crate::process::until;
+use crate::process::{stall_process, until};
+use crate::rng::Rng;
 use crate::scratch::Scratch;
 use crate::server::{NQN_PREFIX, Server, binary};
 use crate::tools;
+use crate::volatile_disk::VolatileDisk;
 
 /// Name of the volume.
 pub const VOLUME: &str = "db";
@@ -35,6 +36,8 @@ pub struct Setup<'a> {
     pub network: Option<Network>,
     /// Small file system used by one node; requires a network.
     pub small: Option<Small>,
+    /// Disks with a volatile cache, which can lose power and hang; intent logs are on them too.
+    pub volatile: bool,
 }
 
 /// A small file system.
@@ -55,6 +58,8 @@ pub struct Pair {
     /// Addresses for hosts.
     hosts: [String; 2],
     disks: [PathBuf; 2],
+    /// Servers of these disks, of a pair with volatile caches.
+    volatile: Vec<VolatileDisk>,
     small: Option<Small>,
     scratch: Scratch,
     /// Declared after the nodes, so it is dropped after them.
@@ -79,7 +84,7 @@ impl Pair {
     ///
     /// If a node does not start to serve.
     pub fn set_up(setup: Setup<'_>) -> Pair {
-        let Setup { size_bytes, options, peer: way, volume, network, small } = setup;
+        let Setup { size_bytes, options, peer: way, volume, network, small, volatile } = setup;
         let scratch = Scratch::new();
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
@@ -103,6 +108,11 @@ impl Pair {
             }
             _ => scratch.disk(&format!("{}.disk", NAMES[node]), size_bytes),
         });
+        let served =
+            disks.iter().zip(NAMES).filter(|_| volatile).map(|(disk, name)| {
+                VolatileDisk::serve(disk, scratch.join(&format!("{name}.nbd")))
+            });
+        let volatile: Vec<VolatileDisk> = served.collect();
         let nodes = [0, 1].map(|index| {
             let (node, peer) = (NAMES[index], NAMES[1 - index]);
             let (disk, others) = (&disks[index], &links[1 - index]);
@@ -113,10 +123,14 @@ impl Pair {
                 _ => scratch.join(&format!("{node}.intent")),
             };
             let comma = if options.is_empty() { "" } else { ", " };
+            let (device, log) = match volatile.get(index) {
+                Some(disk) => (disk.device(), String::new()),
+                None => (disk.display().to_string(), format!(", intent_log = {log:?}")),
+            };
             let text = format!(
                 "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
-                 timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \"{peer}\", \
-                 intent_log = {log:?}{comma}{options} }}\n{}\ndevice = {disk:?}\n",
+                 timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \
+                 \"{peer}\"{log}{comma}{options} }}\n{}\ndevice = {device:?}\n",
                 volume[index]
             );
             let file = scratch.join(&format!("{node}.toml"));
@@ -131,7 +145,7 @@ impl Pair {
             let file = file.to_str().expect("temporary paths are UTF-8");
             Server::start_at(&places[index], &[], &listen, &[file])
         });
-        Pair { nodes, hosts, disks, small, scratch, network }
+        Pair { nodes, hosts, disks, volatile, small, scratch, network }
     }
 
     /// As [`Pair::start`], mirroring and in sync, with node 0 as the source.
@@ -417,39 +431,82 @@ impl Pair {
     ///
     /// If the process does not run.
     pub fn stall(&self, node: usize, stalled: bool) {
-        let signal = if stalled { Signal::STOP } else { Signal::CONT };
-        let pid = Pid::from_raw(self.nodes[node].pid() as i32).expect("a process has a number");
-        kill_process(pid, signal).expect("an unreaped child can be signaled");
+        stall_process(self.nodes[node].pid(), stalled);
     }
 
-    /// Compares the legs while hosts continue: they must be equal.
+    /// Kills a node's process. Its requests in flight have no effect on a volatile disk.
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node].kill();
+        if let Some(disk) = self.volatile.get(node) {
+            disk.change_owner();
+        }
+    }
+
+    /// Kills a node's process and starts it again.
     ///
     /// # Panics
     ///
-    /// If they differ.
+    /// If it does not start to serve again.
+    pub fn restart(&mut self, node: usize) {
+        self.kill(node);
+        self.nodes[node].restart();
+    }
+
+    /// Cuts the power of a node: its process is killed, and a volatile disk loses any part of what
+    /// was not flushed. Other disks keep everything.
+    pub fn cut_power(&mut self, node: usize, rng: &mut Rng) {
+        self.nodes[node].kill();
+        if let Some(disk) = self.volatile.get(node) {
+            let (unflushed, lost) = disk.lose_power(rng);
+            eprintln!("{} lost {lost} of {unflushed} unflushed sectors", NAMES[node]);
+        }
+    }
+
+    /// True if the disks can lose power and hang.
+    pub fn is_volatile(&self) -> bool {
+        !self.volatile.is_empty()
+    }
+
+    /// Makes a node's volatile disk hang, or answer again.
+    ///
+    /// # Panics
+    ///
+    /// If the disks are not volatile.
+    pub fn hang_disk(&self, node: usize, hung: bool) {
+        self.volatile[node].hang(hung);
+    }
+
+    /// Compares the legs with `cmp` once no write is in flight: they must be equal. Hosts must not
+    /// write meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// If they differ, or the nodes do not get in sync.
     #[track_caller]
     pub fn assert_equal_legs(&self, source: usize) {
-        let mut verify = Value::Null;
-        let compared = || {
-            // An asynchronous source may not have noticed yet that its peer was away.
-            self.wait_for(source, "mirroring");
-            match self.try_order(source, "verify", &[]) {
-                Err(said) if said.contains("not in sync") => return false,
-                ordered => drop(ordered.unwrap_or_else(|said| panic!("{said}"))),
-            }
-            let ended = || {
-                verify = self.status(source)["verify"].clone();
-                verify["running"] == false
-            };
-            until("the verify has ended", ended, || self.nodes[source].output());
-            verify["error"] != "the peer: the device cannot be reached"
+        let mut status = Value::Null;
+        let quiet = || {
+            status = self.status(source);
+            let busy = [&status["replica"]["in_flight"], &status["peers"][0]["lag_writes"]];
+            status["state"] == "mirroring" && busy.iter().all(|count| **count == 0)
         };
-        until("the peer is there to be compared", compared, || self.nodes[source].output());
-        assert_eq!(verify["error"], Value::Null, "{verify:#}");
-        assert_eq!(verify["differing_bytes"], 0, "{verify:#}");
-        let size = self.status(source)["replica"]["size_bytes"].as_u64();
-        assert!(size > Some(0), "{verify:#}");
-        assert_eq!(verify["compared_bytes"].as_u64(), size, "{verify:#}");
+        until("in sync, and no write is in flight", quiet, || self.explain());
+        let before = status["replica"]["writes"].clone();
+        self.compare_disks(status["replica"]["size_bytes"].as_u64().expect("a size"));
+        let after = self.status(source)["replica"]["writes"].clone();
+        assert_eq!(before, after, "a host wrote during the comparison");
+    }
+
+    fn compare_disks(&self, size_bytes: u64) {
+        // A place that sees both disks: one may be in a file system of its node's mount namespace.
+        let place = match (&self.network, self.small) {
+            (Some(network), Some(small)) => network.node(small.node).clone(),
+            _ => Place::default(),
+        };
+        let [a, b] = self.disks.each_ref().map(|disk| disk.to_str().expect("UTF-8"));
+        if let Err(difference) = place.try_run("cmp", &["-n", &size_bytes.to_string(), a, b]) {
+            panic!("the legs differ: {difference}\n{}", self.explain());
+        }
     }
 
     /// Stops both nodes cleanly, the source first, and compares their disks.
@@ -464,13 +521,7 @@ impl Pair {
             let status = self.nodes[node].terminate();
             assert!(status.success(), "{status}\n{}", self.nodes[node].output());
         }
-        // A place that sees both disks: one may be in a file system of its node's mount namespace.
-        let place = match (&self.network, self.small) {
-            (Some(network), Some(small)) => network.node(small.node).clone(),
-            _ => Place::default(),
-        };
-        let [a, b] = self.disks.each_ref().map(|disk| disk.to_str().expect("UTF-8"));
-        place.run("cmp", &["-n", &size.to_string(), a, b]);
+        self.compare_disks(size);
     }
 
     /// Checks that a node serves every acknowledged write of a load, according to its state file.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::load::Load;
 use crate::mirror::Pair;
-use crate::process::until;
+use crate::process::{stall_process, until};
 use crate::rng::Rng;
 
 /// Kinds of events.
@@ -51,10 +51,18 @@ pub enum Event {
     CutSwitchover,
     /// The disk of one node, source or target, runs full and later has space again.
     DiskFull,
+    /// A forced failover while the source lives and the link works.
+    FailoverFromLive,
+    /// A forced failover while the link is cut and hosts do not write.
+    FailoverWhileCut,
+    /// The target's disk hangs until the source has given the target up, and longer.
+    TargetDiskHangs,
+    /// The source's disk hangs for longer than any time limit.
+    SourceDiskHangs,
 }
 
 /// Events that need no separate network.
-pub const EVENTS: [Event; 9] = [
+pub const EVENTS: [Event; 10] = [
     Event::SourceDies,
     Event::TargetDies,
     Event::Switchover,
@@ -64,6 +72,7 @@ pub const EVENTS: [Event; 9] = [
     Event::SourceStalls,
     Event::ResyncDies,
     Event::SwitchoverDies,
+    Event::FailoverFromLive,
 ];
 
 /// Events that a host attached to only one node, which never dies, does not notice.
@@ -100,7 +109,7 @@ pub const LOSSLESS_EVENTS: [Event; 12] = [
 ];
 
 /// Events of a link that can be cut.
-pub const LINK_EVENTS: [Event; 9] = [
+pub const LINK_EVENTS: [Event; 10] = [
     Event::Cut,
     Event::CutFromSource,
     Event::CutFromTarget,
@@ -110,39 +119,47 @@ pub const LINK_EVENTS: [Event; 9] = [
     Event::CutSourceRestarts,
     Event::CutTargetRestarts,
     Event::CutSwitchover,
+    Event::FailoverWhileCut,
 ];
 
 /// Events of a node with a small disk ([`crate::mirror::Small`]).
 pub const SMALL_EVENTS: [Event; 1] = [Event::DiskFull];
 
-/// Clock of events, which counts the host's writes.
-pub struct Clock<'a>(Box<Wait<'a>>);
+/// Events of volatile disks ([`crate::volatile_disk`]). Each death may be a power loss, too.
+pub const VOLATILE_EVENTS: [Event; 2] = [Event::TargetDiskHangs, Event::SourceDiskHangs];
 
-/// Waits for a number of further writes.
-type Wait<'a> = dyn FnMut(&Pair, u64) + 'a;
-
-impl<'a> Clock<'a> {
-    /// Clock of a continuously writing load whose verification state file is `state`.
-    pub fn of_load(load: &'a mut Load, state: &'a Path) -> Clock<'a> {
-        Clock(Box::new(|_, writes| {
-            load.wait_for_records(state, Load::records_now(state) + writes);
-        }))
-    }
-
-    /// Clock of another host: `later` waits for a number of further writes.
-    pub fn new(later: impl FnMut(&Pair, u64) + 'a) -> Clock<'a> {
-        Clock(Box::new(later))
-    }
-
+/// A host that writes without end. Its writes are the clock of the events.
+pub trait Host {
     /// Waits until the host has completed `writes` further writes.
-    pub fn later(&mut self, pair: &Pair, writes: u64) {
-        (self.0)(pair, writes);
+    fn later(&mut self, pair: &Pair, writes: u64);
+
+    /// Process of the host, which is stopped while it must not write.
+    fn pid(&self) -> u32;
+
+    /// Does `work` while the host is stopped.
+    fn hold(&self, work: &mut dyn FnMut()) {
+        stall_process(self.pid(), true);
+        work();
+        stall_process(self.pid(), false);
     }
 }
 
-impl std::fmt::Debug for Clock<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Clock")
+/// A verified load with its state file.
+#[derive(Debug)]
+pub struct LoadHost<'a> {
+    /// The load, which does not end by itself.
+    pub load: &'a mut Load,
+    /// Its state file.
+    pub state: &'a Path,
+}
+
+impl Host for LoadHost<'_> {
+    fn later(&mut self, _: &Pair, writes: u64) {
+        self.load.wait_for_records(self.state, Load::records_now(self.state) + writes);
+    }
+
+    fn pid(&self) -> u32 {
+        self.load.pid()
     }
 }
 
@@ -150,7 +167,11 @@ impl Event {
     /// Serving node after the event, when `source` served before; `None` if either may serve.
     pub fn source_after(self, source: usize) -> Option<usize> {
         match self {
-            Event::SourceDies | Event::Switchover => Some(1 - source),
+            Event::SourceDies
+            | Event::Switchover
+            | Event::FailoverFromLive
+            | Event::FailoverWhileCut
+            | Event::SourceDiskHangs => Some(1 - source),
             // A source that dies in sync and comes back: either node may serve.
             Event::BothDie | Event::ResyncDies | Event::SwitchoverDies => None,
             // The role is transferred if the source's disk ran full.
@@ -164,27 +185,32 @@ impl Event {
     /// # Panics
     ///
     /// If a node does not behave as required.
-    pub fn happen(self, pair: &mut Pair, source: usize, rng: &mut Rng, clock: &mut Clock<'_>) {
+    pub fn happen(self, pair: &mut Pair, source: usize, rng: &mut Rng, host: &mut dyn Host) {
         let target = 1 - source;
         let some = 100 + rng.below(200);
         match self {
             Event::SourceDies => {
-                pair.node(source).kill();
+                die(pair, source, rng);
                 pair.fail_over_to(target);
                 let status = pair.status(target);
                 assert!(status["peers"][0]["last_in_sync_seconds"].is_u64(), "{status:#}");
-                clock.later(pair, some);
+                host.later(pair, some);
                 pair.node(source).restart();
             }
             Event::TargetDies => {
-                pair.node(target).kill();
-                clock.later(pair, some);
+                die(pair, target, rng);
+                host.later(pair, some);
                 pair.node(target).restart();
             }
             Event::BothDie => {
-                let first = rng.below(2) as usize;
-                pair.node(first).kill();
-                pair.node(1 - first).kill();
+                // The source keeps its unflushed writes: a host does not repeat them.
+                if rng.below(2) == 0 {
+                    pair.kill(source);
+                    die(pair, target, rng);
+                } else {
+                    die(pair, target, rng);
+                    pair.kill(source);
+                }
                 let first = rng.below(2) as usize;
                 pair.node(first).restart();
                 pair.node(1 - first).restart();
@@ -194,7 +220,7 @@ impl Event {
             }
             Event::TargetStalls => {
                 pair.stall(target, true);
-                clock.later(pair, some);
+                host.later(pair, some);
                 pair.stall(target, false);
             }
             Event::SourceStalls => {
@@ -204,30 +230,61 @@ impl Event {
             }
             Event::Pause => {
                 pair.order(source, "pause", &[]);
-                clock.later(pair, some);
+                host.later(pair, some);
                 pair.order(source, "continue", &[]);
             }
             Event::ResyncDies => {
-                pair.node(target).kill();
-                clock.later(pair, some);
+                die(pair, target, rng);
+                host.later(pair, some);
                 pair.node(target).restart();
-                clock.later(pair, rng.below(20));
-                let one = rng.below(2) as usize;
-                pair.node(one).restart();
+                host.later(pair, rng.below(20));
+                if rng.below(2) == 0 {
+                    pair.restart(source);
+                } else {
+                    die(pair, target, rng);
+                    pair.node(target).restart();
+                }
             }
             Event::SwitchoverDies => {
                 pair.order(target, "switchover", &[]);
-                clock.later(pair, rng.below(20));
-                pair.node(target).restart();
+                host.later(pair, rng.below(20));
+                pair.restart(target);
             }
-            Event::DiskFull => fill_disk(pair, source, some, clock),
-            _ => self.happen_to_link(pair, source, rng, clock),
+            Event::DiskFull => fill_disk(pair, source, some, host),
+            Event::FailoverFromLive => pair.fail_over_to(target),
+            Event::TargetDiskHangs => {
+                let before = disconnects(pair, source);
+                pair.hang_disk(target, true);
+                let lost = || disconnects(pair, source) > before;
+                until("the target is given up", lost, || format!("{:#}", pair.status(source)));
+                host.later(pair, some);
+                pair.hang_disk(target, false);
+            }
+            Event::SourceDiskHangs => {
+                pair.hang_disk(source, true);
+                let failed = || pair.status(source)["replica"]["local_device_failed"] == true;
+                until("its disk counts as failed", failed, || format!("{:#}", pair.status(source)));
+                host.later(pair, some);
+                pair.order(source, "switchover", &["--to", pair.name(target)]);
+                host.later(pair, rng.below(20));
+                pair.hang_disk(source, false);
+            }
+            _ => self.happen_to_link(pair, source, rng, host),
         }
     }
 
-    fn happen_to_link(self, pair: &mut Pair, source: usize, rng: &mut Rng, clock: &mut Clock<'_>) {
+    fn happen_to_link(self, pair: &mut Pair, source: usize, rng: &mut Rng, host: &mut dyn Host) {
         let target = 1 - source;
         let some = 100 + rng.below(200);
+        if self == Event::FailoverWhileCut {
+            return host.hold(&mut || {
+                // No write is acknowledged by one node alone: no data is given up.
+                pair.assert_equal_legs(source);
+                [0, 1].iter().for_each(|node| pair.network().cut(*node));
+                pair.fail_over_to(target);
+                pair.network().heal();
+            });
+        }
         match self {
             Event::CutFromSource => pair.network().cut(source),
             Event::CutFromTarget => pair.network().cut(target),
@@ -235,23 +292,23 @@ impl Event {
             Event::Slow => pair.network().slow(20_000_000),
             _ => [0, 1].iter().for_each(|node| pair.network().cut(*node)),
         }
-        clock.later(pair, some);
+        host.later(pair, some);
         match self {
             Event::Flaps => {
                 for _ in 0..2 + rng.below(6) {
                     pair.network().heal();
-                    clock.later(pair, rng.below(some));
+                    host.later(pair, rng.below(some));
                     pair.network().cut(rng.below(2) as usize);
-                    clock.later(pair, rng.below(some));
+                    host.later(pair, rng.below(some));
                 }
             }
             Event::CutSourceRestarts => {
-                pair.node(source).restart();
-                clock.later(pair, some);
+                pair.restart(source);
+                host.later(pair, some);
             }
             Event::CutTargetRestarts => {
-                pair.node(target).restart();
-                clock.later(pair, some);
+                pair.restart(target);
+                host.later(pair, some);
             }
             Event::CutSwitchover => {
                 let refused = pair.try_order(target, "switchover", &[]);
@@ -267,10 +324,9 @@ impl Event {
 
 /// Fills the small disk under writes. Once the nodes have noticed, the role is on the node with
 /// space. Then the disk has space again, without any notice to its node.
-fn fill_disk(pair: &Pair, source: usize, some: u64, clock: &mut Clock<'_>) {
+fn fill_disk(pair: &Pair, source: usize, some: u64, host: &mut dyn Host) {
     let target = 1 - source;
-    let lost = |pair: &Pair| pair.status(source)["peers"][0]["disconnects"].as_u64();
-    let before = lost(pair);
+    let before = disconnects(pair, source);
     pair.empty_part();
     pair.fill_small();
     pair.write_part();
@@ -279,11 +335,26 @@ fn fill_disk(pair: &Pair, source: usize, some: u64, clock: &mut Clock<'_>) {
         until("the source has left its leg", left, || format!("{:#}", pair.status(source)));
         pair.order(source, "switchover", &["--to", pair.name(target)]);
     } else {
-        let left = || lost(pair) > before;
+        let left = || disconnects(pair, source) > before;
         until("the target is left behind", left, || format!("{:#}", pair.status(source)));
     }
-    clock.later(pair, some);
+    host.later(pair, some);
     pair.clear_small();
+}
+
+fn disconnects(pair: &Pair, node: usize) -> u64 {
+    let status = pair.status(node);
+    status["peers"][0]["disconnects"].as_u64().unwrap_or_else(|| panic!("{status:#}"))
+}
+
+/// A node dies: half of the deaths of a node with a volatile disk are power losses.
+fn die(pair: &mut Pair, node: usize, rng: &mut Rng) {
+    // No draw for other pairs, so that recorded seeds keep their events.
+    if pair.is_volatile() && rng.below(2) == 0 {
+        pair.cut_power(node, rng);
+    } else {
+        pair.kill(node);
+    }
 }
 
 /// Number of events of a test: `FLAGSTONE_MIRROR_ROUNDS`, or one of each of the `kinds`.

@@ -4,6 +4,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// Longest wait of [`until`]. A safety net: the conditions become true within a second.
 const STATE_WAIT: Duration = Duration::from_secs(120);
 
@@ -21,6 +23,17 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool, explain: impl FnOnce()
         assert!(begun.elapsed() < STATE_WAIT, "timed out waiting until {what}\n{}", explain());
         thread::sleep(LOOK_PAUSE);
     }
+}
+
+/// Stops a process (SIGSTOP), or continues it.
+///
+/// # Panics
+///
+/// If there is no such process.
+pub fn stall_process(pid: u32, stalled: bool) {
+    let signal = if stalled { Signal::STOP } else { Signal::CONT };
+    let pid = Pid::from_raw(pid as i32).expect("a process has a number");
+    kill_process(pid, signal).expect("an unreaped child can be signaled");
 }
 
 /// Current resident memory of a process, in bytes.

@@ -7,7 +7,8 @@
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup, Small};
 use flagstone_tests::mirror_events::{
-    Clock, EVENTS, Event, LINK_EVENTS, LOSSLESS_EVENTS, SMALL_EVENTS, rounds,
+    EVENTS, Event, Host as _, LINK_EVENTS, LOSSLESS_EVENTS, LoadHost, SMALL_EVENTS,
+    VOLATILE_EVENTS, rounds,
 };
 use flagstone_tests::rng;
 
@@ -25,23 +26,22 @@ fn survives(mut pair: Pair, events: &[Event], line: &str, seed: u64) {
     let line = format!("--rw randwrite --depth 8 --size 16MiB --rate 4000 --ios 1000000000 {line}");
     let mut load = pair.load(&pair.both_paths(), &line, &state);
     let mut source = 0;
-    let mut clock = Clock::of_load(&mut load, &state);
+    let mut host = LoadHost { load: &mut load, state: &state };
     for round in 0..rounds {
-        clock.later(&pair, WRITES / 2 + rng.below(WRITES));
+        host.later(&pair, WRITES / 2 + rng.below(WRITES));
         // Each kind at least once, in a run of the usual length.
         let event = events.get(round as usize).copied();
         let event = event.unwrap_or_else(|| events[rng.below(events.len() as u64) as usize]);
         eprintln!("round {round}: {event:?}, source {source}");
-        event.happen(&mut pair, source, &mut rng, &mut clock);
+        event.happen(&mut pair, source, &mut rng, &mut host);
         let serves = pair.source();
         let may = event.source_after(source).is_none_or(|expected| expected == serves);
         assert!(may, "{event:?}: {serves} serves");
         source = serves;
-        pair.assert_equal_legs(source);
+        host.hold(&mut || pair.assert_equal_legs(source));
     }
     // No error up to here, and all acknowledged writes are present.
-    clock.later(&pair, WRITES);
-    drop(clock);
+    host.later(&pair, WRITES);
     load.kill();
     pair.assert_kept(source, "state");
     pair.end(source);
@@ -55,6 +55,23 @@ fn synchronous_mirror_survives_deaths_and_stalls() {
 #[test]
 fn memory_acknowledging_mirror_survives_with_flushes() {
     survives(Pair::in_sync(SIZE_BYTES, "ack = \"memory\""), &EVENTS, "--flush-every 8", 2);
+}
+
+/// Disks that lose what was not flushed when their node loses power, and that hang.
+#[test]
+fn synchronous_mirror_survives_power_losses_and_hangs() {
+    let setup = Setup { size_bytes: SIZE_BYTES, volatile: true, ..Setup::default() };
+    let pair = Pair::set_up(setup).synchronized();
+    survives(pair, &[&EVENTS[..], &VOLATILE_EVENTS].concat(), "", 6);
+}
+
+/// The same with a peer that acknowledges from memory.
+#[test]
+fn memory_acknowledging_mirror_survives_power_losses() {
+    let options = "ack = \"memory\"";
+    let setup = Setup { size_bytes: SIZE_BYTES, options, volatile: true, ..Setup::default() };
+    let pair = Pair::set_up(setup).synchronized();
+    survives(pair, &EVENTS, "--flush-every 8", 7);
 }
 
 /// Cuts in either direction or both, silent or not; slow and flapping links; nodes that die

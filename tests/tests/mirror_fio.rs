@@ -5,7 +5,7 @@ use std::fs::File;
 use std::process::{Child, Stdio};
 
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
-use flagstone_tests::mirror_events::{Clock, TARGET_EVENTS, rounds};
+use flagstone_tests::mirror_events::{Host, TARGET_EVENTS, rounds};
 use flagstone_tests::process::until;
 use flagstone_tests::rng;
 use flagstone_tests::tools::{find, have, run, skip};
@@ -53,7 +53,9 @@ impl Fio {
         self.begun += 1;
         self.child = Fio::spawn(pair, &self.uri, self.begun);
     }
+}
 
+impl Host for Fio {
     /// Waits until the source has received `writes` further writes.
     fn later(&mut self, pair: &Pair, writes: u64) {
         let count = || pair.status(0)["replica"]["writes"].as_u64().expect("a number");
@@ -63,6 +65,10 @@ impl Fio {
             count() >= until_count
         };
         until("fio writes", came, || format!("{:#}", pair.status(0)));
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
     }
 }
 
@@ -87,17 +93,15 @@ fn fio_checksums_hold_through_target_and_link_faults() {
     let mut rng = rng::from_env("FLAGSTONE_MIRROR_SEED", 4);
     let uri = pair.node(0).nbd_uri(VOLUME);
     let mut fio = Fio::start(&pair, uri);
-    let mut clock = Clock::new(|pair, writes| fio.later(pair, writes));
     for round in 0..rounds(TARGET_EVENTS.len()) {
-        clock.later(&pair, 100 + rng.below(500));
+        fio.later(&pair, 100 + rng.below(500));
         let event = TARGET_EVENTS.get(round as usize).copied();
         let event = event.unwrap_or_else(|| TARGET_EVENTS[rng.below(11) as usize]);
         eprintln!("round {round}: {event:?}");
-        event.happen(&mut pair, 0, &mut rng, &mut clock);
+        event.happen(&mut pair, 0, &mut rng, &mut fio);
         assert_eq!(pair.source(), 0);
-        pair.assert_equal_legs(0);
+        fio.hold(&mut || pair.assert_equal_legs(0));
     }
-    drop(clock);
     // Complete runs, at least one of which was read back after the last event.
     let last = fio.begun + 2;
     let ended = || {
