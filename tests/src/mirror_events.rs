@@ -357,14 +357,17 @@ fn die(pair: &mut Pair, node: usize, rng: &mut Rng) {
     }
 }
 
-/// Number of events of a test: `FLAGSTONE_MIRROR_ROUNDS`, or one of each of the `kinds`.
+/// Environment variable with the number of events of a test.
+pub const ROUNDS: &str = "FLAGSTONE_MIRROR_ROUNDS";
+
+/// Number of events of a test: [`ROUNDS`], or one of each of the `kinds`.
 ///
 /// # Panics
 ///
 /// If the variable is not a number.
 pub fn rounds(kinds: usize) -> u64 {
-    let set = std::env::var("FLAGSTONE_MIRROR_ROUNDS");
-    set.map_or(kinds as u64, |text| text.parse().expect("FLAGSTONE_MIRROR_ROUNDS is a number"))
+    let set = std::env::var(ROUNDS);
+    set.map_or(kinds as u64, |text| text.parse().expect("it is a number"))
 }
 
 /// Waits until a node has noticed that its source is lost.

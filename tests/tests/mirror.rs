@@ -7,9 +7,10 @@
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup, Small};
 use flagstone_tests::mirror_events::{
-    EVENTS, Event, Host as _, LINK_EVENTS, LOSSLESS_EVENTS, LoadHost, SMALL_EVENTS,
+    EVENTS, Event, Host as _, LINK_EVENTS, LOSSLESS_EVENTS, LoadHost, ROUNDS, SMALL_EVENTS,
     VOLATILE_EVENTS, rounds,
 };
+use flagstone_tests::process::{descriptors, resident_bytes};
 use flagstone_tests::rng;
 
 const SIZE_BYTES: u64 = 32 << 20;
@@ -92,6 +93,44 @@ fn asynchronous_mirror_survives_link_cuts() {
     let setup = Setup { size_bytes: SIZE_BYTES, options, small, ..Setup::default() };
     let Some(pair) = Pair::linked("an asynchronous link that is cut", setup) else { return };
     survives(pair, &[&LOSSLESS_EVENTS[..], &SMALL_EVENTS].concat(), "", 5);
+}
+
+/// A target's disk that hangs for 95 s in `make torture`, and for 6 s otherwise: hosts continue
+/// without the target, and nothing piles up in either node.
+#[test]
+fn mirror_survives_long_hang_without_piling_up() {
+    const GROWTH_MAX_BYTES: u64 = 48 << 20;
+    const RATE: u64 = 200;
+    let seconds = if std::env::var_os(ROUNDS).is_some() { 95 } else { 6 };
+    for options in ["", "mode = \"async\", queue = \"16MiB\""] {
+        let setup = Setup { size_bytes: SIZE_BYTES, options, volatile: true, ..Setup::default() };
+        let mut pair = Pair::set_up(setup).synchronized();
+        let state = pair.file("state");
+        let load = |pair: &Pair, ios: u64| {
+            // The hosts' own pace is the clock, and they write far more than may pile up.
+            let line =
+                format!("--rw randwrite --bs 64k --depth 8 --size 16MiB --rate {RATE} --ios {ios}");
+            pair.load(&pair.path(0), &line, &state).wait().assert_complete();
+        };
+        load(&pair, 400);
+        let used = |pair: &mut Pair| {
+            [0, 1]
+                .map(|node| pair.node(node).pid())
+                .map(|pid| (resident_bytes(pid), descriptors(pid)))
+        };
+        let before = used(&mut pair);
+        pair.hang_disk(1, true);
+        load(&pair, seconds * RATE);
+        let after = used(&mut pair);
+        for ((bytes, files), (bytes_now, files_now)) in before.into_iter().zip(after) {
+            assert!(bytes_now < bytes + GROWTH_MAX_BYTES, "{options}: {before:?}, then {after:?}");
+            assert!(files_now < files + 16, "{options}: {before:?}, then {after:?}");
+        }
+        pair.hang_disk(1, false);
+        pair.assert_equal_legs(0);
+        pair.assert_kept(0, "state");
+        pair.end(0);
+    }
 }
 
 /// The output has attach instructions once the volume is served.

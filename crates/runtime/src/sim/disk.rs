@@ -181,6 +181,16 @@ impl Disk {
         self.current.read(offset, out);
     }
 
+    /// First byte of the first `len` that reads differently on another disk.
+    pub(crate) fn first_difference(&self, other: &Disk, len: u64) -> Option<u64> {
+        self.current.first_difference(&other.current, len)
+    }
+
+    /// Differs from its earlier values if reads may return other content than then.
+    pub(crate) fn version(&self) -> u64 {
+        self.next_number
+    }
+
     /// Number of the first `len` bytes at `offset` for which there is space, in whole blocks.
     pub(crate) fn space_for(&self, offset: u64, len: u64) -> u64 {
         let left = self.config.space_bytes.saturating_sub(self.current.allocated_bytes());
@@ -307,6 +317,7 @@ impl Disk {
             self.settle(offset, &extent, keep, rng);
         }
         self.cache_bytes = 0;
+        self.next_number += 1;
         for block in std::mem::take(&mut self.dirty) {
             self.current.copy_block(block, &self.stable);
         }

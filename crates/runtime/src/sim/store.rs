@@ -8,6 +8,8 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 
 type Block = Box<[u8; BLOCK_BYTES as usize]>;
 
+static ZEROES: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
+
 /// Bytes that are zero until written.
 #[derive(Default)]
 pub(crate) struct Store {
@@ -89,6 +91,19 @@ impl Store {
         self.blocks.len() as u64 * BLOCK_BYTES
     }
 
+    /// First byte of the first `len` that differs from another store.
+    pub(crate) fn first_difference(&self, other: &Store, len: u64) -> Option<u64> {
+        parts(0, len).find_map(|(block, range, at)| {
+            let (a, b) = (self.blocks.get(&block), other.blocks.get(&block));
+            let [a, b] = [a, b].map(|bytes| &bytes.map_or(&ZEROES, |bytes| bytes)[range.clone()]);
+            if a == b {
+                return None;
+            }
+            let within = a.iter().zip(b).position(|(a, b)| a != b)?;
+            Some((at + within) as u64)
+        })
+    }
+
     /// Makes one block equal to the block of another store.
     pub(crate) fn copy_block(&mut self, block: u64, from: &Store) {
         match from.blocks.get(&block) {
@@ -110,6 +125,16 @@ mod tests {
         assert_eq!(store.missing_bytes((1 << 40) - 1, 2), 4096);
         store.zero(0, 1 << 41);
         assert_eq!(store.allocated_bytes(), 0);
+    }
+
+    #[test]
+    fn first_difference_of_two_stores_is_found() {
+        let mut stores = [Store::default(), Store::default()];
+        stores[0].write(0, &[0; 5000]);
+        assert_eq!(stores[0].first_difference(&stores[1], 10_000), None);
+        stores[1].write(9000, &[0, 7]);
+        assert_eq!(stores[0].first_difference(&stores[1], 10_000), Some(9001));
+        assert_eq!(stores[1].first_difference(&stores[0], 9001), None);
     }
 
     proptest! {

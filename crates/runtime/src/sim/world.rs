@@ -320,6 +320,29 @@ impl World {
         })
     }
 
+    /// First of the first `len` bytes in which the disks of two nodes at `path` differ.
+    ///
+    /// # Panics
+    /// If a node has no disk at `path`.
+    pub fn first_difference(
+        &self,
+        nodes: [NodeId; 2],
+        path: impl AsRef<Path>,
+        len: u64,
+    ) -> Option<u64> {
+        let state = self.state.borrow();
+        let disks = nodes.map(|node| {
+            let disk = state.disk_at(node.0, path.as_ref());
+            &state.disks[disk.unwrap_or_else(|| panic!("{node} has no such disk"))]
+        });
+        disks[0].first_difference(disks[1], len)
+    }
+
+    /// Number that changes with the content of a disk.
+    pub fn disk_version(&self, node: NodeId, path: impl AsRef<Path>) -> u64 {
+        self.with_disk(node, path, |disk| disk.version())
+    }
+
     /// Changes the medium of a disk, bypassing the node: bit rot, or a disk that returned empty.
     /// Unflushed content becomes durable.
     pub fn poke(&self, node: NodeId, path: impl AsRef<Path>, offset: u64, data: &[u8]) {

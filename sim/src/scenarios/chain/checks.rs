@@ -54,9 +54,9 @@ impl Cluster {
     }
 
     fn assert_legs_equal(&self) {
+        let Some(at) = self.world.first_difference() else { return };
         let legs = [0, 1].map(|index| self.world.data(index));
-        let Some(at) = legs[0].iter().zip(&legs[1]).position(|(a, b)| a != b) else { return };
-        let number = at / BLOCK;
+        let number = at as usize / BLOCK;
         let shown = legs.each_ref().map(|leg| {
             self.world.history.describe(number, &leg[number * BLOCK..(number + 1) * BLOCK])
         });

@@ -78,6 +78,11 @@ impl World {
         self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
     }
 
+    /// First byte in which the disks of both nodes differ.
+    pub(super) fn first_difference(&self) -> Option<u64> {
+        self.sim.first_difference(self.nodes, DATA, self.usable)
+    }
+
     /// A node begins to serve: the history restarts if that gives data up.
     fn promoted(&self, index: usize) {
         let from = self.source.replace(index);

@@ -91,7 +91,7 @@ struct Base {
 struct Block {
     base: Base,
     /// Writes of this era, and those carried into it, with their zones: one for each time that a
-    /// write took effect.
+    /// write took effect. In the order of their numbers, which is the order of their starts.
     writes: Vec<(usize, Zone)>,
 }
 
@@ -245,7 +245,8 @@ impl History {
         if !write.carried {
             write.ended = now;
             for block in &mut inner.blocks[write.blocks.clone()] {
-                for (_, zone) in block.writes.iter_mut().filter(|(other, _)| *other == id.0) {
+                let places = block.places_of(id.0);
+                for (_, zone) in &mut block.writes[places] {
                     zone.earliest_end = zone.earliest_end.min(now);
                 }
             }
@@ -517,7 +518,8 @@ impl Inner {
             let zone = read(&first);
             conflict = block.conflict_with(Some(usize::MAX), &zone);
             if conflict.is_none() {
-                self.blocks[number].writes.push((id, zone));
+                let block = &mut self.blocks[number];
+                block.writes.insert(block.places_of(id).end, (id, zone));
                 return Ok(());
             }
         }
@@ -577,25 +579,23 @@ impl Inner {
     /// Moments at which a block may have had this value in the current era.
     fn windows_of(&self, number: usize, value: Value) -> Vec<(u64, u64)> {
         let block = &self.blocks[number];
+        // The writes are in the order of their starts.
         let until = |ended: u64| {
-            let later = block.writes.iter().map(|(id, _)| &self.writes[*id]);
-            later
-                .filter(|write| write.began > ended)
-                .map(|write| write.ended)
-                .min()
-                .unwrap_or(NEVER)
+            let later = block.writes.partition_point(|(id, _)| self.writes[*id].began <= ended);
+            let later = block.writes[later..].iter().map(|(id, _)| self.writes[*id].ended);
+            later.min().unwrap_or(NEVER)
         };
         let mut windows = Vec::new();
         if block.base.candidates.contains(&value) || block.base.any {
             windows.push((self.era, until(self.era)));
         }
-        for (id, _) in &block.writes {
+        let same = match value {
+            Value::Zeroes => &block.writes[..],
+            Value::Of(id) => &block.writes[block.places_of(id)],
+        };
+        for (id, _) in same {
             let write = &self.writes[*id];
-            let same = match value {
-                Value::Zeroes => write.zeroes,
-                Value::Of(found) => *id == found,
-            };
-            if same {
+            if value != Value::Zeroes || write.zeroes {
                 windows.push((write.began, until(write.ended)));
             }
         }
@@ -626,6 +626,12 @@ impl Inner {
 }
 
 impl Block {
+    /// Places of a write in `writes`.
+    fn places_of(&self, id: usize) -> Range<usize> {
+        let first = self.writes.partition_point(|(other, _)| *other < id);
+        first..first + self.writes[first..].partition_point(|(other, _)| *other == id)
+    }
+
     fn zone(&self, place: Option<usize>) -> &Zone {
         place.map_or(&self.base.zone, |place| &self.writes[place].1)
     }

@@ -45,6 +45,7 @@ pub(super) struct Group<const N: usize> {
     /// Replica devices of the running nodes.
     devices: Rc<RefCell<[Option<Arc<ReopenableDevice>>; N]>>,
     options: fn(&mut PeerOptions),
+    data_bytes: u64,
     device_bytes: u64,
     /// Link versions that the nodes' programs speak.
     releases: RefCell<[LinkVersions; N]>,
@@ -68,7 +69,18 @@ impl<const N: usize> Group<N> {
         releases: [LinkVersions; N],
         options: fn(&mut PeerOptions),
     ) -> Group<N> {
-        let group = Group::made(seed, options);
+        Group::with_blocks(seed, BLOCK, releases, options)
+    }
+
+    /// As [`Group::of`], with other blocks than [`BLOCK`], in bytes. Neither [`Group::write`] nor
+    /// [`Group::read`] can be used.
+    pub(super) fn with_blocks(
+        seed: u64,
+        block: u64,
+        releases: [LinkVersions; N],
+        options: fn(&mut PeerOptions),
+    ) -> Group<N> {
+        let group = Group::made(seed, block, options);
         *group.releases.borrow_mut() = releases;
         (0..N).for_each(|index| group.start(index));
         (1..N).for_each(|other| group.until_toward(0, other, MirrorState::Mirroring));
@@ -76,17 +88,18 @@ impl<const N: usize> Group<N> {
     }
 
     /// Group whose replicas exist, without a running node.
-    fn made(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
+    fn made(seed: u64, block: u64, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
         let nodes = std::array::from_fn(|index| sim.add_node(["a", "b", "c"][index]));
         let hub = HubHandle::new(sim.world());
         let geometry = ReplicaGeometry {
-            usable_bytes: BLOCK,
-            bit_bytes: BLOCK as u32,
-            region_bytes: REGION as u32,
+            usable_bytes: block,
+            bit_bytes: block as u32,
+            region_bytes: (REGION / BLOCK * block) as u32,
             active_regions_max: 32,
         };
-        let device_bytes = METADATA.end;
+        let data_bytes = BLOCKS * block;
+        let device_bytes = data_bytes + (METADATA.end - METADATA.start);
         for (index, node) in nodes.into_iter().enumerate() {
             sim.add_disk(node, DATA, DiskConfig::block_device(device_bytes));
             let create =
@@ -100,7 +113,18 @@ impl<const N: usize> Group<N> {
         let devices = Rc::new(RefCell::new(std::array::from_fn(|_| None)));
         let releases = RefCell::new([LinkVersions::SPOKEN; N]);
         let blocks = RefCell::new([None; N]);
-        Group { sim, nodes, hub, mirrors, devices, options, device_bytes, releases, blocks }
+        Group {
+            sim,
+            nodes,
+            hub,
+            mirrors,
+            devices,
+            options,
+            data_bytes,
+            device_bytes,
+            releases,
+            blocks,
+        }
     }
 
     pub(super) fn hub(&self) -> Rc<Hub> {
@@ -279,7 +303,12 @@ impl<const N: usize> Group<N> {
 
     /// Content of a node's leg.
     pub(super) fn leg(&self, index: usize) -> Vec<u8> {
-        self.sim.peek(self.nodes[index], DATA, 0, (BLOCKS * BLOCK) as usize)
+        self.sim.peek(self.nodes[index], DATA, 0, self.data_bytes as usize)
+    }
+
+    /// First byte in which the legs of nodes 0 and 1 differ.
+    pub(super) fn first_difference(&self) -> Option<u64> {
+        self.sim.first_difference([self.nodes[0], self.nodes[1]], DATA, self.data_bytes)
     }
 
     /// Index of the leg of `index` that leads to `other`.

@@ -6,6 +6,8 @@
 //!   although the other may serve too.
 //! - A run fails when a line is discarded whose hosts had acknowledged writes in it.
 
+use std::rc::Rc;
+
 use flagstone_mirror::Mode;
 use flagstone_mirror::id::Generation;
 use flagstone_mirror::ondisk::superblock::{ReplicaRole, Superblock};
@@ -141,7 +143,8 @@ impl Cluster {
     /// Detects a target that recorded itself as in sync but has not answered yet.
     pub(super) fn notice_adoption(&self, index: usize) {
         let (asked, found) = (self.world.adopting[index].get(), self.superblock(index));
-        let whole = |found: &Superblock| Some(found.current) == asked && !found.flags.inconsistent;
+        let whole =
+            |found: &Rc<Superblock>| Some(found.current) == asked && !found.flags.inconsistent;
         if asked.is_some() && found.as_ref().is_some_and(whole) {
             self.world.take_over(index);
         }
