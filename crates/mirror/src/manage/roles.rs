@@ -12,7 +12,7 @@ use flagstone_blockdev::IoError;
 use crate::id::{Generation, MirrorId};
 use crate::io::call_gate::Counted;
 use crate::io::new_generation::NewGeneration;
-use crate::mirror::{Inner, State, StateGuard};
+use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{Event, Refusal, servable};
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
