@@ -2,8 +2,10 @@
 //!
 //! Guarantee: when a source stops in order, each asynchronous peer has received and flushed every
 //! acknowledged write, or the missing ones are reported. A peer that makes no progress delays the
-//! stop for at most [`QUEUE_DELIVERY_MS`]. Undelivered writes stay marked as out of sync.
+//! stop for at most [`QUEUE_DELIVERY_MS`]. Undelivered writes stay marked as out of sync, under a
+//! new generation: hosts rely on them, so the peer must not look equal.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -61,6 +63,21 @@ impl Inner {
             );
         }
         undelivered
+    }
+
+    /// Records that these peers lack acknowledged writes. If that fails, so does the record that this
+    /// node has stopped, which follows.
+    pub(crate) async fn leave_behind(self: &Arc<Self>, undelivered: &[Undelivered]) {
+        for Undelivered { leg, .. } in undelivered {
+            let session_id = self.lock().legs[*leg].session_id;
+            self.disconnect(*leg, session_id);
+        }
+        if !undelivered.is_empty()
+            && let Err(error) = self.ensure_new_generation().await
+        {
+            let replica = self.local.superblock().replica;
+            tracing::error!(%replica, "cannot record that a peer is out of date: {error}");
+        }
     }
 
     async fn deliver_queue(&self, leg: usize) {

@@ -265,8 +265,8 @@ impl Mirror {
         inner.local.retire().await;
     }
 
-    /// As [`Mirror::abandon`], but only if a peer has everything that these devices may have lost:
-    /// on a target or former source that serves no hosts. Otherwise false, without effect.
+    /// As [`Mirror::abandon`], but only if no hosts rely on what these devices may have lost: on a
+    /// target, a former source or a deposed source. Otherwise false, without effect.
     pub async fn abandon_target(&self) -> bool {
         let inner = &self.0;
         // While this is held, this side cannot start to serve, and no source can attach.
@@ -280,12 +280,12 @@ impl Mirror {
         true
     }
 
-    /// True for a target, or a former source that has handed over its role, while it serves no
-    /// hosts. A peer has everything written to it, or did not rely on it.
+    /// True for a target, or a former source that has handed over its role or was deposed, while it
+    /// serves no hosts. A peer has everything written to it, did not rely on it, or serves other data.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
         let busy = state.serving || state.closed || state.migrating || state.replacement.is_some();
-        state.role == ReplicaRole::Target && !busy
+        state.role != ReplicaRole::Source && !busy
     }
 
     /// See [`mark_unverified`](crate::manage::replica::Replica::mark_unverified).
@@ -299,9 +299,12 @@ impl Mirror {
         state.replacement.as_ref().map_or(state.serving, Mirror::is_serving)
     }
 
-    /// True when the local leg has failed; a peer may be serving the volume.
+    /// True when the local leg has failed; a peer may be serving the volume. While this node serves or
+    /// an order runs, a device that was given up counts only once that is recorded at a peer.
     pub fn has_failed(&self) -> bool {
-        self.0.lock().local_device_failed
+        let state = self.0.lock();
+        let is_idle = !state.serving && state.orders == 0;
+        state.local_device_failed || is_idle && self.0.local.local_io().has_failed()
     }
 
     /// True while a source is attached to this replica.
@@ -382,6 +385,7 @@ impl Mirror {
         let superblock = inner.local.superblock();
         let peers = (0..inner.legs.len()).map(|leg| inner.peer_status(leg)).collect();
         let (in_flight, waiting) = inner.range_lock.counts();
+        let local_device_failed = self.has_failed();
         let state = inner.lock();
         MirrorStatus {
             volume: superblock.volume,
@@ -389,7 +393,7 @@ impl Mirror {
             versions: inner.versions,
             role: state.role,
             serving: state.serving,
-            local_device_failed: state.local_device_failed,
+            local_device_failed,
             role_epoch: superblock.epoch,
             generation: superblock.current,
             inconsistent: superblock.flags.inconsistent,

@@ -272,6 +272,7 @@ impl Inner {
                 // Nothing new may enter a queue meanwhile.
                 let block = progress.block.get_or_insert_with(|| self.block_admission());
                 progress.undelivered = self.deliver_queues(block).await;
+                self.leave_behind(&progress.undelivered).await;
             }
             Action::Settle => self.drain().await,
             Action::EndSessions => self.end_sessions(),

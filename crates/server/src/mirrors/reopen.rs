@@ -5,8 +5,8 @@
 //! a peer serve the volume. In the second case the devices are closed and reopened too.
 //!
 //! After a failed flush the contents of the device are unknown: the kernel may have dropped data that it
-//! could not write, and still show it. So devices are reopened only if a peer has all data: on a target,
-//! and on a former source after a switchover. The replica returns as unverified
+//! could not write, and still show it. So devices are reopened only if no hosts rely on them: on a
+//! target, and on a former source after a switchover or after it was deposed. The replica returns as unverified
 //! (`Replica::mark_unverified`). It does not serve, and its source writes everything that was not known
 //! to be durable here. A source without a consistent peer stays as it is until the operator acts,
 //! because the lost data cannot be restored.

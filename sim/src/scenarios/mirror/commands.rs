@@ -66,6 +66,33 @@ fn stopped_async_source_reports_undelivered_writes() {
     }
 }
 
+/// Writes that a stopped source could not deliver were acknowledged: they are never discarded without
+/// the operator. Without a generation of their own, the peer looked equal, and its data was preferred.
+#[test]
+fn undelivered_writes_are_not_discarded() {
+    for seed in 0..6 {
+        let pair = lagging(seed);
+        pair.cut();
+        pair.on(0, |mirror| async move { mirror.demote().await }).expect("a sound disk");
+        pair.hub().set_slow(Duration::from_millis(1));
+        pair.hub().heal();
+        pair.becomes_in_sync(0);
+        assert_eq!(pair.read(0, 35), 36, "seed {seed}");
+        // The peer is forced and written to before the stopped source returns.
+        let pair = lagging(seed);
+        pair.cut();
+        pair.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+        pair.end(0, false);
+        pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
+        pair.write(1, 50, 9).expect("it runs degraded");
+        pair.hub().set_slow(Duration::from_millis(1));
+        pair.hub().heal();
+        pair.restart(0);
+        pair.until(1, MirrorState::SplitBrain);
+        assert_eq!(pair.leg(0)[35 * BLOCK as usize], 36, "its data is kept");
+    }
+}
+
 /// Of two targets in sync, the asking one gets the role.
 #[test]
 fn role_goes_to_the_target_that_asks() {

@@ -15,6 +15,7 @@ use flagstone_mirror::state::machine::Refusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
+use flagstone_runtime::sim::DiskFaults;
 
 use super::link::Fate;
 use super::pair::{DATA, Pair, Trio, fill};
@@ -474,6 +475,42 @@ fn failover_with_hung_disk_ends_with_an_error() {
     assert!(matches!(failed, Err(RoleError::Io(_))), "{failed:?}");
     assert!(pair.sim.now() - began < Duration::from_secs(60));
     assert_eq!(pair.active(), [0]);
+}
+
+/// A deposed source whose flush failed, or whose disk hung until its operator's order gave it up, is
+/// reopened when the disk is back, as a target is. Its data is kept until the operator decides.
+#[test]
+fn deposed_source_with_failed_disk_is_reopened() {
+    for hangs in [false, true] {
+        let pair = Pair::new(24, |_| {});
+        pair.cut();
+        pair.write(0, 6, 1).expect("it runs degraded");
+        failover(&pair, 1);
+        pair.write(1, 6, 2).expect("it runs degraded");
+        pair.hub().heal();
+        pair.until(1, MirrorState::SplitBrain);
+        pair.sim.run_for(A_WHILE);
+        match hangs {
+            true => pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(60)),
+            false => {
+                let faults = DiskFaults { flush_errors: 1.0, ..DiskFaults::default() };
+                pair.sim.set_faults(pair.nodes[0], DATA, faults);
+            }
+        }
+        let demoted = pair.on(0, |mirror| async move { mirror.demote().await });
+        assert!(demoted.is_err(), "the role cannot be recorded");
+        assert_eq!(pair.mirror(0).has_failed(), hangs);
+        pair.sim.set_faults(pair.nodes[0], DATA, DiskFaults::default());
+        assert_eq!(pair.superblock(0).role, ReplicaRole::Deposed);
+        assert!(pair.mirror(0).is_idle_target(), "its server reopens it");
+        pair.reopen(0);
+        assert!(pair.mirror(0).is_unverified() && !pair.mirror(0).has_failed());
+        pair.sim.run_for(A_WHILE);
+        assert_eq!(pair.leg(0)[6 * super::pair::BLOCK as usize], 1, "its data is kept");
+        pair.on(0, |mirror| async move { mirror.resolve_keep_peers(0).await })
+            .expect("a split brain");
+        pair.becomes_in_sync(1);
+    }
 }
 
 /// `pause` on a source whose disk hangs and that has no other copy says so, and takes effect later.
