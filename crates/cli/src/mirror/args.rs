@@ -38,6 +38,8 @@ pub(crate) enum MirrorCommand {
     Resolve(ResolveArgs),
     /// Grow the volume to the size that the devices of all nodes allow
     Grow(GrowArgs),
+    /// Move the write-intent log of the volume to another device here, without a resync
+    MoveLog(MoveLogArgs),
     /// Make this node a target: it stops serving the volume
     Demote(VolumeArgs),
     /// Remove the replica from the volume's device here; the data stays
@@ -146,6 +148,19 @@ pub(crate) struct GrowArgs {
     /// Grow to this size, such as 200GiB, instead of the largest possible
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) size: Option<u64>,
+    #[command(flatten)]
+    pub(crate) on: VolumeArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(group(clap::ArgGroup::new("place").args(["to", "to_data_device"]).required(true)))]
+pub(crate) struct MoveLogArgs {
+    /// The new device, as in `intent_log` of the configuration: a disk, or a file, which is created
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) to: Option<String>,
+    /// Move the log onto the volume's own device
+    #[arg(long)]
+    pub(crate) to_data_device: bool,
     #[command(flatten)]
     pub(crate) on: VolumeArgs,
 }

@@ -1,5 +1,6 @@
 //! API requests of the mirror commands, and when their effects have finished.
 
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_server::api::mirror_document::{
     MirrorAction, MirrorDocument, ReplicaDocument, ReplicaRole, ReportedState,
 };
@@ -94,8 +95,21 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
         MirrorCommand::Grow(args) => {
             ActionRequest::new(MirrorAction::Grow, &args.on).with("size_bytes", args.size)
         }
+        MirrorCommand::MoveLog(args) => ActionRequest::new(MirrorAction::MoveLog, &args.on)
+            .with("to", args.to.as_deref().map(absolute))
+            .with_true("to_data_device", args.to_data_device),
         MirrorCommand::Delete(args) => ActionRequest::forced(MirrorAction::Delete, args),
     })
+}
+
+/// A device as the server understands it, which has another working directory.
+fn absolute(device: &str) -> String {
+    match device.parse() {
+        Ok(DeviceSpec::Path(path)) => {
+            std::path::absolute(&path).unwrap_or(path).to_string_lossy().into_owned()
+        }
+        _ => device.to_owned(),
+    }
 }
 
 /// Whether an action has finished, or needs the operator to continue.

@@ -208,6 +208,12 @@ fn peer_text(
     } else if peer.full_resync {
         text.push_str("  a full resync is pending\n");
     }
+    if let Some(lost) = &replica.intent_log_lost
+        && peer.last_in_sync_seconds.is_none()
+        && peer.out_of_sync_bytes > 0
+    {
+        let _ = writeln!(text, "  everything counts as out of sync: {lost}");
+    }
     text
 }
 

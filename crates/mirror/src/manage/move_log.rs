@@ -22,6 +22,7 @@ use super::*;
 use crate::intent_log::recover::{begin, complete};
 use crate::intent_log::writer::Place;
 use crate::limits::{LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE};
+use crate::mirror::Mirror;
 use crate::ondisk::newest;
 
 /// The log is being moved, until this is dropped.
@@ -83,6 +84,41 @@ impl Replica {
             _ if is_free_for_log(device).await? => Ok(()),
             _ => Err(ReplicaError::LogDeviceInUse),
         }
+    }
+}
+
+impl Mirror {
+    /// See [`Replica::move_log`]. The role does not matter, and is not changed.
+    ///
+    /// # Errors
+    /// See [`Replica::move_log`].
+    pub async fn move_log(
+        &self,
+        device: Option<SharedDevice>,
+        place: &str,
+    ) -> Result<(), ReplicaError> {
+        self.0.local.move_log(device, place).await
+    }
+
+    /// See [`Replica::check_log_destination`].
+    ///
+    /// # Errors
+    /// See [`Replica::check_log_destination`].
+    pub async fn check_log_destination(
+        &self,
+        device: Option<&SharedDevice>,
+    ) -> Result<(), ReplicaError> {
+        self.0.local.check_log_destination(device).await
+    }
+
+    /// See [`Replica::set_log_room`].
+    pub fn set_log_room(&self, bytes: u64) {
+        self.0.local.set_log_room(bytes);
+    }
+
+    /// See [`Replica::log_lost`].
+    pub fn log_lost(&self) -> Option<LogLost> {
+        self.0.local.log_lost()
     }
 }
 

@@ -20,7 +20,8 @@ use super::mirror_preview::{ActionPreview, Effect, Facts, not_created, not_in_sy
 use super::mirror_verify::Verify;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
-use crate::mirrors::{CreateError, MirroredVolume};
+use crate::mirrors::{CreateError, LogMove, MirroredVolume};
+use flagstone_config::device_spec::DeviceSpec;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     let description = "The mirror of a volume: its state, peers, log and verify.";
@@ -97,6 +98,9 @@ impl Api {
         }
         if let Action::Grow { size_bytes } = request.action {
             return Ok(grow(mirrored, size_bytes, request.dry_run).await?);
+        }
+        if let Action::MoveLog { to } = &request.action {
+            return Ok(move_log(mirrored, to.clone(), request.dry_run).await?);
         }
         let mirror = mirrored.mirror();
         let answers = match (&request.action, &mirror) {
@@ -227,6 +231,24 @@ async fn grow(
         ),
     };
     Ok(ActionPreview { changed, outcome, data_loss: None, effect: None })
+}
+
+async fn move_log(
+    mirrored: &Rc<MirroredVolume>,
+    to: Option<DeviceSpec>,
+    dry_run: bool,
+) -> Result<ActionPreview, CreateError> {
+    let LogMove { from, to, already, configure } = mirrored.move_log(to, dry_run).await?;
+    if already {
+        let outcome = format!("the write-intent log is on {to} already: nothing to do");
+        return Ok(ActionPreview::unchanged(outcome));
+    }
+    let outcome = format!(
+        "the write-intent log moves from {from} to {to} while hosts are served, and nothing has to be \
+         copied to the peers. Then {configure}: with the old line, the next start of the server does not \
+         serve the volume"
+    );
+    Ok(ActionPreview { changed: true, outcome, data_loss: None, effect: None })
 }
 
 impl From<CreateError> for Problem {

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::mirror_document::{MirrorAction, ResolveKeep};
 use crate::http::Problem;
+use flagstone_config::device_spec::DeviceSpec;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
@@ -42,6 +43,10 @@ pub(super) enum Action {
     Grow {
         size_bytes: Option<u64>,
     },
+    /// `to` is the new device; the data device if `None`.
+    MoveLog {
+        to: Option<DeviceSpec>,
+    },
     Delete {
         force: bool,
     },
@@ -67,6 +72,7 @@ impl MirrorAction {
             MirrorAction::Resolve => &["peer", "keep"],
             MirrorAction::Demote => &[],
             MirrorAction::Grow => &["size_bytes"],
+            MirrorAction::MoveLog => &["to", "to_data_device"],
         }
     }
 
@@ -105,6 +111,7 @@ pub(super) struct Body {
     stop: bool,
     keep: Option<ResolveKeep>,
     size_bytes: Option<u64>,
+    to_data_device: bool,
 }
 
 impl ActionRequest {
@@ -135,6 +142,7 @@ impl ActionRequest {
             }
             MirrorAction::Demote => Action::Demote,
             MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
+            MirrorAction::MoveLog => move_log(&body)?,
             MirrorAction::Delete => Action::Delete { force: body.force },
         };
         Ok(ActionRequest { action, peer: body.peer, dry_run: body.dry_run })
@@ -157,6 +165,23 @@ fn create(body: &Body) -> Result<Action, Problem> {
         ));
     }
     Ok(Action::Create { role, overwrite })
+}
+
+fn move_log(body: &Body) -> Result<Action, Problem> {
+    let to = match (&body.to, body.to_data_device) {
+        (None, true) => None,
+        (Some(text), false) => Some(
+            text.parse::<DeviceSpec>()
+                .map_err(|error| Problem::invalid(format!("`to` is invalid: {error}")))?,
+        ),
+        _ => {
+            let members = ["to", "to_data_device"];
+            return Err(
+                Problem::invalid("give one of `to` and `to_data_device`").accepting(members)
+            );
+        }
+    };
+    Ok(Action::MoveLog { to })
 }
 
 fn verify(body: &Body) -> Result<Action, Problem> {
@@ -219,6 +244,12 @@ mod tests {
             ("demote", json!({}), Action::Demote),
             ("grow", json!({}), Action::Grow { size_bytes: None }),
             ("grow", json!({ "size_bytes": 8192 }), Action::Grow { size_bytes: Some(8192) }),
+            ("move-log", json!({ "to_data_device": true }), Action::MoveLog { to: None }),
+            (
+                "move-log",
+                json!({ "to": "/dev/nvme1n1" }),
+                Action::MoveLog { to: Some("/dev/nvme1n1".parse().unwrap()) },
+            ),
             ("delete", json!({}), Action::Delete { force: false }),
         ] {
             assert_eq!(action(name, body), expected, "{name}");
@@ -233,6 +264,7 @@ mod tests {
             let needed = match name {
                 MirrorAction::Create => json!({ "role": "source" }),
                 MirrorAction::Resolve => json!({ "keep": "mine" }),
+                MirrorAction::MoveLog => json!({ "to_data_device": true }),
                 _ => json!({}),
             };
             let mut dry = needed.clone();
@@ -264,6 +296,9 @@ mod tests {
                 "`new_volume` the role `source`",
             ),
             ("resolve", json!({}), "`keep` is missing"),
+            ("move-log", json!({}), "give one of `to` and `to_data_device`"),
+            ("move-log", json!({ "to": "/a", "to_data_device": true }), "give one of"),
+            ("move-log", json!({ "to": "sdb:1" }), "`to` is invalid"),
             (
                 "resolve",
                 json!({ "keep": "both" }),

@@ -83,6 +83,8 @@ named! {
         Demote = "demote",
         /// Grow the volume.
         Grow = "grow",
+        /// Move the write-intent log to another device.
+        MoveLog = "move-log",
         /// Remove the replica's metadata; its data stays.
         Delete = "delete",
     }
@@ -190,6 +192,11 @@ pub struct ReplicaDocument {
     pub repaired_bytes: u64,
     /// The write-intent log.
     pub intent_log: IntentLogDocument,
+    /// Device of the write-intent log; `null` if it is on the data device.
+    pub intent_log_device: Option<String>,
+    /// Why no usable log was found when the replica was opened, so that everything counted as out of
+    /// sync; `null` if one was.
+    pub intent_log_lost: Option<String>,
 }
 
 /// A range that a resync could not copy.

@@ -73,7 +73,8 @@ pub(super) fn not_created(volume: &str) -> Problem {
     .accepting([MirrorAction::Create.name()])
 }
 
-/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`] and `Grow`.
+/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`],
+/// `Grow` and `MoveLog`.
 pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
@@ -87,7 +88,7 @@ pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionReque
     let peer = || find_peer(now, request.peer.as_deref());
     let open = (now, replica, facts);
     match &request.action {
-        Action::Create { .. } | Action::Grow { .. } => {
+        Action::Create { .. } | Action::Grow { .. } | Action::MoveLog { .. } => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
         }
         Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),

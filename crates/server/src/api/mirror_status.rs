@@ -85,6 +85,8 @@ fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) ->
         repairs: status.repairs,
         repaired_bytes: status.repaired_bytes,
         intent_log: mirror.log_statistics(),
+        intent_log_device: mirrored.log_device_name(),
+        intent_log_lost: mirror.log_lost().map(|lost| lost.to_string()),
     }
 }
 

@@ -184,8 +184,8 @@ impl MirroredVolume {
     }
 
     /// Path of the log device if it is a regular file, which can be enlarged.
-    pub(super) fn log_file(&self) -> Option<&std::path::Path> {
-        match self.config.intent_log.as_ref()? {
+    pub(super) fn log_file(&self) -> Option<std::path::PathBuf> {
+        match self.log_spec()? {
             DeviceSpec::Path(path) if path.is_file() => Some(path),
             _ => None,
         }
@@ -200,7 +200,7 @@ impl MirroredVolume {
         }
         if let Some(path) = self.log_file() {
             let about = |error| format!("cannot enlarge {}: {error}", path.display());
-            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(about)?;
+            let file = std::fs::OpenOptions::new().write(true).open(&path).map_err(about)?;
             file.set_len(needed.next_multiple_of(PAGE_BYTES)).map_err(about)?;
             log.refresh();
         }

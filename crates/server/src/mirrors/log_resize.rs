@@ -54,7 +54,7 @@ impl MirroredVolume {
         &self,
         superblock: &Superblock,
     ) -> Result<Option<String>, String> {
-        let Some(path) = self.log_file() else { return Ok(None) };
+        let Some(path) = &self.log_file() else { return Ok(None) };
         let needed = log_layout(&superblock.geometry).total_bytes;
         let about = |error: io::Error| format!("the write-intent log {}: {error}", path.display());
         let has = path.metadata().map_err(about)?.len();
@@ -88,7 +88,7 @@ impl MirroredVolume {
         device: &SharedDevice,
         shape: &ReplicaGeometry,
     ) -> Option<String> {
-        let spec = self.config.intent_log.as_ref()?;
+        let spec = &self.log_spec()?;
         let needed = log_layout(shape).total_bytes;
         let has = device.geometry().size_bytes;
         (has < needed).then(|| {

@@ -15,6 +15,7 @@ mod granularity;
 mod grow;
 mod handle;
 mod log_resize;
+mod move_log;
 mod open;
 mod overwrite_check;
 mod reopen;
@@ -49,6 +50,7 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, spawn_detached};
 
 use crate::subsystems::namespace_of;
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{Host, HostPort};
 use flagstone_config::{self as config, Config, Peer};
@@ -57,6 +59,7 @@ use flagstone_stack::OpenError;
 pub(crate) use create::{CreateError, block_size_mismatch};
 use granularity::shape;
 use handle::MirrorHandle;
+pub(crate) use move_log::LogMove;
 use open::MirrorFailure;
 pub(crate) use open::{connect_log, remote_log};
 use reopen::Reopening;
@@ -96,6 +99,8 @@ pub(crate) struct MirroredVolume {
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
     reopenable: Arc<ReopenableDevice>,
     open_local_device: RefCell<Option<OpenLocalDevice>>,
+    /// Where the intent log is, if separate: as configured, until it is moved.
+    log_spec: RefCell<Option<DeviceSpec>>,
     /// Device of the intent log, if separate and the replica is open.
     log: RefCell<Option<SharedDevice>>,
     /// The same, if it can be reopened. Weak, so that a failed attempt does not keep it open.
@@ -178,6 +183,7 @@ impl MirroredVolume {
             leg: reopenable.clone(),
             reopenable,
             open_local_device: RefCell::default(),
+            log_spec: RefCell::new(mirror.intent_log.clone()),
             log: RefCell::default(),
             reopenable_log: RefCell::default(),
             connected_log: RefCell::new(log),

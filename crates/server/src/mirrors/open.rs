@@ -87,6 +87,19 @@ pub(super) fn log_on(spec: &DeviceSpec) -> String {
     format!("the write-intent log on {spec}")
 }
 
+/// Creates a missing file for a log. Returns true if it was missing.
+pub(super) fn create_log_file(spec: &DeviceSpec, shape: &ReplicaGeometry) -> Result<bool, String> {
+    let DeviceSpec::Path(path) = spec else { return Ok(false) };
+    if path.exists() {
+        return Ok(false);
+    }
+    let create_bytes = Some(log_layout(shape).total_bytes);
+    let options = FileOptions { create_bytes, ..FileOptions::default() };
+    drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
+    tracing::info!("created {} for the write-intent log", path.display());
+    Ok(true)
+}
+
 impl MirroredVolume {
     /// Opens the separate device of the log, if any, creating a missing file for this geometry.
     pub(super) async fn open_log(
@@ -101,7 +114,7 @@ impl MirroredVolume {
         &self,
         shape: &ReplicaGeometry,
     ) -> Result<Result<Option<SharedDevice>, String>, MirrorFailure> {
-        let Some(spec) = &self.config.intent_log else { return Ok(Ok(None)) };
+        let Some(spec) = &self.log_spec() else { return Ok(Ok(None)) };
         // A local log device cannot be opened twice, and one in memory would be lost.
         let held = self.log.borrow().clone().filter(|_| !spec.is_remote());
         let device = match held {
@@ -119,7 +132,7 @@ impl MirroredVolume {
         superblock: &Superblock,
     ) -> Result<Result<Option<SharedDevice>, String>, MirrorFailure> {
         // An undersized remote log is retried.
-        if remote_log(&self.config).is_some() {
+        if self.log_spec().is_some_and(|spec| spec.is_remote()) {
             return Ok(Ok(self.open_log(&superblock.geometry).await?));
         }
         if let Some(why) = self.recreate_log_file(superblock)? {
@@ -128,19 +141,16 @@ impl MirroredVolume {
         self.open_log_device(&superblock.geometry).await
     }
 
+    pub(super) fn log_spec(&self) -> Option<DeviceSpec> {
+        self.log_spec.borrow().clone()
+    }
+
     async fn open_log_anew(
         &self,
         spec: &DeviceSpec,
         shape: &ReplicaGeometry,
     ) -> Result<SharedDevice, MirrorFailure> {
-        if let DeviceSpec::Path(path) = spec
-            && !path.exists()
-        {
-            let create_bytes = Some(log_layout(shape).total_bytes);
-            let options = FileOptions { create_bytes, ..FileOptions::default() };
-            drop(FileDevice::open(path, &options).map_err(|error| error.to_string())?);
-            tracing::info!("created {} for the write-intent log", path.display());
-        }
+        create_log_file(spec, shape)?;
         let reached = self.connected_log.take();
         let device = match reached {
             Some(device) => device,
@@ -168,6 +178,10 @@ impl MirroredVolume {
             Err(why) => return Ok(self.not_opened(true, Some(why))),
         };
         let opened = Replica::open(self.leg.clone(), log.clone()).await;
+        if let Err(ReplicaError::LogMoved) = opened {
+            let why = self.log_was_moved(&superblock.log_place);
+            return Ok(self.not_opened(true, Some(why)));
+        }
         if let (Err(ReplicaError::LogDeviceInUse), Some(log)) = (&opened, &log) {
             let why = self.log_device_in_use(log).await;
             return Ok(self.not_opened(true, Some(why)));

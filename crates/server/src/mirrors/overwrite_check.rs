@@ -28,7 +28,7 @@ impl MirroredVolume {
 
     /// Refuses a log over other data: a mistyped path may name any disk. Creates no file.
     pub(super) async fn check_log(&self, shape: &ReplicaGeometry) -> Result<(), CreateError> {
-        let Some(spec) = &self.config.intent_log else { return Ok(()) };
+        let Some(spec) = &self.log_spec() else { return Ok(()) };
         if matches!(spec, DeviceSpec::Path(path) if !path.exists()) {
             return Ok(());
         }
@@ -45,19 +45,18 @@ impl MirroredVolume {
         let begin = beginning(&log).await.map_err(failed)?;
         let size_bytes = log.geometry().size_bytes;
         drop(log);
-        if may_become_log(&begin) {
-            return Ok(());
+        match may_become_log(&begin) {
+            true => Ok(()),
+            false => refuse(format!(
+                "{}, or give `intent_log` another device and start this server again",
+                would_overwrite(spec, &begin, size_bytes)
+            )),
         }
-        let (what, wipe) = (describe_contents(&begin, size_bytes), wipe_hint(spec));
-        refuse(format!(
-            "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it \
-             is not needed, {wipe}, or give `intent_log` another device and start this server again"
-        ))
     }
 
     /// Advice about the log device of an existing replica that holds other data.
     pub(super) async fn log_device_in_use(&self, log: &SharedDevice) -> String {
-        let (name, Some(spec)) = (&self.name, &self.config.intent_log) else {
+        let (name, Some(spec)) = (&self.name, &self.log_spec()) else {
             return "the device of the write-intent log holds something else".to_owned();
         };
         let size_bytes = log.geometry().size_bytes;
@@ -72,6 +71,23 @@ impl MirroredVolume {
              wrong device, correct the configuration; if what is there is not needed, {wipe}: a new log is \
              created, and everything compared or copied"
         )
+    }
+}
+
+/// Advice about a device that is to receive a log and holds something else.
+fn would_overwrite(spec: &DeviceSpec, begin: &[u8], size_bytes: u64) -> String {
+    let (what, wipe) = (describe_contents(begin, size_bytes), wipe_hint(spec));
+    format!(
+        "the write-intent log on {spec} would overwrite what is there, which is no log: {what}; if it is \
+         not needed, {wipe}"
+    )
+}
+
+/// The same for a device to which a log is to be moved.
+pub(super) async fn destination_in_use(spec: &DeviceSpec, device: &SharedDevice) -> String {
+    match beginning(device).await {
+        Ok(begin) => would_overwrite(spec, &begin, device.geometry().size_bytes),
+        Err(error) => format!("{spec} cannot be read: {error}"),
     }
 }
 

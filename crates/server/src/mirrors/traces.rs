@@ -62,7 +62,7 @@ impl MirroredVolume {
         if held.is_some() {
             return Ok(held);
         }
-        let Some(spec) = &self.config.intent_log else { return Ok(None) };
+        let Some(spec) = &self.log_spec() else { return Ok(None) };
         match spec {
             DeviceSpec::Path(path) if !path.exists() => return Ok(None),
             _ if spec.is_in_memory() => return Ok(None),
@@ -119,7 +119,7 @@ impl MirroredVolume {
                  snapshot, or see what damages it"
             ),
             Remnant::LogOnLogDevice(owner) => {
-                let spec = self.config.intent_log.as_ref();
+                let spec = self.log_spec();
                 log_of(
                     owner,
                     format!("the log on {}", spec.map_or(String::new(), |s| s.to_string())),

@@ -183,6 +183,64 @@ fn undersized_log_with_other_data_blocks_its_volume() {
     .unwrap();
 }
 
+/// The log of a serving volume moves to a new file and onto the data device. With the old line in the
+/// configuration the volume is not served, and nothing is lost; with the new one it is.
+#[test]
+fn log_moves_while_hosts_are_served() {
+    block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (device, old, new) = (path("device"), path("old"), path("new"));
+        std::fs::File::create(&device).unwrap().set_len(64 << 20).unwrap();
+        let begin = async |log: Option<&str>| Node::alone((&device, log)).await;
+        let spec = |text: &str| Some(text.parse::<DeviceSpec>().unwrap());
+        let node = begin(Some(&old)).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        write(&node.mirrored.device(), 4096, 7).await.unwrap();
+        let dry = node.mirrored.move_log(spec(&new), true).await.unwrap();
+        assert!(!dry.already && !std::path::Path::new(&new).exists(), "a dry run");
+        let moved = node.mirrored.move_log(spec(&new), false).await.unwrap();
+        assert_eq!((&moved.from, &moved.to), (&old, &new));
+        assert!(moved.configure.contains(&format!("intent_log = {new:?}")), "{}", moved.configure);
+        assert!(node.mirrored.move_log(spec(&new), false).await.unwrap().already);
+        write(&node.mirrored.device(), 1 << 20, 8).await.unwrap();
+        node.stop().await;
+
+        let node = begin(Some(&old)).await;
+        let missing = node.mirrored.missing().expect("its log is elsewhere");
+        for part in ["was moved from", &old, &new, "set `intent_log = "] {
+            assert!(missing.contains(part), "no `{part}`: {missing}");
+        }
+        assert!(node.mirrored.is_without_log() && node.access() == AnaState::INACCESSIBLE);
+        node.stop().await;
+
+        let node = begin(Some(&new)).await;
+        node.serves().await;
+        assert_eq!(node.mirrored.mirror().unwrap().log_lost(), None);
+        assert_eq!(read(&node.mirrored.device(), 1 << 20).await, Some(8));
+        let precious = path("precious");
+        std::fs::write(&precious, vec![b'x'; 1 << 20]).unwrap();
+        for dry_run in [true, false] {
+            let refused = node.mirrored.move_log(spec(&precious), dry_run).await;
+            let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+            assert!(why.contains("which is no log"), "{why}");
+        }
+        let moved = node.mirrored.move_log(None, false).await.unwrap();
+        assert!(moved.configure.starts_with("remove `intent_log`"), "{}", moved.configure);
+        node.stop().await;
+
+        let node = begin(Some(&new)).await;
+        let missing = node.mirrored.missing().expect("its log is on the data device");
+        assert!(missing.contains("remove `intent_log`"), "{missing}");
+        node.stop().await;
+        let node = begin(None).await;
+        node.serves().await;
+        assert_eq!(node.mirrored.mirror().unwrap().log_lost(), None);
+        node.mirrored.end().await;
+    })
+    .unwrap();
+}
+
 /// `intent_log` names a large enough device with other data: the data is kept, the volume is not served
 /// and reports the data and its place, and the former log stays valid. A zeroed device is a lost log.
 #[test]
