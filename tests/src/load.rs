@@ -70,10 +70,8 @@ impl Load {
         let log = File::create(scratch.join("load.log")).expect("a log can be made");
         let mut command = place.command(binary());
         command.args(["load", target, "--json"]).args(line.split_whitespace());
-        if target.starts_with('/') {
-            // A file that an earlier load has filled.
-            command.args(["--destroy-data", target]);
-        }
+        // An earlier load may have filled it.
+        command.args(["--destroy-data", target]);
         if let Some(state) = state {
             command.arg("--verify").arg("--verify-state").arg(state);
         }

@@ -78,6 +78,82 @@ pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
     pdu
 }
 
+/// Capsule without data of a command whose other bytes `fill` sets, with data to the host of
+/// `data_bytes`.
+fn nvme_command(data_bytes: u32, fill: impl FnOnce(&mut [u8])) -> [u8; 72] {
+    let mut pdu = [0; 72];
+    (pdu[0], pdu[2], pdu[4]) = (4, 72, 72);
+    let command = &mut pdu[8..];
+    command[1] = 0x40;
+    command[32..36].copy_from_slice(&data_bytes.to_le_bytes());
+    // Transport SGL data block.
+    command[39] = 0x5A;
+    fill(command);
+    pdu
+}
+
+/// Receives PDUs up to a response, and returns their data.
+fn nvme_answer(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut data = Vec::new();
+    loop {
+        let mut header = [0; 8];
+        stream.read_exact(&mut header)?;
+        let bytes = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
+        let mut rest = vec![0; bytes as usize - header.len()];
+        stream.read_exact(&mut rest)?;
+        match header[0] {
+            // C2HData; with the flag SUCCESS it is also the response.
+            7 => data.extend(&rest[usize::from(header[3]) - header.len()..]),
+            5 if rest[14..16] == [0, 0] => return Ok(data),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        if header[1] & 8 != 0 {
+            return Ok(data);
+        }
+    }
+}
+
+/// Discovery log of the server at a port: address and name of each NVM subsystem.
+///
+/// # Errors
+///
+/// Errors of the stream, and `InvalidData` if the server refuses.
+pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
+    const ENTRY_BYTES: usize = 1024;
+    const LOG_BYTES: u32 = 32 << 10;
+    let mut stream = connect(port);
+    nvme_open(&mut stream)?;
+    stream.write_all(&nvme_connect("nqn.2014-08.org.nvmexpress.discovery", 0, 32))?;
+    nvme_answer(&mut stream)?;
+    // Property Set of CC: enabled, with the usual entry sizes.
+    stream.write_all(&nvme_command(0, |command| {
+        command[0] = 0x7F;
+        command[44] = 0x14;
+        command[48..52].copy_from_slice(&0x0046_0001_u32.to_le_bytes());
+    }))?;
+    nvme_answer(&mut stream)?;
+    stream.write_all(&nvme_command(LOG_BYTES, |command| {
+        command[0] = 0x02;
+        let dwords = LOG_BYTES / 4 - 1;
+        command[40..44].copy_from_slice(&(dwords << 16 | 0x70).to_le_bytes());
+    }))?;
+    let log = nvme_answer(&mut stream)?;
+    let text = |bytes: &[u8]| {
+        let text = String::from_utf8_lossy(bytes);
+        text.trim_end_matches(['\0', ' ']).to_owned()
+    };
+    let count = log[8] as usize;
+    let entries = log[ENTRY_BYTES..].chunks(ENTRY_BYTES).take(count);
+    // Byte 2 is the type: 2 for an NVM subsystem.
+    Ok(entries
+        .filter(|entry| entry[2] == 2)
+        .map(|entry| {
+            let address = format!("{}:{}", text(&entry[512..768]), text(&entry[32..64]));
+            (address, text(&entry[256..512]))
+        })
+        .collect())
+}
+
 /// Client flags, and the option that opens `export` (`NBD_OPT_GO`, without information requests).
 ///
 /// # Panics

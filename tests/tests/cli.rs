@@ -359,3 +359,20 @@ fn corruption_before_the_check_exits_with_3() {
     }
     check(path, "server").assert_complete();
 }
+
+/// A remote volume is judged by its contents, as a device is.
+#[test]
+fn load_guards_remote_volumes_with_data() {
+    let server = Server::start(&["db=memory:4MiB"]);
+    for target in [server.nvme_uri("db"), server.nbd_uri("db")] {
+        let line = ["load", &target, "--rw", "write", "--bs", "64k", "--ios", "64"];
+        if target == server.nvme_uri("db") {
+            expect(0, &line);
+        }
+        let (_, said) = expect(2, &line);
+        assert!(said.contains("it is not zero") && said.contains("--destroy-data="), "{said}");
+        expect(0, &["load", &target, "--rw", "read", "--ios", "1"]);
+        expect(2, &[&line[..], &["--destroy-data", "other"]].concat());
+        expect(0, &[&line[..], &["--destroy-data", &target]].concat());
+    }
+}

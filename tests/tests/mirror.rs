@@ -5,13 +5,14 @@
 //! `FLAGSTONE_MIRROR_ROUNDS` sets their number, `FLAGSTONE_MIRROR_SEED` their choice.
 
 use flagstone_tests::load::Load;
-use flagstone_tests::mirror::{Pair, Setup, Small};
+use flagstone_tests::mirror::{Pair, Setup, Small, VOLUME};
 use flagstone_tests::mirror_events::{
     EVENTS, Event, Host as _, LINK_EVENTS, LOSSLESS_EVENTS, LoadHost, ROUNDS, SMALL_EVENTS,
     VOLATILE_EVENTS, rounds,
 };
 use flagstone_tests::process::{descriptors, resident_bytes};
-use flagstone_tests::rng;
+use flagstone_tests::server::NQN_PREFIX;
+use flagstone_tests::{rng, wire};
 
 const SIZE_BYTES: u64 = 32 << 20;
 
@@ -162,6 +163,26 @@ fn part(pair: &mut Pair) {
 }
 
 /// Both have degraded writes: both keep their data until an operator chooses.
+/// The peer's path comes from the configuration, so it is there before a replica exists.
+#[test]
+fn discovery_of_either_node_lists_both_paths() {
+    let mut pair = Pair::start(SIZE_BYTES, "");
+    let mut paths: Vec<_> = [0, 1].map(|node| pair.host_address(node)).map(joined).into();
+    paths.sort();
+    for node in [0, 1] {
+        let port = pair.node(node).port("nvme-tcp");
+        let log = wire::nvme_discover(port).expect("the log is read");
+        assert!(log.iter().all(|(_, nqn)| *nqn == format!("{NQN_PREFIX}{VOLUME}")), "{log:?}");
+        let mut found: Vec<_> = log.into_iter().map(|(address, _)| address).collect();
+        found.sort();
+        assert_eq!(found, paths, "of node {node}");
+    }
+}
+
+fn joined((ip, port): (&str, &str)) -> String {
+    format!("{ip}:{port}")
+}
+
 #[test]
 fn split_brain_is_reported_and_resolved_by_operator() {
     let mut pair = Pair::in_sync(SIZE_BYTES, "");

@@ -67,6 +67,10 @@ pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
     if job.sync {
         words.push("--fua".to_owned());
     }
+    if job.writes() {
+        // The guard of this program has asked before.
+        words.extend(["--destroy-data", uri].map(str::to_owned));
+    }
     Ok(words)
 }
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use flagstone_bench::guard::is_ours;
+use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_host::guard::{GuardedAccess, check_path};
+use flagstone_host::guard::{Guarded, GuardedAccess, JUDGED_BYTES, check_path, contents};
 use flagstone_load::job::{BlockSize, Verify};
 use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
-use flagstone_stack::{OpenOptions, open_device};
+use flagstone_stack::{OpenOptions, beginning, open_device};
 use indicatif::ProgressBar;
 
 use crate::args::LoadArgs;
@@ -36,11 +37,11 @@ pub(crate) fn run(args: &LoadArgs) -> Result<Exit, Failure> {
     Ok(print(&text, exit_of(&results)))
 }
 
-/// Refuses to overwrite data on a local device or file without consent. A remote volume cannot be
-/// inspected from here: its server owns the device.
+/// Refuses to overwrite data on a local device or file without consent.
 fn guard(args: &LoadArgs) -> Result<(), Failure> {
     let name = args.target.to_string();
-    if let Some(other) = args.destroy_data.as_ref().filter(|other| **other != name) {
+    let is_target = |other: &str| other.parse().is_ok_and(|other: DeviceSpec| other == args.target);
+    if let Some(other) = args.destroy_data.as_ref().filter(|other| !is_target(other)) {
         return Err(Failure::usage(format!("--destroy-data={other}: the device is {name}")));
     }
     let DeviceSpec::Path(path) = &args.target else { return Ok(()) };
@@ -51,6 +52,21 @@ fn guard(args: &LoadArgs) -> Result<(), Failure> {
     let access = GuardedAccess::Write { agreed, own_file: is_ours(path) };
     // A file that does not exist is reported when it is opened.
     check_path(&name, path, access).map(drop).map_err(|guarded| Failure::usage(guarded.to_string()))
+}
+
+/// As [`guard`], for a remote volume, which is judged by its start: its server owns the device.
+async fn guard_remote(args: &LoadArgs, device: &SharedDevice) -> Result<(), Failure> {
+    if !args.target.is_remote() || !changes_data(args) || args.destroy_data.is_some() {
+        return Ok(());
+    }
+    let begin = beginning(device, JUDGED_BYTES).await.map_err(Failure::failed)?;
+    match contents(&begin, device.geometry().size_bytes) {
+        None => Ok(()),
+        Some(found) => {
+            let guarded = Guarded::needs_consent(&args.target.to_string(), found);
+            Err(Failure::usage(guarded.to_string()))
+        }
+    }
 }
 
 fn changes_data(args: &LoadArgs) -> bool {
@@ -79,6 +95,7 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
     };
     let device = open_device(&args.target, &options).await;
     let device = device.map_err(Failure::failed)?;
+    guard_remote(args, &device).await?;
     let stop = Stop::new();
     let stopper = stop.clone();
     let _interrupt = spawn(async move {

@@ -147,6 +147,7 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
         address => "address",
+        host_addresses => "host_addresses",
         connections => "connections",
         timeout => "timeout",
         compression => "compression",

@@ -29,6 +29,9 @@ pub const MAX_VOLUMES: usize = 4096;
 /// Most addresses that lead to one namespace.
 pub const MAX_PATHS: usize = 8;
 
+/// Most addresses of a peer for hosts: each is a discovery log entry of every volume mirrored to it.
+pub const MAX_HOST_ADDRESSES: usize = 8;
+
 /// Most peer nodes.
 pub const MAX_PEERS: usize = 15;
 

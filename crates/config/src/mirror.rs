@@ -12,7 +12,7 @@ use super::performance;
 use super::profile::Catalogs;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
-use crate::limits::MAX_MIRROR_PEERS;
+use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
 use crate::uri::parse_authority;
@@ -64,9 +64,13 @@ pub(crate) fn read_peer(
     let compression = Codec::ALL.into_iter().find(|codec| codec.name() == word);
     let max_bytes_per_s = reader.rate("bandwidth_max").map(|rate| rate.value);
     let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
+    let host_addresses = reader
+        .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
+        .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let named = name.value.clone();
     let peer = address.map(|address| Peer {
         name: named,
+        host_addresses: host_addresses.unwrap_or_else(|| vec![address.value.clone()]),
         address: address.value,
         connections,
         timeout,

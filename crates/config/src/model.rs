@@ -134,6 +134,8 @@ pub struct Peer {
     pub name: String,
     /// Where it serves NVMe/TCP.
     pub address: HostPort,
+    /// Where hosts reach it.
+    pub host_addresses: Vec<HostPort>,
     /// Connections to it for each volume and core, 1 to 16.
     pub connections: u16,
     /// Time without an answer after which it counts as lost.

@@ -6,14 +6,14 @@
 //! guard, with one message and one option, `--destroy-data`.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Cursor};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use flagstone_units::size_text;
 use rustix::fs::{OFlags, SeekFrom};
 
-use crate::inspect::{InspectTarget, UseKind, inspect};
+use crate::inspect::{InspectTarget, UseKind, inspect, signatures};
 use crate::{DeviceUse, inspect::Use};
 
 /// What a command intends to do.
@@ -103,6 +103,23 @@ fn data_of(found: &DeviceUse, own_file: bool) -> Option<String> {
         _ if found.is_free() => None,
         _ => Some(found.reasons().join("; ")),
     }
+}
+
+/// Bytes at the start of a device that [`contents`] judges.
+pub const JUDGED_BYTES: u64 = 1 << 20;
+
+/// Description of the data at the start of a device of `size_bytes` that cannot be inspected by path,
+/// because it is served or open; `None` if all is zero.
+pub fn contents(beginning: &[u8], size_bytes: u64) -> Option<String> {
+    let first = beginning.iter().position(|byte| *byte != 0)?;
+    // Reading from memory cannot fail, except at its end.
+    let found = signatures(&mut Cursor::new(beginning), size_bytes).unwrap_or_default();
+    let found: Vec<_> =
+        found.iter().map(|one| format!("{} at byte {}", one.kind, one.offset_bytes)).collect();
+    Some(match found.is_empty() {
+        true => format!("check its contents; it is not zero from byte {first} on"),
+        false => format!("it has the signature of {}", found.join(", and of ")),
+    })
 }
 
 /// Returns true if no block of a file was ever written. A file system that does not know says that

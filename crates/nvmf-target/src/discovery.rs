@@ -18,8 +18,16 @@ use super::{Listener, Target};
 struct View {
     generation: u64,
     ports: Vec<Listener>,
-    /// Subsystems, starting with the discovery subsystem.
-    subsystems: Vec<Nqn>,
+    /// Subsystems, starting with the discovery subsystem, and their ports on other nodes.
+    subsystems: Vec<(Nqn, Vec<Listener>)>,
+}
+
+impl View {
+    fn entries(&self) -> impl Iterator<Item = (&Nqn, &Listener)> {
+        self.subsystems
+            .iter()
+            .flat_map(|(nqn, remote)| self.ports.iter().chain(remote).map(move |port| (nqn, port)))
+    }
 }
 
 impl Controller {
@@ -29,7 +37,7 @@ impl Controller {
         get: &GetLogPage,
     ) -> Result<CommandReply, Status> {
         let view = self.target.discovery_view(&self.host.nqn, self.local);
-        let entries = (view.ports.len() * view.subsystems.len()) as u64;
+        let entries = view.entries().count() as u64;
         let entry_bytes = DiscoveryEntry::BYTES as u64;
         let page_bytes = DiscoveryHeader::BYTES as u64 + entries * entry_bytes;
         let mut window = self.window(command, get, page_bytes)?;
@@ -40,9 +48,7 @@ impl Controller {
             ..DiscoveryHeader::default()
         };
         window.push(header.bytes());
-        let ports = view.ports.as_slice();
-        let all = view.subsystems.iter().flat_map(|nqn| ports.iter().map(move |port| (nqn, port)));
-        for (nqn, port) in all {
+        for (nqn, port) in view.entries() {
             if window.wants(entry_bytes) {
                 window.push(self.target.discovery_entry(nqn, port).bytes());
             } else {
@@ -69,7 +75,12 @@ impl Target {
         }
         let visible =
             self.subsystems().into_iter().filter(|subsystem| subsystem.is_discovered_by(host));
-        let subsystems = std::iter::once(Nqn::discovery()).chain(visible.map(|s| s.nqn)).collect();
+        let visible = visible.map(|subsystem| {
+            let mut remote = subsystem.remote_ports();
+            remote.retain(|port| !ports.iter().any(|local| local.address == port.address));
+            (subsystem.nqn, remote)
+        });
+        let subsystems = std::iter::once((Nqn::discovery(), Vec::new())).chain(visible).collect();
         View { generation, ports, subsystems }
     }
 

@@ -366,6 +366,24 @@ impl Target {
         Ok(())
     }
 
+    /// Adds the address of another node that serves subsystem `nqn` to the discovery log, so that
+    /// hosts find its path too. `port_id` identifies the port among those of all nodes.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`], [`TargetError::Full`].
+    pub fn add_remote_port(
+        &self,
+        nqn: &Nqn,
+        address: SocketAddr,
+        port_id: u16,
+    ) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        if subsystem.add_remote_port(Listener { address, port_id })? {
+            self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        }
+        Ok(())
+    }
+
     /// Refuses further Connects with Connect Controller Busy, which hosts retry later. Existing
     /// connections continue.
     pub fn drain(&self) {

@@ -10,12 +10,12 @@ use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::TargetError;
 use super::controller::{Controller, HostIdentity};
 use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::vendor::VendorHandler;
-use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS};
+use super::{Listener, TargetError};
+use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS, LISTENERS};
 
 /// Configuration of a subsystem.
 #[derive(Clone, Debug)]
@@ -46,6 +46,8 @@ pub(crate) struct Subsystem {
     /// Connects are refused for now.
     held: AtomicBool,
     hosts: Mutex<BTreeSet<Nqn>>,
+    /// Ports of other nodes that serve it.
+    remote_ports: Mutex<Vec<Listener>>,
     namespaces: Mutex<Namespaces>,
     /// Generation of the table in `namespaces`, which connections compare with that of their
     /// snapshot.
@@ -103,6 +105,7 @@ impl Subsystem {
             hidden: false,
             held: AtomicBool::new(false),
             hosts: Mutex::new(hosts),
+            remote_ports: Mutex::default(),
             namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
             generation: AtomicU64::new(0),
             ana_changes: AtomicU64::new(1),
@@ -142,6 +145,27 @@ impl Subsystem {
     /// True if any host may connect, even one without a name.
     pub(super) fn allows_all(&self) -> bool {
         self.hosts.lock().is_empty()
+    }
+
+    /// Ports of other nodes that serve it.
+    pub(super) fn remote_ports(&self) -> Vec<Listener> {
+        self.remote_ports.lock().clone()
+    }
+
+    /// Adds a port of another node. False if it was known.
+    ///
+    /// # Errors
+    /// [`TargetError::Full`].
+    pub(super) fn add_remote_port(&self, port: Listener) -> Result<bool, TargetError> {
+        let mut ports = self.remote_ports.lock();
+        if ports.iter().any(|known| known.address == port.address) {
+            return Ok(false);
+        }
+        if ports.len() >= LISTENERS {
+            return Err(TargetError::Full);
+        }
+        ports.push(port);
+        Ok(true)
     }
 
     /// Sets whether Connects are refused for now; returns the previous value.

@@ -7,6 +7,6 @@ mod open;
 mod remote;
 
 pub use open::{
-    OpenError, OpenOptions, OpenVolume, check_block_size, layered, open_backing, open_device,
-    open_limits, open_volume, over, own_limit, volume_error, within,
+    OpenError, OpenOptions, OpenVolume, beginning, check_block_size, layered, open_backing,
+    open_device, open_limits, open_volume, over, own_limit, volume_error, within,
 };

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use flagstone_blockdev::{
     DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FaultRate, FileDevice,
-    FileOptions, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
+    FileOptions, IoError, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
 };
 use flagstone_limit::{DiskModelLayer, Limiter, RateLimitLayer};
-use flagstone_runtime::time;
+use flagstone_runtime::{Buf, buf, time};
 
 use crate::remote::{Failure, open_nbd, open_nvme};
 use flagstone_config::device_spec::DeviceSpec;
@@ -219,6 +219,18 @@ pub fn over(
         }
         other => layered(device, other).map_err(|problem| volume_error(volume, problem))?,
     })
+}
+
+/// The first bytes of a device, at most `bytes`, in whole blocks.
+///
+/// # Errors
+/// Those of the read.
+pub async fn beginning(device: &SharedDevice, bytes: u64) -> Result<Buf, IoError> {
+    let geometry = device.geometry();
+    let block = u64::from(geometry.block_bytes);
+    let len = geometry.size_bytes.min(bytes) / block * block;
+    let memory = buf::acquire(len as usize).await.map_err(|_| IoError::NoMemory)?;
+    Ok(device.read(0, memory).await?.freeze())
 }
 
 /// The error of a device as one of the volume that it belongs to.

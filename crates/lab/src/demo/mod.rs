@@ -281,7 +281,7 @@ impl Bench<'_> {
     fn verify_nvme_tcp(&self, size_bytes: u64) -> Result<DataCheck, Error> {
         let (size, time) = (size_bytes.to_string(), format!("{}ms", VERIFY_TIME.as_millis()));
         let words = ["load", self.uri, "--json", "--rw", "randrw", "--bs", "4k", "--depth", "32"];
-        let more = ["--verify", "--size", &size, "--time", &time];
+        let more = ["--verify", "--size", &size, "--time", &time, "--destroy-data", self.uri];
         let mut load = Command::new(&self.options.program);
         load.args(words).args(more);
         let ended = process::run(&mut load, OUTPUT_BYTES, self.interrupt, &mut || {})?;

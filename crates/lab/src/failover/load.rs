@@ -45,7 +45,7 @@ pub(crate) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> 
     let time = format!("{}s", (seconds + STEPS * PATIENCE_S) as u64);
     ["load", target, "--json", "--rw", "randrw", "--bs", "4k", "--depth", &depth, "--size", &size]
         .into_iter()
-        .chain(["--time", &time, "--verify", "--verify-state", state])
+        .chain(["--time", &time, "--verify", "--verify-state", state, "--destroy-data", target])
         .map(str::to_owned)
         .collect()
 }

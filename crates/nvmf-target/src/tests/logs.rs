@@ -251,6 +251,29 @@ fn discovery_log_lists_subsystems_per_listener() {
 }
 
 #[test]
+fn discovery_log_lists_ports_of_other_nodes() {
+    let target = target();
+    listen(&target, "192.0.2.1:4420");
+    let other = Nqn::new("nqn.2026-01.io.flagstone:other").unwrap();
+    add_subsystem(&target, other, Vec::new());
+    let host = host_at(&target, None);
+    let before = discover(&host).0;
+    for (address, port_id) in
+        [("192.0.2.2:4420", 65), ("192.0.2.2:4420", 65), ("192.0.2.1:4420", 9)]
+    {
+        target.add_remote_port(&volume(), address.parse().unwrap(), port_id).unwrap();
+    }
+    let (after, entries) = discover(&host);
+    assert!(after > before);
+    let remote: Vec<_> = entries.iter().filter(|entry| entry.port_id.get() != 1).collect();
+    assert_eq!(entries.len(), 4, "one each, and one of the other node");
+    assert_eq!(remote.len(), 1);
+    assert_eq!((remote[0].subnqn().unwrap(), remote[0].port_id.get()), (volume(), 65));
+    assert_eq!(remote[0].tcp_address().unwrap().to_string(), "192.0.2.2:4420");
+    target.add_remote_port(&Nqn::discovery(), "192.0.2.3:1".parse().unwrap(), 1).unwrap_err();
+}
+
+#[test]
 fn wildcard_listener_reports_used_address() {
     for (listener, local, seen) in [
         ("0.0.0.0:4420", Some("192.0.2.9:4420"), Some("192.0.2.9:4420")),

@@ -44,11 +44,13 @@ use flagstone_nvmf_target::{SubsystemConfig, Target};
 use flagstone_replication::{
     Bandwidth, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
 };
-use flagstone_runtime::net::Address;
+use flagstone_runtime::net::{Address, lookup};
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::time::{self, Backoff};
 use flagstone_runtime::{spawn, spawn_detached};
 
+use crate::limits::OPEN_PAUSE;
 use crate::subsystems::namespace_of;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
@@ -208,7 +210,13 @@ impl MirroredVolume {
 pub(crate) fn share(config: &Config) -> Option<u16> {
     let mirrored = config.volumes.iter().any(|volume| volume.mirror().is_some());
     let node = config.server.node.as_ref().filter(|_| mirrored)?;
-    Some(config.peers.iter().filter(|peer| peer.name < *node).count() as u16)
+    Some(share_of(config, node))
+}
+
+/// The share of the node of this name: its position among the sorted names of all nodes.
+fn share_of(config: &Config, name: &str) -> u16 {
+    let nodes = config.peers.iter().map(|peer| &peer.name).chain(&config.server.node);
+    nodes.filter(|node| node.as_str() < name).count() as u16
 }
 
 /// Controller IDs of a share, and its first port ID.
@@ -216,6 +224,65 @@ pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
     let controllers = flagstone_nvme::command::fabrics::CONTROLLER_ID_MAX / NODES;
     let first = share * controllers + 1;
     (first..=first + controllers - 1, share * 64 + 1)
+}
+
+/// Announces where hosts reach the peers of each mirrored volume: discovery of one node then finds
+/// the paths to all. A name is looked up until it has an address.
+pub(crate) async fn announce_peers(config: Rc<Config>, target: Arc<Target>) {
+    let mut backoff = Backoff::new(*OPEN_PAUSE.start(), *OPEN_PAUSE.end());
+    let mut unknown = peer_ports(&config);
+    loop {
+        let mut failed = Vec::new();
+        for port in unknown {
+            let HostPort { host, port: tcp } = &port.address;
+            let found = match host {
+                Host::Ip(ip) => Ok(vec![Address::Tcp((*ip, *tcp).into())]),
+                Host::Name(name) => lookup(name, *tcp).await,
+            };
+            let tcp = |address| match address {
+                Address::Tcp(address) => Some(address),
+                Address::Unix(_) => None,
+            };
+            let Some(address) = found.ok().and_then(|found| found.into_iter().find_map(tcp)) else {
+                failed.push(port);
+                continue;
+            };
+            if let Err(error) = target.add_remote_port(&port.nqn, address, port.port_id) {
+                tracing::warn!("hosts do not learn of the path over {address}: {error}");
+            }
+        }
+        if failed.is_empty() {
+            return;
+        }
+        unknown = failed;
+        time::sleep(backoff.advance()).await;
+    }
+}
+
+/// A port of a peer for the discovery log.
+struct PeerPort {
+    nqn: Nqn,
+    address: HostPort,
+    port_id: u16,
+}
+
+fn peer_ports(config: &Config) -> Vec<PeerPort> {
+    let mut ports = Vec::new();
+    for (index, volume) in config.volumes.iter().enumerate() {
+        let Some(mirror) = volume.mirror() else { continue };
+        let subsystem = namespace_of(config, index).map(|(subsystem, _)| &subsystem.nqn);
+        let Some(nqn) = subsystem.and_then(|nqn| Nqn::new(nqn).ok()) else { continue };
+        for peer in mirror.peers.iter().map(|peer| &config.peers[*peer]) {
+            let (_, first) = identifiers(share_of(config, &peer.name));
+            let numbered = (first..).zip(&peer.host_addresses);
+            ports.extend(numbered.map(|(port_id, address)| PeerPort {
+                nqn,
+                address: address.clone(),
+                port_id,
+            }));
+        }
+    }
+    ports
 }
 
 impl MirroredVolume {
