@@ -31,7 +31,7 @@ DEMO_DIR ?= target
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint licenses unit simulate torture fuzz fuzz-smoke demo demo-smoke bench clean
+.PHONY: help setup build test lint licenses unit simulate torture fuzz fuzz-smoke demo demo-smoke package bench clean
 
 help: ## show this
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -82,6 +82,9 @@ demo: build ## in three minutes: a volume attached, a mirror, a fabric, a dying 
 
 demo-smoke: build
 	$(FLAGSTONE_BIN) lab demo --dir target --runtime 100ms --size 64m --results target/demo-smoke
+
+package: setup ## .deb and .rpm for x86_64 and aarch64, in target/packages
+	scripts/package.sh
 
 bench: ## list the benchmarks and their commands
 	@echo "Each prints ratios measured in one run. Nothing else should use the machine."
