@@ -133,6 +133,43 @@ fn support_archive_includes_the_running_server() {
     assert_eq!(json(&volumes)["volumes"][0]["name"], "db");
 }
 
+/// Runs the program on a terminal on which `answers` are typed, and returns its exit status and what
+/// the terminal shows.
+fn on_terminal(arguments: &[&str], answers: &str) -> (Option<i32>, String) {
+    let line = [&[binary().to_str().unwrap()], arguments].concat().join(" ");
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--echo", "never", "--command", &line, "/dev/null"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(child.stdin.as_mut().unwrap(), answers.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn init_asks_on_a_terminal() {
+    if !tools::have("init_asks_on_a_terminal", &["script"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let file = scratch.join("db.toml");
+    let path = file.to_str().unwrap();
+    let answers = "/dev/sdb\nnode-b=10.0.0.2\nnode-a=10.0.0.1\npd-ssd 500GB n2-standard-8\n";
+    let (code, shown) = on_terminal(&["init", path], answers);
+    assert_eq!(code, Some(0), "{shown}");
+    let text = fs::read_to_string(&file).unwrap();
+    for part in ["device = \"/dev/sdb\"", "[peer.node-b]", "node = \"node-a\"", "\"pd-ssd\""] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // No consent by default.
+    for (answer, code) in [("n\n", 2), ("\n", 2), ("y\n", 0)] {
+        let arguments = ["init", path, "--device", "/dev/sdc"];
+        let (ended, shown) = on_terminal(&arguments, answer);
+        assert_eq!(ended, Some(code), "{answer:?}: {shown}");
+        assert!(shown.contains("replace it? [y/N]"), "{shown}");
+        assert_eq!(fs::read_to_string(&file).unwrap() == text, code == 2, "{answer:?}");
+    }
+}
+
 #[test]
 fn invalid_command_lines_exit_with_2() {
     let scratch = Scratch::new();

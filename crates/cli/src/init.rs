@@ -112,6 +112,7 @@ fn starter(args: &InitArgs) -> Result<Starter, Failure> {
     if interview && args.peer.is_none() {
         args.peer = optional("Mirror to another node, as NAME=ADDRESS; empty for no mirror")?;
     }
+    let pair = pair(&args, &device)?;
     if interview && limit(&args).is_none() {
         let disk = optional("Limit like a cloud disk, as TYPE SIZE MACHINE; empty for no limit")?;
         let disk = disk.unwrap_or_default();
@@ -121,7 +122,6 @@ fn starter(args: &InitArgs) -> Result<Starter, Failure> {
             return Err(Failure::usage("write three words, such as pd-ssd 500GB n2-standard-8"));
         }
     }
-    let pair = pair(&args, &device)?;
     let listen = args.listen.clone().unwrap_or_else(|| match &pair {
         // A peer has to reach this node; a single disk is served to this machine.
         Some(pair) => pair.node.listen(),
