@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use crate::error::Error;
 use crate::guard;
+use crate::limits::{FIO_OUTPUT_BYTES, FIO_SAID_BYTES};
 use crate::os;
+use crate::process::{self, Interrupt};
 
 /// Samples that are read to decide whether a disk is filled.
 const SAMPLES: u64 = 64;
@@ -66,6 +69,26 @@ pub(crate) fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> 
     Ok(())
 }
 
+/// Discards a whole device with `blkdiscard`. Its own check for signatures is switched off: the guard
+/// has asked for consent.
+///
+/// # Errors
+/// The program is missing, the device cannot discard, or an interruption.
+pub(crate) fn discard(path: &Path, interrupt: &Interrupt) -> Result<(), Error> {
+    let mut command = Command::new("blkdiscard");
+    command.arg("--force").arg(path);
+    let ended = process::run(&mut command, FIO_OUTPUT_BYTES, interrupt, &mut || {})?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    Err(Error::ToolFailed {
+        tool: "blkdiscard",
+        status: ended.status.to_string(),
+        command: format!("blkdiscard --force {}", path.display()),
+        said: ended.message(FIO_SAID_BYTES),
+    })
+}
+
 /// Whether all samples, spread over the whole disk and at its end, have data.
 pub fn is_filled(path: &Path, size_bytes: u64) -> bool {
     places(size_bytes, SAMPLE_BYTES as u64).all(|offset| {
@@ -86,6 +109,12 @@ pub(crate) fn places(size_bytes: u64, sample: u64) -> impl Iterator<Item = u64> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_discard_is_quoted() {
+        let error = discard(Path::new("/dev/null"), &Interrupt::never()).unwrap_err().to_string();
+        assert!(error.contains("blkdiscard"), "{error}");
+    }
 
     #[test]
     fn file_larger_than_free_space_is_refused() {

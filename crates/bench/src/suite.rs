@@ -21,6 +21,8 @@ pub struct Suite {
     pub repetitions: u32,
     /// Whether targets are filled with incompressible data first, where necessary.
     pub precondition: bool,
+    /// Whether devices are discarded as a whole first.
+    pub discard: bool,
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
     pub jobs: Vec<BenchJob>,
@@ -70,6 +72,8 @@ struct RawSuite {
     about: String,
     repetitions: Option<u32>,
     precondition: Option<bool>,
+    #[serde(default)]
+    discard: bool,
     steady_state: Option<bool>,
     #[serde(default)]
     defaults: RawJob,
@@ -136,6 +140,7 @@ pub(crate) fn parse_fio(text: &str, origin: &str) -> Result<Suite, Error> {
         about: String::new(),
         repetitions: REPETITIONS_DEFAULT,
         precondition: true,
+        discard: false,
         steady_state: false,
         jobs,
         notes,
@@ -178,6 +183,7 @@ pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
         about: raw.about,
         repetitions,
         precondition: raw.precondition.unwrap_or(true),
+        discard: raw.discard,
         steady_state: raw.steady_state.unwrap_or(false),
         jobs,
         notes: Vec::new(),

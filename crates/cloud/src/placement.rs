@@ -245,6 +245,10 @@ impl<'a> Placement<'a> {
             come_with || family.local_ssd.as_ref().is_some_and(takes)
         });
         let families = crate::input::listed(with_rows.map(|(name, _)| name.as_str()));
+        if families.is_empty() {
+            let none = format!("no machine of {} takes {kind}", self.catalog.name);
+            return Err(PlanError::NotKnown(format!("{found}, and {none}")));
+        }
         Err(PlanError::input(found, format!("write a machine of {families}")))
     }
 

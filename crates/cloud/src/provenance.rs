@@ -118,6 +118,9 @@ impl Placement<'_> {
             && touches.vcpus.is_none_or(has_vcpus)
             && touches.disks.is_none_or(|range| range.contains(demand.disks))
             && touches.regional.is_none_or(|regional| regional == self.regional)
+            && touches
+                .size_gb_min
+                .is_none_or(|least| demand.size * f64::from(demand.disks) >= least)
             && touches.sizes_gb.as_ref().is_none_or(has_size)
             && touches.block_kb_above.is_none_or(|least| block > least)
             && directions

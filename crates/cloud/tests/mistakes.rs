@@ -1,6 +1,7 @@
 //! Catalog mistakes: one line with the file, the line number and the accepted input.
 
 use flagstone_cloud::catalog::Catalog;
+use flagstone_cloud::{DiskConfiguration, Workload};
 use proptest::prelude::*;
 
 /// A small valid catalog.
@@ -52,6 +53,22 @@ rows = [
 fn small_catalog_parses() {
     let catalog = Catalog::parse("mine.toml", RIGHT).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(catalog.types["fast"].volume.as_ref().and_then(|v| v.read_iops_per_gb), Some(10.0));
+}
+
+#[test]
+fn type_that_no_machine_takes_is_not_known() {
+    let local = "[type.local]\ntitle = \"Local\"\nsource = [\"me\"]\nsize_gib_each = 375\n\
+        [type.local.volume]\nsource = [\"me\"]\nread_iops_per_gib = 100\nwrite_iops_per_gib = 50\n\n";
+    let text = RIGHT.replace("[family.box]", &format!("{local}[family.box]"));
+    let catalog = Catalog::parse("mine.toml", &text).unwrap_or_else(|error| panic!("{error}"));
+    let configuration = DiskConfiguration::new(&catalog, "local", 0, "box-2").unwrap();
+    let error = catalog.predict(&configuration, &Workload::random(4096, 100)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "not known: box-2 has no local, and no machine of mine takes local"
+    );
+    let tables = catalog.tables(None).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!tables.is_empty(), "the other types have theirs");
 }
 
 /// The error after replacing `from` with `to`.

@@ -404,8 +404,27 @@ fn prices_as_printed_and_exact() {
 #[test]
 fn inconsistencies_are_complete() {
     let ids: Vec<_> = catalog().inconsistencies.iter().map(|entry| entry.id.clone()).collect();
-    let wanted: Vec<_> = (1..=22).map(|number| format!("I{number:02}")).collect();
+    let wanted: Vec<_> = (1..=23).map(|number| format!("I{number:02}")).collect();
     assert_eq!(ids, wanted);
+}
+
+/// NetApp's walk-through has other maxima; they are shown where they would matter.
+#[test]
+fn netapp_maxima_are_shown_beside_ours() {
+    for (kind, id, gb, read_percent, shown) in [
+        ("pd-standard", "I22", 10_000, 100, true),
+        ("pd-standard", "I22", 500, 100, false),
+        ("pd-ssd", "I23", 4_000, 100, true),
+        ("pd-ssd", "I23", 4_000, 0, false),
+        ("pd-ssd", "I23", 500, 100, false),
+    ] {
+        let size = gb * 1_000_000_000;
+        let disk = DiskConfiguration::new(catalog(), kind, size, "n1-standard-64").unwrap();
+        let found = catalog().predict(&disk, &Workload::random(4096, read_percent)).unwrap();
+        let is =
+            found.inconsistencies.iter().any(|one| one.id == id && one.place.contains("NetApp"));
+        assert_eq!(is, shown, "{kind} of {gb} GB");
+    }
 }
 
 /// Experiment A: 24 writes in flight on 500 GB of pd-ssd and an N2 with 8 vCPUs, without a mirror.

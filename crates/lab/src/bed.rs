@@ -116,6 +116,7 @@ impl RunOptions {
             repetitions: self.repetitions,
             steady_state: false,
             precondition: bed.precondition,
+            discard: false,
             file_bytes: NO_FILE_BYTES,
             initiator: bed.initiator,
             origins: bed.origins.clone(),

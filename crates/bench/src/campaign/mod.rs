@@ -38,6 +38,9 @@ pub struct CampaignPlan {
     pub steady_state: bool,
     /// Whether unwritten parts of targets are filled first.
     pub precondition: bool,
+    /// Whether devices are discarded as a whole before they are filled (`BLKDISCARD`).
+    #[serde(default)]
+    pub discard: bool,
     pub file_bytes: u64,
     #[serde(default)]
     pub initiator: InitiatorChoice,
@@ -75,6 +78,7 @@ impl CampaignPlan {
             repetitions: suite.repetitions,
             steady_state: suite.steady_state,
             precondition: suite.precondition,
+            discard: suite.discard,
             file_bytes,
             initiator: InitiatorChoice::default(),
             origins: BTreeMap::new(),
@@ -127,9 +131,9 @@ impl CampaignPlan {
         Ok(())
     }
 
-    /// Whether any job writes or discards.
+    /// Whether the run destroys data: a job writes or discards, or devices are discarded first.
     pub fn destroys(&self) -> bool {
-        self.jobs.iter().any(BenchJob::destroys)
+        self.discard || self.jobs.iter().any(BenchJob::destroys)
     }
 
     fn suits(&self, job: usize, target: usize) -> bool {
@@ -252,6 +256,9 @@ mod tests {
         let mut plan = CampaignPlan::example();
         plan.jobs.iter_mut().for_each(|job| job.pattern = crate::job::AccessPattern::Read);
         assert!(!plan.destroys());
+        plan.discard = true;
+        assert!(plan.destroys(), "a read-only suite that discards first asks for consent too");
+        plan.discard = false;
         plan.jobs[1].pattern = crate::job::AccessPattern::RandTrim;
         assert!(plan.destroys(), "the guard asks for consent");
         let error = |plan: &CampaignPlan| plan.check().unwrap_err().to_string();

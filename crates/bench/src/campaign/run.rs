@@ -102,6 +102,9 @@ impl Campaign<'_> {
         }
         self.check_room(&verdicts)?;
         let mut fills: Vec<Unfilled> = Vec::new();
+        if self.plan.discard && done.is_empty() {
+            self.discard(watcher)?;
+        }
         for (driven, verdicts) in driven.iter().zip(&verdicts) {
             for found in self.prepare(driven, verdicts, watcher)? {
                 // A disk may be in several targets.
@@ -253,6 +256,17 @@ impl Campaign<'_> {
         absent.sort_unstable();
         absent.dedup();
         precondition::check_room(&absent, self.plan.file_bytes)
+    }
+
+    /// Discards the devices among the targets, which the guard has let pass.
+    fn discard(&self, watcher: &mut dyn Watcher) -> Result<(), Error> {
+        for disk in self.plan.targets.iter().flat_map(|target| &target.disks) {
+            match disk.path().filter(|_| disk.can_discard()) {
+                Some(path) => precondition::discard(path, self.interrupt)?,
+                None => watcher.note(&format!("{disk} is no device here and is not discarded")),
+            }
+        }
+        Ok(())
     }
 
     /// Creates files, and lists disks with unwritten parts to be filled.

@@ -55,6 +55,9 @@ pub(super) fn run_command(plan: &CampaignPlan) -> (String, Option<&'static str>)
     if plan.steady_state {
         words.push("--steady-state".to_owned());
     }
+    if plan.discard && !suite::find(&plan.suite).is_ok_and(|suite| suite.discard) {
+        words.push("--discard".to_owned());
+    }
     if !plan.precondition {
         words.push("--no-precondition".to_owned());
     }

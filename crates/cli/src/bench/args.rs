@@ -95,6 +95,9 @@ pub(crate) struct RunArgs {
     /// Measure until the last five rounds are steady by SNIA's criterion
     #[arg(long)]
     pub(crate) steady_state: bool,
+    /// Discard whole devices first (BLKDISCARD), before they are filled
+    #[arg(long)]
+    pub(crate) discard: bool,
     /// Do not fill targets that have unwritten parts
     #[arg(long)]
     pub(crate) no_precondition: bool,

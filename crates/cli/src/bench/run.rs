@@ -42,6 +42,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     let mut plan = CampaignPlan::new(&suite, args.targets.clone(), args.size);
     plan.steady_state |= args.steady_state;
     plan.precondition &= !args.no_precondition;
+    plan.discard |= args.discard;
     plan.destroy.clone_from(&args.destroy_data);
     plan.initiator = args.initiator;
     plan.origins =

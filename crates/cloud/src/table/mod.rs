@@ -67,11 +67,11 @@ impl Catalog {
             let own: Vec<_> = self.page_tables.iter().filter(|spec| spec.table == table).collect();
             if own.is_empty() {
                 for spec in maker.plain(table) {
-                    tables.extend(maker.make(&spec, false)?);
+                    tables.extend(maker.known(&spec, false)?);
                 }
             }
             for spec in own {
-                tables.extend(maker.make(spec, true)?);
+                tables.extend(maker.known(spec, true)?);
             }
         }
         Ok(tables)
@@ -95,6 +95,14 @@ impl<'a> TableBuilder<'a> {
             .map(|(name, disk)| (name.as_str(), disk))
             .filter(|(name, _)| self.shows(name))
             .collect()
+    }
+
+    /// The table of a layout; `None` without one, and where the catalog cannot answer.
+    fn known(&self, spec: &PageTable, of_page: bool) -> Result<Option<PlanTable>, PlanError> {
+        match self.make(spec, of_page) {
+            Err(PlanError::NotKnown(_)) => Ok(None),
+            made => made,
+        }
     }
 
     /// The table of a layout; `None` if it is about another type, or empty.

@@ -36,6 +36,9 @@ pub struct Touches {
     pub regional: Option<bool>,
     #[serde(alias = "sizes_gib")]
     pub(crate) sizes_gb: Option<Vec<f64>>,
+    /// Disks of this size or larger, all disks together.
+    #[serde(alias = "size_gib_min")]
+    pub(crate) size_gb_min: Option<f64>,
     /// Blocks larger than this.
     #[serde(alias = "block_kib_above")]
     pub(crate) block_kb_above: Option<f64>,
