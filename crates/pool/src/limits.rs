@@ -71,3 +71,6 @@ pub const PAGES_PER_CHUNK: usize = 64;
 
 /// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
 pub const LOG_SEGMENTS_MAX: usize = 64;
+
+/// Passes of the cleaner without a gain after which the pool counts as clean.
+pub const FRUITLESS_PASSES: u32 = 4;

@@ -345,6 +345,7 @@ struct Plan {
 
 #[derive(Default)]
 struct Counts {
+    checkpoints: u64,
     crashes: usize,
     second_crashes: usize,
 }
@@ -377,6 +378,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     }
     let history = history.borrow();
     let mut counts = Counts::default();
+    counts.checkpoints = pool.status().checkpoints;
     let last = trace.lock().now();
     history.check(&content(&pool, plan.writers).await, last, "before any crash");
     drop((pool, device));
@@ -438,10 +440,14 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) {
         let done = sim.spawn_on(node, run_history(seed, plan));
         let counts = sim.block_on(async { done.await.unwrap() });
         total.crashes += counts.crashes;
+        total.checkpoints += counts.checkpoints;
         total.second_crashes += counts.second_crashes;
     }
-    let Counts { crashes, second_crashes } = total;
-    println!("{histories} histories, {crashes} crashes, {second_crashes} crashes of recovery");
+    let Counts { crashes, second_crashes, checkpoints } = total;
+    println!(
+        "{histories} histories with {checkpoints} checkpoints, {crashes} crashes, {second_crashes} \
+         crashes of recovery"
+    );
 }
 
 #[test]
@@ -454,4 +460,10 @@ fn crash_at_any_write_leaves_a_flushed_prefix() {
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
     let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, every: 1 };
     run(1000..1006, plan);
+}
+
+#[test]
+fn crash_while_cleaning_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 64, every: 9 };
+    run(2000..2004, plan);
 }

@@ -3,7 +3,7 @@
 //! Invariant: the recent changes above the trees are exactly the chunks that took effect since the
 //! checkpoint of the trees.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,8 +12,8 @@ use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
-use super::space::{Admission, Demand, Sizes, Supply, admit};
-use crate::limits::{CHUNK_PAYLOAD_BLOCKS, CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
+use super::space::{Admission, Demand, Sizes, Supply, admit, chunk_blocks};
+use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Placement, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -91,8 +91,12 @@ pub(crate) struct State {
     pub(crate) admitted: (usize, usize),
     /// Pages and metadata blocks that the cleaner wants out of their segments.
     pub(crate) moving: Vec<PagePlace>,
+    /// Segments with damaged blocks, which the cleaner leaves alone.
+    pub(crate) damaged: BTreeSet<u32>,
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
+    /// Passes of the cleaner in a row that gained nothing.
+    pub(crate) fruitless: u32,
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
     /// Memory for the next table of recent changes.
@@ -132,7 +136,9 @@ impl State {
             checkpoints: 0,
             admitted: (0, 0),
             moving: Vec::new(),
+            damaged: BTreeSet::new(),
             clean: false,
+            fruitless: 0,
             wanted: Wanted::default(),
             ordering: false,
             spare: None,
@@ -312,8 +318,7 @@ impl State {
 impl Shared {
     /// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
     pub(crate) fn chunk_blocks(&self) -> usize {
-        let segment = self.storage.layout.segment_blocks() as usize;
-        CHUNK_PAYLOAD_BLOCKS.min((segment / 8).max(8) - 1)
+        chunk_blocks(&self.storage.layout) as usize
     }
 
     /// The open chunk of this core.

@@ -1,6 +1,6 @@
 //! Space: what a pool can hold, and whether a write may begin. Pure.
 
-use crate::limits::RECENT_MAX;
+use crate::limits::{CHUNK_PAYLOAD_BLOCKS, RECENT_MAX};
 use crate::ondisk::layout::Layout;
 
 /// Entries of [`crate::limits`] that one block of the usage table has.
@@ -17,20 +17,32 @@ pub(crate) struct Sizes {
     pub(crate) capacity: u64,
 }
 
+/// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
+pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
+    let segment = u64::from(layout.segment_blocks());
+    (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
+}
+
 impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
-    /// it, and the metadata; the reserve holds two checkpoints, because the space of the first is
-    /// free only after the second. A sixteenth of the rest is slack, without which the cleaner
-    /// copies more than it frees.
+    /// it, and the metadata, after the cleaner copied half as many blocks; the reserve holds two
+    /// of both, because the space of the first is free only after the second. Headers of chunks
+    /// take a part of the rest, and a sixteenth is slack for the cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         let blocks = layout.blocks();
-        let recent = (blocks / 128).clamp(16, RECENT_MAX as u64);
+        let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
-        let checkpoint = recent + recent / 8 + 2 * usage + 8;
+        let checkpoint = recent + recent / 2 + recent / 8 + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(u64::from(layout.segment_blocks()) / 2);
         let reserve = reserve.min(u64::from(layout.segments()) / 4);
         let rest = (u64::from(layout.segments()) - reserve) * u64::from(layout.segment_blocks());
-        Sizes { recent: recent as usize, reserve: reserve as usize, capacity: rest - rest / 16 }
+        let chunk = chunk_blocks(layout);
+        let payload = rest / (chunk + 1) * chunk;
+        Sizes {
+            recent: recent as usize,
+            reserve: reserve as usize,
+            capacity: payload - payload / 16,
+        }
     }
 }
 

@@ -1,0 +1,39 @@
+//! Victims: the segments to clean next. Pure.
+
+/// Bounds of one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Budget {
+    /// Most live blocks of a segment whose cleaning gains anything.
+    pub(crate) live_max: u32,
+    /// Blocks to copy in all, except that one segment is always cleaned.
+    pub(crate) copies: u64,
+}
+
+/// Chooses among closed segments, given with their live blocks: the emptiest first, because their
+/// cleaning frees most for the least copying.
+pub(crate) fn choose(closed: impl Iterator<Item = (u32, u32)>, budget: &Budget) -> Vec<u32> {
+    let mut gains: Vec<(u32, u32)> = closed.filter(|(_, live)| *live <= budget.live_max).collect();
+    gains.sort_unstable_by_key(|(segment, live)| (*live, *segment));
+    let mut copies = 0;
+    let fits = |(index, (_, live)): &(usize, (u32, u32))| {
+        copies += u64::from(*live);
+        *index == 0 || copies <= budget.copies
+    };
+    gains.into_iter().enumerate().take_while(fits).map(|(_, (segment, _))| segment).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emptiest_segments_are_cleaned_within_budget() {
+        let closed = || [(1, 9), (2, 15), (3, 4), (4, 5), (5, 10)].into_iter();
+        let pick = |copies| choose(closed(), &Budget { live_max: 12, copies });
+        assert_eq!(pick(9), [3, 4]);
+        assert_eq!(pick(20), [3, 4, 1]);
+        assert_eq!(pick(1), [3], "progress");
+        assert_eq!(pick(100), [3, 4, 1, 5], "segment 2 gains nothing");
+        assert!(choose([(2, 15)].into_iter(), &Budget { live_max: 12, copies: 9 }).is_empty());
+    }
+}

@@ -1,0 +1,181 @@
+//! Full pools: new writes fail, everything else works, and what is freed can be used again.
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_runtime::rng::Rng;
+use flagstone_runtime::{Buf, block_on, buf};
+
+const BLOCK: u64 = 4096;
+
+fn memory(size_bytes: u64) -> Vec<NamedDevice> {
+    let device = Arc::new(MemoryDevice::new(size_bytes, 512).unwrap()) as SharedDevice;
+    vec![NamedDevice { name: "memory".to_owned(), device }]
+}
+
+async fn create(segment_blocks: u32, segments: u64) -> (Vec<NamedDevice>, Pool) {
+    let devices = memory((1 << 20) + segments * u64::from(segment_blocks) * BLOCK);
+    let options = CreateOptions { segment_blocks, ..CreateOptions::new("fast") };
+    let pool = Pool::create(devices.clone(), &options).await.unwrap();
+    (devices, pool)
+}
+
+fn thin(blocks: u64) -> VolumeOptions {
+    VolumeOptions { size_bytes: blocks * BLOCK, ..VolumeOptions::default() }
+}
+
+async fn write(device: &PoolVolume, block: u64, stamp: u64) -> Result<(), IoError> {
+    let data: Vec<u8> = (0..512_u64).flat_map(|word| (stamp << 9 | word).to_le_bytes()).collect();
+    device.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await
+}
+
+async fn stamp(device: &PoolVolume, block: u64) -> u64 {
+    let read = device.read(block * BLOCK, buf::alloc(4096).await).await.unwrap();
+    u64::from_le_bytes(read[8..16].try_into().unwrap()) >> 9
+}
+
+/// Writes blocks in order until the pool is full; returns how many fit.
+async fn fill(device: &PoolVolume) -> u64 {
+    for block in 0.. {
+        match write(device, block, block + 1).await {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error, IoError::NoSpace);
+                return block;
+            }
+        }
+    }
+    unreachable!("the volume is larger than the pool")
+}
+
+#[test]
+fn full_pool_fails_new_writes_and_nothing_else() {
+    for (segment_blocks, segments) in [(16, 200), (64, 100)] {
+        block_on(async {
+            let (devices, pool) = create(segment_blocks, segments).await;
+            let big = pool.create_volume("big", &thin(1 << 20)).await.unwrap();
+            let other = pool.create_volume("other", &thin(1 << 20)).await.unwrap();
+            for block in 0..100 {
+                write(&other, block, 7).await.unwrap();
+            }
+            let fits = fill(&big).await;
+            let all = segments * u64::from(segment_blocks);
+            assert!(fits > all / 2, "{fits} of {all} blocks fit");
+            assert_eq!(write(&other, 200, 8).await, Err(IoError::NoSpace));
+            for block in 0..fits {
+                assert_eq!(stamp(&big, block).await, block + 1);
+            }
+            pool.create_volume("another", &thin(10)).await.unwrap();
+            pool.resize_volume("other", (2 << 20) * BLOCK).await.unwrap();
+            big.discard(0, fits / 4 * BLOCK).await.unwrap();
+            for block in 0..fits / 8 {
+                write(&other, 1000 + block, 9).await.unwrap();
+            }
+            fill(&other).await;
+            pool.delete_volume("big").await.unwrap();
+            assert_eq!(write(&big, 0, 1).await, Err(IoError::Unreachable));
+            let again = pool.create_volume("big", &thin(1 << 20)).await.unwrap();
+            for block in 0..fits / 2 {
+                write(&again, block, block + 1).await.unwrap();
+            }
+            drop((big, other, again, pool));
+            let pool = Pool::open(devices).await.unwrap();
+            let again = pool.open_volume("big").unwrap();
+            for block in 0..fits / 2 {
+                assert_eq!(stamp(&again, block).await, block + 1);
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn random_overwrites_continue_while_cleaning() {
+    block_on(async {
+        let (devices, pool) = create(32, 120).await;
+        let blocks = 2000;
+        let device = pool.create_volume("db", &thin(blocks)).await.unwrap();
+        let mut rng = Rng::new(1);
+        let mut model = vec![0; blocks as usize];
+        for step in 1..7000_u64 {
+            let block = rng.below(blocks);
+            write(&device, block, step).await.unwrap();
+            model[block as usize] = step;
+            if step % 6000 == 0 {
+                pool.close().await.unwrap();
+                break;
+            }
+        }
+        drop((device, pool));
+        for round in 0..2 {
+            let pool = Pool::open(devices.clone()).await.unwrap();
+            let device = pool.open_volume("db").unwrap();
+            for (expected, block) in model.iter().zip(0..) {
+                assert_eq!(stamp(&device, block).await, *expected);
+            }
+            for step in 0..3000_u64 {
+                let block = rng.below(blocks);
+                let value = (round + 2) * 100_000 + step;
+                write(&device, block, value).await.unwrap();
+                model[block as usize] = value;
+            }
+            let volume = &pool.volumes()[0];
+            assert!(volume.used_bytes <= blocks * BLOCK);
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn thick_volume_has_its_space() {
+    block_on(async {
+        let (_, pool) = create(64, 100).await;
+        let capacity = pool.status().capacity_bytes;
+        let thick = VolumeOptions { thick: true, ..thin(capacity / BLOCK / 2) };
+        let reserved = pool.create_volume("reserved", &thick).await.unwrap();
+        let refused = pool.create_volume("more", &thick).await;
+        assert!(matches!(refused, Err(VolumeError::NoSpace { .. })), "{:?}", refused.err());
+        let other = pool.create_volume("thin", &thin(1 << 20)).await.unwrap();
+        let fits = fill(&other).await;
+        assert!(fits < capacity / BLOCK / 2);
+        for block in 0..capacity / BLOCK / 2 {
+            write(&reserved, block, block + 1).await.unwrap();
+        }
+        for block in 0..capacity / BLOCK / 2 {
+            assert_eq!(stamp(&reserved, block).await, block + 1);
+        }
+        assert_eq!(fill(&other).await, 0);
+    })
+    .unwrap();
+}
+
+#[test]
+fn zeroes_take_no_space() {
+    block_on(async {
+        let (_, pool) = create(64, 100).await;
+        let device = pool.create_volume("db", &thin(1 << 20)).await.unwrap();
+        write(&device, 5, 1).await.unwrap();
+        for block in 0..1 << 10 {
+            let zeroes = buf::zeroes(65536);
+            device.write(block * 65536, zeroes, false).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        assert_eq!(pool.volumes()[0].used_bytes, 0);
+        write(&device, 5, 1).await.unwrap();
+        pool.checkpoint().await.unwrap();
+        assert_eq!(pool.volumes()[0].used_bytes, BLOCK);
+        let extents = device.allocated(0, BLOCK << 20).await.unwrap();
+        let found: Vec<_> =
+            extents.iter().map(|extent| (extent.len / BLOCK, extent.is_hole)).collect();
+        assert_eq!(found[..2], [(5, true), (1, false)]);
+        assert!(found.len() == 3 && found[2].0 > 60_000 && found[2].1, "{found:?}");
+        device.discard(0, BLOCK << 20).await.unwrap();
+        let extents = device.allocated(0, BLOCK << 20).await.unwrap();
+        assert!(extents.iter().all(|extent| extent.is_hole));
+        pool.checkpoint().await.unwrap();
+        assert_eq!(pool.volumes()[0].used_bytes, 0);
+    })
+    .unwrap();
+}
