@@ -86,3 +86,16 @@ pub(super) async fn destination_in_use(spec: &DeviceSpec, device: &SharedDevice)
         Err(error) => format!("{spec} cannot be read: {error}"),
     }
 }
+
+fn wipe_hint(spec: &DeviceSpec) -> &'static str {
+    match spec {
+        DeviceSpec::Path(path) if path.is_file() => "remove it",
+        _ => "write zeroes over its first MiB",
+    }
+}
+
+/// The start of a device, and its size in bytes.
+async fn beginning(device: &SharedDevice) -> Result<(Buf, u64), IoError> {
+    let size_bytes = device.geometry().size_bytes;
+    Ok((flagstone_stack::beginning(device, LOG_PROBE_BYTES).await?, size_bytes))
+}
