@@ -114,6 +114,8 @@ fn deb_serves_upgrades_and_removes() {
         "usr/share/bash-completion/completions/flagstone",
         "usr/share/doc/flagstone/THIRD-PARTY-LICENSES",
         "usr/share/doc/flagstone/NOTICE",
+        "usr/share/doc/flagstone/examples/dashboard.json",
+        "usr/share/doc/flagstone/examples/alerts.yaml",
         "usr/share/doc/flagstone/copyright",
         "etc/flagstone/conf.d/README",
     ] {
