@@ -143,11 +143,12 @@ mod tests {
         assert_eq!(pages.next_run(0..100, SET), Some(0..3));
         assert_eq!(pages.next_run(0..100, CLEARED), Some(0..1));
         let taken = pages.take(0);
-        assert_eq!((taken, pages.take(0)), (SET | CLEARED, 0));
+        assert_eq!((taken, pages.take(0)), (SET | CLEARED | UNCOPIED, 0));
         assert_eq!(pages.next_run(0..100, SET), Some(1..3));
         pages.give_back(0, taken);
         assert_eq!(pages.next_run(0..2, SET), Some(0..2));
-        assert_eq!([0, 1, 2].map(|page| pages.take(page)), [SET | CLEARED, SET, SET]);
+        let flags = [SET | CLEARED | UNCOPIED, SET | UNCOPIED, SET | UNCOPIED];
+        assert_eq!([0, 1, 2].map(|page| pages.take(page)), flags);
         assert_eq!(pages.next_run(0..100, SET | CLEARED), None);
         pages.raise(&(0..100 * BITS_PER_PAGE), SET);
         assert_eq!(pages.next_run(1..100, SET), Some(1..65));
