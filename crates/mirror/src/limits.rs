@@ -157,7 +157,7 @@ pub const ASK_MS: u64 = 5000;
 pub const DEPOSE_MS: u64 = 2000;
 /// How long a node that refuses hosts tries to record that before it answers, in milliseconds: its
 /// disk may hang.
-pub const REFUSAL_MS: u64 = 1000;
+pub const REFUSAL_MS: u64 = 500;
 
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in
 /// milliseconds. It keeps the peer from alternating between falling behind and catching up.

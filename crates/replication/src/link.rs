@@ -3,12 +3,13 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_mirror::wire::peer::{LinkCompression, LinkStatus};
+use flagstone_nvme::Nqn;
 use flagstone_nvme::replica::{Codec, Order};
 use flagstone_nvmf_host::{Compressed, RemoteSession};
 use flagstone_runtime::{Buf, task, time};
@@ -39,6 +40,7 @@ pub(crate) struct PeerLink {
     codecs: AtomicU8,
     data_bytes: AtomicU64,
     sent_bytes: AtomicU64,
+    node_refused: AtomicBool,
 }
 
 impl PeerLink {
@@ -48,7 +50,23 @@ impl PeerLink {
             codecs: AtomicU8::new(UNKNOWN),
             data_bytes: AtomicU64::new(0),
             sent_bytes: AtomicU64::new(0),
+            node_refused: AtomicBool::new(false),
         }
+    }
+
+    /// The peer refused the host that this node connects as. Logged once, not at each attempt.
+    pub(crate) fn node_refused(&self, host: Option<&Nqn>) {
+        if !self.node_refused.swap(true, Ordering::Relaxed) {
+            let host = host.map_or("without a name", Nqn::as_str);
+            tracing::warn!(
+                "the peer refuses this node, which calls itself {host}: the configuration there expects \
+                 another name"
+            );
+        }
+    }
+
+    pub(crate) fn node_admitted(&self) {
+        self.node_refused.store(false, Ordering::Relaxed);
     }
 
     /// Records the codecs that the peer supports.
@@ -91,6 +109,7 @@ impl PeerLink {
             data_bytes: self.data_bytes.load(Ordering::Relaxed),
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
             is_name_unknown: false,
+            is_node_refused: self.node_refused.load(Ordering::Relaxed),
         }
     }
 

@@ -8,8 +8,8 @@ use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::wire::peer::{
     LinkStatus, PeerAnswer, PeerConnector, PeerRefusal, PeerRequest, PeerSession,
 };
-use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{CommandData, HostOptions, RemoteSession};
+use flagstone_nvme::{Nqn, Status};
+use flagstone_nvmf_host::{CommandData, HostError, HostOptions, RemoteSession};
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::address::PeerAddress;
@@ -46,14 +46,26 @@ impl NvmePeer {
     }
 }
 
+fn is_name_refused(error: &HostError) -> bool {
+    let HostError::FabricsRefused { what: "Connect", status } = error else { return false };
+    status.code() == Status::CONNECT_INVALID_HOST
+}
+
 impl PeerConnector for NvmePeer {
     fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
         let NvmePeer { address, subnqn, options, link } = self.clone();
         IoFuture::later(async move {
             let address = address.find().await.ok_or(IoError::Unreachable)?;
+            let host_nqn = options.host_nqn;
             match RemoteSession::connect(address, &subnqn, options).await {
-                Ok(session) => Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn PeerSession>),
+                Ok(session) => {
+                    link.node_admitted();
+                    Ok(Arc::new(NvmeSession { session, link }) as Arc<dyn PeerSession>)
+                }
                 Err(error) => {
+                    if is_name_refused(&error) {
+                        link.node_refused(host_nqn.as_ref());
+                    }
                     tracing::debug!(%subnqn, "the peer cannot be reached: {error}");
                     Err(IoError::Unreachable)
                 }

@@ -66,15 +66,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         ReplicaRole::Target => "the target",
     };
     let _ = writeln!(text, "; {} is {role}{of}{serves}", now.node);
-    let _ = writeln!(
-        text,
-        "  {}, role epoch {}, generation {}\n  volume {}, replica {}",
-        size(replica.size_bytes),
-        replica.role_epoch,
-        replica.generation,
-        replica.volume_uuid,
-        replica.replica_uuid,
-    );
+    let _ = writeln!(text, "  {}", size(replica.size_bytes));
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
@@ -165,13 +157,7 @@ fn peer_text(
     if let Some(handshake) = peer.last_handshake.as_ref().filter(|_| !connected) {
         let serves = if handshake.serving { ", served hosts" } else { "" };
         let whole = if handshake.inconsistent { ", incomplete" } else { "" };
-        let _ = writeln!(
-            text,
-            "  last handshake: {}{serves}{whole}, role epoch {}, generation {}",
-            handshake.role.name(),
-            handshake.role_epoch,
-            handshake.generation
-        );
+        let _ = writeln!(text, "  last handshake: {}{serves}{whole}", handshake.role.name());
     }
     let disconnects = match peer.disconnects {
         0 => String::new(),
@@ -266,9 +252,9 @@ fn resync_text(resync: &ResyncDocument) -> String {
     )
 }
 
-/// Write and intent log counters, since the last sample if there is one.
+/// Writes since the last sample, if there is one. `--json` and the metrics have all counters.
 fn work(replica: &ReplicaDocument, before: Option<(f64, &ReplicaDocument)>) -> String {
-    let (log, zero) = (&replica.intent_log, ReplicaDocument::default());
+    let zero = ReplicaDocument::default();
     // A restarted server counts from zero.
     let was = match before {
         Some((_, was)) if was.writes <= replica.writes => was,
@@ -281,27 +267,16 @@ fn work(replica: &ReplicaDocument, before: Option<(f64, &ReplicaDocument)>) -> S
         }
         _ => format!("{} writes", grouped(writes)),
     };
-    let made = |of: fn(&ReplicaDocument) -> u64| grouped(since(of(was), of(replica)));
-    format!(
-        "\nqueue depth {}, {} waiting for a range lock, {} blocked\n\
-         {many}, {} on the local device\n\
-         intent log: {} metadata writes saved, {} records and {} bitmap pages written, {} flushes, {} \
-         writes waited; {} active regions{}\n",
-        grouped(replica.in_flight),
-        grouped(replica.waiting_for_range_lock),
-        grouped(replica.blocked),
-        mean(since(was.local_us, replica.local_us), writes),
-        made(|replica| replica.intent_log.activity_log_hits),
-        made(|replica| replica.intent_log.record_writes),
-        made(|replica| replica.intent_log.page_writes),
-        made(|replica| replica.intent_log.data_flushes),
-        made(|replica| replica.intent_log.activity_log_misses),
-        grouped(log.active_regions),
-        match log.failures {
-            0 => String::new(),
-            count => format!("; {} of its writes FAILED", grouped(count)),
-        },
-    )
+    let local = mean(since(was.local_us, replica.local_us), writes);
+    let blocked = match replica.blocked {
+        0 => String::new(),
+        count => format!(", {} blocked", grouped(count)),
+    };
+    let failures = match replica.intent_log.failures {
+        0 => String::new(),
+        count => format!("; {} writes to the intent log FAILED", grouped(count)),
+    };
+    format!("\n{many}, {local} on the local device{blocked}{failures}\n")
 }
 
 fn since(was: u64, now: u64) -> u64 {

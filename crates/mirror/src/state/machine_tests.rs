@@ -442,6 +442,17 @@ fn repeated_order_changes_nothing() {
     });
 }
 
+/// A source that was restored from an older copy has a record that its peer is out of date, which was
+/// true then. The peer leads with newer data, under the same epoch.
+#[test]
+fn restarted_source_stays_if_peer_has_newer_data() {
+    let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
+    for (differs, serves) in [(true, false), (false, true)] {
+        let (after, _) = next(&waiting, Event::Asked(leads(differs))).expect("it is not refused");
+        assert_eq!(matches!(after.role, Role::Serving { .. }), serves, "differs: {differs}");
+    }
+}
+
 /// The record of a replaced peer stays beside that of its replacement, which may be current.
 #[test]
 fn record_without_leg_counts_at_start() {

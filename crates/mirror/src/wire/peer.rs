@@ -70,6 +70,8 @@ pub struct LinkStatus {
     pub sent_bytes: u64,
     /// The peer is configured by name, and the last lookup found no address.
     pub is_name_unknown: bool,
+    /// The peer refused the last connection, because it admits no node of this one's name.
+    pub is_node_refused: bool,
 }
 
 /// A connector that several cores may share.

@@ -121,12 +121,19 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
 }
 
 fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
-    let (volume, name) = (&document.volume, &peer.name);
+    let (volume, node, name) = (&document.volume, &document.node, &peer.name);
     let needed = match peer.state {
         ReportedState::ResyncPending | ReportedState::Disconnected => true,
         ReportedState::NoSource | ReportedState::Target => !replica.has_source,
         _ => false,
     };
+    if peer.link.node_refused && needed {
+        return Some(format!(
+            "{name} refuses this node, which calls itself {node}: the configuration there expects another \
+             name. Make `node` here and `[peer.{node}]` there agree; the log of {name} has the name that \
+             it received"
+        ));
+    }
     (peer.link.name_unknown && needed).then(|| {
         format!(
             "the address of {name} is unknown: check the name server, and `address` of [peer.{name}]. The \
@@ -328,6 +335,9 @@ mod tests {
         let mut unknown = with(ReportedState::Disconnected, waits.clone());
         unknown.peers[0].link.name_unknown = true;
         assert!(next(&unknown)[0].contains("the address of node-b is unknown"));
+        let mut refused = with(ReportedState::Disconnected, serving.clone());
+        refused.peers[0].link.node_refused = true;
+        assert!(next(&refused)[0].contains("refuses this node"), "{:?}", next(&refused));
         let blank = ReplicaDocument { generation: "0000000000000000".into(), ..waits };
         let advice = next(&with(ReportedState::Target, blank)).concat();
         assert!(advice.contains("holds no data yet") && !advice.contains("failover"), "{advice}");

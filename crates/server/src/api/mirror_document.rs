@@ -286,6 +286,8 @@ pub struct LinkDocument {
     pub peer_versions: Option<(u16, u16)>,
     /// The peer's name has no known address, so the peer is unreachable.
     pub name_unknown: bool,
+    /// The peer refuses this node: no `[peer.NAME]` in its configuration has this node's name.
+    pub node_refused: bool,
 }
 
 /// A peer's identity at the last handshake.

@@ -399,7 +399,7 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     let (names, any) = (names.join(" and "), names.join(" or "));
     let outcome = match force {
         true => format!(
-            "{node} serves {volume}; {any} is ordered to stop serving if it can be reached, and is \
+            "{node} serves {volume}; {any} has to stop serving first if it can be reached, and is \
              not asked otherwise"
         ),
         false => format!("{node} serves {volume}: {names} answered, and serves no hosts"),

@@ -150,6 +150,7 @@ fn link(ours: LinkVersions, status: &MirrorPeerStatus) -> LinkDocument {
         node_versions: range(ours),
         peer_versions: versions.map(range),
         name_unknown: link.is_name_unknown,
+        node_refused: link.is_node_refused,
     }
 }
 
