@@ -327,7 +327,10 @@ async fn lead(
         let _role_change = inner.begin_role_change().await;
         let decided = next(&inner.machine_state(), inner.admitted_by(&peers));
         let (after, actions) = decided.map_err(|_| SessionEnd::Changed)?;
-        if inner.epoch_after(peers.view.epoch) != epoch {
+        // A change of role since the handshake may have been the operator's order not to serve.
+        let still = plan(&inner.identity(peers.view.replica), &peers);
+        let leads = matches!(still, Plan::Lead { promote: true, .. });
+        if !leads || inner.epoch_after(peers.view.epoch) != epoch {
             return Err(SessionEnd::Changed);
         }
         // Not `epoch_seen`: the peer was told this epoch.

@@ -464,6 +464,26 @@ fn disk_that_hangs_after_refusal_delays_no_order() {
     }
 }
 
+/// A demoted source stays demoted. Its link is up again before the role is recorded, and met a peer that
+/// it led as the source. Found with real processes: it served again after 80 ms.
+#[test]
+fn demoted_source_does_not_take_the_role_back() {
+    for seed in 0..5 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        let mirror = pair.mirror(0);
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            mirror.demote().await.expect("the disk answers in the end");
+        });
+        pair.sim.run_until(Duration::from_micros(1), || pair.active().is_empty());
+        pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(2));
+        never_serves(&pair, 0, A_WHILE);
+        assert_eq!(pair.superblock(0).role, ReplicaRole::Target);
+        assert_eq!(careful_failover(&pair, 1), Ok(()));
+        pair.becomes_in_sync(1);
+    }
+}
+
 /// A target whose disk hangs answers its operator's failover within a minute.
 #[test]
 fn failover_with_hung_disk_ends_with_an_error() {
