@@ -14,14 +14,15 @@
 //! - if it is unknown whether step 3 took effect, the old log receives no change before the
 //!   superblock certainly names it, or the new log certainly cannot be trusted;
 //! - writes to active regions never wait. Others wait for step 2 for at most [`MOVE_LOG_MS`], then
-//!   the move is given up and the old log stays in use.
+//!   the move is given up and the old log stays in use. Step 1 is given up when a call to the new
+//!   device takes [`LOCAL_IO_MS`]. Another move begins only when all such calls have ended.
 //!
 //! The old log is left as it is. It is not trusted afterwards, because the superblock names another.
 
 use super::*;
 use crate::intent_log::recover::{begin, complete};
 use crate::intent_log::writer::Place;
-use crate::limits::{LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE};
+use crate::limits::{LOCAL_IO_MS, LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE};
 use crate::mirror::Mirror;
 use crate::ondisk::newest;
 
@@ -47,16 +48,39 @@ impl Replica {
         device: Option<SharedDevice>,
         place: &str,
     ) -> Result<(), ReplicaError> {
-        self.check_log_destination(device.as_ref()).await?;
         if self.0.moving_log.swap(true, Ordering::AcqRel) {
             return Err(ReplicaError::LogBusy);
         }
         let moving = Moving(self.0.clone());
         let place: String = place.chars().filter(|char| !char.is_control()).collect();
         let place = place[..place.floor_char_boundary(LOG_PLACE_MAX)].to_owned();
+        let replica = self.clone();
         // A move goes on without its caller: it may be in step 3.
-        let moved = spawn(async move { moving.0.clone().move_log(device, place, moving).await });
+        let moved = spawn(async move {
+            // Until the log is there, a device that hangs is no failure of this replica.
+            let io = Arc::<LocalIo>::default();
+            let watch = spawn(fail_hung_calls(io.clone())).abort_on_drop();
+            let moved = replica.move_log_watched(device, place, &io).await;
+            drop(watch);
+            // A write that lands late must not meet another log there.
+            spawn_detached(async move {
+                io.settled().await;
+                drop(moving);
+            });
+            moved
+        });
         moved.await.unwrap_or(Err(ReplicaError::Io(IoError::Unreachable)))
+    }
+
+    async fn move_log_watched(
+        &self,
+        device: Option<SharedDevice>,
+        place: String,
+        io: &Arc<LocalIo>,
+    ) -> Result<(), ReplicaError> {
+        let watched = device.clone().map(|device| WatchedDevice::over(device, io));
+        self.check_log_destination(watched.as_ref()).await?;
+        self.0.move_log(device, watched, place).await
     }
 
     /// Checks whether the log could be moved there. Writes nothing.
@@ -85,6 +109,15 @@ impl Replica {
             _ => Err(ReplicaError::LogDeviceInUse),
         }
     }
+}
+
+/// Fails the calls to a new log device when one has not ended for [`LOCAL_IO_MS`].
+async fn fail_hung_calls(io: Arc<LocalIo>) {
+    let limit = Duration::from_millis(LOCAL_IO_MS);
+    while Duration::from_nanos(io.oldest_ns()) < limit {
+        time::sleep(limit / 4).await;
+    }
+    io.fail();
 }
 
 impl Mirror {
@@ -124,21 +157,21 @@ impl Mirror {
 
 impl Inner {
     async fn move_log(
-        self: Arc<Self>,
+        self: &Arc<Self>,
         device: Option<SharedDevice>,
+        watched: Option<SharedDevice>,
         text: String,
-        moving: Moving,
     ) -> Result<(), ReplicaError> {
-        // Until the log is there, a device that hangs is no failure of this replica.
-        let new_io = Arc::<LocalIo>::default();
-        let area = |io: &Arc<LocalIo>| match &device {
-            Some(device) => {
-                let device = WatchedDevice::over(device.clone(), io);
-                LogArea::new(device, 0, self.log.geometry())
-            }
-            None => LogArea::new(self.device.clone(), self.layout.log, self.log.geometry()),
+        let has_device = device.is_some();
+        let area = |device: Option<SharedDevice>| {
+            let (device, at) = match device {
+                Some(device) => (device, 0),
+                None => (self.device.clone(), self.layout.log),
+            };
+            LogArea::new(device, at, self.log.geometry()).ok_or(ReplicaError::LogTooSmall)
         };
-        let copied_to = area(&new_io).ok_or(ReplicaError::LogTooSmall)?;
+        let in_use = area(device.map(|device| WatchedDevice::over(device, &self.local_io)))?;
+        let copied_to = area(watched)?;
         let name = begin(&copied_to).await?;
         let to = Place { name, area: copied_to };
         self.log.begin_copies();
@@ -151,18 +184,11 @@ impl Inner {
         let limit = Duration::from_millis(MOVE_LOG_MS);
         let header_sequence = match time::timeout(limit, self.finish_copy(&to)).await {
             Ok(finished) => finished?,
-            Err(_) => {
-                drop(log_guard);
-                // A write that lands late must not meet another log there.
-                new_io.settled().await;
-                drop(moving);
-                return Err(ReplicaError::LogDeviceHangs);
-            }
+            Err(_) => return Err(ReplicaError::LogDeviceHangs),
         };
-        let in_use = area(&self.local_io).ok_or(ReplicaError::LogTooSmall)?;
         self.name_log(&to, header_sequence, text).await?;
         self.log.moved(Place { name, area: in_use });
-        self.has_log_device.store(device.is_some(), Ordering::Release);
+        self.has_log_device.store(has_device, Ordering::Release);
         self.log_room_bytes.store(u64::MAX, Ordering::Relaxed);
         drop(log_guard);
         self.start_recording_progress();
