@@ -67,7 +67,7 @@ unit: build ## cargo test of the whole workspace: units, and real clients agains
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 	cargo run $(CARGO_FLAGS) --profile simulation --package flagstone-sim -- --seeds $(SEEDS)
 
-torture: build ## kill, pause, disconnect and fill up mirrored nodes under load: ROUNDS=200
+torture: build ## kill, pause, disconnect, power off and fill up mirrored nodes: ROUNDS=200
 	FLAGSTONE_MIRROR_ROUNDS=$(ROUNDS) cargo test $(CARGO_FLAGS) --package flagstone-tests \
 	    --test mirror --test mirror_async --test mirror_fio -- --nocapture survive fio_checksums
 

@@ -476,37 +476,41 @@ impl Pair {
         self.volatile[node].hang(hung);
     }
 
-    /// Compares the legs with `cmp` once no write is in flight: they must be equal. Hosts must not
-    /// write meanwhile.
+    /// Compares the legs with `cmp` while no write is in flight: they must be equal. Hosts must not
+    /// send writes meanwhile; a node may still receive earlier ones, and is compared again then.
     ///
     /// # Panics
     ///
     /// If they differ, or the nodes do not get in sync.
     #[track_caller]
     pub fn assert_equal_legs(&self, source: usize) {
-        let mut status = Value::Null;
         let quiet = || {
-            status = self.status(source);
+            let status = self.status(source);
             let busy = [&status["replica"]["in_flight"], &status["peers"][0]["lag_writes"]];
-            status["state"] == "mirroring" && busy.iter().all(|count| **count == 0)
+            let quiet = status["state"] == "mirroring" && busy.iter().all(|count| **count == 0);
+            quiet.then(|| status["replica"].clone())
         };
-        until("in sync, and no write is in flight", quiet, || self.explain());
-        let before = status["replica"]["writes"].clone();
-        self.compare_disks(status["replica"]["size_bytes"].as_u64().expect("a size"));
-        let after = self.status(source)["replica"]["writes"].clone();
-        assert_eq!(before, after, "a host wrote during the comparison");
+        let compared = || {
+            let Some(before) = quiet() else { return false };
+            let equal = self.compare_disks(before["size_bytes"].as_u64().expect("a size"));
+            let after = quiet();
+            let undisturbed = after.is_some_and(|after| after["writes"] == before["writes"]);
+            if undisturbed && let Err(difference) = equal {
+                panic!("the legs differ: {difference}\n{}", self.explain());
+            }
+            undisturbed
+        };
+        until("in sync, and no write is in flight", compared, || self.explain());
     }
 
-    fn compare_disks(&self, size_bytes: u64) {
+    fn compare_disks(&self, size_bytes: u64) -> Result<String, String> {
         // A place that sees both disks: one may be in a file system of its node's mount namespace.
         let place = match (&self.network, self.small) {
             (Some(network), Some(small)) => network.node(small.node).clone(),
             _ => Place::default(),
         };
         let [a, b] = self.disks.each_ref().map(|disk| disk.to_str().expect("UTF-8"));
-        if let Err(difference) = place.try_run("cmp", &["-n", &size_bytes.to_string(), a, b]) {
-            panic!("the legs differ: {difference}\n{}", self.explain());
-        }
+        place.try_run("cmp", &["-n", &size_bytes.to_string(), a, b])
     }
 
     /// Stops both nodes cleanly, the source first, and compares their disks.
@@ -521,7 +525,7 @@ impl Pair {
             let status = self.nodes[node].terminate();
             assert!(status.success(), "{status}\n{}", self.nodes[node].output());
         }
-        self.compare_disks(size);
+        self.compare_disks(size).unwrap_or_else(|difference| panic!("{difference}"));
     }
 
     /// Checks that a node serves every acknowledged write of a load, according to its state file.

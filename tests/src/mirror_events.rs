@@ -170,12 +170,12 @@ impl Event {
             Event::SourceDies
             | Event::Switchover
             | Event::FailoverFromLive
-            | Event::FailoverWhileCut
             | Event::SourceDiskHangs => Some(1 - source),
             // A source that dies in sync and comes back: either node may serve.
             Event::BothDie | Event::ResyncDies | Event::SwitchoverDies => None,
-            // The role is transferred if the source's disk ran full.
-            Event::DiskFull => None,
+            // The role is transferred if the source's disk ran full. After a cut, the node that has
+            // more data leads, unless both wrote.
+            Event::DiskFull | Event::FailoverWhileCut => None,
             _ => Some(source),
         }
     }
