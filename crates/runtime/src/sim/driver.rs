@@ -16,9 +16,6 @@ use crate::handle::Kind;
 use crate::net::{Address, Direction, KeepAlive, PeerUser};
 use crate::op::{Op, OpId, Ops};
 
-/// Start of the simulated wall clock: 2025-01-01, in nanoseconds since the Unix epoch.
-const WALL_CLOCK_START_NS: u64 = 1_735_689_600_000_000_000;
-
 /// Driver of a simulated executor.
 pub(crate) struct SimDriver {
     pub(crate) state: Rc<RefCell<State>>,
@@ -31,7 +28,8 @@ impl Driver for SimDriver {
     }
 
     fn wall_clock(&self) -> u64 {
-        WALL_CLOCK_START_NS + self.now()
+        let state = self.state.borrow();
+        state.wall_clock_start.saturating_add(state.now)
     }
 
     fn random(&mut self) -> u64 {

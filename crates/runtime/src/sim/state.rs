@@ -16,6 +16,9 @@ use crate::net::Address;
 use crate::op::{OpId, Ops, PunchMode};
 use crate::rng::Rng;
 
+/// First wall clock of a world: 2025-01-01, in nanoseconds since the Unix epoch.
+const WALL_CLOCK_START_NS: u64 = 1_735_689_600_000_000_000;
+
 /// Power state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
@@ -139,6 +142,8 @@ pub(crate) struct State {
     pub(crate) closing: bool,
     pub(crate) next_conn: u64,
     pub(crate) now: u64,
+    /// Wall clock at time 0, in nanoseconds since the Unix epoch.
+    pub(crate) wall_clock_start: u64,
     events: BTreeMap<(u64, u64), Event>,
     next_event: u64,
     next_serial: u64,
@@ -185,6 +190,7 @@ impl State {
             next_conn: 1,
             // The clock does not start at zero, which would hide underflows.
             now: 1_000_000_000,
+            wall_clock_start: WALL_CLOCK_START_NS,
             events: BTreeMap::new(),
             next_event: 0,
             next_serial: 0,

@@ -418,6 +418,14 @@ impl World {
         Instant::from_nanos(self.state.borrow().now)
     }
 
+    /// Sets the wall clock of all nodes, as a span since the Unix epoch. Timers are not affected.
+    pub fn set_wall_clock(&self, since_epoch: Duration) {
+        let mut state = self.state.borrow_mut();
+        let now = state.now;
+        state.note(0, "wall clock", [nanos(since_epoch), 0]);
+        state.wall_clock_start = nanos(since_epoch).saturating_sub(now);
+    }
+
     /// A number in `low..=high`, from the seed.
     pub fn random_between(&self, low: u64, high: u64) -> u64 {
         self.state.borrow_mut().rng.between(low, high)

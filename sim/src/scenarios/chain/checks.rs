@@ -78,10 +78,6 @@ impl Cluster {
         }
         let Some(superblock) = self.superblock(index) else { return };
         if superblock.flags.inconsistent || superblock.current.is_none() {
-            // A resync ends before older writes in the queue: see `Profile`.
-            if !self.profile.all {
-                self.world.is_past[index].set(false);
-            }
             return;
         }
         if let Err(what) = self.world.history.check_cut(&self.world.data(index)) {

@@ -32,6 +32,8 @@ use super::hosts::{self, HostPlan};
 
 pub(super) const DATA: &str = "/dev/data";
 const PORT: u16 = 4420;
+/// Second port of each node, for hosts.
+const SECOND_PORT: u16 = 4421;
 /// Time after which the link counts a silent peer as lost.
 pub(super) const LINK_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -64,6 +66,8 @@ pub(super) struct World {
     /// The node's disk shows one moment of this era's past whenever it may be promoted.
     pub(super) is_past: [Cell<bool>; 2],
     pub(super) hold: Cell<bool>,
+    /// Hosts make few calls.
+    pub(super) calm: Cell<bool>,
     pub(super) stop: Cell<bool>,
     pub(super) mode: Mode,
     pub(super) ack: Ack,
@@ -117,6 +121,8 @@ pub(super) struct Cluster {
     compare: bool,
     queues: u16,
     host_plan: HostPlan,
+    /// Hosts have two paths to each node.
+    second_paths: bool,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
 }
@@ -160,6 +166,7 @@ impl Cluster {
             lost_power: Default::default(),
             is_past: Default::default(),
             hold: Cell::new(false),
+            calm: Cell::new(false),
             stop: Cell::new(false),
             mode: profile.mode,
             ack,
@@ -178,13 +185,18 @@ impl Cluster {
             compare: sim.chance(0.3),
             queues: sim.random_between(1, 2) as u16,
             host_plan,
+            second_paths: profile.all && sim.chance(0.3),
             device_bytes,
             sim,
         }
     }
 
     fn address(&self, index: usize) -> Address {
-        Address::Tcp((self.sim.ip(self.nodes[index]), PORT).into())
+        self.address_at(index, PORT)
+    }
+
+    fn address_at(&self, index: usize, port: u16) -> Address {
+        Address::Tcp((self.sim.ip(self.nodes[index]), port).into())
     }
 
     /// Starts the process of a storage node.
@@ -193,7 +205,8 @@ impl Cluster {
     }
 
     fn start_with(&self, index: usize, unverified: bool) {
-        let (world, here) = (self.world.clone(), self.address(index));
+        let world = self.world.clone();
+        let here = [PORT, SECOND_PORT].map(|port| self.address_at(index, port));
         let options = HostOptions {
             host_nqn: Some(node_nqn(index)),
             queues: self.queues,
@@ -211,7 +224,10 @@ impl Cluster {
 
     /// Starts the hosts, which run until the end.
     pub(super) fn start_hosts(&self) {
-        let paths = vec![self.address(0), self.address(1)];
+        let mut paths = vec![self.address(0), self.address(1)];
+        if self.second_paths {
+            paths.extend([0, 1].map(|index| self.address_at(index, SECOND_PORT)));
+        }
         for (index, node) in self.hosts.iter().enumerate() {
             let (world, plan, paths) = (self.world.clone(), self.host_plan, paths.clone());
             self.sim.spawn_on(*node, hosts::run(world, index, plan, paths));
@@ -233,7 +249,8 @@ impl Cluster {
             if self.volatile && (relied || self.world.mode == Mode::Async) {
                 self.world.lost_power[index].set(true);
             }
-            if self.volatile {
+            // Acknowledged from memory, writes may be lost in any order until a flush.
+            if self.volatile && self.world.mode == Mode::Sync && self.world.ack == Ack::Memory {
                 self.world.is_past[index].set(false);
             }
         } else {
@@ -356,7 +373,13 @@ async fn device() -> Arc<ReopenableDevice> {
 }
 
 /// Process of a storage node.
-async fn node(world: Rc<World>, index: usize, here: Address, peer: PeerOptions, unverified: bool) {
+async fn node(
+    world: Rc<World>,
+    index: usize,
+    here: [Address; 2],
+    peer: PeerOptions,
+    unverified: bool,
+) {
     let (device, local) = loop {
         let device = device().await;
         match Replica::open(device.clone(), None).await {
@@ -372,13 +395,15 @@ async fn node(world: Rc<World>, index: usize, here: Address, peer: PeerOptions, 
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
     let target = target_of(index, &mirror);
-    let listener = Listener::bind(&here).expect("the port is free");
-    let accepting = target.clone();
-    spawn_detached(async move {
-        while let Ok(stream) = listener.accept().await {
-            spawn_detached(serve(accepting.clone(), stream));
-        }
-    });
+    for address in here {
+        let listener = Listener::bind(&address).expect("the port is free");
+        let accepting = target.clone();
+        spawn_detached(async move {
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(serve(accepting.clone(), stream));
+            }
+        });
+    }
     spawn_detached(follow(world.clone(), index, target, mirror.clone()));
     world.history.note(format!("node {index} is up"));
     while mirror.start().await.is_err() {

@@ -21,6 +21,9 @@ use super::history::BLOCK;
 /// Pause before a failed call is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
+/// Longest pause of a calm host.
+const CALM_PAUSE: Duration = Duration::from_secs(4);
+
 /// Load of each host, drawn from the seed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostPlan {
@@ -132,7 +135,8 @@ async fn lane(device: Rc<HostDevice>, plan: HostPlan) {
             one_call(&device, &plan, &mut rng).await;
         }
         // Idle time costs the simulation nothing.
-        let pause = rng.between(0, plan.pause.as_micros() as u64);
+        let longest = if device.world.calm.get() { CALM_PAUSE } else { plan.pause };
+        let pause = rng.between(0, longest.as_micros() as u64);
         time::sleep(Duration::from_micros(pause)).await;
     }
 }

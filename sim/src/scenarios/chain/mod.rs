@@ -78,7 +78,7 @@ pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
 struct Profile {
     mode: Mode,
     /// Also the faults of open findings: failing reads, writes and flushes, disks that hang longer
-    /// than any timeout, clean stops of an asynchronous source.
+    /// than any timeout, clean stops of an asynchronous source, hosts with two paths to a node.
     all: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.

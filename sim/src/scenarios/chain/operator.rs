@@ -24,7 +24,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 pub(super) fn step(cluster: &Cluster) {
     let sim = &cluster.sim;
     let index = sim.random_between(0, 1) as usize;
-    let last = if cluster.profile.all { 35 } else { 26 };
+    let last = if cluster.profile.all { 38 } else { 29 };
     match sim.random_between(0, last) {
         0 | 1 => cut(cluster, cluster.nodes[index], cluster.nodes[1 - index]),
         2 | 3 => {
@@ -81,10 +81,12 @@ pub(super) fn step(cluster: &Cluster) {
         }
         25 => pause(cluster, index),
         26 => slow_writes(cluster, index),
-        27 => stall(cluster, index, LONG_STALL),
-        28..=30 => break_disk(cluster, index),
-        31 => damage(cluster, index),
-        32 => slow_link(cluster),
+        27 => slow_for_minutes(cluster, index),
+        28 => set_clock(cluster),
+        29 => slow_link(cluster),
+        30 => stall(cluster, index, LONG_STALL),
+        31..=33 => break_disk(cluster, index),
+        34 => damage(cluster, index),
         _ => repair(cluster, index),
     }
 }
@@ -135,6 +137,35 @@ fn slow_writes(cluster: &Cluster, index: usize) {
     cluster.world.history.note(format!("writes of node {index}'s disk take {us} us"));
     let latency = SimLatency::between_us(us, 2 * us);
     cluster.sim.set_write_latency(cluster.nodes[index], DATA, latency);
+}
+
+/// Makes all calls of a disk slow for minutes, during which nothing else happens. Hosts make few
+/// calls, or the run would take as long as a hundred others.
+fn slow_for_minutes(cluster: &Cluster, index: usize) {
+    let (sim, node) = (&cluster.sim, cluster.nodes[index]);
+    let us = sim.random_between(50_000, 400_000);
+    let span = sim.random_span(Duration::from_secs(30), Duration::from_secs(180));
+    cluster.world.history.note(format!("node {index}'s disk takes {us} us for {span:?}"));
+    let latency = SimLatency::between_us(us, 2 * us);
+    sim.set_read_latency(node, DATA, latency);
+    sim.set_write_latency(node, DATA, latency);
+    cluster.world.calm.set(true);
+    cluster.pass(span);
+    cluster.world.calm.set(false);
+    heal_latency(cluster, index);
+}
+
+fn heal_latency(cluster: &Cluster, index: usize) {
+    let (sim, node) = (&cluster.sim, cluster.nodes[index]);
+    sim.set_read_latency(node, DATA, SimLatency::between_us(60, 200));
+    sim.set_write_latency(node, DATA, SimLatency::between_us(15, 100));
+}
+
+/// Sets the wall clock to any time.
+fn set_clock(cluster: &Cluster) {
+    let since_epoch = cluster.sim.random_span(Duration::ZERO, Duration::from_secs(1 << 33));
+    cluster.world.history.note(format!("the wall clock jumps to {since_epoch:?}"));
+    cluster.sim.set_wall_clock(since_epoch);
 }
 
 /// Makes the link between the nodes slow until all faults end, so that queues fill.
@@ -263,9 +294,7 @@ pub(super) fn settle(cluster: &Cluster) {
     set_link(cluster, NETWORK);
     for index in 0..2 {
         repair(cluster, index);
-        let node = cluster.nodes[index];
-        sim.set_read_latency(node, DATA, SimLatency::between_us(60, 200));
-        sim.set_write_latency(node, DATA, SimLatency::between_us(15, 100));
+        heal_latency(cluster, index);
         restart(cluster, index);
     }
     // Commands that wait for a disk end first.

@@ -1,5 +1,7 @@
 //! Nodes whose devices have different logical block sizes. Hosts never see the block size change
 //! when the role moves, and no device receives a write smaller than its block.
+//!
+//! Left out, besides what [`super::pair`] leaves out: faults.
 
 use flagstone_blockdev::BlockDevice;
 use flagstone_mirror::state::status::MirrorState;

@@ -1,4 +1,6 @@
 //! Operator commands on healthy mirrors, and the resulting status and counters.
+//!
+//! Left out, besides what [`super::pair`] leaves out: faults and concurrent commands.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Failover from a source that dies while its volume grows.
+//!
+//! Left out, besides what [`super::pair`] leaves out: other faults; `mirror-grow` draws them.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,5 +1,7 @@
 //! Regression tests for known failures of other mirrors: each case was a bug in the change log of a
 //! widely used mirror, and the test is named after it.
+//!
+//! Left out, besides what [`super::pair`] leaves out: bugs of parts that this mirror does not have.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,8 @@
 //! Groups of two or more mirroring nodes without random faults, for tests that script each step.
+//!
+//! Left out of every test that uses them: the hosts' protocols and the link's wire format (calls go to
+//! the mirror, and [`super::link`] carries requests), the daemon, random faults, and concurrent hosts
+//! unless the test starts them.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -4,6 +4,9 @@
 //! Found by mirror-faulty 5108: a node that was forced to serve beside its source started a read,
 //! gave up the role and was resynced. It then answered the read with data that the other node's
 //! host had written meanwhile.
+//!
+//! Left out, besides what [`super::pair`] leaves out: hung disks and hosts with several paths, which the
+//! `chain` scenarios have.
 
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
 //! Rules 16 to 21 of `docs/mirror-handshake.md`, which concern several targets: one test per rule,
 //! which fails without it. The tests of rules 22 to 26 (failing disks) are in [`super::broken`],
 //! the tests of the first six are in the mirror's `history_tests`.
+//!
+//! Left out, besides what [`super::pair`] leaves out: hosts' load during the events.
 
 use std::cell::Cell;
 use std::rc::Rc;

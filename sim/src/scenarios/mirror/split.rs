@@ -1,4 +1,7 @@
 //! Split brain, with and without an automatic policy.
+//!
+//! Left out, besides what [`super::pair`] leaves out: more than two sources, and load while it is
+//! resolved.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Steps of a cluster run: random faults and commands, then a quiet phase, then the final checks.
+//!
+//! Left out: what [`super::cluster`] leaves out, and faults of the network below a message.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -91,6 +93,10 @@ fn step(cluster: &Cluster) {
     if cluster.kind.faults && sim.chance(0.1) {
         tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "shut down");
         return shut_down(cluster, index);
+    }
+    if cluster.kind.faults && sim.chance(0.05) {
+        tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "rot the log");
+        return (0..2).for_each(|index| cluster.rot_log(index));
     }
     let choices = match cluster.kind {
         Kind { broken: true, .. } => 28,

@@ -22,6 +22,19 @@ impl Cluster {
         self.log_copies.borrow_mut()[index].clear();
     }
 
+    /// Flips a bit in the log of a stopped node.
+    pub(crate) fn rot_log(&self, index: usize) {
+        if self.sim.is_up(self.nodes[index]) {
+            return;
+        }
+        let (path, start) = self.log_at();
+        let bit = self.sim.random_between(0, self.first_logs[index].len() as u64 * 8 - 1);
+        let at = start + bit / 8;
+        let byte = self.sim.peek(self.nodes[index], path, at, 1)[0] ^ 1 << (bit % 8);
+        self.sim.poke(self.nodes[index], path, at, &[byte]);
+        self.log_copies.borrow_mut()[index].clear();
+    }
+
     /// True where no log write fails, so that the detectable copies are known.
     pub(super) fn copies_logs(&self) -> bool {
         self.kind.faults && !self.kind.broken
