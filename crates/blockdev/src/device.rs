@@ -174,6 +174,21 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Writes `data` at `offset`; durable when completed with `fua`.
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()>;
 
+    /// Writes `data` if the range has the content `expected`, which is as long. Atomic against all
+    /// other changes through this device. False if the content differs.
+    ///
+    /// [`IoError::Unsupported`] by default: the device that hosts use of a volume can.
+    fn compare_and_write(
+        &self,
+        offset: u64,
+        expected: Buf,
+        data: Buf,
+        fua: bool,
+    ) -> IoFuture<bool> {
+        let _ = (offset, expected, data, fua);
+        IoFuture::ready(Err(IoError::Unsupported))
+    }
+
     /// Makes all writes that completed before this call durable.
     fn flush(&self) -> IoFuture<()>;
 

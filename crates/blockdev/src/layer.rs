@@ -4,7 +4,7 @@
 use flagstone_runtime::{Buf, BufMut};
 
 use crate::stats::Call;
-use crate::{BlockDevice, Extent, Geometry, IoFuture, SharedDevice, ZeroFlags};
+use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
 /// A device above one child that treats all calls alike. Every layer is a [`BlockDevice`] with the
 /// geometry and state of its child.
@@ -25,6 +25,19 @@ pub trait Layer: Send + Sync + 'static {
     /// See [`BlockDevice::must_reopen`].
     fn must_reopen(&self) -> bool {
         self.child().must_reopen()
+    }
+
+    /// See [`BlockDevice::compare_and_write`]. Unsupported by default, because only the layer that all
+    /// calls of a volume pass can exclude the others.
+    fn compare_and_write(
+        &self,
+        offset: u64,
+        expected: Buf,
+        data: Buf,
+        fua: bool,
+    ) -> IoFuture<bool> {
+        let _ = (offset, expected, data, fua);
+        IoFuture::ready(Err(IoError::Unsupported))
     }
 
     /// See [`BlockDevice::try_read_cached`]. `None` by default, because a cached read would bypass
@@ -64,6 +77,16 @@ impl<L: Layer> BlockDevice for L {
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let len = data.len() as u64;
         self.pass(Call::Write, offset, len, move |child| child.write(offset, data, fua))
+    }
+
+    fn compare_and_write(
+        &self,
+        offset: u64,
+        expected: Buf,
+        data: Buf,
+        fua: bool,
+    ) -> IoFuture<bool> {
+        Layer::compare_and_write(self, offset, expected, data, fua)
     }
 
     fn flush(&self) -> IoFuture<()> {

@@ -152,6 +152,8 @@ statuses! {
         INTERNAL_ERROR = 0x06, "Internal Error";
         ABORT_REQUESTED = 0x07, "Command Abort Requested";
         ABORTED_SQ_DELETION = 0x08, "Command Aborted due to SQ Deletion";
+        FAILED_FUSED_COMMAND = 0x09, "Command Aborted due to Failed Fused Command";
+        MISSING_FUSED_COMMAND = 0x0a, "Command Aborted due to Missing Fused Command";
         INVALID_NAMESPACE = 0x0b, "Invalid Namespace or Format";
         COMMAND_SEQUENCE_ERROR = 0x0c, "Command Sequence Error";
         INVALID_SGL_COUNT = 0x0e, "Invalid Number of SGL Descriptors";

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::{IoError, ZeroFlags};
+use flagstone_nvme::command::Fuse;
 use flagstone_nvme::command::io::{BlockCommand, DatasetManagement, DsmRange};
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::status::sct;
@@ -35,16 +36,19 @@ pub(crate) fn status_of(error: IoError) -> Status {
 }
 
 /// Byte range of a namespace.
-#[derive(Clone, Copy)]
-struct Span {
-    offset: u64,
-    len: usize,
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) len: usize,
 }
 
 impl Connection {
     /// Executes an in-flight I/O command with `payload` bytes.
     #[inline]
     pub(super) fn run_io(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
+        if command.fuse() != Fuse::None {
+            return self.run_fused(command, data, payload);
+        }
         let result = self.checked(&command).and_then(|namespace| match IoOpcode(command.opcode) {
             IoOpcode::READ => self.read(namespace, &command, payload),
             IoOpcode::WRITE => self.write(namespace, &command, data, payload),
@@ -132,8 +136,8 @@ impl Connection {
 
     /// Checks common to all I/O commands; `None` for a flush of all namespaces.
     #[inline]
-    fn checked(&self, command: &Sqe) -> Result<Option<Arc<Namespace>>, Status> {
-        command.check_flags().map_err(Status::dnr)?;
+    pub(super) fn checked(&self, command: &Sqe) -> Result<Option<Arc<Namespace>>, Status> {
+        command.check_pointer().map_err(Status::dnr)?;
         let ready =
             self.with_controller(|controller, queue| controller.is_ready() && queue.is_open());
         if ready != Some(true) {
@@ -370,7 +374,11 @@ impl Connection {
 
     /// Like [`Connection::range`] for a command that transfers data, bounded by MDTS.
     #[inline]
-    fn span(&self, namespace: &Namespace, fields: &BlockCommand) -> Result<Span, Status> {
+    pub(super) fn span(
+        &self,
+        namespace: &Namespace,
+        fields: &BlockCommand,
+    ) -> Result<Span, Status> {
         let (offset, len) = self.range(namespace, fields)?;
         if len > u64::from(self.target.config().mdts_bytes) {
             return Err(Status::INVALID_FIELD.dnr());
@@ -381,7 +389,7 @@ impl Connection {
 
 /// The data pointer must describe exactly the length of the blocks.
 #[inline]
-fn check_length(command: &Sqe, span: Span) -> Result<(), Status> {
+pub(super) fn check_length(command: &Sqe, span: Span) -> Result<(), Status> {
     if command.data.data_bytes.get() as usize == span.len {
         Ok(())
     } else {

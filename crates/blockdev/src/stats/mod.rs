@@ -7,16 +7,23 @@
 //! An immediate call costs some additions. The clock is read only for other calls, from the moment
 //! at which they did not complete immediately. So only calls that had to wait have measured
 //! latencies, and all others count as below a microsecond.
+//!
+//! All calls of a volume pass this layer, so it also makes Compare and Write atomic.
 
 pub mod latency;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, OnceLock};
 
-use crate::{IoFuture, Layer, SharedDevice};
+use crate::exclusion::Exclusion;
+use crate::limits::COMPARE_LEAST_BYTES;
+use crate::{IoError, IoFuture, Layer, SharedDevice};
 use flagstone_runtime::time::{self, Instant};
-use flagstone_runtime::{Buf, core_index, cores};
+use flagstone_runtime::{Buf, BufMut, buf, core_index, cores};
 
 use latency::{BUCKETS, Histogram, bucket_of};
 
@@ -40,6 +47,11 @@ impl Call {
     pub const ALL: [Call; 5] =
         [Call::Read, Call::Write, Call::Flush, Call::Discard, Call::WriteZeroes];
 
+    /// True if it changes data.
+    fn is_change(self) -> bool {
+        matches!(self, Call::Write | Call::Discard | Call::WriteZeroes)
+    }
+
     /// Its name in documents and metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -56,6 +68,7 @@ impl Call {
 pub struct StatsLayer {
     child: SharedDevice,
     counters: Arc<Counters>,
+    exclusion: Arc<Exclusion>,
 }
 
 /// Counters of a volume on all cores.
@@ -131,6 +144,17 @@ impl Counters {
         };
         let core = self.cores.get(core).unwrap_or(&self.cores[0]);
         core.get_or_init(Arc::default)
+    }
+
+    /// Changes in progress, on all cores.
+    fn changes_in_flight(&self) -> u64 {
+        let calls = self.cores.iter().filter_map(OnceLock::get).flat_map(|core| &core.calls);
+        let kinds = Call::ALL.iter().cycle();
+        let in_flight = |call: &CallCounters| {
+            let ended = call.ended.load(Acquire);
+            call.begun.load(Relaxed).saturating_sub(ended)
+        };
+        calls.zip(kinds).filter(|(_, kind)| kind.is_change()).map(|(call, _)| in_flight(call)).sum()
     }
 
     /// Counts so far.
@@ -226,7 +250,8 @@ impl Drop for Watch {
             counters.latencies.get_or_init(|| Box::new([const { AtomicU64::new(0) }; BUCKETS]));
         add(&latencies[bucket_of(nanos)], 1);
         counters.outcome(self.is_ok, self.bytes);
-        add(&counters.ended, 1);
+        // Release: a reader that sees the end also sees the effects of the call.
+        counters.ended.store(counters.ended.load(Relaxed).wrapping_add(1), Release);
     }
 }
 
@@ -240,7 +265,7 @@ impl StatsLayer {
 
     /// The same with existing counters, from [`Counters::new`].
     pub fn with(child: SharedDevice, counters: Arc<Counters>) -> StatsLayer {
-        StatsLayer { child, counters }
+        StatsLayer { child, counters, exclusion: Arc::default() }
     }
 }
 
@@ -262,29 +287,95 @@ impl Layer for StatsLayer {
     fn pass<T: 'static>(
         &self,
         call: Call,
-        _offset: u64,
+        offset: u64,
         len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
-        let outcome = make(&self.child);
-        let core = self.counters.here();
-        match outcome.try_now() {
-            Ok(result) => {
-                let counters = &core.calls[call as usize];
-                add(&counters.at_once, 1);
-                counters.outcome(result.is_ok(), len);
-                IoFuture::ready(result)
+        if self.exclusion.is_on()
+            && call.is_change()
+            && self.child.geometry().check(offset, len).is_ok()
+        {
+            let (child, counters) = (self.child.clone(), self.counters.clone());
+            let exclusion = self.exclusion.clone();
+            return IoFuture::later(async move {
+                let _range = exclusion.lock(offset, len).await;
+                counted(&counters, call, len, make(&child)).await
+            });
+        }
+        counted(&self.counters, call, len, make(&self.child))
+    }
+
+    fn compare_and_write(
+        &self,
+        offset: u64,
+        expected: Buf,
+        data: Buf,
+        fua: bool,
+    ) -> IoFuture<bool> {
+        let len = data.len() as u64;
+        let checked = match expected.len() == data.len() {
+            true => self.child.geometry().check_change(offset, len),
+            false => Err(IoError::Misaligned),
+        };
+        if let Err(error) = checked {
+            return IoFuture::ready(Err(error));
+        }
+        let (child, counters) = (self.child.clone(), self.counters.clone());
+        let exclusion = self.exclusion.clone();
+        IoFuture::later(async move {
+            let changes = || counters.changes_in_flight();
+            let _range = exclusion.exclude(offset, len, changes).await;
+            let mut at = 0;
+            while at < expected.len() {
+                let place = compare_place(&child, expected.len() - at)?;
+                let len = place.len() as u64;
+                let read = child.read(offset + at as u64, place);
+                let found = counted(&counters, Call::Read, len, read).await?;
+                if found[..] != expected[at..at + found.len()] {
+                    return Ok(false);
+                }
+                at += found.len();
             }
-            Err(later) => {
-                let watch = Watch::new(core.clone(), call, len);
-                IoFuture::later(async move {
-                    let result = later.await;
-                    watch.end(result.is_ok());
-                    result
-                })
-            }
+            let written = child.write(offset, data, fua);
+            counted(&counters, Call::Write, len, written).await.map(|()| true)
+        })
+    }
+}
+
+/// Counts a call of `len` bytes that has begun.
+#[inline]
+fn counted<T: 'static>(
+    counters: &Counters,
+    call: Call,
+    len: u64,
+    outcome: IoFuture<T>,
+) -> IoFuture<T> {
+    let core = counters.here();
+    match outcome.try_now() {
+        Ok(result) => {
+            let counters = &core.calls[call as usize];
+            add(&counters.at_once, 1);
+            counters.outcome(result.is_ok(), len);
+            IoFuture::ready(result)
+        }
+        Err(later) => {
+            let watch = Watch::new(core.clone(), call, len);
+            IoFuture::later(async move {
+                let result = later.await;
+                watch.end(result.is_ok());
+                result
+            })
         }
     }
+}
+
+/// Buffer to compare the next of `left` bytes. Others may wait for the range with all memory, so it
+/// never waits: at the ceiling it takes a small one, unless a block is larger than that.
+fn compare_place(device: &SharedDevice, left: usize) -> Result<BufMut, IoError> {
+    let least = left.min(COMPARE_LEAST_BYTES);
+    let fits = least.is_multiple_of(device.geometry().block_bytes as usize);
+    let place = buf::try_alloc(left).or_else(|| fits.then(|| buf::alloc_small(least)));
+    place.ok_or(IoError::NoMemory)
 }
 
 #[cfg(test)]
@@ -387,5 +478,95 @@ mod tests {
             while time::timeout(Duration::from_millis(1), never.wait_for(all)).await.is_err() {}
         })
         .unwrap();
+    }
+
+    const BLOCK: usize = 512;
+
+    async fn block(byte: u8) -> Buf {
+        let mut block = buf::alloc(BLOCK).await;
+        block.fill(byte);
+        block.freeze()
+    }
+
+    /// A volume on a slow disk: each call takes some other time.
+    fn slow() -> SharedDevice {
+        let memory = Arc::new(crate::MemoryDevice::new(1 << 20, BLOCK as u32).unwrap());
+        let time = DelayTime { fixed: Duration::ZERO, jitter: Duration::from_millis(10) };
+        let config = DelayConfig { read: time, write: time, ..DelayConfig::default() };
+        Arc::new(StatsLayer::new(Arc::new(DelayLayer::new(memory, config).unwrap())).0)
+    }
+
+    #[test]
+    fn compare_and_write_writes_only_equal_blocks() {
+        flagstone_runtime::block_on(async {
+            let device = slow();
+            let swap = async |expected, new| {
+                device.compare_and_write(0, block(expected).await, block(new).await, false).await
+            };
+            assert_eq!(swap(0, 1).await, Ok(true));
+            assert_eq!(swap(0, 2).await, Ok(false));
+            assert_eq!(swap(1, 3).await, Ok(true));
+            assert_eq!(device.read(0, buf::alloc(BLOCK).await).await.unwrap()[..], [3; BLOCK]);
+            let wrong = device.compare_and_write(1, block(0).await, block(1).await, false);
+            assert_eq!(wrong.await, Err(IoError::Misaligned));
+        })
+        .unwrap();
+    }
+
+    /// Without an exclusion, two tasks that read the same number lose an increment.
+    #[test]
+    fn concurrent_compare_and_writes_lose_no_update() {
+        const TASKS: u8 = 8;
+        const EACH: u8 = 8;
+        for seed in 0..20 {
+            flagstone_runtime::sim::Simulation::new(seed, Default::default()).block_on(async {
+                let device = slow();
+                let mut tasks = Vec::new();
+                for _ in 0..TASKS {
+                    let device = device.clone();
+                    tasks.push(flagstone_runtime::spawn(async move {
+                        for _ in 0..EACH {
+                            loop {
+                                let now = device.read(0, buf::alloc(BLOCK).await).await.unwrap()[0];
+                                let (old, new) = (block(now).await, block(now + 1).await);
+                                if device.compare_and_write(0, old, new, false).await.unwrap() {
+                                    break;
+                                }
+                            }
+                        }
+                    }));
+                }
+                for task in tasks {
+                    task.await.unwrap();
+                }
+                let end = device.read(0, buf::alloc(BLOCK).await).await.unwrap();
+                assert_eq!(end[..], [TASKS * EACH; BLOCK]);
+            });
+        }
+    }
+
+    /// A write in progress, begun before or after the exclusion is on, is not overwritten by a
+    /// comparison with what was there before it.
+    #[test]
+    fn compare_and_write_never_undoes_concurrent_write() {
+        for seed in 0..100 {
+            flagstone_runtime::sim::Simulation::new(seed, Default::default()).block_on(async {
+                let device = slow();
+                for round in 1..4 {
+                    let (before, written) = (2 * round - 2, 2 * round - 1);
+                    let write = flagstone_runtime::spawn({
+                        let device = device.clone();
+                        async move { device.write(0, block(written).await, false).await }
+                    });
+                    flagstone_runtime::task::yield_now().await;
+                    let (old, new) = (block(before).await, block(99).await);
+                    let swapped = device.compare_and_write(0, old, new, false).await.unwrap();
+                    write.await.unwrap().unwrap();
+                    let end = device.read(0, buf::alloc(BLOCK).await).await.unwrap()[0];
+                    assert_eq!(end, written, "{seed} {round} {swapped}");
+                    device.write(0, block(2 * round).await, false).await.unwrap();
+                }
+            });
+        }
     }
 }

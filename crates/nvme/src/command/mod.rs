@@ -50,6 +50,19 @@ const FLAGS_PSDT: u8 = 0xc0;
 /// Flags bits 1:0.
 const FLAGS_FUSED: u8 = 0x03;
 
+/// Place of a command in a fused operation (FUSE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fuse {
+    /// An ordinary command.
+    None,
+    /// First command.
+    First,
+    /// Second command.
+    Second,
+    /// Reserved value.
+    Reserved,
+}
+
 impl Sqe {
     /// A command with `opcode`, identifier `cid` and the data that `data` describes; everything
     /// else 0.
@@ -72,10 +85,33 @@ impl Sqe {
     /// too (Base 6).
     #[inline]
     pub const fn check_flags(&self) -> Result<(), Status> {
-        if self.flags & FLAGS_FUSED != 0 || self.flags & FLAGS_PSDT != FLAGS_SGL {
+        if self.flags & FLAGS_FUSED != 0 {
+            return Err(Status::INVALID_FIELD);
+        }
+        self.check_pointer()
+    }
+
+    /// The part of [`Sqe::check_flags`] that does not concern fused operations.
+    ///
+    /// # Errors
+    /// Invalid Field.
+    #[inline]
+    pub const fn check_pointer(&self) -> Result<(), Status> {
+        if self.flags & FLAGS_PSDT != FLAGS_SGL {
             return Err(Status::INVALID_FIELD);
         }
         Ok(())
+    }
+
+    /// Place in a fused operation (FUSE). A fabrics command has none.
+    #[inline]
+    pub const fn fuse(&self) -> Fuse {
+        match self.flags & FLAGS_FUSED {
+            0 => Fuse::None,
+            1 => Fuse::First,
+            2 => Fuse::Second,
+            _ => Fuse::Reserved,
+        }
     }
 
     /// Command dwords 10 to 15, as bytes: the parameters of the command.

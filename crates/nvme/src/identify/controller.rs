@@ -53,7 +53,8 @@ wire! {
         514 => pub max_commands: U16;
         516 => pub namespaces: U32, "NN: largest namespace identifier.";
         520 => pub optional_io: U16, "ONCS: optional I/O commands; see [`optional_io`].";
-        522 => pub _unused522: [u8; 3];
+        522 => pub fused: U16, "FUSES: bit 0: Compare and Write.";
+        524 => pub _unused524: u8;
         525 => pub volatile_write_cache: u8, "VWC: see [`write_cache`].";
         526 => pub _unused526: [u8; 8];
         534 => pub copy_formats: U16, "OCFS: descriptor formats of Copy; bit 0 format 0h.";

@@ -211,7 +211,10 @@ impl Connection {
             }
             (Ok(data), None) => self.grant(command, data),
             // It will never fit.
-            (Err(TooLarge), _) => self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0),
+            (Err(TooLarge), _) => {
+                self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0);
+                self.fused_half_failed(&command);
+            }
         }
     }
 
@@ -273,6 +276,7 @@ impl Connection {
     /// Drops all waiting commands and all transfers: their data will not arrive.
     pub(super) fn give_up_waiting(&self) {
         self.ended.set(true);
+        self.fused.clear().into_iter().for_each(|payload| self.release(payload));
         for _ in self.waiting.take() {
             self.release(0);
         }

@@ -1,8 +1,9 @@
-//! Range lock: orders overlapping calls of tasks on any core, with [`crate::io::range_table`].
+//! Range lock: orders overlapping calls of tasks on any core, with [`crate::range_table`].
 //!
-//! A write holds its range until both legs have it, so both legs apply overlapping writes in the
-//! same order and end up equal. A read waits for such writes, so no host reads data that a failure
-//! could take back. A resync locks the range that it copies in the same way.
+//! A mirrored write holds its range until both legs have it, so both legs apply overlapping writes in
+//! the same order and end up equal. A read waits for such writes, so no host reads data that a
+//! failure could take back. A resync locks the range that it copies in the same way. An unmirrored
+//! volume locks ranges only once a host has used Compare and Write.
 //!
 //! The mutex is held for one scan of the calls in flight, not across an await or a wake.
 
@@ -10,25 +11,28 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use crate::io::range_table::{CallNumber, RangeAccess, RangeDecision, RangeTable};
+use crate::range_table::{CallNumber, RangeAccess, RangeDecision, RangeTable};
 use parking_lot::{Mutex, MutexGuard};
 
+/// Ranges of a device that calls on any core use.
 #[derive(Debug, Default)]
-pub(crate) struct RangeLock {
+pub struct RangeLock {
     ranges: Mutex<RangeTable>,
 }
 
 /// A locked range, released on drop.
 #[derive(Debug)]
-pub(crate) struct RangeGuard {
+pub struct RangeGuard {
     range_lock: Arc<RangeLock>,
     number: CallNumber,
 }
 
 /// Result of [`RangeLock::change`].
 #[derive(Debug)]
-pub(crate) enum RangeRequest {
+pub enum RangeRequest {
+    /// The range is locked.
     Granted(RangeGuard),
+    /// The range is used: the guard has its place in the order.
     Waiting(RangeGuard),
 }
 
@@ -48,17 +52,17 @@ impl RangeLock {
     }
 
     /// Requests a range for writing. The position in the order is taken immediately.
-    pub(crate) fn change(self: &Arc<Self>, offset: u64, len: u64) -> RangeRequest {
+    pub fn change(self: &Arc<Self>, offset: u64, len: u64) -> RangeRequest {
         self.enter(offset, len, RangeAccess::Write)
     }
 
     /// Requests a range for copying or comparing. Same rules as for writing.
-    pub(crate) fn copy(self: &Arc<Self>, offset: u64, len: u64) -> RangeRequest {
+    pub fn copy(self: &Arc<Self>, offset: u64, len: u64) -> RangeRequest {
         self.enter(offset, len, RangeAccess::Copy)
     }
 
     /// Requests a range for reading; `None` when it can be read at once.
-    pub(crate) fn read(self: &Arc<Self>, offset: u64, len: u64) -> Option<RangeGuard> {
+    pub fn read(self: &Arc<Self>, offset: u64, len: u64) -> Option<RangeGuard> {
         match self.lock().enter(offset, offset + len, RangeAccess::Read) {
             RangeDecision::Granted(_) => None,
             RangeDecision::Blocked(number) => Some(RangeGuard { range_lock: self.clone(), number }),
@@ -66,14 +70,15 @@ impl RangeLock {
     }
 
     /// Host calls in flight or waiting, and the number that wait.
-    pub(crate) fn counts(&self) -> (usize, usize) {
+    pub fn counts(&self) -> (usize, usize) {
         let ranges = self.lock();
         (ranges.len(), ranges.waiting())
     }
 }
 
 impl RangeRequest {
-    pub(crate) async fn acquired(self) -> RangeGuard {
+    /// Waits until the range is locked.
+    pub async fn acquired(self) -> RangeGuard {
         match self {
             RangeRequest::Granted(guard) => guard,
             RangeRequest::Waiting(guard) => {
@@ -85,7 +90,8 @@ impl RangeRequest {
 }
 
 impl RangeGuard {
-    pub(crate) async fn granted(&self) {
+    /// Waits until the range is locked.
+    pub async fn granted(&self) {
         poll_fn(|cx| match self.range_lock.lock().is_granted(self.number, cx.waker()) {
             true => Poll::Ready(()),
             false => Poll::Pending,
