@@ -163,7 +163,8 @@ mod tests {
         assert_eq!(
             words,
             "load nvme-tcp://h/n --json --rw randrw --bs 4096 --depth 8 --threads 2 --time 10000ms \
-             --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua"
+             --ramp 2000ms --read-percent 70 --seed 3 --rate 20 --fua \
+             --destroy-data nvme-tcp://h/n"
         );
         let parts = BenchJob {
             pattern: AccessPattern::Read,

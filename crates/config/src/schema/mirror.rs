@@ -72,7 +72,7 @@ pub static PEER: Section = Section {
     keys: keys! {
         "address", Kind::Text("host and port"), "" =>
             "Address where it serves NVMe/TCP: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; port 4420 if omitted. May be an address of a replication network. Required.";
-        "host_addresses", Kind::List("host and port"), "" =>
+        "host_addresses", Kind::List("address"), "" =>
             "Addresses where hosts reach it, for the discovery log of this node: `nvme connect-all` to either node then finds the paths to both. Written as `address`; an empty list announces none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>
             "Connections to it, for each mirrored volume and each core that serves it.";
