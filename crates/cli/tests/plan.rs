@@ -289,3 +289,31 @@ fn distinct_search_counts_hidden_configurations() {
     let dearest = with["others"]["usd_per_month_max"].as_f64();
     assert!(dearest >= with["usd_per_month"].as_f64());
 }
+
+#[test]
+fn unlike_disks_are_predicted_together() {
+    let line = "plan predict --disk pd-ssd:2TB --disk pd-standard:1TB --disk pd-ssd:500GB \
+                --machine n2-standard-8";
+    let output = run(line);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for part in ["together", "machine, shared by its disks allows pd-ssd"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let output = run(&format!("{line} --json"));
+    let json: serde_json::Value = serde_json::from_str(text(&output.stdout)).expect("JSON");
+    let total = &json["together"]["total"];
+    let (bytes, mb) = (total["bytes_per_s"].as_f64(), total["mb_per_s"].as_f64());
+    assert!((bytes.unwrap() / 1e6 - mb.unwrap()).abs() < 1e-6, "{total}");
+    for (wrong, part) in [
+        ("--disk pd-ssd --machine n2-standard-8", "--size is missing"),
+        ("--disk pd-sdd:1TB --machine n2-standard-8", "pd-ssd"),
+        ("--disk pd-ssd:1TB --type pd-ssd --machine n2-standard-8", "cannot be used with"),
+        ("--machine n2-standard-8", "--type is missing"),
+    ] {
+        let output = run(&format!("plan predict {wrong}"));
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {errors}");
+        assert!(errors.contains(part), "{wrong}: {errors}");
+    }
+}

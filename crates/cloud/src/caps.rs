@@ -150,7 +150,7 @@ impl<'a> Placement<'a> {
     }
 
     /// Write throughput under the egress limit, in the catalog's unit.
-    fn egress_cap(&self) -> Option<Cap<'a>> {
+    pub(crate) fn egress_cap(&self) -> Option<Cap<'a>> {
         let egress = self.catalog.egress.as_ref().filter(|_| self.disk.uses_egress)?;
         let most = self.egress_throughput(self.egress_gbit_per_s?, self.other_egress_gbit_per_s);
         let basis = (&egress.source, egress.confidence);

@@ -28,6 +28,7 @@ mod provenance;
 mod provision;
 mod recommendation;
 pub mod table;
+mod together;
 
 pub use catalog::{Catalog, CatalogError, Confidence, LimitKind};
 pub use input::{AccessOrder, DiskConfiguration, Machine, PlanError, Workload};
@@ -35,3 +36,4 @@ pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;
 pub use placement::{Demand, Placement};
 pub use prediction::{Ceilings, PredictedLimit, Prediction, Rates, Recommendation};
+pub use together::{JointDisk, JointPrediction, SharedLimit};

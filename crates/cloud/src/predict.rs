@@ -45,7 +45,7 @@ impl Catalog {
         let best = mix.iops_under(all(QueueFigure::High).iter());
         let order = binding_order(&mix, &caps, caps.len());
         let limits = limits(&placement, &demand, workload, &mix, &caps, &order);
-        let rates = |iops: f64| rates(self, workload.block_bytes, iops);
+        let rates = |iops: f64| Rates::of_blocks(workload.block_bytes, iops);
         let binding = limits[order[0].0].clone();
         let next = order.get(1).map(|(index, _)| limits[*index].clone());
         let confidence = least(&placement, &mix, &binding, next.as_ref());
@@ -97,13 +97,6 @@ impl Catalog {
         let any = found.read_iops.or(found.write_iops).or(found.read_bytes_per_s);
         any.or(found.write_bytes_per_s).map(|_| found).ok_or_else(|| placement.not_known())
     }
-}
-
-/// A rate of blocks in all units.
-pub(crate) fn rates(catalog: &Catalog, block_bytes: u64, iops: f64) -> Rates {
-    let bytes_per_s = iops * block_bytes as f64;
-    let throughput = bytes_per_s / catalog.units.throughput_bytes() as f64;
-    Rates { iops, bytes_per_s, throughput }
 }
 
 /// Indexes of the first `count` limits in the order in which they bind, each with the IOPS without

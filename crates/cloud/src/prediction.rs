@@ -11,8 +11,20 @@ use crate::input::{DiskConfiguration, Workload};
 pub struct Rates {
     pub iops: f64,
     pub bytes_per_s: f64,
-    /// Throughput in the catalog's unit.
-    pub throughput: f64,
+    /// 10^6 bytes per second, whatever the catalog's unit.
+    pub mb_per_s: f64,
+}
+
+impl Rates {
+    /// A rate of `iops` and `bytes_per_s`.
+    pub(crate) fn new(iops: f64, bytes_per_s: f64) -> Rates {
+        Rates { iops, bytes_per_s, mb_per_s: bytes_per_s / 1e6 }
+    }
+
+    /// A rate of blocks.
+    pub(crate) fn of_blocks(block_bytes: u64, iops: f64) -> Rates {
+        Rates::new(iops, iops * block_bytes as f64)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -29,7 +41,7 @@ pub enum Dimension {
 #[expect(missing_docs, reason = "the names say it")]
 pub struct PredictedLimit {
     pub kind: LimitKind,
-    /// Unit of `read` and `write`.
+    /// Unit of `read` and `write`: IOPS, or MB/s of 10^6 bytes.
     pub dimension: Dimension,
     /// The limit of reads; none if it does not limit them.
     pub read: Option<f64>,
@@ -147,7 +159,7 @@ pub struct Prediction {
     pub catalog: String,
     pub configuration: DiskConfiguration,
     pub workload: Workload,
-    /// Unit of `throughput` and of limits in throughput.
+    /// Unit of the source's figures, for text.
     pub throughput_unit: ThroughputUnit,
     /// Sustained rate of reads and writes together: the lowest of all limits, with the guaranteed
     /// figure of the queue depth.

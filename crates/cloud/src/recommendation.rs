@@ -36,11 +36,15 @@ impl Recommender<'_, '_> {
         target: Option<f64>,
     ) -> PredictedLimit {
         let Recommender { placement, demand, workload, mix, .. } = *self;
+        let unit = match cap.dimension {
+            Dimension::Iops => 1.0,
+            Dimension::Throughput => placement.catalog.units.throughput_bytes() as f64 / 1e6,
+        };
         PredictedLimit {
             kind: cap.kind,
             dimension: cap.dimension,
-            read: cap.read.filter(|_| mix.read > 0.0),
-            write: cap.write.filter(|_| mix.write > 0.0),
+            read: cap.read.filter(|_| mix.read > 0.0).map(|read| read * unit),
+            write: cap.write.filter(|_| mix.write > 0.0).map(|write| write * unit),
             workload_iops,
             explanation: describe::explanation(placement, demand, workload, cap),
             recommendations: target.map_or_else(Vec::new, |target| self.of(cap, target)),

@@ -54,6 +54,43 @@ fn machine_of(family: &str, selector: &str) -> String {
 }
 
 #[test]
+fn unlike_disks_share_the_machine() {
+    let catalog = catalog();
+    let disk = |kind: &str, gib: u64| {
+        DiskConfiguration::new(catalog, kind, gib << 30, "n2-standard-8").unwrap()
+    };
+    let together = |disks: &[DiskConfiguration], read_percent, block_bytes| {
+        let workload = Workload::random(block_bytes, read_percent);
+        catalog.predict_together(disks, &workload).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let disks = [disk("pd-ssd", 2000), disk("pd-ssd", 500), disk("pd-standard", 1000)];
+    let found = together(&disks, 100, 4096);
+    // The limit of pd-ssd on the machine is shared by both, in proportion; pd-standard has its own.
+    let [first, second, third] = &found.disks[..] else { panic!("three disks") };
+    let alone = catalog.predict(&disks[0], &Workload::random(4096, 100)).unwrap();
+    let machine = alone.total.iops;
+    assert!((first.together.iops + second.together.iops - machine).abs() < 1.0, "{found:?}");
+    assert!(
+        (first.together.iops / second.together.iops - first.own.iops / second.own.iops).abs()
+            < 1e-9
+    );
+    assert_eq!(third.together, third.own);
+    assert_eq!(found.binding[0].types, ["pd-ssd"]);
+    let sum: f64 = found.disks.iter().map(|disk| disk.together.iops).sum();
+    assert!((sum - found.total.iops).abs() < 1e-6);
+    // One disk alone is what a prediction says.
+    let one = together(&disks[2..], 100, 4096);
+    let predicted = catalog.predict(&disks[2], &Workload::random(4096, 100)).unwrap();
+    assert!((one.total.iops - predicted.total.iops).abs() < 1e-6 && one.binding.is_empty());
+    // Writes of both types share the egress.
+    let busy = DiskConfiguration { other_egress_gbit_per_s: 15.0, ..disk("pd-ssd", 4000) };
+    let slow = DiskConfiguration { other_egress_gbit_per_s: 15.0, ..disk("pd-standard", 8000) };
+    let found = together(&[busy, slow], 0, 1 << 20);
+    let egress = found.binding.iter().find(|limit| limit.kind == LimitKind::Egress);
+    assert_eq!(egress.map(|limit| limit.types.len()), Some(2), "{found:?}");
+}
+
+#[test]
 fn persistent_disks_by_machine() {
     let rows = cells("persistent_disk");
     assert_eq!(rows.len(), 271);
@@ -141,8 +178,8 @@ fn local_ssds() {
         let found = [
             predict(kind, machine, disks, 512, 100).iops,
             predict(kind, machine, disks, 512, 0).iops,
-            predict(kind, machine, disks, 1 << 20, 100).throughput,
-            predict(kind, machine, disks, 1 << 20, 0).throughput,
+            predict(kind, machine, disks, 1 << 20, 100).bytes_per_s / MIB,
+            predict(kind, machine, disks, 1 << 20, 0).bytes_per_s / MIB,
         ];
         for (found, wanted) in found.iter().zip(wanted) {
             assert!((found - number(wanted)).abs() < 1e-3, "{kind} {machine} {disks}: {found}");
@@ -199,7 +236,7 @@ fn expected_observations_agree() {
         for (wanted, reads) in [(observed.read_mb_per_s, 100), (observed.write_mb_per_s, 0)] {
             let found = predict(&observed.kind, 65536, machine, &Workload::random(1 << 20, reads));
             let wanted = wanted.expect("each has it");
-            assert!((found.allowed.throughput - wanted).abs() < 1e-6, "{observed:?}");
+            assert!((found.allowed.bytes_per_s / MIB - wanted).abs() < 1e-6, "{observed:?}");
         }
         for (wanted, reads) in [(observed.read_iops, 100), (observed.write_iops, 0)] {
             let Some(wanted) = wanted else { continue };
@@ -390,7 +427,7 @@ proptest! {
         let block = workload.block_bytes as f64;
         for rates in [found.total, found.read, found.write, found.allowed] {
             prop_assert!((rates.bytes_per_s - rates.iops * block).abs() <= 1e-9 * rates.bytes_per_s);
-            prop_assert!((rates.throughput * MIB - rates.bytes_per_s).abs() <= 1e-9 * rates.bytes_per_s);
+            prop_assert!((rates.mb_per_s * 1e6 - rates.bytes_per_s).abs() <= 1e-9 * rates.bytes_per_s);
         }
         prop_assert!((found.read.iops + found.write.iops - found.total.iops).abs() <= 1e-9 * found.total.iops);
         prop_assert!(found.total.iops <= found.allowed.iops * slack);

@@ -6,7 +6,7 @@
 use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::table::PlanTable;
 use flagstone_cloud::{
-    Demand, DiskConfiguration, LimitKind, Placement, Prediction, Workload, WorkloadMix,
+    Demand, DiskConfiguration, LimitKind, Placement, Prediction, Rates, Workload, WorkloadMix,
 };
 use toml_edit::{Document, Value};
 
@@ -49,7 +49,7 @@ fn predict(kind: &str, size_gb: u64, machine: &str, workload: &Workload) -> Pred
 /// Value of a limit table's column: IOPS of small blocks, MB/s of large ones.
 fn column(prediction: &Prediction) -> f64 {
     match prediction.workload.block_bytes {
-        LARGE => prediction.allowed.throughput,
+        LARGE => page_mb(&prediction.allowed),
         _ => prediction.allowed.iops,
     }
 }
@@ -307,13 +307,15 @@ fn egress_cells() {
                 let wanted = number(&part[0]);
                 let egress = limit.limits.iter().find(|limit| limit.kind == LimitKind::Egress);
                 let egress = egress.and_then(|limit| limit.write).expect("it bounds writes");
+                // Limits are in MB/s of 10^6 bytes, the page counts 1,024,000.
+                let egress = egress / 1.024;
                 let most = if kind == "pd-ssd" && vcpus >= 8 { 400.0 } else { 240.0 };
                 assert_near(egress.min(most), wanted, &format!("{kind} {vcpus}"));
-                assert_near(limit.allowed.throughput, wanted, &format!("{kind} {vcpus} {size} GB"));
+                assert_near(page_mb(&limit.allowed), wanted, &format!("{kind} {vcpus} {size} GB"));
                 configuration.size_bytes -= GB;
                 let less = catalog().predict(&configuration, &workload).expect("right");
                 assert!(
-                    less.allowed.throughput < wanted,
+                    page_mb(&less.allowed) < wanted,
                     "{kind} {vcpus}: {size} GB is not the least"
                 );
 
@@ -321,7 +323,7 @@ fn egress_cells() {
                 configuration.other_egress_gbit_per_s = f64::from(2 * vcpus.min(8));
                 let busy = catalog().predict(&configuration, &workload).expect("right");
                 assert_near(
-                    busy.allowed.throughput,
+                    page_mb(&busy.allowed),
                     number(&part[1]),
                     &format!("{kind} {vcpus} busy"),
                 );
@@ -346,7 +348,7 @@ fn worked_examples_of_egress() {
     for (regional, wanted) in [(false, 72.0), (true, 36.0)] {
         configuration.regional = regional;
         let prediction = catalog().predict(&configuration, &workload).expect("right");
-        assert_near(prediction.allowed.throughput, wanted, "1 vCPU");
+        assert_near(page_mb(&prediction.allowed), wanted, "1 vCPU");
         assert_eq!(prediction.binding.kind, LimitKind::Egress);
         assert!(prediction.inconsistencies.iter().any(|touched| touched.id == "I02"));
     }
@@ -355,7 +357,7 @@ fn worked_examples_of_egress() {
     configuration.other_egress_gbit_per_s = 4.0;
     // (16 - 4) Gbit/s x 119 / 3.3 = 432 MB/s, above the machine's 400.
     let prediction = catalog().predict(&configuration, &workload).expect("right");
-    assert_near(prediction.allowed.throughput, 400.0, "4 Gbit/s of other traffic");
+    assert_near(page_mb(&prediction.allowed), 400.0, "4 Gbit/s of other traffic");
 }
 
 #[test]
@@ -406,6 +408,12 @@ fn inconsistencies_are_complete() {
     let ids: Vec<_> = catalog().inconsistencies.iter().map(|entry| entry.id.clone()).collect();
     let wanted: Vec<_> = (1..=23).map(|number| format!("I{number:02}")).collect();
     assert_eq!(ids, wanted);
+}
+
+/// Throughput in the page's unit of 1,024,000 bytes; all results are in 10^6.
+fn page_mb(rates: &Rates) -> f64 {
+    assert!((rates.mb_per_s * 1e6 - rates.bytes_per_s).abs() < 1e-3);
+    rates.mb_per_s / 1.024
 }
 
 /// NetApp's walk-through has other maxima; they are shown where they would matter.

@@ -94,11 +94,14 @@ impl MachineArgs {
     }
 }
 
+/// Disks of a machine: `--disks` has the same bound.
+const UNLIKE_MAX: usize = 128;
+
 #[derive(Debug, Args)]
 pub(crate) struct DiskArgs {
     /// Type of disk, such as pd-ssd
     #[arg(long = "type", value_name = "TYPE")]
-    pub(crate) kind: String,
+    pub(crate) kind: Option<String>,
     /// Size of each disk, such as 500GB or 1TiB; GB is 10^9 bytes, GiB is 2^30
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) size: Option<String>,
@@ -112,17 +115,47 @@ pub(crate) struct DiskArgs {
 impl DiskArgs {
     /// The configuration in a catalog.
     pub(crate) fn configuration(&self, catalog: &Catalog) -> Result<DiskConfiguration, String> {
-        let disk = catalog.disk_type(&self.kind).map_err(|error| error.to_string())?;
-        let size_bytes = match &self.size {
+        let kind = self.kind.as_ref().ok_or("--type is missing: write one, such as pd-ssd")?;
+        self.of_type(catalog, kind, self.size.as_deref())
+    }
+
+    /// The configuration of a type with this size.
+    fn of_type(
+        &self,
+        catalog: &Catalog,
+        kind: &str,
+        size: Option<&str>,
+    ) -> Result<DiskConfiguration, String> {
+        let disk = catalog.disk_type(kind).map_err(|error| error.to_string())?;
+        let size_bytes = match size {
             Some(text) => bytes("--size", text)?,
             None if disk.size_gb_each.is_some() => 0,
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
         let on = self.machine.on(catalog)?;
-        let fixed = catalog.fixed_disks(&self.kind, &on.machine.name).unwrap_or(1);
+        let fixed = catalog.fixed_disks(kind, &on.machine.name).unwrap_or(1);
         let disks = self.disks.as_ref().map(|text| count("--disks", text, 128)).transpose()?;
-        let (kind, disks) = (self.kind.clone(), disks.unwrap_or(fixed));
+        let (kind, disks) = (kind.to_owned(), disks.unwrap_or(fixed));
         Ok(DiskConfiguration { kind, size_bytes, disks, ..on })
+    }
+
+    /// Configurations of `TYPE:SIZE`, or of `TYPE` for local SSDs.
+    pub(super) fn unlike(
+        &self,
+        catalog: &Catalog,
+        disks: &[String],
+    ) -> Result<Vec<DiskConfiguration>, String> {
+        if disks.len() > UNLIKE_MAX {
+            return Err(format!("--disk: at most {UNLIKE_MAX} disks"));
+        }
+        let one = |text: &String| {
+            let (kind, size) = match text.split_once(':') {
+                Some((kind, size)) => (kind, Some(size)),
+                None => (text.as_str(), None),
+            };
+            self.of_type(catalog, kind, size)
+        };
+        disks.iter().map(one).collect()
     }
 }
 
@@ -201,6 +234,10 @@ impl WorkloadArgs {
 pub(crate) struct PredictArgs {
     #[command(flatten)]
     pub(crate) disk: DiskArgs,
+    /// One of several unlike disks that are used at once and share the machine's limits, instead of
+    /// --type and --size (repeatable)
+    #[arg(long = "disk", value_name = "TYPE:SIZE", conflicts_with_all = ["kind", "size", "disks", "iops", "throughput"])]
+    pub(crate) unlike: Vec<String>,
     #[command(flatten)]
     pub(crate) workload: WorkloadArgs,
     #[command(flatten)]

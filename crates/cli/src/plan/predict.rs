@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 
 use flagstone_cloud::catalog::{Catalog, Inconsistency, ThroughputUnit};
 use flagstone_cloud::prediction::SourceUse;
-use flagstone_cloud::{Confidence, DiskConfiguration, PredictedLimit, Prediction, Rates};
+use flagstone_cloud::{
+    Confidence, DiskConfiguration, JointPrediction, PredictedLimit, Prediction, Rates,
+};
 use flagstone_units::{display::block_size, grouped};
 
 use super::args::PredictArgs;
@@ -22,6 +24,16 @@ pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
         .jobs
         .workload(&args.workload.rw, &args.workload.bs)
         .map_err(Failure::usage)?;
+    if !args.unlike.is_empty() {
+        let configurations = args.disk.unlike(&catalog, &args.unlike)?;
+        let found = catalog
+            .predict_together(&configurations, &workload)
+            .map_err(|error| plan_failure(&error, &catalog))?;
+        if args.catalog.json {
+            return Ok(json(&catalog, BTreeMap::from([("together", &found)])));
+        }
+        return Ok(print(&joint_text(&catalog, &found), Exit::Success));
+    }
     let configuration = args.disk.configuration(&catalog)?;
     let prediction = catalog
         .predict(&configuration, &workload)
@@ -31,6 +43,27 @@ pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     }
     let pattern = args.workload.pattern_text(&workload);
     Ok(print(&text(&catalog, &prediction, &pattern, Paint::stdout()), Exit::Success))
+}
+
+/// Disks that are used at once: each alone and with the others, and what they share.
+fn joint_text(catalog: &Catalog, found: &JointPrediction) -> String {
+    let unit = catalog.units.throughput;
+    let mut lines = Vec::new();
+    for disk in &found.disks {
+        let own = format!("{} by itself", grouped(disk.own.iops, 0));
+        lines.push(rates_row(&disks_text(catalog, &disk.configuration), &disk.together, unit, own));
+    }
+    lines.push(rates_row("together", &found.total, unit, String::new()));
+    let mut out = head(catalog) + "\n";
+    for line in columns::rows(&RATES, &lines) {
+        let _ = writeln!(out, "  {line}");
+    }
+    for limit in &found.binding {
+        let (kind, types) = (limit.kind, limit.types.join(" and "));
+        let iops = grouped(limit.iops, 0);
+        let _ = writeln!(out, "\n  binds: {kind} allows {types} {iops} IOPS of this workload");
+    }
+    out
 }
 
 type StyledLine = (fn(Paint, &str) -> String, Vec<String>);

@@ -15,8 +15,8 @@ use crate::catalog::{Catalog, Confidence, Inconsistency, LimitKind};
 use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::mix::WorkloadMix;
 use crate::placement::Placement;
-use crate::predict::{SAME, binding_order, rates};
-use crate::prediction::{Dimension, Prediction, SourceUse};
+use crate::predict::{SAME, binding_order};
+use crate::prediction::{Dimension, Prediction, Rates, SourceUse};
 use crate::provenance::{add_new, merge_sources};
 
 /// One configuration and workload along one dimension.
@@ -44,8 +44,8 @@ pub struct CurvePoint {
     pub at: u64,
     /// IOPS of reads and writes together.
     pub iops: f64,
-    /// Throughput in the catalog's unit.
-    pub throughput: f64,
+    /// Throughput, 10^6 bytes per second.
+    pub mb_per_s: f64,
     pub binding: LimitKind,
     pub dimension: Dimension,
     /// Another limit is equal, so lifting only one gains nothing.
@@ -206,11 +206,10 @@ impl Walk<'_> {
         let (binding, without) = binding_order(&mix, &caps, 1)[0];
         let cap = &caps[binding];
         let iops = mix.iops_under(caps.iter());
-        let rates = rates(self.catalog, workload.block_bytes, iops);
         Ok(CurvePoint {
             at,
-            iops: rates.iops,
-            throughput: rates.throughput,
+            iops,
+            mb_per_s: Rates::of_blocks(workload.block_bytes, iops).mb_per_s,
             binding: cap.kind,
             dimension: cap.dimension,
             tied: without <= iops * (1.0 + SAME),

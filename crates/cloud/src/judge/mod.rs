@@ -29,7 +29,6 @@ use crate::input::{DiskConfiguration, PlanError, Workload};
 use crate::limits::{CPU_BUSY, JOB_BUSY_PERCENT, QUEUE_FULL, TOLERANCE};
 use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
-use crate::predict::rates;
 use crate::prediction::{PredictedLimit, Rates, Recommendation, SourceUse};
 use crate::recommendation::Recommender;
 use utilization::MeasuredLoad;
@@ -235,18 +234,10 @@ impl Case<'_, '_> {
         kinds.extend((bottleneck != Bottleneck::Limit).then_some(LimitKind::QueueDepth));
         let (causes, hypotheses) = self.findings(verdict, bottleneck, first);
         let recommendations = self.recommendations(verdict, bottleneck, &limits);
-        let rates = |iops: f64| rates(catalog, self.workload.block_bytes, iops);
-        let part = |part: &MeasuredRates| Rates {
-            iops: part.iops,
-            bytes_per_s: part.bytes_per_s,
-            throughput: part.bytes_per_s / catalog.units.throughput_bytes() as f64,
-        };
+        let rates = |iops: f64| Rates::of_blocks(self.workload.block_bytes, iops);
+        let part = |part: &MeasuredRates| Rates::new(part.iops, part.bytes_per_s);
         let (read, write) = (part(&self.measured.read), part(&self.measured.write));
-        let total = Rates {
-            iops: self.iops,
-            bytes_per_s: read.bytes_per_s + write.bytes_per_s,
-            throughput: read.throughput + write.throughput,
-        };
+        let total = Rates::new(self.iops, read.bytes_per_s + write.bytes_per_s);
         let not_known = describe::not_known(self.placement, self.mix, self.workload, None);
         Judgment {
             catalog: catalog.name.clone(),

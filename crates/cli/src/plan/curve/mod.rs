@@ -233,8 +233,9 @@ fn text(catalog: &Catalog, found: &CurveSet, files: &[PathBuf], paint: Paint) ->
                 let (from, to) = (of(from), of(to));
                 if from == to { from } else { format!("{from} to {to}") }
             };
-            let throughput =
-                |point: &CurvePoint| decimals(catalog.units.printed_throughput(point.throughput));
+            let throughput = |point: &CurvePoint| {
+                decimals(point.mb_per_s * 1e6 / catalog.units.throughput.bytes())
+            };
             let rows: Vec<Vec<String>> = curve
                 .spans
                 .iter()

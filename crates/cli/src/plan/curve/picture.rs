@@ -110,7 +110,7 @@ fn panel(catalog: &Catalog, found: &CurveSet, rw: &str, rate: Rate) -> Panel {
         .collect();
     let value = |point: &CurvePoint| match rate {
         Rate::Iops => point.iops,
-        Rate::Throughput => catalog.units.printed_throughput(point.throughput),
+        Rate::Throughput => point.mb_per_s * 1e6 / catalog.units.throughput.bytes(),
     };
     let all = || curves.iter().flat_map(|curve| &curve.points);
     let (low, high) = all()

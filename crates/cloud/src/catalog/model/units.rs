@@ -31,12 +31,6 @@ impl Units {
         self.block_bytes * self.blocks_per_throughput
     }
 
-    /// Converts a throughput from the catalog's unit to the unit of that name that people know:
-    /// 10^6 bytes for MB/s, 2^20 for MiB/s. A page may count others.
-    pub fn printed_throughput(&self, throughput: f64) -> f64 {
-        throughput * self.throughput_bytes() as f64 / self.throughput.bytes()
-    }
-
     /// Converts a block size from bytes to the catalog's unit.
     pub(crate) fn block_of(&self, bytes: u64) -> f64 {
         bytes as f64 / self.block_bytes as f64
