@@ -28,6 +28,7 @@ pub mod nvme_host;
 pub mod nvme_pdu;
 pub mod nvme_reply;
 pub mod nvme_target;
+pub mod pool_format;
 mod remote;
 pub mod spec;
 mod tamper;

@@ -376,9 +376,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     if rng.chance(0.5) {
         pool.close().await.unwrap();
     }
-    let history = history.borrow();
-    let mut counts = Counts::default();
-    counts.checkpoints = pool.status().checkpoints;
+    let history = history.take();
+    let mut counts = Counts { checkpoints: pool.status().checkpoints, ..Counts::default() };
     let last = trace.lock().now();
     history.check(&content(&pool, plan.writers).await, last, "before any crash");
     drop((pool, device));

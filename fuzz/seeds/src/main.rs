@@ -11,6 +11,7 @@ mod bench;
 mod mirror;
 mod nbd;
 mod nvme;
+mod pool;
 mod text;
 
 use std::io;
@@ -41,6 +42,7 @@ fn main() -> io::Result<()> {
     nbd::tampered(&corpus)?;
     mirror::replicas(&corpus)?;
     mirror::compressed(&corpus)?;
+    pool::structures(&corpus)?;
     bench::fio(&corpus)?;
     bench::diskspd(&corpus)?;
     text::configurations(&corpus)?;

@@ -181,9 +181,8 @@ impl Shared {
         state.segments.commit(start, is_live);
         state.checkpoints += 1;
         state.clean = false;
-        let deleting = state.catalog.volumes.values();
-        state.wanted.checkpoint |=
-            deleting.into_iter().any(|volume| volume.state == VolumeState::Deleting);
+        state.catalog_changed();
+        state.wanted.checkpoint |= state.deleting > 0;
     }
 }
 

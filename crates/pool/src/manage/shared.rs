@@ -99,6 +99,10 @@ pub(crate) struct State {
     pub(crate) fruitless: u32,
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
+    /// Blocks reserved for thick volumes beyond what they have.
+    reserved: u64,
+    /// Volumes being deleted.
+    pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
     pub(crate) spare: Option<Recent>,
     failed: Option<IoError>,
@@ -120,7 +124,7 @@ pub(crate) struct Opened {
 impl State {
     pub(crate) fn new(opened: Opened) -> State {
         let live = opened.usage.total() + opened.meta_usage.total();
-        State {
+        let mut state = State {
             position: opened.position,
             segments: opened.segments,
             active: opened.recent,
@@ -141,9 +145,20 @@ impl State {
             fruitless: 0,
             wanted: Wanted::default(),
             ordering: false,
+            reserved: 0,
+            deleting: 0,
             spare: None,
             failed: None,
-        }
+        };
+        state.catalog_changed();
+        state
+    }
+
+    /// Counts what admission needs of the catalog, so that no write iterates over volumes.
+    pub(crate) fn catalog_changed(&mut self) {
+        let thick = self.catalog.present().filter(|volume| volume.thick);
+        self.reserved = thick.map(|volume| volume.blocks - volume.mapped).sum();
+        self.deleting = self.catalog.volumes.len() - self.catalog.present().count();
     }
 
     /// # Errors
@@ -222,6 +237,7 @@ impl State {
                         .expect("orders are checked before they are written");
                     let tree = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
                     self.trees.entry(volume.id).or_insert(tree);
+                    self.catalog_changed();
                     if let Some(handle) = self.handles.get(&volume.id) {
                         handle.blocks.store(volume.blocks, Ordering::Release);
                     }
@@ -230,6 +246,7 @@ impl State {
                     self.catalog
                         .delete(*volume)
                         .expect("orders are checked before they are written");
+                    self.catalog_changed();
                     if let Some(handle) = self.handles.remove(volume) {
                         handle.deleted.store(true, Ordering::Release);
                     }
@@ -265,16 +282,13 @@ impl State {
 
     pub(crate) fn supply(&mut self) -> Supply {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.len());
-        let thick = self.catalog.present().filter(|volume| volume.thick);
-        let reserved = thick.map(|volume| volume.blocks - volume.mapped).sum();
-        let deleting = self.catalog.volumes.len() > self.catalog.present().count();
         Supply {
             live: self.live + frozen as u64,
-            reserved,
+            reserved: self.reserved,
             entries: self.active.len() + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
-            unmerged: deleting
+            unmerged: self.deleting > 0
                 || !self.active.is_empty()
                 || self.frozen.is_some()
                 || self.admitted != (0, 0),

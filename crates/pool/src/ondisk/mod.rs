@@ -103,7 +103,8 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-fn seal(block: &mut Block) {
+/// Writes the checksum of a block that contains its own.
+pub fn seal(block: &mut Block) {
     let crc = checksum(&block[..CRC_AT]);
     put(block, CRC_AT, &crc.to_le_bytes());
 }

@@ -1,0 +1,73 @@
+//! Seeds of pool input: one of each structure, sealed, and with its checksum wrong.
+
+use std::io;
+
+use flagstone_pool::PoolId;
+use flagstone_pool::limits::BLOCK_BYTES;
+use flagstone_pool::ondisk::Block;
+use flagstone_pool::ondisk::catalog::{Catalog, VolumeRecord};
+use flagstone_pool::ondisk::chunk::{ChunkHeader, Record};
+use flagstone_pool::ondisk::entry::Entry;
+use flagstone_pool::ondisk::page::{MapPage, PagePlace};
+use flagstone_pool::ondisk::superblock::{
+    DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock,
+};
+
+use super::Corpus;
+
+/// `pool_format`.
+pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
+    let mut volume = VolumeRecord::new(1, "db".to_owned(), 1 << 20);
+    volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
+    let root = Entry { location: 20, birth: 4, checksum: 6 };
+    let device = DeviceRecord {
+        id: PoolId([1; 16]),
+        size_bytes: SUPERBLOCK_AREA_BYTES + 64 * 256 * BLOCK_BYTES as u64,
+        segments: 64,
+    };
+    let superblock = Superblock {
+        update: 3,
+        pool: PoolId([9; 16]),
+        name: "fast".to_owned(),
+        device: 0,
+        devices: vec![device],
+        segment_blocks: 256,
+        log: 77,
+        start: LogStart { sequence: 5, block: 17, following: 3 },
+        root,
+    };
+    put(corpus, "superblock", 0, 0, &superblock.encode(0))?;
+    let place = PagePlace { volume: 1, level: 2, index: 7 };
+    let header = ChunkHeader {
+        log: 77,
+        sequence: 5,
+        durable: 4,
+        block: 17,
+        following: 3,
+        records: vec![
+            Record::Volume(Box::new(volume.clone())),
+            Record::Data { volume: 1, block: 9, count: 2 },
+            Record::Zero { volume: 1, block: 100, count: 1 << 20 },
+            Record::Moved { volume: 1, block: 8, old: 300, birth: 2 },
+            Record::Page(place),
+            Record::Delete { volume: 1 },
+        ],
+        checksums: vec![1, 2, 3, 4],
+    };
+    let mut block: Block = [0; BLOCK_BYTES];
+    header.encode(&mut block);
+    put(corpus, "chunk", 1, 17, &block)?;
+    let mut page = MapPage::default();
+    page.entries[0] = root;
+    page.encode(place, &mut block);
+    put(corpus, "page", 2, 7, &block)?;
+    let mut catalog = Catalog::default();
+    catalog.upsert(&volume).map_err(io::Error::other)?;
+    put(corpus, "catalog", 3, 0, &catalog.encode())
+}
+
+fn put(corpus: &Corpus, name: &str, kind: u8, place: u8, bytes: &[u8]) -> io::Result<()> {
+    corpus.put("pool_format", name, &[&[kind | 4, place], bytes].concat())?;
+    let cut = &bytes[..bytes.len() - 1];
+    corpus.put("pool_format", &format!("{name}-cut"), &[&[kind, place], cut].concat())
+}
