@@ -20,8 +20,8 @@
 //! - At most one node serves.
 //! - When all faults have ended, the mirror gets in sync and every call of a host ends.
 //!
-//! [`Profile`] says which faults and commands a scenario has. `chain` and `chain-async` must pass
-//! every seed. `chain-all` and `chain-async-all` add the faults of open findings.
+//! [`Profile`] says which faults and commands a scenario has. `chain-all` and `chain-async-all` have
+//! disks that fail and hang, too.
 //!
 //! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
 //! failed devices, are repeated here), configuration, TLS and authentication, more than one target,
@@ -44,7 +44,7 @@ use flagstone_mirror::Mode;
 use crate::{Outcome, Scenario};
 use cluster::Cluster;
 
-/// Synchronous, without the faults of open findings.
+/// Synchronous, on disks that do not fail.
 pub const CHAIN: Scenario = Scenario {
     name: "chain",
     about: "multipath hosts on a synchronous mirror over real targets and the real link: reads are \
@@ -52,7 +52,7 @@ pub const CHAIN: Scenario = Scenario {
     run: |seed| run(seed, &Profile::new(Mode::Sync, false)),
 };
 
-/// Asynchronous, without the faults of open findings.
+/// Asynchronous, on disks that do not fail.
 pub const CHAIN_ASYNC: Scenario = Scenario {
     name: "chain-async",
     about: "the same with an asynchronous mirror, whose target shows one moment of the past",
@@ -62,14 +62,14 @@ pub const CHAIN_ASYNC: Scenario = Scenario {
 /// Synchronous, with all faults.
 pub const CHAIN_ALL: Scenario = Scenario {
     name: "chain-all",
-    about: "the synchronous chain with the faults of open findings too; not in the default set",
+    about: "the synchronous chain on disks that also fail and hang",
     run: |seed| run(seed, &Profile::new(Mode::Sync, true)),
 };
 
 /// Asynchronous, with all faults.
 pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
     name: "chain-async-all",
-    about: "the asynchronous chain with the faults of open findings too; not in the default set",
+    about: "the asynchronous chain on disks that also fail and hang, and clean stops of its source",
     run: |seed| run(seed, &Profile::new(Mode::Async, true)),
 };
 
@@ -77,8 +77,8 @@ pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
 #[derive(Clone, Copy, Debug)]
 struct Profile {
     mode: Mode,
-    /// Also the faults of open findings: failing reads, writes and flushes, disks that hang longer
-    /// than any timeout, clean stops of an asynchronous source, hosts with two paths to a node.
+    /// Also failing reads, writes and flushes, disks that hang longer than any timeout, clean stops
+    /// of an asynchronous source, hosts with two paths to a node.
     all: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.

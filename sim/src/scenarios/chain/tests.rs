@@ -7,21 +7,21 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::cluster::{Cluster, DATA};
 use super::operator::recover;
-use super::{CHAIN, CHAIN_ASYNC, Profile, run};
+use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, Profile, run};
 use crate::runner::run_seed;
 use crate::scenarios::liar::caught;
 
 #[test]
 fn chain_keeps_guarantees_and_replays() {
-    for seed in 0..4 {
-        run_seed(&CHAIN, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    for (scenario, seed) in (0..4).flat_map(|seed| [(CHAIN, seed), (CHAIN_ALL, seed)]) {
+        run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
 #[test]
 fn asynchronous_chain_keeps_guarantees_and_replays() {
-    for seed in 0..4 {
-        run_seed(&CHAIN_ASYNC, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    for (scenario, seed) in (0..4).flat_map(|seed| [(CHAIN_ASYNC, seed), (CHAIN_ASYNC_ALL, seed)]) {
+        run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
