@@ -203,6 +203,7 @@ fn cli_reference_matches_clap() {
         ("options:mirror-verify".to_owned(), mirror_peer("verify")),
         ("options:mirror-resolve".to_owned(), mirror_peer("resolve")),
         ("options:mirror-grow".to_owned(), mirror("grow")),
+        ("options:mirror-move-log".to_owned(), mirror("move-log")),
         ("options:bench-run".to_owned(), bench("run")),
         ("options:bench-diskspd".to_owned(), bench("diskspd")),
         ("options:bench-compare".to_owned(), bench("compare")),

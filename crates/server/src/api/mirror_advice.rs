@@ -19,8 +19,9 @@ pub(super) fn missing_advice(document: &MirrorDocument, missing: &str) -> String
 
 pub(super) fn log_missing_advice(document: &MirrorDocument, missing: &str) -> String {
     format!(
-        "{missing}. Then restart the server of {}: until then it does not serve {}. Nothing was changed \
-         on the data device or the log device",
+        "{missing}. After a change of the configuration, restart the server of {}; a corrected device is \
+         noticed without that. Until then it does not serve {}. Nothing was changed on the data device or \
+         the log device",
         document.node, document.volume
     )
 }

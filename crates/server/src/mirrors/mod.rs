@@ -320,6 +320,9 @@ impl MirroredVolume {
             tracing::error!(
                 "{missing}. This node does not serve the volume, and nothing was changed on its device"
             );
+            if self.is_without_log() {
+                self.await_log();
+            }
         } else {
             tracing::warn!(
                 "volume `{name}` has no replica here yet: run `flagstone mirror create {name} --source` \

@@ -44,7 +44,8 @@ impl MirroredVolume {
         to: Option<DeviceSpec>,
         dry_run: bool,
     ) -> Result<LogMove, CreateError> {
-        let _create_lock = self.create_lock.acquire(1).await;
+        // Without `create_lock`: a new device that hangs must not delay the reopening of the replica,
+        // which makes the move fail, or finds the log at the new place.
         let name = &self.name;
         let Some(mirror) = self.mirror().filter(|mirror| !mirror.is_closed()) else {
             return refuse(format!(

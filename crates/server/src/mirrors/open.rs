@@ -188,6 +188,8 @@ impl MirroredVolume {
         }
         let replica = opened?;
         *self.log.borrow_mut() = log;
+        self.without_log.set(false);
+        self.missing.borrow_mut().take();
         self.keep_name(&replica).await?;
         if let Some(lost) = replica.log_lost() {
             tracing::warn!(

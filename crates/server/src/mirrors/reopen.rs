@@ -1,6 +1,7 @@
 //! Reopening of a replica on a running server, as a restart would do.
 //!
-//! There are two causes. A replica was closed for a change, or was just created, and could not be opened
+//! A replica whose log device is unusable is opened when the operator has corrected the device. An
+//! open replica is reopened for two causes. A replica was closed for a change, or was just created, and could not be opened
 //! again because its device failed meanwhile. Or a device failed: a flush failed, or another error made
 //! a peer serve the volume. In the second case the devices are closed and reopened too.
 //!
@@ -25,6 +26,9 @@ use super::{MirrorFailure, MirroredVolume};
 /// Pause before the first attempt; it doubles each time.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause between looks at a log device that is unusable.
+const LOG_RETRY: Duration = Duration::from_secs(2);
 
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
 
@@ -220,6 +224,36 @@ impl MirroredVolume {
                 self.reopens.set(self.reopens.get() + 1);
             }
         }
+    }
+}
+
+impl MirroredVolume {
+    /// Opens the replica, whose log device is unusable, when the operator has corrected the device.
+    pub(super) fn await_log(self: &Rc<Self>) {
+        let this = Rc::downgrade(self);
+        let waits = async move {
+            let mut reported = String::new();
+            loop {
+                time::sleep(LOG_RETRY).await;
+                let Some(this) = this.upgrade() else { return };
+                let _create_lock = this.create_lock.acquire(1).await;
+                if this.mirror().is_some() || !this.is_without_log() {
+                    return;
+                }
+                let opened = match this.open().await {
+                    Ok(None) => continue,
+                    Ok(Some(replica)) => this.run(replica).await,
+                    Err(failure) => Err(failure),
+                };
+                if let Err(MirrorFailure { problem, .. }) = opened
+                    && problem != reported
+                {
+                    tracing::warn!(volume = this.name, "cannot open the replica: {problem}");
+                    reported = problem;
+                }
+            }
+        };
+        *self.watch.borrow_mut() = Some(spawn(waits).abort_on_drop());
     }
 }
 
