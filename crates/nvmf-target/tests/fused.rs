@@ -200,8 +200,10 @@ fn concurrent_hosts_lose_no_update() {
             let nsid = volume(&server);
             let mut tasks = Vec::new();
             for _ in 0..HOSTS {
-                let mut host = Host::attach(&server, &options).await;
+                let host = Host::attach(&server, &options).await;
                 tasks.push(flagstone_runtime::spawn(async move {
+                    // All of it: without its admin queue the controller ends.
+                    let mut host = host;
                     let mut done = 0;
                     while done < EACH {
                         let now = host.io.read(nsid, 8, BLOCK as u64, BLOCK).await.unwrap();
