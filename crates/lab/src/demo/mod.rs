@@ -178,7 +178,7 @@ impl Parts<'_> {
         steps: usize,
         measure: &mut dyn FnMut(&mut dyn Follower) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.believable(part, steps, &mut |follower| {
+        self.believable(part, steps, |follower| {
             let meter = DisturbanceMeter::start();
             let measured = measure(follower)?;
             Ok((measured, meter.end()))
@@ -189,7 +189,7 @@ impl Parts<'_> {
         &mut self,
         part: &'static str,
         steps: usize,
-        measure: &mut dyn FnMut(&mut dyn Follower) -> Result<(T, Disturbance), Error>,
+        mut measure: impl FnMut(&mut dyn Follower) -> Result<(T, Disturbance), Error>,
     ) -> Result<T, Error> {
         let (mut measured, mut disturbance) = measure(self.follower)?;
         let repeated_for = Some(disturbance).filter(|first| first.is_too_much());
