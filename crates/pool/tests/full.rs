@@ -1,12 +1,15 @@
 //! Full pools: new writes fail, everything else works, and what is freed can be used again.
 #![allow(missing_docs)]
 
+mod common;
+
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
 use flagstone_runtime::rng::Rng;
-use flagstone_runtime::{Buf, block_on, buf};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{Buf, block_on, buf, random_u64, spawn};
 
 const BLOCK: u64 = 4096;
 
@@ -178,4 +181,49 @@ fn zeroes_take_no_space() {
         assert_eq!(pool.volumes()[0].used_bytes, 0);
     })
     .unwrap();
+}
+
+/// Overwrites random blocks of its own, and returns what they hold.
+async fn overwrite(device: Arc<PoolVolume>, base: u64, blocks: u64, steps: u64) -> Vec<u64> {
+    let mut model = vec![0; blocks as usize];
+    for step in 1..=steps {
+        let block = random_u64() % blocks;
+        write(&device, base + block, base << 20 | step).await.unwrap();
+        model[block as usize] = base << 20 | step;
+    }
+    model
+}
+
+#[test]
+fn overwrite_during_cleaning_wins_over_the_copy() {
+    const WRITERS: u64 = 8;
+    const BLOCKS: u64 = 32;
+    for seed in 0..4 {
+        let sim = Simulation::new(seed, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, async {
+            let size_bytes = (1 << 20) + 64 * 16 * BLOCK;
+            let (devices, _) = common::disks(vec![common::Image::default()], size_bytes, 300);
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices.clone(), &options).await.unwrap();
+            let device = pool.create_volume("db", &thin(WRITERS * BLOCKS)).await.unwrap();
+            let start = |writer| overwrite(device.clone(), writer * BLOCKS, BLOCKS, 400);
+            let tasks: Vec<_> = (0..WRITERS).map(|writer| spawn(start(writer))).collect();
+            let mut model = Vec::new();
+            for task in tasks {
+                model.extend(task.await.unwrap());
+            }
+            assert!(pool.status().cleaned_segments > 50, "{:?}", pool.status());
+            for (expected, block) in model.iter().zip(0..) {
+                assert_eq!(stamp(&device, block).await, *expected, "block {block}");
+            }
+            drop((pool, device));
+            let pool = Pool::open(devices).await.unwrap();
+            let device = pool.open_volume("db").unwrap();
+            for (expected, block) in model.iter().zip(0..) {
+                assert_eq!(stamp(&device, block).await, *expected, "block {block}, reopened");
+            }
+        });
+        sim.block_on(async { done.await.unwrap() });
+    }
 }

@@ -62,6 +62,7 @@ impl Shared {
         let mut state = self.state.lock();
         // Near the limit of its density a pool gains nothing from one pass: copies, their headers
         // and the checkpoint take what the victims give.
+        state.cleaned.0 += victims.len() as u64;
         let gained = state.segments.free() > before;
         state.fruitless = if gained { 0 } else { state.fruitless + 1 };
         state.clean = state.fruitless >= FRUITLESS_PASSES;
@@ -205,7 +206,11 @@ impl Shared {
             place.copy_from_slice(&block);
         }
         let records = std::mem::take(&mut copies.records);
-        self.state.lock().admitted.0 += records.len();
+        {
+            let mut state = self.state.lock();
+            state.admitted.0 += records.len();
+            state.cleaned.1 += records.len() as u64;
+        }
         self.append(records, memory).await.map(drop)
     }
 }

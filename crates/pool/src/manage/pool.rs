@@ -73,6 +73,10 @@ pub struct PoolStatus {
     pub volumes: usize,
     /// Checkpoints since the opening.
     pub checkpoints: u64,
+    /// Segments that the cleaner emptied since the opening.
+    pub cleaned_segments: u64,
+    /// Live blocks that it copied out of them.
+    pub copied_blocks: u64,
     /// Why the pool fails changes, until it is opened again.
     pub failed: Option<IoError>,
 }
@@ -224,6 +228,8 @@ impl Pool {
             free_segment_bytes: bytes(supply.free as u64 * segment),
             volumes: state.catalog.present().count(),
             checkpoints: state.checkpoints,
+            cleaned_segments: state.cleaned.0,
+            copied_blocks: state.cleaned.1,
             failed: state.check().err(),
         }
     }

@@ -97,6 +97,8 @@ pub(crate) struct State {
     pub(crate) clean: bool,
     /// Passes of the cleaner in a row that gained nothing.
     pub(crate) fruitless: u32,
+    /// Segments cleaned and blocks copied since the opening.
+    pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
     /// Blocks reserved for thick volumes beyond what they have.
@@ -143,6 +145,7 @@ impl State {
             damaged: BTreeSet::new(),
             clean: false,
             fruitless: 0,
+            cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
             reserved: 0,
