@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{MemoryDevice, SharedDevice};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
-use flagstone_runtime::block_on;
+use flagstone_runtime::{IoEngine, RuntimeConfig, block_on, run};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,6 +35,17 @@ fn pool_volume_passes_the_conformance_kit() {
         pool.create_volume("db", &size(64 * MIB)).await.unwrap() as SharedDevice
     };
     block_on(conformance::run(make, Options::quick(1))).unwrap();
+}
+
+#[test]
+fn pool_volume_is_shared_by_cores() {
+    let config =
+        RuntimeConfig { cores: 2, io_engine: IoEngine::Threads, ..RuntimeConfig::default() };
+    let make = async || {
+        let pool = create(memory(1, 48 * MIB), 64).await;
+        pool.create_volume("db", &size(8 * MIB)).await.unwrap() as SharedDevice
+    };
+    run(&config, || conformance::run(make, Options::quick(2))).unwrap();
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! Devices that fail calls: what a pool still does, and what it shows after it was opened again.
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{
+    BlockDevice, FaultConfig, FaultControl, FaultLayer, IoError, MemoryDevice, SharedDevice,
+};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_runtime::{Buf, block_on, buf};
+
+const BLOCK: u64 = 4096;
+
+async fn create() -> (Vec<NamedDevice>, FaultControl, Pool, Arc<PoolVolume>) {
+    let memory = Arc::new(MemoryDevice::new(32 << 20, 512).unwrap()) as SharedDevice;
+    let (layer, control) = FaultLayer::new(memory, FaultConfig::default()).unwrap();
+    let device = Arc::new(layer) as SharedDevice;
+    let devices = vec![NamedDevice { name: "/dev/faulty".to_owned(), device }];
+    let options = CreateOptions { segment_blocks: 64, ..CreateOptions::new("fast") };
+    let pool = Pool::create(devices.clone(), &options).await.unwrap();
+    let size = VolumeOptions { size_bytes: 100 * BLOCK, ..VolumeOptions::default() };
+    let volume = pool.create_volume("db", &size).await.unwrap();
+    (devices, control, pool, volume)
+}
+
+async fn write(volume: &PoolVolume, block: u64, value: u8, fua: bool) -> Result<(), IoError> {
+    let data = Buf::copy_of(&[value; BLOCK as usize]).unwrap();
+    volume.write(block * BLOCK, data, fua).await
+}
+
+async fn read(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {
+    let read = volume.read(block * BLOCK, buf::alloc(BLOCK as usize).await).await?;
+    Ok(read[0])
+}
+
+#[test]
+fn failed_write_fails_changes_until_pool_is_reopened() {
+    block_on(async {
+        let (devices, control, pool, volume) = create().await;
+        write(&volume, 1, 7, true).await.unwrap();
+        control.fail_next_writes(1);
+        assert_eq!(write(&volume, 1, 8, false).await, Err(IoError::WriteFault));
+        assert_eq!(write(&volume, 2, 9, false).await, Err(IoError::WriteFault));
+        assert_eq!(volume.discard(0, BLOCK).await, Err(IoError::WriteFault));
+        assert_eq!(volume.flush().await, Err(IoError::WriteFault));
+        let order = pool.rename_volume("db", "dc").await;
+        assert_eq!(order, Err(VolumeError::Io(IoError::WriteFault)));
+        assert_eq!(pool.status().failed, Some(IoError::WriteFault));
+        assert_eq!(pool.close().await, Err(IoError::WriteFault));
+        assert_eq!(read(&volume, 1).await, Ok(7), "reads go on");
+        drop((pool, volume));
+        let pool = Pool::open(devices).await.unwrap();
+        let volume = pool.open_volume("db").unwrap();
+        assert_eq!(read(&volume, 1).await, Ok(7));
+        assert_eq!(read(&volume, 2).await, Ok(0));
+        write(&volume, 2, 9, true).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn failed_flush_poisons_volumes_until_pool_is_reopened() {
+    block_on(async {
+        let (devices, control, pool, volume) = create().await;
+        write(&volume, 1, 7, false).await.unwrap();
+        control.fail_next_flush();
+        assert_eq!(volume.flush().await, Err(IoError::WriteFault));
+        assert!(volume.must_reopen());
+        assert_eq!(volume.flush().await, Err(IoError::Poisoned));
+        assert_eq!(write(&volume, 1, 8, false).await, Err(IoError::Poisoned));
+        assert_eq!(read(&volume, 1).await, Ok(7));
+        drop((pool, volume));
+        control.reopen();
+        let pool = Pool::open(devices).await.unwrap();
+        write(&pool.open_volume("db").unwrap(), 1, 8, true).await.unwrap();
+    })
+    .unwrap();
+}
+
+#[test]
+fn superblock_update_survives_one_failing_copy() {
+    block_on(async {
+        let (devices, control, pool, volume) = create().await;
+        control.fail_writes(256 << 10..(256 << 10) + BLOCK);
+        for value in 1..5 {
+            write(&volume, 1, value, true).await.unwrap();
+            pool.checkpoint().await.unwrap();
+        }
+        drop((pool, volume));
+        let pool = Pool::open(devices.clone()).await.unwrap();
+        assert_eq!(read(&pool.open_volume("db").unwrap(), 1).await, Ok(4));
+        control.fail_writes(512 << 10..(512 << 10) + BLOCK);
+        assert_eq!(pool.checkpoint().await, Err(IoError::WriteFault));
+        drop(pool);
+        control.heal();
+        let pool = Pool::open(devices).await.unwrap();
+        assert_eq!(read(&pool.open_volume("db").unwrap(), 1).await, Ok(4));
+    })
+    .unwrap();
+}
