@@ -671,10 +671,10 @@ fn admitted(state: &State, successor: bool, peer_epoch: u64) -> Transition {
             return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
         }
         Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
-        Role::Waiting { epoch, handed_over: true } => {
-            if !successor || several && peer_epoch > epoch {
-                return Err(Refusal::NotEntitled);
-            }
+        Role::Waiting { epoch, handed_over: true }
+            if !successor || several && peer_epoch > epoch =>
+        {
+            return Err(Refusal::NotEntitled);
         }
         Role::Target { .. } | Role::Deposed { .. } if several => return Err(Refusal::NotEntitled),
         _ => {}
