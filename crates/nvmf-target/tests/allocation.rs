@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{FileDevice, FileOptions, NullDevice, SharedDevice};
 use flagstone_nvme::Sqe;
+use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_runtime::{Buf, IoEngine, RuntimeConfig, buf, run};
 
@@ -35,18 +36,20 @@ fn round(host: &Host, nsid: u32) -> Round {
         let write = Sqe::write(100 + number as u16, nsid, blocks, false, sgl);
         pdus.extend(host.io.capsule(&write, &[7; 4096]));
     }
-    let answer_bytes = DEPTH as usize * (24 + 4096 + 24);
+    let digest = usize::from(host.io.encoder.data_digest_bytes());
+    let answer_bytes = DEPTH as usize * (24 + 4096 + digest + 24);
     Round { request: Buf::copy_of(&pdus).unwrap(), answer_bytes }
 }
 
 /// Heap allocations of this thread, target and host together, for `rounds` rounds.
-fn allocations(make: &(dyn Fn() -> SharedDevice + Sync), rounds: u64, transfers: bool) -> u64 {
+fn allocations(make: &Make<'_>, rounds: u64, transfers: bool, data: bool) -> u64 {
     let config = RuntimeConfig { io_engine: IoEngine::IoUring, ..RuntimeConfig::default() };
     let counted = allocation_counter::measure(|| {
         run(&config, async || {
             let server = Server::new();
             let nsid = server.add(make());
-            let mut host = Host::attach(&server, &Options::default()).await;
+            let digests = Digests { header: false, data };
+            let mut host = Host::attach(&server, &Options { digests, ..Options::default() }).await;
             if transfers {
                 by_transfer(&mut host, nsid, rounds).await;
             } else {
@@ -102,10 +105,14 @@ async fn by_transfer(host: &mut Host, nsid: u32, rounds: u64) {
     }
 }
 
-fn check(name: &str, transfers: bool, make: &(dyn Fn() -> SharedDevice + Sync)) {
-    let few = allocations(make, 200, transfers);
-    let many = allocations(make, 1200, transfers);
-    assert!(many < few + SLACK, "{name}: {} allocations in 1,000 rounds", many - few);
+type Make<'a> = dyn Fn() -> SharedDevice + Sync + 'a;
+
+fn check(name: &str, transfers: bool, make: &Make<'_>) {
+    for data_digest in [false, true] {
+        let few = allocations(make, 200, transfers, data_digest);
+        let many = allocations(make, 1200, transfers, data_digest);
+        assert!(many < few + SLACK, "{name}: {} allocations in 1,000 rounds", many - few);
+    }
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub struct MessageShape {
     pub header: usize,
     /// Bytes of each payload.
     pub payload: usize,
+    /// Bytes after each payload, before the next header.
+    pub digest: usize,
 }
 
 /// Predicts the shape of the next messages from the payloads received so far.
@@ -494,14 +496,21 @@ impl Rx {
         }
         self.free.clear();
         let count = (RX_EXPECTED_BYTES / shape.payload.max(1)).clamp(1, 64);
+        let mut between = shape.header;
         for _ in 0..count {
             let (Some(header), Some(payload)) =
-                (self.header_place(shape.header), self.ahead.try_alloc(shape.payload))
+                (self.header_place(between), self.ahead.try_alloc(shape.payload))
             else {
                 break;
             };
             self.free.push_back(header);
             self.free.push_back(payload);
+            between = shape.digest + shape.header;
+        }
+        // The last digest: the next layout begins with a header.
+        if shape.digest > 0 && !self.free.is_empty() {
+            let last = self.header_place(shape.digest);
+            self.free.extend(last);
         }
     }
 
@@ -547,7 +556,7 @@ mod tests {
     fn pdus(count: usize, shape: MessageShape) -> SendList {
         let mut list = SendList::new();
         for number in 0..count {
-            let bytes = vec![number as u8; shape.header + shape.payload];
+            let bytes = vec![number as u8; shape.header + shape.payload + shape.digest];
             list.push(Buf::copy_of(&bytes).unwrap());
         }
         list
@@ -576,6 +585,10 @@ mod tests {
             };
             assert_eq!(payload.len(), shape.payload);
             assert!(payload.iter().all(|byte| *byte == number as u8), "PDU {number}");
+            while rx.available() < shape.digest {
+                rx.more().await.unwrap();
+            }
+            rx.skip(shape.digest);
         }
         in_place
     }
@@ -583,10 +596,10 @@ mod tests {
     #[test]
     fn payloads_intact_for_any_prediction() {
         block_on(async {
-            let shapes = [(72, 4096), (72, 512), (24, 1), (24, 70_000)];
-            for (header, payload) in shapes {
-                let shape = MessageShape { header, payload };
-                let wrong = MessageShape { header: 72, payload: 8192 };
+            let shapes = [(72, 4096, 4), (72, 4096, 0), (72, 512, 0), (24, 1, 0), (24, 70_000, 4)];
+            for (header, payload, digest) in shapes {
+                let shape = MessageShape { header, payload, digest };
+                let wrong = MessageShape { header: 72, payload: 8192, digest };
                 for guess in [None, Some(shape), Some(wrong)] {
                     let (client, server) = pair().await;
                     let sending = spawn(async move { client.send_all(pdus(200, shape)).await.0 });
@@ -605,12 +618,14 @@ mod tests {
     #[test]
     fn correct_prediction_avoids_copy() {
         block_on(async {
-            let shape = MessageShape { header: 72, payload: 4096 };
-            let (client, server) = pair().await;
-            client.send_all(pdus(16, shape)).await.0.unwrap();
-            let mut rx = Rx::new(server);
-            rx.expect(Some(shape));
-            assert_eq!(read_all(&mut rx, 16, shape, 4096).await, 16);
+            for digest in [0, 4] {
+                let shape = MessageShape { header: 72, payload: 4096, digest };
+                let (client, server) = pair().await;
+                client.send_all(pdus(16, shape)).await.0.unwrap();
+                let mut rx = Rx::new(server);
+                rx.expect(Some(shape));
+                assert_eq!(read_all(&mut rx, 16, shape, 4096).await, 16);
+            }
         })
         .unwrap();
     }
@@ -618,7 +633,7 @@ mod tests {
     #[test]
     fn fill_ahead_receives_back_to_back_messages() {
         block_on(async {
-            let shape = MessageShape { header: 28, payload: 70_000 };
+            let shape = MessageShape { header: 28, payload: 70_000, digest: 0 };
             let (client, server) = pair().await;
             let sending = spawn(async move { client.send_all(pdus(50, shape)).await.0 });
             let mut rx = Rx::new(server);
@@ -647,7 +662,7 @@ mod tests {
     fn receive_buffer_fits_any_layout() {
         block_on(async {
             for (guess, align, payload) in [(true, 4096, 32 << 10), (false, 1, 4 << 10)] {
-                let shape = MessageShape { header: 28, payload };
+                let shape = MessageShape { header: 28, payload, digest: 0 };
                 let (client, server) = pair().await;
                 let sending = spawn(async move { client.send_all(pdus(16, shape)).await.0 });
                 let mut rx = Rx::new(server);

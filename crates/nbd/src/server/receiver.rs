@@ -203,7 +203,7 @@ async fn write(
 fn shape(connection: &NbdConnection, len: usize) -> Option<MessageShape> {
     let aligned = connection.session.geometry().memory_align_bytes > 8;
     let helps = (aligned || len >= DIRECT_BYTES) && len <= PREDICTED_PAYLOAD_BYTES;
-    helps.then_some(MessageShape { header: NbdRequest::BYTES, payload: len })
+    helps.then_some(MessageShape { header: NbdRequest::BYTES, payload: len, digest: 0 })
 }
 
 /// Receives a write's data; `None` if it was discarded because it exceeds every buffer size.

@@ -1,19 +1,23 @@
 //! Fast path for reads and writes.
 //!
-//! It handles a read or write whose PDU has arrived completely, in one segment, on a queue without
-//! digests. The command then runs without an await and without extra reference counting. Anything
-//! else, including every invalid command, goes through the general path in `receive`, which sees
+//! It handles a read or write whose PDU has arrived completely, with its payload in one segment, on a
+//! queue without header digests. A data digest is computed where the payload was received. The
+//! command then runs without an await and without extra reference counting. Anything else, including every invalid command, goes through the general path in `receive`, which sees
 //! the same unconsumed bytes.
 
+use std::ops::Deref;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use flagstone_nvme::command::io::BlockCommand;
+use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::pdu::{CapsuleCmd, PduKind, Rules};
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, buf, spawn_detached};
 
+use super::receive::arrived_digest;
 use super::{Connection, QueueSession};
 use crate::Namespace;
 use flagstone_transport::Rx;
@@ -29,13 +33,39 @@ struct FastCommand {
     /// Bytes before the payload in the stream, and bytes of the payload.
     header: usize,
     payload: usize,
+    /// Bytes of the data digest after the payload: 0 or 4.
+    digest: usize,
 }
 
 impl FastCommand {
     /// Length of the whole PDU, or 0 if its payload is large enough to be received into its own
     /// buffer.
     fn awaited(&self) -> usize {
-        if self.payload < DIRECT_BYTES { self.header + self.payload } else { 0 }
+        if self.payload < DIRECT_BYTES { self.bytes() } else { 0 }
+    }
+
+    /// Length of the whole PDU.
+    fn bytes(&self) -> usize {
+        self.header + self.payload + self.digest
+    }
+}
+
+/// Namespace of a fast command.
+enum FastNamespace<'a> {
+    Shared(&'a Namespace),
+    /// As its controller sees it, with the session of a vendor handler.
+    Own(Arc<Namespace>),
+}
+
+impl Deref for FastNamespace<'_> {
+    type Target = Namespace;
+
+    #[inline]
+    fn deref(&self) -> &Namespace {
+        match self {
+            FastNamespace::Shared(namespace) => namespace,
+            FastNamespace::Own(namespace) => namespace,
+        }
     }
 }
 
@@ -58,8 +88,8 @@ impl Connection {
             && let Some((fast, namespace)) = self.fast_command(session, rx.front(), rules)
         {
             let done = match IoOpcode(fast.command.opcode) {
-                IoOpcode::READ => self.fast_read(session, rx, &fast, namespace),
-                _ => self.fast_write(session, rx, &fast, namespace),
+                IoOpcode::READ => self.fast_read(session, rx, &fast, &namespace),
+                _ => self.fast_write(session, rx, &fast, &namespace),
             };
             if !done {
                 awaited = fast.awaited();
@@ -82,22 +112,25 @@ impl Connection {
         session: &'a QueueSession,
         front: &[u8],
         rules: &Rules,
-    ) -> Option<(FastCommand, &'a Namespace)> {
+    ) -> Option<(FastCommand, FastNamespace<'a>)> {
         let capsule = CapsuleCmd::view(front)?;
         let frame = rules.check(&capsule.common).ok()?;
         let command = &capsule.command;
-        let digests = frame.header_digest_bytes | frame.data_digest_bytes;
         let writes = command.opcode == IoOpcode::WRITE.0;
         let is_fast = frame.kind == PduKind::CapsuleCmd
-            && digests == 0
+            && frame.header_digest_bytes == 0
             && session.table.ana().io_status() == Status::SUCCESS
             && (writes && frame.data_bytes > 0
                 || command.opcode == IoOpcode::READ.0 && frame.data_bytes == 0);
         if !is_fast || command.check_flags().is_err() {
             return None;
         }
-        let namespace = session.table.get(command.nsid.get())?;
-        if writes && namespace.read_only || namespace.vendor.is_some() {
+        let shared = session.table.get(command.nsid.get())?;
+        let namespace = match &shared.vendor {
+            None => FastNamespace::Shared(shared),
+            Some(_) => FastNamespace::Own(session.own_namespace(shared)?),
+        };
+        if writes && namespace.read_only {
             return None;
         }
         let fields = BlockCommand::parse(command);
@@ -119,6 +152,7 @@ impl Connection {
             sq_head: session.next_sq_head(),
             header: frame.data_offset.into(),
             payload: frame.data_bytes as usize,
+            digest: frame.data_digest_bytes.into(),
         };
         Some((fast, namespace))
     }
@@ -169,6 +203,13 @@ impl Connection {
     }
 
     #[inline]
+    fn fast_completion(&self, session: &QueueSession, fast: &FastCommand, status: Status) {
+        let flow_control = session.connected.queue.flow_control;
+        let completion = Cqe::new(fast.command.cid.get(), status);
+        self.send_completion(completion, flow_control.then_some(fast.sq_head));
+    }
+
+    #[inline]
     fn fast_write(
         self: &Rc<Self>,
         session: &QueueSession,
@@ -177,21 +218,21 @@ impl Connection {
         namespace: &Namespace,
     ) -> bool {
         let align = namespace.geometry.memory_align_bytes as usize;
-        if !rx.can_take(fast.header, fast.payload, align) {
+        if rx.available() < fast.bytes() || !rx.can_take(fast.header, fast.payload, align) {
             return false;
         }
         rx.skip(fast.header);
         let data = rx.take(fast.payload, align).expect("looked at above");
         self.share.moved(fast.len as u64);
+        if fast.digest > 0 && arrived_digest(rx) != crc32c(&data) {
+            self.fast_completion(session, fast, Status::TRANSIENT_TRANSPORT_ERROR);
+            return true;
+        }
         session.connected.queue.counters.write(fast.len as u64);
         let fua = BlockCommand::parse(&fast.command).fua()
             || session.connected.controller.is_write_through();
         match namespace.device.write(fast.offset, data, fua).try_now() {
-            Ok(Ok(())) => {
-                let flow_control = session.connected.queue.flow_control;
-                let completion = Cqe::new(fast.command.cid.get(), Status::SUCCESS);
-                self.send_completion(completion, flow_control.then_some(fast.sq_head));
-            }
+            Ok(Ok(())) => self.fast_completion(session, fast, Status::SUCCESS),
             later => {
                 self.begin(fast.len);
                 let (connection, command, len) = (self.admit(), fast.command, fast.len);

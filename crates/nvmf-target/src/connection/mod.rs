@@ -33,7 +33,7 @@ mod waiting;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use flagstone_nvme::Status;
@@ -132,6 +132,8 @@ pub(crate) struct QueueSession {
     connected: Connected,
     sq_head: u16,
     table: Arc<NamespaceTable>,
+    /// The last namespace of `table` that has a session of its own for this controller.
+    own: RefCell<Weak<Namespace>>,
     /// Tasks of an admin queue, which end with it.
     _tasks: Vec<AbortOnDrop<()>>,
 }
@@ -143,7 +145,21 @@ impl QueueSession {
         let controller = &self.connected.controller;
         if self.table.generation() != controller.generation() {
             self.table = controller.snapshot();
+            self.own.take();
         }
+    }
+
+    /// The namespace of `table` as this controller sees it. The controller alone keeps its session
+    /// alive, and ends it when it is reset.
+    #[inline]
+    fn own_namespace(&self, shared: &Arc<Namespace>) -> Option<Arc<Namespace>> {
+        let known = self.own.borrow().upgrade();
+        if let Some(own) = known.filter(|own| own.nsid == shared.nsid) {
+            return Some(own);
+        }
+        let own = self.connected.controller.own_namespace(shared)?;
+        *self.own.borrow_mut() = Arc::downgrade(&own);
+        Some(own)
     }
 
     /// Submission queue head after taking one more entry.
@@ -252,7 +268,8 @@ impl Connection {
             let keep_alive = spawn(async move { controller.watch_keep_alive().await });
             tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
         }
-        let session = QueueSession { connected, sq_head: 0, table, _tasks: tasks };
+        let session =
+            QueueSession { connected, sq_head: 0, table, own: RefCell::default(), _tasks: tasks };
         *self.session.borrow_mut() = Some(session);
     }
 

@@ -9,7 +9,7 @@ use flagstone_nvme::command::Fuse;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{
-    ADMIN_IN_CAPSULE_BYTES, COMMON_HEADER_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES,
+    ADMIN_IN_CAPSULE_BYTES, COMMON_HEADER_BYTES, DIGEST_BYTES, HEADER_MAX_BYTES, INITIALIZE_BYTES,
     TERM_REQ_MAX_BYTES,
 };
 use flagstone_nvme::opcode::DataDirection;
@@ -223,8 +223,12 @@ impl Connection {
         }
         let align = self.memory_align(&command);
         let data = self.payload(rx, frame, align).await?;
-        let shape = MessageShape { header: frame.data_offset.into(), payload: data.bytes.len() };
-        let wants_place = align > 8 && frame.data_digest_bytes == 0;
+        let shape = MessageShape {
+            header: frame.data_offset.into(),
+            payload: data.bytes.len(),
+            digest: frame.data_digest_bytes.into(),
+        };
+        let wants_place = align > 8;
         rx.expect(predictor.observe(wants_place.then_some(shape)));
         let status = match pointer {
             Err(error) => error.status().dnr(),
@@ -341,10 +345,7 @@ impl Connection {
     /// Receives a data digest and compares it.
     async fn digest(&self, rx: &mut Rx, computed: u32) -> Result<bool, ConnectionEnd> {
         self.arrive(rx, 4).await?;
-        let mut scratch = [0; 4];
-        let received = rx.peek(4, &mut scratch).map(|bytes| bytes == computed.to_le_bytes());
-        rx.skip(4);
-        Ok(received == Some(true))
+        Ok(arrived_digest(rx) == computed)
     }
 
     /// Receives an H2CData PDU, requested with an R2T.
@@ -562,6 +563,16 @@ enum DataState {
 #[inline]
 fn arrived<'a>(rx: &'a Rx, len: usize, scratch: &'a mut [u8]) -> &'a [u8] {
     rx.peek(len, scratch).expect("as many bytes have arrived")
+}
+
+/// Consumes a data digest, which must have arrived.
+#[inline]
+pub(super) fn arrived_digest(rx: &mut Rx) -> u32 {
+    let mut scratch = [0; DIGEST_BYTES];
+    let bytes = arrived(rx, DIGEST_BYTES, &mut scratch);
+    let digest = u32::from_le_bytes(bytes.try_into().expect("as long"));
+    rx.skip(DIGEST_BYTES);
+    digest
 }
 
 /// End of the connection for a TermReq of the host.

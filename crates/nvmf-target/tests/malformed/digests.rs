@@ -23,8 +23,15 @@ fn data_digest_error_before_last_piece() {
 
 #[test]
 fn data_digest_error_in_capsule() {
+    for header in [true, false] {
+        damaged_capsules_are_refused(Digests { header, data: true });
+    }
+}
+
+/// Without header digests, they take the fast path.
+fn damaged_capsules_are_refused(digests: Digests) {
     survives(async |server| {
-        let mut host = Host::attach(server, &digests()).await;
+        let mut host = Host::attach(server, &Options { digests, ..Options::default() }).await;
         for bytes in [512, 4096, 64 << 10] {
             let mut bad = write_capsule(&host.io, bytes);
             let at = bad.len() - 5;
