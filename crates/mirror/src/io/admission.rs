@@ -117,7 +117,7 @@ impl Inner {
 
     fn viewed(&self, state: &State) -> AdmissionView {
         let serves = state.serving && state.replacement.is_none() && !state.local_device_failed;
-        let admits = serves && state.may_admit().is_ok();
+        let admits = serves && state.barrier().is_none();
         let mut legs = [const { None }; PEERS_MAX];
         let known = legs.iter_mut().zip(state.legs.iter().zip(&self.legs)).all(|(view, leg)| {
             *view = viewed_leg(leg);
@@ -180,7 +180,7 @@ impl Inner {
     #[cold]
     fn admit_locked(&self, (offset, len): (u64, u64), data_bytes: u64) -> Admission {
         let state = self.lock();
-        if let Err(stop) = state.may_admit() {
+        if let Some(stop) = state.barrier() {
             return stop;
         }
         // Check all legs before changing anything, so that a refusal needs no undo.
@@ -242,7 +242,7 @@ impl Inner {
 
     pub(crate) fn admit_flush(&self) -> Admission {
         let state = self.lock();
-        if let Err(stop) = state.may_admit() {
+        if let Some(stop) = state.barrier() {
             return stop;
         }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
@@ -305,15 +305,16 @@ impl LegState {
 }
 
 impl State {
-    /// The checks that writes and flushes have in common.
-    fn may_admit(&self) -> Result<(), Admission> {
-        match self.moved() {
-            Some(moved) => Err(moved),
-            None if !self.serving => Err(Admission::Refused(IoError::Unreachable)),
-            None if self.admission_blocks > 0 => Err(Admission::Wait(self.changes)),
-            None if self.is_unavailable() => Err(Admission::Refused(IoError::Unreachable)),
-            None => Ok(()),
+    /// The reason why no write or flush is admitted, if there is one.
+    fn barrier(&self) -> Option<Admission> {
+        if let Some(moved) = self.moved() {
+            return Some(moved);
         }
+        if self.serving && self.admission_blocks > 0 {
+            return Some(Admission::Wait(self.changes));
+        }
+        let refused = !self.serving || self.is_unavailable();
+        refused.then_some(Admission::Refused(IoError::Unreachable))
     }
 
     /// What a host call does when the replica is moving to another mirror: wait, or follow it.
