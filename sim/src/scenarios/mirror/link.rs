@@ -5,7 +5,7 @@
 //! here.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -191,7 +191,9 @@ impl PeerConnector for SimPeer {
                 versions: mirror.versions(),
                 broken: Cell::new(false),
                 lost: Cell::new(false),
-                changed: Notify::new(),
+                ended: Notify::new(),
+                waiting: RefCell::default(),
+                calls: Cell::new(0),
             });
             let session = SimSession(Arc::new(local));
             spawn_detached(keep_alive(session.0.clone()));
@@ -212,7 +214,12 @@ struct Wire {
     /// A message was lost: calls hang until the session is abandoned.
     broken: Cell<bool>,
     lost: Cell<bool>,
-    changed: Notify,
+    /// The session was lost.
+    ended: Notify,
+    /// Calls without an answer, by number: each waits for its own, or a long queue would wake all
+    /// of them for every answer.
+    waiting: RefCell<BTreeMap<u64, Rc<Notify>>>,
+    calls: Cell<u64>,
 }
 
 impl Wire {
@@ -225,7 +232,16 @@ impl Wire {
 
     fn lose(&self) {
         self.lost.set(true);
-        self.changed.notify();
+        self.ended.notify();
+        self.waiting.borrow().values().for_each(|call| call.notify());
+    }
+
+    /// Registers a call that waits for its answer.
+    fn begin_call(&self) -> (u64, Rc<Notify>) {
+        let (number, answered) = (self.calls.get(), Rc::new(Notify::new()));
+        self.calls.set(number + 1);
+        self.waiting.borrow_mut().insert(number, answered.clone());
+        (number, answered)
     }
 }
 
@@ -259,6 +275,8 @@ impl SimSession {
         hub.messages.set(hub.messages.get() + 1);
         let answer: Rc<RefCell<Option<Result<T, IoError>>>> = Rc::default();
         let (sent, there) = (wire.clone(), answer.clone());
+        let (number, answered) = wire.begin_call();
+        let arrived = answered.clone();
         // A message in transit has no owner: it arrives even if its sender has died.
         hub.world.spawn_on(OBSERVER, async move {
             let hub = &sent.hub;
@@ -276,11 +294,13 @@ impl SimSession {
                 return sent.broken.set(true);
             }
             *there.borrow_mut() = Some(result);
-            sent.changed.notify();
+            arrived.notify();
         });
         IoFuture::later(async move {
             let lost = || wire.lost.get().then_some(Err(IoError::Unreachable));
-            wire.changed.wait_for(|| answer.borrow_mut().take().or_else(lost)).await
+            let result = answered.wait_for(|| answer.borrow_mut().take().or_else(lost)).await;
+            wire.waiting.borrow_mut().remove(&number);
+            result
         })
     }
 }
@@ -335,7 +355,7 @@ impl PeerSession for SimSession {
     fn lost(&self) -> IoFuture<()> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Ok(())) };
         IoFuture::later(async move {
-            wire.changed.wait_for(|| wire.lost.get().then_some(())).await;
+            wire.ended.wait_for(|| wire.lost.get().then_some(())).await;
             Ok(())
         })
     }
