@@ -96,21 +96,24 @@ fn full_pool_fails_new_writes_and_nothing_else() {
 
 #[test]
 fn random_overwrites_continue_while_cleaning() {
+    overwrite_randomly(32, 120, 2000, 6000);
+    // Chunks of these segments have more blocks than records of copies fit a header.
+    overwrite_randomly(1024, 40, 20_000, 22_000);
+}
+
+fn overwrite_randomly(segment_blocks: u32, segments: u64, blocks: u64, steps: u64) {
     block_on(async {
-        let (devices, pool) = create(32, 120).await;
-        let blocks = 2000;
+        let (devices, pool) = create(segment_blocks, segments).await;
         let device = pool.create_volume("db", &thin(blocks)).await.unwrap();
         let mut rng = Rng::new(1);
         let mut model = vec![0; blocks as usize];
-        for step in 1..7000_u64 {
+        for step in 1..=steps {
             let block = rng.below(blocks);
             write(&device, block, step).await.unwrap();
             model[block as usize] = step;
-            if step % 6000 == 0 {
-                pool.close().await.unwrap();
-                break;
-            }
         }
+        assert!(pool.status().copied_blocks > 100, "{:?}", pool.status());
+        pool.close().await.unwrap();
         drop((device, pool));
         for round in 0..2 {
             let pool = Pool::open(devices.clone()).await.unwrap();
@@ -118,7 +121,7 @@ fn random_overwrites_continue_while_cleaning() {
             for (expected, block) in model.iter().zip(0..) {
                 assert_eq!(stamp(&device, block).await, *expected);
             }
-            for step in 0..3000_u64 {
+            for step in 0..steps / 8 {
                 let block = rng.below(blocks);
                 let value = (round + 2) * 100_000 + step;
                 write(&device, block, value).await.unwrap();

@@ -466,3 +466,15 @@ fn crash_while_cleaning_leaves_a_flushed_prefix() {
     let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 64, every: 9 };
     run(2000..2004, plan);
 }
+
+#[test]
+fn crash_in_short_histories_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 2, steps: 4, disks: 1, segments: 64, every: 1 };
+    run(10_000..11_000, plan);
+}
+
+#[test]
+fn crash_in_short_histories_on_two_disks() {
+    let plan = Plan { writers: 2, steps: 4, disks: 2, segments: 40, every: 1 };
+    run(20_000..21_000, plan);
+}

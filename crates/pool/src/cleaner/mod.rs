@@ -18,11 +18,16 @@ use crate::limits::{BLOCK_BYTES, FRUITLESS_PASSES};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::Shared;
 use crate::map::tree::Tree;
-use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::chunk::{
+    CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
+};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::PagePlace;
 use crate::ondisk::{Block, checksum};
 use victims::{Budget, choose};
+
+/// Copies whose records fit the header of a chunk: 111.
+const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BYTES);
 
 /// Live blocks of a segment, gathered for one chunk.
 #[derive(Default)]
@@ -166,7 +171,7 @@ impl Shared {
         if checksum(bytes) != entry.checksum {
             return self.skip_damaged(volume, block, location);
         }
-        if copies.blocks.len() == self.chunk_blocks() {
+        if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
             self.write_copies(copies).await?;
         }
         copies.records.push(Record::Moved { volume, block, old: location, birth: entry.birth });

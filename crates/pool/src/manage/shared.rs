@@ -316,7 +316,7 @@ impl State {
                 let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
                 self.wanted.checkpoint |=
                     4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
-                self.wanted.cleaning |= supply.free < 2 * sizes.reserve;
+                self.wanted.cleaning |= supply.free < sizes.reserve + sizes.reserve / 4 + 2;
                 Some(Ok(()))
             }
             Admission::AfterCheckpoint => {

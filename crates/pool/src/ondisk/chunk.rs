@@ -16,6 +16,9 @@ pub const RECORD_SPACE_BYTES: usize = CRC_AT - RECORDS_AT;
 /// Bytes of the checksum of a payload block.
 pub const CHECKSUM_BYTES: usize = 4;
 
+/// Length of an encoded [`Record::Moved`], in bytes.
+pub const MOVED_RECORD_BYTES: usize = 32;
+
 /// One change, or the owner of a payload block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
@@ -65,7 +68,7 @@ impl Record {
         match self {
             Record::Data { .. } | Record::Page(_) => 16,
             Record::Zero { .. } => 24,
-            Record::Moved { .. } => 32,
+            Record::Moved { .. } => MOVED_RECORD_BYTES,
             Record::Volume(volume) => 4 + volume.encoded_len(),
             Record::Delete { .. } => 8,
         }
