@@ -66,10 +66,7 @@ impl Journal {
             let missing = own().find(|(_, write)| Some(write.generation) > shown);
             // A write that was not yet recorded comes after all recorded ones.
             let shown_at = own().find(|(_, write)| Some(write.generation) == shown);
-            let shown_at = match shown {
-                Some(_) => Some((shown_at.map_or(self.writes.len(), |(at, _)| at), block)),
-                None => None,
-            };
+            let shown_at = shown.map(|_| (shown_at.map_or(self.writes.len(), |(at, _)| at), block));
             newest = newest.max(shown_at);
             oldest_missing = match (oldest_missing, missing) {
                 (Some(old), Some((at, _))) => Some(old.min((at, block))),

@@ -2,8 +2,9 @@
 //! the kernel: commands, detection, and removal of connections.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use flagstone_bench::attach::{Initiator, InitiatorChoice};
 use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
@@ -61,10 +62,19 @@ impl Machine {
         self.0.path().join(name)
     }
 
+    /// Writes a program. Another process does: a fork of a test beside this one could inherit a file
+    /// that is open for writing, and the program could then not be executed.
     fn program(&self, name: &str, script: &str) {
-        fs::write(self.path(name), script).expect("it can be written");
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(self.path(name), mode).expect("a mode");
+        let mut shell = Command::new("sh")
+            .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
+            .arg(self.path(name))
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut input = shell.stdin.take().expect("its input");
+        input.write_all(script.as_bytes()).expect("it reads");
+        drop(input);
+        assert!(shell.wait().expect("it ends").success());
     }
 
     fn initiator(&self) -> Initiator {

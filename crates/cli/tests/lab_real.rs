@@ -190,7 +190,7 @@ fn mirror_of_given_nodes_beside_published_figures() {
     let told = line.replace("--results results --json", "--results told --stack a.toml");
     let output = place.run(&told);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("  mirror [MEMORY]"), "{text}");
+    assert!(output.status.success() && text.contains(" [MEMORY] "), "{text}");
     assert!(text.contains("here on n2-standard-8 in MEMORY"), "{text}");
 }
 

@@ -36,7 +36,7 @@ fn round(host: &Host, nsid: u32) -> Round {
         let write = Sqe::write(100 + number as u16, nsid, blocks, false, sgl);
         pdus.extend(host.io.capsule(&write, &[7; 4096]));
     }
-    let digest = usize::from(host.io.encoder.data_digest_bytes());
+    let digest = host.io.encoder.data_digest_bytes();
     let answer_bytes = DEPTH as usize * (24 + 4096 + digest + 24);
     Round { request: Buf::copy_of(&pdus).unwrap(), answer_bytes }
 }

@@ -30,9 +30,11 @@ impl<T: Default> ByHost<T> {
     }
 }
 
-type HostCount = fn(&IoTotals) -> u64;
+/// Value of the label `kind`, and what it counts.
+type HostCount = (&'static str, fn(&IoTotals) -> u64);
 
-const COUNTS: [(&str, &str, [(&str, HostCount); 2]); 2] = [
+/// Families: name, help and counts.
+const COUNTS: [(&str, &str, [HostCount; 2]); 2] = [
     (
         "flagstone_host_ios_total",
         "Reads and writes of an NVMe/TCP host, by kind.",

@@ -80,6 +80,9 @@ impl World {
 
 type Devices = (Arc<ReopenableDevice>, Option<Arc<ReopenableDevice>>);
 
+/// Version of the disk, and the superblock on it.
+type FoundSuperblock = (Option<u64>, Option<Rc<Superblock>>);
+
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) kind: Kind,
@@ -93,7 +96,7 @@ pub(super) struct Cluster {
     /// Logs as they were created.
     first_logs: [Vec<u8>; 2],
     /// Superblocks found last, and the versions of the disks at that time.
-    superblocks: RefCell<[(Option<u64>, Option<Rc<Superblock>>); 2]>,
+    superblocks: RefCell<[FoundSuperblock; 2]>,
     /// Later copies of the logs.
     log_copies: RefCell<[LogCopies; 2]>,
     volatile: bool,
