@@ -105,7 +105,7 @@ fn mirror_survives_long_hang_without_piling_up() {
     const FILES_MAX: usize = 64;
     const RATE: u64 = 200;
     let seconds = if std::env::var_os(ROUNDS).is_some() { 95 } else { 6 };
-    for options in ["", "mode = \"async\", queue = \"16MiB\""] {
+    for options in ["", "mode = \"async\", queue = \"32MiB\""] {
         let setup = Setup { size_bytes: SIZE_BYTES, options, volatile: true, ..Setup::default() };
         let mut pair = Pair::set_up(setup).synchronized();
         let state = pair.file("state");

@@ -70,7 +70,7 @@ pub(crate) fn read_peer(
     let named = name.value.clone();
     let peer = address.map(|address| Peer {
         name: named,
-        host_addresses: host_addresses.unwrap_or_else(|| vec![address.value.clone()]),
+        host_addresses,
         address: address.value,
         connections,
         timeout,

@@ -134,8 +134,8 @@ pub struct Peer {
     pub name: String,
     /// Where it serves NVMe/TCP.
     pub address: HostPort,
-    /// Where hosts reach it.
-    pub host_addresses: Vec<HostPort>,
+    /// Where hosts reach it, if not at `address`.
+    pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
     pub connections: u16,
     /// Time without an answer after which it counts as lost.
@@ -144,6 +144,13 @@ pub struct Peer {
     pub compression: Option<Codec>,
     /// Highest rate of data sent to it, in bytes a second.
     pub max_bytes_per_s: Option<u64>,
+}
+
+impl Peer {
+    /// Where hosts reach it.
+    pub fn reached_by_hosts(&self) -> &[HostPort] {
+        self.host_addresses.as_deref().unwrap_or(std::slice::from_ref(&self.address))
+    }
 }
 
 /// `mirror = { … }`

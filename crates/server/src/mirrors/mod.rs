@@ -274,7 +274,7 @@ fn peer_ports(config: &Config) -> Vec<PeerPort> {
         let Some(nqn) = subsystem.and_then(|nqn| Nqn::new(nqn).ok()) else { continue };
         for peer in mirror.peers.iter().map(|peer| &config.peers[*peer]) {
             let (_, first) = identifiers(share_of(config, &peer.name));
-            let numbered = (first..).zip(&peer.host_addresses);
+            let numbered = (first..).zip(peer.reached_by_hosts());
             ports.extend(numbered.map(|(port_id, address)| PeerPort {
                 nqn,
                 address: address.clone(),

@@ -400,7 +400,7 @@ fn rule_24_peer_takes_over_after_log_write_failure() {
 #[test]
 fn rule_24_async_peer_takes_over_after_the_queue_drains() {
     let pair = Pair::new(24, |peer| peer.mode = Mode::Async);
-    pair.hub().set_slow(Duration::from_millis(5));
+    pair.hub().set_slow(Duration::from_millis(50));
     for number in 0..8 {
         pair.write(0, number, 1 + number as u8).expect("the source has it");
     }

@@ -93,7 +93,7 @@ fn abandoned_rewrite_keeps_its_range_lock() {
         let slow = SimLatency::between_us(2_000_000, 2_000_000);
         pair.sim.run_for(Duration::from_micros(100 * step));
         pair.sim.set_write_latency(pair.nodes[0], DATA, slow);
-        pair.sim.run_for(Duration::from_micros(100));
+        pair.sim.run_for(Duration::from_micros(500));
         pair.sim.set_write_latency(pair.nodes[0], DATA, DiskConfig::ssd().write_latency);
         // A new session for each attempt: the one with the rewrite in flight ends.
         let cut_at = pair.sim.now();

@@ -42,8 +42,10 @@ async fn two_that_grew(versions: [LinkVersions; 2]) -> ([Node; 2], Grown, u64) {
 
 /// After the death of the source, its target has all written data, and zeroes elsewhere.
 async fn source_dies(nodes: [Node; 2]) {
-    // Like the death of its process: nothing continues.
+    // Like the death of its process: nothing continues, and nothing answers.
     nodes[0].mirrored.mirror().unwrap().close();
+    nodes[0].target.drain();
+    nodes[0].target.disconnect_all();
     let has_source = || nodes[1].mirrored.mirror().unwrap().has_source();
     eventually("its death is noticed", || !has_source()).await;
     nodes[1].mirrored.mirror().unwrap().failover().await.unwrap();
