@@ -15,7 +15,9 @@
 //!   superblock certainly names it, or the new log certainly cannot be trusted;
 //! - writes to active regions never wait. Others wait for step 2 for at most [`MOVE_LOG_MS`], then
 //!   the move is given up and the old log stays in use. Step 1 is given up when a call to the new
-//!   device takes [`LOCAL_IO_MS`]. Another move begins only when all such calls have ended.
+//!   device takes [`LOCAL_IO_MS`]. Another move begins only when all such calls have ended;
+//! - a replica that retires gives up a move, and waits for its writes to the data device: hosts may
+//!   get that space when the volume grows.
 //!
 //! The old log is left as it is. It is not trusted afterwards, because the superblock names another.
 
@@ -31,7 +33,7 @@ struct Moving(Arc<Inner>);
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        self.0.moving_log.store(false, Ordering::Release);
+        self.0.lock().log_move = None;
     }
 }
 
@@ -48,8 +50,13 @@ impl Replica {
         device: Option<SharedDevice>,
         place: &str,
     ) -> Result<(), ReplicaError> {
-        if self.0.moving_log.swap(true, Ordering::AcqRel) {
-            return Err(ReplicaError::LogBusy);
+        let io = Arc::<LocalIo>::default();
+        {
+            let mut state = self.0.lock();
+            if state.log_move.is_some() {
+                return Err(ReplicaError::LogBusy);
+            }
+            state.log_move = Some(io.clone());
         }
         let moving = Moving(self.0.clone());
         let place: String = place.chars().filter(|char| !char.is_control()).collect();
@@ -57,15 +64,20 @@ impl Replica {
         let replica = self.clone();
         // A move goes on without its caller: it may be in step 3.
         let moved = spawn(async move {
+            let guard = replica.0.move_lock.acquire().await;
+            if replica.0.lock().retired {
+                return Err(ReplicaError::Io(IoError::Unreachable));
+            }
+            let to_data_device = device.is_none();
             // Until the log is there, a device that hangs is no failure of this replica.
-            let io = Arc::<LocalIo>::default();
             let watch = spawn(fail_hung_calls(io.clone())).abort_on_drop();
             let moved = replica.move_log_watched(device, place, &io).await;
             drop(watch);
-            // A write that lands late must not meet another log there.
+            // A write that lands late must not meet another log there, nor host data.
+            let guard = to_data_device.then_some(guard);
             spawn_detached(async move {
                 io.settled().await;
-                drop(moving);
+                drop((moving, guard));
             });
             moved
         });
@@ -80,7 +92,7 @@ impl Replica {
     ) -> Result<(), ReplicaError> {
         let watched = device.clone().map(|device| WatchedDevice::over(device, io));
         self.check_log_destination(watched.as_ref()).await?;
-        self.0.move_log(device, watched, place).await
+        self.0.move_log(device, io, place).await
     }
 
     /// Checks whether the log could be moved there. Writes nothing.
@@ -159,19 +171,24 @@ impl Inner {
     async fn move_log(
         self: &Arc<Self>,
         device: Option<SharedDevice>,
-        watched: Option<SharedDevice>,
+        io: &Arc<LocalIo>,
         text: String,
     ) -> Result<(), ReplicaError> {
         let has_device = device.is_some();
-        let area = |device: Option<SharedDevice>| {
-            let (device, at) = match device {
-                Some(device) => (device, 0),
-                None => (self.device.clone(), self.layout.log),
-            };
-            LogArea::new(device, at, self.log.geometry()).ok_or(ReplicaError::LogTooSmall)
+        // As it is watched during the move, and afterwards.
+        let (copied_to, in_use, at) = match device {
+            Some(device) => {
+                let watched = |io| WatchedDevice::over(device.clone(), io);
+                (watched(io), watched(&self.local_io), 0)
+            }
+            None => {
+                let device = self.device.clone();
+                (WatchedDevice::over(device.clone(), io), device, self.layout.log)
+            }
         };
-        let in_use = area(device.map(|device| WatchedDevice::over(device, &self.local_io)))?;
-        let copied_to = area(watched)?;
+        let area =
+            |device| LogArea::new(device, at, self.log.geometry()).ok_or(ReplicaError::LogTooSmall);
+        let (copied_to, in_use) = (area(copied_to)?, area(in_use)?);
         let name = begin(&copied_to).await?;
         let to = Place { name, area: copied_to };
         self.log.begin_copies();

@@ -138,6 +138,37 @@ fn hanging_log_device_does_not_stop_writes() {
     assert!(given_up > 0 && failed > 0, "{given_up} and {failed}: a step was never hit");
 }
 
+/// A replica retires at any moment of a move, to devices that are fast or slow. The volume may grow
+/// over the place of the log afterwards, so nothing is written there.
+#[test]
+fn retired_replica_does_not_move_its_log() {
+    for place in [DATA, LOG2] {
+        let mut moves = [0, 0];
+        for step in 0..60 {
+            let (sim, node) = world(step, true);
+            let replica = on(&sim, node, open(true));
+            let moved = replica.clone();
+            let moving =
+                sim.spawn_on(node, async move { moved.move_log(log_device(place), place).await });
+            sim.run_for(Duration::from_micros(200 * step));
+            if step % 2 == 0 {
+                sim.set_write_latency(node, place, SimLatency::between_us(300_000, 300_000));
+            }
+            on(&sim, node, async move { replica.retire().await });
+            let data = || sim.peek(node, DATA, 0, ((BLOCKS + 7) * BLOCK) as usize);
+            let before = data();
+            let moved = sim.block_on(moving).expect("the task completes");
+            moves[usize::from(moved.is_ok())] += 1;
+            sim.run_for(Duration::from_secs(30));
+            assert!(data() == before, "{place}, step {step}: written after the end, {moved:?}");
+            let place = if moved.is_ok() { place } else { LOG };
+            let replica = on(&sim, node, open_moved(place));
+            assert_eq!(replica.log_lost(), None, "step {step}");
+        }
+        assert!(moves.iter().all(|count| *count > 0), "{place}: {moves:?}");
+    }
+}
+
 /// The superblock's update that names the new log fails: which log it names is unknown.
 #[test]
 fn failed_superblock_update_loses_no_mark() {

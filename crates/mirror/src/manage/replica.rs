@@ -96,8 +96,8 @@ struct Inner {
     log_room_bytes: AtomicU64,
     /// The log has a device of its own, which may be restored from a backup separately.
     has_log_device: AtomicBool,
-    /// The log is being moved.
-    moving_log: AtomicBool,
+    /// Held by a move of the log, and while its late writes to the data device may land.
+    move_lock: Arc<FifoLock>,
     /// Watch of the calls to both devices.
     local_io: Arc<LocalIo>,
     /// A task periodically records the log's progress in the superblock.
@@ -111,6 +111,8 @@ struct State {
     header_sequence: u64,
     /// No writes any more: another mirror owns the devices.
     retired: bool,
+    /// The calls of a move of the log to its new device, until the last one has ended.
+    log_move: Option<Arc<LocalIo>>,
 }
 
 /// A replica that was found and is not in use.
@@ -230,7 +232,8 @@ impl Replica {
         let data: SharedDevice = Arc::new(DevicePrefix { device: device.clone(), size_bytes });
         let RecoveredLog { start, header_sequence } = recovered;
         let log = IntentLog::new(area, data.clone(), start);
-        let state = Mutex::new(State { superblock, slots, header_sequence, retired: false });
+        let state = State { superblock, slots, header_sequence, retired: false, log_move: None };
+        let state = Mutex::new(state);
         let (fifo, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
         let new_space = NewSpace::new(device.clone(), layout, size_bytes);
         let inner = Inner {
@@ -244,7 +247,7 @@ impl Replica {
             new_space,
             log_room_bytes,
             has_log_device: AtomicBool::new(has_log_device),
-            moving_log: AtomicBool::new(false),
+            move_lock: Arc::default(),
             local_io,
             recording_progress: AtomicBool::new(false),
         };
@@ -287,8 +290,14 @@ impl Replica {
     }
 
     /// Stops all metadata writes for good: when this returns, another may open the devices. The
-    /// caller has ended all host calls. Later calls fail with [`IoError::Unreachable`].
+    /// caller has ended all host calls. Later calls fail with [`IoError::Unreachable`]. A move of the
+    /// log is given up, unless the superblock is about to name the new one.
     pub async fn retire(&self) {
+        let log_move = self.0.lock().log_move.clone();
+        if let Some(io) = log_move {
+            io.fail();
+        }
+        let _move_guard = self.0.move_lock.acquire().await;
         let _log_guard = self.0.log.exclusive().await;
         let _guard = self.0.fifo.acquire().await;
         self.0.log.retire();
