@@ -21,6 +21,8 @@
 //!
 //! The old log is left as it is. It is not trusted afterwards, because the superblock names another.
 
+use std::pin::pin;
+
 use super::*;
 use crate::intent_log::recover::{begin, complete};
 use crate::intent_log::writer::Place;
@@ -199,9 +201,15 @@ impl Inner {
         }
         let log_guard = self.log.exclusive().await;
         let limit = Duration::from_millis(MOVE_LOG_MS);
-        let header_sequence = match time::timeout(limit, self.finish_copy(&to)).await {
+        let mut finish = pin!(self.finish_copy(&to));
+        let header_sequence = match time::timeout(limit, &mut finish).await {
             Ok(finished) => finished?,
-            Err(_) => return Err(ReplicaError::LogDeviceHangs),
+            Err(_) => {
+                // A dropped call would not be known to be in flight: another move would not wait.
+                io.fail();
+                let _ = finish.await;
+                return Err(ReplicaError::LogDeviceHangs);
+            }
         };
         self.name_log(&to, header_sequence, text).await?;
         self.log.moved(Place { name, area: in_use });

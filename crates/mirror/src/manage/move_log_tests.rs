@@ -93,6 +93,7 @@ fn unsuitable_place_for_log_is_refused() {
 }
 
 /// The new device hangs at any moment. The move is given up, and writes that need the log go on.
+/// Another move waits until the stalled write has ended: it would meet the new log.
 #[test]
 fn hanging_log_device_does_not_stop_writes() {
     let (mut given_up, mut failed) = (0, 0);
@@ -101,16 +102,17 @@ fn hanging_log_device_does_not_stop_writes() {
         let moving = sim.spawn_on(node, async {
             let replica = open(true).await;
             replica.begin_use(|_| {}).await.expect("the disks work");
+            let device = log_device(LOG2);
             let mover = {
-                let replica = replica.clone();
-                spawn(async move { replica.move_log(log_device(LOG2), LOG2).await })
+                let (replica, device) = (replica.clone(), device.clone());
+                spawn(async move { replica.move_log(device, LOG2).await })
             };
             for block in 0..BLOCKS {
                 drop(replica.reference(block * BLOCK, BLOCK).await.expect("the log works"));
                 replica.mark(block..block + 1);
                 time::sleep(Duration::from_millis(100)).await;
             }
-            (replica.superblock().log_place, mover)
+            (replica, device, mover)
         });
         sim.run_for(Duration::from_micros(500 * step));
         let stall = SimLatency::between_us(30_000_000, 30_000_000);
@@ -124,7 +126,8 @@ fn hanging_log_device_does_not_stop_writes() {
             assert_eq!(place, LOG2, "step {step}: writes wait for the new device");
             continue;
         }
-        let (place, mover) = sim.block_on(moving).expect("the task completes");
+        let (replica, device, mover) = sim.block_on(moving).expect("the task completes");
+        let place = replica.superblock().log_place;
         let moved = sim.block_on(mover).expect("the task completes");
         match moved {
             Ok(()) => continue,
@@ -134,6 +137,14 @@ fn hanging_log_device_does_not_stop_writes() {
             other => panic!("{other:?}"),
         }
         assert_eq!(place, "", "the old log is in use");
+        let move_again = || {
+            let (replica, device) = (replica.clone(), device.clone());
+            on(&sim, node, async move { replica.move_log(device, LOG2).await })
+        };
+        assert_eq!(move_again(), Err(ReplicaError::LogBusy), "step {step}: a write is in flight");
+        sim.set_write_latency(node, LOG2, SimLatency::between_us(10, 10));
+        sim.run_for(Duration::from_secs(30));
+        assert_eq!(move_again(), Ok(()), "step {step}: it has ended");
     }
     assert!(given_up > 0 && failed > 0, "{given_up} and {failed}: a step was never hit");
 }
