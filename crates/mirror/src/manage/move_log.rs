@@ -39,6 +39,17 @@ impl Drop for Moving {
     }
 }
 
+/// Whether a replica's log is being moved. Does not keep the replica open.
+#[derive(Default)]
+pub struct LogMoves(Weak<Inner>);
+
+impl LogMoves {
+    /// True until the last write of the latest move has ended, also after its replica was closed.
+    pub fn are_running(&self) -> bool {
+        self.0.upgrade().is_some_and(|replica| replica.lock().log_move.is_some())
+    }
+}
+
 impl Replica {
     /// Moves the log to the beginning of another device, or to its place on the data device if
     /// `device` is `None`. `place` is the new place as the operator knows it, of which the first
@@ -145,6 +156,11 @@ impl Mirror {
         place: &str,
     ) -> Result<(), ReplicaError> {
         self.0.local.move_log(device, place).await
+    }
+
+    /// The moves of the log of this replica.
+    pub fn log_moves(&self) -> LogMoves {
+        LogMoves(Arc::downgrade(&self.0.local.0))
     }
 
     /// See [`Replica::check_log_destination`].

@@ -622,6 +622,7 @@ async fn renew(
 
 #[path = "move_log.rs"]
 mod move_log;
+pub use move_log::LogMoves;
 
 #[cfg(test)]
 #[path = "replica_tests.rs"]

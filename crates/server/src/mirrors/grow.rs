@@ -9,6 +9,7 @@
 use std::rc::{Rc, Weak};
 
 use flagstone_blockdev::SharedDevice;
+use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout, usable_with_log};
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::{LinkVersion, Mirror, ReplicaTransfer};
@@ -102,6 +103,7 @@ impl MirroredVolume {
         if self.growing_to.get().is_some() {
             return Err("the volume is already growing".to_owned());
         }
+        self.check_log_rests()?;
         self.growing_to.set(Some(bytes));
         let this = self.clone();
         let grows = spawn(async move {
@@ -218,12 +220,21 @@ impl MirroredVolume {
 
     /// Resizes the replica between this mirror and the next. Host I/O waits meanwhile.
     pub(super) async fn resize(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {
+        self.check_log_rests()?;
         if self.growing.replace(true) {
             return Err("the volume is already growing".to_owned());
         }
         let resized = self.resize_now(mirror, bytes).await;
         self.growing.set(false);
         resized
+    }
+
+    /// Refuses another size while the log moves: the replica would be opened with the old log.
+    fn check_log_rests(&self) -> Result<(), String> {
+        match self.moving_log.get() {
+            true => Err(format!("{}: repeat the command after that", ReplicaError::LogBusy)),
+            false => Ok(()),
+        }
     }
 
     async fn resize_now(self: &Rc<Self>, mirror: &Mirror, bytes: u64) -> Result<(), String> {

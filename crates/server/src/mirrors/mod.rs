@@ -32,7 +32,7 @@ use std::sync::{Arc, Weak};
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::queue::QueueLimits;
-use flagstone_mirror::manage::replica::{Replica, read_superblock};
+use flagstone_mirror::manage::replica::{LogMoves, Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
@@ -126,6 +126,10 @@ pub(crate) struct MirroredVolume {
     growing: Cell<bool>,
     /// Size after the current growth, set from before the new space is zeroed.
     growing_to: Cell<Option<u64>>,
+    /// The log is being moved: the volume keeps its size.
+    moving_log: Cell<bool>,
+    /// The latest moves of the log, maybe of a replica that was closed meanwhile.
+    log_moves: RefCell<LogMoves>,
     /// Link versions of this node: all, except in tests of mixed releases.
     versions: Cell<LinkVersions>,
     /// Serializes creating, deleting and reopening the replica.
@@ -200,6 +204,8 @@ impl MirroredVolume {
             unverified: Cell::default(),
             growing: Cell::default(),
             growing_to: Cell::default(),
+            moving_log: Cell::default(),
+            log_moves: RefCell::default(),
             versions: Cell::new(LinkVersions::SPOKEN),
             create_lock: Semaphore::new(1),
         })

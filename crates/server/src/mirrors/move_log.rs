@@ -10,6 +10,7 @@ use flagstone_blockdev::{ReopenableDevice, SharedDevice};
 use flagstone_mirror::Mirror;
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
+use flagstone_runtime::spawn;
 
 use super::create::{failed, refuse};
 use super::open::{create_log_file, open_log_spec};
@@ -65,13 +66,25 @@ impl MirroredVolume {
         if moved.already {
             return Ok(moved);
         }
-        match &to {
-            None => self.move_to(&mirror, None, None, dry_run).await?,
-            Some(spec) if spec.is_in_memory() => {
-                return refuse(format!("a log on {spec} would be lost with this process"));
-            }
-            Some(spec) => self.move_to_device(&mirror, spec, dry_run).await?,
+        if self.moving_log.get() || self.log_moves.borrow().are_running() {
+            return refuse(format!("`{name}`: {}", ReplicaError::LogBusy));
         }
+        if let Some(spec) = to.as_ref().filter(|spec| spec.is_in_memory()) {
+            return refuse(format!("a log on {spec} would be lost with this process"));
+        }
+        self.moving_log.set(true);
+        *self.log_moves.borrow_mut() = mirror.log_moves();
+        let this = self.clone();
+        // A separate task, because the move goes on without its caller.
+        let ended = spawn(async move {
+            let ended = match &to {
+                None => this.move_to(&mirror, None, None, dry_run).await,
+                Some(spec) => this.move_to_device(&mirror, spec, dry_run).await,
+            };
+            this.moving_log.set(false);
+            ended
+        });
+        ended.await.unwrap_or_else(|_| Err(failed("the server is stopping")))?;
         Ok(moved)
     }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use flagstone_runtime::task::yield_now;
 use flagstone_runtime::{block_on, time};
 
 use super::*;
@@ -202,7 +203,14 @@ fn log_moves_while_hosts_are_served() {
         write(&node.mirrored.device(), 4096, 7).await.unwrap();
         let dry = node.mirrored.move_log(spec(&new), true).await.unwrap();
         assert!(!dry.already && !std::path::Path::new(&new).exists(), "a dry run");
-        let moved = node.mirrored.move_log(spec(&new), false).await.unwrap();
+        let (mover, to) = (node.mirrored.clone(), spec(&new));
+        let moving = spawn(async move { mover.move_log(to, false).await });
+        yield_now().await;
+        let mirror = node.mirrored.mirror().unwrap();
+        let refused = node.mirrored.resize(&mirror, mirror.usable_bytes()).await.unwrap_err();
+        assert!(refused.contains("the log is being moved"), "{refused}");
+        drop(mirror);
+        let moved = moving.await.unwrap().unwrap();
         assert_eq!((&moved.from, &moved.to), (&old, &new));
         assert!(moved.configure.contains(&format!("intent_log = {new:?}")), "{}", moved.configure);
         assert!(node.mirrored.move_log(spec(&new), false).await.unwrap().already);
