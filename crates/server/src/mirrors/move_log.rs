@@ -10,6 +10,7 @@ use flagstone_blockdev::{ReopenableDevice, SharedDevice};
 use flagstone_mirror::Mirror;
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout};
+use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_runtime::spawn;
 
 use super::create::{failed, refuse};
@@ -163,6 +164,16 @@ impl MirroredVolume {
         }
     }
 
+    /// True if opening would create an empty log although the log was moved to another place: the
+    /// old file was deleted, or the old log was in memory. An existing empty device is consent.
+    pub(super) fn would_create_log_at_old_place(&self, superblock: &Superblock) -> bool {
+        let place = &superblock.log_place;
+        self.log_spec().is_some_and(|spec| {
+            let missing = matches!(&spec, DeviceSpec::Path(path) if !path.exists());
+            (missing || spec.is_in_memory()) && !place.is_empty() && spec.to_string() != *place
+        })
+    }
+
     /// Advice when the configuration names an old place of the log.
     pub(super) fn log_was_moved(&self, place: &str) -> String {
         let (name, configured) = (&self.name, place_name(self.log_spec().as_ref()));
@@ -170,7 +181,8 @@ impl MirroredVolume {
         format!(
             "the write-intent log of volume `{name}` was moved from {configured} to {place}, and the \
              configuration still names the old place: {change}. If the log there is lost, give \
-             `intent_log` an empty device: everything is then compared or copied"
+             `intent_log` an empty device, or an empty file that exists: everything is then compared or \
+             copied"
         )
     }
 }

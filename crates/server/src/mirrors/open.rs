@@ -135,6 +135,9 @@ impl MirroredVolume {
         if self.log_spec().is_some_and(|spec| spec.is_remote()) {
             return Ok(Ok(self.open_log(&superblock.geometry).await?));
         }
+        if self.would_create_log_at_old_place(superblock) {
+            return Ok(Err(self.log_was_moved(&superblock.log_place)));
+        }
         if let Some(why) = self.recreate_log_file(superblock)? {
             return Ok(Err(why));
         }

@@ -217,13 +217,20 @@ fn log_moves_while_hosts_are_served() {
         write(&node.mirrored.device(), 1 << 20, 8).await.unwrap();
         node.stop().await;
 
-        let node = begin(Some(&old)).await;
-        let missing = node.mirrored.missing().expect("its log is elsewhere");
-        for part in ["was moved from", &old, &new, "set `intent_log = "] {
-            assert!(missing.contains(part), "no `{part}`: {missing}");
+        // The operator may have deleted the old file.
+        for deleted in [false, true] {
+            if deleted {
+                std::fs::remove_file(&old).unwrap();
+            }
+            let node = begin(Some(&old)).await;
+            let missing = node.mirrored.missing().expect("its log is elsewhere");
+            for part in ["was moved from", &old, &new, "set `intent_log = "] {
+                assert!(missing.contains(part), "no `{part}`: {missing}");
+            }
+            assert!(node.mirrored.is_without_log() && node.access() == AnaState::INACCESSIBLE);
+            assert_eq!(std::path::Path::new(&old).exists(), !deleted);
+            node.stop().await;
         }
-        assert!(node.mirrored.is_without_log() && node.access() == AnaState::INACCESSIBLE);
-        node.stop().await;
 
         let node = begin(Some(&new)).await;
         node.serves().await;
@@ -247,6 +254,12 @@ fn log_moves_while_hosts_are_served() {
         let node = begin(None).await;
         node.serves().await;
         assert_eq!(node.mirrored.mirror().unwrap().log_lost(), None);
+        node.stop().await;
+
+        // An existing empty file replaces a log that was lost.
+        std::fs::File::create(&old).unwrap();
+        let node = begin(Some(&old)).await;
+        assert!(node.mirrored.mirror().unwrap().log_lost().is_some());
         node.mirrored.end().await;
     })
     .unwrap();
