@@ -127,7 +127,8 @@ pub(crate) struct LegCounters {
     pub(crate) rate: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) discarded_bytes: AtomicU64,
-    /// Queued writes that were acknowledged to hosts and did not reach the peer, and their size.
+    /// Queued writes that were acknowledged to hosts and did not reach the peer, and their size,
+    /// since it was last in sync.
     pub(crate) lost_writes: AtomicU64,
     pub(crate) lost_bytes: AtomicU64,
 }

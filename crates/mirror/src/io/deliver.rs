@@ -1,9 +1,10 @@
 //! Delivery of queued writes before a source stops serving.
 //!
 //! Guarantee: when a source stops in order, each asynchronous peer has received and flushed every
-//! acknowledged write, or the missing ones are reported. A peer that makes no progress delays the
-//! stop for at most [`QUEUE_DELIVERY_MS`]. Undelivered writes stay marked as out of sync, under a
-//! new generation: hosts rely on them, so the peer must not look equal.
+//! acknowledged write, or the missing ones are reported, or recorded by a generation that began after
+//! the loss. A peer that makes no progress delays the stop for at most [`QUEUE_DELIVERY_MS`].
+//! Undelivered writes stay marked as out of sync, under a new generation: hosts rely on them, so the
+//! peer must not look equal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,12 +31,6 @@ impl Inner {
     /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new writes
     /// out. Returns what could not be delivered.
     pub(crate) async fn deliver_queues(&self, _block: &AdmissionBlock) -> Vec<Undelivered> {
-        let lost = |leg: usize| {
-            let counters = &self.legs[leg].counters;
-            let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-            (read(&counters.lost_writes), read(&counters.lost_bytes))
-        };
-        let before: Vec<(u64, u64)> = (0..self.legs.len()).map(lost).collect();
         let deliver_all = async {
             for leg in 0..self.legs.len() {
                 self.deliver_queue(leg).await;
@@ -43,11 +38,20 @@ impl Inner {
         };
         let _ = time::timeout(Duration::from_millis(QUEUE_DELIVERY_MS), deliver_all).await;
         let mut undelivered = Vec::new();
-        for (leg, (writes_before, bytes_before)) in before.into_iter().enumerate() {
-            let (lost_writes, lost_bytes) = lost(leg);
-            let queue = self.legs[leg].queue();
-            let writes = lost_writes - writes_before + queue.writes() as u64;
-            let bytes = lost_bytes - bytes_before + queue.lag(Inner::now_ns()).0;
+        for (leg, own) in self.legs.iter().enumerate() {
+            let (mut writes, mut bytes) = {
+                let queue = own.queue();
+                (queue.writes() as u64, queue.lag(Inner::now_ns()).0)
+            };
+            let recorded = {
+                let state = &self.lock().legs[leg];
+                !state.receives_writes && state.generation_bumped
+            };
+            // Also those that were lost before the stop, unless a generation has begun since.
+            if !recorded {
+                writes += own.counters.lost_writes.load(Ordering::Relaxed);
+                bytes += own.counters.lost_bytes.load(Ordering::Relaxed);
+            }
             if writes > 0 {
                 undelivered.push(Undelivered { leg, writes, bytes });
             }

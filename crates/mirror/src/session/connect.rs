@@ -14,6 +14,7 @@
 //! [`plan`]: crate::agree::plan::plan
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
@@ -519,12 +520,16 @@ impl Inner {
     fn in_sync(&self, leg: usize, session_id: u64) -> Result<(), SessionEnd> {
         let now = time::wall_clock().as_secs();
         let last = &self.legs[leg].counters.last_in_sync_s;
-        last.store(now, std::sync::atomic::Ordering::Relaxed);
+        last.store(now, Ordering::Relaxed);
         let reached = self.change(|state| {
             let own = &mut state.legs[leg];
             let current = own.is_current(session_id) && own.receives_writes;
             if current {
                 own.phase = LegPhase::InSync;
+                // Writes of this session are lost only after it ended.
+                let counters = &self.legs[leg].counters;
+                counters.lost_writes.store(0, Ordering::Relaxed);
+                counters.lost_bytes.store(0, Ordering::Relaxed);
             }
             current
         });

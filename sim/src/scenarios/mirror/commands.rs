@@ -70,20 +70,34 @@ fn stopped_async_source_reports_undelivered_writes() {
 
 /// Writes that a stopped source could not deliver were acknowledged: they are never discarded without
 /// the operator. Without a generation of their own, the peer looked equal, and its data was preferred.
+/// So also when the source noticed the loss before it was stopped, and no host wrote in between.
 #[test]
 fn undelivered_writes_are_not_discarded() {
-    for seed in 0..6 {
+    let cut_off = |seed: u64| {
         let pair = lagging(seed);
         pair.cut();
+        if seed % 2 == 1 {
+            pair.until(0, MirrorState::ResyncPending);
+            pair.sim.run_for(Duration::from_secs(1));
+            assert_eq!(pair.peer_status(0).lag_writes, 0, "the queue is given up");
+        }
+        pair
+    };
+    for seed in 0..8 {
+        let pair = cut_off(seed);
         pair.on(0, |mirror| async move { mirror.demote().await }).expect("a sound disk");
         pair.hub().set_slow(Duration::from_millis(1));
         pair.hub().heal();
         pair.becomes_in_sync(0);
         assert_eq!(pair.read(0, 35), 36, "seed {seed}");
+        // In sync again, nothing is missing.
+        let undelivered = pair.on(0, |mirror| async move { mirror.stop().await });
+        assert_eq!(undelivered, Ok(vec![]), "seed {seed}");
         // The peer is forced and written to before the stopped source returns.
-        let pair = lagging(seed);
-        pair.cut();
-        pair.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+        let pair = cut_off(seed);
+        let undelivered = pair.on(0, |mirror| async move { mirror.stop().await });
+        let undelivered = undelivered.expect("a sound disk");
+        assert!(undelivered[0].writes > 20, "seed {seed}: {undelivered:?}");
         pair.end(0, false);
         pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
         pair.write(1, 50, 9).expect("it runs degraded");
