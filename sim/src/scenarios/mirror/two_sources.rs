@@ -18,7 +18,7 @@ use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 
 use super::link::Fate;
-use super::pair::{DATA, Pair, Trio, fill};
+use super::pair::{DATA, Group, Pair, Trio, fill};
 
 /// Longer than the keep-alive timeout, the reconnect delay and the time for which peers are asked.
 const A_WHILE: Duration = Duration::from_secs(12);
@@ -30,7 +30,7 @@ fn failover(pair: &Pair, index: usize) {
     pair.on(index, |mirror| async move { mirror.failover().await }).expect("complete data");
 }
 
-fn careful_failover(pair: &Pair, index: usize) -> Result<(), RoleError> {
+fn careful_failover<const N: usize>(pair: &Group<N>, index: usize) -> Result<(), RoleError> {
     pair.on(index, |mirror| async move { mirror.failover_if_unserved().await })
 }
 
@@ -415,7 +415,7 @@ fn returning_source_asks_the_third_node() {
 }
 
 /// Runs for a while. At no moment do two nodes serve.
-fn at_most_one_serves<const N: usize>(group: &super::pair::Group<N>, span: Duration) {
+fn at_most_one_serves<const N: usize>(group: &Group<N>, span: Duration) {
     let until = group.sim.now() + span;
     while group.sim.now() < until {
         group.sim.run_for(Duration::from_millis(1));
@@ -653,6 +653,33 @@ fn concurrent_failovers_make_one_source() {
             served += trio.active().len();
         }
         assert!(served >= 15, "{served} of 20 made a source: {:?}", results.borrow());
+    }
+}
+
+/// A stopped source that answers leads: neither target takes its role without force, so it never
+/// consents to two claims, of which the second would replace the successor that it recorded.
+#[test]
+fn stopped_source_that_answers_is_not_claimed() {
+    for seed in 0..5 {
+        let trio = Trio::new(seed, |_| {});
+        trio.write(0, 5, 1).expect("all are there");
+        // It meets no peer as its source, so it does not serve again.
+        trio.hub().set_fate(|request| match request {
+            PeerRequest::Attach(_) => Fate::Lost,
+            PeerRequest::Claim { .. } => panic!("the role is claimed"),
+            _ => Fate::Arrives,
+        });
+        trio.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
+        // The targets notice that their sessions have ended.
+        trio.sim.run_for(Duration::from_millis(50));
+        for index in [2, 1] {
+            let refused = Err(RoleError::Refused(Refusal::PeerLeads));
+            assert_eq!(careful_failover(&trio, index), refused, "seed {seed}");
+        }
+        assert_eq!(trio.superblock(0).designated_successor, None);
+        trio.hub().set_fate(|_| Fate::Arrives);
+        at_most_one_serves(&trio, A_WHILE);
+        assert_eq!(trio.active(), [0], "seed {seed}");
     }
 }
 
