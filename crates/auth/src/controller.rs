@@ -1,0 +1,274 @@
+//! Exchange as the controller sees it: one transaction of DH-HMAC-CHAP on one queue.
+
+use std::mem;
+
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+use crate::group::{EXPONENT_BYTES, Group};
+use crate::hash::{Hash, MAX_DIGEST_BYTES};
+use crate::message::{Body, Explanation, Message};
+use crate::response::{Names, Question};
+use crate::secret::Secret;
+
+/// What a controller knows of a host, and what it accepts.
+#[derive(Clone, Debug)]
+pub struct ControllerOptions {
+    /// Names of the host and of the subsystem, as in Connect.
+    pub names: Names,
+    /// Secrets of the host, one or two (while one replaces the other). None: nobody authenticates.
+    pub host_secrets: Vec<Secret>,
+    /// Secret of the subsystem, for hosts that want to know whom they talk to.
+    pub own_secret: Option<Secret>,
+    /// Hash functions that are accepted.
+    pub hashes: Vec<Hash>,
+    /// Groups that are accepted.
+    pub groups: Vec<Group>,
+}
+
+/// Bytes that must be random and used once.
+#[derive(Clone)]
+pub struct Randomness {
+    /// Private exponent.
+    pub exponent: Zeroizing<[u8; EXPONENT_BYTES]>,
+    /// Challenge; shorter digests use its beginning.
+    pub challenge: [u8; MAX_DIGEST_BYTES],
+    /// Sequence number of the challenge.
+    pub sequence: u32,
+}
+
+impl Randomness {
+    /// Draws from `fill`, which fills a slice with random bytes.
+    pub fn draw(mut fill: impl FnMut(&mut [u8])) -> Self {
+        let mut exponent = Zeroizing::new([0; EXPONENT_BYTES]);
+        let (mut challenge, mut sequence) = ([0; MAX_DIGEST_BYTES], [0; 4]);
+        fill(&mut *exponent);
+        fill(&mut challenge);
+        fill(&mut sequence);
+        // 0 means that no answer is wanted.
+        Self { exponent, challenge, sequence: u32::from_le_bytes(sequence).max(1) }
+    }
+}
+
+impl std::fmt::Debug for Randomness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Randomness")
+    }
+}
+
+/// How far the exchange is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The host has to send a message.
+    AwaitsHost,
+    /// The host has to fetch a message.
+    AwaitsFetch,
+    /// The host knows its secret.
+    Authenticated,
+    /// The exchange has failed, and the host was informed or did it itself.
+    Failed(Explanation),
+}
+
+#[derive(Debug)]
+enum State {
+    AwaitNegotiate,
+    OweChallenge { transaction: u16, hash: Hash, group: Group },
+    AwaitReply { transaction: u16, hash: Hash, group: Group },
+    OweSuccess { transaction: u16, hash: Hash, response: Option<Vec<u8>> },
+    AwaitSuccess2 { transaction: u16 },
+    OweFailure { transaction: u16, explanation: Explanation },
+    Authenticated,
+    Failed(Explanation),
+}
+
+/// One exchange: [`Controller::send`] takes what the host sends, [`Controller::fetch`] gives what it
+/// fetches.
+#[derive(Debug)]
+pub struct Controller {
+    options: ControllerOptions,
+    randomness: Randomness,
+    state: State,
+}
+
+impl Controller {
+    /// Exchange that begins with the host's AUTH_Negotiate.
+    pub fn new(options: ControllerOptions, randomness: Randomness) -> Self {
+        Self { options, randomness, state: State::AwaitNegotiate }
+    }
+
+    /// How far the exchange is.
+    pub fn progress(&self) -> Progress {
+        match self.state {
+            State::AwaitNegotiate | State::AwaitReply { .. } | State::AwaitSuccess2 { .. } => {
+                Progress::AwaitsHost
+            }
+            State::OweChallenge { .. } | State::OweSuccess { .. } | State::OweFailure { .. } => {
+                Progress::AwaitsFetch
+            }
+            State::Authenticated => Progress::Authenticated,
+            State::Failed(explanation) => Progress::Failed(explanation),
+        }
+    }
+
+    /// Takes a message of the host, from AUTH Send. Whatever is wrong with it is kept for the
+    /// host's next AUTH Receive.
+    pub fn send(&mut self, bytes: &[u8]) {
+        let mut transaction = match self.state {
+            State::AwaitReply { transaction, .. } | State::AwaitSuccess2 { transaction } => {
+                transaction
+            }
+            _ => 0,
+        };
+        let parsed = Message::parse(bytes).inspect(|message| {
+            if matches!(self.state, State::AwaitNegotiate) {
+                transaction = message.transaction;
+            }
+        });
+        let state = mem::replace(&mut self.state, State::Failed(Explanation::Failed));
+        let next = parsed.and_then(|message| self.next(state, message));
+        self.state =
+            next.unwrap_or_else(|explanation| State::OweFailure { transaction, explanation });
+    }
+
+    fn next(&self, state: State, message: Message) -> Result<State, Explanation> {
+        let same = |transaction: u16| match message.transaction == transaction {
+            true => Ok(()),
+            false => Err(Explanation::IncorrectPayload),
+        };
+        match (state, message.body) {
+            (State::AwaitNegotiate, Body::Negotiate { concatenation, hashes, groups }) => {
+                self.select(message.transaction, concatenation, &hashes, &groups)
+            }
+            (
+                State::AwaitReply { transaction, hash, group },
+                Body::Reply { response, challenge, sequence, public_value },
+            ) => {
+                same(transaction)?;
+                let reply = Reply { response, challenge, sequence, public_value };
+                self.check_reply(transaction, hash, group, &reply)
+            }
+            (State::AwaitSuccess2 { transaction }, Body::Success2) => {
+                same(transaction)?;
+                Ok(State::Authenticated)
+            }
+            (
+                State::AwaitReply { transaction, .. } | State::AwaitSuccess2 { transaction },
+                Body::Failure2(explanation),
+            ) => {
+                same(transaction)?;
+                Ok(State::Failed(explanation))
+            }
+            _ => Err(Explanation::IncorrectMessage),
+        }
+    }
+
+    /// Selects the strongest hash function that both sides accept, and the host's first group that
+    /// this side accepts, as each costs the host more.
+    fn select(
+        &self,
+        transaction: u16,
+        concatenation: u8,
+        hashes: &[Hash],
+        groups: &[Group],
+    ) -> Result<State, Explanation> {
+        if concatenation != 0 {
+            return Err(Explanation::ConcatenationMismatch);
+        }
+        let hash = hashes.iter().copied().filter(|hash| self.options.hashes.contains(hash)).max();
+        let hash = hash.ok_or(Explanation::HashNotUsable)?;
+        let accepted = |group: &&Group| self.options.groups.contains(group);
+        let group = *groups.iter().find(accepted).ok_or(Explanation::GroupNotUsable)?;
+        Ok(State::OweChallenge { transaction, hash, group })
+    }
+
+    fn challenge(&self, hash: Hash) -> &[u8] {
+        &self.randomness.challenge[..hash.digest_bytes()]
+    }
+
+    fn check_reply(
+        &self,
+        transaction: u16,
+        hash: Hash,
+        group: Group,
+        reply: &Reply,
+    ) -> Result<State, Explanation> {
+        if reply.response.len() != hash.digest_bytes() {
+            return Err(Explanation::IncorrectPayload);
+        }
+        // A host that sends this side's challenge back wants an answer for another exchange.
+        if reply.challenge.as_deref() == Some(self.challenge(hash)) {
+            return Err(Explanation::Failed);
+        }
+        let shared_secret = group
+            .shared_secret(&self.randomness.exponent, &reply.public_value)
+            .map_err(|_| Explanation::GroupNotUsable)?;
+        let names = &self.options.names;
+        let question = Question {
+            hash,
+            challenge: self.challenge(hash),
+            sequence: self.randomness.sequence,
+            transaction,
+            shared_secret: shared_secret.as_ref(),
+        };
+        // All secrets are tried, so that time does not say which one it was.
+        let known = self.options.host_secrets.iter().fold(false, |known, secret| {
+            let expected = question.host_response(secret, names);
+            known | bool::from(expected.ct_eq(&reply.response))
+        });
+        if !known {
+            return Err(Explanation::Failed);
+        }
+        // With sequence number 0 the challenge only serves secure channel concatenation.
+        let response = match &reply.challenge {
+            Some(challenge) if reply.sequence != 0 => {
+                let secret = self.options.own_secret.as_ref().ok_or(Explanation::Failed)?;
+                let question = Question { challenge, sequence: reply.sequence, ..question };
+                Some(question.controller_response(secret, names).to_vec())
+            }
+            _ => None,
+        };
+        Ok(State::OweSuccess { transaction, hash, response })
+    }
+
+    /// The message that the host fetches with AUTH Receive of `room` bytes. `None` if there is
+    /// nothing to fetch, or it does not fit; the exchange then stays as it is.
+    pub fn fetch(&mut self, room: usize) -> Option<Vec<u8>> {
+        let (transaction, body, next) = match &self.state {
+            &State::OweChallenge { transaction, hash, group } => {
+                let body = Body::Challenge {
+                    hash,
+                    group,
+                    sequence: self.randomness.sequence,
+                    challenge: self.challenge(hash).to_vec(),
+                    public_value: group.public_value(&self.randomness.exponent),
+                };
+                (transaction, body, State::AwaitReply { transaction, hash, group })
+            }
+            State::OweSuccess { transaction, hash, response } => {
+                let digest_bytes = hash.digest_bytes() as u8;
+                let next = match response {
+                    Some(_) => State::AwaitSuccess2 { transaction: *transaction },
+                    None => State::Authenticated,
+                };
+                (*transaction, Body::Success1 { digest_bytes, response: response.clone() }, next)
+            }
+            &State::OweFailure { transaction, explanation } => {
+                (transaction, Body::Failure1(explanation), State::Failed(explanation))
+            }
+            _ => return None,
+        };
+        let bytes = Message { transaction, body }.encode();
+        if bytes.len() > room {
+            return None;
+        }
+        self.state = next;
+        Some(bytes)
+    }
+}
+
+struct Reply {
+    response: Vec<u8>,
+    challenge: Option<Vec<u8>>,
+    sequence: u32,
+    public_value: Vec<u8>,
+}

@@ -1,0 +1,285 @@
+//! Tests of whole exchanges, of an adversary between both sides, and of known answers.
+//!
+//! Left out: the commands that carry the messages, time-outs and the queue's state, which the
+//! target and the host test.
+
+use proptest::prelude::*;
+
+use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
+use crate::group::Group;
+use crate::hash::Hash;
+use crate::host::{Host, HostFailure, HostOptions, HostStep};
+use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
+use crate::response::{Names, Question};
+use crate::secret::Secret;
+
+fn names() -> Names {
+    Names { host: "nqn.2014-08.org.nvmexpress:uuid:a".into(), subsystem: "nqn.2024-01.x:db".into() }
+}
+
+fn secret(byte: u8) -> Secret {
+    Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()
+}
+
+fn randomness(seed: u8) -> Randomness {
+    let mut next = seed;
+    Randomness::draw(|bytes| {
+        for byte in bytes {
+            next = next.wrapping_mul(17).wrapping_add(43);
+            *byte = next;
+        }
+    })
+}
+
+fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controller {
+    let options = ControllerOptions {
+        names: names(),
+        host_secrets,
+        own_secret,
+        hashes: Hash::ALL.into(),
+        groups: Group::ALL.into(),
+    };
+    Controller::new(options, randomness(1))
+}
+
+fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: Hash) -> Host {
+    let options = HostOptions {
+        names: names(),
+        secret,
+        controller_secret,
+        hashes: vec![hash],
+        groups: vec![group],
+    };
+    Host::new(options, 77, randomness(2))
+}
+
+/// Runs an exchange; the controller's and the host's view of its end.
+fn run(host: &mut Host, controller: &mut Controller) -> (Progress, Result<(), HostFailure>) {
+    controller.send(&host.negotiate());
+    let outcome = loop {
+        let message = controller.fetch(MESSAGE_BYTES).expect("a message to fetch");
+        match host.fetched(&message) {
+            Ok(HostStep::Reply(reply)) => controller.send(&reply),
+            Ok(HostStep::Authenticated(farewell)) => {
+                if let Some(farewell) = farewell {
+                    controller.send(&farewell);
+                }
+                break Ok(());
+            }
+            Err(failure) => {
+                if let HostFailure::Distrusted { farewell, .. } = &failure {
+                    controller.send(farewell);
+                }
+                break Err(failure);
+            }
+        }
+    };
+    (controller.progress(), outcome)
+}
+
+/// Answers of another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
+#[test]
+fn responses_match_known_answers() {
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let challenge: Vec<u8> = (0..32).collect();
+    let peer = Group::Ffdhe2048.public_value(&[0xc3; 64]);
+    let shared = Group::Ffdhe2048.shared_secret(&[0x5a; 64], &peer).unwrap();
+    let question = |shared_secret| Question {
+        hash: Hash::Sha256,
+        challenge: &challenge,
+        sequence: 5,
+        transaction: 77,
+        shared_secret,
+    };
+    let (plain, augmented) = (question(None), question(shared.as_ref()));
+    assert_eq!(
+        hex(&plain.host_response(&secret(7), &names())),
+        "628436bb13856822fe2d7a6e748919fc97c7e665f8bd33eca71f7a385f4c9255"
+    );
+    assert_eq!(
+        hex(&augmented.host_response(&secret(7), &names())),
+        "3def4db9cbb60ad3581f9223ed6a32b33cffc5e4344a2015be764ddce2ebdb90"
+    );
+    assert_eq!(
+        hex(&augmented.controller_response(&secret(9), &names())),
+        "252c486a73685e4c110d2aa8b855ffec011af6f7c6db1ca339c51b2c53f116f1"
+    );
+}
+
+#[test]
+fn exchange_succeeds_with_every_hash_and_group() {
+    for group in Group::ALL {
+        for hash in Hash::ALL {
+            for mutual in [None, Some(secret(9))] {
+                let mut controller = controller(vec![secret(7)], Some(secret(9)));
+                let mut host = host(secret(7), mutual, group, hash);
+                assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+            }
+            if group.value_bytes() > 512 {
+                // The large groups take a while without optimization.
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn either_of_two_secrets_of_a_host_is_accepted() {
+    for byte in [3, 4] {
+        let mut controller = controller(vec![secret(3), secret(4)], None);
+        let mut host = host(secret(byte), None, Group::Null, Hash::Sha256);
+        assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+    }
+}
+
+#[test]
+fn wrong_host_secret_is_refused() {
+    for secrets in [vec![], vec![secret(8)]] {
+        let mut controller = controller(secrets, None);
+        let mut host = host(secret(7), None, Group::Ffdhe2048, Hash::Sha512);
+        let refused = Err(HostFailure::Refused(Explanation::Failed));
+        let failed = Progress::Failed(Explanation::Failed);
+        assert_eq!(run(&mut host, &mut controller), (failed, refused));
+    }
+}
+
+#[test]
+fn controller_without_the_secret_is_not_trusted() {
+    for own in [None, Some(secret(1))] {
+        let mut controller = controller(vec![secret(7)], own);
+        let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+        let (progress, outcome) = run(&mut host, &mut controller);
+        assert_eq!(progress, Progress::Failed(Explanation::Failed));
+        assert!(outcome.is_err());
+    }
+}
+
+/// A host that wants proof must not accept a success without one.
+#[test]
+fn success_without_the_wanted_proof_is_refused() {
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+    controller.send(&host.negotiate());
+    host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap();
+    let body = Body::Success1 { digest_bytes: 32, response: None };
+    let forged = Message { transaction: 77, body }.encode();
+    assert!(matches!(host.fetched(&forged), Err(HostFailure::Distrusted { .. })));
+}
+
+/// A relay that makes one side answer its own challenge.
+#[test]
+fn reflected_challenge_is_refused() {
+    let mut controller = controller(vec![secret(7)], Some(secret(7)));
+    let mut host = host(secret(7), Some(secret(7)), Group::Null, Hash::Sha256);
+    controller.send(&host.negotiate());
+    let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
+    let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
+    let Body::Challenge { challenge: c1, .. } = Message::parse(&challenge).unwrap().body else {
+        panic!("a challenge")
+    };
+    let mut reply = Message::parse(&reply).unwrap();
+    let Body::Reply { challenge: c2, .. } = &mut reply.body else { panic!("a reply") };
+    *c2 = Some(c1);
+    controller.send(&reply.encode());
+    controller.fetch(MESSAGE_BYTES);
+    assert_eq!(controller.progress(), Progress::Failed(Explanation::Failed));
+}
+
+/// The reply of one exchange is worthless in the next.
+#[test]
+fn replayed_reply_is_refused() {
+    let mut first = controller(vec![secret(7)], None);
+    let mut host = host(secret(7), None, Group::Null, Hash::Sha256);
+    first.send(&host.negotiate());
+    let challenge = first.fetch(MESSAGE_BYTES).unwrap();
+    let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
+    let mut second = Controller::new(
+        ControllerOptions {
+            names: names(),
+            host_secrets: vec![secret(7)],
+            own_secret: None,
+            hashes: Hash::ALL.into(),
+            groups: Group::ALL.into(),
+        },
+        randomness(3),
+    );
+    second.send(&host.negotiate());
+    second.fetch(MESSAGE_BYTES).unwrap();
+    second.send(&reply);
+    assert_eq!(second.fetch(MESSAGE_BYTES).map(|_| second.progress()), {
+        Some(Progress::Failed(Explanation::Failed))
+    });
+}
+
+#[test]
+fn selection_outside_the_offer_is_refused() {
+    let host = |groups: Vec<Group>| {
+        let options = HostOptions {
+            names: names(),
+            secret: secret(7),
+            controller_secret: None,
+            hashes: vec![Hash::Sha384],
+            groups,
+        };
+        Host::new(options, 77, randomness(2))
+    };
+    let weak = Body::Challenge {
+        hash: Hash::Sha384,
+        group: Group::Null,
+        sequence: 1,
+        challenge: vec![1; 48],
+        public_value: vec![],
+    };
+    let bytes = Message { transaction: 77, body: weak }.encode();
+    let mut strict = host(vec![Group::Ffdhe2048]);
+    assert!(matches!(
+        strict.fetched(&bytes),
+        Err(HostFailure::Distrusted { explanation: Explanation::GroupNotUsable, .. })
+    ));
+    assert!(host(vec![Group::Null]).fetched(&bytes).is_ok());
+    let mut controller = controller(vec![secret(7)], None);
+    controller.send(&host(vec![]).negotiate());
+    controller.fetch(MESSAGE_BYTES);
+    assert_eq!(controller.progress(), Progress::Failed(Explanation::GroupNotUsable));
+}
+
+#[test]
+fn message_that_does_not_fit_stays_to_be_fetched() {
+    let mut controller = controller(vec![secret(7)], None);
+    let host = host(secret(7), None, Group::Null, Hash::Sha256);
+    assert_eq!(controller.fetch(MESSAGE_BYTES), None);
+    controller.send(&host.negotiate());
+    assert_eq!(controller.fetch(47), None);
+    assert_eq!(controller.progress(), Progress::AwaitsFetch);
+    assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
+}
+
+proptest! {
+    /// Whatever one byte becomes on the way, nobody is authenticated by it, except where the byte is
+    /// reserved.
+    #[test]
+    fn altered_reply_authenticates_nobody(position in 0usize..80, flip in 1u8..=255) {
+        let mut controller = controller(vec![secret(7)], Some(secret(9)));
+        let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
+        controller.send(&host.negotiate());
+        let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
+        let Ok(HostStep::Reply(mut reply)) = host.fetched(&challenge) else { panic!("a reply") };
+        let reserved = [2, 3, 7, 9];
+        reply[position] ^= flip;
+        controller.send(&reply);
+        let success = controller.fetch(MESSAGE_BYTES).unwrap();
+        let trusted = host.fetched(&success).is_ok();
+        prop_assert_eq!(trusted, reserved.contains(&position));
+    }
+
+    #[test]
+    fn arbitrary_messages_never_authenticate(messages in prop::collection::vec(
+        prop::collection::vec(any::<u8>(), 0..200), 1..6)) {
+        let mut controller = controller(vec![secret(7)], None);
+        for message in messages {
+            controller.send(&message);
+            let _ = controller.fetch(MESSAGE_BYTES);
+        }
+        prop_assert_ne!(controller.progress(), Progress::Authenticated);
+    }
+}

@@ -1,0 +1,185 @@
+//! Exchange as the host sees it: one transaction of DH-HMAC-CHAP on one queue.
+
+use std::mem;
+
+use subtle::ConstantTimeEq;
+
+use crate::controller::Randomness;
+use crate::group::Group;
+use crate::hash::{Digest64, Hash};
+use crate::message::{Body, Explanation, Message};
+use crate::response::{Names, Question};
+use crate::secret::Secret;
+
+/// What a host proves, and what it demands.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// Names of the host and of the subsystem, as in Connect.
+    pub names: Names,
+    /// Secret of the host.
+    pub secret: Secret,
+    /// Secret of the subsystem, if the controller must prove that it knows it.
+    pub controller_secret: Option<Secret>,
+    /// Hash functions that are offered.
+    pub hashes: Vec<Hash>,
+    /// Groups that are offered, the preferred first.
+    pub groups: Vec<Group>,
+}
+
+/// Why the exchange ended without success.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostFailure {
+    /// The controller refused: most often, it has another secret for this host.
+    #[error("the controller refused: {0}")]
+    Refused(Explanation),
+    /// The controller did something wrong, or does not know the subsystem's secret. The message is
+    /// AUTH_Failure2, to be sent.
+    #[error("the controller is not trusted: {explanation}")]
+    Distrusted {
+        /// What was wrong.
+        explanation: Explanation,
+        /// Message to send before the connection is closed.
+        farewell: Vec<u8>,
+    },
+}
+
+#[derive(Debug)]
+enum State {
+    AwaitChallenge,
+    /// With the response that the controller has to give, if it has to.
+    AwaitSuccess {
+        expected: Option<Digest64>,
+        digest_bytes: usize,
+    },
+    Ended,
+}
+
+/// What the host does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostStep {
+    /// Send this message, then fetch the next one.
+    Reply(Vec<u8>),
+    /// Both sides are satisfied; send this message, if there is one.
+    Authenticated(Option<Vec<u8>>),
+}
+
+/// One exchange: send [`Host::negotiate`], then give each fetched message to [`Host::fetched`].
+#[derive(Debug)]
+pub struct Host {
+    options: HostOptions,
+    randomness: Randomness,
+    transaction: u16,
+    state: State,
+}
+
+impl Host {
+    /// Exchange with identifier `transaction`, which differs from those of the queue's others.
+    pub fn new(options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
+        Self { options, randomness, transaction, state: State::AwaitChallenge }
+    }
+
+    /// The first message.
+    pub fn negotiate(&self) -> Vec<u8> {
+        self.encode(Body::Negotiate {
+            concatenation: 0,
+            hashes: self.options.hashes.clone(),
+            groups: self.options.groups.clone(),
+        })
+    }
+
+    /// Takes a message of the controller.
+    ///
+    /// # Errors
+    /// The exchange has ended; the connection is to be closed.
+    pub fn fetched(&mut self, bytes: &[u8]) -> Result<HostStep, HostFailure> {
+        let state = mem::replace(&mut self.state, State::Ended);
+        let message = Message::parse(bytes).map_err(|explanation| self.distrust(explanation))?;
+        if let Body::Failure1(explanation) = message.body {
+            return Err(HostFailure::Refused(explanation));
+        }
+        let next = self.next(state, message);
+        let (state, step) = next.map_err(|explanation| self.distrust(explanation))?;
+        self.state = state;
+        Ok(step)
+    }
+
+    fn next(&self, state: State, message: Message) -> Result<(State, HostStep), Explanation> {
+        if message.transaction != self.transaction {
+            return Err(Explanation::IncorrectPayload);
+        }
+        match (state, message.body) {
+            (
+                State::AwaitChallenge,
+                Body::Challenge { hash, group, sequence, challenge, public_value },
+            ) => {
+                // A controller may select only what was offered.
+                if !self.options.hashes.contains(&hash) {
+                    return Err(Explanation::HashNotUsable);
+                }
+                if !self.options.groups.contains(&group) {
+                    return Err(Explanation::GroupNotUsable);
+                }
+                self.answer(hash, group, sequence, &challenge, &public_value)
+            }
+            (
+                State::AwaitSuccess { expected, digest_bytes },
+                Body::Success1 { digest_bytes: theirs, response },
+            ) => {
+                if usize::from(theirs) != digest_bytes {
+                    return Err(Explanation::HashNotUsable);
+                }
+                let farewell = match (expected, response) {
+                    (None, _) => None,
+                    (Some(expected), Some(response)) if bool::from(expected.ct_eq(&response)) => {
+                        Some(self.encode(Body::Success2))
+                    }
+                    _ => return Err(Explanation::Failed),
+                };
+                Ok((State::Ended, HostStep::Authenticated(farewell)))
+            }
+            _ => Err(Explanation::IncorrectMessage),
+        }
+    }
+
+    fn answer(
+        &self,
+        hash: Hash,
+        group: Group,
+        sequence: u32,
+        challenge: &[u8],
+        public_value: &[u8],
+    ) -> Result<(State, HostStep), Explanation> {
+        let shared_secret = group
+            .shared_secret(&self.randomness.exponent, public_value)
+            .map_err(|_| Explanation::GroupNotUsable)?;
+        let names = &self.options.names;
+        let transaction = self.transaction;
+        let shared_secret = shared_secret.as_ref();
+        let question = Question { hash, challenge, sequence, transaction, shared_secret };
+        let response = question.host_response(&self.options.secret, names).to_vec();
+        let own_challenge = &self.randomness.challenge[..hash.digest_bytes()];
+        let own_sequence = self.randomness.sequence;
+        let expected = self.options.controller_secret.as_ref().map(|secret| {
+            let question =
+                Question { challenge: own_challenge, sequence: own_sequence, ..question };
+            question.controller_response(secret, names)
+        });
+        let mutual = expected.is_some();
+        let reply = self.encode(Body::Reply {
+            response,
+            challenge: mutual.then(|| own_challenge.to_vec()),
+            sequence: if mutual { own_sequence } else { 0 },
+            public_value: group.public_value(&self.randomness.exponent),
+        });
+        let digest_bytes = hash.digest_bytes();
+        Ok((State::AwaitSuccess { expected, digest_bytes }, HostStep::Reply(reply)))
+    }
+
+    fn encode(&self, body: Body) -> Vec<u8> {
+        Message { transaction: self.transaction, body }.encode()
+    }
+
+    fn distrust(&self, explanation: Explanation) -> HostFailure {
+        HostFailure::Distrusted { explanation, farewell: self.encode(Body::Failure2(explanation)) }
+    }
+}

@@ -1,0 +1,31 @@
+//! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages and
+//! both sides of the exchange, without I/O, clocks or randomness of their own.
+//!
+//! Invariants: secrets and what is derived from them are erased when dropped and never printed.
+//! Responses are compared in constant time. Every message is bounded by [`message::MESSAGE_BYTES`]
+//! and checked before it is used. An exchange succeeds once; anything unexpected ends it.
+//!
+//! The exponentiations in [`Controller`] and [`Host`] take up to some tens of milliseconds of CPU,
+//! so callers run them off the data path.
+//!
+//! Reading order: [`secret`], `hash`, [`group`], `response` (the formula), [`message`], [`controller`]
+//! and [`host`] (the exchange).
+
+pub mod controller;
+pub mod group;
+mod hash;
+pub mod host;
+pub mod message;
+mod response;
+pub mod secret;
+
+#[cfg(test)]
+mod exchange_tests;
+
+pub use controller::Controller;
+pub use group::Group;
+pub use hash::Hash;
+pub use host::Host;
+pub use message::{Explanation, Message};
+pub use response::Names;
+pub use secret::{Secret, SecretError};
