@@ -22,9 +22,10 @@ impl Cluster {
         self.log_copies.borrow_mut()[index].clear();
     }
 
-    /// Flips a bit in the log of a stopped node.
+    /// Flips a bit in the log of a stopped node, once: the log has two headers, and when both are
+    /// damaged its device is refused until the operator has wiped it.
     pub(crate) fn rot_log(&self, index: usize) {
-        if self.sim.is_up(self.nodes[index]) {
+        if self.sim.is_up(self.nodes[index]) || self.rotten[index].replace(true) {
             return;
         }
         let (path, start) = self.log_at();

@@ -97,6 +97,8 @@ pub(super) struct Cluster {
     first_logs: [Vec<u8>; 2],
     /// Superblocks found last, and the versions of the disks at that time.
     superblocks: RefCell<[FoundSuperblock; 2]>,
+    /// A bit of the node's log was flipped.
+    rotten: [Cell<bool>; 2],
     /// Later copies of the logs.
     log_copies: RefCell<[LogCopies; 2]>,
     volatile: bool,
@@ -162,6 +164,7 @@ impl Cluster {
             separate_log,
             first_logs,
             superblocks: Default::default(),
+            rotten: Default::default(),
             log_copies: Default::default(),
             volatile,
             depth,
