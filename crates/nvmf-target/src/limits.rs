@@ -33,10 +33,6 @@ pub(crate) const COPY_BYTES: u32 = 1 << 20;
 /// Source ranges of one Copy (MSRC + 1): 128 of 32 B are 4 KiB.
 pub(crate) const COPY_RANGES: usize = 128;
 
-/// Largest Compare and Write, in bytes: one block of any size. ACWU promises one block. A first half
-/// holds its data until the second one has arrived.
-pub(crate) const FUSED_BYTES: usize = 64 << 10;
-
 /// CPDA: data in PDUs to the controller may start at any multiple of 4 bytes.
 pub(crate) const CONTROLLER_DATA_ALIGNMENT: u8 = 0;
 

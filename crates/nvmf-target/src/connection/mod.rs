@@ -23,7 +23,6 @@
 
 mod admin;
 mod fast;
-mod fused;
 mod receive;
 mod respond;
 mod share;
@@ -49,7 +48,6 @@ use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx};
-use fused::FusedPairs;
 use transfer::Transfers;
 use waiting::WaitingCommand;
 
@@ -71,7 +69,6 @@ pub(crate) struct Connection {
     transfer_bytes: Cell<usize>,
     /// In-flight commands that wait for memory.
     waiting: RefCell<VecDeque<WaitingCommand>>,
-    fused: FusedPairs,
     /// Reserved memory that lets the receiver continue while R2T data is outstanding.
     reserve: Reserve,
     /// Largest in-capsule data, in bytes; 0 before Connect.
@@ -238,7 +235,6 @@ impl Connection {
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
             waiting: RefCell::default(),
-            fused: FusedPairs::default(),
             reserve: Reserve::new(room.clone()),
             in_capsule_bytes: Cell::new(0),
             queued_bytes_max: Cell::new(TX_ADMIN_BYTES),

@@ -5,7 +5,6 @@
 
 use std::rc::Rc;
 
-use flagstone_nvme::command::Fuse;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{
@@ -201,11 +200,6 @@ impl Connection {
         command: Sqe,
         predictor: &mut ShapePredictor,
     ) -> Result<Option<Rules>, ConnectionEnd> {
-        if (command.fuse() != Fuse::None || self.fused.is_open())
-            && self.with_controller(|_, queue| queue.qid).unwrap_or(0) != 0
-        {
-            self.observe_fuse(&command);
-        }
         let without = frame.data_bytes == 0;
         if without && (direction(&command) == DataDirection::None || command.data.data_bytes == 0) {
             // No data moves: the data pointer is reserved, and hosts leave arbitrary bytes in it.
@@ -240,7 +234,6 @@ impl Connection {
         };
         self.advance_queue();
         self.respond(Cqe::new(command.cid.get(), status));
-        self.fused_half_failed(&command);
         Ok(None)
     }
 
@@ -255,7 +248,6 @@ impl Connection {
             Err(status) => {
                 self.advance_queue();
                 self.respond(Cqe::new(command.cid.get(), status));
-                self.fused_half_failed(&command);
             }
         }
         Ok(())
@@ -396,7 +388,6 @@ impl Connection {
         self.share.moved(payload as u64);
         if done.digest_error {
             self.complete(cid, Status::TRANSIENT_TRANSPORT_ERROR, payload);
-            self.fused_half_failed(&done.command);
             return Ok(());
         }
         self.run(done.command, Some(data.freeze()), payload);

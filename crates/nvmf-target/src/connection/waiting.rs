@@ -213,7 +213,6 @@ impl Connection {
             // It will never fit.
             (Err(TooLarge), _) => {
                 self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0);
-                self.fused_half_failed(&command);
             }
         }
     }
@@ -276,7 +275,6 @@ impl Connection {
     /// Drops all waiting commands and all transfers: their data will not arrive.
     pub(super) fn give_up_waiting(&self) {
         self.ended.set(true);
-        self.fused.clear().into_iter().for_each(|payload| self.release(payload));
         for _ in self.waiting.take() {
             self.release(0);
         }
