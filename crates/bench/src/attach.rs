@@ -27,7 +27,6 @@ const NAMESPACE_DEFAULT: u32 = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum InitiatorChoice {
     /// The kernel where possible, else our own generator.
     #[default]

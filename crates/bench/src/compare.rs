@@ -19,7 +19,6 @@ use crate::table::{Table, cell};
 pub(crate) const SIGNIFICANT: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum ComparedMetric {
     Throughput,
     Iops,
@@ -180,7 +179,6 @@ pub(crate) fn median_of(
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Slower {
     pub job: String,
     pub name: String,

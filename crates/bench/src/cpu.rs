@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Ticks {
     user: u64,
     kernel: u64,
@@ -15,7 +14,6 @@ pub struct Ticks {
 pub struct Snapshot(Vec<Ticks>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CpuUse {
     /// In programs.
     pub user_percent: f64,

@@ -15,7 +15,6 @@ use crate::target::{BenchTarget, DiskAddress};
 const FILE_BYTES: u64 = 4 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Environment {
     /// Kernel and architecture, such as `Linux 6.1.0 x86_64`.
     pub kernel: String,
@@ -38,7 +37,6 @@ pub struct Environment {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskRecord {
     /// `device`, `file` or `served`.
     pub kind: String,

@@ -4,7 +4,6 @@ use std::io;
 use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// The request is invalid; nothing was done.
     #[error("{0}")]

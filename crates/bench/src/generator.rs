@@ -14,7 +14,6 @@ use crate::measurement::Measurement;
 use crate::process::{self, Interrupt};
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Generator {
     pub program: PathBuf,
 }
@@ -75,7 +74,6 @@ pub fn arguments(job: &BenchJob, uri: &str) -> Result<Vec<String>, Error> {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LoadRun {
     pub results: LoadResults,
     pub command: String,

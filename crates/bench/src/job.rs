@@ -7,7 +7,6 @@ use crate::limits::{BLOCK_BYTES, DEPTH, THREADS};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Buffers {
     /// Random data that fio changes a little for each request.
     #[default]
@@ -23,7 +22,6 @@ pub enum Buffers {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct BenchJob {
     /// Unique in its suite; letters, digits, `-`, `_` and `.`.
     pub name: String,

@@ -16,6 +16,8 @@
 //! the kernel's NVMe/TCP initiator, [`server`] finds the serving processes and their CPU time.
 //! [`diskspd`] executes diskspd command lines. [`process`] is the only module that runs programs.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 pub mod attach;
 pub mod campaign;
 pub mod caveats;

@@ -37,7 +37,6 @@ pub(crate) fn are_enough(ios: f64, percent: f64) -> bool {
 
 /// Results of one direction, or of both.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DirectionResults {
     pub ios: u64,
     pub bytes: u64,
@@ -80,7 +79,6 @@ impl DirectionResults {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Measurement {
     pub total: DirectionResults,
     pub read: DirectionResults,

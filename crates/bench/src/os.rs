@@ -87,7 +87,6 @@ pub fn unix_seconds() -> f64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {

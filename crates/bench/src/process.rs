@@ -31,7 +31,6 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) const CANNOT_START: &str = "cannot start a program";
 
 #[derive(Clone, Debug, Default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -73,7 +72,6 @@ impl Interrupt {
 }
 
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ProcessOutput {
     pub status: ExitStatus,
     pub output: String,

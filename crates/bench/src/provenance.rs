@@ -12,7 +12,6 @@ use crate::target::BenchTarget;
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Provenance {
     /// A device of this machine, or a file on one.
     Real,
@@ -94,7 +93,6 @@ impl Provenance {
 
 /// The user's statement on a disk that cannot be inspected.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Origin {
     pub provenance: Provenance,
     /// Configuration of the server; may be empty.

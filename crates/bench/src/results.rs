@@ -25,7 +25,6 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// One line of `results.jsonl`. The main figures are at the top level, so that pandas reads them as
 /// a table; all figures are in `measurement`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ResultRecord {
     pub schema_version: u32,
     pub suite: String,
@@ -104,7 +103,6 @@ impl ResultRecord {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ResultStore {
     directory: PathBuf,
 }

@@ -27,7 +27,6 @@ const TCP_LISTENS: &str = "0A";
 const UNIX_LISTENS: &str = "00010000";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ServerUse {
     pub program: String,
     /// CPU time in user mode, in % of one CPU.
@@ -76,7 +75,6 @@ impl Servers {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Metered {
     /// Mean of this machine's CPUs; `None` if unknown.
     pub host: Option<CpuUse>,

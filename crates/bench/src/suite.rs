@@ -12,7 +12,6 @@ use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
 
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Suite {
     pub name: String,
     pub title: String,

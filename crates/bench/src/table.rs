@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 /// A table: a head and rows of the same number of cells.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Table {
     pub title: String,
     pub head: Vec<String>,
@@ -57,7 +56,6 @@ pub fn list_item(text: &str) -> String {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Form {
     Text,
     Markdown,

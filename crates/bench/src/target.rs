@@ -10,7 +10,6 @@ use crate::limits::DISKS;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskAddress {
     /// A block device or file of this machine, measured with fio.
     Path(PathBuf),
@@ -46,7 +45,6 @@ impl fmt::Display for DiskAddress {
 
 /// A target: `[NAME=]DISK[,DISK…]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct BenchTarget {
     pub name: String,
     /// Disks, all of one kind.

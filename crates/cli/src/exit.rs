@@ -11,7 +11,6 @@ use crate::output::complain;
 /// an unhandled signal as 128 plus its number, so a panic as 134.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "`Exit::MEANINGS` describes each")]
 pub enum Exit {
     Success = 0,
     Failed = 1,

@@ -1,6 +1,8 @@
 //! Library of the `flagstone` program: one module for each command, and their common parts
 //! (options, exit statuses, logs, output). A test compares `docs/cli.md` with the options.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 mod args;
 mod bench;
 mod check;

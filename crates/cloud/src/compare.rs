@@ -13,7 +13,6 @@ use crate::price::NoPrice;
 use crate::provenance::{add_new, merge_sources};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ComparisonRequest {
     /// Capacity of each type's disk; disks of one size are as many as needed.
     pub capacity_bytes: u64,
@@ -29,7 +28,6 @@ pub struct ComparisonRequest {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ComparisonColumn {
     #[serde(rename = "type")]
     pub kind: String,
@@ -55,7 +53,6 @@ pub struct ComparisonColumn {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct WorkloadResult {
     pub total: Rates,
     pub read: Rates,

@@ -8,7 +8,6 @@ use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MAX_DISKS, MAX_SHOWN_CHARS, MIN_
 
 /// Reason for a missing result, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum PlanError {
     #[error("{found}: {accepted}")]
     Input { found: String, accepted: String },
@@ -26,14 +25,12 @@ impl PlanError {
 /// differ (streams, merging).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum AccessOrder {
     Random,
     Sequential,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Workload {
     pub block_bytes: u64,
     /// Percentage of reads, 0 to 100.
@@ -80,7 +77,6 @@ impl Workload {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Machine {
     /// Such as `n2-standard-8`.
     pub name: String,
@@ -91,7 +87,6 @@ pub struct Machine {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskConfiguration {
     /// Type of the disks, such as `pd-ssd`.
     #[serde(rename = "type")]

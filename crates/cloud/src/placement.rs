@@ -9,7 +9,6 @@ use crate::input::{DiskConfiguration, Machine, PlanError};
 use crate::mix::WorkloadMix;
 
 #[derive(Debug, Clone)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Placement<'a> {
     pub catalog: &'a Catalog,
     pub kind: &'a str,
@@ -28,7 +27,6 @@ pub struct Placement<'a> {
 
 /// Disks in the catalog's units, with their purchased performance.
 #[derive(Debug, Clone, Copy, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Demand {
     pub size: f64,
     pub disks: u32,

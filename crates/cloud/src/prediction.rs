@@ -7,7 +7,6 @@ use crate::input::{DiskConfiguration, Workload};
 
 /// A rate as IOPS and as bytes: `bytes_per_s` is `iops` times the block size.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Rates {
     pub iops: f64,
     pub bytes_per_s: f64,
@@ -29,7 +28,6 @@ impl Rates {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Dimension {
     Iops,
     /// The catalog's unit of throughput.
@@ -38,7 +36,6 @@ pub enum Dimension {
 
 /// A limit with the recommendations that lift it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PredictedLimit {
     pub kind: LimitKind,
     /// Unit of `read` and `write`: IOPS, or MB/s of 10^6 bytes.
@@ -64,7 +61,6 @@ pub struct PredictedLimit {
 /// catalog's unit. `bytes` is the largest or smallest block that gains something.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Recommendation {
     LargerVolume { size: f64, unit: &'static str },
     ProvisionIops { iops: f64 },
@@ -96,7 +92,6 @@ pub enum Recommendation {
 
 /// A queue depth over all jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DeeperQueue {
     pub in_flight: u64,
     /// Resulting IOPS, if the latency was measured.
@@ -106,7 +101,6 @@ pub struct DeeperQueue {
 
 /// Limits that the cloud enforces on any workload, for a layer that emulates them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Ceilings {
     /// Read IOPS; `None` without a known limit.
     pub read_iops: Option<f64>,
@@ -129,7 +123,6 @@ pub struct Ceilings {
 
 /// A source of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct SourceUse {
     pub key: String,
     pub address: String,
@@ -140,7 +133,6 @@ pub struct SourceUse {
 
 /// Price of the disks, without the machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Cost {
     /// USD per month, for all disks.
     pub usd_per_month: f64,
@@ -154,7 +146,6 @@ pub struct Cost {
 
 /// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Prediction {
     pub catalog: String,
     pub configuration: DiskConfiguration,

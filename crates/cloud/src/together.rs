@@ -15,7 +15,6 @@ use crate::prediction::Rates;
 
 /// Prediction of several disks at once.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JointPrediction {
     pub disks: Vec<JointDisk>,
     pub total: Rates,
@@ -24,7 +23,6 @@ pub struct JointPrediction {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JointDisk {
     pub configuration: DiskConfiguration,
     /// Under its own limits only.
@@ -35,7 +33,6 @@ pub struct JointDisk {
 
 /// A limit of the machine that several disks share.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct SharedLimit {
     pub kind: LimitKind,
     /// Types of the disks that share it.

@@ -94,7 +94,6 @@ pub enum NbdAddress {
 
 /// A device that cannot be parsed. Each message says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum DeviceSpecError {
     #[error(
         "a device is missing: write a path, memory:1GiB, null:1TiB, nvme-tcp://HOST:4420/NQN or \

@@ -9,6 +9,8 @@
 //! meaning. [`device_spec`] and [`listen_spec`] parse devices and
 //! addresses, [`names`] checks names, [`starter`] writes a first file.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 pub mod api_spec;
 mod arguments;
 mod changes;

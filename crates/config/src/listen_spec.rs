@@ -30,7 +30,6 @@ pub enum ListenSpec {
 
 /// An address that cannot be parsed. Each message says what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum ListenSpecError {
     #[error(
         "a listen address begins with its protocol: nvme-tcp://0.0.0.0:4420, nbd://127.0.0.1:10809 or nbd+unix:///path.sock"

@@ -16,7 +16,6 @@ pub const DEFAULT_NQN_PREFIX: &str = "nqn.2026-01.io.flagstone";
 
 /// Why a name was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum NameError {
     #[error(
         "an NQN has the form nqn.YYYY-MM.REVERSED.DOMAIN:NAME, such as {DEFAULT_NQN_PREFIX}:db"

@@ -56,7 +56,6 @@ impl HostPort {
 
 /// Why a `HOST:PORT` was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the message of each variant describes it")]
 pub enum AuthorityError {
     #[error("the host is missing: write HOST:PORT, such as 192.0.2.1:{0} or [2001:db8::1]:{0}")]
     NoHost(u16),

@@ -40,7 +40,6 @@ pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
 
 /// Parameters of every experiment.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct RunOptions {
     pub program: PathBuf,
     pub command: String,
@@ -53,7 +52,6 @@ pub struct RunOptions {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct BedTargets {
     /// Machine type as stated by the user.
     pub machine: Option<String>,
@@ -305,7 +303,6 @@ pub(crate) fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget,
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ExperimentOutcome<S> {
     /// Whether all of it was measured.
     pub end: CampaignEnd,

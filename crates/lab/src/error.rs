@@ -7,7 +7,6 @@ use flagstone_bench::process::ProcessOutput;
 use crate::limits::SAID_BYTES;
 
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Error {
     /// An error of measuring, storing or reporting, or the user's interruption.
     #[error(transparent)]

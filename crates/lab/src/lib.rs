@@ -12,6 +12,8 @@
 //! versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
 //! emulated nodes; [`operator`] waits for the user of given ones.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 pub mod bed;
 pub mod demo;
 pub mod disk_limits;

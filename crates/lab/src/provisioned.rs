@@ -48,7 +48,6 @@ const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 
 /// A disk product of a cloud in a catalog.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskProduct<'a> {
     pub catalog: &'a Catalog,
     /// Disk type, such as `pd-standard`.
@@ -94,7 +93,6 @@ pub(crate) fn usage(error: PlanError) -> Error {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum ProvisionedBed<'a> {
     Emulated,
     Given { targets: BedTargets, disks: Vec<BenchTarget>, product: DiskProduct<'a> },
@@ -102,7 +100,6 @@ pub enum ProvisionedBed<'a> {
 
 /// IOPS, judged against the planner's prediction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JudgedIops {
     /// Reads of 4 KiB per second.
     pub iops: f64,
@@ -112,7 +109,6 @@ pub struct JudgedIops {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedRow {
     pub disk: String,
     pub size_bytes: u64,
@@ -125,7 +121,6 @@ pub struct ProvisionedRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

@@ -7,7 +7,6 @@ use crate::svg;
 use crate::theme::Theme;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Figure {
     pub title: String,
     /// Line below the title in smaller letters; may be empty.
@@ -25,7 +24,6 @@ impl Figure {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Panel {
     /// Horizontal axis; for bars only its label is used.
     pub x: Axis,
@@ -36,7 +34,6 @@ pub struct Panel {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Axis {
     /// Label with the unit: `IOPS`, `latency, µs`.
     pub label: String,
@@ -88,7 +85,6 @@ impl Axis {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Scale {
     /// Linear; 0 is always shown.
     Linear,
@@ -100,7 +96,6 @@ pub enum Scale {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum PanelContent {
     Lines(Vec<LineSeries>),
     Bars(Bars),
@@ -116,7 +111,6 @@ pub struct Hue(pub usize);
 
 /// A line with one entry in the legend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LineSeries {
     /// Name in the legend; equal names and hues of several panels are one entry.
     pub name: String,
@@ -130,7 +124,6 @@ pub struct LineSeries {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Bars {
     /// Name and hue of the bars of a group, in order.
     pub series: Vec<(String, Hue)>,
@@ -138,7 +131,6 @@ pub struct Bars {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Group {
     pub name: String,
     /// One value for each of [`Bars::series`]; `None` leaves a gap.
@@ -146,7 +138,6 @@ pub struct Group {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct BarValue {
     pub value: f64,
     /// Confidence interval, drawn as a whisker.
@@ -160,7 +151,6 @@ impl From<f64> for BarValue {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Mark {
     pub x: f64,
     pub text: String,
@@ -198,7 +188,6 @@ pub struct Stretch {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Note {
     pub x: f64,
     pub y: f64,

@@ -9,6 +9,8 @@
 //! A [`Figure`] has one or more [`Panel`]s and one legend. `scale` maps numbers to positions, `svg`
 //! writes the picture.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 mod figure;
 mod format;
 mod scale;

@@ -1,7 +1,6 @@
 //! Themes: colors for light and dark backgrounds.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Theme {
     /// White background, for print.
     #[default]

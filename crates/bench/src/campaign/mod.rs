@@ -25,7 +25,6 @@ pub(crate) const ROUNDS_MAX: u32 = 25;
 
 /// Parameters of a campaign: everything that is needed to resume it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CampaignPlan {
     pub schema_version: u32,
     pub suite: String,
@@ -58,7 +57,6 @@ pub struct CampaignPlan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CampaignStep {
     pub job: usize,
     /// Repetition, from 0.

@@ -40,7 +40,6 @@ pub trait Watcher {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum CampaignEnd {
     Complete,
     /// Interrupted by the user; it can be resumed.
@@ -48,7 +47,6 @@ pub enum CampaignEnd {
 }
 
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Campaign<'a> {
     pub plan: &'a CampaignPlan,
     pub store: &'a ResultStore,

@@ -1,7 +1,6 @@
 //! Parameters of a diskspd command line.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Cache {
     /// By the operating system: diskspd's default.
     #[default]
@@ -13,7 +12,6 @@ pub enum Cache {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Access {
     /// Sequential, with a fixed stride.
     Sequential {
@@ -29,7 +27,6 @@ pub enum Access {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum WriteContent {
     /// Bytes 0 to 255, repeated: diskspd's default.
     #[default]
@@ -48,7 +45,6 @@ pub enum WriteContent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskspdRate {
     BytesPerMs(u64),
     Iops(u64),
@@ -75,7 +71,6 @@ pub enum Distribution {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum DiskspdFormat {
     #[default]
     Text,
@@ -84,7 +79,6 @@ pub enum DiskspdFormat {
 
 /// All parameters, with diskspd's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Profile {
     pub command_line: String,
     pub targets: Vec<String>,

@@ -78,7 +78,6 @@ pub(super) fn deviation(iops: &[f64]) -> f64 {
 }
 
 #[derive(Clone, Debug, Default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct System {
     pub computer: String,
     pub started_unix_s: f64,
@@ -94,7 +93,6 @@ impl System {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskspdReport<'a> {
     pub(super) profile: &'a Profile,
     pub(super) system: System,

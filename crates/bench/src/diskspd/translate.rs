@@ -8,7 +8,6 @@ use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::target::{BenchTarget, DiskAddress};
 
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Translation {
     pub job: BenchJob,
     pub target: BenchTarget,

@@ -16,7 +16,6 @@ pub struct FioJobOptions {
 }
 
 #[derive(Clone, Copy, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Logs<'a> {
     pub prefix: &'a Path,
     pub interval_ms: u64,

@@ -12,7 +12,6 @@ use crate::histogram::Histogram;
 use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Output {
     /// Version, such as `fio-3.33`.
     pub version: String,
@@ -25,7 +24,6 @@ pub struct Output {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct JobOutput {
     #[serde(rename = "jobname")]
     pub name: String,
@@ -58,7 +56,6 @@ pub struct JobOutput {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FioDirection {
     pub io_bytes: u64,
     pub total_ios: u64,
@@ -106,7 +103,6 @@ impl FioDirection {
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FioLatency {
     /// Minimum, in ns.
     pub min: f64,

@@ -9,7 +9,6 @@ use crate::fio::output::{FioDirection, JobOutput, Output, shown};
 use crate::limits::{DEPTH, THREADS};
 
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FioPhase {
     /// Distinct names, in the order of the output.
     pub names: Vec<String>,
@@ -48,7 +47,6 @@ pub struct FioPhase {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PhaseRate {
     pub iops: f64,
     pub bytes_per_s: f64,

@@ -26,7 +26,6 @@ const SERIES_AIM: u64 = 200;
 const INTERVAL_LEAST_MS: u64 = 100;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Fio {
     program: PathBuf,
     version: String,
@@ -34,7 +33,6 @@ pub struct Fio {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FioRun {
     pub output: Output,
     pub raw: String,

@@ -6,7 +6,6 @@ use crate::limits::{FIO_LOG_BYTES, SERIES_POINTS};
 
 /// IOPS of reads and writes over time, in intervals of equal length.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Series {
     pub interval_ms: u64,
     pub read_iops: Vec<f64>,

@@ -26,7 +26,6 @@ const PANELS: usize = 4;
 
 /// Additional sections of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct AdditionalSections {
     pub schema_version: u32,
     pub title: String,

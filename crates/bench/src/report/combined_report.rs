@@ -10,7 +10,6 @@ use crate::provenance::Provenance;
 const HEADLINES: usize = 4;
 
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CombinedReport {
     summary: Shown,
     parts: Vec<HtmlReport>,

@@ -40,7 +40,6 @@ use crate::results::{self, ResultRecord, ResultStore};
 use crate::table::Table;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Run {
     pub name: String,
     /// All measurements, including rounds before the steady state.
@@ -140,7 +139,6 @@ pub fn comparison(runs: &[Run]) -> Comparison {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Plot {
     /// Name of its files: lowercase letters, digits and `-`.
     pub id: String,
@@ -149,7 +147,6 @@ pub struct Plot {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Named {
     /// Lowercase letters, digits and `-`.
     pub id: String,
@@ -194,7 +191,6 @@ impl Shown {
 }
 
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct HtmlReport {
     runs: Vec<Run>,
     title: String,

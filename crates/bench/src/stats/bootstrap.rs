@@ -7,7 +7,6 @@ use super::median;
 use crate::limits::RESAMPLES;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ConfidenceInterval {
     pub low: f64,
     pub high: f64,

@@ -4,7 +4,6 @@
 use crate::limits::EXACT_PAIRS;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Significance {
     /// Mann and Whitney's U of the first sample.
     pub u: f64,

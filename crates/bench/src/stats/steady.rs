@@ -12,7 +12,6 @@ const DRIFT_PERCENT: f64 = 10.0;
 
 /// Steadiness of the last [`WINDOW`] rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Steady {
     pub range_percent: f64,
     /// Rise or fall of the fitted line over the window, in % of the mean.

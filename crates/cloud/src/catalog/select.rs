@@ -4,7 +4,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A range of whole numbers, both ends included, or without an upper end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CountRange {
     pub min: u32,
     /// Last number; `None` without an upper end.

@@ -27,7 +27,6 @@ use crate::prediction::{Cost, SourceUse};
 use fit::{Fit, carries};
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CheapestReport {
     pub catalog: String,
     pub need: Need,
@@ -52,7 +51,6 @@ pub struct CheapestReport {
 
 /// Disks and a machine that carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CheapestPlan {
     #[serde(rename = "type")]
     pub kind: String,
@@ -87,7 +85,6 @@ pub struct CheapestPlan {
 /// Configurations that differ from a cheaper one only in the number of disks and the resulting size
 /// and performance.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Others {
     pub count: u32,
     pub disks_min: u32,
@@ -97,7 +94,6 @@ pub struct Others {
 
 /// Reserve above the need.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Headroom {
     pub of: Requirement,
     /// Percentage of reads of the load: 100, 0 or a mix.
@@ -108,7 +104,6 @@ pub struct Headroom {
 
 /// A cheaper type that does not carry the need.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Cheaper {
     #[serde(rename = "type")]
     pub kind: String,

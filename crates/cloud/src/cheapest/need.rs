@@ -32,7 +32,6 @@ pub struct Need {
 
 /// Choices of the search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Scope {
     /// Families, such as `n2`, or machines, such as `n2-standard-8`; all if empty.
     pub machines: Vec<String>,
@@ -163,7 +162,6 @@ const LARGE_BLOCKS: f64 = 256.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Requirement {
     /// Bytes to store.
     Capacity,

@@ -13,7 +13,6 @@ const SOURCE: &str = "price-file";
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Prices {
     /// Region, contract or date of the prices.
     #[serde(default)]

@@ -21,7 +21,6 @@ use crate::provenance::{add_new, merge_sources};
 
 /// One configuration and workload along one dimension.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitCurve {
     #[serde(rename = "type")]
     pub kind: String,
@@ -37,7 +36,6 @@ pub struct LimitCurve {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CurvePoint {
     /// Position: disk size in the catalog's unit, vCPUs, bytes of a block, or I/Os in flight of a
     /// job.
@@ -54,7 +52,6 @@ pub struct CurvePoint {
 
 /// Neighboring points with the same binding limit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CurveSpan {
     pub from: CurvePoint,
     pub to: CurvePoint,

@@ -8,7 +8,6 @@ use crate::limits::{MAX_BLOCK_BYTES, MAX_DEPTH, MIN_BLOCK_BYTES};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Over {
     Size,
     Vcpus,
@@ -18,7 +17,6 @@ pub enum Over {
 
 /// A dimension and positions on it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Sweep {
     pub over: Over,
     /// Positions in order, in the unit of [`super::CurvePoint::at`].

@@ -12,7 +12,6 @@ use crate::prediction::{Dimension, PredictedLimit, Recommendation};
 /// the measured rate as a multiple of the limit, and `extra_us` is latency above the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Cause {
     AtLimit { kind: LimitKind, utilization: f64, explanation: String },
     BeyondLimit { kind: LimitKind, times: f64, iops: f64, explanation: String },
@@ -49,7 +48,6 @@ pub enum Cause {
 
 /// A latency and the queue depth rule's, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct RuleLatency {
     pub latency_us: f64,
     pub(crate) best_us: f64,

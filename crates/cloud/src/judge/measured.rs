@@ -4,7 +4,6 @@ use crate::input::{AccessOrder, PlanError, Workload};
 use crate::limits::MAX_DEPTH;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MeasuredRates {
     /// I/Os per second; 0 without I/O.
     pub iops: f64,
@@ -31,7 +30,6 @@ impl MeasuredRates {
 /// Measurement of all disks of a configuration together. `Default` stands for unknown
 /// circumstances.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MeasuredRun {
     pub read: MeasuredRates,
     pub write: MeasuredRates,

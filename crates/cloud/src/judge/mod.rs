@@ -38,7 +38,6 @@ const SAME: f64 = 1e-6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum JudgmentVerdict {
     AsPredicted,
     Above,
@@ -78,7 +77,6 @@ pub struct LimitUtilization {
 
 /// A measurement in the catalog's units.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Taken {
     pub total: Rates,
     pub read: Rates,
@@ -90,7 +88,6 @@ pub struct Taken {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Judgment {
     pub catalog: String,
     /// The disks and the machine.

@@ -7,7 +7,6 @@ use crate::caps::floor;
 use crate::catalog::PageTable;
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PlanCell {
     pub text: String,
     /// The number before rounding; `None` if the cell is not a single number.

@@ -16,7 +16,6 @@ use crate::prediction::SourceUse;
 pub use cells::PlanCell;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PlanTable {
     pub table: TableKind,
     pub title: String,

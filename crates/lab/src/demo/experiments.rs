@@ -43,7 +43,6 @@ const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
 const PAGE: &str = "report.html";
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Experiments {
     pub mirror: MirrorSummary,
     pub fabric: FabricSummary,

@@ -10,7 +10,6 @@ const DEPTHS: [u32; 2] = [1, 32];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum GridDirection {
     Read,
     Write,
@@ -28,7 +27,6 @@ impl GridDirection {
 
 /// A row of the grid: a workload that is measured over every path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GridWorkload {
     pub block_bytes: u32,
     pub direction: GridDirection,
@@ -91,7 +89,6 @@ impl AccessPath {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PathFigures {
     pub iops: f64,
     pub latency_mean_us: f64,
@@ -102,7 +99,6 @@ pub struct PathFigures {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GridRow {
     #[serde(flatten)]
     pub workload: GridWorkload,

@@ -54,7 +54,6 @@ const VERIFY_TIME: Duration = Duration::from_secs(2);
 const VOLUME: &str = "demo";
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DemoOptions {
     pub program: PathBuf,
     pub command: String,
@@ -155,7 +154,6 @@ fn scratch(directory: &Path) -> Result<TempDir, Error> {
 
 /// A part of the demo, and how much of the CPUs others took from it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PartConditions {
     pub part: &'static str,
     /// Disturbance of the reported figures.

@@ -15,7 +15,6 @@ use crate::failover::FailoverSummary;
 const CPU_BOUND: f64 = 0.9;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DataCheck {
     pub path: AccessPath,
     /// Blocks of 4 KiB written.
@@ -25,7 +24,6 @@ pub struct DataCheck {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DemoReport {
     pub schema_version: u32,
     pub flagstone: String,

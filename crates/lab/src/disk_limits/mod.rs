@@ -32,7 +32,6 @@ pub(crate) const TOLERANCE_PERCENT: f64 = 2.0;
 const SUITE: &str = "limits";
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum LimitsBed<'a> {
     Emulated,
     Given {
@@ -61,7 +60,6 @@ struct LimitDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitCell {
     /// Table of the page; none for a given disk.
     pub table: Option<&'static str>,
@@ -100,7 +98,6 @@ impl LimitCell {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenDisk {
     pub disk: String,
     pub size_bytes: u64,
@@ -111,7 +108,6 @@ pub struct GivenDisk {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct LimitsSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

@@ -43,7 +43,6 @@ const MEMORY_BYTES: usize = 256 << 20;
 const NEAR_PERCENT: f64 = 3.0;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct EmulatedFabric {
     /// Factor by which disks and network are slower than the published ones.
     pub scale: u32,

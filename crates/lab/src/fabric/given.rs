@@ -19,7 +19,6 @@ use crate::bed::{BedTargets, MeasuredRecords, RunOptions};
 use crate::limits::OUTPUT_BYTES;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenFabric {
     pub targets: BedTargets,
     /// Devices of one SSD each; or `nvme-tcp://` volumes, the first of one SSD, the second of two, and

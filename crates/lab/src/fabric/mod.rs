@@ -40,7 +40,6 @@ const PUBLISHED: [(AccessPattern, [(f64, f64); 4]); 2] = [
 ];
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum FabricBed {
     Emulated(EmulatedFabric),
     Given(GivenFabric),
@@ -48,7 +47,6 @@ pub enum FabricBed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum FabricBottleneck {
     Disks,
     Network,
@@ -69,7 +67,6 @@ impl FabricBottleneck {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricSide {
     #[serde(flatten)]
     pub figures: Figures,
@@ -81,7 +78,6 @@ pub struct FabricSide {
 
 /// One direction on one number of SSDs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricRow {
     /// `randwrite` or `randread`.
     pub rw: AccessPattern,
@@ -106,7 +102,6 @@ impl FabricRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FabricSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

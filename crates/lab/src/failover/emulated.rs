@@ -22,7 +22,6 @@ pub(super) const PEER_TIMEOUT: &str = "2s";
 const LATENCIES: &str = "write_latency = \"1935us\", read_latency = \"800us\"";
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct EmulatedFailover {
     /// Existing directory for the nodes' files, which are removed at the end.
     pub directory: PathBuf,

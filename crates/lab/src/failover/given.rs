@@ -22,7 +22,6 @@ use crate::node::{ReportedMirror, ReportedState, retry};
 const SLOW_STEPS: f64 = 4.0;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenFailover {
     /// Properties of the volume; the initiator is not used.
     pub targets: BedTargets,

@@ -47,7 +47,6 @@ pub const STEPS: usize = 5;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Death {
     /// It stops answering and closes nothing, like a machine that loses its power.
     #[default]
@@ -78,7 +77,6 @@ pub trait Follower {
 }
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum FailoverBed {
     Emulated(EmulatedFailover),
     Given(Box<GivenFailover>),

@@ -12,7 +12,6 @@ use crate::bed::SCHEMA_VERSION;
 use flagstone_bench::provenance::Provenance;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct FailoverSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

@@ -13,7 +13,6 @@ use crate::Error;
 const BAR: f64 = 40.0;
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DrillEvent {
     /// Time since the load began, in seconds.
     pub at_s: f64,
@@ -21,7 +20,6 @@ pub struct DrillEvent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct TimelinePoint {
     /// End of the interval, in seconds since the load began.
     pub at_s: f64,

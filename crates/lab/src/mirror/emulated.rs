@@ -42,7 +42,6 @@ const CALIBRATION_S: f64 = 18.0;
 const START_S: f64 = 7.0;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct EmulatedMirror {
     /// Round trip of the link, in µs.
     pub rtt_us: u64,

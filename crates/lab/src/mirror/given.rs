@@ -22,7 +22,6 @@ const GRAIN_BYTES: u64 = 64 << 10;
 const LINK_MS: u64 = 2000;
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct GivenMirror {
     pub targets: BedTargets,
     /// Address of the source.

@@ -29,7 +29,6 @@ use crate::bed::{ExperimentOutcome, RunOptions};
 const SUITE: &str = "mirror";
 
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum MirrorBed {
     /// Two processes with emulated disks and link.
     Emulated(EmulatedMirror),
@@ -48,7 +47,6 @@ impl MirrorBed {
 
 /// Link between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorLink {
     /// Whether the round trip was measured: that of a request of 4 KiB, with the time in node B.
     pub is_measured: bool,

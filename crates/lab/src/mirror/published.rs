@@ -7,7 +7,6 @@ use serde::Serialize;
 
 /// Figures with or without the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PublishedFigures {
     /// 2^20 bytes per second.
     pub mib_per_s: f64,
@@ -16,7 +15,6 @@ pub struct PublishedFigures {
 
 /// A row of the published table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct PublishedRow {
     /// Write size as in the table.
     pub size: &'static str,

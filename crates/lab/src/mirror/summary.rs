@@ -17,7 +17,6 @@ use crate::limits::BUSY_PERCENT;
 
 /// Calibration of an emulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Calibrated {
     pub size: &'static str,
     /// Published mean latency without a mirror, in µs.
@@ -71,7 +70,6 @@ impl Calibrated {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorCell {
     /// Write size as published.
     pub size: &'static str,
@@ -99,7 +97,6 @@ impl MirrorCell {
 /// Network share of the overhead: the part that no synchronous mirror on this link can avoid, in the
 /// overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct NetworkShare {
     pub(crate) throughput_percent: f64,
     pub latency_percent: f64,
@@ -107,7 +104,6 @@ pub struct NetworkShare {
 
 /// A published row with the figures measured here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorRow {
     pub published: PublishedRow,
     pub mirror: Option<MirrorCell>,
@@ -122,7 +118,6 @@ pub struct MirrorRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MirrorSummary {
     pub schema_version: u32,
     pub experiment: &'static str,

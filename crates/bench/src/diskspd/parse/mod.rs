@@ -15,7 +15,6 @@ use super::profile::Profile;
 use crate::limits::BLOCK_BYTES;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Parsed {
     pub profile: Profile,
     /// Flags without a counterpart that do not change the workload.

@@ -10,7 +10,6 @@ use crate::catalog::select::CountRange;
 /// Sharing of a limit between simultaneous reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Sharing {
     /// One budget: `read / read_max + write / write_max <= 1`.
     Shared,
@@ -22,7 +21,6 @@ pub enum Sharing {
 /// Sharing rules for IOPS and throughput.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Mixing {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -33,7 +31,6 @@ pub struct Mixing {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct DiskType {
     pub title: String,
     pub source: SourceKeys,
@@ -75,7 +72,6 @@ pub struct DiskType {
 /// Limits by the total size of a type's volumes on a machine: `min(baseline + per_gb × size, max)`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct VolumeLimits {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -117,7 +113,6 @@ pub(crate) struct BlockCap {
 /// Range and price rules of performance that is bought separately from the size.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct ProvisionedRule {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -161,7 +156,6 @@ pub struct ProvisionedRule {
 /// IOPS per I/O in flight, which bounds IOPS by the queue depth (Little's law).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct QueueRule {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,

@@ -9,7 +9,6 @@ use crate::catalog::select::{CountRange, NamePattern};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct MachineFamily {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -77,7 +76,6 @@ pub struct LocalSsdRow {
 /// Whether a disk type can be attached to a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Support {
     Yes,
     No,
@@ -87,7 +85,6 @@ pub enum Support {
 /// Network egress of some machines of a family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct EgressRow {
     pub vcpus: Option<CountRange>,
     pub machine: Option<NamePattern>,
@@ -99,7 +96,6 @@ pub struct EgressRow {
 /// Limits of a machine for all volumes of some types together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct VmTable {
     pub types: Vec<String>,
     /// Machine families; `*` stands for families without a table of their own for the type.
@@ -114,7 +110,6 @@ pub struct VmTable {
 /// each.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct VmRow {
     pub vcpus: Option<CountRange>,
     pub machine: Option<NamePattern>,

@@ -27,7 +27,6 @@ pub use units::*;
 /// A catalog: limits and prices of one cloud's disks, from its sources at one date.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Catalog {
     /// Version of the format, 1.
     pub format: u32,

@@ -8,7 +8,6 @@ use crate::catalog::select::{CountRange, NamePattern};
 /// A contradiction within a source or between sources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Inconsistency {
     pub id: String,
     /// With the printed text.
@@ -25,7 +24,6 @@ pub struct Inconsistency {
 /// Selector of affected results: a result must match every given member.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Touches {
     pub types: Option<Vec<String>>,
     pub families: Option<Vec<String>>,
@@ -58,7 +56,6 @@ pub struct Touches {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum IoDirection {
     Read,
     Write,
@@ -66,7 +63,6 @@ pub enum IoDirection {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum LimitKind {
     /// Size of the volume, or its provisioned performance.
     Volume,
@@ -87,7 +83,6 @@ pub enum LimitKind {
 /// A published figure, expected or measured, for comparison with the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Observation {
     #[serde(rename = "type")]
     pub kind: String,

@@ -8,7 +8,6 @@ use super::{Confidence, SourceKeys};
 /// throughput_per_gbit) / multiplier`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Egress {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -41,7 +40,6 @@ pub(crate) enum Rounding {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Cpu {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
@@ -54,7 +52,6 @@ pub struct Cpu {
 /// Price of a disk type, in USD per month.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct Price {
     #[serde(rename = "type")]
     pub kind: String,

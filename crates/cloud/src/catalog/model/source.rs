@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Confidence {
     /// The provider's own page or repository, or a copy of it.
     A,
@@ -25,7 +24,6 @@ impl std::fmt::Display for Confidence {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct CatalogSource {
     /// Or the title of a page.
     pub address: String,
