@@ -53,7 +53,6 @@ impl Default for Initiator {
 }
 
 impl Initiator {
-    /// The initiator of this machine.
     pub fn of_machine() -> Initiator {
         Initiator {
             nvme: "nvme".into(),
@@ -74,9 +73,6 @@ impl Initiator {
 
     /// Reason why nothing can be attached here; `None` if it can be tried. Loads the kernel module
     /// if necessary.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
     pub fn why_not(&self, interrupt: &Interrupt) -> Result<Option<String>, Error> {
         if !self.is_root {
             return Ok(Some("only root can attach it to the kernel".to_owned()));
@@ -100,9 +96,6 @@ impl Initiator {
 
     /// Attaches a namespace, or finds it attached. The inner error is the reason why it could not
     /// be attached; nothing is connected then.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
     pub fn attach(
         &self,
         uri: &str,
@@ -276,7 +269,6 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Block device of the namespace.
     pub fn device(&self) -> &Path {
         &self.device
     }

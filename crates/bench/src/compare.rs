@@ -31,7 +31,6 @@ impl ComparedMetric {
     pub const ALL: [ComparedMetric; 3] =
         [ComparedMetric::Throughput, ComparedMetric::Iops, ComparedMetric::Latency];
 
-    /// Name with unit.
     pub fn name(self) -> &'static str {
         match self {
             ComparedMetric::Throughput => "MB/s",
@@ -40,7 +39,6 @@ impl ComparedMetric {
         }
     }
 
-    /// Value of a record, in the unit of the name.
     pub fn of(self, record: &ResultRecord) -> f64 {
         match self {
             ComparedMetric::Throughput => record.mb_per_s,
@@ -108,7 +106,6 @@ pub(crate) enum DifferenceVerdict {
         /// Difference, in % of the first, that these repetitions would show with a power of 80 %.
         shown_percent: Option<f64>,
     },
-    /// Too few repetitions for any significant result.
     TooFew,
 }
 
@@ -251,12 +248,10 @@ impl Comparison {
         Comparison::new(things)
     }
 
-    /// Names of the targets, with the mark of their provenance.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Provenance of the targets, in the order of the names.
     pub fn provenances(&self) -> &[Provenance] {
         &self.provenances
     }

@@ -9,13 +9,11 @@ pub struct Ticks {
     idle: u64,
 }
 
-/// Counters of all CPUs, by CPU number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot(Vec<Ticks>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuUse {
-    /// In programs.
     pub user_percent: f64,
     /// In the kernel, including interrupts and steal time.
     pub kernel_percent: f64,
@@ -24,12 +22,10 @@ pub struct CpuUse {
 }
 
 impl CpuUse {
-    /// In programs and in the kernel.
     pub fn busy_percent(&self) -> f64 {
         self.user_percent + self.kernel_percent
     }
 
-    /// Mean of several CPUs.
     pub fn mean(cpus: &[CpuUse]) -> CpuUse {
         let of = |pick: fn(&CpuUse) -> f64| {
             cpus.iter().map(pick).sum::<f64>() / cpus.len().max(1) as f64

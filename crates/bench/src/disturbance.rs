@@ -32,12 +32,10 @@ impl Disturbance {
     }
 }
 
-/// A meter of the time from its start on.
 #[derive(Debug)]
 pub struct DisturbanceMeter(Option<Reading>);
 
 impl DisturbanceMeter {
-    /// Starts a meter.
     pub fn start() -> DisturbanceMeter {
         DisturbanceMeter(Reading::take())
     }
@@ -114,7 +112,6 @@ impl Process {
     }
 }
 
-/// Ticks of a process and its descendants.
 fn own_ticks(root: u32, processes: &[Process]) -> u64 {
     let mut children: BTreeMap<u32, Vec<&Process>> = BTreeMap::new();
     for process in processes {

@@ -19,7 +19,6 @@ pub struct Environment {
     /// Kernel and architecture, such as `Linux 6.1.0 x86_64`.
     pub kernel: String,
     pub cpu_model: String,
-    /// CPUs that this program may use.
     pub cpus: usize,
     pub cpu_governor: Option<String>,
     pub memory_bytes: u64,
@@ -28,7 +27,6 @@ pub struct Environment {
     /// Machine type from the cloud's metadata, such as `n2-standard-8`.
     #[serde(default)]
     pub machine_type: Option<String>,
-    /// Version of fio, such as `fio-3.33`.
     pub fio: Option<String>,
     /// I/O engine of jobs that name none.
     pub engine: Option<String>,
@@ -44,10 +42,8 @@ pub struct DiskRecord {
     /// Driver of a served disk, with the reason for the choice.
     #[serde(default)]
     pub initiator: Option<String>,
-    /// The kernel's name of the block device.
     pub device: Option<String>,
     pub model: Option<String>,
-    /// File system and mount options of a file.
     pub mount: Option<String>,
     /// Attributes of `queue/` in sysfs, such as `scheduler` and `nr_requests`.
     pub queue: BTreeMap<String, String>,
@@ -72,7 +68,6 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Records this machine and the disks of the targets.
 pub fn record(targets: &[BenchTarget], fio: Option<&crate::fio::Fio>) -> Environment {
     let uname = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();

@@ -17,7 +17,6 @@ pub enum Error {
     /// answer in time, is another program, or is too old.
     #[error("{0}")]
     FioUnusable(String),
-    /// A tool failed: fio or `flagstone load`.
     #[error("{tool} failed ({status}) at: {command}\n{said}")]
     ToolFailed { tool: &'static str, status: String, command: String, said: String },
     #[error("cannot read what fio printed: {detail}\nat: {command}\n{said}")]
@@ -34,12 +33,7 @@ pub enum Error {
     #[error("{what} {}: {cause}", path.display())]
     File { what: &'static str, path: PathBuf, cause: io::Error },
     #[error("{}:{line}: {detail}", path.display())]
-    Results {
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        detail: String,
-    },
+    Results { path: PathBuf, line: usize, detail: String },
     #[error("{what}: {cause}")]
     System { what: &'static str, cause: io::Error },
     #[error("interrupted")]
@@ -52,7 +46,6 @@ impl Error {
         matches!(self, Error::FioMissing | Error::FioUnusable(_))
     }
 
-    /// [`Error::Usage`] with a message.
     pub fn usage(text: impl Into<String>) -> Error {
         Error::Usage(text.into())
     }

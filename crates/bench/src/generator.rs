@@ -104,9 +104,6 @@ impl Generator {
     }
 
     /// Size of a served volume, `nbd://` or `nvme-tcp://`, in bytes, from the results of one read.
-    ///
-    /// # Errors
-    /// As [`Generator::measure`].
     pub fn size_bytes(&self, uri: &str, interrupt: &Interrupt) -> Result<u64, Error> {
         let words = ["load", uri, "--json", "--rw", "read", "--bs", "4096", "--ios", "1"];
         let run = self.run(&words.map(str::to_owned), interrupt, &mut || {})?;

@@ -24,17 +24,12 @@ struct Marker {
 const MADE_BY: &str = "flagstone bench";
 const MARKER_BYTES: u64 = 4096;
 
-/// Path of the marker beside a file.
 pub fn marker(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".flagstone-bench");
     PathBuf::from(name)
 }
 
-/// Writes the marker of a file.
-///
-/// # Errors
-/// The system's.
 pub fn mark(path: &Path) -> Result<(), Error> {
     let metadata = fs::metadata(path).map_err(Error::file("cannot look at", path))?;
     let note =
@@ -54,9 +49,6 @@ pub fn is_ours(path: &Path) -> bool {
 
 /// Checks all disks of a target. `destroy` are the addresses of disks whose data may be destroyed,
 /// exactly as written.
-///
-/// # Errors
-/// [`Error::Guarded`] with the findings.
 pub fn check(
     target: &BenchTarget,
     writes: bool,

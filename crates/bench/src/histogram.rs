@@ -35,7 +35,6 @@ impl Histogram {
         self.count
     }
 
-    /// The bins, in ns and counts.
     pub fn bins(&self) -> &[(u64, u64)] {
         &self.bins
     }

@@ -14,9 +14,7 @@ pub enum Buffers {
     /// New random data for each request, which cannot be compressed or deduplicated.
     Random,
     Zero,
-    /// These bytes, repeated.
     Pattern(Vec<u8>),
-    /// The contents of a file, repeated.
     File(String),
 }
 
@@ -60,7 +58,6 @@ pub struct BenchJob {
     pub engine: Option<String>,
     /// Results for each thread instead of their sum.
     pub per_thread: bool,
-    /// Further options of fio.
     pub extra: Vec<(String, String)>,
 }
 
@@ -117,7 +114,6 @@ impl BenchJob {
         self.writes() || self.pattern.trims()
     }
 
-    /// Whether any request is a write.
     pub fn writes(&self) -> bool {
         self.pattern.writes() && !(self.pattern.is_mixed() && self.write_percent == 0)
     }

@@ -9,7 +9,6 @@ pub(crate) const FIO_ANSWER: Duration = Duration::from_secs(30);
 /// latencies x 1,856 bins x about 30 bytes = 0.5 MB; 64 MiB holds 128 such jobs, or thousands of
 /// ordinary ones.
 pub const FIO_OUTPUT_BYTES: u64 = 64 << 20;
-/// Jobs in one output of fio.
 pub(crate) const FIO_JOBS: usize = 4096;
 /// Options of one job in an output of fio: it has some 300.
 pub(crate) const FIO_OPTIONS: usize = 1024;
@@ -17,7 +16,6 @@ pub(crate) const FIO_OPTIONS: usize = 1024;
 pub(crate) const HISTOGRAM_BINS: usize = 1 << 16;
 /// Bytes of a failed fio's messages that are kept.
 pub(crate) const FIO_SAID_BYTES: usize = 4000;
-/// Bytes of one interval log of fio.
 pub(crate) const FIO_LOG_BYTES: u64 = 64 << 20;
 /// Points of a time series; a longer one is averaged.
 pub(crate) const SERIES_POINTS: usize = 600;
@@ -31,7 +29,6 @@ pub(crate) const PROFILE_ELEMENTS: usize = 10_000;
 pub(crate) const PROFILE_DEPTH: usize = 16;
 /// Jobs of a suite after its lists are multiplied out.
 pub(crate) const SUITE_JOBS: usize = 1000;
-/// Bytes of one line of a results file.
 pub(crate) const RESULT_LINE_BYTES: usize = 4 << 20;
 /// Bytes of one results file: 10,000 measurements of about 20 kB.
 pub(crate) const RESULTS_BYTES: u64 = 256 << 20;
@@ -42,7 +39,6 @@ pub const STACK_BYTES: usize = 64 << 10;
 /// Plots of one report, at about 10 kB of SVG each: 1,000 results stay below 5 MB.
 pub(crate) const REPORT_PLOTS: usize = 120;
 pub(crate) const PLOT_LINES: usize = 6;
-/// Groups of bars in one plot.
 pub(crate) const PLOT_GROUPS: usize = 6;
 /// Sum of the characters below the bars of one plot: 454 units at 14 units a line, 0.6 as wide.
 pub(crate) const PLOT_CHARACTERS: usize = 54;
@@ -53,19 +49,13 @@ pub(crate) const REPORT_DATA_POINTS: usize = 150_000;
 /// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about 40
 /// bytes, a table some kilobytes.
 pub(crate) const SECTIONS_BYTES: u64 = 4 << 20;
-/// Tables of the additional sections.
 pub(crate) const SECTIONS_TABLES: usize = 32;
 /// Cells of all these tables together: `lab limits` has about 400.
 pub(crate) const SECTIONS_CELLS: usize = 20_000;
-/// Caveats of the additional sections.
 pub(crate) const SECTIONS_CAVEATS: usize = 100;
-/// Pictures of the additional sections.
 pub(crate) const SECTIONS_PICTURES: usize = 16;
-/// Marks in one of these pictures.
 pub(crate) const SECTIONS_MARKS: usize = 64;
-/// Targets of one campaign.
 pub(crate) const TARGETS: usize = 64;
-/// Disks of one target.
 pub const DISKS: usize = 128;
 /// Resamples of a bootstrap: the 2.5 % tail has 250 samples, known to about 6 %.
 pub(crate) const RESAMPLES: usize = 10_000;

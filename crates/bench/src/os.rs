@@ -28,9 +28,6 @@ pub fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
 }
 
 /// Reads up to `length` bytes at an offset, fewer at the end of the file.
-///
-/// # Errors
-/// The system's.
 pub fn read_at(path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     file.seek(SeekFrom::Start(offset))?;
@@ -40,9 +37,6 @@ pub fn read_at(path: &Path, offset: u64, length: usize) -> io::Result<Vec<u8>> {
 }
 
 /// The size of a file or block device, in bytes.
-///
-/// # Errors
-/// The system's.
 pub fn size_of(path: &Path) -> io::Result<u64> {
     File::open(path)?.seek(SeekFrom::End(0))
 }
@@ -90,12 +84,10 @@ pub fn unix_seconds() -> f64 {
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
     pub fn start() -> Stopwatch {
         Stopwatch(Instant::now())
     }
 
-    /// Seconds since the start.
     pub fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }

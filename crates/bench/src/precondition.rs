@@ -40,9 +40,6 @@ pub fn make(path: &Path, size_bytes: u64) -> Result<(), Error> {
 
 /// Checks that file systems have space for new files of this size. A fill that fails halfway would
 /// have taken the space from other users.
-///
-/// # Errors
-/// A file system without enough space.
 pub(crate) fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> {
     let mut wanted: BTreeMap<u64, u64> = BTreeMap::new();
     for path in paths {

@@ -40,9 +40,6 @@ impl Interrupt {
     }
 
     /// Catches SIGINT, SIGTERM and SIGHUP.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn catch() -> Result<Interrupt, Error> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -52,20 +49,14 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
-    /// Raises it, as a signal does.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Fails once it is raised.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`].
     pub fn check(&self) -> Result<(), Error> {
         if self.is_raised() { Err(Error::Interrupted) } else { Ok(()) }
     }
@@ -118,18 +109,12 @@ impl Drop for Process {
 
 impl Process {
     /// Starts a program with its output and errors in temporary files.
-    ///
-    /// # Errors
-    /// The program cannot be started.
     pub fn start(command: &mut Command) -> Result<Process, Error> {
         let file = || tempfile::tempfile().map_err(Error::system("cannot create a temporary file"));
         Process::spawn(command, file()?, file()?)
     }
 
     /// Starts a program with its output and errors in one new file.
-    ///
-    /// # Errors
-    /// The file cannot be created, or the program cannot be started.
     pub fn start_with_log(command: &mut Command, log: &Path) -> Result<Process, Error> {
         let mut options = File::options();
         let file = options.read(true).write(true).create(true).truncate(true).open(log);
@@ -149,27 +134,16 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// Sends a signal.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn signal(&self, signal: Signal) -> Result<(), Error> {
         kill_process(self.pid(), signal)
             .map_err(|cause| Error::system("cannot signal a program")(cause.into()))
     }
 
-    /// Exit status, if it has ended.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>, Error> {
         self.child.try_wait().map_err(Error::system("cannot wait for a program"))
     }
 
     /// Waits for the end. `None` after `limit`; the process keeps running then.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`], or the system's.
     pub fn wait(
         &mut self,
         limit: Duration,
@@ -182,9 +156,6 @@ impl Process {
 
     /// Waits for the end as [`Process::wait`] does, and returns at most `bytes_max` of each output.
     /// `None` after `limit`; the process is killed then.
-    ///
-    /// # Errors
-    /// [`Error::Interrupted`], or the system's.
     pub fn finish(
         mut self,
         limit: Duration,
@@ -196,9 +167,6 @@ impl Process {
     }
 
     /// At most `bytes_max` of standard output so far.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn output_so_far(&self, bytes_max: u64) -> Result<String, Error> {
         read(&self.output, bytes_max)
     }
@@ -245,9 +213,6 @@ pub fn run(
 
 /// Like [`run`], with a time limit that excludes pauses. `None` if the program did not end in time;
 /// it has been terminated then.
-///
-/// # Errors
-/// As [`run`].
 pub(crate) fn run_within(
     command: &mut Command,
     bytes_max: u64,
@@ -294,9 +259,6 @@ fn read(file: &File, bytes_max: u64) -> Result<String, Error> {
 }
 
 /// Polls until `look` returns a value, for at most `seconds_most`; `None` after that.
-///
-/// # Errors
-/// [`Error::Interrupted`].
 pub fn wait_for<T>(
     seconds_most: f64,
     interrupt: &Interrupt,

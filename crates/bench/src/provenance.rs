@@ -95,7 +95,6 @@ impl Provenance {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     pub provenance: Provenance,
-    /// Configuration of the server; may be empty.
     #[serde(default)]
     pub stack: String,
 }

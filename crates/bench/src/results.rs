@@ -19,7 +19,6 @@ use crate::provenance::Provenance;
 use crate::stats::WINDOW;
 use crate::target::BenchTarget;
 
-/// Version of the format of results.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// One line of `results.jsonl`. The main figures are at the top level, so that pandas reads them as
@@ -30,21 +29,15 @@ pub struct ResultRecord {
     pub suite: String,
     pub job: String,
     pub target: String,
-    /// Addresses of its disks, as written.
     pub address: String,
-    /// Provenance of the target.
     #[serde(default)]
     pub provenance: Provenance,
-    /// Repetition, from 0.
     pub repetition: u32,
     pub started_unix_s: f64,
     pub rw: AccessPattern,
     pub block_bytes: u64,
-    /// Requests in flight of each thread.
     pub depth: u32,
-    /// Threads on each disk.
     pub threads: u32,
-    /// Disks used at once.
     pub disks: u32,
     pub runtime_ms: u64,
     pub iops: f64,
@@ -55,7 +48,6 @@ pub struct ResultRecord {
     pub latency_p99_9_us: Option<f64>,
     pub latency_p99_99_us: Option<f64>,
     pub tool: String,
-    /// Command line that repeats it.
     pub command: String,
     /// File in `raw/` with the tool's output.
     pub raw: Option<String>,
@@ -146,9 +138,6 @@ impl ResultStore {
     }
 
     /// Opens an existing one; returns its plan too.
-    ///
-    /// # Errors
-    /// No campaign, or an invalid plan.
     pub fn open(directory: &Path) -> Result<(ResultStore, CampaignPlan), Error> {
         let store = ResultStore { directory: directory.to_owned() };
         let plan: CampaignPlan = read_json(&store.path("campaign.json"))?;
@@ -169,7 +158,6 @@ impl ResultStore {
         let _ = fs::remove_dir(&self.directory);
     }
 
-    /// Directory of the results.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -184,9 +172,6 @@ impl ResultStore {
     }
 
     /// Stores the environment; different ones of a resumed run are kept side by side.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn environment(&self, environment: &Environment) -> Result<(), Error> {
         let text = json(environment);
         for name in (1..).map(environment_name) {
@@ -199,19 +184,12 @@ impl ResultStore {
         Ok(())
     }
 
-    /// All environments, in the order in which they were stored.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn environments(&self) -> Result<Vec<Environment>, Error> {
         let paths = (1..=ENVIRONMENTS).map(|at| self.path(&environment_name(at)));
         paths.take_while(|path| path.exists()).map(|path| read_json(&path)).collect()
     }
 
     /// Stores a tool's output; returns the name of the file.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn raw(
         &self,
         job: &str,
@@ -225,9 +203,6 @@ impl ResultStore {
     }
 
     /// Appends a record and syncs it to disk.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn append(&self, record: &ResultRecord) -> Result<(), Error> {
         let line = serde_json::to_string(record).expect("a record is always JSON") + "\n";
         let path = self.path("results.jsonl");
@@ -240,9 +215,6 @@ impl ResultStore {
     }
 
     /// All records. An incomplete last line, left by a crash, is removed from the file.
-    ///
-    /// # Errors
-    /// As [`read`].
     pub fn records(&self) -> Result<Vec<ResultRecord>, Error> {
         let path = self.path("results.jsonl");
         if !path.exists() {
@@ -260,7 +232,6 @@ impl ResultStore {
     }
 }
 
-/// Command line that resumes a run.
 pub fn resume_command(directory: &Path) -> String {
     let words = ["bench", "resume"].map(str::to_owned);
     shell("flagstone", &[&words[..], &[directory.display().to_string()]].concat())
@@ -284,10 +255,6 @@ pub(crate) fn file(path: &Path) -> PathBuf {
     if path.is_dir() { path.join("results.jsonl") } else { path.to_owned() }
 }
 
-/// Records of a directory, or of a file of lines.
-///
-/// # Errors
-/// The file and line that cannot be read.
 pub fn read(path: &Path) -> Result<Vec<ResultRecord>, Error> {
     let file = file(path);
     let is_run = path.join("campaign.json").exists();

@@ -47,7 +47,6 @@ impl ServerUse {
     }
 }
 
-/// Serving processes on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers(BTreeSet<u32>);
 
@@ -68,7 +67,6 @@ impl Servers {
         Servers(if sockets.is_empty() { BTreeSet::new() } else { owners(&sockets) })
     }
 
-    /// Whether no process was found.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -16,11 +16,9 @@ pub struct Suite {
     pub name: String,
     pub title: String,
     pub about: String,
-    /// Measurements of each job on each target.
     pub repetitions: u32,
     /// Whether targets are filled with incompressible data first, where necessary.
     pub precondition: bool,
-    /// Whether devices are discarded as a whole first.
     pub discard: bool,
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
@@ -107,9 +105,6 @@ struct RawJob {
 }
 
 /// The built-in suite of this name, or the suite in this file.
-///
-/// # Errors
-/// No such suite, or an invalid file.
 pub fn find(name: &str) -> Result<Suite, Error> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(own, _)| *own == name) {
         return parse(text, name);
@@ -160,9 +155,6 @@ fn check(jobs: &[BenchJob]) -> Result<(), String> {
 }
 
 /// Parses a suite; `origin` is for messages.
-///
-/// # Errors
-/// The mistake and its place.
 pub fn parse(text: &str, origin: &str) -> Result<Suite, Error> {
     let wrong = |what: String| Error::Usage(format!("suite {origin}: {what}"));
     let raw: RawSuite = toml_edit::de::from_str(text)
@@ -201,7 +193,6 @@ fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
         direct sync buffers rate_iops random_map seed engine)
 }
 
-/// Jobs with the parts of their names.
 type Named = Vec<(Vec<String>, BenchJob)>;
 
 /// Multiplies the jobs by a list: each item sets its value and, of several, its part of the name.
@@ -234,7 +225,6 @@ fn too_many() -> String {
     format!("it has more than {SUITE_JOBS} jobs")
 }
 
-/// Multiplies out the lists of a job.
 fn expand(raw: &RawJob, jobs: &mut Vec<BenchJob>) -> Result<(), String> {
     let sizes = match &raw.bs {
         None => None,
@@ -273,7 +263,6 @@ fn time_ms(text: &str) -> Result<u64, String> {
     Ok(time.as_millis() as u64)
 }
 
-/// The options that are not lists.
 fn base(raw: &RawJob) -> Result<BenchJob, String> {
     let mut job = BenchJob::default();
     let time = |text: &Option<String>, default| text.as_deref().map_or(Ok(default), time_ms);

@@ -64,13 +64,11 @@ pub enum Form {
 }
 
 impl Table {
-    /// A table without rows.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
         Table { title: title.into(), head, rows: Vec::new() }
     }
 
-    /// The table in a format.
     pub fn write(&self, form: Form) -> String {
         match form {
             Form::Text => self.text(),
@@ -231,7 +229,6 @@ pub(crate) fn cell(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }
 
-/// The text without separators of thousands, if it is a number.
 fn number(text: &str) -> Option<String> {
     // A tolerance (`± 2.1`) is a number too.
     let plain = text.trim_start_matches("± ").replace(',', "");

@@ -47,12 +47,10 @@ impl fmt::Display for DiskAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BenchTarget {
     pub name: String,
-    /// Disks, all of one kind.
     pub disks: Vec<DiskAddress>,
 }
 
 impl BenchTarget {
-    /// Addresses of the disks, as written.
     pub fn address(&self) -> String {
         self.disks.iter().map(DiskAddress::to_string).collect::<Vec<_>>().join(",")
     }

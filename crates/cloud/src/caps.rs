@@ -6,7 +6,6 @@ use crate::input::Workload;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
 
-/// One limit as numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cap<'a> {
     pub kind: LimitKind,
@@ -28,9 +27,7 @@ pub struct Cap<'a> {
 /// Choice between the two figures of the queue depth rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueFigure {
-    /// The guaranteed figure.
     Low,
-    /// The best case.
     High,
 }
 

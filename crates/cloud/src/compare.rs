@@ -40,7 +40,6 @@ pub struct ComparisonColumn {
     pub iops: Option<f64>,
     /// Throughput bought for each disk, for types that sell or derive it.
     pub throughput: Option<f64>,
-    /// Results of the workloads, in their order.
     pub results: Vec<WorkloadResult>,
     pub cost: Option<Cost>,
     /// The provider must approve the combination.
@@ -68,10 +67,6 @@ fn in_words<S: Serializer>(error: &Option<PlanError>, serializer: S) -> Result<S
 }
 
 impl Catalog {
-    /// One column for each of `kinds`.
-    ///
-    /// # Errors
-    /// An unknown type, or an invalid workload.
     pub fn compare(
         &self,
         kinds: &[String],

@@ -33,7 +33,6 @@ pub enum AccessOrder {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Workload {
     pub block_bytes: u64,
-    /// Percentage of reads, 0 to 100.
     pub read_percent: u8,
     pub access: AccessOrder,
     /// I/Os in flight of each job; enough for every limit if `None`.
@@ -53,13 +52,10 @@ impl Workload {
         self.depth.map(|depth| u64::from(depth) * u64::from(self.jobs))
     }
 
-    /// Fraction of reads, 0 to 1.
     pub fn read_part(&self) -> f64 {
         f64::from(self.read_percent) / 100.0
     }
 
-    /// # Errors
-    /// A value out of range, with the range.
     pub fn check(&self) -> Result<(), PlanError> {
         check_block(self.block_bytes)?;
         if self.read_percent > 100 {
@@ -93,10 +89,8 @@ pub struct DiskConfiguration {
     pub kind: String,
     /// Bytes of each disk; 0 for local SSDs, whose size follows from the type.
     pub size_bytes: u64,
-    /// Number of disks of the machine.
     pub disks: u32,
     pub machine: Machine,
-    /// Disks are replicated in two zones.
     pub regional: bool,
     pub other_egress_gbit_per_s: f64,
     pub tier1_networking: bool,

@@ -10,25 +10,19 @@ use crate::prediction::Dimension;
 /// The properties of a workload that limits depend on, in a catalog's units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WorkloadMix {
-    /// Fraction of reads, 0 to 1.
     pub read: f64,
-    /// Fraction of writes, 0 to 1.
     pub write: f64,
     /// Throughput of one I/O per second, in the catalog's unit.
     pub throughput_per_io: f64,
-    /// Sharing rule of IOPS.
     pub iops: Sharing,
-    /// Sharing rule of throughput.
     pub throughput: Sharing,
 }
 
 impl WorkloadMix {
-    /// The mix of a workload under a type's sharing rules.
     pub fn new(workload: &Workload, units: &Units, rules: (Sharing, Sharing)) -> WorkloadMix {
         WorkloadMix::of_reads(workload.read_part(), workload.block_bytes, units, rules)
     }
 
-    /// The mix of blocks with a fraction of reads, 0 to 1.
     pub(crate) fn of_reads(
         read: f64,
         block_bytes: u64,
@@ -65,7 +59,6 @@ impl WorkloadMix {
         self.under(iops, self.iops).min(self.under(throughput, self.throughput)).min(apart)
     }
 
-    /// IOPS of the mix under one limit.
     pub(crate) fn iops_under_one(&self, cap: &Cap<'_>) -> f64 {
         self.iops_under(std::iter::once(cap))
     }

@@ -131,9 +131,6 @@ impl<'a> Placement<'a> {
     }
 
     /// Like [`Placement::of`], from its parts.
-    ///
-    /// # Errors
-    /// As [`Placement::of`].
     pub fn new(
         catalog: &'a Catalog,
         kind: &str,

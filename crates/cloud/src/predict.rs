@@ -87,9 +87,6 @@ impl Catalog {
     }
 
     /// Limits that the cloud enforces on a configuration, for any workload.
-    ///
-    /// # Errors
-    /// As [`Catalog::predict`].
     pub fn ceilings(&self, configuration: &DiskConfiguration) -> Result<Ceilings, PlanError> {
         let placement = Placement::of(self, configuration)?;
         let demand = placement.demand(configuration)?;

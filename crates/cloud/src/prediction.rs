@@ -20,7 +20,6 @@ impl Rates {
         Rates { iops, bytes_per_s, mb_per_s: bytes_per_s / 1e6 }
     }
 
-    /// A rate of blocks.
     pub(crate) fn of_blocks(block_bytes: u64, iops: f64) -> Rates {
         Rates::new(iops, iops * block_bytes as f64)
     }
@@ -90,7 +89,6 @@ pub enum Recommendation {
     OtherBlocks { bytes: u64 },
 }
 
-/// A queue depth over all jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct DeeperQueue {
     pub in_flight: u64,
@@ -121,7 +119,6 @@ pub struct Ceilings {
     pub service_us: Option<(f64, f64)>,
 }
 
-/// A source of a result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SourceUse {
     pub key: String,
@@ -131,7 +128,6 @@ pub struct SourceUse {
     pub confidence: Confidence,
 }
 
-/// Price of the disks, without the machine.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cost {
     /// USD per month, for all disks.
@@ -144,7 +140,6 @@ pub struct Cost {
     pub confidence: Confidence,
 }
 
-/// Prediction of one workload on one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     pub catalog: String,
@@ -169,18 +164,14 @@ pub struct Prediction {
     pub binding: PredictedLimit,
     /// The limit that binds after it.
     pub next: Option<PredictedLimit>,
-    /// All limits, the lowest first.
     pub limits: Vec<PredictedLimit>,
     pub ceilings: Ceilings,
     /// Price of the disks; not known if absent.
     pub cost: Option<Cost>,
-    /// Sources of the figures.
     pub sources: Vec<SourceUse>,
     /// Lowest confidence of `binding` and `next`.
     pub confidence: Confidence,
-    /// Relevant contradictions of the sources.
     pub inconsistencies: Vec<Inconsistency>,
-    /// Relevant gaps of the sources.
     pub not_known: Vec<String>,
     pub notes: Vec<String>,
     /// Advice of the source about the disk type.

@@ -4,20 +4,14 @@ use crate::catalog::Price;
 use crate::placement::{Demand, Placement};
 use crate::prediction::Cost;
 
-/// Reason for a missing price.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoPrice(pub String);
 
 impl<'a> Placement<'a> {
-    /// Price row of the type.
     pub fn price(&self) -> Option<&'a Price> {
         self.catalog.prices.iter().find(|price| price.kind == self.kind)
     }
 
-    /// Price of the disks, without the machine.
-    ///
-    /// # Errors
-    /// The reason that it is unknown.
     pub fn cost(&self, demand: &Demand) -> Result<Cost, NoPrice> {
         let name = &self.catalog.name;
         let price =

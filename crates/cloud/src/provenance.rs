@@ -15,7 +15,6 @@ impl Catalog {
         own.or(best.min()).unwrap_or(Confidence::C)
     }
 
-    /// Descriptions of the sources with these keys.
     pub(crate) fn source_uses<'k>(
         &self,
         uses: impl IntoIterator<Item = (&'k SourceKeys, Option<Confidence>)>,

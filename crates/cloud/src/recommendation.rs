@@ -23,7 +23,6 @@ pub(crate) struct Recommender<'s, 'a> {
     pub(crate) demand: &'s Demand,
     pub(crate) workload: &'s Workload,
     pub(crate) mix: &'s WorkloadMix,
-    /// Hard and soft limits.
     pub(crate) caps: &'s [Cap<'a>],
 }
 

@@ -13,7 +13,6 @@ use crate::mix::WorkloadMix;
 use crate::placement::Placement;
 use crate::prediction::Rates;
 
-/// Prediction of several disks at once.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JointPrediction {
     pub disks: Vec<JointDisk>,
@@ -25,9 +24,7 @@ pub struct JointPrediction {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct JointDisk {
     pub configuration: DiskConfiguration,
-    /// Under its own limits only.
     pub own: Rates,
-    /// Together with the others.
     pub together: Rates,
 }
 
@@ -35,7 +32,6 @@ pub struct JointDisk {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SharedLimit {
     pub kind: LimitKind,
-    /// Types of the disks that share it.
     pub types: Vec<String>,
     /// IOPS of this workload that it allows all of them together.
     pub iops: f64,
@@ -50,9 +46,6 @@ struct Part<'a> {
 
 impl Catalog {
     /// Predicts a workload on each of several disks of one machine, all at once.
-    ///
-    /// # Errors
-    /// As [`Catalog::predict`], for the first disk that has one.
     pub fn predict_together(
         &self,
         configurations: &[DiskConfiguration],

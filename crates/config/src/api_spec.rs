@@ -14,35 +14,28 @@ pub const METRICS_PORT: u16 = 9469;
 /// Folder of the socket for users who may write there.
 const SYSTEM_FOLDER: &str = "/run/flagstone";
 
-/// The socket in its folder.
 const SOCKET_NAME: &str = "flagstone.sock";
 
-/// Where the control API is served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ApiSpec {
     /// At the first of [`default_sockets`] that can be had, or else nowhere.
     #[default]
     Default,
-    /// Nowhere.
     None,
     /// On this Unix socket, or the server does not start.
     Socket(PathBuf),
 }
 
-/// Why a place of the API was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "write the path of a Unix socket with a `/` in it, at most {MAX_SOCKET_PATH_BYTES} bytes, such as /run/flagstone/flagstone.sock; or none"
 )]
 pub struct ApiSpecError;
 
-/// Why an address of the metrics was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MetricsError {
-    /// The address or the port.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
-    /// A host name.
     #[error("`{0}` is a name: write an IP address, such as 127.0.0.1:{METRICS_PORT}; or none")]
     Name(String),
 }
@@ -61,9 +54,6 @@ impl FromStr for ApiSpec {
 }
 
 /// Reads the address of the metrics; `None` of `none`.
-///
-/// # Errors
-/// The help line for a bad address.
 pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, MetricsError> {
     if text == "none" {
         return Ok(None);

@@ -75,7 +75,6 @@ fn place(option: &str, text: &str) -> Place {
     Place::Argument(format!("{option} {text}"))
 }
 
-/// The value of an option that is given and right.
 fn option<T, E: std::fmt::Display>(
     name: &str,
     text: &Option<String>,

@@ -429,7 +429,6 @@ impl<'a> Once<'a> {
         Once { what, help, seen: BTreeMap::new(), report }
     }
 
-    /// Returns true for a new name.
     fn add(&mut self, name: &str, place: &Place) -> bool {
         if let Some(first) = self.seen.get(name) {
             let message = format!("{} `{name}` is given twice", self.what);

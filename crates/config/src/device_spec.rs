@@ -35,9 +35,7 @@ pub const NBD_PORT: u16 = 10809;
 /// A device specification. Its existence is checked when it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSpec {
-    /// A block device or a regular file.
     Path(PathBuf),
-    /// So many bytes of memory.
     Memory {
         /// From 4 KiB to 2^62, a multiple of 512.
         size_bytes: u64,
@@ -47,26 +45,20 @@ pub enum DeviceSpec {
         /// From 4 KiB to 2^62, a multiple of 512.
         size_bytes: u64,
     },
-    /// A namespace of a remote NVMe/TCP subsystem.
     NvmeTcp(NvmeTcpSpec),
-    /// An export of a remote NBD server.
     Nbd(NbdSpec),
 }
 
 /// Where an NVMe/TCP namespace is and how to attach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvmeTcpSpec {
-    /// The controller's address.
     pub address: HostPort,
     /// Others, by which the same namespace is reached: paths.
     pub other_addresses: Vec<HostPort>,
-    /// The subsystem's NQN.
     pub subsystem_nqn: String,
     /// I/O queues to open, 1 to 128; `None` for one a core.
     pub queues: Option<u16>,
-    /// Ask for header digests.
     pub header_digest: bool,
-    /// Ask for data digests.
     pub data_digest: bool,
     /// The NQN that this side calls itself; `None` for the machine's own.
     pub host_nqn: Option<String>,
@@ -74,19 +66,15 @@ pub struct NvmeTcpSpec {
     pub namespace_id: Option<u32>,
 }
 
-/// Where an NBD export is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdSpec {
-    /// The server's address.
     pub address: NbdAddress,
     /// The export's name; empty for the server's default one.
     pub export: String,
 }
 
-/// How an NBD server is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NbdAddress {
-    /// Over TCP.
     Tcp(HostPort),
     /// Over a Unix socket: at most 107 bytes.
     Unix(PathBuf),

@@ -14,7 +14,6 @@ use crate::limits::{
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Bytes of the file.
     Text(Range<usize>),
     /// An option of the command line, as written.
     Argument(String),
@@ -31,7 +30,6 @@ pub(crate) struct Located<T> {
 /// Text of a configuration: one file, or the files of a directory one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
-    /// The file or directory.
     pub(crate) name: &'a str,
     pub(crate) text: &'a str,
     /// First byte and name of each file of a directory, in order; empty for a single file.
@@ -58,7 +56,6 @@ impl<'a> Source<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The configuration is refused.
     Mistake,
     /// The configuration is accepted, but has no effect where the operator expects one.
     Warning,
@@ -214,13 +211,10 @@ pub(crate) fn shown(text: &str) -> String {
 /// One mistake or warning, ready to be shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
-    /// Whether it refuses the configuration.
     pub severity: Severity,
     /// Line in the file, from 1; `None` for the command line, or for the file as a whole.
     pub line: Option<usize>,
-    /// Column in the line, in characters, from 1.
     pub column: Option<usize>,
-    /// The problem.
     pub message: String,
     /// The fix: the expected value, or the text to write instead.
     pub help: String,
@@ -251,7 +245,6 @@ struct Excerpt {
 pub struct Diagnostics {
     source: String,
     items: Vec<Diagnostic>,
-    /// Mistakes at all places.
     mistakes: usize,
 }
 

@@ -12,7 +12,6 @@ use super::reader::{Reader, suggestion};
 use crate::limits::MAX_LISTED_LAYERS;
 use crate::names;
 
-/// A key of a volume that makes a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LayerKey {
     SharedLimit,
@@ -58,7 +57,6 @@ pub(crate) fn read_layers(volume: &Reader<'_>, catalogs: &Catalogs) -> Vec<RawLa
     order(volume).into_iter().flat_map(|key| read_layer(key, volume, catalogs)).collect()
 }
 
-/// The layers that are written, in their order.
 fn order(volume: &Reader<'_>) -> Vec<LayerKey> {
     let mut written: Vec<_> =
         LayerKey::ALL.into_iter().filter(|key| volume.has(key.name())).collect();

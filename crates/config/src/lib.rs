@@ -51,7 +51,6 @@ use diagnostic::{Place, Report, Source};
 /// A valid configuration, and what is suspicious about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
-    /// The configuration.
     pub config: Config,
     /// Parts that have no effect, if there are any.
     pub warnings: Option<Diagnostics>,
@@ -68,9 +67,6 @@ impl Config {
 
     /// As [`Config::parse`], with command-line options: volumes are added to the file's, other
     /// options override the file.
-    ///
-    /// # Errors
-    /// As [`Config::parse`].
     pub fn parse_with(
         name: &str,
         text: &str,
@@ -80,9 +76,6 @@ impl Config {
     }
 
     /// As [`Config::parse_with`], with warnings.
-    ///
-    /// # Errors
-    /// As [`Config::parse`].
     pub fn check_text(
         name: &str,
         text: &str,
@@ -91,10 +84,6 @@ impl Config {
         check_source(Source::file(name, text), arguments)
     }
 
-    /// A configuration without a file.
-    ///
-    /// # Errors
-    /// Every mistake in the arguments.
     pub fn from_args(arguments: &Arguments) -> Result<Config, Diagnostics> {
         let report = Report::default();
         let raw = read::read_root(&toml_edit::Table::new(), &report);
@@ -111,9 +100,6 @@ impl Config {
     }
 
     /// As [`Config::read`], with warnings.
-    ///
-    /// # Errors
-    /// As [`Config::read`].
     pub fn check(path: &Path, arguments: &Arguments) -> Result<Checked, Diagnostics> {
         let name = path.display().to_string();
         let (text, files) = files::read_texts(path, &name)?;

@@ -17,12 +17,10 @@ use crate::device_spec::{NBD_PORT, NVME_TCP_PORT, is_socket_path};
 use crate::limits::MAX_SOCKET_PATH_BYTES;
 use crate::uri::{AuthorityError, encoded, parse_authority, percent_decode, split_scheme};
 
-/// An address to serve on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenSpec {
     /// NVMe/TCP, with the discovery subsystem on the same address.
     NvmeTcp(SocketAddr),
-    /// NBD over TCP.
     NbdTcp(SocketAddr),
     /// NBD over a Unix socket: an absolute path of at most 107 bytes.
     NbdUnix(PathBuf),
@@ -52,7 +50,6 @@ pub enum ListenSpecError {
 }
 
 impl ListenSpec {
-    /// The TCP address, if it is one.
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         match self {
             ListenSpec::NvmeTcp(address) | ListenSpec::NbdTcp(address) => Some(*address),
@@ -60,7 +57,6 @@ impl ListenSpec {
         }
     }
 
-    /// The path of the Unix socket, if it is one.
     pub fn socket_path(&self) -> Option<&Path> {
         match self {
             ListenSpec::NbdUnix(path) => Some(path),

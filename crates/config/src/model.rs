@@ -17,13 +17,9 @@ use crate::names::{Uuid, derived_uuid, serial_of};
 /// A complete, consistent configuration. Devices and addresses are checked when they are opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Settings of the process.
     pub server: Server,
-    /// The volumes, in the order of the file; at least one.
     pub volumes: Vec<Volume>,
-    /// The limits that volumes share, in the order of the file.
     pub limits: Vec<SharedLimit>,
-    /// The peer nodes, in the order of the file.
     pub peers: Vec<Peer>,
     /// The NVMe subsystems: first the file's, then one for each volume outside of them.
     /// Every volume is a namespace of exactly one.
@@ -45,13 +41,9 @@ pub struct Server {
     pub io_engine: IoEngine,
     /// Longest busy poll before an executor sleeps; zero turns it off.
     pub busy_poll: Duration,
-    /// Where the control API is served.
     pub api: ApiSpec,
-    /// Where metrics are served over TCP, if at all.
     pub metrics: Option<SocketAddr>,
-    /// Options of NVMe/TCP.
     pub nvme: Nvme,
-    /// Options of NBD.
     pub nbd: Nbd,
 }
 
@@ -68,7 +60,6 @@ pub struct Nvme {
     pub queue_depth: u16,
     /// Largest transfer of one command, in bytes: a power of two from 8 KiB to 32 MiB.
     pub mdts_bytes: u32,
-    /// Connections of all hosts together.
     pub max_connections: u32,
     /// Grant header digests to hosts that ask for them.
     pub header_digest: bool,
@@ -83,7 +74,6 @@ pub struct Nvme {
 /// `[server.nbd]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nbd {
-    /// Connections of all clients together.
     pub max_connections: u32,
     /// From accept to the end of negotiation.
     pub handshake_timeout: Duration,
@@ -94,7 +84,6 @@ pub struct Nbd {
 /// `[volume.NAME]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Its name.
     pub name: String,
     /// The layers from the host's side down.
     pub layers: Vec<Layer>,
@@ -102,37 +91,26 @@ pub struct Volume {
     pub backing: Backing,
     /// 512 or 4,096; `None` for the device's own.
     pub block_size_bytes: Option<u32>,
-    /// Refuse writes.
     pub read_only: bool,
-    /// The namespace's UUID, if given.
     pub uuid: Option<Uuid>,
-    /// The name of its NBD export.
     pub nbd_export: String,
 }
 
-/// A layer of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layer {
-    /// Delay layer.
     Delay(Delay),
-    /// Fault injection layer.
     Fault(Fault),
-    /// Rate limit layer.
     Limit(Box<Provisioned>),
     /// Rate limit layer shared with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
-    /// Disk model layer.
     DiskModel(DiskModelConfig),
-    /// Mirror layer.
     Mirror(Box<Mirror>),
 }
 
 /// `[peer.NAME]`: another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its node name.
     pub name: String,
-    /// Where it serves NVMe/TCP.
     pub address: HostPort,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
@@ -147,24 +125,19 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Where hosts reach it.
     pub fn reached_by_hosts(&self) -> &[HostPort] {
         self.host_addresses.as_deref().unwrap_or(std::slice::from_ref(&self.address))
     }
 }
 
-/// `mirror = { … }`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
     /// Indices into [`Config::peers`], one or two.
     pub peers: Vec<usize>,
-    /// When a write completes.
     pub mode: Mode,
-    /// When the peer acknowledges a write.
     pub ack: Ack,
     /// Policy for writes while the peer is lost.
     pub on_peer_loss: OnPeerLoss,
-    /// Policy after a split brain.
     pub after_split_brain: AfterSplitBrain,
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
@@ -178,11 +151,9 @@ pub struct Mirror {
     pub queue_bytes: u64,
     /// Asynchronous mode: policy when the queue is full.
     pub on_congestion: OnCongestion,
-    /// Highest rate of a resync, in bytes a second.
     pub resync_max_bytes_per_s: Option<u64>,
     /// Lowest rate of an adaptive resync, in bytes a second.
     pub resync_min_bytes_per_s: u64,
-    /// A resync yields to hosts.
     pub resync_adaptive: bool,
     /// A resync compares checksums and copies only blocks that differ.
     pub resync_compare: bool,
@@ -195,16 +166,12 @@ pub struct Mirror {
 /// `[limit.NAME]`: a limit that several volumes share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedLimit {
-    /// Its name.
     pub name: String,
-    /// All of them together.
     pub limit: Provisioned,
 }
 
-/// A limit, and the source of its numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Provisioned {
-    /// Its numbers.
     pub numbers: Limit,
     /// The disk profile of the numbers; `None` if the file has the numbers.
     pub profile: Option<Box<Profile>>,
@@ -221,9 +188,7 @@ impl From<Limit> for Provisioned {
 pub struct Profile {
     /// Such as `500 GiB of pd-ssd on n2-standard-8`.
     pub disk: String,
-    /// Name of the catalog.
     pub catalog: String,
-    /// Date of the catalog, in its own words.
     pub date: String,
     /// Confidence in the numbers: the lowest of their sources.
     pub confidence: Confidence,
@@ -240,7 +205,6 @@ pub struct Delay {
     pub write: Duration,
     /// To each flush.
     pub flush: Duration,
-    /// To each discard and write of zeroes.
     pub discard: Duration,
     /// To each request, uniformly distributed from zero to this.
     pub jitter: Duration,
@@ -250,22 +214,16 @@ pub struct Delay {
 /// every change does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Of reads.
     pub read: FaultRate,
-    /// Of writes and writes of zeroes.
     pub write: FaultRate,
-    /// Of flushes.
     pub flush: FaultRate,
-    /// Seed of the random failures.
     pub seed: u64,
 }
 
 /// How often requests of one kind fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultRate {
-    /// Never.
     Never,
-    /// One of every N requests.
     Every(u64),
     /// This many of a million requests, at random.
     PerMillion(u32),
@@ -274,19 +232,15 @@ pub enum FaultRate {
 /// Storage of a volume's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Backing {
-    /// One device.
     Device(DeviceSpec),
-    /// Several devices, striped.
     Stripe {
         /// Consecutive bytes on one device: a multiple of 512.
         chunk_bytes: u64,
-        /// 2 to 64 devices.
         devices: Vec<DeviceSpec>,
     },
 }
 
 impl Backing {
-    /// The devices, one or more.
     pub fn devices(&self) -> &[DeviceSpec] {
         match self {
             Backing::Device(device) => std::slice::from_ref(device),
@@ -295,12 +249,10 @@ impl Backing {
     }
 }
 
-/// An NVMe subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subsystem {
     /// Its name in the file: that of its table, or of its only volume.
     pub name: String,
-    /// Its NQN; no two are the same.
     pub nqn: String,
     /// Its serial number, if given.
     pub serial: Option<String>,
@@ -326,7 +278,6 @@ impl Config {
 }
 
 impl Volume {
-    /// Its mirror layer, if it has one.
     pub fn mirror(&self) -> Option<&Mirror> {
         self.layers.iter().find_map(|layer| match layer {
             Layer::Mirror(mirror) => Some(mirror.as_ref()),

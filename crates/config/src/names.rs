@@ -14,7 +14,6 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Prefix of the NQNs that volumes get by default, followed by `:NAME`.
 pub const DEFAULT_NQN_PREFIX: &str = "nqn.2026-01.io.flagstone";
 
-/// Why a name was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     #[error(
@@ -50,9 +49,6 @@ pub enum NameError {
 }
 
 /// Checks an NVMe qualified name: of a subsystem or a host.
-///
-/// # Errors
-/// [`NameError::NotAnNqn`], [`NameError::NqnTooLong`], [`NameError::NqnCharacter`].
 pub fn check_nqn(nqn: &str) -> Result<(), NameError> {
     if nqn.len() > *NQN_BYTES.end() {
         return Err(NameError::NqnTooLong(nqn.len()));
@@ -67,10 +63,6 @@ pub fn check_nqn(nqn: &str) -> Result<(), NameError> {
     if well_formed && NQN_BYTES.contains(&nqn.len()) { Ok(()) } else { Err(NameError::NotAnNqn) }
 }
 
-/// Checks the NQN of a subsystem that serves volumes.
-///
-/// # Errors
-/// As [`check_nqn`], and [`NameError::Reserved`].
 pub fn check_subsystem_nqn(nqn: &str) -> Result<(), NameError> {
     check_nqn(nqn)?;
     if nqn == DISCOVERY_NQN { Err(NameError::Reserved) } else { Ok(()) }
@@ -84,9 +76,6 @@ fn is_year_month(text: &str) -> bool {
 }
 
 /// Checks the name of a volume: it becomes part of an NQN, a URI and log lines, so it is plain.
-///
-/// # Errors
-/// [`NameError::VolumeName`].
 pub fn check_volume_name(name: &str) -> Result<(), NameError> {
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric());
@@ -98,9 +87,6 @@ pub fn check_volume_name(name: &str) -> Result<(), NameError> {
 }
 
 /// Checks a controller serial number (Identify Controller, SN).
-///
-/// # Errors
-/// [`NameError::Serial`].
 pub fn check_serial(serial: &str) -> Result<(), NameError> {
     let printable = serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     let length = (1..=MAX_SERIAL_BYTES).contains(&serial.len());
@@ -108,9 +94,6 @@ pub fn check_serial(serial: &str) -> Result<(), NameError> {
 }
 
 /// Checks an NBD export name; the empty one is the default export.
-///
-/// # Errors
-/// [`NameError::Export`].
 pub fn check_export_name(name: &str) -> Result<(), NameError> {
     if name.len() <= MAX_EXPORT_NAME_BYTES && !name.chars().any(char::is_control) {
         Ok(())
@@ -135,9 +118,6 @@ pub fn serial_of(uuid: Uuid) -> String {
 }
 
 /// Reads a UUID in its hyphenated form, which `urn:uuid:` may precede.
-///
-/// # Errors
-/// [`NameError::Uuid`].
 pub fn parse_uuid(text: &str) -> Result<Uuid, NameError> {
     let text = text.strip_prefix("urn:uuid:").unwrap_or(text);
     let uuid = text.parse::<Hyphenated>().map_err(|_| NameError::Uuid)?.into_uuid();

@@ -65,7 +65,6 @@ impl<'a> Reader<'a> {
         Reader { schema, title: schema.path.to_owned(), table: None, place: Place::Whole, report }
     }
 
-    /// A message that names the table.
     pub(crate) fn message(&self, write: impl Fn(&str) -> String) -> Message {
         Message::of_table(&self.title, self.schema.path, write)
     }

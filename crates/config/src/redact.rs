@@ -24,9 +24,6 @@ const SECRET_PREFIXES: [&str; 2] = ["DHHC-1:", "NVMeTLSkey-1:"];
 
 /// The keys of the file or directory `path`, one on each line as TOML, with secrets replaced by
 /// [`REDACTED`].
-///
-/// # Errors
-/// The file cannot be read, or is not TOML.
 pub fn configuration(path: &Path) -> Result<String, String> {
     let unreadable = |error: Diagnostics| {
         error.items().first().map_or(String::new(), |item| item.message.clone())
@@ -99,7 +96,6 @@ fn write_item(out: &mut String, path: &str, name: &str, item: &Item) {
     }
 }
 
-/// A value as TOML.
 fn shown(value: &Value) -> String {
     match value {
         Value::String(string) => quoted(&text(string.value())),

@@ -8,36 +8,25 @@ use std::fmt::Write as _;
 use crate::device_spec::NVME_TCP_PORT;
 use crate::uri::parse_authority;
 
-/// What a starter configuration is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starter {
-    /// Name of the volume.
     pub volume: String,
-    /// Device that stores its data.
     pub device: String,
     /// Address to serve NVMe/TCP on, such as `0.0.0.0:4420`.
     pub listen: String,
-    /// The other node of a mirrored pair.
     pub pair: Option<StarterPair>,
-    /// Limit of the volume.
     pub limit: Option<StarterLimit>,
 }
 
-/// Both nodes of a mirrored pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StarterPair {
-    /// This node.
     pub node: StarterNode,
-    /// The other node.
     pub peer: StarterNode,
-    /// Device of the other node.
     pub peer_device: String,
 }
 
-/// A node of a mirrored pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StarterNode {
-    /// Its name.
     pub name: String,
     /// Host name or IP address that the other node reaches, with a port other than 4420 if it has one.
     pub address: String,
@@ -57,10 +46,8 @@ impl StarterNode {
     }
 }
 
-/// Limit of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StarterLimit {
-    /// The limits of a cloud disk.
     Profile {
         /// Type of disk, such as `pd-ssd`.
         kind: String,
@@ -69,9 +56,7 @@ pub enum StarterLimit {
         /// Machine type, such as `n2-standard-8`.
         machine: String,
     },
-    /// Rates.
     Rates {
-        /// I/Os a second.
         iops: Option<u64>,
         /// Bytes a second, such as `240MB/s`.
         throughput: Option<String>,
@@ -101,7 +86,6 @@ pub(crate) fn key(name: &str) -> String {
 }
 
 impl Starter {
-    /// The file of this node.
     pub fn text(&self) -> String {
         let mut out = format!(
             "# Flagstone serves the volume `{0}`. Check this file with `flagstone check FILE`, serve it\n\

@@ -13,7 +13,6 @@ use crate::limits::MAX_HOST_NAME_BYTES;
 /// A host of an address: a literal address, or a name to be resolved when connecting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Host {
-    /// An IPv4 or IPv6 address.
     Ip(IpAddr),
     /// A DNS name, letters, digits, `-`, `_` and `.`, at most 253 bytes.
     Name(String),
@@ -22,7 +21,6 @@ pub enum Host {
 /// A host and a port. Prints as `HOST:PORT`, IPv6 in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
-    /// Where.
     pub host: Host,
     /// TCP port; 0 only in a listen address, where it means any free one.
     pub port: u16,
@@ -45,7 +43,6 @@ impl fmt::Display for HostPort {
 }
 
 impl HostPort {
-    /// The socket address, if the host is a literal address.
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         match self.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),

@@ -15,25 +15,17 @@ use crate::root::Root;
 /// Version of the JSON report. It changes when a member is removed or changes its meaning.
 pub const REPORT_VERSION: u32 = 1;
 
-/// The examined host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct HostSummary {
-    /// Release of the kernel.
     pub kernel: Option<String>,
-    /// CPUs online.
     pub cpus: Option<usize>,
-    /// Disks.
     pub disks: Vec<String>,
 }
 
-/// The doctor's report.
 #[derive(Debug, Clone, Serialize)]
 pub struct DoctorReport {
-    /// [`REPORT_VERSION`].
     pub version: u32,
-    /// The examined host.
     pub host: HostSummary,
-    /// Its expected use.
     pub expected: Expectations,
     /// Findings, passed checks, and unreadable facts.
     #[serde(flatten)]
@@ -45,9 +37,6 @@ pub struct DoctorReport {
 }
 
 /// The disk of a device name: `sdb`, `/dev/sdb`, a link or a partition.
-///
-/// # Errors
-/// The host has no such block device.
 pub fn resolve(root: &Root, device: &str) -> Result<String, String> {
     let not_found = |why: &dyn std::fmt::Display| format!("{device}: {why}");
     let name = match device.contains('/') {
@@ -100,7 +89,6 @@ fn uses(names: &[String]) -> BTreeMap<String, DeviceUse> {
 }
 
 impl DoctorReport {
-    /// The safe changes, one per file.
     pub fn safe_changes(&self) -> Vec<SettingChange> {
         let mut changes: Vec<SettingChange> = Vec::new();
         for change in self.results.findings.iter().filter(|f| f.safe).flat_map(|f| &f.changes) {

@@ -16,7 +16,6 @@ use rustix::fs::{OFlags, SeekFrom};
 use crate::inspect::{InspectTarget, UseKind, inspect, signatures};
 use crate::{DeviceUse, inspect::Use};
 
-/// What a command intends to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuardedAccess {
     /// It only reads.
@@ -39,15 +38,12 @@ pub enum GuardVerdict {
     Free,
 }
 
-/// Refusal of a target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{target} is not written to: {found}\n{remedy}")]
 pub struct Guarded {
     /// The target, as it was named.
     pub target: String,
-    /// Contents that were found.
     pub found: String,
-    /// The next step for the user.
     pub remedy: String,
 }
 
@@ -60,9 +56,6 @@ impl Guarded {
 }
 
 /// Checks a device or file. `name` is the target as the user named it.
-///
-/// # Errors
-/// What was found, and what to do about it.
 pub fn check_path(name: &str, path: &Path, access: GuardedAccess) -> Result<GuardVerdict, Guarded> {
     let refused = |found: String, remedy: &str| {
         Err(Guarded { target: name.to_owned(), found, remedy: remedy.to_owned() })

@@ -9,13 +9,10 @@ use serde::Serialize;
 pub struct Mount {
     /// Device number, `major:minor`; anonymous (`0:N`) for btrfs and others.
     pub dev: String,
-    /// Mount point.
     pub at: String,
-    /// Type of the file system.
     pub fs: String,
     /// Mounted source, as named.
     pub source: String,
-    /// Options of the mount and the file system.
     pub options: Vec<String>,
 }
 
@@ -25,7 +22,6 @@ impl Mount {
     }
 }
 
-/// Parses `/proc/self/mountinfo`.
 pub fn mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
@@ -90,7 +86,6 @@ pub(crate) fn cpu_list(text: &str) -> Option<Vec<u32>> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct InterruptRow {
     pub(crate) number: u32,
-    /// Occurrences on all CPUs.
     pub(crate) count: u64,
     /// The device's name of the interrupt: `nvme0q1`, `virtio3-input.0`.
     pub(crate) name: String,

@@ -19,7 +19,6 @@ fn severity(severity: Severity, color: bool) -> String {
     }
 }
 
-/// The report for a person.
 pub fn text(report: &DoctorReport, color: bool) -> String {
     let mut out = String::new();
     let host = &report.host;
@@ -105,7 +104,6 @@ fn passed(out: &mut String, report: &DoctorReport) {
     }
 }
 
-/// Results of changes, one per line.
 pub fn outcomes(outcomes: &[ChangeOutcome]) -> String {
     outcomes.iter().fold(String::new(), |text, outcome| format!("{text}  {outcome}\n"))
 }

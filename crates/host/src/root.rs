@@ -15,7 +15,6 @@ use crate::limits::{DIRECTORY_ENTRIES_MAX, FILE_BYTES_MAX};
 /// Directory of recorded command outputs, by command line.
 const COMMANDS: &str = "/commands";
 
-/// The files of one host.
 #[derive(Debug, Clone)]
 pub struct Root {
     base: PathBuf,
@@ -27,12 +26,10 @@ impl Root {
         Root { base: base.into() }
     }
 
-    /// Whether this is the running host.
     pub fn is_this_host(&self) -> bool {
         self.base == Path::new("/")
     }
 
-    /// The real path of a host path.
     pub fn locate(&self, path: &str) -> PathBuf {
         self.base.join(path.trim_start_matches('/'))
     }
@@ -68,9 +65,6 @@ impl Root {
     }
 
     /// Output of a command on this host, or its recorded output.
-    ///
-    /// # Errors
-    /// The command is missing or failed.
     pub fn command(&self, words: &[&str]) -> io::Result<String> {
         if !self.is_this_host() {
             return self.read(&format!("{COMMANDS}/{}", words.join(" ")));

@@ -38,7 +38,6 @@ pub(crate) const NO_FILE_BYTES: u64 = 1 << 20;
 
 pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
 
-/// Parameters of every experiment.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     pub program: PathBuf,
@@ -61,7 +60,6 @@ pub struct BedTargets {
     pub origins: BTreeMap<String, Origin>,
     /// Whether unwritten parts are filled before they are written to.
     pub precondition: bool,
-    /// Driver of `nvme-tcp://` targets.
     pub initiator: InitiatorChoice,
 }
 
@@ -192,7 +190,6 @@ impl RunOptions {
         Ok((end, store.records()?))
     }
 
-    /// Measures a plan, or a part of one, into an existing store.
     pub(crate) fn measure(
         &self,
         plan: &CampaignPlan,
@@ -282,9 +279,6 @@ pub(crate) fn here(figures: &[&Figures], machine: Option<&String>) -> String {
 }
 
 /// A volume at the addresses of its nodes, by its name or its full NQN.
-///
-/// # Errors
-/// An invalid address.
 pub(crate) fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget, Error> {
     let nqn = match volume.starts_with("nqn.") {
         true => volume.to_owned(),
@@ -304,9 +298,7 @@ pub(crate) fn volume_at(addresses: &[&str], volume: &str) -> Result<BenchTarget,
 
 #[derive(Clone, Debug)]
 pub struct ExperimentOutcome<S> {
-    /// Whether all of it was measured.
     pub end: CampaignEnd,
-    /// Summary of what was measured.
     pub summary: S,
 }
 

@@ -22,7 +22,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether this is the user's interruption.
     pub fn is_interruption(&self) -> bool {
         matches!(self, Error::Bench(flagstone_bench::Error::Interrupted))
     }
@@ -33,7 +32,6 @@ impl Error {
         Error::Command { command, node, status, said }
     }
 
-    /// Unexpected output of `what`.
     pub(crate) fn unexpected(what: &str, detail: impl ToString) -> Error {
         Error::Unexpected { what: what.to_owned(), detail: detail.to_string() }
     }

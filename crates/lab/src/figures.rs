@@ -12,10 +12,8 @@ pub(crate) const MIB: f64 = 1_048_576.0;
 /// Medians of the repetitions of a job on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figures {
-    /// The least real provenance of the repetitions.
     pub provenance: Provenance,
     pub repetitions: usize,
-    /// 2^20 bytes per second.
     pub mib_per_s: f64,
     pub iops: f64,
     pub latency_ms: f64,
@@ -54,7 +52,6 @@ pub(crate) fn matching<'a>(
     records.iter().filter(|record| record.job == job && record.target == target).collect()
 }
 
-/// Throughput of each record, in MiB/s.
 pub(crate) fn throughputs(records: &[&ResultRecord]) -> Vec<f64> {
     records.iter().map(|record| record.mb_per_s * 1e6 / MIB).collect()
 }

@@ -39,7 +39,6 @@ fn scratch() -> Result<tempfile::TempDir, Error> {
     scratch_in(&std::env::temp_dir())
 }
 
-/// Like [`scratch`], in an existing directory.
 fn scratch_in(directory: &Path) -> Result<tempfile::TempDir, Error> {
     let made = tempfile::Builder::new().prefix("flagstone-lab-").tempdir_in(directory);
     made.map_err(Error::system(
@@ -48,9 +47,6 @@ fn scratch_in(directory: &Path) -> Result<tempfile::TempDir, Error> {
 }
 
 /// Refuses a directory with results before anything is measured.
-///
-/// # Errors
-/// The directory has results.
 pub(crate) fn check_is_new(results: &Path) -> Result<(), Error> {
     match results.join("campaign.json").exists() {
         false => Ok(()),

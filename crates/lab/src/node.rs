@@ -32,17 +32,13 @@ pub(crate) fn device(ports: &[u16], volume: &str) -> String {
 pub(crate) struct ReportedMirror {
     pub state: ReportedState,
     pub peers: Vec<ReportedPeer>,
-    /// The replica on this node, if there is one.
     pub replica: Option<ReportedReplica>,
 }
 
-/// State of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ReportedState {
-    /// In sync, on the source.
     Mirroring,
-    /// In sync, on the target.
     Target,
     #[serde(untagged)]
     Other(String),
@@ -115,9 +111,6 @@ impl LabNode {
     }
 
     /// Writes the configuration, which must contain `api = {file("sock")}`.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub(crate) fn configure(&self, text: &str) -> Result<(), Error> {
         std::fs::write(self.file("toml"), text)
             .map_err(Error::system("cannot write a node's configuration"))
@@ -177,9 +170,6 @@ impl LabNode {
 
     /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers nothing
     /// and closes nothing. Afterwards it can only be killed. Does nothing if it is not running.
-    ///
-    /// # Errors
-    /// The signal cannot be sent.
     pub(crate) fn fall_silent(&self) -> Result<(), Error> {
         self.running.as_ref().map_or(Ok(()), |running| Ok(running.signal(Signal::STOP)?))
     }
@@ -257,9 +247,6 @@ impl LabNode {
     }
 
     /// Makes this node the source after its peer was killed or stopped. Repeats a refused command.
-    ///
-    /// # Errors
-    /// The last refusal after [`PATIENCE_S`].
     pub(crate) fn fail_over(&self, volume: &str, interrupt: &Interrupt) -> Result<(), Error> {
         let attempt =
             || self.mirror(&["failover", volume, "--force", "--yes"], interrupt).map(Some);
@@ -268,7 +255,6 @@ impl LabNode {
     }
 }
 
-/// The two nodes of a mirror.
 #[derive(Debug)]
 pub(crate) struct NodePair {
     /// Source at the start.
@@ -281,9 +267,6 @@ pub(crate) struct NodePair {
 
 impl NodePair {
     /// Two nodes that are not running yet, with their files in an existing directory.
-    ///
-    /// # Errors
-    /// There are no free ports.
     pub(crate) fn new(program: &Path, directory: &Path) -> Result<NodePair, Error> {
         let [a, b] = NODE_NAMES.map(|name| LabNode::new(program, directory, name));
         Ok(NodePair { a, b, ports: crate::ports::free_ports()? })
@@ -304,9 +287,6 @@ impl NodePair {
     }
 
     /// Starts both nodes, creates the mirrors of these volumes, and waits until they are in sync.
-    ///
-    /// # Errors
-    /// As [`LabNode::start`], [`LabNode::mirror`] and [`LabNode::wait`].
     pub(crate) fn start(&mut self, mirrored: &[&str], interrupt: &Interrupt) -> Result<(), Error> {
         // The target starts first, because the source may use one of its volumes.
         self.b.start(interrupt)?;
@@ -321,10 +301,6 @@ impl NodePair {
         Ok(())
     }
 
-    /// Stops both nodes.
-    ///
-    /// # Errors
-    /// As [`LabNode::stop`].
     pub(crate) fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         // The target stops last; otherwise the source would record that it is out of sync.
         self.a.stop(interrupt)?;

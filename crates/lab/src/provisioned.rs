@@ -46,11 +46,9 @@ const GB: u64 = 1_000_000_000;
 /// Published sizes, in GB, with the measured IOPS.
 const PUBLISHED: [(u64, f64); 2] = [(200, 309.0), (600, 745.0)];
 
-/// A disk product of a cloud in a catalog.
 #[derive(Clone, Debug)]
 pub struct DiskProduct<'a> {
     pub catalog: &'a Catalog,
-    /// Disk type, such as `pd-standard`.
     pub disk_type: String,
     pub machine: String,
 }
@@ -79,7 +77,6 @@ impl DiskProduct<'_> {
         Ok(JudgedIops { iops, verdict: found.verdict, ratio: found.ratio })
     }
 
-    /// Published IOPS of this size, judged.
     fn published(&self, bytes: u64) -> Result<Option<JudgedIops>, Error> {
         let is = |gb: u64| (bytes as f64 / (gb * GB) as f64 - 1.0).abs() <= SAME_SIZE;
         let found = PUBLISHED.iter().find(|(gb, _)| is(*gb) && self.disk_type == TYPE);
@@ -104,7 +101,6 @@ pub struct JudgedIops {
     /// Reads of 4 KiB per second.
     pub iops: f64,
     pub verdict: JudgmentVerdict,
-    /// Ratio to the prediction.
     pub ratio: f64,
 }
 
@@ -116,7 +112,6 @@ pub struct ProvisionedRow {
     pub(crate) predicted_iops: f64,
     pub measured: JudgedIops,
     pub figures: Figures,
-    /// Published IOPS of this size, judged.
     pub published: Option<JudgedIops>,
 }
 

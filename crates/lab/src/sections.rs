@@ -14,7 +14,6 @@ use crate::mirror::summary::{MirrorRow, MirrorSummary};
 use crate::mirror::tables;
 use crate::provisioned::{self, ProvisionedSummary};
 
-/// Sections of [`crate::mirror`].
 pub fn mirror(summary: &MirrorSummary) -> AdditionalSections {
     let title = format!("Cost of a mirror{}", mark(summary.emulated));
     let sections = AdditionalSections::new(title);
@@ -25,7 +24,6 @@ pub fn mirror(summary: &MirrorSummary) -> AdditionalSections {
     sections.with_tables("mirror", tables::tables(summary)).with_caveats(&summary.caveats)
 }
 
-/// Sections of [`crate::failover`].
 pub fn failover(summary: &FailoverSummary) -> AdditionalSections {
     AdditionalSections::new("Failover under a verifying load")
         .with_picture(timeline::drawing(summary))
@@ -33,21 +31,18 @@ pub fn failover(summary: &FailoverSummary) -> AdditionalSections {
         .with_caveats(&summary.caveats)
 }
 
-/// Sections of [`crate::fabric`].
 pub fn fabric(summary: &FabricSummary) -> AdditionalSections {
     AdditionalSections::new(format!("Cost of NVMe/TCP{}", mark(summary.emulated)))
         .with_tables("fabric", fabric::tables(summary))
         .with_caveats(&summary.caveats)
 }
 
-/// Sections of [`crate::provisioned`].
 pub fn provisioned(summary: &ProvisionedSummary) -> AdditionalSections {
     AdditionalSections::new(format!("Effect of a larger disk{}", mark(summary.emulated)))
         .with_tables("provisioned", vec![provisioned::table(summary)])
         .with_caveats(&summary.caveats)
 }
 
-/// Sections of [`crate::disk_limits`].
 pub fn limits(summary: &LimitsSummary) -> AdditionalSections {
     AdditionalSections::new(format!("Limits of cloud disks{}", mark(summary.emulated)))
         .with_tables("limits", vec![disk_limits::table(summary)])

@@ -28,7 +28,6 @@ pub struct ServiceTime {
 }
 
 impl ServiceTime {
-    /// A constant latency.
     pub fn constant(latency: Duration) -> ServiceTime {
         ServiceTime { median: latency, p99: latency }
     }

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use crate::meter::{CLASSES, DOMAINS, Ticks};
 use crate::waiting::Lane;
 
-/// State of one flow.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     /// End of its last command in virtual time.
@@ -101,7 +100,6 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Number of flows with waiting commands.
     pub(crate) fn waiting(&self) -> usize {
         self.slots.iter().filter(|flow| flow.waiting > 0).count()
     }

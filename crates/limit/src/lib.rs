@@ -14,6 +14,8 @@
 //!
 //! `docs/limit.md` describes the accounting for users.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 pub mod disk_model;
 mod flows;
 pub mod limiter;

@@ -39,7 +39,6 @@ struct State {
     delayed: u64,
 }
 
-/// State of the timer.
 #[derive(Debug)]
 enum Timer {
     /// No timer: no commands wait.
@@ -50,7 +49,6 @@ enum Timer {
     Set { at: Ticks, waker: Waker },
 }
 
-/// Statistics of a limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimiterStatus {
     /// Commands that wait now.
@@ -65,9 +63,6 @@ pub struct LimiterStatus {
 
 impl Limiter {
     /// A limiter with full buckets.
-    ///
-    /// # Errors
-    /// The errors of [`Limit::check`].
     pub fn new(limit: Limit) -> Result<Arc<Limiter>, LimitError> {
         limit.check()?;
         let schedule = Schedule::new(&limit);
@@ -75,7 +70,6 @@ impl Limiter {
         Ok(Arc::new(Limiter { state: Mutex::new(state) }))
     }
 
-    /// The limit in force.
     pub fn limit(&self) -> Limit {
         self.state.lock().limit
     }

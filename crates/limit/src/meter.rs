@@ -17,7 +17,6 @@ pub(crate) type Ticks = i128;
 const FRACTION_BITS: u32 = 32;
 const NANOS_PER_SECOND: i128 = 1_000_000_000;
 
-/// Whole nanoseconds as ticks.
 pub(crate) fn ticks(nanos: u64) -> Ticks {
     i128::from(nanos) << FRACTION_BITS
 }
@@ -34,7 +33,6 @@ fn cost_of_one(per_second: u64) -> Ticks {
     ((NANOS_PER_SECOND << FRACTION_BITS) + rate / 2) / rate
 }
 
-/// Class of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// A read: I/Os and bytes.
@@ -47,7 +45,6 @@ pub(crate) enum Class {
 
 pub(crate) const CLASSES: [Class; 3] = [Class::Read, Class::Write, Class::Control];
 
-/// Unit that a meter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     Ios,
@@ -124,7 +121,6 @@ impl Meter {
         }
     }
 
-    /// Time at which it is free.
     pub(crate) fn free_at(&self) -> Ticks {
         self.free_at
     }
@@ -164,7 +160,6 @@ fn catch_up() -> Ticks {
     ticks(CATCH_UP.as_nanos() as u64)
 }
 
-/// The meters of a limit.
 pub(crate) fn meters(limit: &Limit) -> Vec<Meter> {
     let mut meters = Vec::new();
     for (resource, budget) in [(Resource::Ios, &limit.ios), (Resource::Bytes, &limit.bytes)] {

@@ -20,7 +20,6 @@ use flagstone_blockdev::{IoFuture, Layer, SharedDevice};
 use crate::limiter::Limiter;
 use crate::meter::Class;
 
-/// Layer that enforces a limit.
 #[derive(Debug)]
 pub struct RateLimitLayer {
     child: SharedDevice,

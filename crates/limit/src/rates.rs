@@ -8,7 +8,6 @@ use crate::limits::{CREDIT_MAX_SECONDS, RATE_MAX};
 /// decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// I/Os per second.
     pub ios: Budget,
     /// Bytes per second, of the payload of reads and writes.
     pub bytes: Budget,
@@ -24,9 +23,7 @@ pub struct Budget {
     /// Reads and writes together, from one budget (half duplex if `read` and `write` are not
     /// given).
     pub total: Option<Rate>,
-    /// Reads.
     pub read: Option<Rate>,
-    /// Writes.
     pub write: Option<Rate>,
     /// Relation of `read` and `write`.
     pub mix: Mix,
@@ -45,7 +42,6 @@ pub enum Mix {
 /// A sustained rate, with an optional burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// 1 to [`RATE_MAX`].
     pub per_second: u64,
     /// Higher rate for a limited time.
     pub burst: Option<Burst>,
@@ -68,10 +64,7 @@ pub enum IoSize {
     #[default]
     One,
     /// One I/O per started unit of this many bytes.
-    Units {
-        /// At least 1.
-        bytes: u32,
-    },
+    Units { bytes: u32 },
     /// Weights by size: the last step below the size of the I/O applies; below the first step, one.
     /// Example: a disk with 15,000 writes per second of 8 KB and 7,500 of any larger size counts a
     /// write of more than 8 KB as two.
@@ -88,7 +81,6 @@ pub struct IoStep {
 }
 
 impl IoStep {
-    /// An unused step.
     pub const NONE: IoStep = IoStep { above_bytes: u32::MAX, millionths: ONE_IO as u32 };
 }
 
@@ -101,17 +93,11 @@ pub(crate) const ONE_IO: u64 = 1_000_000;
 /// Invalid numbers of a limit; the text states the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// Invalid rate.
     #[error("a rate of {0} per second is not possible: use 1 to {RATE_MAX}")]
     Rate(u64),
     /// Burst rate not above the sustained rate.
     #[error("a burst rate of {burst} per second must exceed the sustained rate of {sustained}")]
-    Burst {
-        /// Burst rate.
-        burst: u64,
-        /// Sustained rate.
-        sustained: u64,
-    },
+    Burst { burst: u64, sustained: u64 },
     /// Invalid credit of a burst.
     #[error(
         "a burst credit of {0} is not possible: use 1 to what is earned in {CREDIT_MAX_SECONDS} s"
@@ -123,19 +109,13 @@ pub enum LimitError {
     /// Invalid weights by size.
     #[error("I/Os count as one for each 1 B or more, or in ascending steps as 1 to 1,000")]
     IoSize,
-    /// Invalid latency.
     #[error("a service latency of {0:?} is not possible: use more than 0, to 60 s")]
     Latency(std::time::Duration),
     /// 99th percentile below the median, or too far above it.
     #[error(
         "a 99th percentile of {p99:?} does not go with a median of {median:?}: use 1 to 100 medians"
     )]
-    Tail {
-        /// Median.
-        median: std::time::Duration,
-        /// 99th percentile.
-        p99: std::time::Duration,
-    },
+    Tail { median: std::time::Duration, p99: std::time::Duration },
 }
 
 impl Rate {
@@ -175,13 +155,11 @@ impl Budget {
         Budget { total: Some(Rate::new(per_second)), ..Budget::default() }
     }
 
-    /// Independent budgets.
     pub fn separate(read: u64, write: u64) -> Budget {
         let (read, write) = (Some(Rate::new(read)), Some(Rate::new(write)));
         Budget { read, write, ..Budget::default() }
     }
 
-    /// One budget that reads and writes share.
     pub fn shared(read: u64, write: u64) -> Budget {
         Budget { mix: Mix::Shared, ..Budget::separate(read, write) }
     }

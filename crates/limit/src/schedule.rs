@@ -25,7 +25,6 @@ use crate::waiting::{Request, Ticket, Waiting};
 pub(crate) enum Entered {
     /// It starts now.
     Go,
-    /// It waits.
     Wait(Ticket),
     /// Too many commands wait: retry later.
     Full,
@@ -212,7 +211,6 @@ impl Schedule {
         if self.now < until { late } else { 0 }
     }
 
-    /// When all meters that count a class are free.
     fn free_at(&self, class: Class) -> Ticks {
         let meters = self.meters.iter().filter(|meter| meter.counts(class));
         meters.map(Meter::free_at).max().unwrap_or(Ticks::MIN)

@@ -4,7 +4,6 @@ use std::task::Waker;
 
 use crate::meter::Class;
 
-/// No slot.
 const NONE: u32 = u32::MAX;
 
 /// Slot of a command.
@@ -46,7 +45,6 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-/// A list of waiting commands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lane {
     first: u32,

@@ -19,27 +19,23 @@ use crate::verify::journal::{self, Header, JournalError};
 use crate::verify::load::Verified;
 use crate::verify::{Initial, Verifier, VerifierConfig, Violation};
 
-/// Results of one core.
 pub(crate) struct CoreReport {
     pub(crate) stats: Stats,
     pub(crate) end: LaneEnd,
     pub(crate) verify: Option<VerifyResults>,
 }
 
-/// Part of a job that runs on one core.
 pub(crate) struct CoreTask {
     pub(crate) device: SharedDevice,
     pub(crate) job: LoadJob,
     pub(crate) range: Range,
     pub(crate) core: usize,
-    /// Identifies the run in stamps.
     pub(crate) run_id: u64,
     pub(crate) measure_from: Instant,
     pub(crate) links: Links,
 }
 
 impl CoreTask {
-    /// Runs it.
     pub(crate) async fn run(self) -> Result<CoreReport, RunError> {
         match self.job.verify.clone() {
             None => self.run_plain().await,
@@ -81,7 +77,6 @@ impl CoreTask {
         }
     }
 
-    /// Bounds of reading a range once.
     fn scan_bounds(&self) -> Bounds {
         Bounds {
             measure_from_ns: 0,
@@ -199,7 +194,6 @@ fn header(config: &VerifierConfig) -> Header {
     Header { run_id, offset_bytes, blocks, block_bytes, writer }
 }
 
-/// Kinds of I/O of a job.
 fn kinds(job: &LoadJob) -> Vec<OpKind> {
     let pattern = job.pattern;
     let has = [

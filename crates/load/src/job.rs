@@ -16,22 +16,16 @@ use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessPattern {
-    /// Sequential reads.
     Read,
-    /// Sequential writes.
     Write,
-    /// Random reads.
     RandRead,
-    /// Random writes.
     RandWrite,
     /// Sequential reads and writes mixed.
     #[serde(alias = "readwrite")]
     Rw,
     /// Random reads and writes mixed.
     RandRw,
-    /// Sequential discards.
     Trim,
-    /// Random discards.
     RandTrim,
 }
 
@@ -48,7 +42,6 @@ impl AccessPattern {
         ("randtrim", AccessPattern::RandTrim),
     ];
 
-    /// True if offsets are random.
     pub fn is_random(self) -> bool {
         matches!(self, Self::RandRead | Self::RandWrite | Self::RandRw | Self::RandTrim)
     }
@@ -63,7 +56,6 @@ impl AccessPattern {
         matches!(self, Self::Write | Self::RandWrite | Self::Rw | Self::RandRw)
     }
 
-    /// True if reads and writes are mixed.
     pub fn is_mixed(self) -> bool {
         self.reads() && self.writes()
     }
@@ -92,7 +84,6 @@ impl FromStr for AccessPattern {
 /// One block size of a job, chosen in proportion to its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockSize {
-    /// Length of an I/O, in bytes.
     pub bytes: usize,
     /// Share of the I/Os, relative to the sum of all weights; at least 1.
     pub weight: u32,
@@ -108,7 +99,6 @@ pub enum Crash {
     Server,
 }
 
-/// Whether and how data is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verify {
     /// Writes carry stamps, reads of them are checked, and at the end the whole range is read back.
@@ -119,7 +109,6 @@ pub enum Verify {
     },
     /// Reads the range, without writing, and checks it against the record of an earlier run.
     Recorded {
-        /// File of the record.
         state: PathBuf,
         /// Crash since the writing run.
         crash: Crash,
@@ -132,7 +121,6 @@ pub enum Verify {
 pub struct LoadJob {
     /// Kind and order of the I/Os.
     pub pattern: AccessPattern,
-    /// Percentage of reads in mixed patterns, 0 to 100.
     pub read_percent: u8,
     /// Sizes of the I/Os: one or a weighted list; multiples of the device's block size, at most 32
     /// MiB (except for discards).
@@ -153,7 +141,6 @@ pub struct LoadJob {
     pub offset_bytes: u64,
     /// Length of the range, in bytes; by default the rest of the device.
     pub size_bytes: Option<u64>,
-    /// Seed of offsets, sizes and kinds.
     pub seed: u64,
     /// Upper bound of I/Os per second, over all cores.
     pub rate_iops: Option<u64>,
@@ -161,11 +148,9 @@ pub struct LoadJob {
     pub warm_up: Duration,
     /// Flush after this many writes (per core).
     pub flush_every: Option<u32>,
-    /// Writes are durable when completed.
     pub fua: bool,
     /// Tolerated failed I/Os; one more ends the job.
     pub errors_max: u64,
-    /// Whether and how data is verified.
     pub verify: Option<Verify>,
 }
 
@@ -196,78 +181,40 @@ impl Default for LoadJob {
 /// Reason that a job cannot run, with the accepted values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// An unknown pattern.
     #[error(
         "unknown pattern `{0}`: use read, write, randread, randwrite, rw, randrw, trim or randtrim"
     )]
     Pattern(String),
-    /// A number out of range.
     #[error("{what} is {found}, must be {expected}")]
-    Range {
-        /// Name of the setting.
-        what: &'static str,
-        /// Its value.
-        found: u64,
-        /// Accepted values.
-        expected: String,
-    },
+    Range { what: &'static str, found: u64, expected: String },
     /// A size or offset that the device cannot address.
     #[error(
         "{what} of {} is not a multiple of the device's block of {}",
         size_text(*found), size_text((*block_bytes).into())
     )]
-    Unaligned {
-        /// Name of the setting.
-        what: &'static str,
-        /// Its value.
-        found: u64,
-        /// Block size of the device.
-        block_bytes: u32,
-    },
-    /// The range exceeds the device.
+    Unaligned { what: &'static str, found: u64, block_bytes: u32 },
     #[error(
         "the range of {} at offset {} ends beyond the device of {}",
         size_text(*size_bytes), size_text(*offset_bytes), size_text(*device_bytes)
     )]
-    BeyondEnd {
-        /// Start.
-        offset_bytes: u64,
-        /// Length.
-        size_bytes: u64,
-        /// Size of the device.
-        device_bytes: u64,
-    },
+    BeyondEnd { offset_bytes: u64, size_bytes: u64, device_bytes: u64 },
     /// The range is smaller than an I/O.
     #[error(
         "each core's part of the range is {}, less than the largest block size of {}: use a larger \
          size, fewer cores or a smaller block size",
         size_text(*part_bytes), size_text(*io_bytes)
     )]
-    TooSmall {
-        /// Part of one core.
-        part_bytes: u64,
-        /// Largest I/O.
-        io_bytes: u64,
-    },
-    /// The device does not support discards.
+    TooSmall { part_bytes: u64, io_bytes: u64 },
     #[error("the device cannot discard, and `{0}` does nothing else")]
     NoDiscard(AccessPattern),
-    /// The device is read-only.
     #[error("the device is read-only and `{0}` changes data")]
     ReadOnly(AccessPattern),
-    /// Buffers exceed the memory limit.
     #[error(
         "the job's buffers take {}, the limit of pooled memory is {}: raise it, or use a smaller \
          depth or block size",
         size_text(*need_bytes), size_text(*limit_bytes)
     )]
-    Memory {
-        /// Size of the buffers.
-        need_bytes: u64,
-        /// Memory limit of the runtime.
-        limit_bytes: u64,
-    },
-    /// Settings that exclude each other.
+    Memory { need_bytes: u64, limit_bytes: u64 },
     #[error("{0}")]
     Conflict(&'static str),
 }
@@ -275,18 +222,13 @@ pub enum JobError {
 /// Validated range of a job, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// First byte.
     pub offset_bytes: u64,
-    /// Length.
     pub size_bytes: u64,
 }
 
 impl LoadJob {
     /// Validates the job for a device and a runtime with `cores_there` cores and a limit of
     /// `memory_bytes` of pooled memory.
-    ///
-    /// # Errors
-    /// The first invalid setting.
     pub fn validate(
         &self,
         geometry: &Geometry,
@@ -303,7 +245,6 @@ impl LoadJob {
         Ok(range)
     }
 
-    /// Largest I/O, in bytes.
     pub fn io_bytes_max(&self) -> usize {
         self.block_sizes.iter().map(|size| size.bytes).max().unwrap_or(0)
     }

@@ -28,9 +28,7 @@ pub(crate) trait Workload {
     fn next(&mut self, slot: usize) -> Next;
     /// Payload of the write `op`; `None` if there is no memory for it now.
     fn payload(&mut self, slot: usize, op: &PlannedIo) -> Option<Buf>;
-    /// The I/O of `slot` has ended.
     fn ended(&mut self, slot: usize, op: &PlannedIo, outcome: IoOutcome<'_>);
-    /// Violations found so far.
     fn violations(&self) -> u64 {
         0
     }
@@ -40,23 +38,17 @@ pub(crate) trait Workload {
     }
 }
 
-/// Next action of a slot.
 pub(crate) enum Next {
-    /// This I/O.
     Io(PlannedIo),
     /// Wait until the background work has progressed.
     Wait,
-    /// No more I/Os.
     End,
 }
 
-/// Outcome of an I/O.
 pub(crate) enum IoOutcome<'a> {
-    /// Data of a read.
     Read(&'a [u8]),
     /// A completed change.
     Done,
-    /// It failed.
     Failed,
 }
 
@@ -100,14 +92,10 @@ pub(crate) struct Bounds {
     pub(crate) errors_max: u64,
 }
 
-/// Reason for the end of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneEnd {
-    /// Its bounds were reached.
     Complete,
-    /// Too many errors.
     Errors,
-    /// Stopped by [`Signals`].
     Stopped,
 }
 
@@ -429,7 +417,6 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// Sets the timers for parked slots.
     fn poll_timers(&mut self, cx: &mut Context<'_>) {
         if self.parked.is_empty() {
             return;
@@ -459,7 +446,6 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    /// Reason that the lane is over, if it is.
     fn is_over(&mut self, cx: &mut Context<'_>) -> Option<LaneEnd> {
         let end = self.end?;
         let abandoned = self.links.signals.abandon.load(Ordering::Relaxed);

@@ -17,6 +17,8 @@
 //! [`run`], [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and simulators
 //! use it as well as jobs.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 mod core_task;
 pub mod job;
 mod lane;

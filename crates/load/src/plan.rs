@@ -6,15 +6,11 @@ use serde::{Deserialize, Serialize};
 use crate::job::{AccessPattern, BlockSize, LoadJob, Range};
 use flagstone_runtime::rng::{Rng, split_mix64};
 
-/// Kind of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OpKind {
-    /// Read.
     Read,
-    /// Write.
     Write,
-    /// Discard.
     Trim,
     /// Flush; not counted in IOPS.
     Flush,
@@ -24,7 +20,6 @@ impl OpKind {
     /// All kinds, in the order of their indices.
     pub const ALL: [OpKind; 4] = [OpKind::Read, OpKind::Write, OpKind::Trim, OpKind::Flush];
 
-    /// Name of the kind.
     pub fn name(self) -> &'static str {
         match self {
             OpKind::Read => "read",
@@ -60,7 +55,6 @@ pub(crate) struct Plan {
     trims: bool,
     /// Probability of a read, as a share of 2^32.
     read_share: u64,
-    /// Sizes with the cumulative weight of each.
     sizes: Vec<(usize, u64)>,
     weights: u64,
     /// Random offsets are multiples of this from the start of the range.

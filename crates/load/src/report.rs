@@ -6,7 +6,6 @@ use flagstone_units::{format_size, grouped};
 
 use crate::results::{JobSummary, LatencySummary, LoadResults, OpKind, VerifyResults};
 
-/// Writes the whole report.
 pub(crate) fn write(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     headline(results, f)?;
     rates(results, f)?;

@@ -26,22 +26,15 @@ pub enum LoadOutcome {
     Unresponsive,
     /// More I/Os failed than the job tolerates.
     IoErrors,
-    /// Stopped before its end.
     Stopped,
-    /// Successful.
     Complete,
 }
 
-/// All results of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadResults {
-    /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// Outcome.
     pub outcome: LoadOutcome,
-    /// Settings of the job.
     pub job: JobSummary,
-    /// Properties of the device.
     pub device: DeviceSummary,
     /// From the earliest possible start of the first counted I/O to the end of the last one, in
     /// seconds.
@@ -57,40 +50,26 @@ pub struct LoadResults {
     /// CPU time of the whole process. Absent for verified jobs, whose checks would be included, and
     /// if the system does not report it.
     pub cpu: Option<CpuResults>,
-    /// One per second.
     pub samples: Vec<Sample>,
-    /// Verification results of a verified job.
     pub verify: Option<VerifyResults>,
 }
 
-/// Settings of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSummary {
     /// Kind and order of the I/Os.
     pub pattern: AccessPattern,
-    /// Percentage of reads, for mixed patterns.
     pub read_percent: Option<u8>,
-    /// Sizes of the I/Os.
     pub block_sizes: Vec<BlockSize>,
     /// I/Os in flight over all cores.
     pub depth: usize,
-    /// Cores.
     pub cores: usize,
-    /// Start of the range, in bytes.
     pub offset_bytes: u64,
-    /// Length of the range, in bytes.
     pub size_bytes: u64,
-    /// Seed.
     pub seed: u64,
-    /// Rate, in I/Os per second.
     pub rate_iops: Option<u64>,
-    /// Warm-up, in seconds.
     pub warm_up_s: f64,
-    /// Writes are durable.
     pub fua: bool,
-    /// Writes between flushes.
     pub flush_every: Option<u32>,
-    /// Data is verified.
     pub verify: bool,
 }
 
@@ -115,12 +94,9 @@ impl JobSummary {
     }
 }
 
-/// The device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSummary {
-    /// Size, in bytes.
     pub size_bytes: u64,
-    /// Block, in bytes.
     pub block_bytes: u32,
     /// Completed writes need a flush to be durable.
     pub volatile_cache: bool,
@@ -139,44 +115,28 @@ pub struct OperationResults {
     /// The kind; absent for the total.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub operation: Option<OpKind>,
-    /// Completed I/Os.
     pub ios: u64,
-    /// Their bytes.
     pub bytes: u64,
-    /// I/Os per second.
     pub iops: f64,
     /// 10^6 bytes per second.
     pub mb_per_s: f64,
-    /// 2^20 bytes per second.
     pub mib_per_s: f64,
-    /// Latency.
     pub latency_us: LatencySummary,
 }
 
 /// Latency in microseconds. Mean, minimum and maximum are exact, the others correct to 3 digits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
-    /// Mean.
     pub mean: f64,
-    /// Standard deviation.
     pub stddev: f64,
-    /// Minimum.
     pub min: f64,
-    /// Maximum.
     pub max: f64,
-    /// Median.
     pub p50: f64,
-    /// 90th percentile.
     pub p90: f64,
-    /// 95th percentile.
     pub p95: f64,
-    /// 99th percentile.
     pub p99: f64,
-    /// 99.9th percentile.
     pub p99_9: f64,
-    /// 99.99th percentile.
     pub p99_99: f64,
-    /// 99.999th percentile.
     pub p99_999: f64,
 }
 
@@ -201,7 +161,6 @@ impl LatencySummary {
         }
     }
 
-    /// The percentiles with their names.
     pub fn percentiles(&self) -> [(&'static str, f64); 7] {
         [
             ("50", self.p50),
@@ -230,7 +189,6 @@ impl OperationResults {
     }
 }
 
-/// Results of all kinds together, and of each kind.
 pub(crate) fn operations(
     stats: &Stats,
     elapsed_s: f64,
@@ -251,26 +209,21 @@ pub(crate) fn operations(
 /// Failed I/Os of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorCount {
-    /// Kind of the failed operation.
     pub operation: OpKind,
     /// The device's error, in snake case.
     pub error: String,
-    /// Count.
     pub count: u64,
 }
 
 /// CPU time of the process while I/Os were counted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuResults {
-    /// In user space, in seconds.
     pub user_s: f64,
-    /// In the kernel, in seconds.
     pub system_s: f64,
     /// In user space, in microseconds per I/O.
     pub user_us_per_io: f64,
     /// In the kernel, in microseconds per I/O.
     pub system_us_per_io: f64,
-    /// Busy CPUs.
     pub cpus: f64,
 }
 
@@ -288,12 +241,10 @@ impl CpuResults {
     }
 }
 
-/// Statistics of one interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// End of the interval, in seconds since the start, warm-up included.
     pub at_s: f64,
-    /// I/Os per second.
     pub iops: f64,
     /// 10^6 bytes per second.
     pub mb_per_s: f64,
@@ -303,25 +254,18 @@ pub struct Sample {
     pub errors: u64,
 }
 
-/// Results of the verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyResults {
-    /// Identifies the run in its stamps.
     pub run_id: u64,
-    /// Writes of blocks that completed.
     pub blocks_written: u64,
-    /// Reads of blocks that were checked.
     pub blocks_checked: u64,
-    /// Blocks with wrong content.
     pub violations: u64,
-    /// The first violations.
     pub first: Vec<ViolationReport>,
     /// All blocks of the range were read back after the job's own I/Os.
     pub read_back: bool,
 }
 
 impl VerifyResults {
-    /// Adds the results of another core.
     pub(crate) fn plus(mut self, other: VerifyResults) -> VerifyResults {
         self.blocks_written += other.blocks_written;
         self.blocks_checked += other.blocks_checked;
@@ -336,11 +280,8 @@ impl VerifyResults {
 /// A [`Violation`] in a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViolationReport {
-    /// Kind of the violation.
     pub kind: ViolationKind,
-    /// Offset on the device, in bytes.
     pub offset_bytes: u64,
-    /// Description.
     pub message: String,
 }
 

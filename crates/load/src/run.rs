@@ -30,7 +30,6 @@ use crate::verify::journal::JournalError;
 /// Reason that there are no results.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The job does not fit the device.
     #[error(transparent)]
     Job(#[from] JobError),
     /// The file of the recorded state failed.
@@ -55,7 +54,6 @@ struct StopState {
 }
 
 impl Stop {
-    /// Without a stop request.
     pub fn new() -> Stop {
         Stop::default()
     }
@@ -83,9 +81,7 @@ pub struct LoadProgress {
     pub expected: Option<Duration>,
     /// I/Os counted so far.
     pub ios: u64,
-    /// Their length, in bytes.
     pub bytes: u64,
-    /// The last interval.
     pub sample: Sample,
     /// Failed I/Os so far.
     pub errors: u64,
@@ -139,7 +135,6 @@ enum Report {
 }
 
 impl Report {
-    /// True if the core has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         if let Report::Pending(receiver) = self
             && let Poll::Ready(outcome) = Pin::new(receiver).poll(cx)

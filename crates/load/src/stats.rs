@@ -12,7 +12,6 @@ use crate::plan::OpKind;
 /// Significant decimal digits of a latency.
 const DIGITS: u8 = 3;
 
-/// Statistics of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct OpStats {
     pub(crate) ios: u64,
@@ -40,7 +39,6 @@ impl OpStats {
     }
 }
 
-/// Statistics of a core.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     ops: [Option<Box<OpStats>>; OpKind::ALL.len()],
@@ -82,7 +80,6 @@ impl Stats {
         self.ops[kind as usize].as_deref().filter(|op| op.ios > 0)
     }
 
-    /// Adds only the errors of `other`.
     pub(crate) fn add_trouble(&mut self, other: &Stats) {
         for (key, count) in &other.errors {
             *self.errors.entry(*key).or_default() += count;
@@ -104,7 +101,6 @@ impl Stats {
     }
 }
 
-/// Name of an error in reports.
 pub(crate) fn error_name(error: IoError) -> &'static str {
     match error {
         IoError::OutOfRange => "out_of_range",

@@ -7,7 +7,6 @@ use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut, task};
 use parking_lot::Mutex;
 
-/// Behavior of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
     /// Completes before the call returns.
@@ -18,7 +17,6 @@ pub(crate) enum Manner {
     /// Completes after the first number of ms; the first calls, as many as the second number,
     /// complete earlier, evenly spaced.
     Steady(u64, u64),
-    /// Never completes.
     Silent,
     /// Fails every n-th call.
     Failing(u64),

@@ -5,14 +5,12 @@ use std::time::Duration;
 /// CPU time used so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In user space.
     pub user: Duration,
     /// In the kernel, for this process.
     pub system: Duration,
 }
 
 impl Usage {
-    /// CPU time used since `earlier`.
     pub fn since(self, earlier: Usage) -> Usage {
         Usage {
             user: self.user.saturating_sub(earlier.user),

@@ -17,7 +17,6 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The picture as SVG.
     pub fn svg(&self, theme: Theme) -> String {
         svg::document(self, theme)
     }
@@ -109,7 +108,6 @@ pub enum PanelContent {
 )]
 pub struct Hue(pub usize);
 
-/// A line with one entry in the legend.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LineSeries {
     /// Name in the legend; equal names and hues of several panels are one entry.
@@ -164,7 +162,6 @@ pub struct Curve {
     pub name: String,
     /// Index of the dash; 0 is a solid line.
     pub dash: usize,
-    /// Pieces of one color, in order.
     pub stretches: Vec<Stretch>,
     /// Whether only the points are meaningful, as for numbers of CPUs: they are dots on a thin
     /// line.
@@ -178,7 +175,6 @@ pub struct Curve {
 pub struct Stretch {
     /// Color; the same number is the same color in all panels.
     pub hue: Hue,
-    /// Meaning of the color, in the legend.
     pub meaning: String,
     /// Text beside the piece, where there is room; may be empty.
     pub label: String,

@@ -25,7 +25,6 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
-    /// A value as text of this format.
     pub fn text(self, value: f64) -> String {
         match self {
             NumberFormat::Si => scaled(value, 1000.0, &["", "k", "M", "G", "T"], ""),

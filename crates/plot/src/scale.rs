@@ -10,7 +10,6 @@ pub(crate) struct Placed {
     scale: Scale,
     low: f64,
     high: f64,
-    /// Largest value that is shown.
     most: f64,
     pub(crate) ticks: Vec<f64>,
 }

@@ -31,7 +31,6 @@ pub struct CampaignPlan {
     pub title: String,
     pub jobs: Vec<BenchJob>,
     pub targets: Vec<BenchTarget>,
-    /// Measurements of each job on each target.
     pub repetitions: u32,
     /// Whether rounds are added until the results are steady.
     pub steady_state: bool,
@@ -59,7 +58,6 @@ pub struct CampaignPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CampaignStep {
     pub job: usize,
-    /// Repetition, from 0.
     pub repetition: u32,
     pub target: usize,
 }
@@ -86,9 +84,6 @@ impl CampaignPlan {
     }
 
     /// Validates it; a plan that was read from a file may be invalid too.
-    ///
-    /// # Errors
-    /// [`Error::Usage`].
     pub fn check(&self) -> Result<(), Error> {
         let wrong = |what: String| Err(Error::Usage(what));
         if self.schema_version > SCHEMA_VERSION {

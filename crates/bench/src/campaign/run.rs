@@ -23,9 +23,7 @@ use crate::server::CpuMeter;
 use crate::stats::{Steady, steady};
 use crate::target::{BenchTarget, DiskAddress};
 
-/// Observer of a campaign.
 pub trait Watcher {
-    /// Prints a remark.
     fn note(&mut self, text: &str);
     /// A measurement or fill starts; `remaining_s` is the time until the end of the campaign.
     fn begin(&mut self, what: &str, remaining_s: f64);
@@ -33,7 +31,6 @@ pub trait Watcher {
     fn filled(&mut self, _done: f64, _remaining_s: f64) {}
     /// Called several times a second while a step runs.
     fn tick(&mut self);
-    /// A measurement was stored.
     fn done(&mut self, record: &ResultRecord);
     /// Steadiness after a round; `None` with too few rounds.
     fn steadiness(&mut self, target: &str, job: &str, round: u32, found: Option<Steady>);
@@ -348,7 +345,6 @@ impl Campaign<'_> {
 
 /// A disk that is filled before the first measurement.
 struct Unfilled {
-    /// Target with only this disk.
     target: BenchTarget,
     size_bytes: u64,
 }

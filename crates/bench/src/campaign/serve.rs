@@ -25,7 +25,6 @@ pub(super) struct Driven {
     /// Sizes of served disks by address, in bytes.
     sizes: BTreeMap<String, u64>,
     disks: Vec<DiskAddress>,
-    /// Description of the driver, if the target is served.
     initiator: Option<String>,
     /// Kernel attachments, held until the end.
     _attached: Vec<Attached>,

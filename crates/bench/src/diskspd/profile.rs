@@ -13,7 +13,6 @@ pub enum Cache {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Sequential, with a fixed stride.
     Sequential {
         /// Bytes between the starts of consecutive requests; the block size if `None`.
         stride_bytes: Option<u64>,
@@ -37,7 +36,6 @@ pub enum WriteContent {
     Random,
     /// Parts of a buffer of random data or of a file (`-Z<size>[,file]`).
     Buffer {
-        /// Size of the buffer, in bytes.
         bytes: u64,
         /// File with the data; random data if `None`.
         file: Option<String>,
@@ -190,7 +188,6 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Whether any request is at a random place.
     pub fn is_random(&self) -> bool {
         matches!(self.access, Access::Random { .. })
     }

@@ -103,9 +103,6 @@ pub struct DiskspdReport<'a> {
 
 impl<'a> DiskspdReport<'a> {
     /// Report of a run of fio. `file_bytes` are the sizes of the targets, in bytes.
-    ///
-    /// # Errors
-    /// fio's output lacks a thread.
     pub fn new(
         profile: &'a Profile,
         system: System,

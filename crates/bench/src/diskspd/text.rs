@@ -210,7 +210,6 @@ fn absolute(range: &distribution::Range) -> String {
 }
 
 impl DiskspdReport<'_> {
-    /// The report as diskspd prints it.
     pub fn text(&self) -> String {
         let mut out = profile(self.profile);
         self.system(&mut out);

@@ -20,9 +20,6 @@ fn pattern() -> Vec<u8> {
 }
 
 /// Translates a profile. `cpus` is the list of usable CPUs, such as `0-3,8`.
-///
-/// # Errors
-/// A flag that cannot be honored, by name.
 pub fn translate(profile: &Profile, cpus: &str) -> Result<Translation, Error> {
     let mut warnings = Vec::new();
     let mut job = BenchJob {

@@ -234,7 +234,6 @@ fn mask_of(cpus: usize) -> String {
 }
 
 impl DiskspdReport<'_> {
-    /// The report as XML.
     pub fn xml(&self) -> String {
         let mut xml = Writer::new();
         xml.begin("Results");

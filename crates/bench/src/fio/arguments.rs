@@ -138,7 +138,6 @@ fn of_job(job: &BenchJob) -> Vec<(String, String)> {
 }
 
 impl FioJobOptions {
-    /// Arguments of fio, without the program's name.
     pub fn arguments(&self) -> Vec<String> {
         let option = |(key, value): &(String, String)| format!("--{key}={value}");
         let mut out = vec!["--output-format=json+".to_owned()];
@@ -150,7 +149,6 @@ impl FioJobOptions {
         out
     }
 
-    /// The options as a job file of fio.
     pub fn job_file(&self) -> String {
         let mut out = String::from("[global]\n");
         for (key, value) in &self.global {

@@ -39,7 +39,6 @@ impl<'de> Deserialize<'de> for FioOptions {
 }
 
 impl FioOptions {
-    /// The value of an option.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
@@ -50,7 +49,6 @@ impl FioOptions {
     }
 }
 
-/// Options of a job; global options apply where the job has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OfJob<'a> {
     pub own: &'a FioOptions,

@@ -13,7 +13,6 @@ use crate::limits::{FIO_JOBS, HISTOGRAM_BINS};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Version, such as `fio-3.33`.
     pub version: String,
     /// Global options; options of a job take precedence.
     pub(crate) global: FioOptions,
@@ -63,7 +62,6 @@ pub struct FioDirection {
     pub bw_bytes: f64,
     /// Measured time, in ms.
     pub runtime: u64,
-    /// Standard deviation of the IOPS of intervals.
     pub iops_stddev: f64,
     /// Total latency, from submission to completion.
     #[serde(rename = "lat_ns")]
@@ -82,7 +80,6 @@ impl FioDirection {
         self.latency().count.max(self.total_ios)
     }
 
-    /// [`FioDirection::completed`] per second.
     pub(crate) fn completed_per_s(&self) -> f64 {
         let seconds = self.runtime as f64 / 1e3;
         match self.completed() {
@@ -101,16 +98,13 @@ impl FioDirection {
     }
 }
 
+/// Latencies, in ns.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct FioLatency {
-    /// Minimum, in ns.
     pub min: f64,
-    /// Maximum, in ns.
     pub max: f64,
-    /// Mean, in ns.
     pub mean: f64,
-    /// Standard deviation, in ns.
     pub stddev: f64,
     #[serde(rename = "N")]
     pub count: u64,
@@ -240,9 +234,6 @@ fn beginning(text: &str) -> Option<usize> {
 
 /// Parses the JSON in fio's output, which may be between other text. Of several objects
 /// (`--status-interval`) the last one describes the whole run.
-///
-/// # Errors
-/// The mistake, as a phrase.
 pub fn parse(text: &str) -> Result<Output, String> {
     let start = beginning(text).ok_or("there is no JSON in it")?;
     let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Raw>();

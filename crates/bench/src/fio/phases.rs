@@ -14,7 +14,6 @@ pub struct FioPhase {
     pub names: Vec<String>,
     pub read: PhaseRate,
     pub write: PhaseRate,
-    /// Threads or processes.
     pub jobs: u32,
     /// Requests in flight that the jobs were given; a synchronous engine has one for each job,
     /// whatever depth it was given.
@@ -100,7 +99,6 @@ impl PhaseRate {
 }
 
 impl FioPhase {
-    /// Whether no request completed.
     pub fn is_idle(&self) -> bool {
         self.read.iops + self.write.iops <= 0.0
     }
@@ -154,7 +152,6 @@ pub fn phases(output: &Output) -> Result<Vec<FioPhase>, String> {
 struct PhaseJob<'a> {
     output: &'a JobOutput,
     options: OfJob<'a>,
-    /// Number of threads or processes in the entry.
     copies: u32,
 }
 

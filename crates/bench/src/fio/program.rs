@@ -56,10 +56,6 @@ impl Fio {
         Fio::at(program.map_or_else(|| PathBuf::from("fio"), PathBuf::from), interrupt)
     }
 
-    /// The fio at this path.
-    ///
-    /// # Errors
-    /// As [`Fio::find`].
     pub fn at(program: PathBuf, interrupt: &Interrupt) -> Result<Fio, Error> {
         Fio::answering(program, FIO_ANSWER, interrupt)
     }
@@ -106,7 +102,6 @@ impl Fio {
         Ok(fio)
     }
 
-    /// Version, such as `fio-3.33`.
     pub fn version(&self) -> &str {
         &self.version
     }
@@ -185,10 +180,6 @@ impl Fio {
         Error::ToolFailed { tool: "fio", status: ended.status.to_string(), command, said }
     }
 
-    /// fio's options for a measurement.
-    ///
-    /// # Errors
-    /// A job that fio does not support.
     pub fn options(&self, job: &BenchJob, target: &BenchTarget) -> Result<FioJobOptions, Error> {
         let is_served = target.disks.iter().any(|disk| disk.path().is_none());
         if job.depth > 1 && job.engine.is_none() && !is_served && self.engine == ONE_AT_A_TIME {
@@ -324,9 +315,6 @@ impl Fio {
 
     /// Writes the first `size_bytes` of a target, or all of it, with incompressible data. Returns
     /// the command line.
-    ///
-    /// # Errors
-    /// As [`Fio::measure`].
     pub fn fill(
         &self,
         target: &BenchTarget,
@@ -363,7 +351,6 @@ const ONE_AT_A_TIME: &str = "psync";
 
 const FILL_BLOCK_BYTES: u64 = 1 << 20;
 
-/// The first line that is not empty, in quotes.
 fn first_line(texts: &[&str]) -> String {
     let lines = texts.iter().flat_map(|text| text.lines());
     let said = lines.map(str::trim).find(|line| !line.is_empty());

@@ -13,12 +13,10 @@ pub struct Series {
 }
 
 impl Series {
-    /// IOPS of reads and writes together.
     pub fn total_iops(&self) -> Vec<f64> {
         self.read_iops.iter().zip(&self.write_iops).map(|(read, write)| read + write).collect()
     }
 
-    /// Adds a concurrent series.
     pub fn add(&mut self, other: &Series) {
         for (mine, theirs) in
             [(&mut self.read_iops, &other.read_iops), (&mut self.write_iops, &other.write_iops)]

@@ -24,7 +24,6 @@ const SCHEMA_VERSION: u32 = 1;
 /// Panels of one picture: more do not fit a page.
 const PANELS: usize = 4;
 
-/// Additional sections of one experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AdditionalSections {
     pub schema_version: u32,
@@ -38,7 +37,6 @@ pub struct AdditionalSections {
 }
 
 impl AdditionalSections {
-    /// Sections under a title.
     pub fn new(title: impl Into<String>) -> AdditionalSections {
         AdditionalSections {
             schema_version: SCHEMA_VERSION,
@@ -57,24 +55,18 @@ impl AdditionalSections {
         self
     }
 
-    /// Adds a plot.
     #[must_use]
     pub fn with_picture(mut self, plot: Plot) -> AdditionalSections {
         self.pictures.push(plot);
         self
     }
 
-    /// Adds caveats below the tables.
     #[must_use]
     pub fn with_caveats(mut self, caveats: &[String]) -> AdditionalSections {
         self.caveats.extend_from_slice(caveats);
         self
     }
 
-    /// Stores the sections with the results in a directory.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, directory: &Path) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(self).expect("it is always JSON") + "\n";
         let path = directory.join(FILE);

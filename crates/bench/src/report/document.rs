@@ -58,7 +58,6 @@ struct JobResults {
 struct ComparedFigure {
     #[serde(flatten)]
     figure: RepeatedFigure,
-    /// For all series but the first.
     #[serde(flatten)]
     difference: Option<Difference>,
 }
@@ -72,7 +71,6 @@ struct Difference {
 }
 
 impl ComparisonDocument {
-    /// The document of runs that were read from `results`.
     pub fn new(runs: &[Run], results: &[PathBuf]) -> ComparisonDocument {
         let comparison = comparison(runs);
         let named = comparison.names().iter().zip(comparison.provenances());

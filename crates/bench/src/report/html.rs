@@ -87,7 +87,6 @@ pub(super) fn table(id: &str, table: &Table) -> Markup {
     }
 }
 
-/// The figures that a report opens with, and their meanings.
 pub(super) fn headline(figures: &[(String, String)]) -> Markup {
     html! {
         @if !figures.is_empty() {

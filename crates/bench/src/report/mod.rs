@@ -44,7 +44,6 @@ pub struct Run {
     pub name: String,
     /// All measurements, including rounds before the steady state.
     pub rounds: Vec<ResultRecord>,
-    /// The measurements that count as results.
     pub records: Vec<ResultRecord>,
     pub plan: Option<CampaignPlan>,
     pub environments: Vec<Environment>,
@@ -77,10 +76,6 @@ impl Run {
         Ok(runs)
     }
 
-    /// Reads a directory of a run, or a file of lines.
-    ///
-    /// # Errors
-    /// The file and line that cannot be read.
     pub fn read(path: &Path) -> Result<Run, Error> {
         let name = path.display().to_string().trim_end_matches('/').to_owned();
         let rounds = results::read(path)?;
@@ -159,7 +154,6 @@ pub struct Named {
 struct PagePosition {
     /// Prefix of element ids, which are unique in the page.
     prefix: String,
-    /// Additional depth of the headings.
     depth: usize,
 }
 
@@ -244,7 +238,6 @@ impl HtmlReport {
     }
 }
 
-/// Titles of the suites, or their names where there is no plan.
 fn title(runs: &[Run]) -> String {
     let mut titles: Vec<String> = Vec::new();
     for run in runs {

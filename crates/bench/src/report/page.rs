@@ -30,7 +30,6 @@ const SECTIONS: [(&str, &str); 8] = [
 ];
 
 impl HtmlReport {
-    /// The report as one self-contained page.
     pub fn html(&self) -> String {
         let sections = SECTIONS.into_iter().skip(usize::from(self.additional_sections.is_empty()));
         let header = html! {
@@ -62,7 +61,6 @@ impl HtmlReport {
         }
     }
 
-    /// Machines of the runs, without duplicates.
     fn machines(&self) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
         for found in self.runs.iter().flat_map(|run| &run.environments) {

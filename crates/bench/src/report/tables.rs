@@ -11,7 +11,6 @@ use crate::table::{Table, cell};
 /// Suite whose results are shown by disk size.
 const BY_SIZE: &str = "provisioned-iops";
 
-/// All tables, the summary first.
 pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Named> {
     let mut tables = Vec::new();
     let mut add = |id: String, table: Table| tables.push(Named { id, table });

@@ -37,7 +37,6 @@ pub fn median_interval(values: &[f64]) -> Option<ConfidenceInterval> {
     ends((0..RESAMPLES).map(|_| resampled_median(&mut rng, values, &mut scratch)).collect())
 }
 
-/// Interval of the median of `a` over the median of `b`.
 pub fn median_ratio_interval(a: &[f64], b: &[f64]) -> Option<ConfidenceInterval> {
     if a.len() < 3 || b.len() < 3 {
         return None;

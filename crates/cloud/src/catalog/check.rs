@@ -12,14 +12,12 @@ use crate::input::listed;
 
 pub(crate) const FORMAT: u32 = 1;
 
-/// One step of the path to a value.
 #[derive(Debug, Clone)]
 pub(super) enum PathStep {
     Key(String),
     Entry(usize),
 }
 
-/// Path, message and help of a mistake.
 type CatalogMistake = (Vec<PathStep>, String, String);
 
 type Checked = Result<(), CatalogMistake>;

@@ -6,16 +6,13 @@ use super::keys;
 use super::model::Units;
 use crate::limits::MAX_SHOWN_CHARS;
 
-/// A mistake in a catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogError {
     /// The file, as given.
     pub file: String,
     /// Line number from 1; `None` for the whole file.
     pub line: Option<usize>,
-    /// The mistake.
     pub message: String,
-    /// The accepted input.
     pub help: String,
 }
 

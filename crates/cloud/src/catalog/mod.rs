@@ -27,16 +27,13 @@ const BUILTIN: [(&str, &str); 2] = [
     ("gcp-current", include_str!("../../catalogs/gcp-current.toml")),
 ];
 
-/// The default catalog.
 pub const DEFAULT_CATALOG: &str = "gcp-current";
 
 impl Catalog {
-    /// Names of the built-in catalogs.
     pub fn builtin_names() -> [&'static str; 2] {
         BUILTIN.map(|(name, _)| name)
     }
 
-    /// Text of a built-in catalog, as a template.
     pub fn builtin_text(name: &str) -> Option<&'static str> {
         BUILTIN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
     }
@@ -52,10 +49,6 @@ impl Catalog {
         }))
     }
 
-    /// Parses a catalog. `file` is its name for messages.
-    ///
-    /// # Errors
-    /// The first mistake.
     pub fn parse(file: &str, text: &str) -> Result<Catalog, CatalogError> {
         let document = document(file, text)?;
         let catalog: Catalog = deserialized(file, text)?;
@@ -73,9 +66,6 @@ impl Catalog {
     }
 
     /// Opens a catalog by name or path, as for `--catalog`.
-    ///
-    /// # Errors
-    /// As [`Catalog::read`].
     pub fn open(name_or_path: &str) -> Result<Catalog, CatalogError> {
         match Catalog::builtin(name_or_path) {
             Some(catalog) => Ok(catalog.clone()),

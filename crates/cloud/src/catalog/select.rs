@@ -11,12 +11,10 @@ pub struct CountRange {
 }
 
 impl CountRange {
-    /// Whether `number` is in the range.
     pub fn contains(&self, number: u32) -> bool {
         number >= self.min && self.max.is_none_or(|max| number <= max)
     }
 
-    /// Whether the ranges share a number.
     pub fn overlaps(&self, other: &CountRange) -> bool {
         self.max.is_none_or(|max| max >= other.min) && other.max.is_none_or(|max| max >= self.min)
     }
@@ -75,7 +73,6 @@ impl<'de> Deserialize<'de> for CountRange {
 pub struct NamePattern(pub String);
 
 impl NamePattern {
-    /// Whether `name` matches.
     pub fn matches(&self, name: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or("");

@@ -32,7 +32,6 @@ pub(super) enum Misfit {
 pub(super) struct Fit<'s, 'a> {
     placement: &'s Placement<'a>,
     loads: Vec<RequiredLoad>,
-    /// Capacity in the catalog's unit.
     capacity: f64,
     /// Total size that carries the loads, for types with limits by size.
     size: f64,

@@ -33,11 +33,9 @@ pub struct CheapestReport {
     pub scope: Scope,
     pub size_unit: &'static str,
     pub throughput_unit: &'static str,
-    /// Prices include machines.
     pub machines_priced: bool,
     /// Number of combinations of type, machine and number of disks tried.
     pub tried: u64,
-    /// Configurations, the cheapest first.
     pub found: Vec<CheapestPlan>,
     /// Why nothing was found; `None` if something was.
     pub shortfall: Option<Shortfall>,
@@ -54,7 +52,6 @@ pub struct CheapestReport {
 pub struct CheapestPlan {
     #[serde(rename = "type")]
     pub kind: String,
-    /// Number of disks, striped.
     pub disks: u32,
     pub size: f64,
     /// IOPS bought for each disk, for types that sell them.
@@ -69,7 +66,6 @@ pub struct CheapestPlan {
     pub cost: Cost,
     pub usd_machine: Option<f64>,
     pub usd_per_month: f64,
-    /// USD per month per needed IOPS.
     pub usd_per_iops: Option<f64>,
     /// Reserve in percent, for each part of the need.
     pub headroom: Vec<Headroom>,
@@ -98,7 +94,6 @@ pub struct Headroom {
     pub of: Requirement,
     /// Percentage of reads of the load: 100, 0 or a mix.
     pub read_percent: Option<f64>,
-    /// Reserve in percent of the need.
     pub percent: f64,
 }
 
@@ -111,7 +106,6 @@ pub struct Cheaper {
     pub disks: u32,
     pub size: f64,
     pub usd_per_month: f64,
-    /// The unmet part of the need.
     pub lacks: Requirement,
     pub has_iops: f64,
     pub needs_iops: f64,
@@ -144,9 +138,6 @@ impl Catalog {
     /// prices come from the catalog ([`Prices::apply`] replaces them). If `distinct`, the cheapest
     /// of configurations that differ only in the number of disks represents the others
     /// ([`CheapestPlan::others`]).
-    ///
-    /// # Errors
-    /// Invalid input.
     pub fn cheapest(
         &self,
         need: &Need,

@@ -30,21 +30,17 @@ pub struct Need {
     pub at_once: bool,
 }
 
-/// Choices of the search.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scope {
     /// Families, such as `n2`, or machines, such as `n2-standard-8`; all if empty.
     pub machines: Vec<String>,
-    /// Disk types; all if empty.
     pub types: Vec<String>,
     /// Only disks replicated in two zones.
     pub regional: bool,
     /// Include disks that lose their data when the machine stops.
     pub local_ssd: bool,
-    /// Machines have Tier_1 networking where it exists.
     pub tier1_networking: bool,
     pub other_egress_gbit_per_s: f64,
-    /// Maximum number of disks.
     pub disks_max: u32,
 }
 
@@ -88,7 +84,6 @@ impl Need {
         Ok(())
     }
 
-    /// The parts of the need that are not zero.
     pub(super) fn parts(&self) -> Vec<Requirement> {
         [
             (Requirement::Capacity, self.capacity_bytes > 0),
@@ -163,7 +158,6 @@ const LARGE_BLOCKS: f64 = 256.0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Requirement {
-    /// Bytes to store.
     Capacity,
     Iops,
     Throughput,

@@ -38,9 +38,6 @@ struct DiskPrice {
 
 impl Prices {
     /// Parses prices in TOML. `file` is its name for messages.
-    ///
-    /// # Errors
-    /// The first mistake.
     pub fn parse(file: &str, text: &str) -> Result<Prices, CatalogError> {
         let prices: Prices = crate::catalog::from_toml(file, text)?;
         let disks = prices.disk.iter().flat_map(|(name, disk)| {
@@ -71,9 +68,6 @@ impl Prices {
     }
 
     /// The catalog with these disk prices instead of its own.
-    ///
-    /// # Errors
-    /// A type that the catalog lacks.
     pub fn apply(&self, file: &str, catalog: &Catalog) -> Result<Catalog, CatalogError> {
         let mut with = catalog.clone();
         let source = CatalogSource {

@@ -5,7 +5,6 @@ use serde::Serialize;
 use crate::cheapest::need::{Need, Requirement, Scope};
 use crate::cheapest::{CheapestPlan, Search, found};
 
-/// Why nothing is sufficient.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Shortfall {
     /// Parts of the need that no configuration meets, even alone. Empty if each can be met alone,

@@ -40,7 +40,6 @@ pub struct CurvePoint {
     /// Position: disk size in the catalog's unit, vCPUs, bytes of a block, or I/Os in flight of a
     /// job.
     pub at: u64,
-    /// IOPS of reads and writes together.
     pub iops: f64,
     /// Throughput, 10^6 bytes per second.
     pub mb_per_s: f64,
@@ -58,7 +57,6 @@ pub struct CurveSpan {
 }
 
 impl CurveSpan {
-    /// The limit that binds in the segment.
     pub fn binding(&self) -> (LimitKind, Dimension) {
         (self.from.binding, self.from.dimension)
     }

@@ -15,7 +15,6 @@ pub enum Over {
     Depth,
 }
 
-/// A dimension and positions on it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sweep {
     pub over: Over,
@@ -104,7 +103,6 @@ impl Sweep {
         Ok(Sweep { over: Over::Vcpus, places, step: 0 })
     }
 
-    /// The same sweep up to a position.
     pub fn up_to(&self, to: u64) -> Sweep {
         let from = self.places.first().copied().unwrap_or(0);
         let places = match self.step {

@@ -31,7 +31,6 @@ impl fmt::Display for Bottleneck {
     }
 }
 
-/// A latency with its unit.
 pub fn latency_text(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.1} µs"),

@@ -13,7 +13,6 @@ pub struct MeasuredRates {
 }
 
 impl MeasuredRates {
-    /// Mean bytes of one I/O.
     pub fn block_bytes(&self) -> f64 {
         self.bytes_per_s / self.iops
     }
@@ -76,7 +75,6 @@ impl Default for MeasuredRun {
 }
 
 impl MeasuredRun {
-    /// Reads and writes per second.
     pub fn iops(&self) -> f64 {
         self.read.iops + self.write.iops
     }

@@ -44,7 +44,6 @@ pub enum JudgmentVerdict {
     Below,
 }
 
-/// The bottleneck of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Bottleneck {
@@ -65,7 +64,6 @@ pub enum Bottleneck {
     NotKnown,
 }
 
-/// An enforced limit and its utilization.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LimitUtilization {
     /// Utilization; 1 is all of the limit.
@@ -90,7 +88,6 @@ pub struct Taken {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Judgment {
     pub catalog: String,
-    /// The disks and the machine.
     pub configuration: DiskConfiguration,
     /// The workload of the prediction: the mean block size, the reads rounded to a percent, and the
     /// I/Os in flight of all jobs.
@@ -114,13 +111,10 @@ pub struct Judgment {
     pub allowed: Rates,
     /// Latency of the queue depth rule in µs, best case and guarantee; `None` without a rule.
     pub(crate) rule_latency_us: Option<(f64, f64)>,
-    /// Causes that follow from the numbers.
     pub causes: Vec<Cause>,
     /// Possible causes that the numbers cannot confirm.
     pub hypotheses: Vec<Cause>,
-    /// Recommendations, the most direct first.
     pub recommendations: Vec<Recommendation>,
-    /// Enforced limits with any utilization, the highest first.
     pub limits: Vec<LimitUtilization>,
     pub sources: Vec<SourceUse>,
     pub confidence: Confidence,

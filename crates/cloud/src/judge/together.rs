@@ -11,7 +11,6 @@ const APART: f64 = 1.5;
 /// Gain of IOPS, in parts of the gain of depth, from which a deeper queue helped.
 const HELPED: f64 = 0.5;
 
-/// Verdict from two results.
 enum Told {
     Cap(Cause),
     Latency(Cause),

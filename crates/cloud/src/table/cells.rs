@@ -13,7 +13,6 @@ pub struct PlanCell {
     pub value: Option<f64>,
     /// The text by the page's own rules, if the page prints something else.
     pub computed: Option<String>,
-    /// Inconsistency that describes the cell.
     pub inconsistency: Option<String>,
 }
 
@@ -22,7 +21,6 @@ impl PlanCell {
         PlanCell { text: text.into(), ..PlanCell::default() }
     }
 
-    /// A number with its decimals.
     pub(crate) fn number(value: f64) -> PlanCell {
         let text = if value >= 1000.0 { grouped(value, 0) } else { value.to_string() };
         PlanCell::printed(text, value)
@@ -37,7 +35,6 @@ impl PlanCell {
         value.map_or_else(|| PlanCell::text("not known"), PlanCell::number)
     }
 
-    /// IOPS, rounded by the layout.
     pub(crate) fn iops(value: f64, spec: &PageTable) -> PlanCell {
         let printed = match spec.iops_step_from_10000 {
             Some(step) if value >= 10_000.0 => floor(value / step) * step,
@@ -46,7 +43,6 @@ impl PlanCell {
         PlanCell::printed(grouped(printed, 0), value)
     }
 
-    /// Throughput, rounded by the layout.
     pub(crate) fn throughput(value: f64, spec: &PageTable) -> PlanCell {
         let decimals = spec.decimals_below_mb_per_s.is_some_and(|below| value < below);
         let text = match decimals {
@@ -56,7 +52,6 @@ impl PlanCell {
         PlanCell::printed(text, value)
     }
 
-    /// A range of numbers, or one number if both are equal.
     pub(crate) fn range(low: f64, high: f64) -> PlanCell {
         match low == high {
             true => PlanCell::number(high),

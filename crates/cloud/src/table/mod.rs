@@ -23,7 +23,6 @@ pub struct PlanTable {
     pub kind: Option<String>,
     pub family: Option<String>,
     pub columns: Vec<String>,
-    /// Rows, each as long as `columns`.
     pub rows: Vec<Vec<PlanCell>>,
     pub footnotes: Vec<String>,
     pub inconsistencies: Vec<Inconsistency>,
@@ -53,9 +52,6 @@ pub(crate) struct TableBuilder<'a> {
 
 impl Catalog {
     /// The tables of a disk type, or all tables.
-    ///
-    /// # Errors
-    /// An unknown disk type.
     pub fn tables(&self, kind: Option<&str>) -> Result<Vec<PlanTable>, PlanError> {
         if let Some(kind) = kind {
             self.disk_type(kind)?;
@@ -125,7 +121,6 @@ impl<'a> TableBuilder<'a> {
         Ok(Some(table).filter(|table| !table.rows.is_empty() && table.columns.len() > 1))
     }
 
-    /// Default layouts of a kind of table.
     fn plain(&self, table: TableKind) -> Vec<PageTable> {
         let spec = |title: String, kind: Option<&str>, family: Option<&str>| PageTable {
             table,

@@ -8,7 +8,6 @@ use crate::placement::{Demand, Placement};
 use crate::prediction::Dimension;
 
 impl TableBuilder<'_> {
-    /// Types with egress-limited writes and limits by size.
     fn egress_types(&self, spec: &PageTable) -> Vec<(&str, &VolumeLimits)> {
         self.types_of(spec)
             .into_iter()

@@ -5,23 +5,18 @@ use std::time::Duration;
 
 use super::PROFILE;
 
-/// A table of the file.
 #[derive(Debug)]
 pub struct Section {
     /// The path in the file; `NAME` stands for a name that the user chooses.
     pub path: &'static str,
-    /// Its own keys.
     pub keys: &'static [Key],
     /// The keys of a disk profile belong to it too.
     pub profile: bool,
 }
 
-/// A key of a table.
 #[derive(Debug)]
 pub struct Key {
-    /// The key as written in the file.
     pub name: &'static str,
-    /// The kind and range of the value.
     pub kind: Kind,
     /// The value of an absent key, without quotes. Empty when there is none: then the
     /// description says what happens.
@@ -33,9 +28,7 @@ pub struct Key {
 /// Kind of a value, with its range.
 #[derive(Debug)]
 pub enum Kind {
-    /// `true` or `false`.
     Flag,
-    /// A whole number.
     Count(RangeInclusive<u64>),
     /// A size in bytes: text with a unit, or a whole number.
     Size(RangeInclusive<u64>, SizeRule),
@@ -43,35 +36,27 @@ pub enum Kind {
     Rate(RangeInclusive<u64>),
     /// A duration: text with a unit.
     Time(RangeInclusive<Duration>),
-    /// One of these values.
     Choice(&'static [&'static str]),
-    /// A text of this form.
     Text(&'static str),
-    /// A list of texts of this form.
     List(&'static str),
-    /// A table with keys of its own.
     Table(&'static Section),
 }
 
 /// Condition on a size, besides its range.
 #[derive(Debug)]
 pub enum SizeRule {
-    /// A multiple of this number of bytes.
     MultipleOf(u64),
-    /// A power of two.
     PowerOfTwo,
     /// Either of two sizes: the least or the most.
     MinOrMax,
 }
 
 impl Section {
-    /// All keys that the table accepts.
     pub fn all_keys(&self) -> impl Iterator<Item = &'static Key> {
         let profile = if self.profile { PROFILE.keys } else { &[] };
         self.keys.iter().chain(profile)
     }
 
-    /// The key called `name`.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
         self.all_keys().find(|key| key.name == name)
     }

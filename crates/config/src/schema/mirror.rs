@@ -22,7 +22,6 @@ const MODE: Kind = Kind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
 const ACK: Kind = Kind::Choice(&[Ack::Disk.name(), Ack::Memory.name()]);
 const LINK_RATE: Kind = Kind::Rate(MIB..=*LIMIT_BYTES_PER_SECOND.end());
 
-/// `mirror = { … }`
 pub static MIRROR: Section = Section {
     path: "volume.NAME.mirror",
     keys: keys! {

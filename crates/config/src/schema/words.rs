@@ -7,7 +7,6 @@ use super::{Kind, Section, SizeRule};
 use flagstone_units::{format_duration, format_rate, format_size};
 
 impl Section {
-    /// The section's keys as a table of Markdown.
     pub fn markdown(&self) -> String {
         let mut out = String::from(
             "| key | value | range | default | meaning |\n| --- | --- | --- | --- | --- |\n",

@@ -16,7 +16,6 @@ use crate::root::Root;
 use super::persist::{SYSCTL_FILE, UDEV_FILE};
 use super::{ApplyError, is_setting};
 
-/// Path of the journal.
 pub const JOURNAL: &str = "/var/lib/flagstone/doctor.journal";
 /// Lock file. Never replaced, unlike the journal: two programs could lock two journals.
 const LOCK: &str = "/var/lib/flagstone/doctor.lock";

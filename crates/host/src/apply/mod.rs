@@ -33,60 +33,42 @@ pub enum ApplyError {
     Journal(#[from] io::Error),
     /// The journal is malformed, or names a file that is not one of the settings.
     #[error("the journal {JOURNAL}, line {line}: {why}; nothing was changed")]
-    Corrupt {
-        /// From 1.
-        line: usize,
-        /// The mistake.
-        why: String,
-    },
+    Corrupt { line: usize, why: String },
     /// Another program changes settings now.
     #[error("another flagstone doctor is changing settings")]
     Busy,
 }
 
-/// A setting or file, and the result of its change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChangeOutcome {
-    /// The file.
     pub file: String,
-    /// Result.
     #[serde(flatten)]
     pub result: ChangeResult,
 }
 
-/// Result of one change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
 pub enum ChangeResult {
-    /// The setting has the new value.
     Changed {
-        /// Old value.
         before: String,
-        /// New value.
         now: String,
     },
     /// Only for a dry run: the setting would get the new value.
     WouldChange {
-        /// Current value.
         before: String,
-        /// New value.
         now: String,
     },
     /// The setting already had the value.
     Unchanged {
-        /// Current value.
         now: String,
     },
     /// Only for undo: another program has changed the setting since, so undo skipped it.
     ChangedSince {
-        /// Current value.
         now: String,
         /// Value before the doctor's change.
         before: String,
     },
-    /// The change failed.
     Failed {
-        /// Reason.
         why: String,
     },
 }
@@ -102,7 +84,6 @@ impl ChangeResult {
 }
 
 impl ChangeOutcome {
-    /// Whether the change failed.
     pub fn is_failure(&self) -> bool {
         matches!(self.result, ChangeResult::Failed { .. })
     }
@@ -213,9 +194,6 @@ fn change_setting(
 }
 
 /// Undoes all changes in the journal, the last first, and removes the undone entries.
-///
-/// # Errors
-/// The journal is unreadable or malformed.
 pub fn undo(root: &Root) -> Result<Vec<ChangeOutcome>, ApplyError> {
     if !root.exists(JOURNAL) {
         return Ok(Vec::new());

@@ -18,7 +18,6 @@ pub(crate) const KERNEL: &str = "Linux kernel documentation, Documentation/";
 /// Reasoning without a published figure.
 pub(crate) const REASONED: &str = "by reasoning; not measured on this host";
 
-/// Tuning goal of the disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TuningGoal {
@@ -28,7 +27,6 @@ pub enum TuningGoal {
     Throughput,
 }
 
-/// Expected use of the host.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Expectations {
     /// Tuning goal. Read-ahead is checked only if it is given.
@@ -37,7 +35,6 @@ pub struct Expectations {
     pub iops: Option<u64>,
     /// Enables the network checks: the host serves volumes. Remote devices enable them too.
     pub server: bool,
-    /// Disks that are about to be used.
     pub named: Vec<String>,
 }
 
@@ -49,19 +46,15 @@ pub enum Severity {
     High,
     /// Tens of percents for affected workloads.
     Medium,
-    /// Percents.
     Low,
     /// A choice with a trade-off.
     #[default]
     Info,
 }
 
-/// A file and its contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// The file or the command.
     pub file: String,
-    /// Contents, shortened.
     pub value: String,
 }
 
@@ -71,63 +64,42 @@ impl<T> From<&Observed<T>> for Evidence {
     }
 }
 
-/// A setting to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SettingChange {
-    /// The file to write.
     pub file: String,
-    /// Current value.
     pub before: String,
-    /// New value.
     pub value: String,
 }
 
-/// A setting that costs performance.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct TuningFinding {
-    /// The check that found it.
     pub check: &'static str,
-    /// Cost.
     pub severity: Severity,
     /// Disk, interface or part of the host.
     pub subject: String,
-    /// The problem.
     pub what: String,
-    /// Evidence for the problem.
     pub evidence: Vec<Evidence>,
-    /// Effect of the better setting.
     pub effect: String,
-    /// Source of the effect.
     pub source: String,
-    /// Commands that change the setting, for root.
     pub command: String,
-    /// Commands that undo the change.
     pub undo: String,
-    /// Whether `--apply` changes it.
     pub safe: bool,
     /// Reason that it is not safe, or a warning.
     pub caution: Option<String>,
-    /// Settings that `--apply` writes.
     pub changes: Vec<SettingChange>,
 }
 
-/// A check without a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PassedCheck {
-    /// The check.
     pub check: &'static str,
     /// Disk, interface or part of the host.
     pub subject: String,
-    /// The good setting.
     pub what: String,
 }
 
-/// Results of all checks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct CheckResults {
-    /// Findings, the most costly first.
     pub findings: Vec<TuningFinding>,
-    /// Passed checks.
     pub passed: Vec<PassedCheck>,
     /// Facts that could not be read or judged, with the reason.
     pub unread: Vec<Unread>,

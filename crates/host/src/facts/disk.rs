@@ -23,7 +23,6 @@ pub(crate) enum Media {
 #[derive(Debug, Clone)]
 pub(crate) struct Partition {
     pub(crate) name: String,
-    /// `major:minor`.
     pub(crate) dev: Option<String>,
     /// Start, in sectors of 512 bytes.
     pub(crate) start_sectors: Option<Observed<u64>>,
@@ -34,7 +33,6 @@ pub(crate) struct Partition {
 pub(crate) struct DiskFacts {
     pub(crate) name: String,
     pub(crate) media: Media,
-    /// `major:minor`.
     pub(crate) dev: Option<String>,
     pub(crate) size_bytes: Option<u64>,
     /// Manufacturer, for SCSI.
@@ -55,7 +53,6 @@ pub(crate) struct DiskFacts {
     /// Maximum bytes of one discard; 0 without discard.
     pub(crate) discard_max_bytes: Option<Observed<u64>>,
     pub(crate) partitions: Vec<Partition>,
-    /// Devices built from the disk or its partitions.
     pub(crate) holders: Vec<String>,
 }
 

@@ -35,7 +35,6 @@ pub(crate) struct Policy {
 #[derive(Debug, Clone)]
 pub(crate) struct Irq {
     pub(crate) name: String,
-    /// Occurrences since boot.
     pub(crate) count: u64,
     pub(crate) cpus: Option<Observed<Vec<u32>>>,
 }
@@ -61,7 +60,6 @@ pub(crate) struct Fabric {
 #[derive(Debug, Clone)]
 pub(crate) struct Interface {
     pub(crate) name: String,
-    /// Largest packet, in bytes.
     pub(crate) mtu: Option<Observed<u64>>,
     pub(crate) rx_queues: Option<Observed<u64>>,
     /// `ethtool -k`: name, on, fixed.
@@ -77,15 +75,12 @@ pub(crate) struct HostFacts {
     pub(crate) cpus: Cpus,
     /// Interrupts of devices; `None` if unreadable.
     pub(crate) irqs: Option<Vec<Irq>>,
-    /// Processes; `None` if unreadable.
     pub(crate) processes: Option<Processes>,
     /// A timer or cron job runs `fstrim`.
     pub(crate) fstrim: Option<Observed<bool>>,
     pub(crate) disks: Vec<DiskFacts>,
-    /// Mounts; `None` if unreadable.
     pub(crate) mounts: Option<Vec<Mount>>,
     pub(crate) fabrics: Vec<Fabric>,
-    /// Network interfaces that are up.
     pub(crate) interfaces: Vec<Interface>,
     pub(crate) sysctls: BTreeMap<String, Observed<String>>,
     /// Uses of disks by name, if inspected.

@@ -12,16 +12,13 @@ pub(crate) struct Observed<T> {
     pub(crate) value: T,
     /// The file, or the command before `:`.
     pub(crate) file: String,
-    /// The contents, shortened and on one line.
     pub(crate) text: String,
 }
 
 /// A fact that could not be read or parsed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unread {
-    /// The file or the command.
     pub file: String,
-    /// Reason.
     pub why: String,
 }
 

@@ -20,62 +20,47 @@ use crate::root::{self, Root};
 
 pub use signature::{DiskSignature, signatures};
 
-/// Kind of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum InspectTarget {
-    /// A block device, by the kernel's name.
     BlockDevice {
         /// Name, such as `sdb` or `nvme0n1p1`; `major:minor` if sysfs does not know it.
         name: String,
         /// Bytes; `None` if sysfs does not know them.
         size_bytes: Option<u64>,
     },
-    /// A regular file.
     File {
-        /// Bytes.
         size_bytes: u64,
     },
     /// A directory, a character device or another object without data.
     Other,
 }
 
-/// A use of a device or of a part of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Use {
-    /// The device, partition or file.
     pub device: String,
-    /// Its use.
     #[serde(flatten)]
     pub kind: UseKind,
 }
 
-/// Kind of a use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "use")]
 pub enum UseKind {
-    /// Mounted.
     Mounted {
-        /// Mount point.
         at: String,
     },
-    /// Swap space in use.
     Swap,
     /// Part of another device: device mapper (LVM, LUKS, multipath), md, bcache, DRBD.
     Holder {
-        /// The device built from it.
         holder: String,
     },
     /// A loop device, behind which the file is.
     Loop,
-    /// Partitions known to the kernel.
     Partitions {
-        /// Their names.
         partitions: Vec<String>,
     },
     /// A file system, a volume or a partition table.
     Signature {
-        /// The signature.
         signature: DiskSignature,
     },
     /// Claimed in the kernel by an unknown user, such as a mount in another container.
@@ -104,14 +89,10 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// Uses of a device or file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceUse {
-    /// The inspected path.
     pub path: PathBuf,
-    /// Kind of the path.
     pub target: InspectTarget,
-    /// Uses, active ones first.
     pub uses: Vec<Use>,
     /// Parts that could not be examined, with the reason.
     pub unknown: Vec<String>,
@@ -124,7 +105,6 @@ impl DeviceUse {
         self.uses.is_empty() && self.unknown.is_empty() && self.target != InspectTarget::Other
     }
 
-    /// Each use and each unknown as a sentence, for a refusal.
     pub fn reasons(&self) -> Vec<String> {
         let other = (self.target == InspectTarget::Other)
             .then(|| "it is neither a block device nor a regular file".to_owned());
@@ -244,7 +224,6 @@ impl Look {
         self.holders(name, &format!("/sys/dev/block/{number}/holders"), 0);
     }
 
-    /// Devices built from it, and their uses.
     fn holders(&mut self, name: &str, directory: &str, level: usize) {
         if level == HOLDER_LEVELS_MAX {
             return;

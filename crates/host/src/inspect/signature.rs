@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use crate::limits::{HEAD_BYTES, TAIL_BYTES};
 
-/// A recognized signature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DiskSignature {
     /// Name: `ext4`, `xfs`, `LVM2 physical volume`, `GPT`.

@@ -16,7 +16,6 @@ pub enum GridDirection {
 }
 
 impl GridDirection {
-    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             GridDirection::Read => "read",
@@ -33,7 +32,6 @@ pub struct GridWorkload {
     pub depth: u32,
 }
 
-/// All workloads, in the order of the table.
 pub fn workloads() -> Vec<GridWorkload> {
     let at_depths =
         |direction| DEPTHS.map(|depth| GridWorkload { block_bytes: BLOCK_BYTES, direction, depth });
@@ -65,7 +63,6 @@ impl GridWorkload {
     }
 }
 
-/// Path from the generator to the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccessPath {
@@ -78,7 +75,6 @@ pub enum AccessPath {
 }
 
 impl AccessPath {
-    /// Name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             AccessPath::Local => "local",

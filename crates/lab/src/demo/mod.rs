@@ -67,9 +67,6 @@ pub struct DemoOptions {
 }
 
 /// Runs the demo. Returns the report and the path of its HTML page.
-///
-/// # Errors
-/// The first failure, and the user's interruption.
 pub fn run(
     options: &DemoOptions,
     follower: &mut dyn Follower,
@@ -156,7 +153,6 @@ fn scratch(directory: &Path) -> Result<TempDir, Error> {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PartConditions {
     pub part: &'static str,
-    /// Disturbance of the reported figures.
     pub disturbance: Disturbance,
     /// Disturbance of the first figures, if the part was repeated because of it.
     pub repeated_for: Option<Disturbance>,

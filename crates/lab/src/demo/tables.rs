@@ -15,7 +15,6 @@ use super::experiments::Experiments;
 use super::grid::{GridRow, PathFigures};
 use crate::mirror::setup::ASYNC;
 
-/// The headline numbers, the most important first.
 pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     let mark = Provenance::Emulated.suffix();
     let head = ["what", "here", "published"];

@@ -112,12 +112,9 @@ pub struct LimitsSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
     pub emulated: bool,
-    /// Whether the disk is the user's.
     pub real_nodes: bool,
-    /// The user's disk, if it was given.
     #[serde(flatten)]
     pub given: Option<GivenDisk>,
-    /// Cells, in the order of the page.
     pub cells: Vec<LimitCell>,
     pub caveats: Vec<String>,
 }

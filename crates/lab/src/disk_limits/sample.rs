@@ -293,7 +293,6 @@ pub(super) fn job(column: &LimitColumn, depth: u32, run: &RunOptions) -> BenchJo
     }
 }
 
-/// Printed figure of one disk on a machine, if the sample has it.
 pub(crate) fn printed(
     disk_type: &str,
     size_gb: u32,

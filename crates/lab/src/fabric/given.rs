@@ -24,7 +24,6 @@ pub struct GivenFabric {
     /// Devices of one SSD each; or `nvme-tcp://` volumes, the first of one SSD, the second of two, and
     /// so on.
     pub disks: Vec<String>,
-    /// Results of the run on the server.
     pub local_results: Option<PathBuf>,
 }
 

@@ -55,7 +55,6 @@ pub enum FabricBottleneck {
 }
 
 impl FabricBottleneck {
-    /// Name in tables.
     pub fn words(self) -> &'static str {
         match self {
             FabricBottleneck::Disks => "the disks",
@@ -76,10 +75,8 @@ pub struct FabricSide {
     pub bound: Option<FabricBottleneck>,
 }
 
-/// One direction on one number of SSDs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FabricRow {
-    /// `randwrite` or `randread`.
     pub rw: AccessPattern,
     pub disks: u32,
     pub local: Option<FabricSide>,

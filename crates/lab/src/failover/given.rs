@@ -41,7 +41,6 @@ pub struct NodeCommands {
     pub kill: Option<String>,
     /// Makes node B the source; repeated until it succeeds.
     pub failover: Option<String>,
-    /// Brings node A back.
     pub come_back: Option<String>,
     /// Makes node A the source again; repeated until it succeeds.
     pub switchover: Option<String>,
@@ -59,10 +58,6 @@ impl NodeCommands {
 }
 
 impl GivenFailover {
-    /// The volume at both nodes.
-    ///
-    /// # Errors
-    /// An invalid address.
     pub fn target(&self) -> Result<BenchTarget, Error> {
         let found = volume_at(&[&self.node_a, &self.node_b], &self.volume)?;
         Ok(BenchTarget { name: TARGET.to_owned(), ..found })

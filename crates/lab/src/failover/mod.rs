@@ -61,7 +61,6 @@ pub enum Death {
 pub trait Follower {
     /// The number of steps, where it is known only when the experiment starts.
     fn steps(&mut self, _count: usize) {}
-    /// A step starts.
     fn begin(&mut self, what: &str);
     /// Called several times a second while a step runs.
     fn tick(&mut self) {}
@@ -128,7 +127,6 @@ trait DrillNodes {
 
 struct DrillFacts {
     target: BenchTarget,
-    /// Properties of the target, for the plan.
     targets: BedTargets,
     provenance: Provenance,
     death: Death,
@@ -166,9 +164,6 @@ struct DrillTimes {
 
 /// Runs the drill and writes its results, with the timeline as a picture. `run.runtime_ms` is the
 /// shortest length of the load; warm-up and repetitions are not used.
-///
-/// # Errors
-/// The first failure, and the user's interruption.
 pub fn run(
     run: &RunOptions,
     bed: &FailoverBed,

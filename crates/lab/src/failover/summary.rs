@@ -17,7 +17,6 @@ pub struct FailoverSummary {
     pub experiment: &'static str,
     /// Whether the disks are known not to be real.
     pub emulated: bool,
-    /// Whether the nodes are the user's.
     pub real_nodes: bool,
     pub provenance: Provenance,
     pub machine: Option<String>,
@@ -41,7 +40,6 @@ pub struct FailoverSummary {
     pub switchover_ms: f64,
     /// Events, in the load's time.
     pub events: Vec<DrillEvent>,
-    /// IOPS of each second of the load.
     pub timeline: Vec<TimelinePoint>,
     pub caveats: Vec<String>,
 }
@@ -93,7 +91,6 @@ impl FailoverSummary {
         self.wrong_blocks == 0 && self.errors == 0 && self.blocks_checked > 0
     }
 
-    /// The result in one sentence.
     pub fn verdict(&self) -> String {
         match (self.wrong_blocks, self.errors, self.blocks_checked) {
             (0, 0, 0) => "NOTHING WAS CHECKED".to_owned(),
@@ -106,7 +103,6 @@ impl FailoverSummary {
         }
     }
 
-    /// Description of the source's death.
     pub fn death_in_words(&self) -> String {
         match self.death {
             Death::Silent => format!(
@@ -120,7 +116,6 @@ impl FailoverSummary {
     }
 }
 
-/// Figures, and events.
 pub fn tables(summary: &FailoverSummary) -> Vec<Table> {
     let suffix = summary.provenance.suffix();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);

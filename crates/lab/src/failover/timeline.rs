@@ -23,7 +23,6 @@ pub struct DrillEvent {
 pub struct TimelinePoint {
     /// End of the interval, in seconds since the load began.
     pub at_s: f64,
-    /// Requests per second in the interval.
     pub iops: f64,
 }
 

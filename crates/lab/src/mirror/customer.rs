@@ -104,7 +104,6 @@ fn page_limit(machine: &str, row: &PublishedRow) -> Option<f64> {
     Some(writes_per_s_most(row.block_bytes, Some(machine))? * row.block_bytes as f64 / MIB)
 }
 
-/// Caveats of both tables.
 pub(super) fn caveats(summary: &MirrorSummary) -> Vec<String> {
     let mut caveats = Vec::new();
     if summary.cells.iter().any(|cell| [CUSTOMER_SSD, CUSTOMER_PD].contains(&cell.setup)) {

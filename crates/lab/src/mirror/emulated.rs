@@ -280,7 +280,6 @@ impl Lab<'_> {
         Ok(CampaignEnd::Complete)
     }
 
-    /// Configures both nodes with the volumes of all setups.
     fn configure(&self, calibrated: &Calibrated) -> Result<(), Error> {
         let disks = self.parameters.disks(calibrated);
         let setups = self.parameters.all_setups();
@@ -324,7 +323,6 @@ impl Lab<'_> {
         BedTargets { precondition: true, ..BedTargets::emulated(volumes) }
     }
 
-    /// Plan of the whole experiment.
     fn whole(&self, targets: &BedTargets) -> CampaignPlan {
         let setups = self.parameters.all_setups();
         let volumes = setups.iter().map(|setup| BenchTarget {
@@ -356,7 +354,6 @@ impl Lab<'_> {
     }
 }
 
-/// Part of the plan with one job on its setups.
 fn part(whole: &CampaignPlan, job: BenchJob, hot: bool) -> CampaignPlan {
     let takes_part =
         |target: &&BenchTarget| SETUPS.iter().any(|s| s.name == target.name && s.is_in(hot));

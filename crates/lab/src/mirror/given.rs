@@ -28,9 +28,7 @@ pub struct GivenMirror {
     pub node_a: String,
     /// Address of the other node; needed to measure the link.
     pub node_b: Option<String>,
-    /// Mirrored volume on both nodes.
     pub mirrored: String,
-    /// Volume without a mirror on node A.
     pub plain: String,
     /// Volume on node B that answers immediately.
     pub link: String,

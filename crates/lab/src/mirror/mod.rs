@@ -45,7 +45,6 @@ impl MirrorBed {
     }
 }
 
-/// Link between the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MirrorLink {
     /// Whether the round trip was measured: that of a request of 4 KiB, with the time in node B.
@@ -57,7 +56,6 @@ struct MeasuredMirror {
     end: CampaignEnd,
     records: Vec<ResultRecord>,
     link: Option<MirrorLink>,
-    /// Bytes in use of each volume.
     range_bytes: u64,
     disks: Vec<Calibrated>,
 }

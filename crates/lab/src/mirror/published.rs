@@ -5,18 +5,14 @@
 
 use serde::Serialize;
 
-/// Figures with or without the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PublishedFigures {
-    /// 2^20 bytes per second.
     pub mib_per_s: f64,
     pub latency_ms: f64,
 }
 
-/// A row of the published table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PublishedRow {
-    /// Write size as in the table.
     pub size: &'static str,
     pub block_bytes: u64,
     pub mirror: PublishedFigures,
@@ -26,7 +22,6 @@ pub struct PublishedRow {
 /// Writes in flight: 8 threads with 3 each.
 pub const IN_FLIGHT: u32 = 24;
 
-/// The published table.
 pub const ROWS: [PublishedRow; 3] = [
     PublishedRow {
         size: "64K",

@@ -45,7 +45,6 @@ pub(crate) const LOCAL_SSD_LATENCY_US: u64 = 100;
 /// Latency of a log write on a persistent disk of its own, in µs. Later sources than the page state it
 /// as the design limit of SSD persistent disks.
 pub(crate) const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
-/// CPU cores and memory of a node.
 const NODE: &str = "cores = 1\nbuffer_memory = \"512MiB\"\n";
 
 /// Writes per second that the limits of the published disk, or of a machine type, allow; none for a
@@ -63,7 +62,6 @@ pub(crate) fn writes_per_s_most(block_bytes: u64, machine: Option<&str>) -> Opti
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogPlacement {
     LocalSsd,
-    /// A persistent disk of its own.
     PersistentDisk,
     /// The end of the data disk.
     Superblock,
@@ -84,19 +82,16 @@ pub(crate) enum MirrorKind {
 }
 
 impl MirrorKind {
-    /// Whether it is a mirror.
     pub(crate) fn is_one(self) -> bool {
         !matches!(self, MirrorKind::None | MirrorKind::Far)
     }
 }
 
-/// A setup to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MirrorSetup {
     pub name: &'static str,
     pub volume: &'static str,
     pub mirror: MirrorKind,
-    /// Location of the intent log, if there is one.
     pub log: LogPlacement,
     /// Whether the link has the requested round trip, or only that of the loopback.
     pub link: bool,
@@ -106,9 +101,7 @@ pub(crate) struct MirrorSetup {
     pub every_write: bool,
 }
 
-/// Name of the setup with which the others are compared.
 pub const PLAIN: &str = "no mirror";
-/// The published mirror.
 pub const MIRROR: &str = "mirror";
 /// The same without the link's delay, except for the loopback's own.
 pub(crate) const NO_LINK: &str = "mirror, link without delay";
@@ -116,12 +109,10 @@ pub(crate) const NO_LINK: &str = "mirror, link without delay";
 /// The target's disk over the link, without a mirror.
 pub const FAR: &str = "remote disk, no mirror";
 
-/// Name of the setup with an asynchronous mirror.
 pub const ASYNC: &str = "mirror, async";
 
 /// A log with a metadata write before each data write, on a local SSD.
 pub(crate) const CUSTOMER_SSD: &str = "customer's log on local SSD";
-/// The same on a persistent disk.
 pub(crate) const CUSTOMER_PD: &str = "customer's log on persistent disk";
 
 /// Volume for measuring the loopback's round trip.
@@ -145,7 +136,6 @@ const fn setup(name: &'static str, volume: &'static str, mirror: MirrorKind) -> 
     }
 }
 
-/// All setups; the others are compared with the first.
 pub(crate) const SETUPS: [MirrorSetup; 11] = [
     setup(PLAIN, "plain", MirrorKind::None),
     setup(MIRROR, "sync", MirrorKind::SyncDisk),
@@ -179,7 +169,6 @@ impl MirrorSetup {
         self.mirror == MirrorKind::None || self.hot == hot
     }
 
-    /// Size of each of its devices, in bytes.
     fn device_bytes(&self) -> u64 {
         // The jobs of all volumes write to the volume without a mirror.
         let written_to = match self.mirror == MirrorKind::None || !self.hot {
@@ -189,7 +178,6 @@ impl MirrorSetup {
         written_to + SPARE_BYTES
     }
 
-    /// Time to fill the volume, in seconds.
     pub(crate) fn fill_seconds(&self) -> f64 {
         self.device_bytes() as f64 / DISK_BYTES_PER_S as f64 + FILL_STARTS_S
     }

@@ -15,7 +15,6 @@ use crate::bed::{self, RunOptions, SCHEMA_VERSION};
 use crate::figures::{Figures, matching, throughputs};
 use crate::limits::BUSY_PERCENT;
 
-/// Calibration of an emulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Calibrated {
     pub size: &'static str,
@@ -71,11 +70,9 @@ impl Calibrated {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MirrorCell {
-    /// Write size as published.
     pub size: &'static str,
     /// Whether two of three writes go to regions that are not active.
     pub cold: bool,
-    /// Name of the setup.
     pub setup: &'static str,
     #[serde(flatten)]
     pub figures: Figures,
@@ -108,7 +105,6 @@ pub struct MirrorRow {
     pub published: PublishedRow,
     pub mirror: Option<MirrorCell>,
     pub plain: Option<MirrorCell>,
-    /// Remote disk without a mirror.
     pub remote_disk: Option<MirrorCell>,
     /// Network share of the overhead; only known for emulated disks.
     pub network_share: Option<NetworkShare>,
@@ -122,9 +118,7 @@ pub struct MirrorSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
     pub emulated: bool,
-    /// Whether the nodes are the user's.
     pub real_nodes: bool,
-    /// Link between the nodes, if it is known.
     pub link: Option<MirrorLink>,
     /// Machine type: of the nodes as stated by the user, or of the limits of emulated disks.
     pub machine: Option<String>,

@@ -52,7 +52,6 @@ const RECORD_BYTES: usize = 16;
 /// Reason that a journal cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// File error.
     #[error("cannot {0} the state file: {1}")]
     File(&'static str, io::Error),
     /// Not a journal, or a damaged header.
@@ -66,18 +65,14 @@ pub enum JournalError {
     OtherDevice(&'static str),
 }
 
-/// Identity of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The run.
     pub run_id: u64,
     /// Offset of block 0 on the device, in bytes.
     pub offset_bytes: u64,
-    /// Number of blocks.
     pub blocks: u64,
     /// Block size of the device, in bytes.
     pub block_bytes: u32,
-    /// The writer.
     pub writer: u32,
 }
 
@@ -124,14 +119,18 @@ impl Header {
     }
 }
 
-/// Journal record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A write completed: `block` holds `oldest` or newer.
-    Completed { block: u32, oldest: u32 },
+    Completed {
+        block: u32,
+        oldest: u32,
+    },
     /// The same, and durable.
-    Durable { block: u32, oldest: u32 },
-    /// A flush was issued.
+    Durable {
+        block: u32,
+        oldest: u32,
+    },
     FlushBegan(u64),
     /// All writes that completed before the start of this flush are durable.
     FlushDone(u64),
@@ -260,7 +259,6 @@ impl Writer {
         }
     }
 
-    /// Result of the writing.
     pub(crate) fn into_result(self) -> Result<(), JournalError> {
         self.failure.map_or(Ok(()), |error| Err(JournalError::File("write", error)))
     }
@@ -278,7 +276,6 @@ pub(crate) struct Recorded {
     dirty: Vec<u32>,
     flushes: BTreeMap<u64, Vec<(u32, u32)>>,
     number: u64,
-    /// Number of the first bad record.
     bad: Option<u64>,
 }
 

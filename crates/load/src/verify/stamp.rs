@@ -30,20 +30,15 @@ const TEMPLATE_BYTES: usize = 16 << 10;
 /// Content of a block that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StampReading {
-    /// Zeroes.
     Zeroes,
     /// A whole block of this run, at its offset.
     Stamp {
-        /// Generation.
         generation: u32,
-        /// Writer.
         writer: u32,
     },
     /// A whole block of another run, at its offset.
     OtherRun {
-        /// The other run.
         run_id: u64,
-        /// Generation in that run.
         generation: u32,
     },
     /// A sector stamped for another offset.
@@ -52,7 +47,6 @@ pub enum StampReading {
         at: u64,
         /// Offset in its stamp, in bytes.
         belongs_at: u64,
-        /// Generation in its stamp.
         generation: u32,
         /// Whether this run wrote it.
         ours: bool,

@@ -19,10 +19,8 @@ use super::version::{BlockVersion, Content, Initial};
 use super::violation::{Expected, Violation, ViolationKind};
 use crate::limits::VERIFY_BLOCKS_MAX;
 
-/// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// Completed.
     Done,
     /// Completed, and durable (FUA).
     Durable,
@@ -78,7 +76,6 @@ struct Open {
     leftover: Option<Leftover>,
 }
 
-/// An announced write.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "report how the write ended"]
 pub struct WriteTicket {
@@ -87,7 +84,6 @@ pub struct WriteTicket {
     start: u64,
 }
 
-/// An announced read.
 #[derive(Debug)]
 #[must_use = "check what the read brought"]
 pub struct ReadTicket {
@@ -120,7 +116,6 @@ impl Seen {
     }
 }
 
-/// An announced flush.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "report how the flush ended"]
 pub struct FlushTicket(u64);
@@ -210,7 +205,6 @@ impl Verifier {
         }
     }
 
-    /// Its configuration.
     pub fn config(&self) -> &VerifierConfig {
         &self.config
     }
@@ -430,9 +424,6 @@ impl Verifier {
     }
 
     /// Checks the result of an announced read, the `bytes` of one block.
-    ///
-    /// # Errors
-    /// The violation.
     pub fn check_read(&mut self, ticket: ReadTicket, bytes: &[u8]) -> Result<(), Violation> {
         let block = ticket.block;
         let found = self.stamper.read(self.place(block), bytes);

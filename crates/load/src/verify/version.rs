@@ -2,10 +2,8 @@
 
 use super::stamp::StampReading;
 
-/// Content of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Stamps.
     Stamps,
     /// Zeroes. A discard is treated as a write of zeroes with unknown outcome.
     Zeroes,
@@ -14,9 +12,7 @@ pub enum Content {
 /// Content of the device before this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Unknown content.
     Unknown,
-    /// Zeroes.
     Zeroes,
 }
 

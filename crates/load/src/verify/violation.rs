@@ -39,7 +39,6 @@ impl fmt::Display for ViolationKind {
 pub struct Expected {
     /// Oldest generation; 0 is the content before this run.
     pub oldest: u32,
-    /// Newest generation.
     pub newest: u32,
     /// Generation known to be durable.
     pub durable: u32,
@@ -60,15 +59,12 @@ impl fmt::Display for Expected {
 /// A block with wrong content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Kind of the violation.
     pub kind: ViolationKind,
     /// Number of the block within the verified range.
     pub block: u64,
     /// Its offset on the device, in bytes.
     pub offset_bytes: u64,
-    /// Content found.
     pub found: StampReading,
-    /// Content expected.
     pub expected: Expected,
 }
 

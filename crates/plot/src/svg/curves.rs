@@ -12,7 +12,6 @@ use crate::theme::CURVE_DASHES;
 const LETTERS: f64 = super::SMALL;
 /// Height of a name at the right edge.
 const NAME_ROW: f64 = 15.0;
-/// Gap between the end of a curve and its name.
 const NAME_GAP: f64 = 12.0;
 
 pub(super) fn points(curves: &[Curve]) -> impl Iterator<Item = (f64, f64)> + '_ {

@@ -9,13 +9,9 @@ const ROW: f64 = 22.0;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
-    /// A line of this color and its dash.
     Line(Hue),
-    /// A bar of this color.
     Bar(Hue),
-    /// A piece of a curve: color only.
     Stretch(Hue),
-    /// A curve: dash only.
     Dash(usize),
 }
 

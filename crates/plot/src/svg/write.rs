@@ -21,7 +21,6 @@ impl Writer {
         self.0
     }
 
-    /// Markup of our own.
     pub(crate) fn raw(&mut self, markup: &str) {
         self.0.push_str(markup);
     }

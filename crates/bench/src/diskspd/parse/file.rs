@@ -41,7 +41,6 @@ pub(super) fn expanded(words: &[String]) -> Result<Vec<String>, String> {
     Ok(flags)
 }
 
-/// Flags and targets of a profile.
 fn flags(text: &str) -> Result<(Vec<String>, Vec<String>), String> {
     let root = tree(text)?;
     if root.name != "Profile" {
@@ -119,7 +118,6 @@ fn affinity(element: &Element) -> Result<String, String> {
     Ok(format!("-a{}", cpus.join(",")))
 }
 
-/// Path and flags of a target.
 fn target(target: &Element) -> Result<(String, Vec<String>), String> {
     let mut path = String::new();
     let mut flags = Vec::new();
