@@ -82,6 +82,8 @@ codes! {
         PROPERTY_SET = 0x00, "Property Set";
         CONNECT = 0x01, "Connect";
         PROPERTY_GET = 0x04, "Property Get";
+        AUTHENTICATION_SEND = 0x05, "Authentication Send";
+        AUTHENTICATION_RECEIVE = 0x06, "Authentication Receive";
         DISCONNECT = 0x08, "Disconnect";
     }
 }
@@ -103,6 +105,8 @@ mod tests {
             (AdminOpcode::IDENTIFY.0, DataDirection::ControllerToHost),
             (FabricsType::CONNECT.0, DataDirection::HostToController),
             (FabricsType::PROPERTY_GET.0, DataDirection::None),
+            (FabricsType::AUTHENTICATION_SEND.0, DataDirection::HostToController),
+            (FabricsType::AUTHENTICATION_RECEIVE.0, DataDirection::ControllerToHost),
             (0xff, DataDirection::Both),
         ] {
             assert_eq!(DataDirection::of(opcode), direction, "{opcode:#x}");

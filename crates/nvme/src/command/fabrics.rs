@@ -57,7 +57,28 @@ wire! {
         48 => pub value: U64, "VALUE of a set; in its low 4 bytes if the property has 4.";
         56 => pub _reserved56: [u8; 8];
     }
+
+    /// Authentication Send and Authentication Receive (Base 6.1, 6.2).
+    pub struct AuthenticationCommand [64] {
+        0 => pub opcode: u8, "7Fh.";
+        1 => pub flags: u8, "Bits 7:6 01b, the rest reserved.";
+        2 => pub cid: U16, "Command identifier.";
+        4 => pub fabrics_type: u8, "05h send, 06h receive.";
+        5 => pub _reserved5: [u8; 19];
+        24 => pub data: SglDescriptor, "Location of the message.";
+        40 => pub _reserved40: u8;
+        41 => pub spsp0: u8, "SPSP0: 01h.";
+        42 => pub spsp1: u8, "SPSP1: 01h.";
+        43 => pub security_protocol: u8, "SECP: E9h.";
+        44 => pub message_bytes: U32, "TL or AL: bytes of the message, or of the room for it.";
+        48 => pub _reserved48: [u8; 16];
+    }
 }
+
+/// SECP of NVMe over Fabrics authentication.
+const SECURITY_PROTOCOL: u8 = 0xe9;
+/// SPSP0 and SPSP1 of authentication.
+const SECURITY_SPECIFIC: u8 = 1;
 
 /// Connect: CATTR bit 2, no flow control of the submission queue.
 const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
@@ -327,6 +348,58 @@ impl PropertyCommand {
     }
 }
 
+impl AuthenticationCommand {
+    /// Views the command as an authentication command. The caller checks its opcode and type.
+    pub fn of(command: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(command)
+    }
+
+    /// Sends a message of `message_bytes` bytes, which is in the capsule.
+    pub fn send(cid: u16, message_bytes: u32) -> Self {
+        Self {
+            opcode: FabricsType::OPCODE,
+            flags: FLAGS_SGL,
+            cid: U16::new(cid),
+            fabrics_type: FabricsType::AUTHENTICATION_SEND.0,
+            data: SglDescriptor::in_capsule(message_bytes),
+            spsp0: SECURITY_SPECIFIC,
+            spsp1: SECURITY_SPECIFIC,
+            security_protocol: SECURITY_PROTOCOL,
+            message_bytes: U32::new(message_bytes),
+            ..Self::default()
+        }
+    }
+
+    /// Fetches a message of at most `room_bytes` bytes.
+    pub fn receive(cid: u16, room_bytes: u32) -> Self {
+        Self {
+            fabrics_type: FabricsType::AUTHENTICATION_RECEIVE.0,
+            data: SglDescriptor::transport(room_bytes),
+            ..Self::send(cid, room_bytes)
+        }
+    }
+
+    /// The command in the common format.
+    pub fn command(self) -> Sqe {
+        zerocopy::transmute!(self)
+    }
+
+    /// Bytes of the message, or of the room for it.
+    ///
+    /// # Errors
+    /// Invalid Field: another security protocol, or a length that is 0 or contradicts the data
+    /// pointer.
+    pub fn check(&self) -> Result<u32, Status> {
+        let bytes = self.message_bytes.get();
+        let known = self.security_protocol == SECURITY_PROTOCOL
+            && (self.spsp0, self.spsp1) == (SECURITY_SPECIFIC, SECURITY_SPECIFIC);
+        match known && bytes > 0 && bytes == self.data.data_bytes.get() {
+            true => Ok(bytes),
+            false => Err(Status::INVALID_FIELD),
+        }
+    }
+}
+
 impl Sqe {
     /// Disconnect of the I/O queue on which it is sent (Base 6.4).
     pub fn disconnect(cid: u16) -> Self {
@@ -404,6 +477,30 @@ mod tests {
         let mut bad = good;
         bad.hostnqn[0] = b'x';
         assert_eq!(bad.check(), Err(ConnectField::HostNqn));
+    }
+
+    #[test]
+    fn authentication_commands_are_checked() {
+        let send = AuthenticationCommand::send(3, 72);
+        assert_eq!(send.bytes()[40..48], [0, 1, 1, 0xe9, 72, 0, 0, 0]);
+        assert_eq!(send.command().fabrics_type(), Some(FabricsType::AUTHENTICATION_SEND));
+        assert_eq!(send.command().check_flags(), Ok(()));
+        assert_eq!(AuthenticationCommand::of(&send.command()).check(), Ok(72));
+        let receive = AuthenticationCommand::receive(3, 4096);
+        assert_eq!(receive.command().fabrics_type(), Some(FabricsType::AUTHENTICATION_RECEIVE));
+        assert_eq!(receive.check(), Ok(4096));
+        let wrong: [fn(&mut AuthenticationCommand); 4] = [
+            |command| command.security_protocol = 0,
+            |command| command.spsp0 = 0,
+            |command| command.spsp1 = 2,
+            |command| command.message_bytes = U32::new(73),
+        ];
+        for change in wrong {
+            let mut command = send;
+            change(&mut command);
+            assert_eq!(command.check(), Err(Status::INVALID_FIELD));
+        }
+        assert_eq!(AuthenticationCommand::send(3, 0).check(), Err(Status::INVALID_FIELD));
     }
 
     #[test]
