@@ -120,3 +120,6 @@ pub const OVERTAKE_MAX: Duration = Duration::from_secs(1);
 
 /// Interval at which progress is compared while a connection waits for memory.
 pub const SHARE_LOOK: Duration = Duration::from_millis(100);
+
+/// Threads for CPU-bound work off the cores.
+pub const COMPUTE_THREADS: usize = 2;
