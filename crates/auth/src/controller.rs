@@ -38,6 +38,15 @@ pub struct Randomness {
 }
 
 impl Randomness {
+    /// Draws from `next`, which gives 64 random bits.
+    pub fn from_words(mut next: impl FnMut() -> u64) -> Self {
+        Self::draw(|bytes| {
+            for part in bytes.chunks_mut(8) {
+                part.copy_from_slice(&next().to_le_bytes()[..part.len()]);
+            }
+        })
+    }
+
     /// Draws from `fill`, which fills a slice with random bytes.
     pub fn draw(mut fill: impl FnMut(&mut [u8])) -> Self {
         let mut exponent = Zeroizing::new([0; EXPONENT_BYTES]);
@@ -63,6 +72,8 @@ pub enum Progress {
     AwaitsHost,
     /// The host has to fetch a message.
     AwaitsFetch,
+    /// The exchange has failed, and the host has to fetch why.
+    Failing(Explanation),
     /// The host knows its secret.
     Authenticated,
     /// The exchange has failed, and the host was informed or did it itself.
@@ -102,9 +113,8 @@ impl Controller {
             State::AwaitNegotiate | State::AwaitReply { .. } | State::AwaitSuccess2 { .. } => {
                 Progress::AwaitsHost
             }
-            State::OweChallenge { .. } | State::OweSuccess { .. } | State::OweFailure { .. } => {
-                Progress::AwaitsFetch
-            }
+            State::OweChallenge { .. } | State::OweSuccess { .. } => Progress::AwaitsFetch,
+            State::OweFailure { explanation, .. } => Progress::Failing(explanation),
             State::Authenticated => Progress::Authenticated,
             State::Failed(explanation) => Progress::Failed(explanation),
         }
@@ -163,7 +173,8 @@ impl Controller {
     }
 
     /// Selects the strongest hash function that both sides accept, and the host's first group that
-    /// this side accepts, as each costs the host more.
+    /// this side accepts, as each costs the host more. The null group is the last resort wherever
+    /// the host lists it: Linux lists it first.
     fn select(
         &self,
         transaction: u16,
@@ -176,8 +187,10 @@ impl Controller {
         }
         let hash = hashes.iter().copied().filter(|hash| self.options.hashes.contains(hash)).max();
         let hash = hash.ok_or(Explanation::HashNotUsable)?;
-        let accepted = |group: &&Group| self.options.groups.contains(group);
-        let group = *groups.iter().find(accepted).ok_or(Explanation::GroupNotUsable)?;
+        let accepted = |group: &Group| self.options.groups.contains(group);
+        let usable = || groups.iter().copied().filter(accepted);
+        let group = usable().find(|group| *group != Group::Null).or_else(|| usable().next());
+        let group = group.ok_or(Explanation::GroupNotUsable)?;
         Ok(State::OweChallenge { transaction, hash, group })
     }
 

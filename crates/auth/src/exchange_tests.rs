@@ -46,7 +46,7 @@ fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: H
     let options = HostOptions {
         names: names(),
         secret,
-        controller_secret,
+        controller_secrets: controller_secret.into_iter().collect(),
         hashes: vec![hash],
         groups: vec![group],
     };
@@ -75,6 +75,23 @@ fn run(host: &mut Host, controller: &mut Controller) -> (Progress, Result<(), Ho
         }
     };
     (controller.progress(), outcome)
+}
+
+/// Linux offers the null group first.
+#[test]
+fn null_group_is_the_last_resort() {
+    let selected = |groups: Vec<Group>| {
+        let mut controller = controller(vec![secret(1)], None);
+        let body = Body::Negotiate { concatenation: 0, hashes: Hash::ALL.into(), groups };
+        controller.send(&Message { transaction: 1, body }.encode());
+        let challenge = controller.fetch(MESSAGE_BYTES).unwrap();
+        match Message::parse(&challenge).unwrap().body {
+            Body::Challenge { group, .. } => group,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(selected(vec![Group::Null, Group::Ffdhe2048, Group::Ffdhe3072]), Group::Ffdhe2048);
+    assert_eq!(selected(vec![Group::Null]), Group::Null);
 }
 
 /// Answers of another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
@@ -217,7 +234,7 @@ fn selection_outside_the_offer_is_refused() {
         let options = HostOptions {
             names: names(),
             secret: secret(7),
-            controller_secret: None,
+            controller_secrets: Vec::new(),
             hashes: vec![Hash::Sha384],
             groups,
         };

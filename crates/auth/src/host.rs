@@ -18,8 +18,9 @@ pub struct HostOptions {
     pub names: Names,
     /// Secret of the host.
     pub secret: Secret,
-    /// Secret of the subsystem, if the controller must prove that it knows it.
-    pub controller_secret: Option<Secret>,
+    /// Secrets of the subsystem, if the controller must prove that it knows one of them; empty if
+    /// it need not.
+    pub controller_secrets: Vec<Secret>,
     /// Hash functions that are offered.
     pub hashes: Vec<Hash>,
     /// Groups that are offered, the preferred first.
@@ -46,9 +47,9 @@ pub enum HostFailure {
 #[derive(Debug)]
 enum State {
     AwaitChallenge,
-    /// With the response that the controller has to give, if it has to.
+    /// With the responses of which the controller has to give one; none if it need not.
     AwaitSuccess {
-        expected: Option<Digest64>,
+        expected: Vec<Digest64>,
         digest_bytes: usize,
     },
     Ended,
@@ -128,14 +129,18 @@ impl Host {
                 if usize::from(theirs) != digest_bytes {
                     return Err(Explanation::HashNotUsable);
                 }
-                let farewell = match (expected, response) {
-                    (None, _) => None,
-                    (Some(expected), Some(response)) if bool::from(expected.ct_eq(&response)) => {
-                        Some(self.encode(Body::Success2))
-                    }
-                    _ => return Err(Explanation::Failed),
-                };
-                Ok((State::Ended, HostStep::Authenticated(farewell)))
+                if expected.is_empty() {
+                    return Ok((State::Ended, HostStep::Authenticated(None)));
+                }
+                let response = response.ok_or(Explanation::Failed)?;
+                let known = expected
+                    .iter()
+                    .fold(false, |known, one| known | bool::from(one.ct_eq(&response)));
+                if !known {
+                    return Err(Explanation::Failed);
+                }
+                let farewell = self.encode(Body::Success2);
+                Ok((State::Ended, HostStep::Authenticated(Some(farewell))))
             }
             _ => Err(Explanation::IncorrectMessage),
         }
@@ -159,12 +164,11 @@ impl Host {
         let response = question.host_response(&self.options.secret, names).to_vec();
         let own_challenge = &self.randomness.challenge[..hash.digest_bytes()];
         let own_sequence = self.randomness.sequence;
-        let expected = self.options.controller_secret.as_ref().map(|secret| {
-            let question =
-                Question { challenge: own_challenge, sequence: own_sequence, ..question };
-            question.controller_response(secret, names)
-        });
-        let mutual = expected.is_some();
+        let question = Question { challenge: own_challenge, sequence: own_sequence, ..question };
+        let secrets = self.options.controller_secrets.iter();
+        let expected: Vec<Digest64> =
+            secrets.map(|secret| question.controller_response(secret, names)).collect();
+        let mutual = !expected.is_empty();
         let reply = self.encode(Body::Reply {
             response,
             challenge: mutual.then(|| own_challenge.to_vec()),

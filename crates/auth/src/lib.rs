@@ -8,7 +8,7 @@
 //! The exponentiations in [`Controller`] and [`Host`] take up to some tens of milliseconds of CPU,
 //! so callers run them off the data path.
 //!
-//! Reading order: [`secret`], `hash`, [`group`], `response` (the formula), [`message`], [`controller`]
+//! Reading order: [`secret`], `ring`, `hash`, [`group`], `response` (the formula), [`message`], [`controller`]
 //! and [`host`] (the exchange).
 
 pub mod controller;
@@ -17,15 +17,17 @@ mod hash;
 pub mod host;
 pub mod message;
 mod response;
+mod ring;
 pub mod secret;
 
 #[cfg(test)]
 mod exchange_tests;
 
-pub use controller::Controller;
+pub use controller::{Controller, ControllerOptions, Progress, Randomness};
 pub use group::Group;
 pub use hash::Hash;
-pub use host::Host;
+pub use host::{Host, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
+pub use ring::{KeyPair, KeyRing, RING_SECRETS};
 pub use secret::{Secret, SecretError};

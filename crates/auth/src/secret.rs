@@ -5,6 +5,7 @@
 
 use base64ct::{Base64, Encoding};
 use crc_fast::CrcAlgorithm;
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use crate::hash::{Digest64, Hash};
@@ -113,6 +114,15 @@ impl Secret {
         }
     }
 }
+
+/// In constant time.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.transformation == other.transformation && bool::from(self.bytes.ct_eq(&other.bytes))
+    }
+}
+
+impl Eq for Secret {}
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
