@@ -42,6 +42,7 @@ pub struct DiskType {
     /// The only size, for local SSDs.
     #[serde(alias = "size_gib_each")]
     pub size_gb_each: Option<f64>,
+    /// Latency in the words of its source.
     pub latency: Option<String>,
     /// Advice of the source about using such disks.
     #[serde(default)]
@@ -54,6 +55,7 @@ pub struct DiskType {
     /// Writes use the network egress of the machine.
     #[serde(default)]
     pub(crate) uses_egress: bool,
+    /// Limits by size.
     pub volume: Option<VolumeLimits>,
     /// Limits by size of regional disks, instead of `volume`.
     pub regional: Option<VolumeLimits>,
@@ -102,6 +104,7 @@ pub struct VolumeLimits {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BlockCap {
+    /// Largest block of the row.
     #[serde(alias = "block_kib_max")]
     pub(crate) block_kb_max: f64,
     pub iops: f64,
@@ -135,6 +138,7 @@ pub struct ProvisionedRule {
     pub(crate) mb_per_s_per_gb_max: Option<f64>,
     #[serde(alias = "mib_per_s_default")]
     pub mb_per_s_default: Option<f64>,
+    /// If that is more.
     #[serde(alias = "mib_per_s_per_gib_default")]
     pub(crate) mb_per_s_per_gb_default: Option<f64>,
     /// For types whose throughput follows the IOPS and is not sold.
@@ -143,6 +147,7 @@ pub struct ProvisionedRule {
     pub iops_free: Option<f64>,
     #[serde(alias = "mib_per_s_free")]
     pub mb_per_s_free: Option<f64>,
+    /// By family.
     #[serde(default)]
     pub(crate) vcpus_min: BTreeMap<String, u32>,
     pub note: Option<String>,

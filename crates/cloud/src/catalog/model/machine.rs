@@ -45,8 +45,11 @@ impl MachineFamily {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalSsd {
+    /// Documents that say so.
     pub source: SourceKeys,
+    /// How well the documents support it.
     pub confidence: Option<Confidence>,
+    /// Disk types that the rows are for.
     #[serde(default)]
     pub types: Vec<String>,
     /// Machines without a row have none.
@@ -54,6 +57,7 @@ pub struct LocalSsd {
     pub rows: Vec<LocalSsdRow>,
     /// vCPUs that the highest figures need.
     pub vcpus_for_maximum: Option<u32>,
+    /// Remark that is shown beside it.
     pub note: Option<String>,
 }
 
@@ -78,12 +82,14 @@ pub enum Support {
     ByRequest,
 }
 
+/// Network egress of some machines of a family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EgressRow {
     pub vcpus: Option<CountRange>,
     pub machine: Option<NamePattern>,
     pub gbit_per_s: f64,
+    /// With Tier_1 networking.
     pub(crate) tier1_gbit_per_s: Option<f64>,
 }
 

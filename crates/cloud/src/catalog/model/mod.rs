@@ -41,24 +41,30 @@ pub struct Catalog {
     pub confidence: Confidence,
     pub machine_default: Option<String>,
     pub units: Units,
+    /// Known gaps, in words.
     #[serde(default)]
     pub not_known: Vec<String>,
+    /// Sources by key.
     #[serde(rename = "source")]
     pub sources: BTreeMap<String, CatalogSource>,
     #[serde(rename = "type")]
     pub types: BTreeMap<String, DiskType>,
     #[serde(rename = "family")]
     pub families: BTreeMap<String, MachineFamily>,
+    /// Limits of machines.
     #[serde(default)]
     pub per_vm: Vec<VmTable>,
+    /// Limits of local SSDs by their number.
     #[serde(default)]
     pub(crate) per_count: Vec<CountTable>,
     pub egress: Option<Egress>,
     pub cpu: Option<Cpu>,
     #[serde(default, rename = "price")]
     pub prices: Vec<Price>,
+    /// Contradictions within and between the sources.
     #[serde(default, rename = "inconsistency")]
     pub inconsistencies: Vec<Inconsistency>,
+    /// Layouts of page tables.
     #[serde(default, rename = "page_table")]
     pub(crate) page_tables: Vec<PageTable>,
     #[serde(default, rename = "observation")]

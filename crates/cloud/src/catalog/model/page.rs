@@ -31,6 +31,7 @@ pub(crate) struct PageTable {
     /// Disk types in the page's order, for tables about several; sorted by name if empty.
     #[serde(default)]
     pub types: Vec<String>,
+    /// Machine family, for tables about machines.
     pub family: Option<String>,
     #[serde(default, alias = "sizes_gib")]
     pub(crate) sizes_gb: Vec<f64>,
@@ -72,5 +73,6 @@ pub(crate) struct Exception {
     pub row: String,
     pub column: String,
     pub printed: String,
+    /// Inconsistency that describes the cell.
     pub id: String,
 }

@@ -37,10 +37,14 @@ pub struct Touches {
     /// Disks of this size or larger, all disks together.
     #[serde(alias = "size_gib_min")]
     pub(crate) size_gb_min: Option<f64>,
+    /// Blocks larger than this.
     #[serde(alias = "block_kib_above")]
     pub(crate) block_kb_above: Option<f64>,
+    /// Workloads with reads, or with writes.
     pub direction: Option<IoDirection>,
+    /// Workloads with both reads and writes.
     pub mixed: Option<bool>,
+    /// Limits that bind or are next.
     pub limits: Option<Vec<LimitKind>>,
     /// Tables of `plan table` that show the contradiction.
     #[serde(default)]
@@ -68,6 +72,7 @@ pub enum LimitKind {
     SharedDisks,
     /// Network egress, for writes.
     Egress,
+    /// Maximum for the block size.
     BlockSize,
     /// Queue depth (Little's law).
     QueueDepth,

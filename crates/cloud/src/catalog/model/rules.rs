@@ -13,6 +13,7 @@ pub struct Egress {
     pub confidence: Option<Confidence>,
     /// For families without a list.
     pub(crate) gbit_per_s_per_vcpu: Option<f64>,
+    /// Maximum by that rule.
     pub(crate) gbit_per_s_max: Option<f64>,
     /// Throughput units per Gbit/s, in the source's counting.
     pub(crate) throughput_per_gbit: f64,
@@ -23,10 +24,12 @@ pub struct Egress {
     pub(crate) multiplier_regional: f64,
     /// Fraction of the egress, 0 to 1, that disks keep under other traffic.
     pub(crate) disk_share: f64,
+    /// `floor`, `nearest` or `none`.
     pub(crate) rounding: Rounding,
     pub note: Option<String>,
 }
 
+/// Rounding of computed figures by a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Rounding {

@@ -5,14 +5,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Units {
+    /// `GB` or `GiB`.
     pub size: SizeUnit,
     pub size_bytes: u64,
     /// `MB/s` or `MiB/s`.
     pub throughput: ThroughputUnit,
+    /// `KB` or `KiB`.
     pub block: BlockUnit,
     pub block_bytes: u64,
     /// Block units in one unit of throughput: 1,000 or 1,024.
     pub blocks_per_throughput: u64,
+    /// Reason for these units.
     pub note: Option<String>,
 }
 
@@ -22,6 +25,7 @@ impl Units {
         bytes as f64 / self.size_bytes as f64
     }
 
+    /// Bytes of one unit of throughput.
     pub fn throughput_bytes(&self) -> u64 {
         self.block_bytes * self.blocks_per_throughput
     }
@@ -46,6 +50,7 @@ macro_rules! unit {
         }
 
         impl $name {
+            /// Name as the page prints it.
             pub fn name(self) -> &'static str {
                 match self {
                     $name::$decimal => $in_1000s,
