@@ -6,11 +6,9 @@
 //!
 //! Read [`device`] first, which states the promises of a completed call. Then the leaves: [`null`],
 //! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`], [`reopenable`]. The
-//! module `conformance` (feature of the same name) contains the checks that all of them must pass.
+//! crate `conformance` contains the checks that all of them must pass.
 
 pub mod config;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 pub mod delay;
 pub mod device;
 pub mod error;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Files, on_each_driver};
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
     BlockDevice, DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FileDevice,
     FileOptions, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
 };
+use flagstone_conformance::{self as conformance, Options};
 
 const BLOCK_SIZES: [u32; 2] = [512, 4096];
 const MIB: u64 = 1 << 20;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::stats::{Call, StatsLayer};
 use flagstone_blockdev::{DelayConfig, DelayLayer, DelayTime, MemoryDevice, SharedDevice};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_runtime::block_on;
 
 fn memory() -> SharedDevice {

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
     BlockDevice, Geometry, IoError, IoFuture, MemoryDevice, SharedDevice, ZeroFlags,
 };
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_runtime::{Buf, BufMut, block_on, buf, task};
 use parking_lot::Mutex;
 

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{
     BlockDevice, FileOptions, IoError, MemoryDevice, SharedDevice, ZeroFlags,
 };
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_limit::{
     Budget, DiskModelConfig, DiskModelLayer, Limit, Limiter, RateLimitLayer, ServiceTime,
 };

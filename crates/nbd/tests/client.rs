@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::{
     Running, any_port, leaves_nothing, memory, on_each_driver, on_each_real_driver, until,
 };
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, SharedDevice, ZeroFlags};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_nbd::client::negotiate::NegotiationError;
 use flagstone_nbd::{ClientOptions, ConnectError, Export, NbdDevice, ServerOptions};
 use flagstone_runtime::net::Address;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{any_port, in_simulation, leaves_nothing, on_each_driver, on_each_real_driver, until};
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_nbd::client::negotiate::NegotiationError;
 use flagstone_nbd::wire::expected::EXPECTED_CONTEXT;
 use flagstone_nbd::wire::option::{info, option, put_info, put_reply, reply_type};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::fake::{Fake, Quirks};
 use common::{Server, any_port, memory, on_cores, options, subnqn};
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, SharedDevice};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvmf_host::{HostOptions, RemoteDevice};
 use flagstone_nvmf_target::TargetConfig;

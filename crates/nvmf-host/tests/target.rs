@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Server, memory, options, subnqn};
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, discover};
 use flagstone_runtime::{buf, spawn};
 use support::{in_simulation, on_each_driver};

@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use flagstone_blockdev::conformance::{self, Options};
 use flagstone_blockdev::{MemoryDevice, SharedDevice};
+use flagstone_conformance::{self as conformance, Options};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 use flagstone_runtime::{IoEngine, RuntimeConfig, block_on, run};
 

@@ -3,7 +3,7 @@
 use flagstone_runtime::{BufMut, buf};
 
 use super::Options;
-use crate::{Geometry, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{Geometry, SharedDevice, ZeroFlags};
 use flagstone_runtime::rng::{Rng, mix64};
 
 /// A device under test.

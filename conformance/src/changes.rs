@@ -1,8 +1,8 @@
 //! Checks of discards and zeroes.
 
 use super::kit::{Kit, is_zero, mismatch, zero_flags};
-use crate::limits::EXTENTS_MAX;
-use crate::{IoError, ZeroFlags};
+use flagstone_blockdev::limits::EXTENTS_MAX;
+use flagstone_blockdev::{IoError, ZeroFlags};
 
 /// Ranges (offset, length) in bytes that leave a block free on either side.
 fn ranges(kit: &Kit<'_>) -> Vec<(u64, u64)> {

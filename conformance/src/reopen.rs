@@ -2,7 +2,7 @@
 
 use super::Options;
 use super::kit::{Kit, is_zero, patterned};
-use crate::{SharedDevice, ZeroFlags};
+use flagstone_blockdev::{SharedDevice, ZeroFlags};
 
 /// Number of reopens.
 const ROUNDS: u64 = 4;

@@ -3,8 +3,8 @@
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::kit::{Kit, fill, patterned};
-use crate::device::MAX_TRANSFER_BYTES;
-use crate::{IoError, ZeroFlags};
+use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
+use flagstone_blockdev::{IoError, ZeroFlags};
 
 pub(super) fn geometry_is_consistent(kit: &Kit<'_>) {
     let geometry = kit.geometry;

@@ -8,7 +8,7 @@ use std::task::Poll;
 use flagstone_runtime::{buf, cores, spawn, task};
 
 use super::kit::{Kit, fill, mismatch, patterned};
-use crate::{IoError, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
 use flagstone_runtime::rng::Rng;
 
 /// Unit that a disk never tears, in bytes.

@@ -5,14 +5,13 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use flagstone_blockdev::conformance::{self, Options};
-//! use flagstone_blockdev::{MemoryDevice, SharedDevice};
+//! //! use flagstone_blockdev::{MemoryDevice, SharedDevice};
 //!
 //! let make = async || Arc::new(MemoryDevice::new(1 << 20, 512).unwrap()) as SharedDevice;
 //! flagstone_runtime::block_on(conformance::run(make, Options::quick(1))).unwrap();
 //! ```
 //!
-//! The name of each check states a promise of [`crate::device`]. If the device breaks the promise,
+//! The name of each check states a promise of [`flagstone_blockdev::device`]. If the device breaks the promise,
 //! the check panics with the offset and the seed.
 
 mod basic;
@@ -22,8 +21,8 @@ mod kit;
 mod model;
 mod reopen;
 
-use crate::SharedDevice;
-use crate::device::MAX_TRANSFER_BYTES;
+use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use kit::Kit;
 
 /// Thoroughness of the checks, and exemptions of the device.
