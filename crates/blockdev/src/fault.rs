@@ -57,7 +57,6 @@ pub struct FaultConfig {
     pub flush: FaultRate,
 }
 
-/// The faults of one direction.
 #[derive(Debug, Default)]
 struct Faults {
     rate: FaultRate,

@@ -44,9 +44,6 @@ impl MemoryDevice {
 
     /// Same as [`MemoryDevice::new`], with a limit of memory: writes that would allocate more than
     /// `limit_bytes` fail with [`IoError::NoSpace`].
-    ///
-    /// # Errors
-    /// The errors of [`MemoryDevice::new`].
     pub fn with_limit(
         size_bytes: u64,
         block_bytes: u32,

@@ -23,7 +23,6 @@ pub(crate) enum RangeAccess {
     Copy,
 }
 
-/// Identifies a call in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallNumber {
     /// Order of arrival. Never reused.
@@ -32,7 +31,6 @@ pub(crate) struct CallNumber {
     node: u32,
 }
 
-/// No node.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_runtime::net::{self, Address};
 
-/// Resolves a name.
 type Lookup = dyn Fn() -> Pin<Box<dyn Future<Output = io::Result<Vec<Address>>>>> + Send + Sync;
 
 /// Address of a peer. Clones share the state of the lookup.

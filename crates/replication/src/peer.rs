@@ -78,7 +78,6 @@ impl PeerConnector for NvmePeer {
     }
 }
 
-/// One connection.
 struct NvmeSession {
     session: Arc<RemoteSession>,
     link: Arc<PeerLink>,

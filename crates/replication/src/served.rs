@@ -33,9 +33,6 @@ pub fn replication_nqn(volume: &Nqn) -> Option<Nqn> {
 /// Serves the mirror's own leg to its peers, as namespace 1 of the hidden subsystem `config`, whose
 /// allow-list should name the peers. `uuid` identifies the namespace; it must not be 0 or the
 /// volume's.
-///
-/// # Errors
-/// The errors of the target.
 pub fn serve_replica(
     target: &Target,
     config: SubsystemConfig,

@@ -197,7 +197,6 @@ struct Timers {
     next_id: u64,
 }
 
-/// Executor of one core.
 pub(crate) struct Executor {
     pub(crate) shared: Arc<Shared>,
     pub(crate) core: usize,
@@ -407,7 +406,6 @@ impl Executor {
         tasks.slots.iter().filter(|task| task.occupied && task.node == node).count()
     }
 
-    /// Number of tasks alive.
     pub(crate) fn tasks(&self) -> usize {
         let tasks = self.tasks.borrow();
         tasks.slots.len() - tasks.free.len()
@@ -451,7 +449,6 @@ impl Executor {
         self.ready.borrow().is_empty() && !self.shared.main_woken.load(Ordering::SeqCst)
     }
 
-    /// The time of the next timer.
     pub(crate) fn next_timer(&self) -> Option<u64> {
         self.timers.borrow().queue.keys().next().map(|key| key.0)
     }

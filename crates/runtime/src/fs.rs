@@ -90,9 +90,6 @@ impl File {
     }
 
     /// Queries the current size, in bytes: the file may have grown since it was opened.
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub fn size_now(&self) -> io::Result<u64> {
         Executor::current().driver().size(self.handle.raw())
     }

@@ -52,9 +52,6 @@ impl RawAddress {
 
 /// Resolves `host` (a name, an IPv4 or a bare IPv6 address) and `port`. Blocks for as long as the
 /// resolver of the system. In simulation only IP addresses resolve.
-///
-/// # Errors
-/// Errors of the resolver.
 pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![Address::Tcp(SocketAddr::new(ip, port))]);
@@ -67,9 +64,6 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<Address>> {
 
 /// Same as [`resolve`], without blocking this core: a separate thread calls the resolver of the
 /// system, which may take long if no name server answers.
-///
-/// # Errors
-/// Errors of the resolver.
 pub async fn lookup(host: &str, port: u16) -> io::Result<Vec<Address>> {
     if is_simulated() || host.parse::<IpAddr>().is_ok() {
         return resolve(host, port);
@@ -167,9 +161,6 @@ impl Listener {
 
     /// Same as [`Listener::bind`], with mode 0600 on the file of a Unix socket from its creation,
     /// so that only this user and root can connect. Simulated files have no modes.
-    ///
-    /// # Errors
-    /// The errors of [`Listener::bind`].
     pub fn bind_private(address: &Address) -> io::Result<Listener> {
         Listener::bind_with(address, true)
     }
@@ -322,9 +313,6 @@ impl Stream {
     }
 
     /// Sends one buffer. For control paths; data paths batch with [`Stream::send_all`].
-    ///
-    /// # Errors
-    /// Errors of the system.
     pub async fn send_buf(&self, buf: Buf) -> io::Result<()> {
         let mut list = SendList::new();
         list.push(buf);

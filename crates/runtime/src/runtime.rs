@@ -168,9 +168,6 @@ fn make_driver(
 /// Runs `main` on the calling thread as core 0, together with the other cores, until it returns.
 /// Then drops every task and waits for every operation in flight. `main` starts when all cores run;
 /// it does not start if one of them cannot.
-///
-/// # Errors
-/// The variants of [`StartError`].
 pub fn run<F, Fut, T>(config: &RuntimeConfig, main: F) -> Result<T, StartError>
 where
     F: FnOnce() -> Fut,
@@ -221,9 +218,6 @@ where
 }
 
 /// Runs `future` on one core with the default settings. For tools and tests.
-///
-/// # Errors
-/// The variants of [`StartError`].
 pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, StartError> {
     run(&RuntimeConfig::default(), || future)
 }

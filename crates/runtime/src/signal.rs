@@ -34,9 +34,6 @@ pub fn catch_termination() -> std::io::Result<()> {
 }
 
 /// Same as [`catch_termination`], for SIGHUP: [`terminated`] returns [`RELOAD`] for it.
-///
-/// # Errors
-/// The errors of [`catch_termination`].
 pub fn catch_reload() -> std::io::Result<()> {
     catch(&[RELOAD])
 }

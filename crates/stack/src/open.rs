@@ -139,9 +139,6 @@ pub struct OpenVolume {
 }
 
 /// Makes the limits that volumes share.
-///
-/// # Errors
-/// A limit's numbers are out of range.
 pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenError> {
     let open = |shared: &SharedLimit| {
         tracing::info!("limit `{}` is {}", shared.name, shared.limit);
@@ -155,9 +152,6 @@ pub fn open_limits(limits: &[SharedLimit]) -> Result<Vec<Arc<Limiter>>, OpenErro
 }
 
 /// Makes the own limit of a volume, if it is to have one.
-///
-/// # Errors
-/// The limit's numbers are out of range.
 pub fn own_limit(volume: &Volume) -> Result<Option<Arc<Limiter>>, OpenError> {
     let mut layers = volume.layers.iter();
     let limit = layers.find_map(|layer| match layer {
@@ -197,9 +191,6 @@ pub async fn open_volume(
 }
 
 /// Puts a layer of a volume over a device, with the volume's own and the shared limits.
-///
-/// # Errors
-/// The layer does not support this device.
 pub fn over(
     volume: &Volume,
     device: SharedDevice,
@@ -222,9 +213,6 @@ pub fn over(
 }
 
 /// The first bytes of a device, at most `bytes`, in whole blocks.
-///
-/// # Errors
-/// Those of the read.
 pub async fn beginning(device: &SharedDevice, bytes: u64) -> Result<Buf, IoError> {
     let geometry = device.geometry();
     let block = u64::from(geometry.block_bytes);
@@ -239,9 +227,6 @@ pub fn within(volume: &Volume, error: OpenError) -> OpenError {
 }
 
 /// Opens the backing devices of a volume.
-///
-/// # Errors
-/// As [`open_device`], with the volume's name before it.
 pub async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
     let options = OpenOptions {
         read_only: volume.read_only,
@@ -324,9 +309,6 @@ fn fault_config(fault: &config::Fault) -> FaultConfig {
 }
 
 /// Checks that the device of a volume has the configured block size.
-///
-/// # Errors
-/// The device has another block size.
 pub fn check_block_size(volume: &Volume, device: &SharedDevice) -> Result<(), OpenError> {
     let has = device.geometry().block_bytes;
     match volume.block_size_bytes {

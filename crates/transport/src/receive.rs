@@ -264,9 +264,6 @@ impl Rx {
 
     /// Like [`Rx::fill`], and receives a little of the following message in the same system call:
     /// for peers that send long payloads back to back.
-    ///
-    /// # Errors
-    /// As [`Rx::fill`].
     pub async fn fill_ahead(&mut self, mut place: BufMut) -> (Result<(), RxError>, BufMut) {
         let mut have = self.copy_out(&mut place);
         while have < place.len() {
@@ -379,9 +376,6 @@ impl Rx {
 
     /// Like [`Rx::more`], for messages of a length that the peer chooses: once a small buffer is
     /// unread, it waits for pooled memory at the ceiling.
-    ///
-    /// # Errors
-    /// As [`Rx::more`].
     pub async fn more_pooled(&mut self) -> Result<(), RxError> {
         while self.data_bytes >= RX_LEAST_BYTES && self.free.is_empty() {
             match self.pooled() {

@@ -167,9 +167,6 @@ pub fn format_block_size(bytes: u64) -> String {
 }
 
 /// Reads a throughput in bytes a second: a size as [`parse_size`] takes it, and `/s`.
-///
-/// # Errors
-/// The text has another form.
 pub fn parse_rate(text: &str) -> Result<u64, RateError> {
     let size = text.trim().strip_suffix("/s").ok_or(RateError::NotPerSecond)?;
     Ok(parse_size(size)?)
@@ -185,9 +182,6 @@ pub fn format_rate(bytes_per_second: u64) -> String {
 
 /// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `min` or `m`, or `h`, in either case; `0`
 /// needs no unit.
-///
-/// # Errors
-/// The text has another form.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let (number, unit) = split_number(text).ok_or(DurationError::NotANumber)?;
     if is_fraction(unit) {

@@ -54,7 +54,6 @@ pub struct PeerProgress {
     pub is_awaited: bool,
 }
 
-/// Number of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MemberId(u64);
 
@@ -90,7 +89,6 @@ struct HostUse {
     extra: usize,
 }
 
-/// State of the arbiter.
 #[derive(Debug)]
 pub(super) struct Arbiter {
     guaranteed: usize,
@@ -203,7 +201,6 @@ impl Arbiter {
         true
     }
 
-    /// Withdraws a request.
     pub(super) fn withdraw(&mut self, id: MemberId) {
         let Some(member) = self.members.get_mut(&id) else { return };
         if member.request.take().is_some() {

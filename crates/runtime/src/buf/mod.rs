@@ -398,9 +398,6 @@ impl Buf {
     }
 
     /// The exclusive view, if this is the only view of its block.
-    ///
-    /// # Errors
-    /// Returns the buffer if other views exist.
     pub fn try_into_mut(self) -> Result<BufMut, Buf> {
         if Rc::strong_count(&self.0.block) == 1 { Ok(BufMut(self.0)) } else { Err(self) }
     }

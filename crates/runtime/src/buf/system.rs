@@ -68,7 +68,6 @@ unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
 /// The slabs of one size, by address.
 type Slabs = BTreeMap<usize, Slab>;
 
-/// One slab.
 struct Slab {
     base: NonNull<u8>,
     /// One bit per block, set if the block is free.

@@ -113,7 +113,6 @@ impl BusyPoll {
 mod tests {
     use super::*;
 
-    /// No timer.
     const FAR: u64 = u64::MAX;
 
     #[test]

@@ -16,7 +16,6 @@ use crate::net::{Address, Direction, KeepAlive, PeerUser, RawAddress};
 const TURN_ATTEMPTS: u32 = 100;
 const TURN_PAUSE: Duration = Duration::from_millis(2);
 
-/// Backlog of listeners.
 const BACKLOG: i32 = 1024;
 
 /// Monotonic nanoseconds.

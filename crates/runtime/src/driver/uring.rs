@@ -24,7 +24,6 @@ const CANCEL: u64 = u64::MAX - 1;
 /// the last one is prepared (its block plug). Submitting all requests of a turn at once would leave
 /// a disk idle that has completed its queue. Measured in docs/performance.md.
 const DISK_BATCH: u32 = 4;
-/// Oldest supported kernel.
 const OLDEST_KERNEL: (u32, u32) = (5, 15);
 
 /// io_uring driver of one executor.

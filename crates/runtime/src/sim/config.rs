@@ -48,7 +48,6 @@ impl SimLatency {
     }
 }
 
-/// A duration in whole nanoseconds.
 pub(crate) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -18,7 +18,6 @@ pub(crate) struct Segment {
     pub(crate) cargo: Cargo,
 }
 
-/// One direction.
 #[derive(Default)]
 pub(crate) struct Pipe {
     pub(crate) wire: VecDeque<Segment>,

@@ -120,7 +120,6 @@ pub struct DiskStats {
     pub allocated_bytes: u64,
 }
 
-/// A simulated disk.
 pub(crate) struct Disk {
     pub(crate) config: DiskConfig,
     pub(crate) faults: DiskFaults,

@@ -19,7 +19,6 @@ use crate::rng::Rng;
 /// First wall clock of a world: 2025-01-01, in nanoseconds since the Unix epoch.
 const WALL_CLOCK_START_NS: u64 = 1_735_689_600_000_000_000;
 
-/// Power state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Power {
     /// Its process runs.
@@ -95,7 +94,6 @@ impl Work {
     }
 }
 
-/// A scheduled event.
 pub(crate) enum Event {
     /// The first part of a write reaches the disk.
     Land(OpId, u64),
@@ -155,7 +153,6 @@ pub(crate) struct State {
     fresh: Vec<OpId>,
     /// Socket operations to end early, at the next turn.
     pub(crate) cancelled: Vec<OpId>,
-    /// Results for the executor.
     pub(crate) done: Vec<(OpId, io::Result<u32>)>,
 }
 
@@ -164,7 +161,6 @@ pub(crate) fn keys_where<K: Copy, V>(map: &BTreeMap<K, V>, wanted: impl Fn(&V) -
     map.iter().filter(|(_, value)| wanted(value)).map(|(key, _)| *key).collect()
 }
 
-/// A system error with this number.
 pub(crate) fn errno(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
@@ -306,7 +302,6 @@ impl State {
         self.now += self.rng.between(1, self.config.turn_ns.max(1));
     }
 
-    /// Fires all due events.
     pub(crate) fn fire_due(&mut self, ops: &mut Ops) {
         while let Some(entry) = self.events.first_entry() {
             if entry.key().0 > self.now {
@@ -336,7 +331,6 @@ impl State {
         }
     }
 
-    /// The time of the next event.
     pub(crate) fn next_event(&self) -> Option<u64> {
         self.events.keys().next().map(|key| key.0)
     }

@@ -33,7 +33,6 @@ fn parts(offset: u64, len: u64) -> impl Iterator<Item = (u64, Range<usize>, usiz
     })
 }
 
-/// The blocks that a range touches.
 pub(crate) fn blocks_of(offset: u64, len: u64) -> Range<u64> {
     if len == 0 {
         return 0..0;
@@ -86,7 +85,6 @@ impl Store {
         (blocks.end - blocks.start - had) * BLOCK_BYTES
     }
 
-    /// Bytes allocated.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.blocks.len() as u64 * BLOCK_BYTES
     }
@@ -104,7 +102,6 @@ impl Store {
         })
     }
 
-    /// Makes one block equal to the block of another store.
     pub(crate) fn copy_block(&mut self, block: u64, from: &Store) {
         match from.blocks.get(&block) {
             Some(bytes) => drop(self.blocks.insert(block, bytes.clone())),

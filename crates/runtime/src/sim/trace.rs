@@ -5,7 +5,6 @@ use std::fmt;
 
 use crate::limits::SIM_EVENTS_REMEMBERED;
 
-/// One event.
 #[derive(Clone, Copy, Debug)]
 struct Happening {
     at_ns: u64,
@@ -19,7 +18,6 @@ struct Happening {
 pub(crate) struct Trace {
     /// Equal for equal histories.
     pub(crate) hash: u64,
-    /// Number of events.
     pub(crate) count: u64,
     latest: VecDeque<Happening>,
 }
