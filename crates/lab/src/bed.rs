@@ -125,24 +125,6 @@ impl RunOptions {
         Generator { program: self.program.clone() }
     }
 
-    /// fio if a target needs it, or if it is installed and the kernel may attach a target.
-    pub(crate) fn fio(
-        &self,
-        plan: &CampaignPlan,
-        interrupt: &Interrupt,
-    ) -> Result<Option<Fio>, Error> {
-        if plan.needs_fio() || plan.initiator == InitiatorChoice::Kernel {
-            return Ok(Some(Fio::find(interrupt)?));
-        }
-        if plan.initiator == InitiatorChoice::Flagstone {
-            return Ok(None);
-        }
-        match Fio::find(interrupt) {
-            Err(error) if error.is_lack_of_fio() => Ok(None),
-            found => Ok(Some(found?)),
-        }
-    }
-
     /// Validates a plan, refuses existing results, checks the targets, and creates the results
     /// directory.
     pub(crate) fn store(
@@ -170,7 +152,7 @@ impl RunOptions {
         interrupt: &Interrupt,
     ) -> Result<MeasuredRecords, Error> {
         let store = self.store(plan, bed)?;
-        let fio = self.fio(plan, interrupt)?;
+        let fio = plan.fio(interrupt)?;
         if let Some(server) = &mut server {
             server.start(interrupt)?;
         }

@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::InitiatorChoice;
 use crate::error::Error;
+use crate::fio::Fio;
 use crate::job::BenchJob;
 use crate::limits::{REPETITIONS, SUITE_JOBS, TARGETS};
+use crate::process::Interrupt;
 use crate::provenance::Origin;
 use crate::results::SCHEMA_VERSION;
 use crate::suite::Suite;
@@ -183,10 +185,18 @@ impl CampaignPlan {
         job
     }
 
-    /// Whether any target needs fio, independent of the driver of `nvme-tcp://`.
-    pub fn needs_fio(&self) -> bool {
+    /// fio if a target needs it, or if it is installed and the kernel may attach a target.
+    pub fn fio(&self, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
         let ours = |target: &BenchTarget| matches!(target.disks[0], DiskAddress::NvmeTcp(_));
-        !self.targets.iter().all(ours)
+        let needs_fio = !self.targets.iter().all(ours);
+        match self.initiator {
+            InitiatorChoice::Flagstone if !needs_fio => Ok(None),
+            InitiatorChoice::Auto if !needs_fio => match Fio::find(interrupt) {
+                Err(error) if error.is_lack_of_fio() => Ok(None),
+                found => found.map(Some),
+            },
+            _ => Fio::find(interrupt).map(Some),
+        }
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
         return Err(Error::usage(format!("--destroy-data={other}: no target has this disk")));
     }
     let interrupt = Interrupt::catch()?;
-    let fio = fio_for(&plan, &interrupt)?;
+    let fio = plan.fio(&interrupt)?;
     if args.dry_run {
         return dry_run(&plan, fio.as_ref());
     }
@@ -84,20 +84,8 @@ pub(super) fn resume(args: &ResumeArgs) -> Result<Exit, Error> {
     }
     plan.destroy.clone_from(&args.destroy_data);
     let interrupt = Interrupt::catch()?;
-    let fio = fio_for(&plan, &interrupt)?;
+    let fio = plan.fio(&interrupt)?;
     measure(&plan, &store, fio.as_ref(), &interrupt, &args.output)
-}
-
-/// fio, if a target needs it or the kernel may attach a target.
-fn fio_for(plan: &CampaignPlan, interrupt: &Interrupt) -> Result<Option<Fio>, Error> {
-    match plan.needs_fio() || plan.initiator == InitiatorChoice::Kernel {
-        true => Fio::find(interrupt).map(Some),
-        false if plan.initiator == InitiatorChoice::Flagstone => Ok(None),
-        false => match Fio::find(interrupt) {
-            Err(error) if error.is_lack_of_fio() => Ok(None),
-            found => found.map(Some),
-        },
-    }
 }
 
 fn measure(

@@ -7,7 +7,6 @@ use flagstone_bench::attach::InitiatorChoice;
 use flagstone_bench::campaign::Watcher as _;
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::report::AdditionalSections;
-use flagstone_bench::table::Table;
 use flagstone_bench::target::BenchTarget;
 use flagstone_cloud::Catalog;
 use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
@@ -84,20 +83,14 @@ impl MeasureArgs {
     }
 }
 
-struct Shown {
-    is_empty: bool,
-    tables: Vec<Table>,
-    caveats: Vec<String>,
-    sections: AdditionalSections,
-}
-
-/// Runs an experiment, then writes and prints its summary and the report.
+/// Runs an experiment, then writes and prints its summary and the report. `sections` returns `None` if
+/// nothing was measured.
 fn run<S: Serialize>(
     options: &RunOptions,
     output: &OutputArgs,
     note: Option<&str>,
     measure: impl FnOnce(&mut CampaignProgress, &Interrupt) -> Result<ExperimentOutcome<S>, Error>,
-    shown: impl FnOnce(&S) -> Shown,
+    sections: impl FnOnce(&S) -> Option<AdditionalSections>,
 ) -> Result<Exit, Error> {
     let interrupt = Interrupt::catch()?;
     let mut watch = CampaignProgress::new();
@@ -108,17 +101,16 @@ fn run<S: Serialize>(
     watch.clear();
     let outcome = ended.inspect_err(|_| super::print_results_directory(&options.results))?;
     let summary = &outcome.summary;
-    let shown = shown(summary);
-    if shown.is_empty {
+    let Some(sections) = sections(summary) else {
         complain("flagstone: interrupted before anything was measured\n");
         return Ok(Exit::Interrupted);
-    }
+    };
     super::write_summary(&options.results, summary)?;
     let text = match output.to.json {
         true => json(summary),
-        false => super::text(&shown.tables, &shown.caveats, output.format),
+        false => super::text(&sections, output.format),
     };
-    let report = super::report(&options.results, &shown.sections)?;
+    let report = super::report(&options.results, &sections)?;
     let exit = print(&text, exit_of(outcome.end));
     complain(&format!("the report is {}\n", report.display()));
     Ok(exit)
@@ -158,12 +150,7 @@ pub(super) fn mirror(args: &LabMirrorArgs) -> Result<Exit, Error> {
         &args.measure.output,
         note.as_deref(),
         |watch, interrupt| mirror::run(&run_options, &bed, watch, interrupt),
-        |summary| Shown {
-            is_empty: summary.cells.is_empty(),
-            tables: mirror::tables::tables(summary),
-            caveats: summary.caveats.clone(),
-            sections: sections::mirror(summary),
-        },
+        |summary| (!summary.cells.is_empty()).then(|| sections::mirror(summary)),
     )
 }
 
@@ -193,12 +180,7 @@ pub(super) fn fabric(args: &FabricArgs) -> Result<Exit, Error> {
         &args.measure.output,
         note,
         |watch, interrupt| fabric::run(&run_options, &bed, watch, interrupt),
-        |summary| Shown {
-            is_empty: summary.rows.is_empty(),
-            tables: fabric::tables(summary),
-            caveats: summary.caveats.clone(),
-            sections: sections::fabric(summary),
-        },
+        |summary| (!summary.rows.is_empty()).then(|| sections::fabric(summary)),
     )
 }
 
@@ -242,12 +224,7 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
         &args.measure.output,
         note,
         |watch, interrupt| provisioned::run(&run_options, &bed, watch, interrupt),
-        |summary| Shown {
-            is_empty: summary.rows.is_empty(),
-            tables: vec![provisioned::table(summary)],
-            caveats: summary.caveats.clone(),
-            sections: sections::provisioned(summary),
-        },
+        |summary| (!summary.rows.is_empty()).then(|| sections::provisioned(summary)),
     )
 }
 
@@ -271,11 +248,6 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<Exit, Error> {
         &args.measure.output,
         note,
         |watch, interrupt| disk_limits::run(&run_options, &bed, watch, interrupt),
-        |summary| Shown {
-            is_empty: summary.cells.is_empty(),
-            tables: vec![disk_limits::table(summary)],
-            caveats: summary.caveats.clone(),
-            sections: sections::limits(summary),
-        },
+        |summary| (!summary.cells.is_empty()).then(|| sections::limits(summary)),
     )
 }

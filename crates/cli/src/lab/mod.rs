@@ -12,7 +12,7 @@ use flagstone_bench::Error as BenchError;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::report::{AdditionalSections, HtmlReport, Run};
-use flagstone_bench::table::{Form, Table};
+use flagstone_bench::table::Form;
 use flagstone_lab::Error;
 use flagstone_units::format_utc;
 use serde::Serialize;
@@ -66,11 +66,11 @@ fn write_summary(directory: &Path, summary: &impl Serialize) -> Result<(), Error
     Ok(())
 }
 
-fn text(tables: &[Table], caveats: &[String], form: Form) -> String {
-    let mut all: Vec<String> = tables.iter().map(|table| table.write(form)).collect();
+fn text(sections: &AdditionalSections, form: Form) -> String {
+    let mut all: Vec<String> = sections.tables.iter().map(|one| one.table.write(form)).collect();
     // CSV has tables only.
     if form != Form::Csv {
-        all.push(caveats.iter().map(|caveat| format!("- {caveat}.\n")).collect());
+        all.push(sections.caveats.iter().map(|caveat| format!("- {caveat}.\n")).collect());
     }
     all.join("\n")
 }

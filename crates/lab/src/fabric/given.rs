@@ -92,7 +92,7 @@ impl GivenFabric {
             return run.campaign((&plan, parts), &self.targets, None, watcher, interrupt);
         }
         let store = run.store(&plan, &self.targets)?;
-        let fio = run.fio(&plan, interrupt)?;
+        let fio = plan.fio(interrupt)?;
         let client = FabricClient { run, plan: &plan, store: &store, fio: fio.as_ref() };
         let end = client.measure(watcher, interrupt)?;
         let records = local.unwrap_or_default().into_iter().chain(store.records()?);

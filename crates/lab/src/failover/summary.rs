@@ -11,7 +11,7 @@ use super::timeline::{DrillEvent, TimelinePoint};
 use crate::bed::SCHEMA_VERSION;
 use flagstone_bench::provenance::Provenance;
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FailoverSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
@@ -65,24 +65,13 @@ impl FailoverSummary {
         FailoverSummary {
             schema_version: SCHEMA_VERSION,
             experiment: "failover",
-            emulated: false,
-            real_nodes: false,
-            provenance: Provenance::Unknown,
-            machine: None,
-            death: Death::Silent,
             blocks_written: verified(|verify| verify.blocks_written),
             blocks_checked: if is_whole { checked } else { 0 },
             wrong_blocks: verified(|verify| verify.violations),
             errors: both.iter().map(failed).sum(),
             longest_ms: longest_us / 1e3,
-            failover_ms: 0.0,
-            resynced_bytes: 0,
-            volume_bytes: 0,
-            return_ms: 0.0,
-            switchover_ms: 0.0,
-            events: Vec::new(),
             timeline: load.samples.iter().map(point).collect(),
-            caveats: Vec::new(),
+            ..FailoverSummary::default()
         }
     }
 
