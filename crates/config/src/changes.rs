@@ -2,14 +2,15 @@
 
 use crate::{Config, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume};
 
-/// Adds `PREFIX.KEY` for each field that differs. Every field is named, so that the compiler finds
-/// a forgotten field.
+/// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
+/// Every field is named, so that the compiler finds a forgotten field.
 macro_rules! compare {
     ($out:ident, $prefix:expr, $type:ident, $old:expr, $new:expr,
-     { $($field:ident => $key:literal),* $(,)? }, elsewhere { $($other:ident),* $(,)? }) => {
+     { $($field:ident $(: $key:ident)?),* }, elsewhere { $($other:ident),* }) => {
         let $type { $($field,)* $($other: _,)* } = $old;
         $(if *$field != $new.$field {
-            $out.push(format!("{}.{}", $prefix, $key));
+            let key = [$(stringify!($key),)? stringify!($field)][0];
+            $out.push(format!("{}.{key}", $prefix));
         })*
     };
 }
@@ -56,31 +57,15 @@ fn add_or_removed(old: &[String], new: &[String], keys: &mut Vec<String>) {
 
 fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
     compare!(keys, "server", Server, old, new, {
-        listen => "listen",
-        cores => "cores",
-        buffer_memory_bytes => "buffer_memory",
-        node => "node",
-        io_engine => "io_engine",
-        busy_poll => "busy_poll",
-        api => "api",
-        metrics => "metrics",
+        listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
+        metrics
     }, elsewhere { nvme, nbd });
     compare!(keys, "server.nvme", Nvme, &old.nvme, new.nvme, {
-        nqn_prefix => "nqn_prefix",
-        in_capsule_bytes => "in_capsule",
-        max_queues => "max_queues",
-        queue_depth => "queue_depth",
-        mdts_bytes => "mdts",
-        max_connections => "max_connections",
-        header_digest => "header_digest",
-        data_digest => "data_digest",
-        handshake_timeout => "handshake_timeout",
-        stall_timeout => "stall_timeout",
+        nqn_prefix, in_capsule_bytes: in_capsule, max_queues, queue_depth, mdts_bytes: mdts,
+        max_connections, header_digest, data_digest, handshake_timeout, stall_timeout
     }, elsewhere {});
     compare!(keys, "server.nbd", Nbd, &old.nbd, new.nbd, {
-        max_connections => "max_connections",
-        handshake_timeout => "handshake_timeout",
-        stall_timeout => "stall_timeout",
+        max_connections, handshake_timeout, stall_timeout
     }, elsewhere {});
 }
 
@@ -91,11 +76,7 @@ fn compare_volumes(
 ) {
     let table = format!("volume.{}", old.name);
     compare!(keys, table, Volume, old, new, {
-        backing => "device",
-        block_size_bytes => "block_size",
-        read_only => "read_only",
-        uuid => "uuid",
-        nbd_export => "nbd_export",
+        backing: device, block_size_bytes: block_size, read_only, uuid, nbd_export
     }, elsewhere { name, layers });
     let before = keys.len();
     let layers = |config: &Config, volume: &Volume| -> Vec<(&'static str, LayerValue)> {
@@ -146,12 +127,8 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address => "address",
-        host_addresses => "host_addresses",
-        connections => "connections",
-        timeout => "timeout",
-        compression => "compression",
-        max_bytes_per_s => "bandwidth_max",
+        address, host_addresses, connections, timeout, compression,
+        max_bytes_per_s: bandwidth_max
     }, elsewhere { name });
 }
 
@@ -175,9 +152,7 @@ fn compare_subsystems(running: &Config, read: &Config, keys: &mut Vec<String>) {
         let Some(index) = new_tables.iter().position(|new| new == table) else { continue };
         let new = &read.subsystems[index];
         compare!(keys, table, Subsystem, old, new, {
-            nqn => "nqn",
-            serial => "serial",
-            allow_hosts => "allow_hosts",
+            nqn, serial, allow_hosts
         }, elsewhere { name, namespaces });
         let names = |config: &Config, subsystem: &Subsystem| -> Vec<String> {
             subsystem.namespaces.iter().map(|index| config.volumes[*index].name.clone()).collect()
