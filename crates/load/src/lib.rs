@@ -31,7 +31,7 @@ mod run;
 mod slots;
 mod stats;
 #[cfg(test)]
-mod test_device;
+mod tests;
 mod usage;
 pub mod verify;
 

@@ -9,7 +9,7 @@ use flagstone_runtime::{RuntimeConfig, spawn};
 use super::*;
 use crate::job::{AccessPattern, BlockSize, Crash, Verify};
 use crate::results::OpKind;
-use crate::test_device::{Manner, TestDevice};
+use crate::tests::device::{Manner, TestDevice};
 use crate::verify::ViolationKind;
 
 const BLOCK: u32 = 512;

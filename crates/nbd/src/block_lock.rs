@@ -13,7 +13,6 @@ use flagstone_runtime::sync::SharedNotify;
 /// Set while an exclusive holder exists or waits.
 const EXCLUSIVE: u32 = 1 << 31;
 
-/// Shared and exclusive lock of an export.
 #[derive(Debug, Default)]
 pub(crate) struct BlockLock {
     /// [`EXCLUSIVE`] and the number of shared holders.
@@ -22,14 +21,12 @@ pub(crate) struct BlockLock {
 }
 
 impl BlockLock {
-    /// Acquires shared access, unless an exclusive holder exists or waits.
     #[inline]
     pub(crate) fn try_lock_shared(&self) -> bool {
         let enter = |state: u32| (state & EXCLUSIVE == 0).then_some(state + 1);
         self.state.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_ok()
     }
 
-    /// Releases shared access.
     #[inline]
     pub(crate) fn unlock_shared(&self) {
         if self.state.fetch_sub(1, Ordering::Release) & EXCLUSIVE != 0 {
@@ -37,7 +34,6 @@ impl BlockLock {
         }
     }
 
-    /// Waits for shared access.
     pub(crate) async fn lock_shared(&self) {
         self.released.wait_for(|| self.try_lock_shared().then_some(())).await;
     }
@@ -55,7 +51,6 @@ impl BlockLock {
     }
 }
 
-/// Exclusive access.
 #[derive(Debug)]
 pub(crate) struct ExclusiveGuard<'a>(&'a BlockLock);
 

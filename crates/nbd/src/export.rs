@@ -12,13 +12,9 @@ use crate::limits::{MAX_REQUEST_BYTES, MAX_STRING_BYTES};
 use crate::links::LinkTable;
 use crate::wire::transmission_flag as flag;
 
-/// Named device.
 pub struct Export {
-    /// Name that clients request.
     pub name: String,
-    /// Description for people; may be empty.
     pub description: String,
-    /// Backing device.
     pub device: SharedDevice,
     /// Refuse changes, even if the device is writable.
     pub read_only: bool,
@@ -33,19 +29,16 @@ pub struct Export {
     pub(crate) links: LinkTable,
 }
 
-/// Invalid export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// Names and descriptions are text of at most 4,096 bytes without NUL.
     #[error("the name or description of export `{0}` is longer than 4096 bytes or contains NUL")]
     BadText(String),
-    /// Two exports with equal names.
     #[error("two exports are named `{0}`")]
     Duplicate(String),
 }
 
 impl Export {
-    /// Creates an export without a description.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
         Export {
             name: name.into(),
@@ -58,7 +51,6 @@ impl Export {
         }
     }
 
-    /// Sets the description.
     #[must_use]
     pub fn described(mut self, description: impl Into<String>) -> Export {
         self.description = description.into();
@@ -118,22 +110,15 @@ pub struct Exports {
     by_name: Mutex<BTreeMap<String, Option<Arc<Export>>>>,
 }
 
-/// Result of looking up a name.
 #[derive(Clone, Debug)]
 pub enum ExportLookup {
-    /// Existing export.
     Here(Arc<Export>),
     /// Expected export, see [`Exports::expect`].
     Expected,
-    /// No export.
     Nothing,
 }
 
 impl Exports {
-    /// Creates the set.
-    ///
-    /// # Errors
-    /// [`ExportError`].
     pub fn new(exports: impl IntoIterator<Item = Export>) -> Result<Exports, ExportError> {
         let all = Exports::default();
         for export in exports {
@@ -144,9 +129,6 @@ impl Exports {
 
     /// Reserves the name of an export that is added later. Clients that request it learn that it is
     /// not available yet.
-    ///
-    /// # Errors
-    /// [`ExportError`].
     pub fn expect(&self, name: &str) -> Result<(), ExportError> {
         check_text(name, name)?;
         let mut by_name = self.by_name.lock();
@@ -158,9 +140,6 @@ impl Exports {
     }
 
     /// Adds an export, possibly an expected one.
-    ///
-    /// # Errors
-    /// [`ExportError`].
     pub fn add(&self, export: Export) -> Result<(), ExportError> {
         check_text(&export.name, &export.name)?;
         check_text(&export.name, &export.description)?;
@@ -187,7 +166,6 @@ impl Exports {
         }
     }
 
-    /// All existing exports, by name.
     pub fn all(&self) -> Vec<Arc<Export>> {
         self.by_name.lock().values().flatten().cloned().collect()
     }

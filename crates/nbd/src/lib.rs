@@ -14,6 +14,8 @@
 //! correct with respect to all other NBD writes of the export. Changes that reach the device other
 //! than through NBD are not serialized with these.
 
+#![allow(missing_docs, reason = "the names of most members say it")]
+
 mod block_lock;
 pub mod client;
 pub mod export;
@@ -25,7 +27,7 @@ mod random_input_tests;
 pub mod server;
 pub mod session;
 #[cfg(test)]
-mod test_device;
+mod tests;
 pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};

@@ -15,7 +15,6 @@ use crate::export::Export;
 use crate::server::Drain;
 use crate::wire::link::LinkId;
 
-/// Links of one export, on all cores.
 #[derive(Debug, Default)]
 pub(crate) struct LinkTable {
     /// Stop signals of the connections that own a link.

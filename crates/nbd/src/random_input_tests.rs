@@ -12,7 +12,7 @@ use crate::export::{Export, Exports};
 use crate::handshake::{Handshake, HandshakeStep};
 use crate::limits::{MAX_OPTION_BYTES, MAX_REQUEST_BYTES};
 use crate::session::{NbdSession, RequestAction};
-use crate::test_device::NoData;
+use crate::tests::device::NoData;
 use crate::wire::link::LinkId;
 use crate::wire::reply::{MAX_HEADER_BYTES, ReplyHeader, put_data, put_error, put_simple};
 

@@ -10,10 +10,8 @@ use crate::wire::Errno;
 use crate::wire::link::LinkId;
 use crate::wire::request::{NbdRequest, command, command_flag};
 
-/// Negotiated session of a connection.
 #[derive(Clone, Debug)]
 pub struct NbdSession {
-    /// Export.
     pub export: Arc<Export>,
     /// Structured replies: reads are answered in chunks, and errors with a message.
     pub structured: bool,
@@ -33,55 +31,37 @@ pub struct NbdSession {
 pub enum RequestAction {
     /// Read `len` bytes, 1 to 32 MiB.
     Read {
-        /// Offset, in bytes.
         offset: u64,
-        /// Length, in bytes.
         len: u32,
     },
-    /// Write the payload.
     Write {
-        /// Offset, in bytes.
         offset: u64,
-        /// Durable before the reply.
         fua: bool,
     },
-    /// Make completed writes durable.
     Flush,
-    /// Discard blocks.
     Trim {
-        /// Offset, in bytes.
         offset: u64,
-        /// Length, in bytes.
         len: u32,
-        /// Durable before the reply.
         fua: bool,
     },
-    /// Write zeroes.
     Zeroes {
-        /// Offset, in bytes.
         offset: u64,
-        /// Length, in bytes.
         len: u32,
-        /// Options.
         flags: ZeroFlags,
     },
     /// Report extents from the start of the range.
     Status {
-        /// Offset, in bytes.
         offset: u64,
-        /// Length, in bytes.
         len: u32,
         /// Report only the first extent.
         one: bool,
     },
     /// Succeed without doing anything.
     Nothing,
-    /// Finish and close.
     Disconnect,
 }
 
 impl NbdSession {
-    /// Creates a session on `export`.
     pub fn new(export: Arc<Export>, structured: bool, sized: bool) -> NbdSession {
         let geometry = export.device.geometry();
         let read_only = export.read_only || geometry.read_only;
@@ -97,7 +77,6 @@ impl NbdSession {
         }
     }
 
-    /// Geometry of the device.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -108,9 +87,6 @@ impl NbdSession {
     }
 
     /// Validates a request against the session and the export.
-    ///
-    /// # Errors
-    /// The error of the reply ("Error values").
     pub fn admit(&self, request: &NbdRequest) -> Result<RequestAction, Errno> {
         if request.flags & !allowed_flags(request.command, self.structured) != 0 {
             return Err(Errno::INVAL);
@@ -212,7 +188,7 @@ fn allowed_flags(kind: u16, structured: bool) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_device::NoData;
+    use crate::tests::device::NoData;
     use crate::wire::request::Cookie;
 
     fn session(structured: bool, sized: bool) -> NbdSession {

@@ -25,7 +25,6 @@ enum State {
     Free,
     /// Waiting to be sent or resent.
     Queued,
-    /// On the wire.
     Sent,
     Done,
 }
@@ -50,7 +49,6 @@ pub(crate) struct RequestSlot {
     sent: u32,
 }
 
-/// All requests of one link.
 #[derive(Default)]
 pub(crate) struct RequestSlots {
     slots: Vec<RequestSlot>,
@@ -81,7 +79,6 @@ impl RequestSlots {
         index
     }
 
-    /// Number of pending requests.
     pub(crate) fn unfinished(&self) -> usize {
         self.queue.len() + self.on_wire
     }

@@ -15,7 +15,6 @@ use crate::wire::link::LinkId;
 use crate::wire::option::reply_type;
 use crate::wire::transmission_flag;
 
-/// Client timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
     /// Time limit for connecting and negotiating.
@@ -47,7 +46,6 @@ pub enum ConnectError {
     /// The connection failed.
     #[error("cannot connect: {0}")]
     Connect(#[from] std::io::Error),
-    /// The negotiation failed.
     #[error(transparent)]
     Negotiation(#[from] NegotiationError),
     /// The timeout expired.

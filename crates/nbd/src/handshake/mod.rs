@@ -55,14 +55,11 @@ pub enum HandshakeError {
 pub struct NbdRefusal {
     /// Name of the export, as received; empty if the client named none.
     pub export: String,
-    /// Reason.
     pub reason: NbdRefusalReason,
 }
 
-/// Reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdRefusalReason {
-    /// No export has this name.
     #[error("no such export")]
     UnknownExport,
     /// The device of the export is not open yet.
@@ -71,7 +68,6 @@ pub enum NbdRefusalReason {
     /// The client asked for TLS.
     #[error("TLS is not supported")]
     Tls,
-    /// The negotiation failed.
     #[error("{0}")]
     Failed(HandshakeError),
     /// The negotiation took too long.
@@ -131,7 +127,6 @@ impl Handshake {
         self.refusal.take()
     }
 
-    /// The refusal of the negotiation as a whole.
     pub fn refusal(&self, reason: NbdRefusalReason) -> NbdRefusal {
         NbdRefusal { export: self.named.clone(), reason }
     }

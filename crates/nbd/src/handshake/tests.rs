@@ -1,7 +1,7 @@
 //! Negotiations with valid and invalid clients.
 
 use super::*;
-use crate::test_device::NoData;
+use crate::tests::device::NoData;
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::option::{
     OptionReplyHeader, REPLY_HEADER_BYTES, info_request, meta_request, put_option,

@@ -4,16 +4,13 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-/// Client in its transmission phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachedClient {
-    /// Name of the export.
     pub export: String,
     /// Client address; `unix` for a Unix socket.
     pub peer: String,
 }
 
-/// Clients of a server, on all cores.
 #[derive(Debug, Default)]
 pub(super) struct ClientRegistry(Mutex<Entries>);
 
@@ -30,7 +27,6 @@ pub(super) struct Entry<'a> {
 }
 
 impl ClientRegistry {
-    /// Adds a client.
     pub(super) fn enter(&self, attached: AttachedClient) -> Entry<'_> {
         let mut entries = self.0.lock();
         let number = entries.next;
@@ -39,7 +35,6 @@ impl ClientRegistry {
         Entry { registry: self, number }
     }
 
-    /// All clients in order of arrival.
     pub(super) fn all(&self) -> Vec<AttachedClient> {
         let entries = self.0.lock();
         entries.attached.values().cloned().collect()

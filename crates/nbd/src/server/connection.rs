@@ -246,7 +246,6 @@ impl NbdConnection {
         self.bytes.set(self.bytes.get() - bytes);
     }
 
-    /// Ends a request without a reply.
     pub(crate) fn abandon(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - 1);
         self.bytes.set(self.bytes.get() - bytes);
@@ -285,7 +284,6 @@ impl NbdConnection {
         self.tx.finish();
     }
 
-    /// The client is gone.
     pub(crate) fn end_flow(&self) {
         self.ended_flow.borrow_mut().get_or_insert_with(task::end_flow);
     }

@@ -21,7 +21,6 @@ struct State {
 }
 
 impl Drain {
-    /// Creates an unset signal.
     pub fn new() -> Drain {
         Drain::default()
     }
@@ -35,12 +34,10 @@ impl Drain {
         }
     }
 
-    /// True once [`Drain::begin`] was called.
     pub fn has_begun(&self) -> bool {
         self.0.begun.load(Ordering::Acquire)
     }
 
-    /// Waits for [`Drain::begin`].
     pub async fn begun(&self) {
         let mut place = self.place();
         poll_fn(|cx| place.poll(cx)).await;
@@ -64,7 +61,6 @@ impl Drain {
     }
 }
 
-/// Registration of one waiter.
 #[derive(Debug)]
 pub(crate) struct DrainWaiter {
     id: u64,

@@ -25,11 +25,9 @@ pub(crate) struct AdmittedRequest {
     pub(crate) cookie: Cookie,
     /// Payload bytes held of the budget.
     pub(crate) budget: usize,
-    /// The request of which this is a part.
     pub(crate) whole: Option<Rc<RequestParts>>,
 }
 
-/// Request that is executed in parts.
 #[derive(Debug)]
 pub(crate) struct RequestParts {
     bytes_left: Cell<usize>,
@@ -241,7 +239,6 @@ fn described(
     parts.take(if one { 1 } else { usize::MAX })
 }
 
-/// Starts a write.
 pub(crate) fn write(
     connection: &Rc<NbdConnection>,
     job: AdmittedRequest,
@@ -293,7 +290,6 @@ struct Access {
 }
 
 impl Access {
-    /// Waits for shared access.
     async fn shared(&mut self) -> &NbdSession {
         self.connection.session.export.block_lock.lock_shared().await;
         self.shared = true;

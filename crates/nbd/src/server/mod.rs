@@ -44,7 +44,6 @@ use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
 
-/// Server limits and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Time limit of each step of the negotiation, and of all steps while many clients negotiate.
@@ -65,7 +64,6 @@ impl Default for ServerOptions {
     }
 }
 
-/// Reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum DisconnectReason {
     /// The client sent DISC, or closed between two requests.
@@ -74,7 +72,6 @@ pub enum DisconnectReason {
     /// The client closed within a message.
     #[error("the client closed within a message")]
     CutShort,
-    /// The negotiation failed.
     #[error("negotiation ended: {0}")]
     Refused(#[from] HandshakeError),
     /// Invalid magic: the stream is out of sync.
@@ -89,18 +86,14 @@ pub enum DisconnectReason {
     /// A read failed after its reply had begun.
     #[error("a read failed after part of its reply was sent: {0}")]
     ReadFailed(IoError),
-    /// The server is shutting down.
     #[error("the server is shutting down")]
     Drained,
-    /// The client has reconnected.
     #[error("replaced by a new connection of the client")]
     Replaced,
-    /// System error.
     #[error("{0}")]
     Failed(#[from] io::Error),
 }
 
-/// NBD server for any number of clients, shared by all cores.
 #[derive(Debug)]
 pub struct NbdServer {
     exports: Arc<Exports>,
@@ -109,7 +102,6 @@ pub struct NbdServer {
     connections: AtomicUsize,
     attached: ClientRegistry,
     shares: OnceLock<Arc<BufferShares>>,
-    /// Clients that negotiate now.
     negotiating: AtomicUsize,
     refusals: RefusalLog,
 }
@@ -141,7 +133,6 @@ impl NbdServer {
         self.shares.get_or_init(own)
     }
 
-    /// Current connections on all cores.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
@@ -331,7 +322,6 @@ impl NbdServer {
 /// Pause before a failed accept is retried, and between checks for the end of connections.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Counted connection of a server.
 struct Occupied(Arc<NbdServer>);
 
 impl Drop for Occupied {
@@ -340,7 +330,6 @@ impl Drop for Occupied {
     }
 }
 
-/// Counted negotiation.
 struct Negotiating<'a>(&'a AtomicUsize);
 
 impl Negotiating<'_> {

@@ -67,7 +67,6 @@ async fn read_part(session: &NbdSession, part: BlockPart, out: &mut [u8]) -> Res
     Ok(())
 }
 
-/// Reads any byte range of the export.
 pub(crate) async fn read(
     session: &NbdSession,
     offset: u64,
@@ -107,7 +106,6 @@ async fn modify(
     device.write(part.block, whole.freeze(), fua).await
 }
 
-/// Writes any byte range of the export.
 pub(crate) async fn write(
     session: &NbdSession,
     offset: u64,
@@ -133,7 +131,6 @@ pub(crate) async fn write(
     Ok(())
 }
 
-/// Writes zeroes to any byte range of the export.
 pub(crate) async fn write_zeroes(
     session: &NbdSession,
     offset: u64,

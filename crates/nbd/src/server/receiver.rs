@@ -44,7 +44,6 @@ pub(crate) async fn receive(connection: &Rc<NbdConnection>, rx: &mut Rx) -> Disc
     }
 }
 
-/// Receives once.
 async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), DisconnectReason> {
     if connection.tx.has_waiting() {
         // Send replies first, because the peer may be waiting for them.
@@ -63,7 +62,6 @@ async fn more(connection: &NbdConnection, rx: &mut Rx) -> Result<(), DisconnectR
     }
 }
 
-/// Starts or refuses one request; fails at the end of the connection.
 async fn take(
     connection: &Rc<NbdConnection>,
     rx: &mut Rx,

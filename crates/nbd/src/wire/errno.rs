@@ -9,11 +9,8 @@ pub struct Errno(pub u32);
 impl Errno {
     /// Operation not permitted: a change of a read-only export.
     pub const PERM: Errno = Errno(1);
-    /// Input/output error.
     pub const IO: Errno = Errno(5);
-    /// Cannot allocate memory.
     pub const NOMEM: Errno = Errno(12);
-    /// Invalid argument.
     pub const INVAL: Errno = Errno(22);
     /// No space left, or a write beyond the end.
     pub const NOSPC: Errno = Errno(28);
@@ -21,7 +18,6 @@ impl Errno {
     pub const OVERFLOW: Errno = Errno(75);
     /// A fast zero that would not be fast.
     pub const NOTSUP: Errno = Errno(95);
-    /// The server is shutting down.
     pub const SHUTDOWN: Errno = Errno(108);
 
     /// Error value for a device's read error.

@@ -16,5 +16,4 @@
 //! expected export. Other servers do not know the context, or refuse the query. It cannot be
 //! selected.
 
-/// Name of the metadata context.
 pub const EXPECTED_CONTEXT: &str = "x-flagstone:expected";

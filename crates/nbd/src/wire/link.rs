@@ -8,7 +8,6 @@
 //! server selects it too, it has ended the previous connection of that link, with all its requests,
 //! before the first request of the new one. The context has no extents.
 
-/// Prefix of a link's metadata context.
 pub const LINK_CONTEXT: &str = "x-flagstone:link-";
 
 /// Link identifier, chosen at random by the client.
@@ -25,7 +24,6 @@ impl LinkId {
         u64::from_str_radix(digits, 16).ok().map(LinkId)
     }
 
-    /// Metadata context name of the link.
     pub fn encode(self) -> String {
         format!("{LINK_CONTEXT}{:016x}", self.0)
     }

@@ -35,25 +35,17 @@ pub mod handshake_flag {
 
 /// "Transmission flags": what an export can do.
 pub mod transmission_flag {
-    /// Always set.
     pub const HAS_FLAGS: u16 = 1 << 0;
     /// Writes are refused.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The FUA command flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// The DF command flag is supported.
     pub const SEND_DF: u16 = 1 << 7;
     /// A flush on one connection covers the writes of all.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// CACHE is supported.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// The FAST_ZERO command flag is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 

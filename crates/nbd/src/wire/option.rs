@@ -4,62 +4,42 @@
 use super::{OPTION_MAGIC, OPTION_REPLY_MAGIC, u16_at, u32_at, u64_at};
 use crate::limits::MAX_STRING_BYTES;
 
-/// "Option types".
 #[expect(clippy::module_inception, reason = "the protocol calls them options too")]
 pub mod option {
     /// Select an export and begin; has no error reply.
     pub const EXPORT_NAME: u32 = 1;
-    /// Abort the negotiation.
     pub const ABORT: u32 = 2;
-    /// List the exports.
     pub const LIST: u32 = 3;
-    /// Upgrade to TLS.
     pub const STARTTLS: u32 = 5;
-    /// Describe an export.
     pub const INFO: u32 = 6;
     /// Describe an export and begin.
     pub const GO: u32 = 7;
-    /// Enable structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// List metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
     /// Enable 64-bit headers (experimental).
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// "Option reply types".
 pub mod reply_type {
-    /// Success.
     pub const ACK: u32 = 1;
     /// An export's name and description.
     pub const SERVER: u32 = 2;
     /// Information item of an export.
     pub const INFO: u32 = 3;
-    /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Set in all error types.
     pub const ERROR_BIT: u32 = 1 << 31;
-    /// Unsupported option.
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
-    /// Invalid option data.
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
-    /// Unknown export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
-    /// Shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
 }
 
 /// Information items of INFO and GO.
 pub mod info {
-    /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
-    /// Canonical name.
     pub const NAME: u16 = 1;
-    /// Description.
     pub const DESCRIPTION: u16 = 2;
-    /// Size constraints.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
@@ -68,7 +48,6 @@ pub const OPTION_HEADER_BYTES: usize = 16;
 /// Length of an option reply's header, in bytes: magic, option, type, length.
 pub const REPLY_HEADER_BYTES: usize = 20;
 
-/// Header of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// An [`option`], or an unknown one.
@@ -84,9 +63,6 @@ pub struct BadOptionMagic(pub u64);
 
 impl OptionHeader {
     /// Decodes a header; `None` when it is incomplete.
-    ///
-    /// # Errors
-    /// [`BadOptionMagic`].
     pub fn decode(bytes: &[u8]) -> Result<Option<OptionHeader>, BadOptionMagic> {
         let Some(bytes) = bytes.first_chunk::<OPTION_HEADER_BYTES>() else { return Ok(None) };
         match u64_at(bytes, 0) {
@@ -98,7 +74,6 @@ impl OptionHeader {
     }
 }
 
-/// Appends an option with its data.
 pub fn put_option(out: &mut Vec<u8>, option: u32, data: &[u8]) {
     out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
     out.extend_from_slice(&option.to_be_bytes());
@@ -142,9 +117,6 @@ pub enum InvalidOption {
 }
 
 /// Parses a protocol string ("Conventions").
-///
-/// # Errors
-/// [`InvalidOption::BadString`].
 pub fn string(bytes: &[u8]) -> Result<&str, InvalidOption> {
     if bytes.len() > MAX_STRING_BYTES || bytes.contains(&0) {
         return Err(InvalidOption::BadString);
@@ -197,9 +169,6 @@ pub struct InfoRequest<'a> {
 
 impl<'a> InfoRequest<'a> {
     /// Decodes the data of an INFO or GO.
-    ///
-    /// # Errors
-    /// [`InvalidOption`].
     pub fn decode(data: &'a [u8]) -> Result<InfoRequest<'a>, InvalidOption> {
         let mut cursor = Cursor { rest: data };
         let name = cursor.string()?;
@@ -245,9 +214,6 @@ pub struct MetaRequest<'a> {
 
 impl<'a> MetaRequest<'a> {
     /// Decodes the data and finds a query with the given `prefix`.
-    ///
-    /// # Errors
-    /// [`InvalidOption`].
     pub fn decode(data: &'a [u8], prefix: &str) -> Result<MetaRequest<'a>, InvalidOption> {
         let mut cursor = Cursor { rest: data };
         let mut request = MetaRequest { name: cursor.string()?, query: None };
@@ -285,9 +251,6 @@ pub struct OptionReplyHeader {
 
 impl OptionReplyHeader {
     /// Decodes a header; `None` when it is incomplete.
-    ///
-    /// # Errors
-    /// [`BadOptionMagic`].
     pub fn decode(bytes: &[u8]) -> Result<Option<OptionReplyHeader>, BadOptionMagic> {
         let Some(bytes) = bytes.first_chunk::<REPLY_HEADER_BYTES>() else { return Ok(None) };
         match u64_at(bytes, 0) {

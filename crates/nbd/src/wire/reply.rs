@@ -5,15 +5,11 @@ use super::{Errno, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, u16_at, u32_at, u
 
 /// "Structured reply types".
 pub mod chunk {
-    /// No payload.
     pub const NONE: u16 = 0;
-    /// Data at an offset.
     pub const OFFSET_DATA: u16 = 1;
-    /// Zeroes at an offset.
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents of a metadata context.
     pub const BLOCK_STATUS: u16 = 5;
-    /// Set in all error types.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
     pub const ERROR: u16 = ERROR_BIT | 1;
@@ -102,14 +98,12 @@ pub fn put_error(out: &mut [u8], cookie: Cookie, error: Errno) -> usize {
 pub enum ReplyHeader {
     /// A simple reply; a successful read's data follows.
     Simple {
-        /// Cookie of the request.
         cookie: Cookie,
         /// 0 for success.
         error: u32,
     },
     /// A chunk; `len` bytes follow.
     Chunk {
-        /// Cookie of the request.
         cookie: Cookie,
         /// [`FLAG_DONE`] and unknown bits.
         flags: u16,
@@ -127,9 +121,6 @@ pub struct BadReplyMagic(pub u32);
 
 impl ReplyHeader {
     /// Decodes a header from the front of `bytes`; `None` when it is incomplete.
-    ///
-    /// # Errors
-    /// [`BadReplyMagic`].
     pub fn decode(bytes: &[u8]) -> Result<Option<ReplyHeader>, BadReplyMagic> {
         match u32_at(bytes, 0) {
             None => Ok(None),

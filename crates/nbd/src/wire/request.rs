@@ -2,29 +2,23 @@
 
 use super::{REQUEST_MAGIC, u16_at, u32_at, u64_at};
 
-/// "Request types".
 pub mod command {
     /// Read `len` bytes.
     pub const READ: u16 = 0;
     /// Write the `len` bytes of payload.
     pub const WRITE: u16 = 1;
-    /// Finish and close.
     pub const DISC: u16 = 2;
-    /// Make completed writes durable.
     pub const FLUSH: u16 = 3;
     /// The range's data is no longer needed.
     pub const TRIM: u16 = 4;
     /// The range will be read soon.
     pub const CACHE: u16 = 5;
-    /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
     /// Query metadata.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// "Command flags".
 pub mod command_flag {
-    /// Durable before the reply.
     pub const FUA: u16 = 1 << 0;
     /// Zeroes must be allocated.
     pub const NO_HOLE: u16 = 1 << 1;
@@ -47,11 +41,8 @@ pub struct NbdRequest {
     pub flags: u16,
     /// A [`command`], or an unknown one.
     pub command: u16,
-    /// Returned in the reply.
     pub cookie: Cookie,
-    /// Offset, in bytes.
     pub offset: u64,
-    /// Length, in bytes.
     pub len: u32,
 }
 
@@ -65,9 +56,6 @@ impl NbdRequest {
     pub const BYTES: usize = 28;
 
     /// Decodes a request from the first [`NbdRequest::BYTES`] of `bytes`; `None` when there are fewer.
-    ///
-    /// # Errors
-    /// [`BadRequestMagic`].
     pub fn decode(bytes: &[u8]) -> Result<Option<NbdRequest>, BadRequestMagic> {
         let Some(bytes) = bytes.first_chunk::<{ NbdRequest::BYTES }>() else { return Ok(None) };
         let magic = u32_at(bytes, 0).unwrap_or(0);
@@ -87,7 +75,6 @@ impl NbdRequest {
         })
     }
 
-    /// Encodes the request.
     pub fn encode(&self) -> [u8; NbdRequest::BYTES] {
         let mut bytes = [0; NbdRequest::BYTES];
         bytes[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
@@ -104,7 +91,6 @@ impl NbdRequest {
         if self.command == command::WRITE { self.len } else { 0 }
     }
 
-    /// True when the flag is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }

@@ -1,0 +1,3 @@
+//! Parts of this crate's tests.
+
+pub(crate) mod device;
