@@ -151,6 +151,11 @@ impl Exports {
         Ok(())
     }
 
+    /// Removes an export. Its connections continue; see [`crate::NbdServer::disconnect`].
+    pub fn remove(&self, name: &str) -> Option<Arc<Export>> {
+        self.by_name.lock().remove(name).flatten()
+    }
+
     /// Finds an export. The empty name requests the default: the export with that name, or the only
     /// one. Several exports have no default, because the wrong disk would be worse than none.
     pub fn find(&self, name: &str) -> ExportLookup {

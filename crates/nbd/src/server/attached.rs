@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use flagstone_runtime::net::Stream;
 use parking_lot::Mutex;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub(super) struct ClientRegistry(Mutex<Entries>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    attached: BTreeMap<u64, AttachedClient>,
+    attached: BTreeMap<u64, (AttachedClient, Stream)>,
     next: u64,
 }
 
@@ -27,17 +28,24 @@ pub(super) struct Entry<'a> {
 }
 
 impl ClientRegistry {
-    pub(super) fn enter(&self, attached: AttachedClient) -> Entry<'_> {
+    pub(super) fn enter(&self, attached: AttachedClient, stream: Stream) -> Entry<'_> {
         let mut entries = self.0.lock();
         let number = entries.next;
         entries.next += 1;
-        entries.attached.insert(number, attached);
+        entries.attached.insert(number, (attached, stream));
         Entry { registry: self, number }
     }
 
     pub(super) fn all(&self) -> Vec<AttachedClient> {
         let entries = self.0.lock();
-        entries.attached.values().cloned().collect()
+        entries.attached.values().map(|(attached, _)| attached.clone()).collect()
+    }
+
+    /// Closes the connections to an export.
+    pub(super) fn disconnect(&self, export: &str) {
+        let entries = self.0.lock();
+        let of_export = entries.attached.values().filter(|(one, _)| one.export == export);
+        of_export.for_each(|(_, stream)| stream.shutdown());
     }
 }
 

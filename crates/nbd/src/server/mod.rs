@@ -142,6 +142,11 @@ impl NbdServer {
         self.attached.all()
     }
 
+    /// Closes the connections of clients attached to an export.
+    pub fn disconnect(&self, export: &str) {
+        self.attached.disconnect(export);
+    }
+
     /// Accepts clients and distributes them over the cores until shutdown. Returns when all
     /// connections have ended.
     pub async fn run(self: Arc<Self>, listener: Listener) {
@@ -273,7 +278,8 @@ impl NbdServer {
         mut rx: Rx,
     ) -> DisconnectReason {
         let export = session.export.name.clone();
-        let _entry = self.attached.enter(AttachedClient { export, peer: stream.peer() });
+        let attached = AttachedClient { export, peer: stream.peer() };
+        let _entry = self.attached.enter(attached, stream.clone());
         let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
             stream,
