@@ -16,7 +16,7 @@ use crate::sync::oneshot;
 ///
 /// # Errors
 /// The thread could not be started, or it panicked.
-pub(crate) async fn spawn_blocking<T: Send + 'static>(
+pub async fn spawn_blocking<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {

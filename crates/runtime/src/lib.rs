@@ -50,7 +50,7 @@ pub mod time;
 mod vectored;
 mod zeroed;
 
-pub use blocking::compute;
+pub use blocking::{compute, spawn_blocking};
 pub use buf::{Buf, BufMut};
 pub use core_local::CoreLocal;
 pub use local_box::LocalBox;
