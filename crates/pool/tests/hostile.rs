@@ -63,6 +63,33 @@ fn message(result: Result<Pool, PoolError>) -> String {
 }
 
 #[test]
+fn destroyed_pool_leaves_no_superblock() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default(); 2], SIZE, 0);
+        let pool = Pool::create(devices.clone(), &options("fast")).await.unwrap();
+        let size = VolumeOptions { size_bytes: 4000 * BLOCK, ..VolumeOptions::default() };
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        for block in 0..300 {
+            let data = Buf::copy_of(&[7; BLOCK as usize]).unwrap();
+            volume.write(block * BLOCK, data, false).await.unwrap();
+        }
+        pool.destroy().await.unwrap();
+        let data = Buf::copy_of(&[8; BLOCK as usize]).unwrap();
+        assert_eq!(volume.write(0, data, false).await, Err(IoError::Unreachable));
+        for image in images(&trace).await {
+            for copy in COPIES {
+                let mut block = [1; BLOCK as usize];
+                image.read(copy, &mut block);
+                assert!(block.iter().all(|byte| *byte == 0), "copy at {copy}");
+            }
+        }
+        let refused = Pool::open(devices).await.unwrap_err();
+        assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    })
+    .unwrap();
+}
+
+#[test]
 fn devices_are_accepted_in_any_order() {
     block_on(async {
         let mut images = pool_images(3, true).await;

@@ -87,8 +87,8 @@ async fn is_empty(
     Ok(read.iter().all(|byte| *byte == 0))
 }
 
-/// Removes superblocks of an earlier pool, which would contradict the new ones.
-async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
+/// Removes the superblocks of a device.
+pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
     for copy in 0..COPIES {
         let written = write_block(&named.device, copy_offset(copy), &[0; BLOCK_BYTES]).await;
         let device = || named.name.clone();
@@ -121,8 +121,11 @@ impl Pool {
         for named in &devices {
             records.push(check_device(named, options).await?);
         }
-        let layout = Layout::new(options.segment_blocks, &records)
-            .map_err(|_| PoolError::Options("the devices have too few or too many segments"))?;
+        let layout = Layout::new(options.segment_blocks, &records).map_err(|_| {
+            PoolError::Options(
+                "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
+            )
+        })?;
         for named in &devices {
             wipe(named).await?;
         }

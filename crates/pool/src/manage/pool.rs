@@ -211,6 +211,29 @@ impl Pool {
         made
     }
 
+    /// Stops the pool and removes its superblocks: its data is lost, and its devices are free. A
+    /// crash during it leaves a device without a superblock, and repeating it on the others is up
+    /// to the caller.
+    ///
+    /// # Errors
+    /// Of the device whose superblock was not removed.
+    pub async fn destroy(&self) -> Result<(), PoolError> {
+        let shared = self.shared();
+        {
+            let mut state = shared.state.lock();
+            state.fail(IoError::Unreachable);
+            state.wanted.stop = true;
+        }
+        shared.progress.notify();
+        // Otherwise a checkpoint in progress could write a superblock afterwards.
+        let ended = || (!shared.state.lock().kept).then_some(());
+        shared.progress.wait_for(ended).await;
+        for named in &shared.storage.devices {
+            super::create::wipe(named).await?;
+        }
+        Ok(())
+    }
+
     /// State of the pool.
     pub fn status(&self) -> PoolStatus {
         let shared = self.shared();
@@ -237,6 +260,11 @@ impl Pool {
     /// The volumes, by identifier.
     pub fn volumes(&self) -> Vec<VolumeInfo> {
         self.shared().state.lock().catalog.present().map(VolumeInfo::of).collect()
+    }
+
+    /// A volume by name.
+    pub fn volume(&self, name: &str) -> Option<VolumeInfo> {
+        self.shared().state.lock().catalog.by_name(name).map(VolumeInfo::of)
     }
 
     /// A volume as a device. Handles of the same volume see the same data and size.
@@ -431,6 +459,12 @@ fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
 
 /// Keeper: makes checkpoints and cleans, one at a time, until the pool stops.
 async fn keep(shared: Arc<Shared>) {
+    keep_until_stopped(&shared).await;
+    shared.state.lock().kept = false;
+    shared.progress.notify();
+}
+
+async fn keep_until_stopped(shared: &Shared) {
     loop {
         let next = || {
             let state = shared.state.lock();

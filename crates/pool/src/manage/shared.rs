@@ -101,6 +101,8 @@ pub(crate) struct State {
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
+    /// The keeper runs.
+    pub(crate) kept: bool,
     /// Blocks reserved for thick volumes beyond what they have.
     reserved: u64,
     /// Volumes being deleted.
@@ -148,6 +150,7 @@ impl State {
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
+            kept: true,
             reserved: 0,
             deleting: 0,
             spare: None,
