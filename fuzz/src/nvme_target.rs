@@ -51,7 +51,12 @@ pub(crate) fn target() -> Arc<Target> {
     })
     .expect("a configuration within its ranges");
     let nqn = subsystem();
-    let config = SubsystemConfig { nqn, serial: "1".to_owned(), allow_hosts: Vec::new() };
+    let config = SubsystemConfig {
+        nqn,
+        serial: "1".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
     target.add_subsystem(config).expect("a new name");
     for (index, block_bytes) in [(1, 512), (2, 4096)] {
         let device = MemoryDevice::new(NAMESPACE_BYTES, block_bytes).expect("a valid size");

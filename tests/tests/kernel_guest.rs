@@ -120,7 +120,12 @@ impl OwnTarget {
         let target = Target::new(TargetConfig::default()).expect("the default is valid");
         let (serial, allow_hosts) = ("1".to_owned(), Vec::new());
         target
-            .add_subsystem(SubsystemConfig { nqn: OwnTarget::nqn(), serial, allow_hosts })
+            .add_subsystem(SubsystemConfig {
+                nqn: OwnTarget::nqn(),
+                serial,
+                allow_hosts,
+                keys: Default::default(),
+            })
             .expect("a subsystem");
         let second = ReopenableDevice::new(memory(SMALL_BYTES));
         let stop = Arc::new(AtomicBool::new(false));

@@ -66,8 +66,12 @@ fn subnqn() -> Nqn {
 
 async fn serve_null(address: mpsc::Sender<Address>) {
     let target = Target::new(TargetConfig::default()).expect("the default is valid");
-    let subsystem =
-        SubsystemConfig { nqn: subnqn(), serial: "1".to_owned(), allow_hosts: Vec::new() };
+    let subsystem = SubsystemConfig {
+        nqn: subnqn(),
+        serial: "1".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
     target.add_subsystem(subsystem).expect("the first");
     let device = Arc::new(NullDevice::new(SIZE_BYTES, 512).expect("a valid size"));
     let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };

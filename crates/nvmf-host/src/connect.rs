@@ -26,6 +26,7 @@ use flagstone_runtime::net::Address;
 use flagstone_runtime::{buf, random_u64, sync, time};
 
 use super::admission::Admission;
+use super::authenticate::authenticate;
 use super::command::{CommandData, CommandOutcome};
 use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
@@ -54,6 +55,12 @@ impl ConnectParams {
         let host_id = options.host_id.unwrap_or_else(random_uuid);
         let host_nqn = options.host_nqn.unwrap_or_else(|| Nqn::from_uuid(host_id));
         Ok(ConnectParams { address, subnqn, host_nqn, host_id, options })
+    }
+
+    /// True if the target has to prove that it knows a key. Discovery services have none.
+    fn expects_proof(&self) -> bool {
+        let keys = self.options.keys.as_ref();
+        !self.subnqn.is_discovery() && keys.is_some_and(|keys| keys.controller.is_some())
     }
 }
 
@@ -158,8 +165,13 @@ async fn connect_queue(
     let connected =
         ask(&queue, "Connect", command.command(), CommandData::Out(payload.freeze())).await?.0;
     let result = ConnectResult::from_dw0(connected.dw0.get());
-    if result.authentication_required || result.secure_channel_required {
-        return Err(HostError::Unsupported("authentication"));
+    if result.secure_channel_required {
+        return Err(HostError::Unsupported("a secure channel"));
+    }
+    if result.authentication_required {
+        authenticate(&queue, params).await?;
+    } else if params.expects_proof() {
+        return Err(HostError::NoProof);
     }
     guard.disarm();
     Ok((queue, result))

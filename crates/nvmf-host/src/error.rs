@@ -2,6 +2,7 @@
 
 use std::io;
 
+use flagstone_auth::HostFailure;
 use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Fatal, Violation};
 use flagstone_runtime::net::may_pass;
@@ -55,6 +56,15 @@ pub enum HostError {
     /// The target or its namespace requires an unsupported feature.
     #[error("the target requires {0}, which this host does not support")]
     Unsupported(&'static str),
+    /// The target requires authentication, and this host has no key.
+    #[error("the target requires authentication, and no key is configured for it")]
+    KeyRequired,
+    /// The target does not authenticate itself.
+    #[error("the target does not prove its identity, although a key of it is configured")]
+    NoProof,
+    /// Authentication failed.
+    #[error("authentication failed: {0}")]
+    Authentication(HostFailure),
     /// Data digests are required, and the target declines them.
     #[error("the target declines data digests, which replicas require")]
     NoDigests,
@@ -148,7 +158,8 @@ mod tests {
             refused(Status::CONNECT_INVALID_PARAMETERS.dnr()),
             refused(Status::CONNECT_INVALID_HOST.dnr()),
             refused(Status::CONNECT_CONTROLLER_BUSY.dnr()),
-            HostError::Unsupported("authentication"),
+            HostError::KeyRequired,
+            HostError::NoProof,
             HostError::NoNamespace,
             HostError::Changed("its size"),
         ] {

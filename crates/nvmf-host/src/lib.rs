@@ -35,6 +35,7 @@
 
 mod admission;
 mod association;
+mod authenticate;
 mod command;
 mod connect;
 mod device;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flagstone_auth::KeyPair;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 
@@ -15,6 +16,9 @@ pub struct HostOptions {
     pub host_nqn: Option<Nqn>,
     /// Host identifier; random when `None`.
     pub host_id: Option<[u8; 16]>,
+    /// Keys between this host and the subsystem, for targets that require authentication. With a
+    /// controller key, the target has to require it, and to prove that it knows that key.
+    pub keys: Option<KeyPair>,
     /// Namespace identifier; the subsystem's first when `None`.
     pub nsid: Option<u32>,
     /// I/O queues per core that uses the device, 1 to 128.
@@ -77,6 +81,7 @@ impl Default for HostOptions {
         HostOptions {
             host_nqn: None,
             host_id: None,
+            keys: None,
             nsid: None,
             queues: 1,
             queue_depth: 127,

@@ -57,8 +57,12 @@ impl World {
             let (device, control) = FaultLayer::new(file, FaultConfig::default()).unwrap();
             *faults.borrow_mut() = Some(control);
             let target = Target::new(TargetConfig::default()).unwrap();
-            let subsystem =
-                SubsystemConfig { nqn: subnqn(), serial: "1".to_owned(), allow_hosts: Vec::new() };
+            let subsystem = SubsystemConfig {
+                nqn: subnqn(),
+                serial: "1".to_owned(),
+                allow_hosts: Vec::new(),
+                keys: Default::default(),
+            };
             target.add_subsystem(subsystem).unwrap();
             let device: SharedDevice = Arc::new(device);
             let namespace = NamespaceConfig { nsid: None, device, uuid: [7; 16], read_only: false };

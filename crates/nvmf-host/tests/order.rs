@@ -124,8 +124,12 @@ impl VendorSession for Handler {
 /// Target with a volume of ordered writes.
 fn start(config: TargetConfig, refusals: Refusals) -> (Server, Arc<Mutex<There>>) {
     let server = Server::start_with(memory(SIZE_BYTES, 512), config, &any_port());
-    let subsystem =
-        SubsystemConfig { nqn: replica_nqn(), serial: "2".to_owned(), allow_hosts: Vec::new() };
+    let subsystem = SubsystemConfig {
+        nqn: replica_nqn(),
+        serial: "2".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
     server.target.add_hidden_subsystem(subsystem).unwrap();
     let device = memory(SIZE_BYTES, 512);
     let there = Arc::new(Mutex::new(There { refusals, ..There::default() }));

@@ -144,8 +144,12 @@ impl VendorSession for Session {
 /// Target with an ordinary volume and a hidden one with a handler.
 fn start(config: TargetConfig) -> (Server, Arc<Seen>) {
     let server = Server::start_with(memory(1 << 20, 512), config, &any_port());
-    let subsystem =
-        SubsystemConfig { nqn: replica_nqn(), serial: "2".to_owned(), allow_hosts: vec![peer()] };
+    let subsystem = SubsystemConfig {
+        nqn: replica_nqn(),
+        serial: "2".to_owned(),
+        allow_hosts: vec![peer()],
+        keys: Default::default(),
+    };
     server.target.add_hidden_subsystem(subsystem).unwrap();
     let (device, seen) = (memory(SIZE_BYTES, 512), Arc::new(Seen::default()));
     let handler = Arc::new(Handler { device: device.clone(), seen: seen.clone() });

@@ -1,6 +1,6 @@
 //! Connect command: creates controllers and assigns queues to connections (Base 6.3).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use flagstone_nvme::Nqn;
@@ -11,6 +11,7 @@ use flagstone_nvme::status::Status;
 
 use super::Target;
 use super::controller::{Controller, HostIdentity, NewController};
+use super::handshakes::{FailureReason, Handshake};
 use super::queue::{ControllerQueue, Hangup};
 use super::subsystem::{Subsystem, SubsystemKind};
 
@@ -24,6 +25,8 @@ pub(crate) struct Connected {
     pub(crate) queue: Arc<ControllerQueue>,
     /// Dword 0 of the completion of Connect.
     pub(crate) result: u32,
+    /// Handshake that the host has to complete before other commands.
+    pub(crate) handshake: Option<Handshake>,
 }
 
 impl Drop for Connected {
@@ -38,13 +41,15 @@ pub(crate) struct ConnectRefusal {
     pub(crate) status: Status,
     /// Dword 0 of the completion: the position of the invalid parameter, if one is invalid.
     pub(crate) result: u32,
+    /// More for the log than the status says.
+    pub(crate) reason: Option<FailureReason>,
 }
 
 impl ConnectRefusal {
     /// The queue identifier is in use, perhaps only until its ended connection has finished: without
     /// Do Not Retry.
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
-        ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0 };
+        ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
 }
 
 /// The reason, for the log.
@@ -54,27 +59,28 @@ impl std::fmt::Display for ConnectRefusal {
             Some(name) => f.write_str(name)?,
             None => write!(f, "{}", self.status)?,
         }
-        match ConnectField::from_result(self.result) {
-            Some(field) => write!(f, " ({field})"),
-            None => Ok(()),
+        if let Some(field) = ConnectField::from_result(self.result) {
+            write!(f, " ({field})")?;
         }
+        self.reason.map_or(Ok(()), |reason| write!(f, ": {reason}"))
     }
 }
 
 impl From<ConnectField> for ConnectRefusal {
     fn from(field: ConnectField) -> ConnectRefusal {
-        ConnectRefusal { status: Status::CONNECT_INVALID_PARAMETERS.dnr(), result: field.result() }
+        let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
+        ConnectRefusal { status, result: field.result(), reason: None }
     }
 }
 
 impl From<Status> for ConnectRefusal {
     fn from(status: Status) -> ConnectRefusal {
-        ConnectRefusal { status, result: 0 }
+        ConnectRefusal { status, result: 0, reason: None }
     }
 }
 
-/// Connects a queue. `local` is the address that the host connected to. `connection` is the handle
-/// that closes the connection from any thread.
+/// Connects a queue. `local` is the address that the host connected to, and `source` its own.
+/// `connection` is the handle that closes the connection from any thread.
 ///
 /// # Errors
 /// The completion to send.
@@ -82,11 +88,11 @@ pub(crate) fn connect(
     target: &Arc<Target>,
     command: &ConnectCommand,
     data: &ConnectData,
-    local: Option<SocketAddr>,
+    (local, source): (Option<SocketAddr>, Option<IpAddr>),
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
-        |cqe: flagstone_nvme::Cqe| ConnectRefusal { status: cqe.status(), result: cqe.dw0.get() };
+        |cqe: flagstone_nvme::Cqe| ConnectRefusal { result: cqe.dw0.get(), ..cqe.status().into() };
     command.check().map_err(refused)?;
     let sqsize_0based = command.sqsize_0based.get();
     if sqsize_0based >= target.config().max_queue_entries {
@@ -105,6 +111,21 @@ pub(crate) fn connect(
     if target.is_draining() || subsystem.is_suspended() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }
+    let handshake = match subsystem.requires_authentication() {
+        false => None,
+        true if subsystem.keys_of(&nqn).is_none() => {
+            let reason = FailureReason::NoKey;
+            target.handshakes.failed(source, reason);
+            return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
+        }
+        true => {
+            let busy = || ConnectRefusal {
+                reason: Some(FailureReason::Busy),
+                ..Status::CONNECT_CONTROLLER_BUSY.into()
+            };
+            Some(target.handshakes.begin(source).ok_or_else(busy)?)
+        }
+    };
     let qid = command.qid.get();
     let flow_control = !command.disables_flow_control();
     let queue = Arc::new(ControllerQueue::new(qid, sqsize_0based + 1, flow_control, connection));
@@ -120,16 +141,17 @@ pub(crate) fn connect(
     controller.saw_traffic();
     let result = ConnectResult {
         controller_id: controller.id,
-        authentication_required: false,
+        authentication_required: handshake.is_some(),
         secure_channel_required: false,
     };
-    Ok(Connected { controller, queue, result: result.to_dw0() })
+    Ok(Connected { controller, queue, result: result.to_dw0(), handshake })
 }
 
 fn not_allowed() -> ConnectRefusal {
     ConnectRefusal {
         status: Status::CONNECT_INVALID_HOST.dnr(),
         result: ConnectField::HostNqn.result(),
+        reason: None,
     }
 }
 

@@ -64,6 +64,7 @@ pub(crate) struct Controller {
     ready: AtomicBool,
     write_through: AtomicBool,
     gone: AtomicBool,
+    authenticated: AtomicBool,
 }
 
 /// Properties that change.
@@ -104,6 +105,7 @@ impl Controller {
             ready: AtomicBool::new(false),
             write_through: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            authenticated: AtomicBool::new(false),
         }
     }
 
@@ -135,6 +137,18 @@ impl Controller {
 
     pub(super) fn set_write_through(&self, on: bool) {
         self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    /// The host of queue `qid` is authenticated.
+    pub(crate) fn passed_authentication(&self, qid: u16) {
+        if qid == 0 && !self.authenticated.swap(true, Ordering::Relaxed) {
+            self.log_event(format_args!("host authenticated"));
+        }
+    }
+
+    /// True if the host has proven its key on the admin queue.
+    pub(super) fn is_authenticated(&self) -> bool {
+        self.authenticated.load(Ordering::Relaxed)
     }
 
     /// Records traffic on any queue for the keep alive.

@@ -50,7 +50,6 @@ impl Controller {
                 Err(Status::CONNECT_INCOMPATIBLE_FORMAT.dnr())
             }
             Some(FabricsType::DISCONNECT) => Ok(0),
-            // Includes authentication, which no controller here requires.
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }
     }

@@ -24,6 +24,7 @@ mod error_log;
 mod event;
 mod fabrics;
 mod feature;
+mod handshakes;
 mod identify;
 mod io;
 mod keep_alive;
@@ -59,6 +60,8 @@ pub use config::{ConfigError, TargetConfig};
 pub(crate) use connect::{Connected, connect};
 pub use connection::serve;
 pub(crate) use controller::Controller;
+use handshakes::Handshakes;
+pub use handshakes::{AuthenticationTotals, FailureReason};
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;
@@ -127,6 +130,8 @@ pub struct Target {
     draining: AtomicBool,
     /// Refused Connects.
     refusals: RefusalLog,
+    handshakes: Arc<Handshakes>,
+    authentication_refusals: RefusalLog,
     shares: OnceLock<Arc<BufferShares>>,
 }
 
@@ -154,6 +159,7 @@ impl Target {
             nqn: Nqn::discovery(),
             serial: "discovery".to_owned(),
             allow_hosts: Vec::new(),
+            keys: BTreeMap::new(),
         };
         let discovery = Subsystem::new(discovery, SubsystemKind::Discovery)
             .map_err(|_| ConfigError { field: "serial", expected: "printable" })?;
@@ -165,6 +171,8 @@ impl Target {
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
+            handshakes: Arc::default(),
+            authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
             shares: OnceLock::new(),
         }))
     }
@@ -397,6 +405,11 @@ impl Target {
             subsystem.disconnect("target shutdown");
         }
         self.discovery.disconnect("target shutdown");
+    }
+
+    /// Results of authentication since the start.
+    pub fn authentication_totals(&self) -> AuthenticationTotals {
+        self.handshakes.totals()
     }
 
     /// Number of controllers, including discovery controllers.

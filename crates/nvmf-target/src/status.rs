@@ -56,6 +56,8 @@ pub struct ControllerStatus {
     pub host_id: [u8; 16],
     /// Local address that the host connected to.
     pub local: Option<SocketAddr>,
+    /// The host has proven its key.
+    pub authenticated: bool,
     /// Enabled by the host.
     pub ready: bool,
     /// Queue identifiers, ascending; 0 is the admin queue.
@@ -109,6 +111,7 @@ impl Controller {
             host_nqn: self.host.nqn,
             host_id: self.host.id,
             local: self.local,
+            authenticated: self.is_authenticated(),
             ready: self.is_ready(),
             queues: self.queue_ids(),
             keep_alive_ms: self.keep_alive.timeout_ms(),

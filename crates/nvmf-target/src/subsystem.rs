@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use flagstone_auth::KeyPair;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
@@ -26,6 +27,9 @@ pub struct SubsystemConfig {
     pub serial: String,
     /// Hosts that may connect; empty allows all.
     pub allow_hosts: Vec<Nqn>,
+    /// Keys by host. If there are any, a host without one cannot connect, and the others have to
+    /// authenticate (Base 8.3.5).
+    pub keys: BTreeMap<Nqn, KeyPair>,
 }
 
 /// Purpose of a subsystem's controllers.
@@ -46,6 +50,7 @@ pub(crate) struct Subsystem {
     /// Connects are refused for now.
     held: AtomicBool,
     hosts: Mutex<BTreeSet<Nqn>>,
+    keys: BTreeMap<Nqn, KeyPair>,
     /// Ports of other nodes that serve it.
     remote_ports: Mutex<Vec<Listener>>,
     namespaces: Mutex<Namespaces>,
@@ -92,7 +97,7 @@ impl Subsystem {
         config: SubsystemConfig,
         kind: SubsystemKind,
     ) -> Result<Subsystem, TargetError> {
-        let SubsystemConfig { nqn, serial, allow_hosts } = config;
+        let SubsystemConfig { nqn, serial, allow_hosts, keys } = config;
         if !(1..=20).contains(&serial.len()) || !serial.bytes().all(|b| matches!(b, b' '..=b'~')) {
             return Err(TargetError::Serial(serial));
         }
@@ -105,6 +110,7 @@ impl Subsystem {
             hidden: false,
             held: AtomicBool::new(false),
             hosts: Mutex::new(hosts),
+            keys,
             remote_ports: Mutex::default(),
             namespaces: Mutex::new(Namespaces { table, uuids: BTreeSet::new() }),
             generation: AtomicU64::new(0),
@@ -145,6 +151,16 @@ impl Subsystem {
     /// True if any host may connect, even one without a name.
     pub(super) fn allows_all(&self) -> bool {
         self.hosts.lock().is_empty()
+    }
+
+    /// True if hosts have to authenticate.
+    pub(super) fn requires_authentication(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Keys of `host`.
+    pub(super) fn keys_of(&self, host: &Nqn) -> Option<&KeyPair> {
+        self.keys.get(host)
     }
 
     /// Ports of other nodes that serve it.

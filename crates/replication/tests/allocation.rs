@@ -54,7 +54,12 @@ async fn node(index: usize, listener: Listener, peer: Address, ack: Ack) -> Arc<
     let mirror = Arc::new(Mirror::new(local, vec![peer]));
     let target = Target::new(TargetConfig::default()).unwrap();
     let allow_hosts = vec![host(1 - index)];
-    let config = SubsystemConfig { nqn: subsystem(), serial: "1".to_owned(), allow_hosts };
+    let config = SubsystemConfig {
+        nqn: subsystem(),
+        serial: "1".to_owned(),
+        allow_hosts,
+        keys: Default::default(),
+    };
     serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
     spawn_detached(async move {
         while let Ok(stream) = listener.accept().await {

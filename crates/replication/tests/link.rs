@@ -172,7 +172,12 @@ impl World {
             let mirror = Arc::new(Mirror::speaking(versions, local, vec![peer]));
             let target = Target::new(target_config()).unwrap();
             let (nqn, serial) = (subsystem(), "1".to_owned());
-            let config = SubsystemConfig { nqn, serial, allow_hosts: vec![host(1 - index)] };
+            let config = SubsystemConfig {
+                nqn,
+                serial,
+                allow_hosts: vec![host(1 - index)],
+                keys: Default::default(),
+            };
             serve_replica(&target, config, [9; 16], mirror.clone()).unwrap();
             let listener = Listener::bind(&here).expect("the port is free");
             while mirror.start().await.is_err() {
@@ -737,7 +742,8 @@ fn host_of_blocked_volume_reconnects_and_reads() {
     world.sim.spawn_on(world.nodes[0], async move {
         let target = Target::new(TargetConfig::default()).unwrap();
         let serial = "2".to_owned();
-        let config = SubsystemConfig { nqn: volume, serial, allow_hosts: vec![] };
+        let config =
+            SubsystemConfig { nqn: volume, serial, allow_hosts: vec![], keys: Default::default() };
         target.add_subsystem(config).unwrap();
         let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
         target.add_namespace(&volume, namespace).unwrap();

@@ -47,6 +47,7 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
             nqn: name,
             serial: config.serial_number(subsystem, machine),
             allow_hosts: hosts.map(|host| nqn(host)).collect::<Result<_, _>>()?,
+            keys: Default::default(),
         });
         added.map_err(unservable)?;
         if !subsystem.namespaces.is_empty() {

@@ -67,8 +67,12 @@ impl Server {
 
     pub fn start_with(device: SharedDevice, config: TargetConfig, at: &Address) -> Server {
         let target = Target::new(config).unwrap();
-        let subsystem =
-            SubsystemConfig { nqn: subnqn(), serial: "1".to_owned(), allow_hosts: Vec::new() };
+        let subsystem = SubsystemConfig {
+            nqn: subnqn(),
+            serial: "1".to_owned(),
+            allow_hosts: Vec::new(),
+            keys: Default::default(),
+        };
         target.add_subsystem(subsystem).unwrap();
         let namespace = NamespaceConfig { nsid: None, device, uuid: [7; 16], read_only: false };
         target.add_namespace(&subnqn(), namespace).unwrap();

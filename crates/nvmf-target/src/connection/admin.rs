@@ -1,5 +1,5 @@
 //! Admin and fabrics commands of a connection. The controller answers all of them immediately,
-//! except vendor specific commands.
+//! except authentication and vendor specific commands.
 
 use std::rc::Rc;
 
@@ -8,6 +8,7 @@ use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, Sqe, Status};
 use flagstone_runtime::{Buf, spawn_detached};
 
 use super::Connection;
+use super::authentication::is_authentication;
 use crate::CommandReply;
 use crate::io::status_of;
 use crate::limits::VENDOR_ADMIN_COMMANDS;
@@ -15,6 +16,9 @@ use crate::limits::VENDOR_ADMIN_COMMANDS;
 impl Connection {
     /// Executes an admin or fabrics command that is in flight with `payload` bytes.
     pub(super) fn run_admin(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
+        if is_authentication(&command) {
+            return self.run_authentication(command, data, payload);
+        }
         if command.fabrics_type().is_some() {
             let reply =
                 self.with_controller(|controller, queue| controller.fabrics(queue, &command));
@@ -37,7 +41,7 @@ impl Connection {
     }
 
     /// Sends the reply, if there is one, and ends the command.
-    fn answer(&self, command: &Sqe, reply: Option<CommandReply>, payload: usize) {
+    pub(super) fn answer(&self, command: &Sqe, reply: Option<CommandReply>, payload: usize) {
         if let Some(CommandReply { status, result, data }) = reply {
             let completion = Cqe::with_result(command.cid.get(), status, result);
             match data {

@@ -77,7 +77,8 @@ impl Connection {
         let mut session = self.session.borrow_mut();
         let Some(session) = session.as_mut() else { return 0 };
         let (queue, controller) = (&session.connected.queue, &session.connected.controller);
-        if queue.qid == 0 || !controller.is_ready() || !queue.is_open() {
+        let open = queue.is_open() && session.authentication.is_open();
+        if queue.qid == 0 || !controller.is_ready() || !open {
             return 0;
         }
         let entries = queue.entries;

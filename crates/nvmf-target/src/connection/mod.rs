@@ -14,6 +14,8 @@
 //!   the limit the connection stops receiving;
 //! - a peer that stops sending or reading in the middle of a transfer is disconnected. Time spent
 //!   waiting for the local device or local memory does not count;
+//! - a queue of a subsystem with keys executes authentication commands alone until its host is
+//!   authenticated (`authentication`);
 //! - a removed namespace is released within [`WATCHDOG_PERIOD`], even by an idle connection;
 //! - buffers for data to and from the peer are within the connection's share of the buffer memory
 //!   (`share`). A peer that stalls keeps what it has until others have waited for it.
@@ -22,6 +24,7 @@
 //! `io` and `admin` execute commands, `respond` sends completions.
 
 mod admin;
+mod authentication;
 mod fast;
 mod receive;
 mod respond;
@@ -31,6 +34,7 @@ mod waiting;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -45,6 +49,7 @@ use flagstone_runtime::{spawn, sync, task, time};
 use super::queue::Admitted;
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
+pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx};
@@ -127,6 +132,7 @@ enum Awaits {
 /// Result of Connect. Dropping it returns the queue to its controller.
 pub(crate) struct QueueSession {
     connected: Connected,
+    authentication: Authentication,
     sq_head: u16,
     table: Arc<NamespaceTable>,
     /// The last namespace of `table` that has a session of its own for this controller.
@@ -247,7 +253,7 @@ impl Connection {
     }
 
     /// Attaches the queue that Connect created.
-    fn adopt(self: &Rc<Self>, connected: Connected) {
+    fn adopt(self: &Rc<Self>, mut connected: Connected) {
         let table = connected.controller.snapshot();
         self.queue.get_or_init(|| connected.queue.clone());
         let mut tasks = Vec::new();
@@ -264,8 +270,14 @@ impl Connection {
             let keep_alive = spawn(async move { controller.watch_keep_alive().await });
             tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
         }
-        let session =
-            QueueSession { connected, sq_head: 0, table, own: RefCell::default(), _tasks: tasks };
+        let session = QueueSession {
+            authentication: Authentication::new(connected.handshake.take()),
+            connected,
+            sq_head: 0,
+            table,
+            own: RefCell::default(),
+            _tasks: tasks,
+        };
         *self.session.borrow_mut() = Some(session);
     }
 
@@ -344,7 +356,11 @@ impl Connection {
         loop {
             time::sleep(period).await;
             age += period;
-            let connected = self.session.borrow().is_some();
+            let (connected, overdue) =
+                self.session.borrow().as_ref().map_or((false, false), |session| {
+                    let authentication = &session.authentication;
+                    (authentication.is_open(), authentication.is_overdue(handshake))
+                });
             self.refresh();
             if self.queue.get().is_some_and(|queue| !queue.is_open()) {
                 // The controller was reset or is gone. At its limits, this connection receives
@@ -354,7 +370,7 @@ impl Connection {
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
-            if stuck >= patience || (!connected && age >= handshake) {
+            if stuck >= patience || (!connected && age >= handshake) || overdue {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();
@@ -446,6 +462,11 @@ impl Connection {
             }
             status => Err(status),
         }
+    }
+
+    /// Source address of the connection; `None` for a Unix socket.
+    pub(super) fn source(&self) -> Option<IpAddr> {
+        self.stream.peer().parse::<SocketAddr>().ok().map(|address| address.ip())
     }
 
     /// This queue's controller.

@@ -261,8 +261,9 @@ impl Connection {
         let Some(qid) = self.with_controller(|_, queue| queue.qid) else {
             return Err(Status::SGL_TYPE_INVALID.dnr());
         };
+        self.check_authenticated(command)?;
         if command.fabrics_type().is_some() {
-            // Connect carries its data in the capsule (NVMe/TCP 3.3.2.1.2).
+            // Fabrics commands carry their data in the capsule (NVMe/TCP 3.3.2.1.2).
             return Err(Status::SGL_TYPE_INVALID.dnr());
         }
         if qid == 0 && AdminOpcode(command.opcode).is_vendor_specific() {
@@ -428,6 +429,9 @@ impl Connection {
     /// Starts a command that is counted as in flight.
     #[inline]
     fn run(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
+        if let Err(status) = self.check_authenticated(&command) {
+            return self.complete(command.cid.get(), status, payload);
+        }
         let qid = self.with_controller(|_, queue| queue.qid).unwrap_or(0);
         if qid == 0 || command.fabrics_type().is_some() {
             self.run_admin(command, data, payload);
@@ -463,12 +467,15 @@ impl Connection {
         match self.connect(ConnectCommand::of(&command), data).await {
             Ok(connected) => {
                 let (qid, result) = (connected.queue.qid, connected.result);
+                let authenticates = connected.handshake.is_some();
                 self.adopt(connected);
                 self.advance_queue();
                 let cid = command.cid.get();
                 self.respond(Cqe::with_result(cid, Status::SUCCESS, u64::from(result)));
                 let io_bytes = self.target.config().in_capsule_bytes;
                 let bytes = if qid == 0 { ADMIN_IN_CAPSULE_BYTES } else { io_bytes };
+                // Fabrics commands always carry their data in the capsule.
+                let bytes = if authenticates { bytes.max(ADMIN_IN_CAPSULE_BYTES) } else { bytes };
                 self.in_capsule_bytes.set(bytes);
                 if qid != 0 {
                     self.queued_bytes_max.set(self.target.config().connection_payload_bytes);
@@ -491,10 +498,18 @@ impl Connection {
         let begin = time::now();
         loop {
             let hangup = Box::new(self.stream.clone());
-            let connected = connect(&self.target, command, data, self.stream.local(), hangup);
+            let addresses = (self.stream.local(), self.source());
+            let connected = connect(&self.target, command, data, addresses, hangup);
             let in_use =
                 connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
             if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {
+                if let Ok(Connected { handshake: Some(_), .. }) = &connected {
+                    let most = self.target.config().handshake_timeout / 2;
+                    let delay = self.target.handshakes.delay(self.source()).min(most);
+                    if !delay.is_zero() {
+                        time::sleep(delay).await;
+                    }
+                }
                 return connected;
             }
             time::sleep(QUEUE_RELEASE_PERIOD).await;

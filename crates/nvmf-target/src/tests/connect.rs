@@ -288,7 +288,12 @@ fn removed_subsystem_is_unknown() {
 #[test]
 fn invalid_subsystems_are_refused() {
     let target = target();
-    let config = |nqn| SubsystemConfig { nqn, serial: "1".to_owned(), allow_hosts: Vec::new() };
+    let config = |nqn| SubsystemConfig {
+        nqn,
+        serial: "1".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
     let exists = |nqn| Err(TargetError::SubsystemExists(Box::new(nqn)));
     assert_eq!(target.add_subsystem(config(volume())), exists(volume()));
     assert_eq!(target.add_subsystem(config(Nqn::discovery())), exists(Nqn::discovery()));

@@ -94,7 +94,8 @@ pub(crate) fn target_of(config: TargetConfig) -> Arc<Target> {
 }
 
 pub(crate) fn add_subsystem(target: &Target, nqn: Nqn, allow_hosts: Vec<Nqn>) {
-    let config = SubsystemConfig { nqn, serial: "SN-1".to_owned(), allow_hosts };
+    let config =
+        SubsystemConfig { nqn, serial: "SN-1".to_owned(), allow_hosts, keys: Default::default() };
     target.add_subsystem(config).unwrap();
 }
 
@@ -137,7 +138,7 @@ impl Attempt {
 
     pub(crate) fn send(&self, target: &Arc<Target>) -> Result<Connected, ConnectRefusal> {
         let line = Box::new(self.line.clone());
-        connect(target, &self.command, &self.data, self.local, line)
+        connect(target, &self.command, &self.data, (self.local, None), line)
     }
 }
 

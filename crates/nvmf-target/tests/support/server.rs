@@ -47,7 +47,14 @@ impl Server {
         let target = Target::new(config).unwrap();
         let serial = "SN-1".to_owned();
         let nqn = subsystem();
-        target.add_subsystem(SubsystemConfig { nqn, serial, allow_hosts: Vec::new() }).unwrap();
+        target
+            .add_subsystem(SubsystemConfig {
+                nqn,
+                serial,
+                allow_hosts: Vec::new(),
+                keys: Default::default(),
+            })
+            .unwrap();
         let any = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let listener = Listener::bind(&any).unwrap();
         let address = listener.address().clone();

@@ -389,6 +389,7 @@ impl MirroredVolume {
             nqn: self.replica_nqn,
             serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
             allow_hosts: self.peer_hosts.clone(),
+            keys: BTreeMap::new(),
         };
         let uuid = derived_uuid(&[b"replica", &volume.0, self.node.as_bytes()]);
         if let Err(error) =

@@ -438,15 +438,20 @@ fn target_of(index: usize, mirror: &Arc<Mirror>) -> Arc<Target> {
     };
     let target = Target::new(config).expect("a valid configuration");
     let serial = "1".to_owned();
-    let volume =
-        SubsystemConfig { nqn: volume_nqn(), serial: serial.clone(), allow_hosts: Vec::new() };
+    let volume = SubsystemConfig {
+        nqn: volume_nqn(),
+        serial: serial.clone(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    };
     target.add_subsystem(volume).expect("it is the first");
     target.set_ana_state(&volume_nqn(), AnaState::INACCESSIBLE).expect("it exists");
     let device = Arc::new((**mirror).clone());
     let namespace = NamespaceConfig { nsid: Some(1), device, uuid: [1; 16], read_only: false };
     target.add_namespace(&volume_nqn(), namespace).expect("it is the first");
     let allow_hosts = vec![node_nqn(1 - index)];
-    let replica = SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts };
+    let replica =
+        SubsystemConfig { nqn: replica_nqn(), serial, allow_hosts, keys: Default::default() };
     serve_replica(&target, replica, [2 + index as u8; 16], mirror.clone()).expect("it is new");
     target
 }

@@ -121,7 +121,12 @@ pub(super) fn parsed(text: &str) -> Config {
 }
 
 pub(super) fn subsystem(nqn: Nqn) -> SubsystemConfig {
-    SubsystemConfig { nqn, serial: "S".to_owned(), allow_hosts: Vec::new() }
+    SubsystemConfig {
+        nqn,
+        serial: "S".to_owned(),
+        allow_hosts: Vec::new(),
+        keys: Default::default(),
+    }
 }
 
 /// Exports the first volume of a configuration.

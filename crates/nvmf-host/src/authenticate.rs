@@ -1,0 +1,78 @@
+//! Authentication of a queue after Connect (Base 8.3.5), with DH-HMAC-CHAP.
+//!
+//! The caller's timeout bounds it. The group operations run off this core.
+
+use std::rc::Rc;
+
+use flagstone_auth::host::HostOptions as Exchange;
+use flagstone_auth::message::MESSAGE_BYTES;
+use flagstone_auth::{
+    Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names, Randomness,
+};
+use flagstone_nvme::command::fabrics::AuthenticationCommand;
+use flagstone_runtime::{buf, compute, random_u64};
+
+use super::HostError;
+use super::command::CommandData;
+use super::connect::{ConnectParams, ask};
+use super::queue::HostQueue;
+
+/// Authenticates `queue`, which is connected and asks for it.
+pub(super) async fn authenticate(
+    queue: &Rc<HostQueue>,
+    params: &ConnectParams,
+) -> Result<(), HostError> {
+    let keys = params.options.keys.as_ref().ok_or(HostError::KeyRequired)?;
+    let mut host = exchange(keys, params)?;
+    send(queue, host.negotiate()).await?;
+    loop {
+        let message = fetch(queue).await?;
+        let computed = compute(move || {
+            let step = host.fetched(&message);
+            (host, step)
+        });
+        let (kept, step) = computed.await.map_err(HostError::Broken)?;
+        host = kept;
+        match step {
+            Ok(HostStep::Reply(reply)) => send(queue, reply).await?,
+            Ok(HostStep::Authenticated(None)) => return Ok(()),
+            Ok(HostStep::Authenticated(Some(farewell))) => return send(queue, farewell).await,
+            Err(failure) => {
+                if let HostFailure::Distrusted { farewell, .. } = &failure {
+                    // The connection ends anyway.
+                    let _ = send(queue, farewell.clone()).await;
+                }
+                return Err(HostError::Authentication(failure));
+            }
+        }
+    }
+}
+
+fn exchange(keys: &KeyPair, params: &ConnectParams) -> Result<Host, HostError> {
+    let options = Exchange {
+        names: Names { host: params.host_nqn.to_string(), subsystem: params.subnqn.to_string() },
+        secret: keys.host.first().ok_or(HostError::KeyRequired)?,
+        controller_secrets: keys.controller.as_ref().map(KeyRing::secrets).unwrap_or_default(),
+        hashes: Hash::ALL.into(),
+        // The smallest group first: the larger ones take ten times as long, and add nothing to a
+        // secret of 256 random bits. This side accepts what the target prefers.
+        groups: Group::ALL.into(),
+    };
+    Ok(Host::new(options, random_u64() as u16, Randomness::from_words(random_u64)))
+}
+
+async fn send(queue: &Rc<HostQueue>, message: Vec<u8>) -> Result<(), HostError> {
+    let command = AuthenticationCommand::send(0, message.len() as u32).command();
+    let mut data = buf::alloc_small(message.len());
+    data.copy_from_slice(&message);
+    ask(queue, "Authentication Send", command, CommandData::Out(data.freeze())).await.map(drop)
+}
+
+async fn fetch(queue: &Rc<HostQueue>) -> Result<Vec<u8>, HostError> {
+    let command = AuthenticationCommand::receive(0, MESSAGE_BYTES as u32).command();
+    let place = CommandData::In(buf::alloc_small(MESSAGE_BYTES));
+    match ask(queue, "Authentication Receive", command, place).await?.1 {
+        CommandData::In(message) => Ok(message.to_vec()),
+        CommandData::None | CommandData::Out(_) => unreachable!("the place comes back"),
+    }
+}

@@ -1,0 +1,110 @@
+//! Host and target authenticate each other over real connections.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Server, memory, on_cores, options};
+use flagstone_auth::{Hash, KeyPair, KeyRing, Secret};
+use flagstone_blockdev::BlockDevice;
+use flagstone_nvme::Nqn;
+use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig};
+use flagstone_runtime::buf;
+
+fn locked() -> Nqn {
+    Nqn::new("nqn.2026-01.io.flagstone:locked").unwrap()
+}
+
+fn host() -> Nqn {
+    Nqn::from_uuid([7; 16])
+}
+
+fn ring(byte: u8) -> KeyRing {
+    KeyRing::new(vec![Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()])
+}
+
+fn server(keys: KeyPair) -> Server {
+    let server = Server::start(memory(1 << 20, 512));
+    let keys = BTreeMap::from([(host(), keys)]);
+    let (nqn, serial) = (locked(), "2".to_owned());
+    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+    server.target.add_subsystem(subsystem).unwrap();
+    let device = memory(1 << 20, 512);
+    let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
+    server.target.add_namespace(&locked(), namespace).unwrap();
+    server
+}
+
+async fn connect(server: &Server, keys: Option<KeyPair>) -> Result<Arc<RemoteDevice>, HostError> {
+    let options = HostOptions { host_nqn: Some(host()), queues: 2, keys, ..options() };
+    RemoteDevice::connect(server.address.clone(), &locked(), options).await
+}
+
+fn one_way(host: KeyRing) -> KeyPair {
+    KeyPair { host, controller: None }
+}
+
+#[test]
+fn right_keys_connect_and_others_do_not() {
+    on_cores(2, async || {
+        let key = ring(1);
+        let server = server(KeyPair::shared(&key));
+        for keys in [one_way(key.clone()), KeyPair::shared(&key)] {
+            let device = connect(&server, Some(keys)).await.unwrap();
+            let data = buf::alloc(4096).await.freeze();
+            device.write(0, data, false).await.unwrap();
+            device.read(0, buf::alloc(4096).await).await.unwrap();
+            device.disconnect().await;
+        }
+        assert_eq!(server.target.authentication_totals().succeeded, 2 * 3);
+        let missing = connect(&server, None).await.unwrap_err();
+        assert!(matches!(missing, HostError::KeyRequired), "{missing}");
+        let wrong = connect(&server, Some(one_way(ring(2)))).await.unwrap_err();
+        assert_eq!(
+            wrong.to_string(),
+            "authentication failed: the controller refused: authentication failed"
+        );
+        let impostor = KeyPair { host: key, controller: Some(ring(2)) };
+        let distrusted = connect(&server, Some(impostor)).await.unwrap_err();
+        assert!(matches!(distrusted, HostError::Authentication(_)), "{distrusted}");
+        assert!(![missing, wrong, distrusted].iter().any(HostError::may_pass));
+    });
+}
+
+/// A target that asks for nothing may be an impostor, which was told the name alone.
+#[test]
+fn target_without_authentication_is_refused_if_it_has_to_prove_itself() {
+    on_cores(1, async || {
+        let server = Server::start(memory(1 << 20, 512));
+        let connect = async |keys| {
+            let options = HostOptions { keys: Some(keys), ..options() };
+            RemoteDevice::connect(server.address.clone(), &common::subnqn(), options).await
+        };
+        connect(one_way(ring(1))).await.unwrap().disconnect().await;
+        let refused = connect(KeyPair::shared(&ring(1))).await.unwrap_err();
+        assert!(matches!(refused, HostError::NoProof), "{refused}");
+    });
+}
+
+#[test]
+fn rotated_key_is_used_at_the_next_connection() {
+    on_cores(1, async || {
+        let (theirs, mine) = (ring(1), ring(1));
+        let server = server(one_way(theirs.clone()));
+        let device = connect(&server, Some(one_way(mine.clone()))).await.unwrap();
+        let (old, new) = (ring(1).first().unwrap(), ring(2).first().unwrap());
+        theirs.replace(vec![old, new.clone()]);
+        mine.replace(vec![new.clone()]);
+        device.read(0, buf::alloc(512).await).await.unwrap();
+        theirs.replace(vec![new]);
+        server.target.disconnect_all();
+        let read = device.read(0, buf::alloc(512).await);
+        let read = flagstone_runtime::time::timeout(Duration::from_secs(60), read).await;
+        read.expect("reconnected").unwrap();
+        device.disconnect().await;
+    });
+}

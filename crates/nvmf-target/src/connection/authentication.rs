@@ -1,0 +1,298 @@
+//! Authentication of a queue: its state, and the commands Authentication Send and Receive
+//! (Base 6.1, 6.2, 8.3.5).
+//!
+//! Until its host is authenticated, a queue of a subsystem with keys executes these commands alone.
+//! A host may authenticate again later; a failure ends the connection then too. The group operations
+//! run off this core.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use flagstone_auth::message::MESSAGE_BYTES;
+use flagstone_auth::{self as auth, ControllerOptions, Group, Hash, Names, Progress, Randomness};
+use flagstone_nvme::command::fabrics::AuthenticationCommand;
+use flagstone_nvme::{FabricsType, Sqe, Status};
+use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::{Buf, BufMut, compute, random_u64, spawn_detached};
+
+use super::Connection;
+use crate::CommandReply;
+use crate::admin::reply_data;
+use crate::handshakes::{FailureReason, Handshake};
+
+/// Authentication of a queue.
+pub(crate) enum Authentication {
+    /// The subsystem has no keys.
+    NotRequired,
+    /// Only authentication commands are executed.
+    Required(Stage),
+    /// All commands are executed.
+    Passed(Stage),
+    /// No command is executed, and the connection is about to end.
+    Failed,
+}
+
+/// How far an exchange is.
+pub(crate) enum Stage {
+    /// None has begun.
+    Idle,
+    /// Connect has reserved the handshake.
+    Admitted(Handshake),
+    /// The host has to send or fetch a message.
+    Exchanging(Box<Exchange>),
+    /// A message is being computed.
+    Computing(Instant),
+}
+
+/// An exchange that has begun.
+pub(crate) struct Exchange {
+    controller: auth::Controller,
+    handshake: Handshake,
+    began: Instant,
+}
+
+/// What a command does with an exchange.
+enum Step {
+    Send(Vec<u8>),
+    /// A message of at most so many bytes.
+    Fetch(usize),
+}
+
+impl Authentication {
+    /// State after Connect: `handshake` if the subsystem has keys.
+    pub(super) fn new(handshake: Option<Handshake>) -> Authentication {
+        handshake.map_or(Self::NotRequired, |one| Self::Required(Stage::Admitted(one)))
+    }
+
+    /// True if all commands are executed.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self, Self::NotRequired | Self::Passed(_))
+    }
+
+    /// True if an exchange of an authenticated host has lasted for longer than `patience`.
+    pub(super) fn is_overdue(&self, patience: Duration) -> bool {
+        let began = match self {
+            Self::Passed(Stage::Exchanging(exchange)) => exchange.began,
+            Self::Passed(Stage::Computing(began)) => *began,
+            _ => return false,
+        };
+        began.elapsed() >= patience
+    }
+
+    fn stage(&mut self) -> Option<&mut Stage> {
+        match self {
+            Self::Required(stage) | Self::Passed(stage) => Some(stage),
+            Self::NotRequired | Self::Failed => None,
+        }
+    }
+}
+
+impl Connection {
+    /// Refuses a command that needs authentication, unless its queue has it.
+    ///
+    /// # Errors
+    /// Authentication Required.
+    #[inline]
+    pub(super) fn check_authenticated(&self, command: &Sqe) -> Result<(), Status> {
+        let session = self.session.borrow();
+        let open = session.as_ref().is_none_or(|session| session.authentication.is_open());
+        if open || is_authentication(command) {
+            Ok(())
+        } else {
+            Err(Status::AUTHENTICATION_REQUIRED.dnr())
+        }
+    }
+
+    /// Executes Authentication Send or Receive, which is in flight with `payload` bytes.
+    pub(super) fn run_authentication(
+        self: &Rc<Self>,
+        command: Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) {
+        let begun = self.step(&command, data).and_then(|step| Ok((self.begin_step(&step)?, step)));
+        let (mut exchange, step) = match begun {
+            Ok(begun) => begun,
+            Err(status) => return self.authentication_done(&command, Err(status), payload),
+        };
+        let connection = self.clone();
+        spawn_detached(async move {
+            let computed = compute(move || {
+                let outcome = step.run(&mut exchange.controller);
+                (exchange, outcome)
+            });
+            let outcome = match computed.await {
+                Ok((exchange, outcome)) => {
+                    connection.exchanged(exchange);
+                    outcome
+                        .and_then(|message| message.map(|one| fetched(&command, &one)).transpose())
+                }
+                Err(error) => {
+                    tracing::error!("authentication: cannot compute: {error}");
+                    connection.fail_authentication();
+                    Err(Status::INTERNAL_ERROR)
+                }
+            };
+            connection.authentication_done(&command, outcome, payload);
+        });
+    }
+
+    /// Checks an authentication command.
+    fn step(&self, command: &Sqe, data: Option<Buf>) -> Result<Step, Status> {
+        command.check_flags().map_err(Status::dnr)?;
+        let bytes = AuthenticationCommand::of(command).check().map_err(Status::dnr)? as usize;
+        if bytes > MESSAGE_BYTES {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        if command.fabrics_type() == Some(FabricsType::AUTHENTICATION_RECEIVE) {
+            // Checks the data pointer, too.
+            return reply_data(command, bytes).map(|_| Step::Fetch(bytes));
+        }
+        let data = data.filter(|data| data.len() == bytes);
+        data.map(|data| Step::Send(data.to_vec())).ok_or(Status::INVALID_FIELD.dnr())
+    }
+
+    /// Takes the exchange that `step` continues or begins.
+    fn begin_step(&self, step: &Step) -> Result<Box<Exchange>, Status> {
+        let mut session = self.session.borrow_mut();
+        let out_of_order = Status::COMMAND_SEQUENCE_ERROR.dnr();
+        let session = session.as_mut().ok_or(out_of_order)?;
+        let controller = &session.connected.controller;
+        // A host that need not authenticate has no key to do it with.
+        let stage = session.authentication.stage().ok_or(out_of_order)?;
+        let begin = |handshake: Handshake| {
+            let keys = controller.subsystem.keys_of(&controller.host.nqn);
+            let keys = keys.ok_or(out_of_order)?;
+            let secrets = |ring: &auth::KeyRing| ring.secrets();
+            let options = ControllerOptions {
+                names: Names {
+                    host: controller.host.nqn.to_string(),
+                    subsystem: controller.subsystem.nqn.to_string(),
+                },
+                host_secrets: secrets(&keys.host),
+                own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
+                hashes: Hash::ALL.into(),
+                groups: Group::ALL.into(),
+            };
+            let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
+            Ok(Box::new(Exchange { controller, handshake, began: time::now() }))
+        };
+        let exchange = match (std::mem::replace(stage, Stage::Idle), step) {
+            (Stage::Exchanging(exchange), _) => exchange,
+            (Stage::Admitted(handshake), Step::Send(_)) => begin(handshake)?,
+            (Stage::Idle, Step::Send(_)) => {
+                let handshake = self.target.handshakes.begin(self.source());
+                begin(handshake.ok_or(Status::COMMAND_INTERRUPTED)?)?
+            }
+            (other, _) => {
+                *stage = other;
+                return Err(out_of_order);
+            }
+        };
+        *stage = Stage::Computing(exchange.began);
+        Ok(exchange)
+    }
+
+    /// Takes an exchange back after a step.
+    fn exchanged(&self, mut exchange: Box<Exchange>) {
+        let progress = exchange.controller.progress();
+        let failure = match progress {
+            Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated => None,
+            Progress::Failing(explanation) => Some(FailureReason::Refused(explanation)),
+            Progress::Failed(_) => Some(FailureReason::Distrusted),
+        };
+        if let Some(reason) = failure
+            && exchange.handshake.fail(reason)
+        {
+            self.log_failure(reason);
+        }
+        let mut session = self.session.borrow_mut();
+        let Some(session) = session.as_mut() else { return };
+        match progress {
+            Progress::Authenticated => {
+                exchange.handshake.succeed();
+                session.connected.controller.passed_authentication(session.connected.queue.qid);
+                session.authentication = Authentication::Passed(Stage::Idle);
+            }
+            Progress::Failed(_) => session.authentication = Authentication::Failed,
+            _ => {
+                if let Some(stage) = session.authentication.stage() {
+                    *stage = Stage::Exchanging(exchange);
+                }
+            }
+        }
+    }
+
+    fn log_failure(&self, reason: FailureReason) {
+        let names = self.with_controller(|controller, queue| {
+            (controller.host.nqn, controller.subsystem.nqn, queue.qid)
+        });
+        let Some((host, subsystem, qid)) = names else { return };
+        let reason = format!("{reason}; queue {qid} of subsystem {subsystem}");
+        let (peer, host) = (self.stream.peer(), host.to_string());
+        self.target.authentication_refusals.refused(&peer, host.as_bytes(), &reason);
+    }
+
+    fn fail_authentication(&self) {
+        if let Some(session) = self.session.borrow_mut().as_mut() {
+            session.authentication = Authentication::Failed;
+        }
+    }
+
+    /// Answers an authentication command. The connection of a host that failed ends after that.
+    fn authentication_done(
+        &self,
+        command: &Sqe,
+        outcome: Result<Option<BufMut>, Status>,
+        payload: usize,
+    ) {
+        let reply = self.with_controller(|controller, queue| {
+            controller.saw_traffic();
+            controller.reply(queue.qid, command, outcome.map(CommandReply::success))
+        });
+        self.answer(command, reply, payload);
+        let session = self.session.borrow();
+        let failed = |session: &super::QueueSession| {
+            matches!(session.authentication, Authentication::Failed)
+        };
+        if session.as_ref().is_some_and(failed) {
+            self.stream.shutdown_receiving();
+        }
+    }
+}
+
+impl Step {
+    /// Runs on another thread. Returns the message that the host fetches.
+    fn run(self, controller: &mut auth::Controller) -> Result<Option<Vec<u8>>, Status> {
+        match self {
+            Step::Send(bytes) => {
+                controller.send(&bytes);
+                Ok(None)
+            }
+            Step::Fetch(room) => {
+                let nothing = controller.progress() == Progress::AwaitsHost;
+                let message = controller.fetch(room).ok_or(match nothing {
+                    true => Status::COMMAND_SEQUENCE_ERROR.dnr(),
+                    false => Status::INVALID_FIELD.dnr(),
+                })?;
+                Ok(Some(message))
+            }
+        }
+    }
+}
+
+/// Reply data of a fetch: the message, and zeroes after it, as long as the host asked for.
+fn fetched(command: &Sqe, message: &[u8]) -> Result<BufMut, Status> {
+    let mut data = reply_data(command, command.data.data_bytes.get() as usize)?;
+    data[..message.len()].copy_from_slice(message);
+    Ok(data)
+}
+
+/// True for Authentication Send and Receive.
+pub(super) fn is_authentication(command: &Sqe) -> bool {
+    matches!(
+        command.fabrics_type(),
+        Some(FabricsType::AUTHENTICATION_SEND | FabricsType::AUTHENTICATION_RECEIVE)
+    )
+}

@@ -1,0 +1,289 @@
+//! Handshakes: the authentication exchanges of all connections, by source address and result.
+//!
+//! Invariants:
+//! - at most [`HANDSHAKES`] are in flight, and at most [`HANDSHAKES_PER_SOURCE`] of one address;
+//! - each ends once, with success or a [`FailureReason`]; one that is dropped earlier counts as
+//!   abandoned, because it made this side compute too;
+//! - failures of an address delay its next handshakes, the longer the more there were.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use flagstone_auth::Explanation;
+use flagstone_runtime::time::{self, Instant};
+use parking_lot::Mutex;
+
+use crate::limits::{
+    FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY, HANDSHAKES,
+    HANDSHAKES_PER_SOURCE,
+};
+
+/// Why a host is not authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureReason {
+    /// The subsystem has keys, and none for this host.
+    NoKey,
+    /// The exchange failed here.
+    Refused(Explanation),
+    /// The host does not trust this side: it has another key for the subsystem.
+    Distrusted,
+    /// The connection ended, or took too long, in the middle of the exchange.
+    Abandoned,
+    /// Too many exchanges are in flight.
+    Busy,
+}
+
+impl FailureReason {
+    /// All reasons.
+    pub const ALL: [Self; 11] = [
+        Self::NoKey,
+        Self::Refused(Explanation::Failed),
+        Self::Refused(Explanation::ProtocolNotUsable),
+        Self::Refused(Explanation::ConcatenationMismatch),
+        Self::Refused(Explanation::HashNotUsable),
+        Self::Refused(Explanation::GroupNotUsable),
+        Self::Refused(Explanation::IncorrectPayload),
+        Self::Refused(Explanation::IncorrectMessage),
+        Self::Distrusted,
+        Self::Abandoned,
+        Self::Busy,
+    ];
+
+    /// Name, for metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoKey => "no-key",
+            Self::Refused(Explanation::Failed) => "wrong-key",
+            Self::Refused(Explanation::ProtocolNotUsable) => "protocol",
+            Self::Refused(Explanation::ConcatenationMismatch) => "concatenation",
+            Self::Refused(Explanation::HashNotUsable) => "hash",
+            Self::Refused(Explanation::GroupNotUsable) => "group",
+            Self::Refused(Explanation::IncorrectPayload) => "payload",
+            Self::Refused(Explanation::IncorrectMessage) => "message",
+            Self::Distrusted => "distrusted",
+            Self::Abandoned => "abandoned",
+            Self::Busy => "busy",
+        }
+    }
+}
+
+impl std::fmt::Display for FailureReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoKey => f.write_str("the subsystem has no key for this host"),
+            Self::Refused(Explanation::Failed) => f.write_str("the host has another key"),
+            Self::Refused(explanation) => write!(f, "{explanation}"),
+            Self::Distrusted => {
+                f.write_str("the host does not trust this side: it has another controller key")
+            }
+            Self::Abandoned => f.write_str("the exchange was not completed"),
+            Self::Busy => f.write_str("too many authentications in progress"),
+        }
+    }
+}
+
+/// Results of authentication since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuthenticationTotals {
+    /// Exchanges that succeeded: one per queue.
+    pub succeeded: u64,
+    /// Failures, in the order of [`FailureReason::ALL`].
+    pub failed: [u64; FailureReason::ALL.len()],
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Handshakes {
+    state: Mutex<State>,
+    succeeded: AtomicU64,
+    failed: [AtomicU64; FailureReason::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct State {
+    in_flight: BTreeMap<Option<IpAddr>, usize>,
+    failures: BTreeMap<Option<IpAddr>, Failures>,
+}
+
+#[derive(Debug)]
+struct Failures {
+    count: u32,
+    last: Instant,
+}
+
+impl Handshakes {
+    /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit. Call it on a
+    /// core of the runtime, as all of these.
+    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<Handshake> {
+        let mut state = self.state.lock();
+        let all: usize = state.in_flight.values().sum();
+        let own = state.in_flight.get(&source).copied().unwrap_or(0);
+        if all >= HANDSHAKES || own >= HANDSHAKES_PER_SOURCE {
+            drop(state);
+            self.count(FailureReason::Busy);
+            return None;
+        }
+        state.in_flight.insert(source, own + 1);
+        Some(Handshake { all: self.clone(), source, ended: false })
+    }
+
+    /// Time that a new handshake of `source` has to wait.
+    pub(crate) fn delay(&self, source: Option<IpAddr>) -> Duration {
+        let state = self.state.lock();
+        let recent = |failures: &&Failures| failures.last.elapsed() < FAILURE_MEMORY;
+        let count = state.failures.get(&source).filter(recent).map_or(0, |found| found.count);
+        match count {
+            0 => Duration::ZERO,
+            // Beyond 16 doublings it is at its maximum.
+            count => (FAILURE_DELAY * (1 << (count - 1).min(16))).min(FAILURE_DELAY_MAX),
+        }
+    }
+
+    /// Records a failure of `source`.
+    pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
+        self.count(reason);
+        let (now, mut state) = (time::now(), self.state.lock());
+        let failures = &mut state.failures;
+        if failures.len() >= FAILED_SOURCES && !failures.contains_key(&source) {
+            failures.retain(|_, known| now.since(known.last) < FAILURE_MEMORY);
+            let oldest = failures.iter().min_by_key(|(_, known)| known.last).map(|(ip, _)| *ip);
+            if let Some(oldest) = oldest.filter(|_| failures.len() >= FAILED_SOURCES) {
+                failures.remove(&oldest);
+            }
+        }
+        let known = failures.entry(source).or_insert(Failures { count: 0, last: now });
+        if now.since(known.last) >= FAILURE_MEMORY {
+            known.count = 0;
+        }
+        *known = Failures { count: known.count.saturating_add(1), last: now };
+    }
+
+    fn count(&self, reason: FailureReason) {
+        let at = FailureReason::ALL.iter().position(|known| *known == reason);
+        self.failed[at.expect("all reasons are listed")].fetch_add(1, Relaxed);
+    }
+
+    /// Results since the start.
+    pub(crate) fn totals(&self) -> AuthenticationTotals {
+        AuthenticationTotals {
+            succeeded: self.succeeded.load(Relaxed),
+            failed: std::array::from_fn(|at| self.failed[at].load(Relaxed)),
+        }
+    }
+}
+
+/// Handshake in flight.
+#[derive(Debug)]
+pub(crate) struct Handshake {
+    all: Arc<Handshakes>,
+    source: Option<IpAddr>,
+    ended: bool,
+}
+
+impl Handshake {
+    /// Ends it with success.
+    pub(crate) fn succeed(mut self) {
+        self.ended = true;
+        self.all.succeeded.fetch_add(1, Relaxed);
+    }
+
+    /// Records its failure, once; the host may still have to fetch the reason. True if it was the
+    /// first.
+    pub(crate) fn fail(&mut self, reason: FailureReason) -> bool {
+        let first = !std::mem::replace(&mut self.ended, true);
+        if first {
+            self.all.failed(self.source, reason);
+        }
+        first
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.fail(FailureReason::Abandoned);
+        let mut state = self.all.state.lock();
+        if let Some(own) = state.in_flight.get_mut(&self.source) {
+            *own -= 1;
+            if *own == 0 {
+                state.in_flight.remove(&self.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_runtime::block_on;
+
+    fn source(last: u8) -> Option<IpAddr> {
+        Some(IpAddr::from([192, 0, 2, last]))
+    }
+
+    fn failures(all: &Handshakes, reason: FailureReason) -> u64 {
+        let at = FailureReason::ALL.iter().position(|known| *known == reason).unwrap();
+        all.totals().failed[at]
+    }
+
+    #[test]
+    fn handshakes_are_bounded_in_all_and_by_source() {
+        block_on(async {
+            let all = Arc::new(Handshakes::default());
+            let mut held: Vec<_> =
+                (0..HANDSHAKES_PER_SOURCE).map(|_| all.begin(source(1)).unwrap()).collect();
+            assert!(all.begin(source(1)).is_none());
+            for other in 2.. {
+                match all.begin(source(other)) {
+                    Some(more) => held.push(more),
+                    None => break,
+                }
+            }
+            assert_eq!(held.len(), HANDSHAKES);
+            assert_eq!(failures(&all, FailureReason::Busy), 2);
+            held.remove(0).succeed();
+            assert!(all.begin(source(1)).is_some());
+            drop(held);
+            assert!(all.state.lock().in_flight.is_empty());
+            assert_eq!(all.totals().succeeded, 1);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn failures_delay_their_source_alone() {
+        block_on(async {
+            let all = Arc::new(Handshakes::default());
+            let mut delays = Vec::new();
+            for _ in 0..8 {
+                let mut one = all.begin(source(1)).unwrap();
+                assert!(one.fail(FailureReason::Refused(Explanation::Failed)));
+                assert!(!one.fail(FailureReason::Distrusted));
+                delays.push(all.delay(source(1)));
+            }
+            assert_eq!(delays[..3], [1, 2, 4].map(|times| FAILURE_DELAY * times));
+            assert_eq!(delays[7], FAILURE_DELAY_MAX);
+            assert_eq!((all.delay(source(2)), all.delay(None)), (Duration::ZERO, Duration::ZERO));
+            assert_eq!(failures(&all, FailureReason::Refused(Explanation::Failed)), 8);
+            assert_eq!(failures(&all, FailureReason::Abandoned), 0);
+            drop(all.begin(source(2)));
+            assert_eq!(failures(&all, FailureReason::Abandoned), 1);
+            assert_eq!(all.delay(source(2)), FAILURE_DELAY);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn remembered_sources_are_bounded() {
+        block_on(async {
+            let all = Handshakes::default();
+            for ip in 0..FAILED_SOURCES as u32 + 10 {
+                all.failed(Some(IpAddr::from(ip.to_be_bytes())), FailureReason::NoKey);
+            }
+            assert_eq!(all.state.lock().failures.len(), FAILED_SOURCES);
+        })
+        .unwrap();
+    }
+}
