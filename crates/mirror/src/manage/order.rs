@@ -278,6 +278,12 @@ impl Inner {
             Action::EndSessions => self.end_sessions(),
             Action::Record(role) => self.record_role(role, epoch).await.map_err(RoleError::Io)?,
             Action::PutAway(role) => self.record_unused(role, None).await.map_err(RoleError::Io)?,
+            Action::RecordEpoch(epoch) => {
+                let record = move |superblock: &mut Superblock| {
+                    superblock.epoch = superblock.epoch.max(epoch);
+                };
+                self.local.update(record).await.map_err(RoleError::Io)?;
+            }
             Action::RecordSuccessor(slot) => {
                 let record = move |superblock: &mut Superblock| {
                     superblock.designated_successor = Some(slot);
@@ -604,7 +610,7 @@ impl Inner {
         }
         let event = match forced {
             true => Event::Deposed { epoch },
-            false => Event::Claimed { by: self.slot_of(asker) },
+            false => Event::Claimed { by: self.slot_of(asker), epoch },
         };
         let decided = next(&self.machine_state(), event);
         let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;

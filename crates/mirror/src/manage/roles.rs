@@ -14,7 +14,7 @@ use crate::io::call_gate::Counted;
 use crate::io::new_generation::NewGeneration;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
-use crate::state::machine::{Event, Refusal, servable};
+use crate::state::machine::{AdmittedBy, Event, Refusal, servable};
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
 /// Number of residue classes. Identities are random: of three replicas, two share a class with a
@@ -134,10 +134,15 @@ impl Inner {
         let superblock = self.local.superblock();
         let successor =
             superblock.designated_successor.map(|place| superblock.peers[place].replica);
-        Event::Admitted {
+        let epoch = peers.view.epoch;
+        // This node may have ended after the peer admitted it and before it recorded that itself.
+        let own = epoch % EPOCH_STRIDE == self.rank();
+        Event::Admitted(AdmittedBy {
             successor: successor == Some(peers.view.replica),
-            epoch: peers.view.epoch,
-        }
+            epoch,
+            overtaken: epoch > superblock.epoch && !own,
+            unusable: peers.view.inconsistent || peers.view.generations.current.is_none(),
+        })
     }
 
     pub(crate) fn may_serve(&self) -> Result<(), RoleError> {

@@ -46,8 +46,8 @@ pub struct TargetSession {
     inner: Arc<Inner>,
     number: u64,
     reorder: Arc<Mutex<ReorderBuffer>>,
-    /// The replica at the other end, once it has identified itself.
-    asker: Mutex<MirrorId>,
+    /// The replica at the other end, once it has identified itself, and the epoch that it was told.
+    asker: Mutex<(MirrorId, u64)>,
 }
 
 impl Mirror {
@@ -207,16 +207,17 @@ impl TargetSession {
         let inner = &self.inner;
         match request {
             PeerRequest::Identify { asker } => {
-                *self.asker.lock() = asker;
+                let identity = inner.identity(asker);
+                *self.asker.lock() = (asker, identity.view.epoch);
                 inner.peer_is_reachable(asker);
-                return Ok(PeerReply::Identity(inner.identity(asker)));
+                return Ok(PeerReply::Identity(identity));
             }
             PeerRequest::Attach(attach) => return self.attach(attach).await,
             PeerRequest::Discard { base, expected } => {
                 return inner.discard_data(base, expected).await;
             }
             PeerRequest::HandOver => {
-                let asker = *self.asker.lock();
+                let (asker, _) = *self.asker.lock();
                 return inner.hand_over(asker).await;
             }
             PeerRequest::Depose { .. } | PeerRequest::Claim { .. }
@@ -225,11 +226,11 @@ impl TargetSession {
                 return Err(PeerRefusal::Version);
             }
             PeerRequest::Depose { volume, epoch } => {
-                let asker = *self.asker.lock();
+                let (asker, _) = *self.asker.lock();
                 return inner.follow_announcement(asker, (volume, epoch), true).await;
             }
             PeerRequest::Claim { volume, epoch } => {
-                let asker = *self.asker.lock();
+                let (asker, _) = *self.asker.lock();
                 return inner.follow_announcement(asker, (volume, epoch), false).await;
             }
             PeerRequest::ZeroNewSpace { .. }
@@ -280,6 +281,11 @@ impl TargetSession {
         // From here on, no earlier session starts a call. Calls in progress end first.
         inner.end_attachment().await;
         inner.check_attach(&attach)?;
+        // Another node has announced since that it takes the role.
+        let (asker, told) = *self.asker.lock();
+        if !asker.is_none() && inner.local.superblock().epoch > told {
+            return Err(PeerRefusal::Changed);
+        }
         let admit = move |superblock: &mut Superblock, slot: usize| {
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             superblock.epoch = superblock.epoch.max(attach.epoch);

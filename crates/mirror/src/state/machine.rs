@@ -12,7 +12,7 @@
 //! - a node that is deposed refuses hosts first, and waits for calls in flight afterwards; an order
 //!   that this node consents to waits first, so that no host call fails;
 //! - a role is durable before its holder serves, and before this node reports its stop to a peer;
-//! - the role epoch never decreases.
+//! - the role epoch never decreases. With several peers, that includes epochs that were announced.
 //!
 //! `docs/mirror-states.md` is printed from this module by a test.
 
@@ -204,6 +204,8 @@ pub enum Event {
     Claimed {
         /// The peer's place in [`State::records`].
         by: usize,
+        /// Its role epoch.
+        epoch: u64,
     },
     /// A peer attaches as the source.
     Attached {
@@ -213,12 +215,7 @@ pub enum Event {
     /// The attached source hands its role to this node.
     Promoted,
     /// The peer of a handshake has admitted this node as its source, under a new epoch.
-    Admitted {
-        /// It is the peer that the role was handed to, if it was handed over.
-        successor: bool,
-        /// The highest role epoch that it has seen.
-        epoch: u64,
-    },
+    Admitted(AdmittedBy),
     /// The peer answered [`Action::HandOver`].
     HandedOver(Handover),
     /// The data is discarded for a peer's, by the operator or by policy.
@@ -232,6 +229,19 @@ pub enum Event {
         /// Role epoch of the peer if it serves hosts and its claim is [`later`].
         prevailing: Option<u64>,
     },
+}
+
+/// The peer of [`Event::Admitted`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdmittedBy {
+    /// It is the peer that the role was handed to, if it was handed over.
+    pub successor: bool,
+    /// The highest role epoch that it has seen.
+    pub epoch: u64,
+    /// That epoch is later than any that this node has seen, and of another node.
+    pub overtaken: bool,
+    /// It cannot serve its data, which was discarded for this node's, or is unverified.
+    pub unusable: bool,
 }
 
 /// Outcome of the request to a peer to become the source.
@@ -321,6 +331,8 @@ pub enum Action {
     Record(ReplicaRole),
     /// Durable: the role and that the replica is not in use, after a flush.
     PutAway(ReplicaRole),
+    /// Durable: the epoch of a peer that takes the role.
+    RecordEpoch(u64),
     /// Durable: the peer with this record may serve, and is met before this node serves.
     RecordSuccessor(usize),
     /// Announce to every peer that answers that this node takes the role. Ends the transition unless
@@ -370,6 +382,7 @@ impl std::fmt::Display for Action {
             Action::EndSessions => "end the sessions",
             Action::Record(_) => "**record the role**",
             Action::PutAway(_) => "flush, **record the role and that it is unused**",
+            Action::RecordEpoch(_) => "**record the epoch**",
             Action::RecordSuccessor(_) => "**record the peer as successor**",
             Action::Announce { forced: true } => "depose the peers that answer",
             Action::Announce { forced: false } => "claim the role at every peer",
@@ -439,10 +452,10 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::Asked(answers) => Ok(asked(state, &answers)),
         Event::Announced { epoch, forced } => announced(state, epoch, forced),
         Event::Deposed { epoch } => deposed(state, epoch),
-        Event::Claimed { by } => claimed(state, by),
+        Event::Claimed { by, epoch } => claimed(state, by, epoch),
         Event::Attached { epoch } => attached(state, epoch),
         Event::Promoted => promoted(state),
-        Event::Admitted { successor, epoch } => admitted(state, successor, epoch),
+        Event::Admitted(by) => admitted(state, by),
         Event::HandedOver(outcome) => handed_over(state, outcome),
         Event::Discarded => discarded(state),
         Event::Transferred => transferred(state),
@@ -500,6 +513,27 @@ impl State {
 
     fn leg(&self, leg: usize) -> Result<Leg, Refusal> {
         self.legs.get(leg).copied().flatten().ok_or(Refusal::NoPeer)
+    }
+
+    fn has_several_peers(&self) -> bool {
+        self.legs.iter().flatten().count() > 1
+    }
+
+    /// A node that is no source follows an announcement. A third node that returns learns of the
+    /// epoch from it, also after a restart; of two nodes, the other one has announced it.
+    fn steps_back(self, epoch: u64) -> (State, Actions) {
+        let seen = |own: u64| if self.has_several_peers() { own.max(epoch) } else { own };
+        let (role, mut actions) = match self.role {
+            Role::Target { epoch: own, .. } => {
+                (Role::Target { epoch: seen(own), attached: false }, vec![Action::EndAttachment])
+            }
+            Role::Deposed { by } => (Role::Deposed { by: seen(by) }, vec![]),
+            role => (role, vec![]),
+        };
+        if role.epoch() > self.role.epoch() {
+            actions.push(Action::RecordEpoch(epoch));
+        }
+        self.to(role, &actions)
     }
 
     /// Serves again after a start, as the source that it is.
@@ -575,12 +609,10 @@ fn asked(state: &State, answers: &Answers) -> (State, Actions) {
 }
 
 fn announced(state: &State, epoch: u64, forced: bool) -> Transition {
-    let refuses = match state.role {
-        Role::Serving { .. } if !forced => return Err(Refusal::Serving),
-        Role::Serving { epoch: own } | Role::Waiting { epoch: own, .. } if own >= epoch => true,
-        _ => state.promised > epoch || state.announced >= epoch,
-    };
-    if refuses {
+    if !forced && matches!(state.role, Role::Serving { .. }) {
+        return Err(Refusal::Serving);
+    }
+    if state.role.epoch() >= epoch || state.promised > epoch || state.announced >= epoch {
         return Err(Refusal::Fenced);
     }
     let promised = State { promised: epoch, ..*state };
@@ -603,16 +635,13 @@ fn deposed(state: &State, epoch: u64) -> Transition {
         // It was promoted under a later epoch since.
         Role::Serving { epoch: own } if own >= epoch => return Err(Refusal::Fenced),
         Role::Serving { .. } | Role::Waiting { .. } => depose(&after, epoch),
-        Role::Target { epoch, .. } => {
-            after.to(Role::Target { epoch, attached: false }, &[Action::EndAttachment])
-        }
-        role => after.to(role, &[]),
+        _ => after.steps_back(epoch),
     })
 }
 
 /// A stopped source stays the source, because its claim to have the best data counts at handshakes.
 /// As after a switchover without an answer, it has to meet the peer before it serves again.
-fn claimed(state: &State, by: usize) -> Transition {
+fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
     let after = State { promised: 0, ..*state };
     Ok(match state.role {
         Role::Serving { .. } => return Err(Refusal::Serving),
@@ -620,10 +649,7 @@ fn claimed(state: &State, by: usize) -> Transition {
             let role = Role::Waiting { epoch, handed_over: true };
             after.to(role, &[Action::RecordSuccessor(by)])
         }
-        Role::Target { epoch, .. } => {
-            after.to(Role::Target { epoch, attached: false }, &[Action::EndAttachment])
-        }
-        role => after.to(role, &[]),
+        _ => after.steps_back(claimed),
     })
 }
 
@@ -647,7 +673,8 @@ fn attached(state: &State, epoch: u64) -> Transition {
         Role::Serving { .. } => Err(Refusal::Serving),
         _ if state.disk == Disk::Failed => Err(Refusal::Failed),
         // A higher epoch than any seen, or the one already admitted.
-        role if epoch < role.epoch().max(state.promised) => Err(Refusal::Fenced),
+        role if epoch < role.epoch() => Err(Refusal::Fenced),
+        _ if state.promised > 0 && epoch != state.promised => Err(Refusal::Fenced),
         _ => Ok(state
             .to(Role::Target { epoch, attached: true }, &[Action::EndAttachment, Action::Admit])),
     }
@@ -660,23 +687,24 @@ fn promoted(state: &State) -> Transition {
 }
 
 /// Whether the handshake with this peer suffices to become the source without the operator. A source
-/// that designated a successor has to meet that peer, which may be serving out of sight. If that peer
-/// was the source since, it may have handed the role on to another. With several targets, each would
-/// conclude that it has to take over, so the operator decides.
-fn admitted(state: &State, successor: bool, peer_epoch: u64) -> Transition {
-    let several = state.legs.iter().flatten().count() > 1;
+/// that designated a successor has to meet that peer, which may be serving out of sight. With several
+/// targets, each would conclude that it has to take over, so the operator decides; also if another
+/// node has announced or taken the role since, and may serve out of sight. A deposed source was
+/// replaced by an operator's order, and waits for another one, such as to discard the peer's data.
+fn admitted(state: &State, by: AdmittedBy) -> Transition {
+    let several = state.has_several_peers();
     match state.role {
         Role::Serving { epoch } => {
-            let epoch = epoch.max(peer_epoch).saturating_add(1);
+            let epoch = epoch.max(by.epoch).saturating_add(1);
             return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
         }
         Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
-        Role::Waiting { epoch, handed_over: true }
-            if !successor || several && peer_epoch > epoch =>
-        {
+        Role::Waiting { handed_over: true, .. } if !by.successor => {
             return Err(Refusal::NotEntitled);
         }
-        Role::Target { .. } | Role::Deposed { .. } if several => return Err(Refusal::NotEntitled),
+        Role::Waiting { .. } if several && by.overtaken => return Err(Refusal::NotEntitled),
+        Role::Target { .. } if several => return Err(Refusal::NotEntitled),
+        Role::Deposed { .. } if several || !by.unusable => return Err(Refusal::NotEntitled),
         _ => {}
     }
     servable(state, false)?;

@@ -74,7 +74,14 @@ fn rows() -> Vec<Row> {
         (name, Box::new(two), event)
     };
     let announced = |epoch, forced| Event::Announced { epoch, forced };
-    let admitted = |successor, epoch| Event::Admitted { successor, epoch };
+    let by = |successor, epoch| AdmittedBy {
+        successor,
+        epoch,
+        overtaken: epoch > EPOCH,
+        unusable: false,
+    };
+    let admitted = |successor, epoch| Event::Admitted(by(successor, epoch));
+    let unusable = Event::Admitted(AdmittedBy { unusable: true, ..by(true, EPOCH) });
     let order = Event::Order;
     let failover = |answers| order(Order::Failover { answers });
     let force = order(Order::ForceFailover { unverified: true });
@@ -110,14 +117,18 @@ fn rows() -> Vec<Row> {
         row("a peer announces an earlier epoch", announced(1, true)),
         promised("a peer announces a lower epoch than another", announced(7, true)),
         row("deposed", Event::Deposed { epoch: 9 }),
+        several("deposed, of three nodes", Event::Deposed { epoch: 9 }),
         row("deposed, and promoted later", Event::Deposed { epoch: 1 }),
-        row("claimed by a failover", Event::Claimed { by: 0 }),
+        row("claimed by a failover", Event::Claimed { by: 0, epoch: 9 }),
+        several("claimed by a failover, of three nodes", Event::Claimed { by: 0, epoch: 9 }),
         row("a source attaches", Event::Attached { epoch: 9 }),
         row("a source of an earlier epoch attaches", Event::Attached { epoch: 1 }),
         row("handshake; the peer admits this node", admitted(true, EPOCH)),
+        row("handshake; a peer with discarded data admits", unusable),
         several("handshake of three nodes; admits", admitted(false, EPOCH)),
         several("handshake of three nodes; its successor admits", admitted(true, EPOCH)),
         several("handshake of three nodes; that was promoted", admitted(true, 9)),
+        several("handshake of three nodes; another was promoted", admitted(false, 9)),
         promised("handshake; admits, another node takes the role", admitted(true, EPOCH)),
         row("the source promotes this node", Event::Promoted),
         promised("promotes, another node takes the role", Event::Promoted),
@@ -336,7 +347,7 @@ fn promised_role_is_not_taken() {
         let ends = matches!(event, Event::Deposed { .. } | Event::Claimed { .. });
         let began = matches!(event, Event::Announced { .. });
         assert!(ends || began || after.promised == state.promised, "{state:?} {event:?}");
-        assert!(!ends || after.promised == 0 && !serves(after.role) || after.role.epoch() > 9);
+        assert!(!ends || after.promised == 0 && !serves(after.role));
     });
 }
 

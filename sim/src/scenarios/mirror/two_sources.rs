@@ -17,7 +17,7 @@ use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{AfterSplitBrain, CommandError, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 
-use super::link::Fate;
+use super::link::{Fate, Stage};
 use super::pair::{DATA, Group, Pair, Trio, fill};
 
 /// Longer than the keep-alive timeout, the reconnect delay and the time for which peers are asked.
@@ -704,5 +704,129 @@ fn returning_source_does_not_serve_beside_a_failover() {
         });
         at_most_one_serves(&trio, A_WHILE);
         assert_eq!(trio.active().len(), 1, "seed {seed}");
+    }
+}
+
+/// A source returns after a forced failover of one of its targets, which is cut off by now. It meets
+/// the other target, which the promoted node has told of its epoch and not brought up to date, or not
+/// completely: equal data does not entitle the source. The target may restart in between.
+#[test]
+fn returning_source_yields_to_an_announced_epoch() {
+    for seed in 0..20 {
+        let trio = Trio::new(seed, |_| {});
+        trio.write(0, 5, 1).expect("all are there");
+        trio.end(0, false);
+        let copies = seed % 2 == 1;
+        trio.hub().set_fate(move |request| match request {
+            PeerRequest::Attach(_) if !copies => Fate::Lost,
+            PeerRequest::EndResync { .. } => Fate::Lost,
+            _ => Fate::Arrives,
+        });
+        trio.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
+        trio.sim.run_for(Duration::from_secs(1));
+        trio.isolate(1);
+        trio.write(1, 6, 2).expect("it runs degraded");
+        if seed % 4 < 2 {
+            trio.end(2, true);
+            trio.restart(2);
+        }
+        trio.hub().set_fate(|_| Fate::Arrives);
+        trio.restart(0);
+        at_most_one_serves(&trio, A_WHILE);
+        trio.hub().heal();
+        trio.becomes_in_sync(1);
+        assert_eq!((trio.active(), trio.read(1, 6)), (vec![1], 2), "seed {seed}");
+    }
+}
+
+/// As above, while the announcement arrives: the source has identified the target before, and attaches
+/// afterwards.
+#[test]
+fn source_does_not_attach_across_an_announcement() {
+    let mut refused = 0;
+    for seed in 0..40 {
+        let trio = Trio::new(seed, |_| {});
+        trio.write(0, 5, 1).expect("all are there");
+        let source = trio.superblock(0).replica;
+        trio.end(0, false);
+        trio.sim.run_for(Duration::from_secs(1));
+        trio.part(0, 1);
+        let (third, announced) = (trio.nodes[2], Rc::new(RefCell::new((false, 0, false))));
+        trio.sim.restart(trio.nodes[0]);
+        trio.open(0);
+        let (returning, seen) = (trio.mirror(0), announced.clone());
+        trio.hub().set_watcher(move |node, request, stage| {
+            let mut seen = seen.borrow_mut();
+            match request {
+                // A source that was admitted before may go on.
+                PeerRequest::Depose { .. } if node == third && stage == Stage::Done => {
+                    seen.0 = !seen.2 && !returning.is_serving();
+                }
+                PeerRequest::Attach(attach) if attach.source == source && !seen.0 => {
+                    seen.2 |= stage == Stage::Done;
+                }
+                PeerRequest::Attach(attach) if attach.source == source => {
+                    assert_ne!(stage, Stage::Done, "seed {seed}");
+                    seen.1 += u32::from(stage == Stage::Refused);
+                }
+                _ => {}
+            }
+        });
+        let mirror = trio.mirror(0);
+        trio.sim.spawn_on(trio.nodes[0], async move {
+            let _ = mirror.start().await;
+        });
+        trio.sim.run_for(Duration::from_micros(50 * seed));
+        let mirror = trio.mirror(1);
+        trio.sim.spawn_on(trio.nodes[1], async move {
+            let _ = mirror.failover().await;
+        });
+        trio.sim.run_for(Duration::from_secs(2));
+        refused += announced.borrow().1;
+    }
+    assert!(refused > 0, "no source attached late");
+}
+
+/// The winner of a claim crashes before it has recorded its promotion. The deposed source stays so
+/// until an order, although its peer does not serve and has no more data than it.
+#[test]
+fn deposed_source_waits_for_an_order() {
+    for alone in [false, true] {
+        let pair = Pair::new(30, |_| {});
+        pair.write(0, 5, 1).expect("both are there");
+        if alone {
+            pair.cut();
+            pair.write(0, 6, 2).expect("it runs degraded");
+            pair.sim.run_for(A_WHILE);
+            pair.hub().set_fate(|request| match request {
+                PeerRequest::Attach(_) => Fate::Lost,
+                _ => Fate::Arrives,
+            });
+            pair.hub().heal();
+        }
+        let mirror = pair.mirror(1);
+        pair.sim.spawn_on(pair.nodes[1], async move {
+            let _ = mirror.failover().await;
+        });
+        let deposed = || pair.superblock(0).role == ReplicaRole::Deposed;
+        pair.sim.run_until(Duration::from_micros(1), deposed);
+        assert_eq!(pair.active(), [0; 0], "the order is answered later");
+        pair.end(1, true);
+        pair.hub().set_fate(|_| Fate::Arrives);
+        pair.restart(1);
+        for index in 0..2 {
+            never_serves(&pair, index, A_WHILE);
+        }
+        assert_eq!(pair.superblock(1).role, ReplicaRole::Target);
+        // The data of the deposed source is the newer one, or both are equal.
+        let refused = alone.then_some(Err(RoleError::Refused(Refusal::PeerLeads)));
+        assert_eq!(careful_failover(&pair, 1), refused.unwrap_or(Ok(())));
+        if alone {
+            assert_eq!(careful_failover(&pair, 0), Ok(()));
+            assert_eq!(pair.read(0, 6), 2);
+        }
+        pair.becomes_in_sync(usize::from(!alone));
+        let epochs = [0, 1].map(|index| pair.superblock(index).epoch);
+        assert_eq!(epochs[0], epochs[1], "both know the source's epoch");
     }
 }
