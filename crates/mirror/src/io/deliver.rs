@@ -1,8 +1,8 @@
-//! Delivery of queued writes before a source stops serving.
+//! Delivery of queued writes before a source stops serving, also if another peer takes the role.
 //!
 //! Guarantee: when a source stops in order, each asynchronous peer has received and flushed every
 //! acknowledged write, or the missing ones are reported, or recorded by a generation that began after
-//! the loss. A peer that makes no progress delays the stop for at most [`QUEUE_DELIVERY_MS`].
+//! the loss. A peer that makes no progress delays the stop for at most a limit.
 //! Undelivered writes stay marked as out of sync, under a new generation: hosts rely on them, so the
 //! peer must not look equal.
 
@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use flagstone_runtime::time;
 
-use crate::limits::QUEUE_DELIVERY_MS;
 use crate::manage::roles::AdmissionBlock;
 use crate::mirror::Inner;
 
@@ -30,13 +29,17 @@ pub struct Undelivered {
 impl Inner {
     /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new writes
     /// out. Returns what could not be delivered.
-    pub(crate) async fn deliver_queues(&self, _block: &AdmissionBlock) -> Vec<Undelivered> {
+    pub(crate) async fn deliver_queues(
+        &self,
+        _block: &AdmissionBlock,
+        limit: Duration,
+    ) -> Vec<Undelivered> {
         let deliver_all = async {
             for leg in 0..self.legs.len() {
                 self.deliver_queue(leg).await;
             }
         };
-        let _ = time::timeout(Duration::from_millis(QUEUE_DELIVERY_MS), deliver_all).await;
+        let _ = time::timeout(limit, deliver_all).await;
         let mut undelivered = Vec::new();
         for (leg, own) in self.legs.iter().enumerate() {
             let (mut writes, mut bytes) = {
@@ -62,8 +65,8 @@ impl Inner {
                 leg,
                 writes,
                 bytes,
-                "stopped without delivering all queued writes: the peer lacks acknowledged writes, \
-                 which stay marked as out of sync"
+                "not all queued writes were delivered: the peer lacks acknowledged writes, which stay \
+                 marked as out of sync"
             );
         }
         undelivered

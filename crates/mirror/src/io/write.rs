@@ -321,6 +321,9 @@ pub(crate) async fn send_queued(
     }
     inner.leave_queue(leg, slot);
     inner.call_ended(Counted::Leg(leg, leg_call.half));
+    if result.is_err() {
+        inner.record_loss().await;
+    }
 }
 
 impl Inner {

@@ -15,7 +15,9 @@ use crate::agree::plan::plan;
 use crate::agree::versions::LinkVersion;
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
-use crate::limits::{ASK_MS, DEPOSE_MS, LOCAL_IO_MS, PEERS_MAX, REFUSAL_MS, RETRY_MIN_MS};
+use crate::limits::{
+    ASK_MS, DEPOSE_MS, LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS, REFUSAL_MS, RETRY_MIN_MS,
+};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleChange, RoleError};
 use crate::mirror::{Inner, Mirror, State, StateGuard};
@@ -268,10 +270,13 @@ impl Inner {
                 progress.block = Some(self.block_admission());
                 self.drain().await;
             }
-            Action::DeliverQueues => {
+            Action::DeliverQueues | Action::LeaveBehind => {
+                let delivers = action == Action::DeliverQueues;
+                let limit_ms = if delivers { QUEUE_DELIVERY_MS } else { 0 };
                 // Nothing new may enter a queue meanwhile.
                 let block = progress.block.get_or_insert_with(|| self.block_admission());
-                progress.undelivered = self.deliver_queues(block).await;
+                progress.undelivered =
+                    self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
                 self.leave_behind(&progress.undelivered).await;
             }
             Action::Settle => self.drain().await,

@@ -531,7 +531,7 @@ pub(crate) async fn keep_flushed(
             inner.disconnect(leg, session_id);
             if error != IoError::Unreachable {
                 // In a separate task, because this one may end with its session.
-                spawn_detached(async move { inner.record_failed_flush().await });
+                spawn_detached(async move { inner.record_loss().await });
             }
             return;
         }

@@ -323,6 +323,8 @@ pub enum Action {
     /// Wait until asynchronous peers have received and flushed the queued writes, within
     /// [`crate::limits::QUEUE_DELIVERY_MS`].
     DeliverQueues,
+    /// Durable: peers whose queues are not empty, or that have lost queued writes, are out of date.
+    LeaveBehind,
     /// Wait for calls in flight, which are refused already.
     Settle,
     /// End the sessions to the peers.
@@ -378,6 +380,7 @@ impl std::fmt::Display for Action {
             Action::RefuseHosts => "refuse hosts",
             Action::Drain => "block and drain host calls",
             Action::DeliverQueues => "deliver the queues",
+            Action::LeaveBehind => "**record what peers lack**",
             Action::Settle => "wait for calls in flight",
             Action::EndSessions => "end the sessions",
             Action::Record(_) => "**record the role**",
@@ -743,6 +746,7 @@ fn discarded(state: &State) -> Transition {
 fn transferred(state: &State) -> Transition {
     let stop = [
         Action::Drain,
+        Action::LeaveBehind,
         Action::EndSessions,
         Action::RefuseHosts,
         Action::PutAway(ReplicaRole::Source),
@@ -846,7 +850,8 @@ fn hand_over(state: &State, leg: usize) -> Transition {
     match to.phase {
         LegPhase::InSync => {
             let role = Role::Target { epoch, attached: false };
-            Ok(state.to(role, &[Action::Drain, Action::HandOver(leg)]))
+            let actions = [Action::Drain, Action::DeliverQueues, Action::HandOver(leg)];
+            Ok(state.to(role, &actions))
         }
         LegPhase::Handshake(HandshakeOutcome::SplitBrain) => Err(Refusal::SplitBrain),
         _ => Err(Refusal::NotInSync),
