@@ -79,8 +79,10 @@ pub(crate) async fn recover(
     superblock: &Superblock,
 ) -> Result<RecoveredLog, UnusableLog> {
     let slots = area.headers().await?;
+    let is_whole = slots.iter().all(Result::is_ok);
     let newest_header = newest(slots, |header| header.sequence);
-    let (_, header) = newest_header.map_err(|error| UnusableLog::Lost(LogLost::Header(error)))?;
+    let (_, mut header) =
+        newest_header.map_err(|error| UnusableLog::Lost(LogLost::Header(error)))?;
     let Superblock { log, replica, incarnation, geometry, .. } = superblock;
     if header.replica != *replica {
         return Err(UnusableLog::Foreign(header.replica));
@@ -113,6 +115,15 @@ pub(crate) async fn recover(
         let first = u64::from(region) * region_bits;
         bits.set(first..first + region_bits);
         pages.raise(&(first..first + region_bits), SET);
+    }
+    // A copy that has rotted is written again: without the other one, everything would be copied.
+    if !is_whole {
+        let again = LogHeader { sequence: counter::next(header.sequence)?, ..header.clone() };
+        let written = area.write_header(&again).await;
+        tracing::warn!(%replica, "one copy of the log's header was damaged; written again: {written:?}");
+        if written.is_ok() {
+            header = again;
+        }
     }
     let start = LogStart { name: *log, bits, pages, sequence: record.sequence };
     Ok(RecoveredLog { start, header_sequence: header.sequence })

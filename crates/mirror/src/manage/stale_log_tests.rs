@@ -242,3 +242,27 @@ fn log_is_trusted_after_shrink_and_growth() {
         assert!(found >= bits, "{found} of {bits}, {size} bytes");
     }
 }
+
+/// One copy of the header rots, then the other one: the first is written again when the replica is
+/// opened, so the log is trusted each time.
+#[test]
+fn rotten_copy_of_log_header_is_written_again() {
+    for first in [0, 1] {
+        let (sim, node) = world(23, true);
+        drop(in_use(&sim, node));
+        let mut lost = 0;
+        for step in 0..4 {
+            sim.crash(node);
+            let at = (first + step) % 2 * PAGE as u64;
+            sim.poke(node, LOG, at + 100, b"rotten");
+            sim.restart(node);
+            match found(&sim, node) {
+                (None, _) => {}
+                // The copy of the latest incarnation was the one that is lost.
+                (Some(LogLost::Stale), _) if step == 0 => lost += 1,
+                found => panic!("step {step}: {found:?}"),
+            }
+        }
+        assert!(lost <= 1);
+    }
+}
