@@ -95,6 +95,14 @@ pub const UPGRADE: Scenario = Scenario {
     run: |seed| steps::run(seed, &Kind { grows: true, upgrades: true, ..Kind::default() }),
 };
 
+/// Synchronous, with logs that move.
+pub const MOVE_LOG: Scenario = Scenario {
+    name: "mirror-move-log",
+    about: "a synchronous mirror whose logs move to other disks at any moment: wherever a node ends, \
+            its log is found again and names what the peer lacks",
+    run: |seed| steps::run(seed, &Kind { moves: true, ..Kind::default() }),
+};
+
 /// Any mode, on disks that fail at random.
 pub const BROKEN: Scenario = Scenario {
     name: "mirror-broken",
@@ -120,8 +128,19 @@ pub const HISTORY: Scenario = Scenario {
 };
 
 /// All mirror scenarios.
-pub const ALL: &[Scenario] =
-    &[SYNC, MEMORY, BLOCK_ON_PEER_LOSS, ASYNC, HISTORY, FAULTY, BROKEN, GROW, UPGRADE, TWO];
+pub const ALL: &[Scenario] = &[
+    SYNC,
+    MEMORY,
+    BLOCK_ON_PEER_LOSS,
+    ASYNC,
+    HISTORY,
+    FAULTY,
+    BROKEN,
+    GROW,
+    MOVE_LOG,
+    UPGRADE,
+    TWO,
+];
 
 /// Parameters of a scenario.
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,6 +152,8 @@ struct Kind {
     faults: bool,
     /// Devices and the volume grow.
     grows: bool,
+    /// Logs move to other disks.
+    moves: bool,
     /// A restarted node may run another release.
     upgrades: bool,
     /// Disks fail at random.
@@ -172,6 +193,11 @@ mod tests {
     #[test]
     fn resize_during_activity() {
         passes(&GROW, 0..20);
+    }
+
+    #[test]
+    fn logs_move_during_activity() {
+        passes(&MOVE_LOG, 0..20);
     }
 
     #[test]

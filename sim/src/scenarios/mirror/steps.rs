@@ -90,6 +90,10 @@ fn step(cluster: &Cluster) {
         tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "grow");
         return cluster.grow(index);
     }
+    if cluster.kind.moves && sim.chance(0.3) {
+        tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "move the log");
+        return cluster.move_log(index);
+    }
     if cluster.kind.faults && sim.chance(0.1) {
         tracing::info!(at_us = sim.now().as_nanos() / 1000, node = index, what = "shut down");
         return shut_down(cluster, index);

@@ -1,10 +1,41 @@
-//! Log replacement: a node restarts with a blank log, its original log, or an earlier copy.
+//! Logs that move to another disk, and log replacement: a node restarts with a blank log, its original
+//! log, or an earlier copy.
 //!
-//! Limit: an earlier copy is used only where the replica guarantees to detect it.
+//! Limits: an earlier copy is used only where the replica guarantees to detect it, and a log that moves
+//! is not replaced.
 
-use super::{Cluster, DATA, LOG};
+use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice};
+
+use super::nodes::shared;
+use super::{Cluster, DATA, LOG, LOG2};
 
 impl Cluster {
+    /// The disk of a node's log, as its superblock says; `None` for the data disk.
+    pub(super) fn log_path(&self, index: usize) -> Option<&'static str> {
+        let superblock = self.superblock(index);
+        match superblock.as_ref().map_or("", |found| &found.log_place) {
+            "" => self.separate_log.then_some(LOG),
+            place => [LOG, LOG2].into_iter().find(|path| *path == place),
+        }
+    }
+
+    /// The operator moves the log of a running node to any disk that is free.
+    pub(crate) fn move_log(&self, index: usize) {
+        let Some(mirror) = self.mirror(index) else { return };
+        let to = [None, Some(LOG), Some(LOG2)][self.sim.random_between(0, 2) as usize];
+        let world = self.world.clone();
+        self.sim.spawn_on(self.nodes[index], async move {
+            let opened = to.map(|path| FileDevice::open(path, &FileOptions::default()));
+            let Ok(device) = opened.transpose() else { return };
+            let device = device.map(|device| ReopenableDevice::new(device));
+            let moved = mirror.move_log(shared(device.clone()), to.unwrap_or(DATA)).await;
+            tracing::info!(node = index, ?to, ?moved, "the log was to be moved");
+            if let (Ok(()), Some((_, log))) = (moved, &mut world.devices.borrow_mut()[index]) {
+                *log = device;
+            }
+        });
+    }
+
     /// Disk and offset of a node's log.
     fn log_at(&self) -> (&'static str, u64) {
         if self.separate_log { (LOG, 0) } else { (DATA, self.usable) }

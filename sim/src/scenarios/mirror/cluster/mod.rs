@@ -40,6 +40,7 @@ use crate::model::Shared;
 
 pub(super) const DATA: &str = "/dev/data";
 pub(super) const LOG: &str = "/dev/log";
+const LOG2: &str = "/dev/log2";
 const VOLUME: MirrorId = MirrorId([7; 16]);
 
 pub(super) const DESIRED_STATES: [DesiredState; 3] =
@@ -135,6 +136,9 @@ impl Cluster {
                 DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
             sim.add_disk(node, DATA, config);
             sim.add_disk(node, LOG, DiskConfig::block_device(device_bytes));
+            if kind.moves {
+                sim.add_disk(node, LOG2, DiskConfig::block_device(device_bytes));
+            }
         }
         make_replicas(&sim, nodes, geometry, separate_log, past::is_long(seed));
         let usable = layout(device_bytes, &geometry).expect("room").usable_bytes;
@@ -301,7 +305,7 @@ fn make_replicas(
     for (index, node) in nodes.into_iter().enumerate() {
         let create = CreateReplica { volume: VOLUME, with_data: index == 0, geometry };
         let made = sim.spawn_on(node, async move {
-            let (data, log) = devices(separate_log).await;
+            let (data, log) = devices(separate_log.then_some(LOG)).await;
             let log = shared(log);
             Replica::create(data.clone(), log.clone(), create).await.expect("sound disks");
             if create.with_data && long_past {

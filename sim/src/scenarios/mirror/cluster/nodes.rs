@@ -16,7 +16,7 @@ use flagstone_runtime::sim::NodeId;
 use flagstone_runtime::{spawn_detached, time};
 
 use super::super::{Kind, releases};
-use super::{Cluster, DATA, Devices, LOG, World};
+use super::{Cluster, DATA, Devices, World};
 use crate::load::{LoadOptions, run as load};
 
 impl Cluster {
@@ -79,12 +79,13 @@ impl Cluster {
     fn bring_up(&self, index: usize, unverified: bool) {
         let (node, resizing) = (self.nodes[index], self.resizing(index));
         let (world, hub) = (self.world.clone(), self.hub.clone());
-        let (separate_log, depth) = (self.separate_log, self.depth);
+        let (log_path, depth) = (self.log_path(index), self.depth);
+        let moves = self.kind.moves;
         let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
         let versions = self.releases[index].get();
         self.sim.spawn_on(node, async move {
             let local = loop {
-                let (data, log) = devices(separate_log).await;
+                let (data, log) = devices(log_path).await;
                 world.devices.borrow_mut()[index] = Some((data.clone(), log.clone()));
                 let opened = match Replica::open(data, shared(log)).await {
                     Ok(local) if unverified => {
@@ -101,6 +102,7 @@ impl Cluster {
                 }
             };
             let replica = local.superblock().replica;
+            assert!(!moves || local.log_lost().is_none(), "a moved log is lost");
             tracing::info!(node = index, %replica, lost = ?local.log_lost(), "the node is up");
             let peers = vec![resizing.peer.clone()];
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
@@ -195,7 +197,7 @@ impl PartialEq for Kind {
     }
 }
 
-pub(super) async fn devices(separate_log: bool) -> Devices {
+pub(super) async fn devices(log_path: Option<&str>) -> Devices {
     let open = async |path: &str| loop {
         match FileDevice::open(path, &FileOptions::default()) {
             Ok(device) => return ReopenableDevice::new(device),
@@ -203,7 +205,10 @@ pub(super) async fn devices(separate_log: bool) -> Devices {
             Err(_) => time::sleep(Duration::from_millis(1)).await,
         }
     };
-    let log = if separate_log { Some(open(LOG).await) } else { None };
+    let log = match log_path {
+        Some(path) => Some(open(path).await),
+        None => None,
+    };
     (open(DATA).await, log)
 }
 
