@@ -112,8 +112,8 @@ impl Mirror {
 
     /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
     /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result does
-    /// not name, can then be made the source by [`Mirror::failover_if_unserved`] there without
-    /// losing data.
+    /// not name, then has all data. This node keeps the claim to serve it, and takes the role again when
+    /// it meets a peer: to move the role, use [`Mirror::switchover`], or [`Mirror::demote`] first.
     ///
     /// # Errors
     /// Of the local leg.
@@ -259,9 +259,11 @@ impl Mirror {
         // First, because a change of role that waits for a peer ends with its session.
         self.close();
         let _order = inner.running_order();
-        let _role_change = inner.begin_role_change().await;
+        let role_change = inner.begin_role_change().await;
         inner.end_service().await;
         inner.end_attachment().await;
+        // Orders are refused from now on, and need not wait for a disk that hangs.
+        drop(role_change);
         inner.local.retire().await;
     }
 
@@ -270,12 +272,13 @@ impl Mirror {
     pub async fn abandon_target(&self) -> bool {
         let inner = &self.0;
         // While this is held, this side cannot start to serve, and no source can attach.
-        let _role_change = inner.begin_role_change().await;
+        let role_change = inner.begin_role_change().await;
         if !self.is_idle_target() {
             return false;
         }
         self.close();
         inner.end_attachment().await;
+        drop(role_change);
         inner.local.retire().await;
         true
     }

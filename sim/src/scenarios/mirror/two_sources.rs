@@ -830,3 +830,22 @@ fn deposed_source_waits_for_an_order() {
         assert_eq!(epochs[0], epochs[1], "both know the source's epoch");
     }
 }
+
+/// A replica that is closed to be reopened waits for a write that its disk holds. An order is refused
+/// meanwhile, and does not wait with it.
+#[test]
+fn closing_replica_answers_orders() {
+    let pair = Pair::new(31, |_| {});
+    pair.sim.stall(pair.nodes[1], DATA, Duration::from_secs(600));
+    let failed = pair.on(1, |mirror| async move { mirror.failover().await });
+    assert!(matches!(failed, Err(RoleError::Io(_))), "{failed:?}");
+    let mirror = pair.mirror(1);
+    pair.sim.spawn_on(pair.nodes[1], async move {
+        mirror.abandon_target().await;
+    });
+    pair.sim.run_for(Duration::from_secs(1));
+    let began = pair.sim.now();
+    let refused = pair.on(1, |mirror| async move { mirror.failover().await });
+    assert_eq!(refused, Err(RoleError::Refused(Refusal::Closed)));
+    assert!(pair.sim.now() - began < Duration::from_secs(60));
+}
