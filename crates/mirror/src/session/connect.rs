@@ -476,7 +476,7 @@ impl Inner {
         let geometry = self.local.superblock().geometry;
         let (bit_bytes, usable_bytes) = (u64::from(geometry.bit_bytes), geometry.usable_bytes);
         let list = self.legs[leg].bad_ranges().in_whole_bits(bit_bytes, usable_bytes);
-        {
+        let before = {
             let mut state = self.lock();
             let own = &mut state.legs[leg];
             let speaks =
@@ -485,11 +485,11 @@ impl Inner {
                 return Ok(());
             }
             // First: a write that fails from now on ends the session unless the list covers it.
-            own.reported_bad_ranges.clone_from(&list);
-        }
+            std::mem::replace(&mut own.reported_bad_ranges, list.clone())
+        };
         if self.next_run_outside_bad_ranges(leg, 0, 1).is_some() {
-            // One has failed before.
-            self.lock().legs[leg].reported_bad_ranges.clear();
+            // One has failed before. The target still has the earlier list.
+            self.lock().legs[leg].reported_bad_ranges = before;
             return Ok(());
         }
         let replica = self.local.superblock().replica;

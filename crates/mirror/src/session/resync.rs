@@ -407,12 +407,13 @@ async fn copy_piece(
 ) -> Result<Option<BadRangeCause>, CopyFailure> {
     let memory = for_copy(len as usize).await;
     let guard = inner.range_lock.copy(offset, len).acquired().await;
+    let service_ends = inner.lock().service_ends;
     let data = match inner.local.data().read(offset, memory).await {
         Ok(data) => data,
         Err(error) if is_outage(error) => return Err(CopyFailure::local(error)),
         Err(_) => return Ok(Some(BadRangeCause::SourceUnreadable)),
     };
-    let (_guard, data, bad) = inner.rewrite_suspect(guard, offset, data).await?;
+    let (_guard, data, bad) = inner.rewrite_suspect(guard, service_ends, offset, data).await?;
     let counters = &inner.legs[leg].counters;
     if compare {
         let unit = u32::try_from(len).map_err(|_| CopyFailure::Local(IoError::OutOfRange))?;
@@ -465,6 +466,7 @@ impl Inner {
     async fn rewrite_suspect(
         self: &Arc<Self>,
         guard: RangeGuard,
+        service_ends: u64,
         offset: u64,
         data: BufMut,
     ) -> Result<(RangeGuard, Buf, Option<BadRangeCause>), CopyFailure> {
@@ -475,6 +477,11 @@ impl Inner {
         }
         let (device, rewrite, own) =
             (self.local.data().clone(), self.begin_rewrite(), data.clone());
+        // The read may have outlasted the role. The next source waits for rewrites that have begun,
+        // and its writes take no lock on the range.
+        if self.lock().service_ends != service_ends {
+            return Err(CopyFailure::peer(IoError::Unreachable));
+        }
         // The write may land at any time until it ends: newer writes wait, even if this copy is
         // given up with its session.
         let rewriting = RunToCompletion::new(async move {
